@@ -1,0 +1,17 @@
+"""The commands of `python -m zerocourse`, one file each.
+
+A command is a module with three things: `HELP` (one line), `configure(parser)` (its arguments) and
+`run(args) -> Outcome`. It prints nothing on stdout while it runs (progress goes to stderr); what it has to
+say is its outcome, which `zerocourse.cli` prints as text, or as one JSON object with `--json`.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command found."""
+
+    text: str  # for people, printed on stdout
+    data: dict = field(default_factory=dict)  # for programs, printed on stdout instead with --json
+    ok: bool = True  # False: it ran, and what it checked failed (exit status 1)

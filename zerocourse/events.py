@@ -1,0 +1,60 @@
+"""What happened in a step, and when: the record that timelines and the proof of overlap are drawn from."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that one rank did.
+
+    verb: forward, backward, all_gather, reduce_scatter, all_reduce, wait, reshard, step.
+    unit: the part of the model it was done for.   start, end: seconds of the machine's monotonic clock, so that
+    ranks on one machine share it. A collective runs from its issue to the moment it was known to be complete; the
+    part of that in which the rank stood still is a `wait` of its own.
+    bytes: what the verb moved or freed.   alive: bytes alive on the rank when it ended.
+    """
+
+    rank: int
+    step: int
+    verb: str
+    unit: str
+    start: float
+    end: float
+    bytes: int
+    alive: int
+
+
+class Recorder:
+    """Keeps the events of the last `keep` optimizer steps of one rank.
+
+    alive: a function that says how many bytes are alive (a ledger's; by default the model states of the stage).
+    """
+
+    def __init__(self, rank: int = 0, keep: int = 2):
+        self.rank, self.keep, self.step = rank, keep, 0
+        self.alive: Callable[[], int] = lambda: 0
+        self.events: list[Event] = []
+
+    def record(self, verb: str, unit: str, start: float, nbytes: int = 0) -> None:
+        """Note that `verb`, begun at `start`, is over now."""
+        now = time.perf_counter()
+        self.events.append(Event(self.rank, self.step, verb, unit, start, now, nbytes, self.alive()))
+
+    @contextmanager
+    def span(self, verb: str, unit: str, nbytes: int = 0) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.record(verb, unit, start, nbytes)
+
+    def next_step(self) -> None:
+        """Begin another step and forget the oldest."""
+        self.step += 1
+        oldest = self.step - self.keep
+        self.events = [event for event in self.events if event.step > oldest]
+
+    def of_step(self, step: int) -> list[dict]:
+        """One step's events as plain dictionaries, for sending to another process or to JSON."""
+        return [asdict(event) for event in self.events if event.step == step]

@@ -1,0 +1,193 @@
+"""Who owns what: rank maps and layouts. It communicates nothing and allocates nothing.
+
+Two ways to divide a model among N ranks:
+
+- **flat**: lay the parameters of a unit in a row, pad the row to a multiple of N, cut it into N equal slices.
+  A cut may go through the middle of a tensor; the balance is perfect.
+- an **owner map**: every tensor belongs, whole, to one rank. A map is a function
+  `rank_map(shapes: dict[str, torch.Size], world_size: int) -> dict[str, int]`. The balance is what the map makes of it.
+
+Both become a `Layout`: the order of the parameters in one row, and N + 1 bounds that cut the row into one slice a
+rank. An owner map only sorts the row by owner first, so that everything above this floor sees slices and nothing else.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .errors import BadInput
+
+Shape = Sequence[int]
+RankMap = Callable[[Mapping[str, Shape], int], Mapping[str, int]]
+
+
+def round_robin(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
+    """Parameter number i goes to rank i % world_size: no communication to agree on it, and no thought of balance."""
+    return {name: index % world_size for index, name in enumerate(shapes)}
+
+
+def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
+    """Runs of neighbours, cut where a tensor's middle passes the next N-th of all elements."""
+    total, start, owner = sum(map(math.prod, shapes.values())), 0, {}
+    for name, shape in shapes.items():
+        middle = start + math.prod(shape) / 2
+        owner[name] = min(int(middle * world_size / total), world_size - 1) if total else 0
+        start += math.prod(shape)
+    return owner
+
+
+def greedy(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
+    """Largest tensor first, each to the rank that has least so far (ties: lowest rank, first in the model)."""
+    load, owner = [0] * world_size, {}
+    for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):
+        rank = load.index(min(load))
+        owner[name] = rank
+        load[rank] += math.prod(shapes[name])
+    return owner
+
+
+MAPS: dict[str, RankMap] = {"round_robin": round_robin, "contiguous": contiguous, "greedy": greedy}
+
+
+def owners(rank_map: str | RankMap | None, shapes: Mapping[str, Shape], world_size: int) -> dict[str, int] | None:
+    """Apply a map and check its answer: every parameter once, every rank in range. None for the flat map.
+
+    Raises BadInput, with the parameter's name, for an unknown map, a dropped or invented parameter, or a bad rank.
+    """
+    if rank_map is None or rank_map == "flat":
+        return None
+    if isinstance(rank_map, str):
+        if rank_map not in MAPS:
+            raise BadInput(f"rank_map {rank_map!r} is unknown: use one of flat, {', '.join(MAPS)}, or a function")
+        rank_map = MAPS[rank_map]
+    owner = dict(rank_map(shapes, world_size))
+    for name in shapes:
+        if name not in owner:
+            raise BadInput(f"the rank map dropped parameter {name!r}: it must give a rank to every parameter")
+        rank = owner[name]
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:
+            raise BadInput(f"the rank map sent parameter {name!r} to rank {rank!r}: "
+                           f"with {world_size} ranks it must be an int from 0 to {world_size - 1}")
+    if len(owner) > len(shapes):
+        extra = next(name for name in owner if name not in shapes)
+        raise BadInput(f"the rank map names {extra!r}, which is not a parameter of the model")
+    return owner
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of one parameter: its elements [start, stop), which lie at [at, at + stop - start) of a rank's slice."""
+
+    name: str
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One row of parameters and where it is cut. All numbers are elements.
+
+    offset: name → where the parameter begins in the row.   numel: elements that are parameters, without the padding.
+    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]).   padded: the length of the row, bounds[-1].
+    """
+
+    shapes: dict[str, Shape]
+    offset: dict[str, int]
+    bounds: tuple[int, ...]
+    numel: int
+
+    @classmethod
+    def build(cls, shapes: Mapping[str, Shape], world_size: int, owner: Mapping[str, int] | None = None) -> "Layout":
+        """Equal slices with padding at the end when `owner` is None, else whole tensors sorted by owner."""
+        names = sorted(shapes, key=owner.__getitem__) if owner else list(shapes)
+        offset, end, bounds = {}, 0, [0] * (world_size + 1)
+        for name in names:
+            offset[name] = end
+            end += math.prod(shapes[name])
+            if owner:
+                bounds[owner[name] + 1] = end
+        if owner:
+            for rank in range(world_size):  # a rank that owns nothing has an empty slice where the one before ended
+                bounds[rank + 1] = max(bounds[rank], bounds[rank + 1])
+        else:
+            size = -(-end // world_size)  # ceil
+            bounds = [rank * size for rank in range(world_size + 1)]
+        return cls({name: shapes[name] for name in names}, offset, tuple(bounds), end)
+
+    @property
+    def padded(self) -> int:
+        return self.bounds[-1]
+
+    def slice(self, rank: int) -> slice:
+        """Rank r's part of the row."""
+        return slice(self.bounds[rank], self.bounds[rank + 1])
+
+    def real(self, rank: int) -> int:
+        """Elements of rank r's slice that are parameters and not padding."""
+        return max(0, min(self.bounds[rank + 1], self.numel) - self.bounds[rank])
+
+    def place(self, name: str) -> slice:
+        """Where a parameter lies in the row."""
+        return slice(self.offset[name], self.offset[name] + math.prod(self.shapes[name]))
+
+    def pieces(self, own: slice) -> list[Piece]:
+        """The parts of parameters that lie inside `own` (a part of the row), in order; empty parameters have none."""
+        found = []
+        for name in self.shapes:
+            place = self.place(name)
+            start, stop = max(place.start, own.start), min(place.stop, own.stop)
+            if start < stop:
+                found.append(Piece(name, start - place.start, stop - place.start, start - own.start))
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A map applied to a whole model: elements a rank, and how uneven they are. Draws itself in a notebook."""
+
+    name: str
+    shapes: dict[str, Shape]
+    layout: Layout
+
+    @classmethod
+    def build(cls, shapes: Mapping[str, Shape], world_size: int, rank_map: str | RankMap | None = None) -> "Plan":
+        name = rank_map if isinstance(rank_map, str) else getattr(rank_map, "__name__", "flat")
+        return cls(name, dict(shapes), Layout.build(shapes, world_size, owners(rank_map, shapes, world_size)))
+
+    @property
+    def elements(self) -> list[int]:
+        """Parameters a rank owns, padding not counted."""
+        return [self.layout.real(rank) for rank in range(len(self.layout.bounds) - 1)]
+
+    @property
+    def imbalance(self) -> float:
+        """The largest share over the mean share: 1.0 is perfect, N means that one rank owns everything."""
+        return max(self.elements) * len(self.elements) / max(1, sum(self.elements))
+
+    def __str__(self) -> str:
+        rows = [f"{self.name}: {len(self.elements)} ranks, max/mean {self.imbalance:.3f}"]
+        rows += [f"  rank {rank}: {count:>13,}" for rank, count in enumerate(self.elements)]
+        return "\n".join(rows)
+
+    def _repr_svg_(self) -> str:
+        """One bar a rank, one cell a tensor (or part of one), wide as its elements; hover for its name."""
+        wide, high, gap, left = 720, 22, 6, 60
+        scale = (wide - left - 110) / max(1, *self.elements)
+        hue = {name: index * 360 // max(1, len(self.shapes)) for index, name in enumerate(self.shapes)}
+        rows = []
+        for rank, count in enumerate(self.elements):
+            y = 24 + rank * (high + gap)
+            rows.append(f'<text x="0" y="{y + 15}">rank {rank}</text>')
+            for piece in self.layout.pieces(self.layout.slice(rank)):
+                size = piece.stop - piece.start
+                rows.append(
+                    f'<rect x="{left + piece.at * scale:.1f}" y="{y}" width="{max(size * scale, 0.4):.1f}" height="{high}"'
+                    f' fill="hsl({hue[piece.name]},55%,65%)" stroke="white" stroke-width="0.4">'
+                    f"<title>{piece.name}[{piece.start}:{piece.stop}], {size:,} elements</title></rect>")
+            rows.append(f'<text x="{left + count * scale + 6:.1f}" y="{y + 15}">{count:,}</text>')
+        title = f"{self.name}: parameters a rank, max/mean {self.imbalance:.2f}"
+        height = 24 + len(self.elements) * (high + gap)
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{height}" role="img"'
+                f' font-family="sans-serif" font-size="12"><title>{title}</title><text x="0" y="14">{title}</text>'
+                + "".join(rows) + "</svg>")

@@ -1,0 +1,151 @@
+"""From a model and its optimizer to a stage: checks that the ranks agree, fills the flats, hands the optimizer its pieces.
+
+It broadcasts rank 0's values once (start-up traffic, counted as control), and frees each unit's original tensors
+before it builds the next, so that stage 3 never holds more than its slices and one unit.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..comm import Comm
+from ..errors import BadInput
+from ..rankmap import RankMap, owners
+from .ddp import DataParallel, Heart
+from .flat import Flat
+from .stage1 import Stage1
+from .stage2 import Stage2
+from .stage3 import Stage3
+from .unit import Unit, cut_into_rows, cut_into_units, describe, row_layout, train_dtype
+
+STAGES = (DataParallel, Stage1, Stage2, Stage3)
+NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam", "Shampoo", "SOAP", "LAMB", "LARS")
+
+
+def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
+          units: Iterable[str | type] | None = None, *, bucket_size: int | None = None,
+          param_dtype: torch.dtype | None = None, prefetch: int = 1, in_flight: int = 2,
+          reshard_after_forward: bool = True, init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
+          comm: Comm | None = None, heart: dict[str, Callable] | Heart | None = None,
+          device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
+    """Train `model` with ZeRO: afterwards plain `loss.backward(); optimizer.step()` does the rest. Collective.
+
+    model: changed in place and returned; `model.zero` is its stage (see `zero.ddp.DataParallel`). Parameters on the
+        meta device are materialised, each rank its slices: by `init_fn(module)`, else the model's `_init_weights`, else
+        `reset_parameters`, from `seed` and the parameter's name, so that any number of ranks begins alike.
+    optimizer: any whose update is element-wise; changed in place (its parameters become 1-D pieces of this rank's
+        slices; groups and hyper-parameters stay) and returned. `step` and `zero_grad` are collective and local.
+    stage: 0 (data parallel), 1, 2 or 3.
+    rank_map: None or "flat" for equal slices; "round_robin", "contiguous", "greedy" or a function for whole tensors.
+    units: names or classes of the modules that are gathered and freed as a whole; by default a ModuleList's entries.
+    bucket_size: the most elements reduced at once; None: a unit at once.
+    param_dtype: train fp32 parameters in bf16 or fp16; the optimizer then steps fp32 master weights.
+    prefetch: units gathered ahead (stage 3).   in_flight: units whose reductions may be under way at once.
+    reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
+    comm: the ranks; by default the default process group, or one rank when there is none.
+    heart: functions in place of the stage's own, by name (see `zero.ddp.Heart`).
+    device: where materialised parameters go; by default the CPU, or the current GPU with NCCL.
+
+    Gradients live in the pieces (`optimizer.param_groups[i]["params"][j].grad`), not in the model's parameters; clip
+    with `model.zero.clip_grad_norm_`. Raises BadInput when ranks disagree on the model, and for what cannot be.
+    """
+    if isinstance(stage, bool) or stage not in range(len(STAGES)):
+        raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
+    if hasattr(model, "zero"):
+        raise BadInput(f"this {type(model).__name__} is sharded already: shard a model once")
+    if type(optimizer).__name__ in NOT_ELEMENTWISE:
+        raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: "
+                       "use an optimizer whose update is element-wise, such as AdamW or SGD")
+    comm = comm or Comm()
+    check_same_model(model, comm)
+    of_stage = STAGES[stage]
+    shapes = {name: param.shape for name, param in model.named_parameters()}
+    if not shapes:
+        raise BadInput(f"{type(model).__name__} has no parameters, so there is nothing to train")
+    owner = owners(rank_map, shapes, comm.world_size)
+    known_to(optimizer, model)
+    device = device or (torch.device("cuda", torch.cuda.current_device()) if comm.backend == "nccl" else "cpu")
+    materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
+
+    made = cut_into_units(model, units)
+    for unit in made:
+        fill_unit(unit, of_stage, comm, owner, bucket_size, param_dtype, materializer)
+    options = {"heart": replace(of_stage.heart, **heart) if isinstance(heart, dict) else heart, "in_flight": in_flight}
+    if of_stage is Stage3:
+        options |= {"prefetch": prefetch, "reshard_after_forward": reshard_after_forward}
+    model.zero = of_stage(model, made, comm, **options)
+    for name, buffer in model.named_buffers():
+        comm.broadcast(buffer, f"buffer {name}")
+    model.zero_grad = model.zero.zero_grad
+    if optimizer is not None:
+        take_over(optimizer, model.zero)
+    return model, optimizer
+
+
+class Materializer:
+    """Real values for parameters on the meta device, one module at a time (see `meta.materialize`)."""
+
+    def __init__(self, model: nn.Module, seed: int, init_fn, device):
+        self.model, self.seed, self.init_fn, self.device = model, seed, init_fn, device
+
+    def values(self, params: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+        return {}
+
+
+def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[str, int] | None,
+              bucket_size: int | None, param_dtype: torch.dtype | None, materializer: Materializer) -> None:
+    """Make the unit's flats, and free everything of it that this rank does not own."""
+    rows = cut_into_rows(unit.params, bucket_size)
+    values = materializer.values(unit.params)
+    for index, row in enumerate(rows):
+        name = unit.name if len(rows) == 1 else f"{unit.name}[{index}]"
+        dtype = train_dtype(next(iter(row.values())), param_dtype)
+        flat = Flat(name, row, row_layout(row, comm.world_size, owner), comm.rank, of_stage.shards_optimizer,
+                    of_stage.shards_parameters, dtype)
+        flat.fill({key: values.pop(key, row[key].data) for key in row}, lambda full: comm.broadcast(full, name))
+        if of_stage.shards_parameters:
+            flat.hide()
+            flat.memory.free()
+        unit.flats.append(flat)
+
+
+def check_same_model(model: nn.Module, comm: Comm) -> None:
+    """Raise BadInput, on every rank, that names the first tensor in which a rank's model differs from rank 0's."""
+    described = comm.gather_objects(describe(model))
+    for rank, other in enumerate(described):
+        if other != described[0]:
+            first = next((pair for pair in zip(described[0], other, strict=False) if pair[0] != pair[1]), None)
+            here, there = first or (len(described[0]), len(other))
+            raise BadInput(f"the ranks disagree on the model: rank 0 has {_say(here)}, rank {rank} has {_say(there)}; "
+                           "build the same model on every rank")
+
+
+def _say(described) -> str:
+    return f"{described} tensors" if isinstance(described, int) else f"{described[0]} {tuple(described[1])} {described[2]}"
+
+
+def known_to(optimizer: Optimizer | None, model: nn.Module) -> None:
+    """Raise BadInput when the optimizer trains what the model does not have, or has begun already."""
+    if optimizer is None:
+        return
+    if optimizer.state:
+        raise BadInput("the optimizer has made steps already: shard first, then train (or load a checkpoint)")
+    params = set(model.parameters())
+    for index, group in enumerate(optimizer.param_groups):
+        for param in group["params"]:
+            if param not in params:
+                raise BadInput(f"parameter group {index} of the optimizer holds a tensor {tuple(param.shape)} that is not "
+                               "a parameter of the model: build the optimizer from model.parameters()")
+
+
+def take_over(optimizer: Optimizer, stage: DataParallel) -> None:
+    """Give the optimizer this rank's pieces in place of the parameters, group by group, and route its calls."""
+    pieces = {flat.params[key]: piece for flat in stage.flats for key, piece in flat.pieces.items()}
+    for group in optimizer.param_groups:
+        group["params"] = [pieces[param] for param in group["params"] if param in pieces]
+    own_step = optimizer.step
+    optimizer.step = lambda closure=None: stage.step(own_step if closure is None else lambda: own_step(closure))
+    optimizer.zero_grad = stage.zero_grad

@@ -1,0 +1,276 @@
+"""Stage 0, data parallel: all-reduces the gradients, frees nothing. The ground that stages 1 to 3 step on.
+
+Every rank holds all parameters, gradients and optimizer states: 16 bytes a parameter (Rajbhandari et al. 2020,
+arXiv 1910.02054, section 3.1). Gradients are collected in one bucket a flat and reduced while the backward goes on.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..comm import Comm, Handle
+from ..errors import BadInput, CollectiveError
+from . import hooks
+from .flat import Flat
+from .unit import Unit
+
+
+def all_reduce(flat: Flat, comm: Comm) -> Handle:
+    """Sum the bucket over the ranks, on every rank: a reduce-scatter, then an all-gather. 2Ψ(N-1)/N elements."""
+
+    def gather(_):
+        comm.all_gather(flat.grad, flat.layout, flat.name).wait()
+        flat.grad_shard, flat.reduced = flat.grad[flat.own], True
+
+    bucket = flat.complete_bucket()
+    return comm.reduce_scatter(bucket, flat.layout, flat.name, bucket[flat.layout.slice(comm.rank)], done=gather)
+
+
+def local_step(flats: list[Flat], comm: Comm, optimizer_step: Callable[[], object]) -> object:
+    """Every rank updates every parameter."""
+    result = optimizer_step()
+    for flat in flats:
+        flat.publish_shard()
+    return result
+
+
+@dataclass(frozen=True)
+class Heart:
+    """The functions that make a stage what it is. Any of them can be given from outside.
+
+    reduce(flat, comm): the bucket `flat.grad` is full; bring this rank's sum to `flat.grad_shard`. May return a Handle.
+    step(flats, comm, optimizer_step): `flat.grad_shard` is there; update, and make every rank's parameters new.
+    unshard(flat, comm): bring all slices to `flat.full` (stage 3). May return a Handle.
+    reshard(flat): free `flat.full` (stage 3).
+    """
+
+    reduce: Callable[[Flat, Comm], Handle | None]
+    step: Callable[[list[Flat], Comm, Callable[[], object]], object]
+    unshard: Callable[[Flat, Comm], Handle | None] = lambda flat, comm: None
+    reshard: Callable[[Flat], None] = lambda flat: None
+
+
+class DataParallel:
+    """One model and its optimizer, trained by the ranks of `comm`. `sync` off: gradients only pile up locally."""
+
+    number = 0
+    shards_optimizer = False  # does a rank update only its slice?
+    shards_gradients = False  # is the full gradient dropped after each backward?
+    shards_parameters = False  # is the full parameter dropped after use?
+    heart = Heart(all_reduce, local_step)
+
+    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 2):
+        self.model, self.units, self.comm = model, units, comm
+        self.heart = heart or self.heart
+        self.in_flight = in_flight  # units whose reduction may be under way at once
+        self.root = units[0]
+        self.flats = [flat for unit in units for flat in unit.flats]
+        self.watched: set[nn.Parameter] = set()  # who has its hook
+        self.in_forward = self.in_backward = False
+        self.sync = True
+        self.reducing: list[tuple[Unit, Handle]] = []
+        self._buffers = {name: buffer._version for name, buffer in model.named_buffers()}
+        self.recorder = comm.recorder
+        self.recorder.alive = self.bytes_held
+        self._began: dict[tuple[str, str], float] = {}
+        self.reading = False
+        model.register_state_dict_pre_hook(self._refuse_partial_state)
+        hooks.attach(self)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def pre_forward(self, unit: Unit) -> None:
+        if unit is self.root and not hooks.backward_is_running():
+            if self.in_forward or self.in_backward:
+                self.recover()
+            self.in_forward = True
+        self._mark("forward", unit)
+
+    def post_forward(self, unit: Unit) -> None:
+        self._mark("forward", unit, over=True)
+        if unit is self.root:
+            self.in_forward = False
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        self.in_backward = True
+
+    def pre_backward(self, unit: Unit) -> None:
+        self._mark("backward", unit)
+
+    def on_gradient(self, unit: Unit, flat: Flat, key: str, param: nn.Parameter) -> None:
+        """Move the gradient into its bucket, and reduce the bucket when it is full."""
+        unit.ran = True
+        flat.collect(key, param)
+        if len(flat.arrived) == flat.expected and self.reduces_now:
+            self.launch(unit)
+
+    def post_backward(self, unit: Unit) -> None:
+        self._mark("backward", unit, over=True)
+        if self.reduces_now:
+            self.launch(unit, force=True)
+
+    @property
+    def reduces_now(self) -> bool:
+        return self.sync
+
+    def launch(self, unit: Unit, force: bool = False) -> None:
+        """Reduce the unit's full buckets from the last to the first, so that all ranks do it in the same order.
+
+        force: also those that are not full, because no more gradients will come.
+        """
+        flats = [flat for flat in reversed(unit.flats) if flat.expected]
+        while unit.launched < len(flats) and (force or len(flats[unit.launched].arrived) == flats[unit.launched].expected):
+            unit.launched += 1
+            self.reduce(unit, flats[unit.launched - 1])
+
+    def reduce(self, unit: Unit, flat: Flat) -> None:
+        """Start one bucket's reduction, once there is room among those under way."""
+        self.wait_for_reductions(keep=self.in_flight - 1, but=unit)
+        handle = self.heart.reduce(flat, self.comm)
+        if handle is not None:
+            self.reducing.append((unit, handle))
+
+    def wait_for_reductions(self, keep: int = 0, but: Unit | None = None) -> None:
+        """Wait, the oldest first, until at most `keep` units other than `but` have reductions under way."""
+        while len({unit for unit, _ in self.reducing if unit is not but}) > keep:
+            self.reducing.pop(0)[1].wait()
+
+    def end_backward(self) -> None:
+        """Reduce what is left, agree on who has a gradient, and hand the gradients to the optimizer."""
+        if self.reduces_now:
+            for unit in reversed(self.units):
+                late = [flat for flat in reversed(unit.flats) if flat.arrived] if unit.launched else []
+                if unit.ran or any(flat.filled and not flat.reduced for flat in unit.flats):
+                    self.launch(unit, force=True)
+                for flat in late:  # its unit was reduced before this gradient came: another round
+                    if flat.arrived:
+                        self.reduce(unit, flat)
+            self.agree()
+            self.wait_for_reductions()
+            for flat in self.flats:
+                flat.publish_gradients(cast=False)
+        for unit in self.units:
+            self._mark("backward", unit, over=True)
+        self.new_pass()
+
+    def new_pass(self) -> None:
+        """Nothing of a backward is left over."""
+        self.in_forward = self.in_backward = False
+        for unit in self.units:
+            unit.launched, unit.open, unit.ran = 0, 0, False
+            for flat in unit.flats:
+                flat.arrived.clear()
+
+    def agree(self) -> None:
+        """One small message: who has a gradient on some rank, and did every rank run the same units?"""
+        keys = [(flat, key) for flat in self.flats for key in flat.params]
+        ran = [unit.ran for unit in self.units]
+        mine = [key in flat.present for flat, key in keys] + ran + [not flag for flag in ran]
+        theirs = self.comm.agree_max(torch.tensor(mine, dtype=torch.uint8, device=self.flats[0].full.device)).tolist()
+        for (flat, key), here in zip(keys, theirs, strict=False):
+            if here:
+                flat.present.add(key)
+        somewhere, nowhere = theirs[len(keys) : len(keys) + len(ran)], theirs[len(keys) + len(ran) :]
+        for unit, yes, no in zip(self.units, somewhere, nowhere, strict=True):
+            if yes and no:
+                here = "ran" if ran[self.units.index(unit)] else "skipped"
+                raise CollectiveError(f"unit {unit.name!r} ran on some ranks and was skipped on others "
+                                      f"(rank {self.comm.rank} {here} it): every rank must run the same units")
+
+    # -- the optimizer ------------------------------------------------------------------------------------------------
+
+    def step(self, optimizer_step: Callable[[], object]) -> object:
+        """One update of all parameters, on all ranks."""
+        for flat in self.flats:
+            flat.publish_gradients(cast=True)
+        with self.recorder.span("step", "optimizer"), torch.no_grad():
+            result = self.heart.step(self.flats, self.comm, optimizer_step)
+        for flat in self.flats:
+            if flat.master is not flat.shard:
+                for piece in flat.pieces.values():
+                    piece.grad = None
+        self.equalise_buffers()
+        self.recorder.next_step()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, on this rank."""
+        for flat in self.flats:
+            flat.clear_gradients()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients so that their 2-norm over the whole model is at most `max_norm`; returns the norm.
+
+        Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local).
+        """
+        shards = [flat.grad_shard for flat in self.flats if flat.grad_shard is not None]
+        parts = [torch.linalg.vector_norm(shard, dtype=torch.float32) for shard in shards if shard.numel()]
+        total = torch.stack(parts).square().sum() if parts else torch.zeros((), device=self.flats[0].full.device)
+        norm = (self.comm.add(total) if self.shards_optimizer else total).sqrt()
+        for shard in shards:
+            shard.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        return norm
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside only add to the local gradients; the first one after it reduces the sum (stages 0 and 1)."""
+        self.sync, before = False, self.sync
+        try:
+            yield
+        finally:
+            self.sync = before
+
+    # -- upkeep -------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """A forward or backward ended in an exception: finish what is under way, and drop what it left half done."""
+        if self.in_backward:
+            self.wait_for_reductions()
+            self.zero_grad()
+        self.new_pass()
+
+    def equalise_buffers(self) -> None:
+        """Rank 0's value for every buffer that changed since the last step (batch statistics), as DDP does."""
+        for name, buffer in self.model.named_buffers():
+            if self._buffers.get(name) != buffer._version:
+                self.comm.broadcast(buffer, f"buffer {name}")
+                self._buffers[name] = buffer._version
+
+    @contextmanager
+    def reading_state(self) -> Iterator[None]:
+        """Inside, `state_dict()` of a model with sharded parameters is allowed: its caller fills in the whole ones."""
+        self.reading = True
+        try:
+            yield
+        finally:
+            self.reading = False
+
+    def _refuse_partial_state(self, module, prefix, keep_vars) -> None:
+        if self.shards_parameters and not self.reading:
+            raise BadInput("state_dict() of a model under stage 3 would hold NaN, since this rank has only slices: "
+                           "call zerocourse.state_dict(model) on every rank")
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        """Every tensor this stage holds, by kind: parameters, gradients, optimizer (the fp32 master weights)."""
+        kinds: dict[str, list[torch.Tensor]] = {"parameters": [], "gradients": [], "optimizer": []}
+        for flat in self.flats:
+            for kind, tensors in flat.tensors().items():
+                kinds[kind] += tensors
+        return kinds
+
+    def bytes_held(self) -> int:
+        """Bytes of the tensors in `tensors()`, each storage counted once."""
+        return sum(flat.bytes_held for flat in self.flats)
+
+    def _mark(self, verb: str, unit: Unit, over: bool = False) -> None:
+        """Note the beginning of a unit's forward or backward; at its end, record it."""
+        if not over:
+            self._began.setdefault((verb, unit.name), time.perf_counter())
+        elif (verb, unit.name) in self._began:
+            self.recorder.record(verb, unit.name, self._began.pop((verb, unit.name)))

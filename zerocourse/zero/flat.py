@@ -1,0 +1,174 @@
+"""The flat buffer of a unit: every tensor that a stage touches, named once. It communicates nothing.
+
+A *unit* is a part of the model that is gathered and freed as a whole (a transformer block, or what is left: the
+root). Its parameters are laid in one or more *flats*: rows of parameters of one dtype, all trainable or all frozen,
+at most `bucket_size` elements long. With N ranks, n elements in the padded row, and `own` this rank's part of it:
+
+    full        (n,)    parameters of all ranks' slices; the modules' parameters are views of it
+    shard       (own,)  this rank's slice of the parameters; a view of `full`, or in stage 3 memory of its own
+    master      (own,)  what the optimizer steps: `shard` itself, or fp32 copies when the model trains in half precision
+    grad        (n,)    the bucket: this rank's gradients as they arrive, already divided by N; None when empty
+    grad_shard  (own,)  this rank's slice of the gradient, summed over the ranks; None before the first reduction
+    pieces              one optimizer parameter, a 1-D view of `master`, for each parameter that meets the slice
+
+In stage 0 nothing is divided among ranks and `own` is the whole row.
+"""
+
+import torch
+from torch import nn
+
+from ..rankmap import Layout
+from .memory_of import Memory
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class Flat:
+    """One row of parameters. `name` is the unit's, with a number when the unit has several rows."""
+
+    def __init__(self, name: str, params: dict[str, nn.Parameter], layout: Layout, rank: int, sharded_optimizer: bool,
+                 sharded_parameters: bool, dtype: torch.dtype):
+        self.name, self.layout, self.dtype = name, layout, dtype
+        self.params = {key: params[key] for key in layout.shapes}  # in the row's order
+        self.rank, self.sharded_parameters = rank, sharded_parameters
+        self.own = layout.slice(rank) if sharded_optimizer else slice(0, layout.padded)
+        self.world_size = len(layout.bounds) - 1
+        self.trainable = any(param.requires_grad for param in params.values())
+        self.grad: torch.Tensor | None = None
+        self.grad_shard: torch.Tensor | None = None
+        self.expected = 0  # gradients that a backward brings when every parameter is used
+        self.arrived: set[str] = set()  # who brought one in this backward, since the bucket was last reduced
+        self.filled: set[str] = set()  # whose place in the bucket holds a gradient, of this micro-batch or earlier ones
+        self.present: set[str] = set()  # who has a gradient, on some rank, since the last zero_grad
+        self.reduced = False  # the bucket holds a finished reduction, not this rank's own gradients
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    def fill(self, values: dict[str, torch.Tensor], equalise) -> None:
+        """Build full, shard, master and pieces from one full tensor a parameter; the parameters become views.
+
+        equalise(row): makes the row the same on all ranks (rank 0's). The row is padded with zeros.
+        """
+        exact = torch.float32 if self.dtype in HALF else self.dtype
+        device = next(iter(values.values())).device if values else "cpu"
+        row = torch.zeros(self.layout.padded, dtype=exact, device=device)
+        for key, value in values.items():
+            row[self.layout.place(key)].copy_(value.reshape(-1))
+        equalise(row)
+        self.full = row.to(self.dtype)
+        self.memory = Memory(self.full)
+        self.views = {key: self.full[self.layout.place(key)].view(shape) for key, shape in self.layout.shapes.items()}
+        self.shard = self.full[self.own].clone() if self.sharded_parameters else self.full[self.own]
+        self.master = self.shard if exact is self.dtype else row[self.own].clone()
+        self.pieces = {}
+        self._pieces = self.layout.pieces(self.own)
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            for piece in self._pieces:
+                part = self.master[piece.at : piece.at + piece.stop - piece.start]
+                self.pieces[piece.name] = nn.Parameter(part)
+        self.show()
+
+    def show(self) -> None:
+        """Let the modules see the gathered parameters."""
+        for key, param in self.params.items():
+            param.data = self.views[key]
+
+    def hide(self) -> None:
+        """Let the modules see the right shapes full of NaN, in the memory of one number."""
+        none = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype, device=self.full.device)
+        for key, param in self.params.items():
+            param.data = none.expand(self.layout.shapes[key])
+
+    @property
+    def gathered(self) -> bool:
+        """Is the memory of `full` held (or, in an empty flat, is there nothing to hold)?"""
+        return self.memory.held
+
+    def publish_shard(self) -> None:
+        """After the optimizer's step: round the master weights into the slice the others will receive."""
+        if self.master is not self.shard:
+            self.shard.copy_(self.master)
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    def collect(self, key: str, param: nn.Parameter) -> None:
+        """Move a parameter's fresh gradient into the bucket, divided by N, and free it."""
+        gradient = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        param.grad = None
+        if self.grad is None:
+            self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=gradient.device)
+        elif self.reduced:  # keep what was reduced once, in this rank's slice, so that the next reduction adds to it
+            mine = self.layout.slice(self.rank)
+            self.grad[: mine.start].zero_()
+            self.grad[mine.stop :].zero_()
+            self.reduced = False
+        place = self.grad[self.layout.place(key)].view(gradient.shape)
+        if key in self.filled:
+            place.add_(gradient, alpha=1 / self.world_size)
+        else:
+            torch.mul(gradient, 1 / self.world_size, out=place)
+        self.filled.add(key)
+        self.arrived.add(key)
+        self.present.add(key)
+
+    def complete_bucket(self) -> torch.Tensor:
+        """The bucket with zeros where nothing arrived, ready to be reduced."""
+        if self.grad is None:
+            self.grad = torch.zeros(self.layout.padded, dtype=self.dtype, device=self.full.device)
+        for key in self.params.keys() - self.filled:
+            self.grad[self.layout.place(key)].zero_()
+        self.grad[self.layout.numel :].zero_()
+        self.filled = set(self.params)
+        self.arrived.clear()
+        return self.grad
+
+    def drop_bucket(self) -> torch.Tensor | None:
+        bucket, self.grad = self.grad, None
+        self.filled, self.reduced = set(), False
+        return bucket
+
+    def accumulate(self, reduced: torch.Tensor) -> None:
+        """Add a reduced slice (own,) to what earlier micro-batches left."""
+        if self.grad_shard is None:
+            self.grad_shard = reduced
+        else:
+            self.grad_shard.add_(reduced)
+
+    def clear_gradients(self) -> None:
+        self.drop_bucket()
+        self.grad_shard = None
+        self.arrived.clear()
+        self.present.clear()
+        for piece in self.pieces.values():
+            piece.grad = None
+
+    def publish_gradients(self, cast: bool) -> None:
+        """Give each piece its part of `grad_shard`; who has no gradient on any rank keeps None.
+
+        Master weights need it in fp32, which is memory of its own: that waits for `cast`, just before the step.
+        """
+        if self.grad_shard is None or (self.master is not self.shard and not cast):
+            return
+        gradient = self.grad_shard.to(self.master.dtype)
+        for piece in self._pieces:
+            if piece.name in self.present and piece.name in self.pieces:
+                self.pieces[piece.name].grad = gradient[piece.at : piece.at + piece.stop - piece.start]
+
+    # -- what it holds ------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        """The real tensors by kind, for a ledger that reads their storages."""
+        gradients = [self.grad, self.grad_shard, *(piece.grad for piece in self.pieces.values())]
+        return {"parameters": [self.full, self.shard],
+                "gradients": [tensor for tensor in gradients if tensor is not None],
+                "optimizer": [] if self.master is self.shard else [self.master]}
+
+    @property
+    def bytes_held(self) -> int:
+        """What `tensors()` sums to, without looking: cheap enough to be asked at every event."""
+        size, own = self.full.element_size(), self.own.stop - self.own.start
+        held = self.full.numel() * size if self.gathered else 0
+        held += own * size if self.sharded_parameters else 0
+        held += own * self.master.element_size() if self.master is not self.shard else 0
+        held += self.layout.padded * size if self.grad is not None else 0
+        return held + (own * size if self.grad_shard is not None and not self.reduced else 0)

@@ -1,0 +1,161 @@
+"""Stage 3: all-gathers a unit's parameters before it computes, frees them after; only the slices are kept.
+
+16Ψ/N bytes and 3Ψ(N-1)/N elements a step (arXiv 1910.02054, sections 5.3 and 7.2.2): parameters travel once for the
+forward and once for the backward, gradients once.
+"""
+
+from dataclasses import replace
+
+from torch import nn
+
+from ..comm import Comm, Handle
+from . import hooks
+from .ddp import Heart, local_step
+from .flat import Flat
+from .overlap import Prefetcher
+from .stage2 import Stage2
+from .unit import Unit
+
+
+def unshard(flat: Flat, comm: Comm) -> Handle:
+    """Give `full` memory again and gather all slices into it. Ψ(N-1)/N elements."""
+    flat.memory.take()
+    flat.full[flat.own].copy_(flat.shard)
+    return comm.all_gather(flat.full, flat.layout, flat.name)
+
+
+def reshard(flat: Flat) -> None:
+    """Free `full`. What autograd saved of it becomes valid again with the next unshard."""
+    flat.memory.free()
+
+
+class Stage3(Stage2):
+    """Optimizer states, gradients and parameters are sharded.
+
+    prefetch: units gathered ahead.   reshard_after_forward: False keeps the parameters until the backward used them,
+    which sends 2Ψ instead of 3Ψ and holds them all at once.
+    """
+
+    number = 3
+    shards_parameters = True
+    heart = replace(Stage2.heart, step=local_step, unshard=unshard, reshard=reshard)
+
+    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 2,
+                 prefetch: int = 1, reshard_after_forward: bool = True):
+        super().__init__(model, units, comm, heart, in_flight)
+        self.prefetcher, self.reshard_after_forward = Prefetcher(prefetch), reshard_after_forward
+        for unit in units:
+            self.release(unit)
+            if unit is not self.root:
+                for module in unit.module.modules():
+                    module._parameters = FetchedOnUse(self, unit, module._parameters)
+
+    # -- gather and release -------------------------------------------------------------------------------------------
+
+    def start_gather(self, unit: Unit) -> None:
+        for flat in unit.flats:
+            if not flat.gathered:
+                handle = self.heart.unshard(flat, self.comm)
+                unit.gathers.append((flat, handle))
+
+    def gather(self, unit: Unit) -> None:
+        """The unit's parameters are there when this returns."""
+        self.start_gather(unit)
+        while unit.gathers:
+            flat, handle = unit.gathers.pop(0)
+            if handle is not None:
+                handle.wait()
+            flat.show()
+
+    def release(self, unit: Unit, flats: list[Flat] | None = None) -> None:
+        """Free the unit's parameters (or those of some of its flats)."""
+        if unit.gathers:  # never free memory that a collective still writes to
+            self.gather(unit)
+        for flat in flats or unit.flats:
+            if flat.gathered:
+                with self.recorder.span("reshard", flat.name, flat.memory.nbytes):
+                    flat.hide()
+                    self.heart.reshard(flat)
+
+    def use(self, unit: Unit, kind: str) -> None:
+        """Gather the unit, and start gathering those that come next."""
+        self.gather(unit)
+        for ahead in self.prefetcher.next_after(unit, kind):
+            self.start_gather(ahead)
+
+    # -- the verbs ----------------------------------------------------------------------------------------------------
+
+    def pre_forward(self, unit: Unit) -> None:
+        super().pre_forward(unit)
+        if hooks.backward_is_running():  # checkpointing computes the unit again; its backward follows at once
+            self.gather(unit)
+            return
+        if unit is self.root:
+            self.prefetcher.start("forward")
+        self.use(unit, "forward")
+
+    def post_forward(self, unit: Unit) -> None:
+        super().post_forward(unit)
+        if hooks.backward_is_running():
+            return
+        if unit is self.root:  # whoever was gathered early or held for another unit goes now
+            self.release_all(keep=not self.reshard_after_forward)
+        elif self.reshard_after_forward and not unit.external:
+            self.release(unit)
+
+    def begin_backward(self) -> None:
+        super().begin_backward()
+        self.prefetcher.start("backward")
+        for unit in self.units:
+            if unit.external:
+                self.gather(unit)
+
+    def pre_backward(self, unit: Unit) -> None:
+        super().pre_backward(unit)
+        self.use(unit, "backward")
+
+    def reduce(self, unit: Unit, flat: Flat) -> None:
+        whole = len(flat.arrived) == len(flat.params)  # whoever used these parameters is done with them
+        super().reduce(unit, flat)
+        if whole and not unit.external:
+            self.release(unit, [flat])
+
+    def post_backward(self, unit: Unit) -> None:
+        super().post_backward(unit)
+        if not unit.external:
+            self.release(unit)
+
+    def end_backward(self) -> None:
+        super().end_backward()
+        self.release_all()
+
+    def step(self, optimizer_step):
+        self.release_all()
+        return super().step(optimizer_step)
+
+    def recover(self) -> None:
+        super().recover()
+        self.release_all()
+
+    def release_all(self, keep: bool = False) -> None:
+        for unit in self.units:
+            if not keep:
+                self.release(unit)
+
+
+class FetchedOnUse(dict):
+    """A module's parameters: one that is taken out during a forward while its unit is not gathered, is gathered.
+
+    That happens when another unit uses it, as in `F.linear(x, other.weight)`. The unit then stays gathered for as long
+    as the root is, now and in the backward.
+    """
+
+    def __init__(self, stage: Stage3, unit: Unit, params: dict):
+        super().__init__(params)
+        self.stage, self.unit = stage, unit
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        if self.stage.in_forward and not self.unit.gathered:
+            self.unit.external = True
+            self.stage.gather(self.unit)
+        return super().__getitem__(name)

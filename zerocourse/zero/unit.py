@@ -1,0 +1,93 @@
+"""Cutting a model into units, and units into flats. It communicates nothing."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from ..errors import BadInput
+from ..rankmap import Layout
+from .flat import Flat
+
+
+class Unit:
+    """A part of the model that is gathered, used and freed as a whole, and where it stands in the present pass."""
+
+    def __init__(self, name: str, module: nn.Module, params: dict[str, nn.Parameter]):
+        self.name, self.module, self.params = name, module, params
+        self.flats: list[Flat] = []  # in the order of the forward
+        self.launched = 0  # flats reduced in this backward, from the last one
+        self.open = 0  # forwards whose backward is still to come
+        self.ran = False  # in a forward that records gradients, since the last backward
+        self.gathers: list = []  # collectives under way that bring the parameters
+        self.external = False  # another unit uses its parameters: it stays gathered as long as the root does
+
+    def __repr__(self) -> str:
+        return f"Unit({self.name!r}, {sum(flat.layout.numel for flat in self.flats):,} elements)"
+
+    @property
+    def gathered(self) -> bool:
+        return not self.gathers and all(flat.gathered for flat in self.flats)
+
+
+def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) -> list[Unit]:
+    """The model's units in module order, the root first. Every parameter is in exactly one.
+
+    By default each entry of an outermost ModuleList is a unit; `units` names modules or gives module classes instead.
+    A parameter that several units share belongs to the root, and so does all that is in no unit.
+    Raises BadInput for a name that is not a module of the model.
+    """
+    modules = dict(model.named_modules())
+    if units is None:
+        lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
+        inside = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists if other != name)]
+        chosen = [f"{name}.{index}" if name else str(index) for name in inside for index in range(len(modules[name]))]
+    else:
+        units = [units] if isinstance(units, str | type) else list(units)
+        classes = tuple(unit for unit in units if isinstance(unit, type))
+        for name in units:
+            if isinstance(name, str) and name not in modules:
+                raise BadInput(f"units names {name!r}, which is not a module of {type(model).__name__}")
+        chosen = [name for name, module in modules.items() if name and (name in units or isinstance(module, classes))]
+    home: dict[nn.Parameter, set[str]] = {}
+    for module_name, module in modules.items():
+        unit = max((name for name in chosen if module_name == name or module_name.startswith(f"{name}.")), key=len, default="")
+        for param in module.parameters(recurse=False):
+            home.setdefault(param, set()).add(unit)
+    names = {param: name for name, param in model.named_parameters()}
+    parts: dict[str, dict[str, nn.Parameter]] = {"": {}} | {name: {} for name in chosen}
+    for param, where in home.items():
+        parts[next(iter(where)) if len(where) == 1 else ""][names[param]] = param
+    return [Unit(name or "root", modules[name], params) for name, params in parts.items() if params or not name]
+
+
+def cut_into_rows(params: dict[str, nn.Parameter], bucket_size: int | None) -> list[dict[str, nn.Parameter]]:
+    """The unit's parameters in rows of one dtype, all trainable or all frozen, at most `bucket_size` elements long.
+
+    A parameter larger than that has a row of its own.
+    """
+    rows: dict[tuple, list[dict[str, nn.Parameter]]] = {}
+    for name, param in params.items():
+        of_kind = rows.setdefault((param.dtype, param.requires_grad, param.device.type), [{}])
+        size = sum(other.numel() for other in of_kind[-1].values())
+        if of_kind[-1] and bucket_size is not None and size + param.numel() > bucket_size:
+            of_kind.append({})
+        of_kind[-1][name] = param
+    return [row for of_kind in rows.values() for row in of_kind]
+
+
+def row_layout(row: dict[str, nn.Parameter], world_size: int, owner: dict[str, int] | None) -> Layout:
+    """Equal slices, or whole tensors by owner."""
+    shapes = {name: param.shape for name, param in row.items()}
+    return Layout.build(shapes, world_size, owner and {name: owner[name] for name in shapes})
+
+
+def describe(model: nn.Module) -> list[list]:
+    """Names, shapes and dtypes of parameters and buffers: what all ranks must agree on."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    return [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
+
+
+def train_dtype(param: nn.Parameter, param_dtype: torch.dtype | None) -> torch.dtype:
+    """fp32 parameters train in `param_dtype` when one is asked for; others keep their own."""
+    return param_dtype if param_dtype is not None and param.dtype is torch.float32 else param.dtype
