@@ -68,7 +68,7 @@ class Comm:
         self.group, self.timeout = group, timedelta(seconds=timeout)
         self.rank = 0 if alone else dist.get_rank(group)
         self.world_size = 1 if alone else dist.get_world_size(group)
-        self.backend = None if alone else dist.get_backend(group)
+        self.backends = "" if alone else dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
         self.recorder = Recorder(self.rank)
         self.sent, self.elements, self.padding, self.control = Counter(), Counter(), 0, 0
         name = "alone" if alone else (group or dist.group.WORLD).group_name
@@ -82,7 +82,7 @@ class Comm:
         mine = row[layout.slice(self.rank)]
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
         nbytes = self._count("all_gather", row, len(peers) * layout.real(self.rank), len(peers) * mine.numel())
-        if self._native(layout):
+        if self._native(row, layout):
             gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
             return Handle(self, "all_gather", unit, nbytes, [gather(row, mine, group=self.group, async_op=True)])
         works, finish = self._exchange(f"all_gather {unit}", {peer: mine for peer in peers},
@@ -101,7 +101,7 @@ class Comm:
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
         sent = row.numel() - mine.numel()
         nbytes = self._count("reduce_scatter", row, layout.numel - layout.real(self.rank), sent)
-        if self._native(layout):
+        if self._native(row, layout):
             out = torch.empty_like(mine) if into is None or into.data_ptr() == mine.data_ptr() else into
             scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
             works = [scatter(out, row, group=self.group, async_op=True)]
@@ -159,16 +159,19 @@ class Comm:
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
-    def _native(self, layout: Layout) -> bool:
+    def _nccl(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and "nccl" in self.backends
+
+    def _native(self, row: torch.Tensor, layout: Layout) -> bool:
         """Does the backend have the collective itself, and are the slices equal as it requires?"""
         equal = layout.padded == self.world_size * (layout.bounds[1] - layout.bounds[0])
-        return self.backend == "nccl" and equal and layout.padded > 0
+        return self._nccl(row) and equal and layout.padded > 0
 
     def _exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]):
         """Start all sends and receives; returns the works and a function to call when they are complete."""
         tag, back = zlib.crc32(self._next(call).encode()) & 0x7FFFFF00, []
-        staged = self.backend == "gloo" and any(tensor.is_cuda for tensor in [*sends.values(), *receives.values()])
-        if staged:  # ranks that share a GPU: gloo sends from the host's memory
+        nccl = all(map(self._nccl, sends.values()))
+        if not nccl and any(tensor.is_cuda for tensor in sends.values()):  # ranks that share a GPU: gloo sends from the host's memory
             back = [(tensor, torch.empty_like(tensor, device="cpu")) for tensor in receives.values()]
             sends = {peer: tensor.cpu() for peer, tensor in sends.items()}
             receives = dict(zip(receives, (host for _, host in back), strict=True))
@@ -179,7 +182,7 @@ class Comm:
                 count = max(1, min(MOST_PIECES, tensor.nbytes // PIECE_BYTES))
                 ops += [dist.P2POp(verb, piece, tag=tag | index, group=self.group, group_peer=peer)
                         for index, piece in enumerate(tensor.tensor_split(count)) if piece.numel()]
-        if self.backend == "nccl":
+        if nccl:
             works = dist.batch_isend_irecv(ops) if ops else []
         else:
             works = [op.op(op.tensor, group=self.group, tag=op.tag,
@@ -194,7 +197,7 @@ class Comm:
     def complete(self, work: dist.Work, call: str) -> None:
         """Wait for one work; turn its failure into a sentence about who called what."""
         try:
-            work.wait(self.timeout) if self.backend == "gloo" else work.wait()
+            work.wait(self.timeout) if "nccl" not in self.backends else work.wait()  # NCCL's wait is for the stream only
         except RuntimeError as error:
             raise CollectiveError(self._compare_notes(call, error)) from error
 

@@ -47,7 +47,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
     comm: the ranks; by default the default process group, or one rank when there is none.
     heart: functions in place of the stage's own, by name (see `zero.ddp.Heart`).
-    device: where materialised parameters go; by default the CPU, or the current GPU with NCCL.
+    device: where the model trains; by default where its parameters are (those on meta: the GPU with NCCL, else the CPU).
 
     Gradients live in the pieces (`optimizer.param_groups[i]["params"][j].grad`), not in the model's parameters; clip
     with `model.zero.clip_grad_norm_`. Raises BadInput when ranks disagree on the model, and for what cannot be.
@@ -67,12 +67,14 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         raise BadInput(f"{type(model).__name__} has no parameters, so there is nothing to train")
     owner = owners(rank_map, shapes, comm.world_size)
     known_to(optimizer, model)
-    device = device or (torch.device("cuda", torch.cuda.current_device()) if comm.backend == "nccl" else "cpu")
+    device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
+                          or ("cuda" if "nccl" in comm.backends else "cpu"))
     materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
 
     made = cut_into_units(model, units)
     for unit in made:
         fill_unit(unit, of_stage, comm, owner, bucket_size, param_dtype, materializer)
+    model.to(device)  # the buffers: the parameters are there
     options = {"heart": replace(of_stage.heart, **heart) if isinstance(heart, dict) else heart, "in_flight": in_flight}
     if of_stage is Stage3:
         options |= {"prefetch": prefetch, "reshard_after_forward": reshard_after_forward}
@@ -105,7 +107,8 @@ def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[
         dtype = train_dtype(next(iter(row.values())), param_dtype)
         flat = Flat(name, row, row_layout(row, comm.world_size, owner), comm.rank, of_stage.shards_optimizer,
                     of_stage.shards_parameters, dtype)
-        flat.fill({key: values.pop(key, row[key].data) for key in row}, lambda full: comm.broadcast(full, name))
+        flat.fill({key: values.pop(key, row[key].data) for key in row}, materializer.device,
+                  lambda full: comm.broadcast(full, name))
         if of_stage.shards_parameters:
             flat.hide()
             flat.memory.free()

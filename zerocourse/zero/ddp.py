@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ..comm import Comm, Handle
 from ..errors import BadInput, CollectiveError
@@ -69,6 +70,7 @@ class DataParallel:
         self.in_flight = in_flight  # units whose reduction may be under way at once
         self.root = units[0]
         self.flats = [flat for unit in units for flat in unit.flats]
+        self.device = self.flats[0].full.device
         self.watched: set[nn.Parameter] = set()  # who has its hook
         self.in_forward = self.in_backward = False
         self.sync = True
@@ -172,7 +174,7 @@ class DataParallel:
         keys = [(flat, key) for flat in self.flats for key in flat.params]
         ran = [unit.ran for unit in self.units]
         mine = [key in flat.present for flat, key in keys] + ran + [not flag for flag in ran]
-        theirs = self.comm.agree_max(torch.tensor(mine, dtype=torch.uint8, device=self.flats[0].full.device)).tolist()
+        theirs = self.comm.agree_max(torch.tensor(mine, dtype=torch.uint8, device=self.device)).tolist()
         for (flat, key), here in zip(keys, theirs, strict=False):
             if here:
                 flat.present.add(key)
@@ -187,6 +189,7 @@ class DataParallel:
 
     def step(self, optimizer_step: Callable[[], object]) -> object:
         """One update of all parameters, on all ranks."""
+        self.flush()
         for flat in self.flats:
             flat.publish_gradients(cast=True)
         with self.recorder.span("step", "optimizer"), torch.no_grad():
@@ -204,17 +207,38 @@ class DataParallel:
         for flat in self.flats:
             flat.clear_gradients()
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale all gradients so that their 2-norm over the whole model is at most `max_norm`; returns the norm.
+    def flush(self) -> None:
+        """Reduce what backwards under `no_sync` left; nothing when the last backward did it."""
+        waiting = [(unit, flat) for unit in reversed(self.units) for flat in reversed(unit.flats)
+                   if flat.filled and not flat.reduced]
+        for unit, flat in waiting:
+            self.reduce(unit, flat)
+        if waiting:
+            self.agree()
+            self.wait_for_reductions()
+            for flat in self.flats:
+                flat.publish_gradients(cast=False)
+
+    def grad_norm(self) -> torch.Tensor:
+        """The 2-norm of the whole gradient, the same on every rank.
 
         Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local).
         """
-        shards = [flat.grad_shard for flat in self.flats if flat.grad_shard is not None]
-        parts = [torch.linalg.vector_norm(shard, dtype=torch.float32) for shard in shards if shard.numel()]
-        total = torch.stack(parts).square().sum() if parts else torch.zeros((), device=self.flats[0].full.device)
-        norm = (self.comm.add(total) if self.shards_optimizer else total).sqrt()
-        for shard in shards:
-            shard.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        shards = [flat.grad_shard for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
+        parts = [torch.linalg.vector_norm(shard, dtype=torch.float32) for shard in shards]
+        total = torch.stack(parts).square().sum() if parts else torch.zeros((), device=self.device)
+        return (self.comm.add(total) if self.shards_optimizer else total).sqrt()
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply all gradients, in place."""
+        for flat in self.flats:
+            if flat.grad_shard is not None:
+                flat.grad_shard.mul_(factor)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that."""
+        norm = self.grad_norm()
+        self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
     @contextmanager
@@ -263,6 +287,19 @@ class DataParallel:
             for kind, tensors in flat.tensors().items():
                 kinds[kind] += tensors
         return kinds
+
+    def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:
+        """Bytes of the storages this rank holds, by kind, with the optimizer's states (scalar step counters apart)."""
+        kinds, seen = self.tensors(), set()
+        if optimizer is not None:
+            states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+            kinds["optimizer"] = kinds["optimizer"] + [value for value in states if value.dim()]
+        held = {}
+        for kind, tensors in kinds.items():
+            storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+            held[f"{kind}_bytes"] = sum(nbytes for storage, nbytes in storages.items() if storage not in seen)
+            seen |= storages.keys()
+        return held | {"total_bytes": sum(held.values())}
 
     def bytes_held(self) -> int:
         """Bytes of the tensors in `tensors()`, each storage counted once."""

@@ -44,13 +44,12 @@ class Flat:
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
-    def fill(self, values: dict[str, torch.Tensor], equalise) -> None:
+    def fill(self, values: dict[str, torch.Tensor], device: torch.device, equalise) -> None:
         """Build full, shard, master and pieces from one full tensor a parameter; the parameters become views.
 
         equalise(row): makes the row the same on all ranks (rank 0's). The row is padded with zeros.
         """
         exact = torch.float32 if self.dtype in HALF else self.dtype
-        device = next(iter(values.values())).device if values else "cpu"
         row = torch.zeros(self.layout.padded, dtype=exact, device=device)
         for key, value in values.items():
             row[self.layout.place(key)].copy_(value.reshape(-1))

@@ -1,0 +1,46 @@
+"""Brings the process group up: nccl when every local rank has a GPU of its own, else gloo."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def local_rank() -> int:
+    """This rank's number on its machine; 0 outside torchrun."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def device() -> torch.device:
+    """The device of this rank: its GPU, a GPU that it shares where ranks are more than GPUs, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank() % torch.cuda.device_count())
+
+
+def init(timeout_seconds: float = 60) -> None:
+    """Initialise `torch.distributed` for this rank and select its GPU. A process group that is up is used as it is.
+
+    Under torchrun the world is torchrun's; outside it is a world of one rank, without a port or a file.
+    A collective that waits longer than `timeout_seconds` raises.
+    """
+    here = device()
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+    if dist.is_initialized():
+        return
+    timeout = timedelta(seconds=timeout_seconds)
+    if "RANK" not in os.environ:
+        dist.init_process_group(_backend(1), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    # After an elastic restart the agent's store still holds the addresses of ranks that are gone.
+    store = dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group(_backend(int(os.environ["LOCAL_WORLD_SIZE"])), store=store, rank=rank,
+                            world_size=world_size, timeout=timeout)
+
+
+def _backend(local_world_size: int) -> str:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
+    return "cpu:gloo,cuda:nccl" if gpus >= local_world_size else "gloo"

@@ -1,0 +1,158 @@
+"""The engine: DeepSpeed's training loop over the stages. Accumulates, clips, steps; sends nothing of its own.
+
+    engine, optimizer, loader, scheduler = zerocourse.initialize(model=model, optimizer=optimizer, config="ds_config.json")
+    for batch in batches:
+        loss = engine(batch)
+        engine.backward(loss)
+        engine.step()
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from . import distributed
+from .comm import Comm
+from .config import Config
+from .errors import BadInput
+from .sampler import ShardSampler
+from .zero import shard, state_dict
+
+
+def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None, model_parameters=None,
+               training_data=None, lr_scheduler=None, config: dict | str | Path | None = None):
+    """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
+
+    A process group that is there is used; under torchrun one is started; else there is one rank.
+    optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters`.
+    training_data: a map-style dataset; the loader gives each rank its own micro-batches.
+    Raises BadInput for a config that cannot be (see `config`).
+    """
+    if config is None:
+        raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
+    distributed.init()
+    comm = Comm()
+    resolved = Config.load(config, comm.world_size)
+    if callable(optimizer) and not isinstance(optimizer, Optimizer):
+        optimizer = optimizer(list(model_parameters or model.parameters()))
+    engine = Engine(model, optimizer, resolved, comm, lr_scheduler)
+    loader = engine.loader(training_data) if training_data is not None else None
+    return engine, optimizer, loader, lr_scheduler
+
+
+class Engine:
+    """A model under a stage of ZeRO, its optimizer, and where the training stands."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None, config: Config, comm: Comm, lr_scheduler=None):
+        self.config, self.lr_scheduler = config, lr_scheduler
+        zero = config.zero_optimization
+        overlap = zero.overlap_comm if zero.overlap_comm is not None else zero.stage == 3
+        self.module, self.optimizer = shard(
+            model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
+            param_dtype=torch.bfloat16 if config.bf16.enabled else None,
+            prefetch=int(overlap), in_flight=2 if overlap else 1)
+        self.zero = self.module.zero
+        self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
+        self.device, self.zero_stage = self.zero.device, zero.stage
+        self.global_steps = self.micro_steps = 0
+        self._window = 0  # micro-batches whose gradients are in
+        self._boundary: bool | None = None  # forced by the user
+        self._norm: float | None = None
+
+    def __call__(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> "Engine":
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> "Engine":
+        return self.train(False)
+
+    # -- one micro-batch ----------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor) -> torch.Tensor:
+        """Add this micro-batch's gradients, so that a window of them averages; returns the scaled loss."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise BadInput(f"engine.backward needs the loss, a tensor with one element, not {_say(loss)}")
+        scaled = loss / self.gradient_accumulation_steps()
+        if self.is_gradient_accumulation_boundary():
+            scaled.backward()
+        else:
+            with self.zero.no_sync():
+                scaled.backward()
+        self._window += 1
+        return scaled
+
+    def step(self) -> None:
+        """At the end of a window: clip, update, forget the gradients, step the scheduler. Else only count."""
+        if self.is_gradient_accumulation_boundary():
+            if self.optimizer is None:
+                raise BadInput("engine.step has no optimizer: give initialize one")
+            self.zero.flush()
+            if 0 < self._window < self.gradient_accumulation_steps():  # a short last window: average what there is
+                self.zero.scale_gradients(self.gradient_accumulation_steps() / self._window)
+            clip = self.gradient_clipping()
+            self._norm = (self.zero.clip_grad_norm_(clip) if clip else self.zero.grad_norm()).item()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.lr_scheduler is not None:
+                self.lr_scheduler.step()
+            self.global_steps += 1
+            self._window, self._boundary = 0, None
+        self.micro_steps += 1
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Is the present micro-batch the last of its window?"""
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Say it yourself, until the next step: for a last window that is shorter than the others."""
+        self._boundary = is_boundary
+
+    def loader(self, dataset: Dataset) -> DataLoader:
+        """This rank's micro-batches of a map-style dataset, reshuffled every epoch."""
+        sampler = ShardSampler(len(dataset), self.global_rank, self.world_size, self.train_micro_batch_size_per_gpu())
+        return DataLoader(dataset, batch_sampler=sampler)
+
+    # -- what one may ask ---------------------------------------------------------------------------------------------
+
+    def train_batch_size(self) -> int:
+        return self.config.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self.config.train_micro_batch_size_per_gpu
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.config.gradient_accumulation_steps
+
+    def gradient_clipping(self) -> float:
+        return self.config.gradient_clipping
+
+    def get_global_grad_norm(self) -> float | None:
+        """The 2-norm of the whole gradient before clipping, at the last step."""
+        return self._norm
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Whole parameters and persistent buffers, on every rank. Collective."""
+        return state_dict(self.module)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this rank holds now, by kind: parameters, gradients, optimizer states (master weights with them)."""
+        return self.zero.memory(self.optimizer)
+
+    def communication(self) -> dict[str, int | dict[str, int]]:
+        """Bytes this rank has sent so far: by collective, and padding and control messages apart."""
+        comm = self.zero.comm
+        return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
+                "padding_bytes": comm.padding, "control_bytes": comm.control}
+
+
+def _say(loss: object) -> str:
+    return f"one of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"

@@ -1,0 +1,1 @@
+"""What launching needs underneath: marks, channels, failures and payloads. Start at `zerocourse.launch`."""

@@ -1,0 +1,326 @@
+"""The child's side of a launch: one rank, its two connections to the parent, and its own traceback when it fails.
+
+Output is not touched in Python: file descriptors 1 and 2 become a connection to the parent, so that what C code,
+data-loader workers and sub-processes print arrives too, and is whole even when the rank is killed. When the
+parent's end of the events closes, the rank kills its whole session.
+
+Use in ranks: `from zerocourse.worker import report, progress`. Outside a launch both do nothing.
+"""
+
+import faulthandler
+import gc
+import json
+import linecache
+import os
+import pickle
+import queue
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+
+NEW_SEED = 67280421310721  # the seed of torch in a new process
+
+_channel = None  # this rank's events, or None outside a launch
+_next_progress = 0.0
+
+
+def report(**record) -> None:
+    """Send a record to the caller: `report(step=3, loss=0.1)` appears in `Results.records` as `(rank, dict)`.
+
+    Values travel as JSON: tensors and arrays become numbers or lists, anything unknown its `repr`.
+    """
+    if _channel:
+        _channel.send("record", record=record)
+
+
+def progress(step: int, total: int, **info) -> None:
+    """Move the caller's progress bar to `step` of `total`; rank 0's (on several nodes, the first local rank's) counts.
+
+    At most ten times a second are sent, and always the last step.
+    """
+    global _next_progress
+    now = time.monotonic()
+    if _channel and os.environ["LOCAL_RANK"] == "0" and (now >= _next_progress or step >= total):
+        _next_progress = now + 0.1
+        _channel.send("progress", step=step, total=total, info=info)
+
+
+def main(spec: dict) -> None:
+    """Be the rank that the environment says, and do what `spec` says: serve, call a function, run a script or module."""
+    global _channel
+    _channel = _Channel(spec)
+    _take_output(spec)
+    if hasattr(faulthandler, "register"):
+        dump = open(os.path.join(spec["folder"], f"stack{os.environ['RANK']}"), "w")
+        faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
+    if spec["kind"] == "serve":
+        _serve(spec, _channel)
+        return
+    ok = _attempt(_TARGETS[spec["kind"]], spec)
+    if not ok:
+        os._exit(1)  # a normal exit would wait for threads that may be stuck in a collective
+    if spec["kind"] == "call":
+        _leave_group()
+        os._exit(0)
+    # A script ends as it would under torchrun alone: its threads and exit handlers run.
+
+
+class _Channel:
+    """Events to the parent as JSON lines; requests from it in `requests`; its end is ours."""
+
+    def __init__(self, spec: dict):
+        self.socket, self.lock, self.requests = _connect(spec, "events"), threading.Lock(), queue.SimpleQueue()
+        if hasattr(os, "register_at_fork"):  # else the parent would not see us go while a data-loader worker lives
+            os.register_at_fork(after_in_child=self.socket.close)
+        threading.Thread(target=self._listen, daemon=True, name="zerocourse-parent").start()
+
+    def send(self, event: str, **fields) -> None:
+        line = json.dumps({"event": event, **fields}, default=_plain).encode() + b"\n"
+        with self.lock:
+            self.socket.sendall(line)
+
+    def _listen(self) -> None:
+        try:
+            with self.socket.makefile("rb") as lines:
+                for line in lines:
+                    self.requests.put(json.loads(line))
+        except OSError:
+            pass
+        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # data-loader workers too, which look for us only every 5 s
+        os._exit(1)
+
+
+def _connect(spec: dict, use: str) -> socket.socket:
+    """A connection to the parent that has said whose it is and what for."""
+    address = spec["address"]
+    if isinstance(address, str):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address)
+    else:
+        connection = socket.create_connection(("127.0.0.1", address))
+    hello = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"]), "pid": os.getpid()}
+    connection.sendall(json.dumps(hello | {"use": use, "token": spec["token"]}).encode() + b"\n")
+    return connection
+
+
+def _take_output(spec: dict) -> None:
+    """Let everything this process and its children print go to the parent."""
+    if os.name == "posix":  # elsewhere a socket is no file descriptor, and output stays torchrun's
+        connection = _connect(spec, "output")
+        os.dup2(connection.fileno(), 1)
+        os.dup2(connection.fileno(), 2)
+        connection.close()
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):  # new ones: the old remember what kind of file they had
+        stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _plain(value):
+    """JSON for what JSON does not know."""
+    for convert in ("item", "tolist"):
+        try:
+            return getattr(value, convert)()
+        except (AttributeError, RuntimeError, ValueError, TypeError):
+            continue
+    return repr(value)
+
+
+# What a rank does once ------------------------------------------------------------------------------------------
+
+def _call(spec: dict) -> None:
+    from .processes import payload
+
+    if spec["init"]:
+        from . import distributed
+        distributed.init()
+    fn, args, kwargs = payload.unpack(_take_work(spec)["call"])
+    _done(spec, fn(*args, **kwargs))
+
+
+def _take_work(spec: dict) -> dict:
+    """What the parent wrote for its ranks, with this process's folder, import path and sources made like the parent's."""
+    with open(os.path.join(spec["folder"], "work"), "rb") as file:
+        work = pickle.load(file)
+    os.chdir(work["cwd"])
+    sys.path[:] = work["import_path"]
+    for name, lines in work["sources"].items():  # of code that is in no file, for tracebacks
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    return work
+
+
+def _script(spec: dict) -> None:
+    sys.argv = [spec["target"], *spec["argv"]]
+    sys.path.insert(0, os.path.dirname(spec["target"]))
+    runpy.run_path(spec["target"], run_name="__main__")
+    _channel.send("done", ok=True)
+
+
+def _module(spec: dict) -> None:
+    sys.argv = [spec["target"], *spec["argv"]]
+    sys.path.insert(0, spec["cwd"])
+    runpy.run_module(spec["target"], run_name="__main__", alter_sys=True)
+    _channel.send("done", ok=True)
+
+
+_TARGETS = {"call": _call, "script": _script, "module": _module}
+
+
+def _done(spec: dict, value, **fields) -> None:
+    """Leave `value` where the parent finds it, and say so."""
+    from .processes import payload
+
+    if value is not None:
+        try:
+            payload.save(value, os.path.join(spec["folder"], f"value{os.environ['RANK']}"))
+        except Exception as error:  # pickling runs the value's own code
+            raise TypeError(f"the value that rank {os.environ['RANK']} returned cannot be sent back: {error}") from None
+    _flush()
+    _channel.send("done", ok=True, value=value is not None, **fields)
+
+
+def _attempt(action, *args) -> bool:
+    """Run it; on failure tell the parent in the rank's own words."""
+    try:
+        action(*args)
+        return True
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            _flush()
+            _channel.send("done", ok=True)
+            return True
+        message = f"exit status {stop.code}" if isinstance(stop.code, int) else str(stop.code)
+        _tell_failure(stop, message)
+    except BaseException as error:
+        _tell_failure(error, str(error))
+    return False
+
+
+def _tell_failure(error: BaseException, message: str) -> None:
+    _flush()
+    _channel.send("error", time=time.time(), kind=type(error).__name__, message=message, traceback=own_traceback(error))
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback without the launcher's frames above the user's, in the error and in the ones that led to it."""
+    def trim(part):
+        while part.stack and _is_ours(part.stack[0].filename):
+            part.stack.pop(0)
+        for before in (part.__cause__, part.__context__):
+            if before:
+                trim(before)
+
+    whole = traceback.TracebackException.from_exception(error)
+    trim(whole)
+    return "".join(whole.format())
+
+
+def _is_ours(name: str) -> bool:
+    return name == __file__ or name.startswith("<frozen runpy") or os.path.basename(name) == "boot.py"
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # closed by the user's code
+            pass
+
+
+# What a rank that is kept alive does ----------------------------------------------------------------------------
+
+def _serve(spec: dict, channel: _Channel) -> None:
+    """Answer requests one after another, with the process group up and variables of cells kept."""
+    main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if not _attempt(_prepare, spec, vars(main_module)):
+        os._exit(1)
+    channel.send("ready")
+    while True:
+        request = channel.requests.get()
+        if not _attempt(_answer, spec, request, vars(main_module)):
+            channel.send("done", ok=False, calls=_collective_calls())
+        if request["kind"] == "call":
+            _forget()
+
+
+def _prepare(spec: dict, namespace: dict) -> None:
+    if spec["init"]:
+        from . import distributed
+        distributed.init()
+        import torch
+        namespace |= {"torch": torch, "dist": torch.distributed, "world_size": torch.distributed.get_world_size()}
+    namespace |= {"rank": int(os.environ["RANK"]), "report": report, "progress": progress}
+
+
+def _answer(spec: dict, request: dict, namespace: dict) -> None:
+    from .processes import payload
+
+    work = _take_work(spec)
+    if request["kind"] == "call":
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(NEW_SEED)
+        fn, args, kwargs = payload.unpack(work["call"])
+        _done(spec, fn(*args, **kwargs), calls=_collective_calls())
+    else:
+        value = _execute(work["code"], work["name"], namespace)
+        try:
+            _done(spec, value, calls=_collective_calls())
+        except TypeError:  # it was printed; that it cannot travel is no failure of the cell
+            _done(spec, None, calls=_collective_calls())
+
+
+def _execute(code: str, name: str, namespace: dict):
+    """Run a cell; the value of a last line that is an expression is printed and returned, as a notebook does."""
+    import ast
+
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), namespace)
+    value = eval(compile(ast.Expression(last.value), name, "eval"), namespace) if last else None
+    if value is not None:
+        print(repr(value))
+    return value
+
+
+def _group():
+    """torch.distributed if its process group is up, else None."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist and dist.is_available() and dist.is_initialized() else None
+
+
+def _collective_calls() -> int | None:
+    """How many collectives this rank has issued on the default group; ranks that differ are out of step."""
+    dist = _group()
+    try:
+        return dist.group.WORLD._get_sequence_number_for_group() if dist else None
+    except RuntimeError:  # a backend that does not count
+        return None
+
+
+def _leave_group() -> None:
+    dist = _group()
+    if dist:
+        try:
+            dist.destroy_process_group()
+        except (RuntimeError, ValueError):  # the work is done and the value sent: nothing is lost
+            pass
+
+
+def _forget() -> None:
+    """Give back what a function left behind, so that the next one finds a rank as new."""
+    torch, dist = sys.modules.get("torch"), _group()
+    if torch:
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+    if dist:
+        world = dist.group.WORLD
+        for group in list(dist.distributed_c10d._world.pg_map):
+            if group is not world:
+                dist.destroy_process_group(group)
+    gc.collect()
