@@ -1,6 +1,7 @@
 """What the tests share: quiet processes, a limit on each test, and ranks that are kept alive."""
 
 import os
+import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: several ranks share a core
 
@@ -37,3 +38,30 @@ def pool():
     yield ranks
     for each in kept.values():
         each.close()
+
+
+@pytest.fixture
+def survivors():
+    """`survivors(text, seconds)`: processes that still have `text` in their environment after that time, as words.
+
+    Reads /proc by itself, so that the package's own search is not its own judge.
+    """
+    def alive(text: str) -> list[str]:
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    if text.encode() in file.read() and int(pid) != os.getpid():
+                        with open(f"/proc/{pid}/cmdline", "rb") as words:
+                            found.append(f"{pid} {words.read().replace(bytes(1), b' ').decode()}")
+            except OSError:
+                pass
+        return found
+
+    def after(text: str, seconds: float) -> list[str]:
+        deadline = time.monotonic() + seconds
+        while (found := alive(text)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
+    return after

@@ -1,16 +1,14 @@
-"""The formulas against the papers, against each other, and against claims that circulate; and the command."""
+"""The formulas against the papers, against each other, and against claims that circulate."""
 
-import json
 import subprocess
 import sys
 from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerocourse.cli import main
 from zerocourse.errors import BadInput
 from zerocourse.memory import (CONVENTIONS, Convention, accelerate_bytes, bus_factor, deepspeed_host_bytes,
                                deepspeed_zero2_gpu_bytes, deepspeed_zero3_gpu_bytes, fewest_ranks, gpt2_block_params,
@@ -69,6 +67,7 @@ def test_plain_fp32_adam():
     assert [total(P, 0, N, name) for name in ("fp32-sgd", "fp32-momentum")] == [8 * P, 12 * P]
 
 
+@settings(deadline=None)
 @given(params_, ranks_, conventions)
 def test_stages_only_ever_save(params, ranks, convention):
     held = [model_states(params, stage, ranks, convention) for stage in range(4)]
@@ -88,6 +87,7 @@ def test_a_shard_with_more_padding():
     assert sent_elements(10, 1, 4, shard=5) == 2 * 3 * 5
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), stages, ranks_, conventions)
 def test_largest_params_is_the_edge(card, stage, ranks, convention):
     largest = largest_params(card, stage, ranks, convention)
@@ -95,6 +95,7 @@ def test_largest_params_is_the_edge(card, stage, ranks, convention):
     assert largest == 0 or model_states(largest, stage, ranks, convention).total_bytes <= card
 
 
+@settings(deadline=None)
 @given(params_, stages, st.integers(0, 10**7), conventions)
 def test_fewest_ranks_is_the_edge(params, stage, card, convention):
     fewest = fewest_ranks(params, stage, card, convention)
@@ -153,6 +154,7 @@ def test_k_a_trillion_on_64_cards():
     assert fewest_ranks(10**12, 3, 32 * GB) == 500
     assert fewest_ranks(10**12, 3, 32 * GIB) == 466
     assert fewest_ranks(10**12, 2, 32 * GB) is None
+    assert fewest_ranks(10, 3, 16) == 10 and fewest_ranks(10, 3, 15) is None  # one parameter each, or not even that
 
 
 def test_l_seven_billion_on_8_cards():
@@ -161,6 +163,7 @@ def test_l_seven_billion_on_8_cards():
 
 # --- other people's estimators ---
 
+@settings(deadline=None)
 @given(params_.map(lambda n: 64 * n), st.sampled_from([1, 2, 8, 64]))
 def test_deepspeed_counts_18_and_20(params, ranks):
     assert deepspeed_zero3_gpu_bytes(params, 0, ranks) == total(params, 3, ranks, "18")
@@ -258,7 +261,7 @@ def test_gpt2_peak():
     assert len({gpt2_peak_bytes(config, stage, 1, 2, 512) for stage in range(4)}) == 1  # nothing to gather
 
 
-# --- bad input, and the command ---
+# --- bad input ---
 
 @pytest.mark.parametrize("call, words", [
     (lambda: model_states(0, 3, 8), "params must be a positive whole number, not 0"),
@@ -283,81 +286,6 @@ def test_bad_input(call, words):
 
 def test_whole_floats_are_fine():
     assert model_states(7e9, 3, 8) == model_states(7 * 10**9, 3, 8)
-
-
-def run(capsys, *args) -> str:
-    assert main(["memory", *args]) == 0
-    return capsys.readouterr().out
-
-
-def test_command_json(capsys):
-    out = json.loads(run(capsys, "--params", "7e9", "--stage", "3", "--ranks", "8", "--json"))
-    assert out == {"params": 7 * GB, "stage": 3, "ranks": 8, "parameters_bytes": 1_750_000_000,
-                   "gradients_bytes": 1_750_000_000, "optimizer_bytes": 10_500_000_000, "total_bytes": 14 * GB,
-                   "peak_bytes": None, "sent_bytes": 2 * 3 * 7 * GB * 7 // 8}
-    assert all(type(value) in (int, type(None)) for value in out.values())
-    fp32 = json.loads(run(capsys, "--params", "1000", "--stage", "2", "--ranks", "4", "--convention", "fp32",
-                          "--accumulation", "3", "--json"))
-    assert fp32["total_bytes"] == 4000 + 3000 and fp32["sent_bytes"] == 4 * (3 + 1) * 750
-
-
-def test_command_with_a_model(capsys):
-    args = ("--model", "gpt2-xl", "--stage", "2", "--ranks", "2", "--micro-batch", "4", "--seq", "512",
-            "--recompute", "none")
-    out = json.loads(run(capsys, *args, "--json"))
-    assert out["params"] == XL and out["total_bytes"] == total(XL, 2, 2)
-    assert out["peak_bytes"] == gpt2_peak_bytes(CONFIGS["gpt2-xl"], 2, 2, 4, 512, recompute="none")
-    default = json.loads(run(capsys, "--model", "gpt2", "--json"))
-    assert default["peak_bytes"] == gpt2_peak_bytes(CONFIGS["gpt2"], 3, 8, 1, 1024)
-
-
-def test_command_text(capsys):
-    lines = run(capsys, "--params", "7e9", "--stage", "3", "--ranks", "8").splitlines()
-    stages = {line[2:15].strip(): line for line in lines[3:7]}
-    assert [name for name, line in stages.items() if line.startswith(">")] == ["ZeRO-3"]
-    assert "14.0 GB (13.0 GiB)" in stages["ZeRO-3"] and stages["ZeRO-3"].endswith("fits")
-    assert "112 GB (104 GiB)" in stages["data parallel"] and stages["data parallel"].endswith("too large")
-    assert [line.count("#") for line in stages.values()] == [20, 7, 5, 2]
-    assert "7,000,000,000 need 5 ranks or more" in lines[8]
-    assert run(capsys, "--params", "7e9", "--card", "14GB").count("fits") == 1
-    assert run(capsys, "--params", "7e9", "--card", "13.99GB").count("fits") == 0
-    assert "need a larger card on any number" in run(capsys, "--params", "7e9", "--stage", "0")
-
-
-def test_command_table_1(capsys):
-    out = run(capsys, "--table1")
-    assert "31.41 / 16.64 / 1.88" in out and "4187.5 / 2218.75 / 250" in out
-    table = json.loads(run(capsys, "--table1", "--json"))
-    assert table["64"]["7.5B"] == list(paper_table1()[64]["7.5B"])
-
-
-@pytest.mark.parametrize("args, words", [
-    ("--params -5", "'-5' is not a count such as 7e9"),
-    ("--params 0", "'0' is not a count"),
-    ("--params 7e9 --stage 4", "--stage must be 0, 1, 2 or 3, not 4"),
-    ("--params 7e9 --stage -1", "--stage must be"),
-    ("--params 7e9 --stage two", "invalid int value: 'two'"),
-    ("--params 7e9 --ranks 0", "ranks must be a positive whole number, not 0"),
-    ("--params 12_parsecs", "'12_parsecs' is not a count"),
-    ("--params 7e9 --card 12parsecs", "'12parsecs' is not a size in bytes"),
-    ("--params 7e9 --card 24G", "'24G' is not a size in bytes"),
-    ("--params 7e9 --accumulation 0", "accumulation must be"),
-    ("--params 7e9 --convention 17", "invalid choice: '17'"),
-    ("--params 7e9 --seq 0", "need --model"),
-    ("--model gpt2-xxl", "did you mean 'gpt2-xl'?"),
-    ("--model gpt2 --seq 2048", "--seq can be at most 1024 for gpt2, not 2048"),
-    ("--model gpt2 --micro-batch 0", "micro_batch must be"),
-    ("--params 7e9 --model gpt2", "not allowed with argument"),
-    ("", "one of the arguments --params --model --table1 is required"),
-])
-def test_command_bad_input(capsys, args, words):
-    try:
-        status = main(["memory", *args.split()])
-    except SystemExit as exit:  # argparse's own
-        status = exit.code
-    captured = capsys.readouterr()
-    assert status == 2 and captured.out == ""
-    assert words in captured.err and captured.err.count("\n") == 1 and "Traceback" not in captured.err
 
 
 def test_formulas_do_not_import_torch():

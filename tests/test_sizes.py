@@ -1,7 +1,7 @@
 """Numbers with units: what goes in, what comes out, and never GB for GiB."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
@@ -47,6 +47,7 @@ def test_formats(nbytes, decimal, binary):
     assert (gb(nbytes), gib(nbytes), both(nbytes)) == (decimal, binary, f"{decimal} ({binary})")
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**18))
 def test_a_printed_size_reads_back(nbytes):
     assert parse_count(str(nbytes)) == nbytes

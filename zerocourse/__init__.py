@@ -1,3 +1,29 @@
-"""zerocourse: ZeRO (the Zero Redundancy Optimizer), every idea as real code small enough to read in an evening."""
+"""zerocourse: ZeRO (the Zero Redundancy Optimizer), every idea as real code small enough to read in an evening.
+
+    import zerocourse as deepspeed
+    engine, optimizer, loader, scheduler = deepspeed.initialize(model=model, optimizer=optimizer, config="ds_config.json")
+
+or, without any config: `model, optimizer = zerocourse.shard(model, optimizer, stage=3)`.
+"""
+
+import importlib
 
 __version__ = "0.1.0"
+
+# Where each public name lives. It is imported when it is asked for: the formulas need no torch, and torch takes seconds.
+_HOME = {
+    "initialize": "engine", "Engine": "engine", "shard": "zero", "state_dict": "zero", "load_state_dict": "zero",
+    "blueprint": "meta", "materialize_model": "meta", "Ledger": "ledger", "Comm": "comm", "launch": "launch",
+    "Ranks": "ranks", "load_ipython_extension": "magics",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -16,7 +16,7 @@ from .processes import payload
 from .processes.failures import (Failure, LaunchError, LaunchInterrupted, LaunchTimeout, RankDied,  # noqa: F401
                                  RankError)
 from .processes.jobs import Job, Results
-from .ranks import check_nproc
+from .ranks import check_nproc, shower
 
 PEERS_SECONDS = 0.7  # after one rank failed, for the others to fail by themselves; then they are stuck
 
@@ -47,14 +47,12 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
         job = Job(nproc, env, cwd)
         job.on_progress = bar.move
         if not quiet:
-            job.on_line = lambda rank, text: bar.write(f"[{rank}] {text}", echo) if not only or rank in only else None
+            job.on_line = shower(only, lambda line: bar.write(line, echo))
         job.write_work(**work)
-        job.start([*command, job.boot("zerocourse.worker", **spec)])
+        job.start([*command, job.boot(**spec)])
         _wait(job, spec["kind"], nnodes, started, timeout)
         return Results(job.values(), job.records, job.lines, time.monotonic() - started)
     except KeyboardInterrupt:
-        if job:
-            job.close()
         raise LaunchInterrupted(f"interrupted: all {nproc} ranks were stopped") from None
     finally:
         bar.close()
@@ -82,13 +80,11 @@ def _describe(target, args, kwargs, argv, cwd: str, init: bool) -> tuple[dict, d
 
 def _is_module(name: str, cwd: str) -> bool:
     """Whether `python -m name` would find it from `cwd`, without importing anything."""
-    path = [cwd, *sys.path]
-    for part in name.split("."):
-        spec = importlib.machinery.PathFinder.find_spec(part, path)
-        if spec is None:
-            return False
-        path = list(spec.submodule_search_locations or ())
-    return True
+    top, *rest = name.split(".")
+    spec = importlib.machinery.PathFinder.find_spec(top, [cwd, *sys.path]) or importlib.util.find_spec(top)
+    for part in rest:
+        spec = spec and importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations or ()))
+    return spec is not None
 
 
 def _torchrun(nproc: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None) -> list[str]:
@@ -116,16 +112,27 @@ def _wait(job: Job, kind: str, nnodes: int, started: float, timeout: float | Non
         if kind == "call" and len(job.done) == job.nproc and nnodes == 1:
             break
         lost = [rank for rank in job.gone if rank not in job.done and kind == "call"]
-        if job.failures or lost or (not over and job.exit_codes()):
+        if job.failures or lost or job.in_trouble():
             failed_at = failed_at or now
         settled = {*job.done, *job.gone, *(f.rank for f in job.failed())}
         if over or (failed_at and (len(settled) == job.nproc or now - failed_at > PEERS_SECONDS)):
             break
         if timeout is not None and now - started > timeout:
-            waiting = [rank for rank in range(job.nproc) if rank not in job.done]
+            waiting = [rank for rank in sorted(job.pids) or range(job.nproc) if rank not in job.done]
             raise LaunchTimeout(timeout, sorted(job.done), job.where(waiting))
     job.drain()
-    ...
+    _raise_if_failed(job, kind, torchrun.poll())
+
+
+def _raise_if_failed(job: Job, kind: str, torchrun_code: int | None) -> None:
+    """Raise what went wrong first: a rank that died takes its peers with it, and they only complain of that."""
+    died = job.death(certain=kind == "call")
+    if died:
+        raise died
+    if job.failures:
+        raise RankError(job.failed())
+    if torchrun_code:
+        raise LaunchError(f"torchrun ended with exit code {torchrun_code}:\n{job.agent_text()[-3000:]}")
 
 
 class _Bar:

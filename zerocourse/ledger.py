@@ -11,7 +11,7 @@ passing through Python (DDP's buckets, gloo's scratch, code made by torch.compil
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,13 +20,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import BadInput, OutOfMemory
 from .sizes import gib, parse_bytes
+from .storages import params_of, states_of, storages_of, tensors_in, unwatch_resize, watch_resize
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, SCALARS, REST = range(len(KINDS))
+LISTED = KINDS[:SCALARS]  # what a stage may list
 UNSORTED_SHARE = 200  # at a new peak, up to 1/200 of its bytes may be storages whose kind was not looked up yet
 
 
@@ -86,7 +88,7 @@ class Ledger(TorchDispatchMode):
         self.device = None if device is None else torch.device(device).type
         self.alive = self.peak = 0
         self._kinds = [0] * len(KINDS)  # of `alive`, as of when each storage's kind was last looked up
-        self._peak_kinds = Snapshot()
+        self._peak_kinds = (0,) * len(KINDS)
         self._entries: dict[int, _Entry] = {}
         self._on_death = self._died
         self._unsorted = 0  # bytes of storages that came since kinds were last looked up
@@ -103,8 +105,9 @@ class Ledger(TorchDispatchMode):
 
     @property
     def at_peak(self) -> Snapshot:
-        """The moment of the peak. The total is exact; up to 0.5 % may be `rest` that was just becoming a gradient."""
-        return self._peak_kinds
+        """The moment of the peak. The total is exact. A gradient on its way into `.grad` is still `rest`, and so may be
+        up to 0.5 % of the peak that got there since kinds were last looked up."""
+        return Snapshot(*self._peak_kinds)
 
     def reset_peak(self) -> None:
         """Let the peak be what is alive now; on a GPU its allocator's peak too."""
@@ -120,33 +123,29 @@ class Ledger(TorchDispatchMode):
 
     def track(self, *objects: Any) -> "Ledger":
         """Count tensors that exist already: tensors, modules, optimizers, stages, or containers of these."""
-        for tensor in _tensors_in(objects):
+        before = self.alive
+        for tensor in tensors_in(objects):
             self._see(tensor)
-        self._grew("track()", self.alive)
+        self._grew("track()", self.alive - before)
         return self
 
     # -- the life of a storage ----------------------------------------------------------------------------------------
 
     def _see(self, tensor: Tensor) -> None:
         if type(tensor) is FakeTensor and tensor.fake_mode is not self._fake_mode:
-            return  # DTensor works out shapes in a fake mode of its own
+            return  # DTensor works out shapes under a fake mode of its own
         device = tensor.device.type
         if device == "meta" or (self.device is not None and device != self.device):
             return
-        for storage in _storages(tensor):
-            entry = self._entries.get(id(storage))
+        for storage in storages_of(tensor):
+            # A storage keeps one Python object for life, held by C++ while Python has forgotten it, so id() names it
+            # until the weak reference says that it is gone.
+            entry, nbytes = self._entries.get(id(storage)), storage.nbytes()
             if entry is None:
-                self._count(storage)
-            elif entry.nbytes != (nbytes := storage.nbytes()):
+                entry = self._entries[id(storage)] = _Entry(storage, self._on_death)
+                entry.key, entry.nbytes, entry.kind = id(storage), 0, REST
+            if entry.nbytes != nbytes:
                 self._recount(entry, nbytes)
-
-    def _count(self, storage: torch.UntypedStorage) -> _Entry:
-        # A storage keeps one Python object for life, held by C++ while Python has forgotten it, so id() names it
-        # until the weak reference says that it is gone.
-        entry = self._entries[id(storage)] = _Entry(storage, self._on_death)
-        entry.key, entry.nbytes, entry.kind = id(storage), 0, REST
-        self._recount(entry, storage.nbytes())
-        return entry
 
     def _recount(self, entry: _Entry, nbytes: int) -> None:
         # Storages die at any time, on any thread. Nothing is called between the read and the write of a += on ints,
@@ -168,14 +167,27 @@ class Ledger(TorchDispatchMode):
         if self.alive > self.peak:
             if self._unsorted * UNSORTED_SHARE > self.alive:
                 self._sort()
-            self.peak = self.alive
-            self._peak_kinds = Snapshot(*self._kinds)
+            self.peak, self._peak_kinds = self.alive, tuple(self._kinds)
 
     def _grew(self, by: Any, asked: int) -> None:
-        """Bytes were added by an operation."""
+        """`asked` bytes were added by an operation: is it a new peak, is it too much?"""
         self._look_for_peak()
         if self.budget is not None and self.alive > self.budget:
             raise self._out_of_memory(by, asked, self.alive)
+
+    def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage we know is about to have `nbytes`: refuse before the memory is taken."""
+        entry = self._entries.get(id(storage))
+        if entry is not None and self.budget is not None:
+            asked = nbytes - entry.nbytes
+            if asked > 0 and self.alive + asked > self.budget:
+                raise self._out_of_memory("resize_", asked, self.alive + asked)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        entry = self._entries.get(id(storage))  # one we do not know is seen by the first operation that uses it
+        if entry is not None:
+            self._recount(entry, storage.nbytes())
+            self._look_for_peak()
 
     def _out_of_memory(self, by: Any, asked: int, alive: int) -> OutOfMemory:
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
@@ -189,7 +201,7 @@ class Ledger(TorchDispatchMode):
         claimed: dict[int, int] = {}
         for kind, tensor in self._claims():
             self._see(tensor)
-            for storage in _storages(tensor):
+            for storage in storages_of(tensor):
                 claimed.setdefault(id(storage), kind)
         kinds = [0] * len(KINDS)
         held = [(entry, entry()) for entry in list(self._entries.values())]  # nothing dies while we add up
@@ -202,13 +214,13 @@ class Ledger(TorchDispatchMode):
     def _claims(self) -> Iterator[tuple[int, Tensor]]:
         """Each tensor whose kind can be told from where it hangs; the first claim on a storage holds."""
         stage = self.state if self.state is not None else getattr(self.model, "zero", None)
-        listed = stage.tensors() if stage is not None else {}
+        listed = stage.tensors() if hasattr(stage, "tensors") else {}
         for kind in listed:
-            if kind not in KINDS[:REST]:
-                raise BadInput(f"{type(stage).__name__}.tensors() lists {kind!r}: the kinds are {', '.join(KINDS[:REST])}")
+            if kind not in LISTED:
+                raise BadInput(f"{type(stage).__name__}.tensors() lists {kind!r}: the kinds are {', '.join(LISTED)}")
         params = list(self.model.parameters()) if self.model is not None else []
-        of_optimizer = _params_of(self.optimizer)
-        states = list(_states_of(self.optimizer))
+        of_optimizer = params_of(self.optimizer)
+        states = list(states_of(self.optimizer))
         yield from ((PARAMETERS, param) for param in params)
         yield from ((PARAMETERS, tensor) for tensor in listed.get("parameters", ()))
         yield from ((GRADIENTS, param.grad) for param in params if param.grad is not None)
@@ -216,8 +228,7 @@ class Ledger(TorchDispatchMode):
         yield from ((SCALARS if scalar else OPTIMIZER, tensor) for tensor, scalar in states)
         yield from ((OPTIMIZER, tensor) for tensor in listed.get("optimizer", ()))
         yield from ((BUFFERS, buffer) for buffer in (self.model.buffers() if self.model is not None else ()))
-        yield from ((BUFFERS, buffer) for buffer in listed.get("buffers", ()))
-        yield from ((SCALARS, tensor) for tensor in listed.get("scalars", ()))
+        yield from ((BUFFERS, tensor) for tensor in listed.get("buffers", ()))
         # What the optimizer trains comes last, so that fp32 master weights a stage listed are not parameters again.
         yield from ((PARAMETERS, param) for param in of_optimizer)
         yield from ((GRADIENTS, param.grad) for param in of_optimizer if param.grad is not None)
@@ -261,7 +272,7 @@ class Ledger(TorchDispatchMode):
             before = self.alive
             self._sort()
             self._grew("what exists already", self.alive - before)
-            _ResizeHook.add(self)
+            watch_resize(self)
             super().__enter__()
         self._depth += 1
         return self
@@ -269,5 +280,6 @@ class Ledger(TorchDispatchMode):
     def __exit__(self, *exception) -> None:
         self._depth -= 1
         if self._depth == 0:
-            _ResizeHook.remove(self)
+            unwatch_resize(self)
             super().__exit__(*exception)
+

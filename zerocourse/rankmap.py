@@ -12,8 +12,10 @@ rank. An owner map only sorts the row by owner first, so that everything above t
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from .errors import BadInput
 
@@ -30,8 +32,8 @@ def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
     """Runs of neighbours, cut where a tensor's middle passes the next N-th of all elements."""
     total, start, owner = sum(map(math.prod, shapes.values())), 0, {}
     for name, shape in shapes.items():
-        middle = start + math.prod(shape) / 2
-        owner[name] = min(int(middle * world_size / total), world_size - 1) if total else 0
+        twice_the_middle = 2 * start + math.prod(shape)
+        owner[name] = min(twice_the_middle * world_size // (2 * total), world_size - 1) if total else 0
         start += math.prod(shape)
     return owner
 
@@ -54,24 +56,40 @@ def owners(rank_map: str | RankMap | None, shapes: Mapping[str, Shape], world_si
 
     Raises BadInput, with the parameter's name, for an unknown map, a dropped or invented parameter, or a bad rank.
     """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise BadInput(f"world_size is {world_size!r}: it must be an integer of at least 1")
     if rank_map is None or rank_map == "flat":
         return None
+    known = f"use one of flat, {', '.join(MAPS)}, or a function of (shapes, world_size)"
     if isinstance(rank_map, str):
         if rank_map not in MAPS:
-            raise BadInput(f"rank_map {rank_map!r} is unknown: use one of flat, {', '.join(MAPS)}, or a function")
+            raise BadInput(f"rank_map {rank_map!r} is unknown: {known}")
         rank_map = MAPS[rank_map]
-    owner = dict(rank_map(shapes, world_size))
+    if not callable(rank_map):
+        raise BadInput(f"rank_map is a {type(rank_map).__name__}: {known}")
+    answer = rank_map(dict(shapes), world_size)
+    if not isinstance(answer, Mapping):
+        raise BadInput(f"the rank map returned a {type(answer).__name__}: "
+                       "it must return a dictionary with a rank for every parameter")
+    for name in answer:
+        if name not in shapes:
+            raise BadInput(f"the rank map names {name!r}, which is not a parameter of the model")
     for name in shapes:
-        if name not in owner:
+        if name not in answer:
             raise BadInput(f"the rank map dropped parameter {name!r}: it must give a rank to every parameter")
-        rank = owner[name]
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:
-            raise BadInput(f"the rank map sent parameter {name!r} to rank {rank!r}: "
-                           f"with {world_size} ranks it must be an int from 0 to {world_size - 1}")
-    if len(owner) > len(shapes):
-        extra = next(name for name in owner if name not in shapes)
-        raise BadInput(f"the rank map names {extra!r}, which is not a parameter of the model")
-    return owner
+    return {name: checked_rank(answer[name], name, world_size) for name in shapes}
+
+
+def checked_rank(rank: object, name: str, world_size: int) -> int:
+    """The rank as an int: what `argmin` returns in NumPy or PyTorch is one too. Raises BadInput."""
+    try:
+        number = -1 if isinstance(rank, bool) else operator.index(rank)
+    except TypeError:
+        number = -1
+    if not 0 <= number < world_size:
+        raise BadInput(f"the rank map sent parameter {name!r} to rank {rank!r}: "
+                       f"with {world_size} ranks it must be an integer from 0 to {world_size - 1}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -152,7 +170,8 @@ class Plan:
 
     @classmethod
     def build(cls, shapes: Mapping[str, Shape], world_size: int, rank_map: str | RankMap | None = None) -> "Plan":
-        name = rank_map if isinstance(rank_map, str) else getattr(rank_map, "__name__", "flat")
+        named = getattr(rank_map, "func", rank_map) or "flat"  # functools.partial has its function inside
+        name = named if isinstance(named, str) else getattr(named, "__name__", type(named).__name__)
         return cls(name, dict(shapes), Layout.build(shapes, world_size, owners(rank_map, shapes, world_size)))
 
     @property
@@ -163,7 +182,8 @@ class Plan:
     @property
     def imbalance(self) -> float:
         """The largest share over the mean share: 1.0 is perfect, N means that one rank owns everything."""
-        return max(self.elements) * len(self.elements) / max(1, sum(self.elements))
+        total = sum(self.elements)
+        return max(self.elements) * len(self.elements) / total if total else 1.0
 
     def __str__(self) -> str:
         rows = [f"{self.name}: {len(self.elements)} ranks, max/mean {self.imbalance:.3f}"]
@@ -172,22 +192,24 @@ class Plan:
 
     def _repr_svg_(self) -> str:
         """One bar a rank, one cell a tensor (or part of one), wide as its elements; hover for its name."""
-        wide, high, gap, left = 720, 22, 6, 60
-        scale = (wide - left - 110) / max(1, *self.elements)
+        wide, high, gap, left, right = 720, 22, 6, 64, 120  # right: room for the count after the longest bar
+        scale = (wide - left - right) / max(1, *self.elements)
         hue = {name: index * 360 // max(1, len(self.shapes)) for index, name in enumerate(self.shapes)}
         rows = []
         for rank, count in enumerate(self.elements):
             y = 24 + rank * (high + gap)
-            rows.append(f'<text x="0" y="{y + 15}">rank {rank}</text>')
+            rows.append(f'<text x="4" y="{y + 15}">rank {rank}</text>')
             for piece in self.layout.pieces(self.layout.slice(rank)):
                 size = piece.stop - piece.start
+                edge = ' stroke="white" stroke-width="0.4"' if size * scale > 2 else ""  # it would hide a narrow cell
                 rows.append(
-                    f'<rect x="{left + piece.at * scale:.1f}" y="{y}" width="{max(size * scale, 0.4):.1f}" height="{high}"'
-                    f' fill="hsl({hue[piece.name]},55%,65%)" stroke="white" stroke-width="0.4">'
-                    f"<title>{piece.name}[{piece.start}:{piece.stop}], {size:,} elements</title></rect>")
-            rows.append(f'<text x="{left + count * scale + 6:.1f}" y="{y + 15}">{count:,}</text>')
-        title = f"{self.name}: parameters a rank, max/mean {self.imbalance:.2f}"
+                    f'<rect x="{left + piece.at * scale:.2f}" y="{y}" width="{size * scale:.2f}" height="{high}"'
+                    f' fill="hsl({hue[piece.name]},55%,65%)"{edge}>'
+                    f"<title>{escape(piece.name)}[{piece.start}:{piece.stop}], {size:,} elements</title></rect>")
+            rows.append(f'<text x="{left + count * scale + 6:.2f}" y="{y + 15}">{count:,}</text>')
+        title = f"{escape(self.name)}: parameters a rank, max/mean {self.imbalance:.2f}"
         height = 24 + len(self.elements) * (high + gap)
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{height}" role="img"'
-                f' font-family="sans-serif" font-size="12"><title>{title}</title><text x="0" y="14">{title}</text>'
+                f' font-family="sans-serif" font-size="12"><title>{title}</title>'
+                f'<rect width="100%" height="100%" fill="white"/><text x="4" y="14">{title}</text>'
                 + "".join(rows) + "</svg>")

@@ -3,15 +3,18 @@
 import functools
 import itertools
 import linecache
+import os
 import sys
 import threading
 import time
 
 from .errors import BadInput
 from .processes import payload
+from .processes.channels import free_port
 from .processes.failures import LaunchInterrupted, LaunchTimeout, RankError
-from .processes.jobs import Job, Results, cores, free_port
+from .processes.jobs import Job, Results
 from .processes.nursery import nursery
+from .processes.parent import cores
 
 START_SECONDS = 120  # to import torch on a slow disk and bring the process group up
 PEERS_SECONDS = {"call": 0.3, "cell": 1.0}  # that the others get to come back after one rank failed
@@ -31,8 +34,8 @@ class Ranks:
     def __init__(self, nproc: int = 2, *, timeout: float | None = None, env=None, echo=print, quiet: bool = False,
                  only=None, init: bool = True, fork: bool = True, oversubscribe: bool = False):
         self.nproc, self.timeout, self.env, self.init, self.fork = nproc, timeout, env, init, fork
-        self.echo, self.only = (lambda *_: None) if quiet else echo, only
-        self._job, self._lock = None, threading.Lock()
+        self.echo, self.quiet, self.only = echo, quiet, only  # may be changed between calls
+        self._job, self._has_variables, self._lock = None, False, threading.Lock()
         check_nproc(nproc, oversubscribe)
 
     def run(self, fn, *args, timeout: float | None = None, **kwargs) -> Results:
@@ -53,7 +56,10 @@ class Ranks:
         name = name or f"<ranks cell {next(_cells)}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)  # for errors, here and there
         with self._lock:
-            return self._do("cell", {"code": code, "name": name}, timeout)
+            try:
+                return self._do("cell", {"code": code, "name": name}, timeout)
+            finally:
+                self._has_variables = True
 
     def close(self) -> None:
         """End the ranks; the next use starts new ones."""
@@ -75,9 +81,9 @@ class Ranks:
     def _do(self, kind: str, work: dict, timeout: float | None) -> Results:
         started, limit = time.monotonic(), self.timeout if timeout is None else timeout
         try:
-            job = self._job = self._job or self._start()
-            job.done, job.failures, job.records = {}, [], []
-            job.lines.clear()
+            job = self._living() or self._start()
+            job.expect()
+            job.on_line, job.cwd = self._shower(), os.getcwd()
             job.write_work(**work)
             job.send({"kind": kind})
             self._wait(job, started, limit, PEERS_SECONDS[kind])
@@ -103,7 +109,7 @@ class Ranks:
             job.pump(0.1)
             now = time.monotonic()
             if job.gone:
-                raise job.death()
+                raise job.death() or RankError(job.failed())
             if job.failures:
                 failed_at = failed_at or now
                 if now - failed_at > patience:
@@ -113,13 +119,27 @@ class Ranks:
                 raise LaunchTimeout(limit, sorted(job.done), job.where(waiting))
         job.drain()
 
+    def _living(self) -> Job | None:
+        """The job, unless one of its ranks has died since it was last used."""
+        if self._job:
+            self._job.pump(0)
+            if self._job.gone:
+                self.close()
+        return self._job
+
+    def _shower(self):
+        return (lambda *_: None) if self.quiet else shower(self.only, self.echo)
+
     def _start(self) -> Job:
         """Start the ranks and wait for their process group."""
+        if self._has_variables:
+            self._has_variables = False
+            self.echo("(the ranks were started afresh: variables of earlier cells are gone)")
         for attempt in range(3):
             port = free_port()
             job = self._job = Job(self.nproc, self.env)
-            job.on_line = lambda rank, text: self._show(rank, text)
-            boot = job.boot("zerocourse.worker", kind="serve", init=self.init)
+            job.on_line = self._shower()
+            boot = job.boot(kind="serve", init=self.init)
             world = {"WORLD_SIZE": self.nproc, "LOCAL_WORLD_SIZE": self.nproc, "MASTER_ADDR": "127.0.0.1",
                      "MASTER_PORT": port}
             environments = [{**job.env, **{key: str(value) for key, value in world.items()}, "RANK": str(rank),
@@ -140,12 +160,14 @@ class Ranks:
             failures = job.failed()
             port_taken = any("EADDRINUSE" in failure.message for failure in failures)
             if not (port_taken and attempt < 2):
-                raise RankError(failures) if failures else job.death()
+                raise (None if failures else job.death()) or RankError(failures)
             job.close()
 
-    def _show(self, rank: int, text: str) -> None:
-        if self.only is None or rank in self.only:
-            self.echo(f"[{rank}] {text}")
+
+def shower(only, echo):
+    """`show(rank, text)` that gives `echo` the lines of the ranks in `only` (one rank, several, or None for all)."""
+    wanted = {only} if isinstance(only, int) else only if only is None else set(only)
+    return lambda rank, text: echo(f"[{rank}] {text}") if wanted is None or rank in wanted else None
 
 
 def check_nproc(nproc, oversubscribe: bool = False) -> None:

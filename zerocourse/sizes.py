@@ -35,12 +35,12 @@ def gb(nbytes: int) -> str:
 
 
 def gib(nbytes: int) -> str:
-    """Three digits in binary units: "29.3 GiB"."""
+    """Three digits in binary units: "29.2 GiB"."""
     return _format(nbytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def both(nbytes: int) -> str:
-    """ "31.4 GB (29.3 GiB)" """
+    """In decimal and in binary units: "31.4 GB (29.2 GiB)"."""
     return f"{gb(nbytes)} ({gib(nbytes)})"
 
 

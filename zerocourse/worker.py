@@ -45,7 +45,7 @@ def progress(step: int, total: int, **info) -> None:
     """
     global _next_progress
     now = time.monotonic()
-    if _channel and os.environ["LOCAL_RANK"] == "0" and (now >= _next_progress or step >= total):
+    if _channel and _channel.local_rank == 0 and (now >= _next_progress or step >= total):
         _next_progress = now + 0.1
         _channel.send("progress", step=step, total=total, info=info)
 
@@ -53,10 +53,11 @@ def progress(step: int, total: int, **info) -> None:
 def main(spec: dict) -> None:
     """Be the rank that the environment says, and do what `spec` says: serve, call a function, run a script or module."""
     global _channel
+    spec |= {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
     _channel = _Channel(spec)
     _take_output(spec)
     if hasattr(faulthandler, "register"):
-        dump = open(os.path.join(spec["folder"], f"stack{os.environ['RANK']}"), "w")
+        dump = open(os.path.join(spec["folder"], f"stack{spec['rank']}"), "w")
         faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
     if spec["kind"] == "serve":
         _serve(spec, _channel)
@@ -74,10 +75,17 @@ class _Channel:
     """Events to the parent as JSON lines; requests from it in `requests`; its end is ours."""
 
     def __init__(self, spec: dict):
-        self.socket, self.lock, self.requests = _connect(spec, "events"), threading.Lock(), queue.SimpleQueue()
-        if hasattr(os, "register_at_fork"):  # else the parent would not see us go while a data-loader worker lives
-            os.register_at_fork(after_in_child=self.socket.close)
+        self.socket, self.local_rank = _connect(spec, "events"), spec["local_rank"]
+        self.lock, self.requests = threading.Lock(), queue.SimpleQueue()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._leave_to_the_rank)
         threading.Thread(target=self._listen, daemon=True, name="zerocourse-parent").start()
+
+    def _leave_to_the_rank(self) -> None:
+        """In a data-loader worker: else the parent would not see the rank go while the worker lives."""
+        global _channel
+        _channel = None
+        os.close(self.socket.detach())  # close() would wait for the reader, a thread that is not in this process
 
     def send(self, event: str, **fields) -> None:
         line = json.dumps({"event": event, **fields}, default=_plain).encode() + b"\n"
@@ -104,8 +112,8 @@ def _connect(spec: dict, use: str) -> socket.socket:
         connection.connect(address)
     else:
         connection = socket.create_connection(("127.0.0.1", address))
-    hello = {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"]), "pid": os.getpid()}
-    connection.sendall(json.dumps(hello | {"use": use, "token": spec["token"]}).encode() + b"\n")
+    hello = {"use": use, "pid": os.getpid(), **{key: spec[key] for key in ("rank", "local_rank", "token")}}
+    connection.sendall(json.dumps(hello).encode() + b"\n")
     return connection
 
 
@@ -178,9 +186,9 @@ def _done(spec: dict, value, **fields) -> None:
 
     if value is not None:
         try:
-            payload.save(value, os.path.join(spec["folder"], f"value{os.environ['RANK']}"))
+            payload.save(value, os.path.join(spec["folder"], f"value{spec['rank']}"))
         except Exception as error:  # pickling runs the value's own code
-            raise TypeError(f"the value that rank {os.environ['RANK']} returned cannot be sent back: {error}") from None
+            raise TypeError(f"the value that rank {spec['rank']} returned cannot be sent back: {error}") from None
     _flush()
     _channel.send("done", ok=True, value=value is not None, **fields)
 
@@ -255,7 +263,7 @@ def _prepare(spec: dict, namespace: dict) -> None:
         distributed.init()
         import torch
         namespace |= {"torch": torch, "dist": torch.distributed, "world_size": torch.distributed.get_world_size()}
-    namespace |= {"rank": int(os.environ["RANK"]), "report": report, "progress": progress}
+    namespace |= {"rank": spec["rank"], "report": report, "progress": progress}
 
 
 def _answer(spec: dict, request: dict, namespace: dict) -> None:

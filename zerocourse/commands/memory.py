@@ -53,7 +53,7 @@ def run(args) -> Outcome:
 
 def _params_and_peaks(args) -> tuple[int, list[int | None]]:
     """The number of parameters, and the peak at each stage where a model is known."""
-    if not args.model:
+    if args.model is None:
         if (args.micro_batch, args.seq, args.recompute) != (None, None, None):
             raise BadInput("--micro-batch, --seq and --recompute need --model: activations depend on its shape.")
         return parse_count(args.params), [None] * 4

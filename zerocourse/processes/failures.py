@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from ..errors import ZeroCourseError
 
+CELLS: dict[str, int] = {}  # file name: execution count, of cells that the magics gave to ranks
 RED, PLAIN = "\x1b[0;31m", "\x1b[0m"
 
 
 def name_cells(text: str) -> str:
     """`text` with the file names of notebook cells replaced by what the learner sees: `Cell In[5]`."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    for name, number in getattr(getattr(shell, "compile", None), "_filename_map", {}).items():
+    for name, number in (CELLS | getattr(getattr(shell, "compile", None), "_filename_map", {})).items():
         text = text.replace(f'File "{name}"', f"Cell In[{number}]").replace(name, f"Cell In[{number}]")
     return text
 

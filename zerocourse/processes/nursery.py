@@ -8,6 +8,7 @@ the slow way. It dies with its parent: standard input closes.
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import os
 import select
@@ -16,36 +17,35 @@ import subprocess
 import sys
 import threading
 import traceback
-from pathlib import Path
+
+from .guard import MARK
+from .parent import boot_text, owner
 
 
 class Nursery:
     """The parent's side."""
 
     def __init__(self, boss):
-        from .guard import MARK
-        from .jobs import import_path
-
         boot = boss.folder / "nursery.py"
-        boot.write_text(f"import sys\nif __name__ == '__main__':\n    sys.path[:] = {import_path()!r}\n"
-                        "    from zerocourse.processes.nursery import main\n    main()\n")
+        boot.write_text(boot_text("zerocourse.processes.nursery"))
         single = {key: "1" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         with open(boss.folder / "nursery.txt", "wb") as log:
             self.process = subprocess.Popen([sys.executable, str(boot)], stdin=subprocess.PIPE, stderr=log,
                                             stdout=subprocess.PIPE, start_new_session=True,
                                             env={**os.environ, **single, MARK: f"{boss.mark}nursery/"})
-        self.lock, self.codes = threading.Lock(), {}
+        self.lock, self.codes, self.requests = threading.Lock(), {}, itertools.count()
         answer = self._hear()
         self.usable = bool(answer and answer["safe"])
 
     def fork(self, boot: str, environments: list[dict], cwd: str) -> list[int]:
         """Process ids of new ranks, each with its environment, that run `boot`."""
         with self.lock:
-            line = json.dumps({"boot": boot, "environments": environments, "cwd": cwd}).encode() + b"\n"
-            self.process.stdin.write(line)
+            number = next(self.requests)
+            request = {"number": number, "boot": boot, "environments": environments, "cwd": cwd}
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
             while answer := self._hear():
-                if "pids" in answer:
+                if answer.get("number") == number:  # an interrupt may have left an earlier answer unread
                     return answer["pids"]
         raise OSError("the process that forks ranks is gone")
 
@@ -71,8 +71,6 @@ class Nursery:
 
 @functools.cache
 def _nursery_of(pid: int) -> Nursery:
-    from .jobs import owner
-
     return Nursery(owner())
 
 
@@ -113,7 +111,8 @@ def main() -> None:
             *lines, buffer = (buffer + chunk).split(b"\n")
             for line in lines:
                 request = json.loads(line)
-                _say({"pids": [_fork(request, environment) for environment in request["environments"]]})
+                pids = [_fork(request, environment) for environment in request["environments"]]
+                _say({"number": request["number"], "pids": pids})
 
 
 def _say(message: dict) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..errors import BadInput
+from ..meta import Materializer
 from ..rankmap import RankMap, owners
 from .ddp import DataParallel, Heart
 from .flat import Flat
@@ -87,28 +88,17 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     return model, optimizer
 
 
-class Materializer:
-    """Real values for parameters on the meta device, one module at a time (see `meta.materialize`)."""
-
-    def __init__(self, model: nn.Module, seed: int, init_fn, device):
-        self.model, self.seed, self.init_fn, self.device = model, seed, init_fn, device
-
-    def values(self, params: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        return {}
-
-
 def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[str, int] | None,
               bucket_size: int | None, param_dtype: torch.dtype | None, materializer: Materializer) -> None:
     """Make the unit's flats, and free everything of it that this rank does not own."""
     rows = cut_into_rows(unit.params, bucket_size)
-    values = materializer.values(unit.params)
+    materializer.make_real(unit.params)
     for index, row in enumerate(rows):
         name = unit.name if len(rows) == 1 else f"{unit.name}[{index}]"
         dtype = train_dtype(next(iter(row.values())), param_dtype)
         flat = Flat(name, row, row_layout(row, comm.world_size, owner), comm.rank, of_stage.shards_optimizer,
                     of_stage.shards_parameters, dtype)
-        flat.fill({key: values.pop(key, row[key].data) for key in row}, materializer.device,
-                  lambda full: comm.broadcast(full, name))
+        flat.fill(materializer.device, lambda full: comm.broadcast(full, name))
         if of_stage.shards_parameters:
             flat.hide()
             flat.memory.free()

@@ -44,15 +44,15 @@ class Flat:
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
-    def fill(self, values: dict[str, torch.Tensor], device: torch.device, equalise) -> None:
-        """Build full, shard, master and pieces from one full tensor a parameter; the parameters become views.
+    def fill(self, device: torch.device, equalise) -> None:
+        """Build full, shard, master and pieces from the parameters, which become views.
 
         equalise(row): makes the row the same on all ranks (rank 0's). The row is padded with zeros.
         """
         exact = torch.float32 if self.dtype in HALF else self.dtype
         row = torch.zeros(self.layout.padded, dtype=exact, device=device)
-        for key, value in values.items():
-            row[self.layout.place(key)].copy_(value.reshape(-1))
+        for key, param in self.params.items():
+            row[self.layout.place(key)].copy_(param.detach().reshape(-1))
         equalise(row)
         self.full = row.to(self.dtype)
         self.memory = Memory(self.full)
@@ -65,6 +65,10 @@ class Flat:
             for piece in self._pieces:
                 part = self.master[piece.at : piece.at + piece.stop - piece.start]
                 self.pieces[piece.name] = nn.Parameter(part)
+        nothing = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype, device=device)
+        self._hidden = {key: nothing.expand(shape) for key, shape in self.layout.shapes.items()}
+        if Memory(nothing).readable:
+            Memory(nothing).free()
         self.show()
 
     def show(self) -> None:
@@ -73,10 +77,9 @@ class Flat:
             param.data = self.views[key]
 
     def hide(self) -> None:
-        """Let the modules see the right shapes full of NaN, in the memory of one number."""
-        none = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype, device=self.full.device)
+        """Let the modules see the right shapes, and no memory: they read as NaN or raise, and writing to them raises."""
         for key, param in self.params.items():
-            param.data = none.expand(self.layout.shapes[key])
+            param.data = self._hidden[key]
 
     @property
     def gathered(self) -> bool:

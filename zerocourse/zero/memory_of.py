@@ -49,6 +49,11 @@ class Memory:
     def held(self) -> bool:
         return self.storage.nbytes() == self.nbytes
 
+    @property
+    def readable(self) -> bool:
+        """Does it read as NaN while free? Where it does not, reading it ends the process."""
+        return self._nan is not None
+
     def free(self) -> None:
         if self.nbytes and self.held:
             self.storage.resize_(0)

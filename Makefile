@@ -1,0 +1,50 @@
+# make tour | test | lab | env | clean. Each makes the environment .venv when it is not there; nothing has to be before.
+#   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
+#   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
+#   TOUR_ARGS, PYTEST_ARGS more arguments for the command
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+TOUR_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+NEEDED := zerocourse needs Python 3.11, 3.12 or 3.13
+
+help:  ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1 - \2/p' Makefile
+
+tour: $(VENV)/.tour  ## the ZeRO stages side by side in two real processes (two minutes)
+	$(VENV)/bin/python -m zerocourse tour $(TOUR_ARGS)
+
+test: $(VENV)/.test  ## the tests
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lab: $(VENV)/.lab  ## the course in JupyterLab
+	$(VENV)/bin/python -m jupyterlab
+
+env: $(VENV)/.test  ## the whole environment, and nothing more
+
+clean:  ## remove the environment and the caches; what runs wrote under output/ stays
+	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and alone: its index then serves nothing else, and no later range can fetch another build of it.
+$(VENV)/.torch: constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+	    { echo "$(NEEDED), and there is no $(PYTHON) here: name another with make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit( \
+	    "$(NEEDED), and $(PYTHON) is %d.%d: name another with make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+# One stamp for each set of packages, so that the tour does not wait for JupyterLab.
+$(VENV)/.lab: EXTRAS := [notebooks]
+$(VENV)/.test: EXTRAS := [test]
+$(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
+	@touch $@
+
+.PHONY: help tour test lab env clean

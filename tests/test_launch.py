@@ -1,0 +1,326 @@
+"""Launches under a real torchrun: what comes back, how failures read, and that no process is ever left."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import types
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from zerocourse.errors import BadInput
+from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, launch
+from zerocourse.processes import jobs, parent
+from zerocourse.processes.channels import free_port
+from zerocourse.worker import progress, report
+
+ROOT = str(Path(__file__).parents[1])
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def write(folder, name, text):
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def work(x, y=0):
+    tensor = torch.full((3,), x + float(dist.get_rank()))
+    dist.all_reduce(tensor)
+    for step in range(1, 4):
+        report(step=step, loss=tensor[0] / step)
+        progress(step, 3, loss=0.5)
+    print("sum", tensor[0].item())
+    os.write(2, b"\xff no newline")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "EXTRA")
+    return {"env": {name: os.environ.get(name) for name in names}, "tensor": tensor, "y": y, "big": torch.ones(5_000_000)}
+
+
+def test_a_function(capfd):
+    shown, before = [], set(parent.owner().folder.iterdir())
+    results = launch(work, 1, y=2, env={"EXTRA": 7, "OMP_NUM_THREADS": 1}, only=1, echo=shown.append, timeout=60)
+    assert len(results) == 2 and [r["y"] for r in results] == [2, 2]
+    for rank, result in enumerate(results):
+        env = result["env"]
+        assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == (str(rank),) * 2 + ("2",) * 2
+        assert env["EXTRA"] == "7" and env["OMP_NUM_THREADS"] == "1" and env["TORCHELASTIC_RUN_ID"]
+        assert result["tensor"].tolist() == [3.0] * 3 and int(result["big"].sum()) == 5_000_000
+    assert sorted(results.records, key=lambda pair: pair[0])[:3] == [(0, {"step": s, "loss": 3.0 / s}) for s in (1, 2, 3)]
+    assert shown == ["[1] sum 3.0", "[1] \ufffd no newline"]
+    assert (0, "sum 3.0") in results.lines and results.seconds > 0
+    assert "3/3" in capfd.readouterr().err  # the progress bar
+    assert set(parent.owner().folder.iterdir()) == before  # values of any size leave no file
+
+
+def test_a_script_and_a_module(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    text = """
+        import atexit, os, sys
+        print(os.environ["RANK"], __name__, sys.argv[1:], os.path.basename(sys.path[0]), os.getcwd())
+        atexit.register(print, "bye")
+        if sys.argv[1] == "1" and os.environ["RANK"] == "0":
+            os._exit(0)
+        sys.exit(0)
+        """
+    script = write(tmp_path / "pkg", "mod.py", text)
+    results = launch(script, argv=[0, "--lr", 0.1], cwd=tmp_path, quiet=True, timeout=60)
+    for rank in (0, 1):
+        lines = [line for r, line in results.lines if r == rank]
+        assert lines == [f"{rank} __main__ ['0', '--lr', '0.1'] pkg {tmp_path}", "bye"]
+    assert results == [None, None]
+    results = launch("pkg.mod", argv=[1], cwd=tmp_path, quiet=True, timeout=60)
+    assert [line for r, line in results.lines if r == 1] == [f"1 __main__ ['1'] {tmp_path.name} {tmp_path}", "bye"]
+
+
+DIES = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun waits half a minute for such a peer
+    if os.environ["RANK"] == "1":
+        exec(sys.argv[1])
+    time.sleep(100)
+    """
+
+
+@pytest.mark.parametrize("how, error, says", [
+    ("os.kill(os.getpid(), 9)", RankDied, "rank 1 .*SIGKILL"), ("os._exit(3)", RankDied, "rank 1 .*exit code 3"),
+    ("sys.exit('no data')", RankError, "rank 1: SystemExit: no data")])
+def test_a_script_that_dies(tmp_path, survivors, how, error, says):
+    mark = uuid.uuid4().hex
+    started = time.monotonic()
+    with pytest.raises(error, match=says):
+        launch(write(tmp_path, "dies.py", DIES), argv=[how], env={"TEST_MARK": mark}, timeout=60)
+    assert survivors(mark, 0) == [] and time.monotonic() - started < 20
+
+
+def test_a_death_is_told_before_what_it_does_to_others():
+    def die():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+    with pytest.raises(RankDied, match="rank 1 .*SIGKILL"):
+        launch(die, quiet=True, timeout=60)
+
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10**6
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index
+
+
+def test_a_timeout_says_where_and_leaves_nothing(survivors, monkeypatch):
+    def stuck():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        loader = iter(torch.utils.data.DataLoader(Items(), num_workers=2))
+        next(loader)
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        print("go")
+        if dist.get_rank() == 0:
+            time.sleep(1000)
+        dist.barrier()
+
+    heard = []
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + (1000 if len(heard) == 2 else 0))
+    monkeypatch.setattr(sys.modules["zerocourse.launch"], "time", clock)  # time is up when both ranks are stuck
+    mark = uuid.uuid4().hex
+    with pytest.raises(LaunchTimeout) as caught:
+        launch(stuck, env={"TEST_MARK": mark}, echo=lambda line: (time.sleep(0.3), heard.append(line)), timeout=900)
+    assert survivors(mark, 0) == []
+    assert "time.sleep(1000)" in caught.value.waiting[0] and "dist.barrier()" in caught.value.waiting[1]
+
+
+def test_bad_input_needs_no_process(tmp_path):
+    for wrong, says in [("no/such/script.py", "no script"), ("no_such_module", "no module"), (3, "target is 3")]:
+        with pytest.raises(BadInput, match=says):
+            launch(wrong)
+    script = write(tmp_path, "s.py", "")
+    for wrong, says in [({"nproc": 0}, "nproc is 0"), ({"nproc": 9999}, "oversubscribe=True"), ({"lr": 1}, "argv="),
+                        ({"nnodes": 2}, "rdzv_endpoint"),
+                        ({"nnodes": 2, "node_rank": 2, "rdzv_endpoint": "a:1"}, "node_rank=2")]:
+        with pytest.raises(BadInput, match=says):
+            launch(script, **wrong)
+    with pytest.raises(BadInput, match="argv goes to scripts"):
+        launch(work, argv=[1])
+
+
+def test_torchrun_itself_failing_is_said(tmp_path):
+    with pytest.raises(LaunchError, match="torchrun ended with exit code"):
+        launch(write(tmp_path, "s.py", ""), env={"PYTHONPATH": write_broken_torch(tmp_path)}, timeout=60)
+
+
+def write_broken_torch(folder):
+    (folder / "torch").mkdir()
+    write(folder / "torch", "__init__.py", "raise ImportError('broken')")
+    return folder
+
+
+def test_long_folders_for_temporary_files(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    boss = parent.Owner()
+    monkeypatch.setattr(jobs, "owner", lambda: boss)
+    script = write(tmp_path, "s.py", "print('hello')")
+    assert launch(script, nproc=1, quiet=True, timeout=60).lines == [(0, "hello")]
+    boss.close()
+    assert list(long.iterdir()) == []
+
+
+def test_two_nodes():
+    port = free_port()
+
+    def node(rank):
+        return launch(work, 1, nproc=1, nnodes=2, node_rank=rank, rdzv_endpoint=f"127.0.0.1:{port}", quiet=True,
+                      progress=False, timeout=100)
+
+    with ThreadPoolExecutor() as threads:
+        both = list(threads.map(node, (0, 1)))
+    assert sorted(int(r[0]["env"]["RANK"]) for r in both) == [0, 1]
+    assert all(len(r) == 1 and r[0]["tensor"].tolist() == [3.0] * 3 for r in both)
+
+
+# A real kernel ---------------------------------------------------------------------------------------------------
+
+BODIES = {
+    "sleep": """
+        import time
+        print("go")
+        time.sleep(1000)
+        """,
+    "stuck collective": """
+        import time, torch.distributed as dist
+        dist.init_process_group("gloo")
+        print("go")
+        dist.barrier() if dist.get_rank() == 0 else time.sleep(1000)
+        """,
+    "ignores SIGTERM": """
+        import signal, time
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        print("go")
+        time.sleep(1000)
+        """,
+    "data loader": """
+        import time, torch.utils.data as data
+        class Items(data.Dataset):
+            def __len__(self): return 10**6
+            def __getitem__(self, index): time.sleep(0.01); return index
+        for step, batch in enumerate(data.DataLoader(Items(), num_workers=2)):
+            if step == 1: print("go")
+        """}
+
+
+class Kernel:
+    """A Jupyter kernel whose processes all carry `mark`."""
+
+    def __init__(self, folder):
+        from jupyter_client.manager import KernelManager
+
+        self.mark, self.folder = uuid.uuid4().hex, folder
+        for name, text in BODIES.items():
+            write(folder, f"{name}.py", text)
+        self.manager = KernelManager(kernel_name="python3")
+        env = {**os.environ, "TEST_MARK": self.mark, "PYTHONPATH": ROOT, "JUPYTER_PATH": ""}
+        self.manager.start_kernel(cwd=str(folder), env=env, stderr=subprocess.DEVNULL)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self.run("from zerocourse.launch import launch\nfrom zerocourse.magics import load_ipython_extension\n"
+                 "load_ipython_extension(get_ipython())")
+
+    def run(self, code, until=None, count=1, seconds=60):
+        """Run a cell and return its text and errors; or return as soon as `until` was printed `count` times."""
+        self.request, self.text, self.error = self.client.execute(code), "", None
+        return self.follow(until, count, seconds)
+
+    def follow(self, until=None, count=1, seconds=60):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                message = self.client.get_iopub_msg(timeout=0.2)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") != self.request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                self.text += content["text"]
+            if message["msg_type"] == "error":
+                self.error = content
+                self.text += "\n".join(content["traceback"])
+            idle = message["msg_type"] == "status" and content["execution_state"] == "idle"
+            if idle or (until and self.text.count(until) >= count):
+                return self.text
+        raise AssertionError(f"the kernel did not come back in {seconds} s; it said {self.text!r}")
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    kernel = Kernel(tmp_path)
+    yield kernel
+    kernel.close()
+
+
+@linux
+def test_interrupting_a_cell(kernel, survivors):
+    launches = {name: f"launch('{name}.py', env={{'LAUNCH_MARK': '{kernel.mark}'}})" for name in BODIES}
+    launches["kept ranks"] = ("%%ranks\nimport os\nprint('go')\nos.environ['LAUNCH_MARK'] = '" + kernel.mark + "'\n"
+                              "os.system('sleep 1000 &')\nif rank == 0: dist.barrier()\nwhile True: pass")
+    for name, code in launches.items():
+        kernel.run(code, until="go", count=2)
+        time.sleep(0.2)
+        started = time.monotonic()
+        kernel.manager.interrupt_kernel()
+        kernel.follow()
+        assert time.monotonic() - started < 2, name
+        assert kernel.error["ename"] == "LaunchInterrupted", name
+        assert survivors(f"LAUNCH_MARK={kernel.mark}", 0) == [], name
+
+
+@linux
+def test_killing_the_kernel(kernel, survivors):
+    """SIGKILL, with all four kinds of work and kept ranks running at once: nothing is left after two seconds."""
+    kernel.run("import threading, signal\nfrom zerocourse.ranks import Ranks\n"
+               f"for name in {list(BODIES)!r}:\n"
+               "    threading.Thread(target=launch, args=(f'{name}.py',)).start()\n"
+               "def stuck():\n    import time\n    print('go')\n    time.sleep(1000)\n"
+               "Ranks(2).run(stuck)", until="go", count=10)
+    assert len(survivors(kernel.mark, 0)) > 4 * 3 + 2 * 2 + 2
+    folder = Path(tempfile.gettempdir())
+    before = set(folder.glob("zc-*"))
+    os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
+    assert survivors(kernel.mark, 2) == []
+    assert set(folder.glob("zc-*")) < before
+
+
+@linux
+def test_functions_of_cells(kernel):
+    kernel.run("def half(x):\n    return x / 0")
+    kernel.run("def f(x):\n    import torch\n    if torch.distributed.get_rank() == 1:\n        half(x)\n    return x")
+    text = kernel.run("launch(f, 1)")
+    assert kernel.error["ename"] == "RankError"
+    assert "rank 1 failed" in text and "return x / 0" in text and "half(x)" in text
+    assert "Cell In[2], line 2, in half" in text and "Cell In[3], line 4, in f" in text
+    assert "zerocourse" not in text and "ipykernel" not in text
+    text = kernel.run("%%torchrun --nproc 2 --only 1 --lr 3\nimport sys, os\nprint(sys.argv[1:])\n1 / (int(os.environ['RANK']) - 1)")
+    assert "[1] ['--lr', '3']" in text and "[0] [" not in text and "Cell In[5], line 4" in text
+    text = kernel.run("%%ranks --nproc 2\nx = rank\nx / 0")
+    assert "Cell In[6], line 3" in text and "zerocourse" not in text
+    assert "[1] 1" in kernel.run("%%ranks\nx")
+    assert "UsageError" in kernel.run("%%ranks --nope\nx")

@@ -1,0 +1,369 @@
+"""Ranks that are kept alive: they answer fast, fail in words, and leave nothing behind."""
+
+import os
+import signal
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from zerocourse.errors import BadInput
+from zerocourse.processes.channels import Inbox, Lines
+from zerocourse.processes.failures import LaunchInterrupted, LaunchTimeout, RankDied, RankError
+from zerocourse.ranks import Ranks, check_nproc, shared
+from zerocourse.worker import progress, report
+
+SCALE = 10  # a global that functions below use: it travels with them
+
+
+def total(value):
+    tensor = torch.full((2,), float(value * SCALE + dist.get_rank()))
+    dist.all_reduce(tensor)
+    return tensor
+
+
+@pytest.mark.parametrize("nproc", [2, 3, 4])
+def test_every_rank_returns(pool, nproc):
+    results = pool(nproc).run(total, 1)
+    expected = 10.0 * nproc + nproc * (nproc - 1) / 2
+    assert [r.tolist() for r in results] == [[expected] * 2] * nproc
+
+
+def test_a_kept_rank_answers_in_milliseconds(pool):
+    pool(2).run(total, 1)
+    assert min(pool(2).run(total, 1).seconds for _ in range(5)) < 0.1
+
+
+def test_nested_functions_closures_and_lambdas_travel(pool):
+    factor = 3
+
+    def scaled(x, *, plus=0):
+        return total(x).mul(factor).add(plus).tolist()
+
+    assert pool(2).run(scaled, 1, plus=1) == [[64.0, 64.0]] * 2
+    assert pool(2).run(lambda: dist.get_rank()) == [0, 1]
+
+
+def test_functions_travel_as_they_are_now(pool, monkeypatch):
+    assert pool(2).run(total, 0)[0][0] == 1
+    monkeypatch.setitem(globals(), "SCALE", 100)
+    assert pool(2).run(total, 1)[0][0] == 201
+
+
+def test_output_records_and_lines(pool):
+    shown = []
+
+    def speak(rank_of_junk):
+        report(step=3, loss=torch.tensor(0.5), grid=torch.eye(2), path=object)
+        print("one", dist.get_rank())
+        os.write(1, b"from C\n")
+        if dist.get_rank() == rank_of_junk:
+            os.write(1, b"\xff\xfe\x00 junk\n")
+        print(" 10%\r 20%\r100%")
+        print("no newline", end="")
+
+    ranks = pool(2)
+    ranks.echo, before = shown.append, ranks.echo
+    try:
+        results = ranks.run(speak, 1)
+    finally:
+        ranks.echo = before
+    assert [line for rank, line in results.lines if rank == 0] == ["one 0", "from C", "100%", "no newline"]
+    assert "[1] one 1" in shown and "[1] no newline" in shown and len(shown) == 9
+    assert any("junk" in line for rank, line in results.lines if rank == 1)
+    assert sorted(rank for rank, _ in results.records) == [0, 1]
+    assert results.records[0][1] | {"path": ""} == {"step": 3, "loss": 0.5, "grid": [[1, 0], [0, 1]], "path": ""}
+
+
+def test_very_long_lines_come_in_pieces(pool):
+    def shout():
+        print("x" * 3_000_000)
+
+    ranks = pool(2)
+    ranks.quiet = True
+    try:
+        lines = ranks.run(shout).lines
+    finally:
+        ranks.quiet = False
+    for rank in (0, 1):
+        pieces = [text for r, text in lines if r == rank]
+        assert len(pieces) > 1 and "".join(pieces) == "x" * 3_000_000
+
+
+def test_lines_are_cut_and_kept_whole():
+    lines = Lines(longest=10)
+    assert lines.feed(b"ab") == [] and lines.feed(b"c\nde") == [b"abc"]
+    assert lines.feed(b"") == [b"de"] and lines.feed(b"") == []
+    assert lines.feed(b"0123456789ab") == [b"0123456789ab"]
+    assert Lines().feed(b"x" * 100) == []
+
+
+def test_big_values_come_back(pool):
+    def big():
+        return {"tensor": torch.arange(5_000_000), "rank": dist.get_rank()}
+
+    results = pool(2).run(big)
+    assert torch.equal(results[1]["tensor"], torch.arange(5_000_000)) and results[1]["rank"] == 1
+
+
+def inner(x):
+    return 1 / x
+
+
+def test_the_failing_rank_speaks(pool):
+    def fails():
+        if dist.get_rank() == 1:
+            inner(0)
+        dist.barrier()
+
+    with pytest.raises(RankError, match="rank 1: ZeroDivisionError: division by zero") as caught:
+        pool(2).run(fails)
+    error = caught.value
+    assert error.rank == 1 and error.kind == "ZeroDivisionError"
+    assert "inner(0)" in error.traceback and "return 1 / x" in error.traceback
+    assert "worker.py" not in error.traceback and "boot.py" not in error.traceback
+    drawn = "\n".join(error._render_traceback_())
+    assert "rank 1 failed" in drawn and "return 1 / x" in drawn and "zerocourse/" not in drawn
+    assert pool(2).run(total, 1)[0][0] == 21  # started afresh: nobody is stuck in that barrier
+
+
+def test_causes_of_an_exception_are_shown_without_the_launcher(pool):
+    def fails():
+        try:
+            inner(0)
+        except ZeroDivisionError as error:
+            raise KeyError("wrapped") from error
+
+    with pytest.raises(RankError) as caught:
+        pool(2).run(fails)
+    assert "direct cause" in caught.value.traceback and "worker.py" not in caught.value.traceback
+    assert [f.rank for f in caught.value.failures] == [0, 1]  # alike: the lowest rank speaks
+
+
+def test_a_rank_that_is_killed(pool):
+    def die(how):
+        if dist.get_rank() == 1:
+            if how == "kill" and os.fork() == 0:  # a child, such as a data-loader worker, must not hide the death
+                time.sleep(1000)
+            os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(how)
+        dist.barrier()
+
+    with pytest.raises(RankDied, match="rank 1 .*SIGKILL") as caught:
+        pool(2).run(die, "kill")
+    assert caught.value.exit_code == -signal.SIGKILL
+    with pytest.raises(RankDied, match="rank 1 .*exit code 3"):
+        pool(2).run(die, 3)
+    assert pool(2).run(total, 1)[0][0] == 21
+
+
+def test_a_rank_that_died_between_two_calls(pool):
+    pool(2).run(total, 1)
+    os.kill(pool(2).pids[1], signal.SIGKILL)
+    time.sleep(0.1)
+    assert pool(2).run(total, 1)[0][0] == 21
+
+
+def test_a_timeout_says_who_waits_and_where(pool):
+    def stuck():
+        if dist.get_rank() == 0:
+            time.sleep(60)
+        dist.barrier()
+
+    with pytest.raises(LaunchTimeout) as caught:
+        pool(2).run(stuck, timeout=1)
+    waiting = caught.value.waiting
+    assert "time.sleep(60)" in waiting[0] and "in stuck" in waiting[0]
+    assert "dist.barrier()" in waiting[1] and "test_ranks.py" in waiting[1]
+
+
+def test_a_timeout_names_only_those_still_running(pool):
+    def slow():
+        if dist.get_rank() == 1:
+            time.sleep(60)
+
+    with pytest.raises(LaunchTimeout, match=r"ranks done: \[0\]") as caught:
+        pool(2).run(slow, timeout=1)
+    assert list(caught.value.waiting) == [1]
+
+
+def test_ranks_out_of_step_are_started_afresh(pool):
+    def one_more():
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1), async_op=True)
+        return os.getpid()
+
+    before = pool(2).run(one_more)
+    assert pool(2).run(total, 1)[0][0] == 21  # with the old ranks this would pair the wrong collectives
+    assert set(before).isdisjoint(pool(2).pids.values())
+
+
+def test_each_call_finds_ranks_as_new(pool):
+    def draw():
+        groups = len(dist.distributed_c10d._world.pg_map)
+        dist.new_group([0, 1])
+        torch.set_default_dtype(torch.float64)
+        return torch.rand(3).tolist(), groups, os.getpid()
+
+    first, second = pool(2).run(draw), pool(2).run(draw)
+    assert first == second and first[0][1] == 1
+
+
+def test_calls_follow_the_callers_folder(pool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert pool(2).run(os.getcwd) == [str(tmp_path)] * 2
+
+
+def test_what_cannot_be_sent_is_named(pool):
+    lock = threading.Lock()
+
+    def closes():
+        return lock
+
+    with pytest.raises(BadInput, match=r"closes cannot be sent.*outer variable 'lock'.*_thread.lock"):
+        pool(2).run(closes)
+    with pytest.raises(BadInput, match=r"the global 'LOCK'"):
+        pool(2).run(uses_lock_deep_down)
+    with pytest.raises(BadInput, match="argument 0"):
+        pool(2).run(total, lock)
+    with pytest.raises(RankError, match="returned cannot be sent back"):
+        pool(2).run(threading.Lock)
+
+
+LOCK = threading.Lock()
+
+
+def uses_lock():
+    return LOCK
+
+
+def uses_lock_deep_down():
+    return [uses_lock() for _ in range(1)]
+
+
+def test_cells_keep_variables_through_an_exception():
+    with Ranks(2, echo=lambda line: None) as ranks:
+        ranks.exec("x = torch.ones(2) * rank\ndist.all_reduce(x)")
+        first = dict(ranks.pids)
+        with pytest.raises(RankError, match="NameError") as caught:
+            ranks.exec("y = 1\nnope")
+        assert "line 2" in caught.value.traceback and "nope" in caught.value.traceback
+        results = ranks.exec("def f():\n    return world_size\nx.tolist(), y, f()")
+        assert results == [([1.0, 1.0], 1, 2)] * 2 and ranks.pids == first
+        assert [text for _, text in results.lines] == ["([1.0, 1.0], 1, 2)"] * 2
+        assert ranks.exec("import threading\nthreading.Lock()") == [None, None]  # printed; it cannot travel
+        assert ranks.exec("x = 5") == [None, None]
+        with pytest.raises(RankError, match="SyntaxError"):
+            ranks.exec("for")
+
+
+def test_cells_that_get_stuck_cost_the_variables():
+    said = []
+    with Ranks(2, echo=said.append) as ranks:
+        ranks.exec("x = 1")
+        with pytest.raises(RankError, match="rank 1: ValueError"):
+            ranks.exec("if rank == 1:\n    raise ValueError\ndist.barrier()")
+        with pytest.raises(RankError, match="NameError"):
+            ranks.exec("x")
+    assert any("variables of earlier cells are gone" in line for line in said)
+
+
+def test_interrupting_stops_the_ranks_and_the_next_use_starts_them(survivors, tmp_path):
+    mark = uuid.uuid4().hex
+    with Ranks(2, env={"TEST_MARK": mark}) as ranks:
+        ranks.run(total, 1)
+
+        def stuck():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.system("sleep 100 &")
+            if (pid := os.fork()) == 0:  # such a process has no mark of its own, only its rank's session
+                time.sleep(100)
+            (tmp_path / f"child{dist.get_rank()}").write_text(str(pid))
+            if dist.get_rank() == 0:
+                dist.barrier()
+            time.sleep(100)
+
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        started = time.monotonic()
+        with pytest.raises(LaunchInterrupted):
+            ranks.run(stuck)
+        assert time.monotonic() - started < 2.5 and ranks.pids == {}
+        assert survivors(mark, 0.2) == []
+        for child in tmp_path.iterdir():
+            stat = Path("/proc", child.read_text(), "stat")
+            assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        assert ranks.run(total, 1)[0][0] == 21
+
+
+def test_ranks_end_with_what_they_started(survivors):
+    """A rank of ours that launches ranks itself, and is killed: the inner ones go too."""
+    mark = uuid.uuid4().hex
+
+    def nest():
+        inside = Ranks(1, init=False)
+        inside.run(os.getpid)
+        if os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with Ranks(2, env={"TEST_MARK": mark}, init=False) as ranks:
+        with pytest.raises(RankDied):
+            ranks.run(nest, timeout=60)
+    assert survivors(mark, 0.5) == []
+
+
+def test_without_forking():
+    with Ranks(2, fork=False) as ranks:
+        assert ranks.run(total, 1)[0][0] == 21
+
+
+def test_strangers_are_turned_away(tmp_path):
+    import json
+    import socket
+
+    heard = []
+    inbox = Inbox(tmp_path, *[lambda *words: heard.append(words)] * 4)
+    for token in ("wrong", inbox.token):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(inbox.address)
+        hello = {"rank": 0, "local_rank": 0, "pid": 1, "token": token, "use": "events"}
+        sock.sendall(json.dumps(hello).encode() + b'\n{"event": "ready"}\n')
+        for _ in range(3):
+            inbox.pump(0.1)
+        assert len(heard) == (0 if token == "wrong" else 2)
+    inbox.close()
+
+
+def test_nproc_is_checked():
+    for wrong in (0, -1, 1.5, True, "2"):
+        with pytest.raises(BadInput, match="nproc is"):
+            Ranks(wrong)
+    with pytest.raises(BadInput, match="oversubscribe=True"):
+        Ranks(10_000)
+    check_nproc(10_000, oversubscribe=True)
+
+
+def test_one_pool_for_everybody():
+    assert shared(2) is shared(2)
+
+
+def test_the_process_group_of_a_single_process():
+    def alone():
+        from zerocourse.distributed import device, init
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name)
+        init()
+        first = dist.group.WORLD
+        init(timeout_seconds=5)  # a group that is up is used as it is
+        return dist.get_world_size(), dist.get_backend(), dist.group.WORLD is first, device().type
+
+    with Ranks(1, init=False) as ranks:
+        expected = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
+        assert ranks.run(alone) == [(1, expected[0], True, expected[1])]
+
+
+def test_reports_outside_a_launch_do_nothing():
+    report(step=1)
+    progress(1, 2)

@@ -1,0 +1,111 @@
+"""The tour: its numbers agree, its verdict goes red when they should not, and its command says so."""
+
+import gc
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from zerocourse.cli import main
+from zerocourse.model import CONFIGS
+from zerocourse.tour import MODES, Plan, run_modes
+from zerocourse.verdict import checks, rank_checks
+
+PLAN = Plan(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
+
+
+@pytest.fixture(scope="module")
+def modes(pool):
+    """Every mode, measured on two ranks and one."""
+    alone = pool(1).run(run_modes, MODES[:1], PLAN, None)
+    ranks = pool(2).run(run_modes, MODES[1:], PLAN, None)
+    return {mode: [found[mode] for found in (alone if mode == "single" else ranks)] for mode in MODES}
+
+
+def test_every_number_agrees_with_its_formula(modes):
+    found = [check for check in checks(PLAN, modes) if check.what != "peak"]  # too small a model for its estimate
+    assert not [check for check in found if not check.ok]
+    assert {check.what for check in found} >= {"parameters_bytes", "gradients_bytes", "optimizer_bytes", "sent", "losses",
+                                               "losses, bit by bit", "buffers", "the rest", "padding"}
+
+
+@pytest.mark.parametrize("key, change", [("parameters_bytes", 4), ("gradients_bytes", -4), ("optimizer_bytes", 4),
+                                         ("sent_elements", 1), ("buffers_bytes", 1), ("rest_bytes", 1 << 20)])
+def test_one_wrong_number_turns_the_verdict_red(modes, key, change):
+    wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
+    wrong["zero2"][1][key] += change
+    red = [check for check in checks(PLAN, wrong) if not check.ok and check.what != "peak"]
+    assert red and {check.mode for check in red} == {"zero2"}
+
+
+def test_a_wrong_loss_turns_the_verdict_red(modes):
+    wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
+    wrong["zero3"][0]["losses"] = [loss * 1.0001 for loss in wrong["zero3"][0]["losses"]]
+    assert {check.what for check in checks(PLAN, wrong) if not check.ok and check.what != "peak"} == {"losses", "losses, bit by bit"}
+
+
+def plant_buffer(model, optimizer):
+    model.register_buffer("planted", torch.zeros(1 << 18))
+
+
+def plant_loose_tensor(model, optimizer):
+    model.planted = [torch.zeros(1 << 18)]
+
+
+def plant_kept_gather(model, optimizer):
+    stage, unit = model.zero, model.zero.units[1]
+    own = stage.release
+    stage.release = lambda other, *rest: None if other is unit else own(other, *rest)
+
+
+def plant_kept_gradient(model, optimizer):
+    """A hook that forgets to free what it copied."""
+    flat = model.zero.units[1].flats[0]
+    own = flat.collect
+
+    def collect(key, param):
+        gradient = param.grad
+        own(key, param)
+        param.grad = gradient
+
+    flat.collect = collect
+
+
+@pytest.mark.parametrize("plant, what", [(plant_buffer, "buffers"), (plant_loose_tensor, "the rest"),
+                                         (plant_kept_gather, "parameters_bytes"), (plant_kept_gradient, "gradients_bytes")])
+def test_a_planted_fault_turns_the_verdict_red(pool, plant, what):
+    found = pool(2).run(run_modes, ("zero3",), PLAN, plant)
+    gc.collect()
+    for rank, measured in enumerate(found):
+        red = {check.what for check in rank_checks(PLAN, "zero3", rank, measured["zero3"]) if not check.ok}
+        assert what in red
+
+
+def test_the_command_writes_its_table_pictures_and_summary(tmp_path, capsys):
+    argv = ["tour", "--model", "gpt2-laptop", "--tokens", "16", "--micro-batch", "1", "--steps", "3"]
+    status = main([*argv, "--out", str(tmp_path / "tour"), "--json"])
+    printed = capsys.readouterr().out
+    summary = json.loads((tmp_path / "tour" / "summary.json").read_text())
+    assert json.loads(printed) == summary
+    assert status == 0 and summary["ok"] is True
+    assert list(summary["modes"]) == list(MODES)
+    for mode, counts in summary["modes"].items():
+        for name in ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "peak_bytes", "sent_bytes"):
+            assert len(counts[name]) == (1 if mode == "single" else 2)
+            assert all(isinstance(nbytes, int) for nbytes in counts[name])
+        assert len(counts["losses"]) == 3
+    assert sorted(path.name for path in (tmp_path / "tour").iterdir()) == ["summary.json", "table.txt", "timeline.png", "tour.png"]
+
+
+@pytest.mark.parametrize("argv, says", [
+    (["--steps", "2"], "--steps must be at least 3"),
+    (["--data", "no/such/file"], "no/such/file"),
+    (["--model", "gpt3"], "gpt3"),
+    (["--nproc", "1000"], "1000"),
+])
+def test_bad_input_is_one_sentence(argv, says, tmp_path, capsys):
+    assert main(["tour", "--out", str(tmp_path / "tour"), *argv]) == 2
+    shown = capsys.readouterr()
+    assert says in shown.err and shown.err.count("\n") == 1 and not shown.out
+    assert not (tmp_path / "tour").exists()

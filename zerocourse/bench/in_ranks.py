@@ -1,0 +1,136 @@
+"""What a rank does in a bench: `watch` one mode's memory, bytes and losses; `race` several modes against the clock.
+
+They never happen together: a meter costs time, and a neighbour's memory is not the mode's own.
+"""
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..data import batches, load_text
+from ..ledger import Ledger
+from ..sampler import ShardSampler
+from ..tour import rows_of
+from .meters import Heap, loopback_bytes
+from .modes import Trained, build, prepare
+from .plan import AGAIN, BASELINE, MODES, Mode, Plan
+
+Entry = tuple[str, int | None]  # a mode's name and its bucket size
+
+
+def watch(plan: Plan, entry: Entry, private: bool) -> dict:
+    """Train a few steps in this mode alone and meter the last two: one by heap and wire, one by the ledger.
+
+    private: this network namespace is the bench's own, so that loopback's counter counts us and nobody else.
+    Returns losses; heap_peak_bytes and heap_held_bytes (after a step), above what was held before the model was built;
+    wire_bytes (what all ranks sent, divided by their number); parameters_bytes, gradients_bytes (just before the
+    update), optimizer_bytes, rest_bytes, peak_bytes; ours also sent_bytes, padding_bytes, control_bytes and rows.
+    """
+    torch.set_num_threads(plan.threads)
+    mode, heap, stream = MODES[entry[0]], Heap(), samples(plan)
+    warm_up(mode, plan)
+    before = heap.held()
+    trained = build(mode, plan, entry[1])
+    losses = [trained.step(*next(stream)) for _ in range(plan.steps - 2)]
+
+    x_BT, y_BT = next(stream)
+    dist.barrier()
+    heap.reset_peak()
+    sent = loopback_bytes() if private else 0
+    dist.barrier()  # nobody begins before all have read the counter
+    losses.append(trained.step(x_BT, y_BT))
+    dist.barrier()
+    found = {"heap_peak_bytes": heap.peak() - before if heap.here else None,
+             "heap_held_bytes": heap.held() - before if heap.here else None,
+             "wire_bytes": (loopback_bytes() - sent) // plan.ranks if private else None}
+    dist.barrier()
+
+    with Ledger(trained.model, trained.optimizer) as ledger:
+        found |= under_ledger(ledger, trained, *next(stream), losses)
+    return found | {"losses": losses, "rows": rows_of(trained.model)}
+
+
+def under_ledger(ledger: Ledger, trained: Trained, x_BT: Tensor, y_BT: Tensor, losses: list[float]) -> dict:
+    """One step whose every tensor is counted."""
+    comm, at_update = trained.comm, []
+    hook = trained.optimizer.register_step_pre_hook(lambda *_: at_update.append(ledger.now()))
+    before = (comm.sent.total(), comm.padding, comm.control) if comm else ()
+    losses.append(trained.step(x_BT, y_BT))
+    hook.remove()
+    counted = (comm.sent.total(), comm.padding, comm.control) if comm else ()
+    sent = [now - then for now, then in zip(counted, before)] or [None] * 3
+    after = ledger.now()
+    return {"parameters_bytes": after.parameters, "gradients_bytes": at_update[0].gradients,
+            "optimizer_bytes": after.optimizer, "rest_bytes": after.rest, "peak_bytes": ledger.peak,
+            **dict(zip(("sent_bytes", "padding_bytes", "control_bytes"), sent, strict=True))}
+
+
+def warm_up(mode: Mode, plan: Plan) -> None:
+    """A step of a very small model: what is imported or set up on first use must not count as the mode's."""
+    prepare(mode.wants)
+    tiny = replace(plan, layers=2, width=16, tokens=8, vocab=256, global_batch=plan.ranks)
+    trained = build(mode, tiny, mode.buckets[0] if mode.buckets else None)
+    tokens_BT = torch.zeros(1, 8, dtype=torch.int64)
+    for _ in range(2):
+        trained.step(tokens_BT, tokens_BT)
+    del trained
+    gc.collect()
+
+
+def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None, control: bool) -> dict[str, list[float]]:
+    """Seconds of each entry's step in each round: one step each in turn, the order moved on by one every round.
+
+    deadline: of the machine's monotonic clock, after which no round begins. control: the baseline runs twice a round.
+    Returns {label of the entry: seconds a round}, the same rounds for all.
+    """
+    torch.set_num_threads(plan.threads)
+    stream, runners = samples(plan), {}
+    for entry in entries:
+        prepare(MODES[entry[0]].wants)
+        runners[label(entry)] = build(MODES[entry[0]], plan, entry[1])
+    x_BT, y_BT = next(stream)
+    for trained in runners.values():
+        for _ in range(2):  # buckets are laid anew, and orders are learnt, in the first two
+            trained.step(x_BT, y_BT)
+    order, seconds = list(runners), {name: [] for name in runners}
+    if control:
+        base = next(label(entry) for entry in entries if entry[0] == BASELINE)
+        order, seconds[AGAIN] = [*order, AGAIN], []
+        runners[AGAIN] = runners[base]
+    gc.collect()
+    gc.freeze()  # one mode's step must not pay for looking through all the others' objects
+    for number in range(rounds):
+        if number and over(deadline):
+            break
+        x_BT, y_BT = next(stream)
+        for name in order[number % len(order):] + order[: number % len(order)]:
+            dist.barrier()
+            began = time.perf_counter()
+            runners[name].step(x_BT, y_BT)
+            dist.barrier()  # a step is over when the slowest rank's is
+            seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def over(deadline: float | None) -> bool:
+    """Is it past the deadline on some rank? Collective."""
+    late = torch.tensor([float(deadline is not None and time.monotonic() > deadline)])
+    dist.all_reduce(late, dist.ReduceOp.MAX)
+    return bool(late.item())
+
+
+def label(entry: Entry) -> str:
+    return entry[0] if entry[1] is None else f"{entry[0]}@{entry[1]}"
+
+
+def samples(plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+    """This rank's micro-batches, epoch after epoch."""
+    train, _ = load_text(plan.source, plan.tokens)
+    sampler = ShardSampler(len(train), dist.get_rank(), plan.ranks, plan.micro_batch, seed=plan.seed)
+    while True:
+        yield from batches(train, sampler)

@@ -1,0 +1,116 @@
+"""The bench in words and as JSON. Pure functions of what `runner.measure` returned."""
+
+import statistics
+from collections.abc import Sequence
+
+from ..sizes import gib
+from ..verdict import mean_losses
+from .plan import BASELINE, Mode, Plan
+from .verdict import AGAIN, Ratio, checks, noise, ratio
+
+KINDS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
+COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "control_bytes")
+
+
+def summarise(plan: Plan, modes: Sequence[Mode], found: dict, settings: dict) -> dict:
+    """The object that `--json` prints; see the bench's help for its fields."""
+    verdict = list(checks(plan, list(modes), found["watched"]))
+    return {"ok": all(check.ok for check in verdict),
+            "modes": {mode.name: of_mode(mode, found) for mode in modes},
+            "wrong": [f"{check.mode}, {check.what}: {check.detail}" for check in verdict if not check.ok],
+            "checks": len(verdict), "noisy": noise(found["races"]),
+            "control": as_dict(ratio(found["races"], AGAIN, BASELINE)), "hooks_microseconds": found["hooks"],
+            "meters": {"heap": found["heap"], "wire": found["private"]}, "settings": settings}
+
+
+def of_mode(mode: Mode, found: dict) -> dict:
+    """One mode: counts as one entry a rank, mean losses, times as ratios."""
+    ranks, races = found["watched"][mode.name], found["races"]
+    counts = {count: [got[count] for got in ranks] for count in COUNTS}
+    counts["total_bytes"] = [sum(got[kind] for kind in KINDS) for got in ranks]
+    if not mode.ours:
+        counts["sent_bytes"] = counts["wire_bytes"]  # a peer does not count: the interface does
+    seconds = [second for race in races for second in race.get(mode.name, ())]
+    others = (BASELINE, *mode.matches)
+    return {**counts, "losses": mean_losses(ranks), "step_seconds": statistics.median(seconds) if seconds else None,
+            "ratios": {other: as_dict(ratio(races, mode.name, other)) for other in others
+                       if other != mode.name and ratio(races, mode.name, other)},
+            "bucket": found["buckets"][mode.name], "bucket_unit": mode.unit or None,
+            "tried_seconds": {str(size): seconds for size, seconds in found["tuning"].get(mode.name, {}).items()}}
+
+
+def as_dict(found: Ratio | None) -> dict | None:
+    return found and {"median": found.median, "spread": found.spread, "rounds": found.rounds}
+
+
+def table(plan: Plan, modes: Sequence[Mode], summary: dict) -> str:
+    """For people: a row a mode (of the rank that holds most), and what to think of it."""
+    head = ("mode", "bucket", "params", "grads", "optim", "peak", "heap peak", "wire", "ms/step", "/ DDP", "/ torch peer", "/ DeepSpeed")
+    rows = [head, *(row(plan, mode, summary["modes"][mode.name]) for mode in modes)]
+    widths = [max(len(line[column]) for line in rows) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) if column < 2 else cell.rjust(width)
+                       for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip() for line in rows]
+    return "\n".join([about(plan, summary["settings"]), "", *lines, "", *notes(plan, modes, summary)])
+
+
+def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
+    def most(count: str) -> str:
+        return "-" if None in got[count] else gib(max(got[count]))
+
+    def times(*others: str) -> str:
+        found = next((got["ratios"][other] for other in others if other in got["ratios"]), None)
+        return f"{found['median']:.2f} ±{found['spread'] / 2:.2f}" if found else "-"
+
+    wire = "-" if None in got["wire_bytes"] else f"{max(got['wire_bytes']) / (4 * plan.params):.3f}Ψ"
+    seconds = "-" if got["step_seconds"] is None else f"{got['step_seconds'] * 1e3:.0f}"
+    deepspeed = [name for name in mode.matches if name.startswith("deepspeed")]
+    return (mode.name, f"{got['bucket']:,} {mode.unit}" if mode.buckets else "a unit", *(most(kind) for kind in KINDS),
+            most("peak_bytes"), most("heap_peak_bytes"), wire, seconds, times(BASELINE),
+            times(*(name for name in mode.matches if name not in deepspeed)), times(*deepspeed))
+
+
+def about(plan: Plan, settings: dict) -> str:
+    return (f"GPT-2 of {plan.layers} × {plan.width}, vocabulary {plan.vocab}, {plan.params:,} parameters (Ψ); {plan.ranks} ranks × "
+            f"{plan.micro_batch} samples × {plan.tokens} tokens; fp32, AdamW(fused=True) in every mode, gloo, {plan.threads} thread(s) a rank\n"
+            + ", ".join(f"{name} {value}" for name, value in settings.items()))
+
+
+def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
+    """What the numbers mean, whether they hold, and whether the times can be judged."""
+    lines = ["peak: tensors that Python sees. heap peak: all blocks of 16 KiB and more, C++'s too, above what the process held "
+             "before the model was built. wire: loopback's counter, a rank's share. Ratios of times: medians over rounds, ± half "
+             "the distance of the quartiles."]
+    if not summary["meters"]["heap"]:
+        lines.append("No heap peak: the meter needs a C compiler and glibc.")
+    if not summary["meters"]["wire"]:
+        lines.append("No bytes on the wire: a network namespace of one's own is not permitted here.")
+    lines += [f"{mode.name}: {', '.join(f'{int(size):,} {mode.unit} {seconds * 1e3:.0f} ms' for size, seconds in tried.items())}"
+              for mode in modes if (tried := summary["modes"][mode.name]["tried_seconds"])]
+    for name, cost in summary["hooks_microseconds"].items():
+        lines.append(f"hooks of {name}: {cost['a_step']:.0f} µs a step, {cost['a_unit']:.0f} a unit, {cost['a_parameter']:.1f} a "
+                     f"parameter; {cost['example'] / 1e3:.1f} ms for 12 blocks of 12")
+    lines += [f"TOO NOISY: {reason}." for reason in summary["noisy"]]
+    if not summary["noisy"] and summary["control"]:
+        control = summary["control"]
+        lines.append(f"{BASELINE} against itself: {control['median']:.2f}, quartiles {control['spread']:.2f} apart over "
+                     f"{control['rounds']} rounds: times can be judged.")
+    lines.append(f"{summary['checks'] - len(summary['wrong'])} of {summary['checks']} checks of losses and bytes hold.")
+    return lines + [f"  WRONG {wrong}" for wrong in summary["wrong"]]
+
+
+def alt_text(modes: Sequence[Mode], summary: dict) -> str:
+    """What the picture shows, for those who cannot see it."""
+    parts = []
+    for mode in modes:
+        got = summary["modes"][mode.name]
+        ratio_to_base = got["ratios"].get(BASELINE)
+        time = "1.00" if mode.name == BASELINE else f"{ratio_to_base['median']:.2f}" if ratio_to_base else "unknown"
+        peak = got["heap_peak_bytes"] if None not in got["heap_peak_bytes"] else got["peak_bytes"]
+        parts.append(f"{mode.name} {time} and {gib(max(peak))}")
+    return f"Two bar charts: step time as a ratio to {BASELINE}, and peak memory of a rank. " + "; ".join(parts) + "."
+
+
+def markdown(text: str, alt: str) -> str:
+    return f"# Bench\n\n```\n{text}\n```\n\n![{alt}](bench.png)\n"
+
+

@@ -1,0 +1,111 @@
+"""The verdict on a bench: do the losses agree, do the bytes follow the formulas, which is faster, and can one tell?
+
+Pure functions of what was measured. A ratio of times is the median over rounds of the ratio within a round, so that
+what slows down a whole round cancels out.
+"""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..memory import CONVENTIONS, model_states
+from ..verdict import Check
+from .plan import AGAIN, BASELINE, Mode, Plan
+
+FP32 = CONVENTIONS["fp32"]
+LOSS_TOLERANCE = 2e-5  # relative: ranks add up in different orders
+WIRE_TOLERANCE = 0.01  # TCP's and IP's headers, and acknowledgements
+FRAME_BYTES = 400  # of headers and acknowledgements around one small message, both ways
+NOISE = 0.10  # the most that the baseline may differ from itself: the distance of the quartiles of that ratio
+BIAS = 0.05  # ... and of its median from 1
+FEWEST_ROUNDS = 5
+
+Race = dict[str, list[float]]  # seconds a round, by mode
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time of one mode over that of another. `spread` is the distance of the quartiles."""
+
+    median: float
+    spread: float
+    rounds: int
+
+
+def ratio(races: list[Race], mode: str, other: str) -> Ratio | None:
+    """Round by round, from every race that both took part in; None when there is none."""
+    pairs = [here / there for race in races if mode in race and other in race
+             for here, there in zip(race[mode], race[other], strict=True)]
+    if not pairs:
+        return None
+    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else pairs * 3
+    return Ratio(middle, high - low, len(pairs))
+
+
+def noise(races: list[Race]) -> list[str]:
+    """Why the times cannot be judged, one sentence each; empty when they can."""
+    found = []
+    for race in races:
+        names = ", ".join(name for name in race if name != AGAIN)
+        control = ratio([race], AGAIN, BASELINE)
+        if control is None:
+            continue
+        if control.rounds < FEWEST_ROUNDS:
+            found.append(f"only {control.rounds} rounds ({names}): it takes {FEWEST_ROUNDS} to judge")
+        elif control.spread > NOISE or abs(control.median - 1) > BIAS:
+            found.append(f"{BASELINE} against itself took {control.median:.2f} of its own time, with quartiles "
+                         f"{control.spread:.2f} apart ({names}): more than {BIAS:.2f} off 1, or {NOISE:.2f} apart, is too noisy to judge")
+    return found
+
+
+def checks(plan: Plan, modes: list[Mode], watched: dict[str, list[dict]]) -> Iterator[Check]:
+    """Everything but time: losses of all modes, and of ours the bytes held and sent. Decides the exit status."""
+    reference = watched[BASELINE]
+    for mode in modes:
+        ranks = watched[mode.name]
+        furthest = max(abs(here / there - 1) for got, other in zip(ranks, reference, strict=True)
+                       for here, there in zip(got["losses"], other["losses"], strict=True))
+        yield Check(mode.name, "losses", furthest <= LOSS_TOLERANCE,
+                    f"losses are up to {furthest:.1e} (relative) from {BASELINE}'s, more than {LOSS_TOLERANCE:.0e}")
+        if mode.ours:
+            for rank, got in enumerate(ranks):
+                yield from held(plan, mode, rank, got)
+            yield from wire(plan, mode, ranks)
+
+
+def held(plan: Plan, mode: Mode, rank: int, got: dict) -> Iterator[Check]:
+    """Exactly the formulas' bytes, with the padding of every row."""
+    padded, own = (sum(column) for column in zip(*got["rows"], strict=True))
+    exact = model_states(padded, mode.stage, plan.ranks, FP32, shard=own)
+    for kind in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
+        want = getattr(exact, kind)
+        yield Check(mode.name, kind, got[kind] == want, f"rank {rank} holds {got[kind]:,} bytes, the formula says {want:,}")
+
+
+def wire(plan: Plan, mode: Mode, ranks: list[dict]) -> Iterator[Check]:
+    """What the interface counted against what the formula says and our own count of everything else."""
+    sent = [got["sent_bytes"] for got in ranks]
+    want = 4 * formula_elements(plan, mode)
+    yield Check(mode.name, "sent", sum(sent) == want, f"the ranks say they sent {sum(sent):,} bytes, the formula says {want:,}")
+    if ranks[0]["wire_bytes"] is None:
+        return
+    counted = ranks[0]["wire_bytes"] * plan.ranks
+    extra = sum(got["padding_bytes"] + got["control_bytes"] for got in ranks)
+    slack = FRAME_BYTES * messages(plan, mode, ranks)
+    yield Check(mode.name, "wire", want <= counted <= (want + extra) * (1 + WIRE_TOLERANCE) + slack,
+                f"the interface counted {counted:,} bytes, the formula says {want:,} and {extra:,} of padding and agreement")
+
+
+def passes(mode: Mode) -> int:
+    """How often all parameters, or all gradients, travel in a step."""
+    return 3 if mode.stage == 3 and not mode.keep else 2
+
+
+def formula_elements(plan: Plan, mode: Mode) -> int:
+    """Elements that all ranks together send in a step: (N - 1)Ψ a pass."""
+    return passes(mode) * (plan.ranks - 1) * plan.params
+
+
+def messages(plan: Plan, mode: Mode, ranks: list[dict]) -> int:
+    """About how many messages all ranks send: one a pass, row and pair of ranks, and some to agree and to start."""
+    return plan.ranks * plan.ranks * (passes(mode) * len(ranks[0]["rows"]) + 8)

@@ -1,0 +1,166 @@
+"""AdamW in one pass over memory: 28 bytes an fp32 element instead of 80.
+
+With p a parameter's element, g its gradient, m and v the running means of g and g², step t counted from 1:
+
+    p = p - lr·weight_decay·p
+    m = m + (1 - beta1)·(g - m)
+    v = beta2·v + (1 - beta2)·g²
+    p = p - lr/(1 - beta1^t) · m / (sqrt(v)/sqrt(1 - beta2^t) + eps)
+
+Every element is alone, so one program can take 4096 of them wherever they lie: read p, g, m and v (16 bytes), write p,
+m and v (12 bytes). PyTorch's operations one by one carry intermediate rows to memory and back: `adamw` is that twin.
+Source: Loshchilov and Hutter 2019 (arXiv 1711.05101), Kingma and Ba 2015 (arXiv 1412.6980).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from ..errors import BadInput
+from .backend import INTERPRETED, autotuned, check_device
+
+
+def adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int, lr: float,
+          betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """The plain twin: one step, in place, on tensors of one shape. Eight operations, each a trip to memory."""
+    beta1, beta2 = betas
+    p.mul_(1 - lr * weight_decay)
+    m.lerp_(g, 1 - beta1)
+    v.mul_(beta2)
+    v.addcmul_(g, g, value=1 - beta2)
+    spread = v.sqrt()
+    spread.div_((1 - beta2**t) ** 0.5)
+    spread.add_(eps)
+    p.addcdiv_(m, spread, value=-lr / (1 - beta1**t))
+
+
+@triton.jit
+def adamw_kernel(p_ptr, g_ptr, m_ptr, v_ptr, n, kept, step_size, one_minus_beta1, beta2, one_minus_beta2,
+                 root_correction2, eps, magnitude: tl.constexpr, BLOCK: tl.constexpr):
+    """One program updates BLOCK neighbouring elements, in fp32 whatever p and g are stored in."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # int64: a shard may have more than 2³¹ elements
+    inside = at < n
+    p = tl.load(p_ptr + at, mask=inside).to(tl.float32)
+    g = tl.load(g_ptr + at, mask=inside).to(tl.float32)
+    m = tl.load(m_ptr + at, mask=inside)
+    v = tl.load(v_ptr + at, mask=inside)
+    m = m + one_minus_beta1 * (g - m)
+    v = beta2 * v + one_minus_beta2 * (g * g)
+    p = p * kept - step_size * m / (tl.sqrt(v) / root_correction2 + eps)
+    tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty), mask=inside)
+    tl.store(m_ptr + at, m, mask=inside)
+    tl.store(v_ptr + at, v, mask=inside)
+
+
+CONFIGS = ([triton.Config({"BLOCK": 1 << 16})] if INTERPRETED else  # there a program costs a millisecond, an element nothing
+           [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in
+            ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8), (8192, 16))])
+_run = autotuned(adamw_kernel, CONFIGS, key=["magnitude"], restore_value=("p_ptr", "m_ptr", "v_ptr"))
+
+
+def fused_adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int, lr: float,
+                betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """The kernel: one step, in place. All (n,) and contiguous; p and g fp32, bf16 or fp16, m and v fp32."""
+    check_device(p)
+    n, (beta1, beta2) = p.numel(), betas
+    _run(lambda config: (triton.cdiv(n, config["BLOCK"]),), p, g, m, v, n, 1 - lr * weight_decay, lr / (1 - beta1**t),
+         1 - beta1, beta2, 1 - beta2, (1 - beta2**t) ** 0.5, eps, n.bit_length())
+
+
+class FusedAdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW by `fused_adamw`: the same numbers to a few units in the last place, the same state dict.
+
+    The means are fp32 also for parameters of half precision. Parameters that are neighbours in memory, as the pieces
+    of a flat shard are, with gradients and means that are neighbours too, take one kernel together.
+    update: what makes the step, `fused_adamw` or its twin `adamw`.
+    Raises BadInput for a parameter that is not dense, or is not on a device where the kernel can run.
+    """
+
+    def __init__(self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, update: Callable[..., None] = fused_adamw):
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        self.update = update
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], object] | None = None) -> object:
+        """Update every parameter that has a gradient; returns what the closure returned."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None and param.numel()]
+            self._begin([param for param in params if not self.state[param]])
+            by_step: dict[int, list] = {}
+            for param in params:
+                state = self.state[param]
+                state["step"] += 1
+                rows = (param, _like(param, param.grad), state["exp_avg"], state["exp_avg_sq"])
+                by_step.setdefault(int(state["step"]), []).append(tuple(map(_row, rows)))
+            for t, rows in by_step.items():
+                for p, g, m, v in stretches(rows):
+                    self.update(p, g, m, v, t, group["lr"], group["betas"], group["eps"], group["weight_decay"])
+        return result
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As any optimizer's; the means stay fp32, which torch would cast to the parameters' dtype."""
+        super().load_state_dict(state_dict)
+        saved = [state_dict["state"].get(number) for group in state_dict["param_groups"] for number in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for param, state in zip(params, saved, strict=True):
+            for name in ("exp_avg", "exp_avg_sq") if state else ():
+                self.state[param][name] = state[name].to(param.device, torch.float32, copy=True)
+
+    def _begin(self, params: list[torch.Tensor]) -> None:
+        """Zero means for new parameters, side by side, so that neighbours stay neighbours."""
+        for param in params:
+            if not _is_dense(param):
+                raise BadInput(f"FusedAdamW walks through memory, and a parameter of shape {tuple(param.shape)} and strides "
+                               f"{param.stride()} has gaps or overlaps: give it a contiguous one")
+        for name in ("exp_avg", "exp_avg_sq") if params else ():
+            row, at = torch.zeros(sum(param.numel() for param in params), device=params[0].device), 0
+            for param in params:
+                self.state[param].setdefault("step", torch.tensor(0.0))
+                self.state[param][name] = row.as_strided(param.shape, param.stride(), at)
+                at += param.numel()
+
+
+def stretches(rows: list[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Join neighbours: each entry is some 1-D tensors of one length, and where all of them continue, entries become one."""
+    start = 0
+    for index in range(1, len(rows) + 1):
+        if index < len(rows) and all(map(_continues, rows[index - 1], rows[index])):
+            continue
+        n = sum(entry[0].numel() for entry in rows[start:index])
+        yield tuple(tensor.as_strided((n,), (1,)) for tensor in rows[start])
+        start = index
+
+
+def _continues(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Does `after` begin in memory where `before` ends, in the same storage?"""
+    return (before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr() and before.dtype == after.dtype
+            and before.data_ptr() + before.nbytes == after.data_ptr())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Do the elements fill one stretch of memory, in whatever order of dimensions?"""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _like(param: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with its elements in memory in the parameter's order."""
+    if gradient.is_sparse:
+        raise BadInput("FusedAdamW needs dense gradients: build the embedding with sparse=False")
+    return gradient if gradient.stride() == param.stride() else torch.empty_like(param, dtype=gradient.dtype).copy_(gradient)
+
+
+def _row(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's elements in the order of memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,0 +1,91 @@
+"""Bytes that go between the processor and its memory, counted as they happen; and the formulas they must equal.
+
+An operation of PyTorch reads each of its tensors from memory and writes each result to it: `of_torch` watches the
+operations and adds up. A kernel moves what its loads and stores name, without what their masks leave out: `of_triton`
+adds that up in Triton's interpreter. Caches are left out on both sides; rows that do not fit into them are the case
+that matters.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..errors import BadInput
+
+
+@dataclass
+class Traffic:
+    """Bytes read from memory and written to it."""
+
+    read: int = 0
+    written: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+
+def adamw_bytes(n: int, element_size: int = 4) -> Traffic:
+    """The fused step on n elements: reads p, g, m, v and writes p, m, v; p and g of `element_size`, m and v fp32."""
+    return Traffic(n * (2 * element_size + 8), n * (element_size + 8))
+
+
+def layer_norm_bytes(R: int, C: int, element_size: int = 4) -> tuple[Traffic, Traffic]:
+    """The fused forward, which reads x and writes y; and backward, which reads dy and x and writes dx.
+
+    Weights, their gradients and the two numbers a row are left out: for C and R in the hundreds they are about 1 %.
+    """
+    row = R * C * element_size
+    return Traffic(row, row), Traffic(2 * row, row)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.traffic = Traffic()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        inputs = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if func.is_view or not outputs:  # a view moves nothing
+            return result
+        overwritten = func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten.fill_, torch.ops.aten.zero_)
+        self.traffic.read += sum(tensor.untyped_storage().nbytes() if 0 in tensor.stride() else tensor.nbytes
+                                 for tensor in inputs.values() if not (overwritten and tensor is args[0]))
+        self.traffic.written += sum(tensor.nbytes for tensor in outputs if "empty" not in func.name())
+        return result
+
+
+def of_torch(work: Callable[[], object]) -> Traffic:
+    """What the PyTorch operations of `work()` move, autograd's included. A broadcast tensor is read once."""
+    with _Watch() as watch:
+        work()
+    return watch.traffic
+
+
+def of_triton(work: Callable[[], object]) -> Traffic:
+    """What the kernels that `work()` runs in Triton's interpreter load and store. Raises BadInput outside of it."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from .backend import INTERPRETED
+
+    if not INTERPRETED:
+        raise BadInput("bytes of a kernel are counted in Triton's interpreter: set TRITON_INTERPRET=1 before Python starts")
+    traffic, load, store = Traffic(), InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def counted_load(self, pointers, mask, *rest):
+        traffic.read += int(mask.data.sum()) * pointers.dtype.element_ty.primitive_bitwidth // 8
+        return load(self, pointers, mask, *rest)
+
+    def counted_store(self, pointers, value, mask, *rest):
+        traffic.written += int(mask.data.sum()) * pointers.dtype.element_ty.primitive_bitwidth // 8
+        return store(self, pointers, value, mask, *rest)
+
+    with mock.patch.multiple(InterpreterBuilder, create_masked_load=counted_load, create_masked_store=counted_store):
+        work()
+    return traffic

@@ -1,0 +1,78 @@
+"""Pictures of what was measured: pure functions from numbers to matplotlib figures. Nothing here computes or launches."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+KIND_COLORS = {"parameters": "#4c72b0", "gradients": "#dd8452", "optimizer": "#55a868", "the rest, at the peak": "#c7c7c7"}
+VERB_COLORS = {"forward": "#9ecae1", "backward": "#fdae6b", "step": "#a1d99b", "all_gather": "#3182bd",
+               "reduce_scatter": "#e6550d", "wait": "#de2d26", "reshard": "#756bb1"}
+COLLECTIVES = ("all_gather", "reduce_scatter")
+
+
+def tour_figure(modes: dict[str, list[dict]], expected: dict[str, dict[str, int]]) -> Figure:
+    """What rank 0 holds and sends in each mode, beside the formulas (black lines), and the losses of all modes."""
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    memory, sent, losses = figure.subplots(1, 3)
+    names = list(modes)
+    memory_bars(memory, names, [modes[name][0] for name in names], [expected[name]["total_bytes"] for name in names])
+    sent.bar(names, [modes[name][0]["sent_bytes"] / 1e6 for name in names], color="#8172b3", width=0.6)
+    mark_formula(sent, [expected[name]["sent_bytes"] / 1e6 for name in names])
+    sent.set(title="bytes sent a step, a rank", ylabel="MB")
+    for width, (name, ranks) in zip(range(2 * len(modes), 0, -2), modes.items(), strict=True):
+        mean = [sum(step) / len(ranks) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
+        losses.plot(range(1, len(mean) + 1), mean, label=name, linewidth=width, alpha=0.7)
+    losses.set(title="loss: the lines lie on each other", xlabel="step")
+    losses.legend()
+    return figure
+
+
+def memory_bars(axes: Axes, names: Sequence[str], ranks: Sequence[dict], formula: Sequence[int]) -> None:
+    """Stacked: parameters, gradients, optimizer states, and what the peak adds to them. Bytes in, MB drawn."""
+    bottom = [0.0] * len(names)
+    for kind, color in KIND_COLORS.items():
+        if kind in ("parameters", "gradients", "optimizer"):
+            height = [rank[f"{kind}_bytes"] / 1e6 for rank in ranks]
+        else:
+            height = [max(0.0, rank["peak_bytes"] / 1e6 - below) for rank, below in zip(ranks, bottom, strict=True)]
+        axes.bar(names, height, bottom=bottom, color=color, label=kind, width=0.6)
+        bottom = [below + more for below, more in zip(bottom, height, strict=True)]
+    mark_formula(axes, [nbytes / 1e6 for nbytes in formula], label="model states by formula")
+    axes.set(title="bytes held, a rank", ylabel="MB", ylim=(0, max(bottom) * 1.45))
+    axes.legend(fontsize=8, loc="upper right", ncols=2)
+
+
+def mark_formula(axes: Axes, values: Sequence[float], label: str | None = "by formula") -> None:
+    for index, value in enumerate(values):
+        axes.hlines(value, index - 0.38, index + 0.38, color="black", linewidth=1.5, label=label if index == 0 else None)
+    if label == "by formula":
+        axes.legend(fontsize=8, loc="upper left")
+
+
+def timeline(events: Sequence[dict], title: str = "") -> Figure:
+    """One step: for each rank what it computed and what was on its way, over the curve of its live bytes.
+
+    events: dictionaries as `events.Event` has them, of one step and any number of ranks.
+    """
+    ranks = sorted({event["rank"] for event in events})
+    figure = Figure(figsize=(12, 1.2 + 2.3 * len(ranks)), layout="constrained")
+    start = min(event["start"] for event in events)
+    rows = figure.subplots(2 * len(ranks), 1, sharex=True, squeeze=False, height_ratios=[1.4, 1] * len(ranks))[:, 0]
+    for index, rank in enumerate(ranks):
+        lanes, alive = rows[2 * index], rows[2 * index + 1]
+        mine = [event for event in events if event["rank"] == rank]
+        shown = [event for event in mine if event["unit"] != "root" or event["verb"] not in ("forward", "backward")]
+        for event in shown:  # the root's forward lasts as long as those of its blocks together
+            lane = {"wait": 1, "all_gather": 2, "reduce_scatter": 3, "reshard": 1}.get(event["verb"], 0)
+            left, width = (event["start"] - start) * 1e3, (event["end"] - event["start"]) * 1e3
+            lanes.barh(lane, width, left=left, height=0.8, color=VERB_COLORS[event["verb"]], edgecolor="white", linewidth=0.3)
+        lanes.set(yticks=range(4), yticklabels=["compute", "wait, free", "all-gather", "reduce-scatter"], ylim=(3.6, -0.6),
+                  title=f"{title} rank {rank}".strip())
+        ordered = sorted(mine, key=lambda event: event["end"])
+        alive.step([(event["end"] - start) * 1e3 for event in ordered], [event["alive"] / 1e6 for event in ordered], where="post")
+        alive.set(ylabel="MB alive", ylim=(0, None))
+    rows[-1].set_xlabel("milliseconds since the step began")
+    handles = [rows[0].barh(0, 0, color=color) for color in VERB_COLORS.values()]
+    figure.legend(handles, list(VERB_COLORS), loc="outside lower center", ncols=len(VERB_COLORS), fontsize=8)
+    return figure

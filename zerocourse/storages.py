@@ -1,0 +1,97 @@
+"""From objects to the storages under them, and word of every resize. It communicates nothing and frees nothing."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def storages_of(tensor: Tensor) -> Iterable[torch.UntypedStorage]:
+    """The memory a tensor stands on: one storage; several for a sparse tensor or a DTensor."""
+    if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
+        inner = (getattr(tensor, attr) for attr in tensor.__tensor_flatten__()[0])
+        return [storage for part in inner if isinstance(part, Tensor) for storage in storages_of(part)]
+    if tensor.layout is torch.strided:
+        return (tensor.untyped_storage(),)
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().untyped_storage(), tensor._values().untyped_storage()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tuple(part.untyped_storage() for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()))
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tuple(part.untyped_storage() for part in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
+    return ()  # mkldnn's own layout hides its memory
+
+
+def params_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]] if optimizer is not None else []
+
+
+def states_of(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[Tensor, bool]]:
+    """Each tensor of the optimizer's state, and whether it is a scalar: a step counter, not a moment."""
+    for param, state in (optimizer.state.items() if optimizer is not None else ()):
+        one_element = isinstance(param, Tensor) and param.numel() == 1
+        for name, value in state.items():
+            for tensor in tensors_in(value):
+                yield tensor, tensor.numel() == 1 and (name == "step" or not one_element)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in tensors, modules (gradients too), optimizers, objects with `tensors()`, and containers of these."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.buffers()
+        for param in value.parameters():
+            yield from (param,) if param.grad is None else (param, param.grad)
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from (tensor for tensor, _ in states_of(value))
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from tensors_in(item)
+    elif hasattr(value, "tensors"):
+        yield from tensors_in(value.tensors())
+
+
+class Watcher(Protocol):
+    """Is told before a storage gets `nbytes` (and may raise, then nothing happens), and after."""
+
+    def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None: ...
+
+    def resized(self, storage: torch.UntypedStorage) -> None: ...
+
+
+# Stage 3 gives memory back and takes it again by `resize_` on a storage. That is no operation, so no dispatch mode sees
+# it: while anyone watches, the method is ours.
+_watching: list[Watcher] = []
+_replaced: dict[str, Any] = {}  # what the class itself had under that name: nothing, when it inherits the method
+_inherited = torch.UntypedStorage.resize_
+
+
+def _resize(storage: torch.UntypedStorage, nbytes: int):
+    for watcher in _watching:
+        watcher.resizing(storage, nbytes)
+    result = _replaced.get("resize_", _inherited)(storage, nbytes)
+    for watcher in _watching:
+        watcher.resized(storage)
+    return result
+
+
+def watch_resize(watcher: Watcher) -> None:
+    if not _watching:
+        _replaced.update({name: method for name, method in vars(torch.UntypedStorage).items() if name == "resize_"})
+        torch.UntypedStorage.resize_ = _resize
+    _watching.append(watcher)
+
+
+def unwatch_resize(watcher: Watcher) -> None:
+    _watching.remove(watcher)
+    if not _watching:
+        del torch.UntypedStorage.resize_
+        for name, method in _replaced.items():
+            setattr(torch.UntypedStorage, name, method)
+        _replaced.clear()
