@@ -1,12 +1,15 @@
-# make tour | test | lab | env | clean. Each makes the environment .venv when it is not there; nothing has to be before.
+# make tour | test | lab | notebooks | kaggle | env | clean. Each makes the environment .venv when it is not there; nothing has to be before.
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS more arguments for the command
+#   CHAPTERS=05            for `make notebooks`: the chapters, by number; all by default
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 TOUR_ARGS ?=
 PYTEST_ARGS ?=
+CHAPTERS ?=
+KAGGLE_USER ?= USERNAME
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -23,6 +26,12 @@ test: $(VENV)/.test  ## the tests
 
 lab: $(VENV)/.lab  ## the course in JupyterLab
 	$(VENV)/bin/python -m jupyterlab
+
+notebooks: $(VENV)/.test  ## run every chapter again, in place
+	$(VENV)/bin/python -m tools.notebooks run $(CHAPTERS)
+
+kaggle: $(VENV)/.test  ## what one uploads to Kaggle, in output/kaggle (KAGGLE_USER=your account)
+	$(VENV)/bin/python -m tools.kaggle --user $(KAGGLE_USER)
 
 env: $(VENV)/.test  ## the whole environment, and nothing more
 
@@ -47,4 +56,4 @@ $(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constrai
 	$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
 
-.PHONY: help tour test lab env clean
+.PHONY: help tour test lab notebooks kaggle env clean

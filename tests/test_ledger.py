@@ -48,7 +48,7 @@ def _forget_what_memtracker_leaves_on_the_class():
         del torch.UntypedStorage.resize_
 
 
-# -- against torch's own tracker ----------------------------------------------------------------------------------------
+# -- against torch's own tracker ------------------------------------------------------------------------------------
 
 
 def step_of_gpt(counter):
@@ -86,10 +86,11 @@ def test_agrees_with_memtracker():
     assert ours.total == pytest.approx(theirs_now["Total"], rel=0.01)
 
 
-# -- against brute force ------------------------------------------------------------------------------------------------
+# -- against brute force --------------------------------------------------------------------------------------------
 
-OPERATIONS = st.tuples(st.sampled_from(["new", "view", "slice", "add", "inplace", "forget", "resize", "grow", "numpy", "load",
-                                        "alias", "sparse", "detach", "two"]), st.integers(0, 20), st.integers(0, 2000))
+VERBS = ["new", "view", "slice", "add", "inplace", "forget", "resize", "grow", "numpy", "load", "alias", "sparse",
+         "detach", "two"]
+OPERATIONS = st.tuples(st.sampled_from(VERBS), st.integers(0, 20), st.integers(0, 2000))
 
 
 @settings(max_examples=300, deadline=None)
@@ -103,7 +104,7 @@ def test_random_programs_equal_a_brute_force_count(program):
 
     with Ledger() as ledger:
         for verb, which, size in program:
-            dense = [t for t in alive if not t.is_sparse and t.untyped_storage().nbytes() >= t.numel() * t.element_size()]
+            dense = [t for t in alive if not t.is_sparse and t.untyped_storage().nbytes() >= t.nbytes]
             one = dense[which % len(dense)] if dense else None
             if verb == "forget" and alive:
                 del alive[which % len(alive)]
@@ -124,7 +125,7 @@ def test_random_programs_equal_a_brute_force_count(program):
                 alive.append(one + 1)
             elif verb == "inplace":
                 one.add_(1)
-            elif verb == "resize" and one.untyped_storage().resizable():  # as stage 3 does: memory away under living views, and sometimes back
+            elif verb == "resize" and one.untyped_storage().resizable():  # as stage 3: memory away under living views
                 storage, held = one.untyped_storage(), one.untyped_storage().nbytes()
                 storage.resize_(0)
                 assert ledger.alive == brute_force()
@@ -198,7 +199,7 @@ def test_activation_checkpointing_lowers_the_peak_and_leaves_the_same(reentrant)
     assert peak_checkpointed < peak
 
 
-# -- what must show up ----------------------------------------------------------------------------------------------------
+# -- what must show up ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -392,7 +393,7 @@ def test_fsdp2(rank_of_four):
     assert whole / 4 * 4 + whole / 4 < ledger.peak < 3 * whole  # at least one layer was gathered
 
 
-# -- a stage's own tensors -------------------------------------------------------------------------------------------------
+# -- a stage's own tensors ------------------------------------------------------------------------------------------
 
 
 class Stage:
@@ -444,7 +445,7 @@ def test_moments_of_a_scalar_parameter_are_not_step_counters():
     assert (now.optimizer, now.scalars) == (8, 4)
 
 
-# -- the budget ---------------------------------------------------------------------------------------------------------------
+# -- the budget -----------------------------------------------------------------------------------------------------
 
 
 def test_budget_in_the_forward():
@@ -490,7 +491,7 @@ def test_a_budget_without_a_unit_is_refused():
         Ledger(budget="2G")
 
 
-# -- entering and leaving -------------------------------------------------------------------------------------------------------
+# -- entering and leaving -------------------------------------------------------------------------------------------
 
 
 def test_ledgers_nest():

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
+from zerocourse.processes import payload
 from zerocourse.processes.channels import Inbox, Lines
 from zerocourse.processes.failures import LaunchInterrupted, LaunchTimeout, RankDied, RankError
+from zerocourse.processes.jobs import Job
 from zerocourse.ranks import Ranks, check_nproc, shared
 from zerocourse.worker import progress, report
 
@@ -125,7 +129,7 @@ def test_the_failing_rank_speaks(pool):
     error = caught.value
     assert error.rank == 1 and error.kind == "ZeroDivisionError"
     assert "inner(0)" in error.traceback and "return 1 / x" in error.traceback
-    assert "worker.py" not in error.traceback and "boot.py" not in error.traceback
+    assert "zerocourse/" not in error.traceback and "boot.py" not in error.traceback
     drawn = "\n".join(error._render_traceback_())
     assert "rank 1 failed" in drawn and "return 1 / x" in drawn and "zerocourse/" not in drawn
     assert pool(2).run(total, 1)[0][0] == 21  # started afresh: nobody is stuck in that barrier
@@ -140,7 +144,7 @@ def test_causes_of_an_exception_are_shown_without_the_launcher(pool):
 
     with pytest.raises(RankError) as caught:
         pool(2).run(fails)
-    assert "direct cause" in caught.value.traceback and "worker.py" not in caught.value.traceback
+    assert "direct cause" in caught.value.traceback and "zerocourse/" not in caught.value.traceback
     assert [f.rank for f in caught.value.failures] == [0, 1]  # alike: the lowest rank speaks
 
 
@@ -212,9 +216,20 @@ def test_each_call_finds_ranks_as_new(pool):
     assert first == second and first[0][1] == 1
 
 
+def test_a_call_that_takes_the_process_group_down(pool):
+    pool(2).run(dist.destroy_process_group)
+    assert pool(2).run(total, 1)[0][0] == 21
+
+
 def test_calls_follow_the_callers_folder(pool, tmp_path, monkeypatch):
+    pool(2).run(os.getcwd)
     monkeypatch.chdir(tmp_path)
     assert pool(2).run(os.getcwd) == [str(tmp_path)] * 2
+
+
+def test_functions_are_packed_from_several_threads_at_once():
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(lambda _: payload.pack(total), range(200)))) == 1
 
 
 def test_what_cannot_be_sent_is_named(pool):
@@ -271,6 +286,19 @@ def test_cells_that_get_stuck_cost_the_variables():
     assert any("variables of earlier cells are gone" in line for line in said)
 
 
+def ended(pid: int) -> bool:
+    """Whether a process is over within a second; it may be a zombie, or just on its way out."""
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_interrupting_stops_the_ranks_and_the_next_use_starts_them(survivors, tmp_path):
     mark = uuid.uuid4().hex
     with Ranks(2, env={"TEST_MARK": mark}) as ranks:
@@ -286,15 +314,15 @@ def test_interrupting_stops_the_ranks_and_the_next_use_starts_them(survivors, tm
                 dist.barrier()
             time.sleep(100)
 
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
         started = time.monotonic()
         with pytest.raises(LaunchInterrupted):
             ranks.run(stuck)
-        assert time.monotonic() - started < 2.5 and ranks.pids == {}
+        assert time.monotonic() - started < 3 and ranks.pids == {}
         assert survivors(mark, 0.2) == []
+        assert len(list(tmp_path.iterdir())) == 2
         for child in tmp_path.iterdir():
-            stat = Path("/proc", child.read_text(), "stat")
-            assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+            assert ended(int(child.read_text()))
         assert ranks.run(total, 1)[0][0] == 21
 
 
@@ -304,7 +332,7 @@ def test_ranks_end_with_what_they_started(survivors):
 
     def nest():
         inside = Ranks(1, init=False)
-        inside.run(os.getpid)
+        inside.run(lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
         if os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -334,6 +362,25 @@ def test_strangers_are_turned_away(tmp_path):
             inbox.pump(0.1)
         assert len(heard) == (0 if token == "wrong" else 2)
     inbox.close()
+
+
+def test_who_failed_first():
+    """The order in which ends and errors are seen is chance within a moment; what is told must not be."""
+    job = Job(3)
+    fails = {"event": "error", "time": 2.0, "kind": "RuntimeError", "message": "closed by peer", "traceback": ""}
+    try:
+        job._event(0, dict(fails))
+        job._gone(1)  # seen after what it did to rank 0
+        job.exit_codes, job.first_failed = lambda: {1: -signal.SIGKILL}, lambda: 0
+        assert job.death().rank == 1 and job.death().exit_code == -signal.SIGKILL
+        job.exit_codes = lambda: {1: -signal.SIGTERM}  # torchrun ended it because rank 0 had failed
+        assert job.death() is None
+        job._event(2, fails | {"time": 1.0})
+        assert [f.rank for f in job.failed()] == [0, 2]  # alike: the lowest rank speaks
+        job._event(1, fails | {"time": 1.5, "kind": "ValueError"})
+        assert [f.rank for f in job.failed()] == [2, 1, 0]  # not alike: in order of time
+    finally:
+        job.close()
 
 
 def test_nproc_is_checked():

@@ -1,22 +1,24 @@
 """Every stage equals the unsharded model, in every way to train that it offers."""
 
+import gc
+from dataclasses import replace
+
 import pytest
 import torch
 import worlds
-from worlds import STAGES, Case, check_close, check_exact, train_all
+from worlds import STAGES, Case, check_bitwise, check_exact, check_near, check_whole, runs_of
 
 WORLDS = (1, 2, 3, 4)
 MAPS = ("flat", "round_robin", "contiguous", "greedy", worlds.by_name_length)
 
 
 def compare(pool, cases: list[Case]) -> None:
-    """Against the unsharded model: bitwise (the stages add up a norm in another order), and the whole batch, nearly."""
-    unclipped, clipped = [case for case in cases if not case.clip], [case for case in cases if case.clip]
-    runs = check_exact(pool, unclipped) if unclipped else []
-    if clipped:
-        runs += list(zip(*pool(clipped[0].world_size).run(train_all, clipped), strict=True))
-    for case, of_case in zip(unclipped + clipped, runs, strict=True):
-        check_close(of_case, worlds.whole(case), case, 1e-6 if case.optimizer is worlds.sgd else None)
+    """With the unsharded model: bitwise (with clipping nearly: the stages add up a norm in another order), and with the
+    whole batch."""
+    for case, runs in runs_of(pool, cases):
+        for rank, (run, oracle) in enumerate(zip(runs, worlds.exact(case), strict=True)):
+            (check_near if case.clip else check_bitwise)(run, oracle, f"rank {rank} of {case}")
+        check_whole(runs, case)
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
@@ -65,14 +67,200 @@ def test_with_other_options_of_shard(pool):
                    for stage in STAGES for chosen in options])
 
 
-def bf16_runs() -> list:
-    """Each stage in bf16: its run, and the kinds of numbers it holds."""
+# -- half precision --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("world_size", (2, 3, 4))
+def test_in_bf16(pool, world_size):
+    """Bitwise: gradients are bf16, their sum over ranks is fp32 and rounded once, and fp32 master weights are stepped."""
+    check_exact(pool, [Case(stage, world_size, param_dtype=torch.bfloat16, accumulation=accumulation, steps=4)
+                       for stage in STAGES for accumulation in (1, 3)])
+
+
+def test_bf16_is_near_fp32_and_alike_in_all_stages(pool):
+    cases = [Case(stage, 2, param_dtype=torch.bfloat16, steps=12) for stage in STAGES]
+    oracle = worlds.exact(replace(cases[0], param_dtype=None))
+    found = list(runs_of(pool, cases))
+    for case, runs in found:
+        for run, expected, first in zip(runs, oracle, found[0][1], strict=True):
+            assert run.losses == pytest.approx(expected.losses, rel=0.01), case
+            check_bitwise(run, first, case)
+
+
+def masters() -> list:
+    """By stage: dtypes of what is stepped and kept, how far fp32 weights went, and whether bf16 ones follow them."""
     found = []
     for stage in STAGES:
-        case = Case(stage, 2, options=(("param_dtype", torch.bfloat16),), accumulation=1 + stage % 2)
+        case = Case(stage, optimizer=small_steps, param_dtype=torch.bfloat16, steps=5)
         model, optimizer = worlds.sharded(case)
-        masters = {piece.dtype for group in optimizer.param_groups for piece in group["params"]}
-        run = worlds.train_plain(case, model, optimizer)
-        states = {value.dtype for state in optimizer.state.values() for key, value in state.items() if key != "step"}
-        found.append((case, run, masters | states))
+        pieces = [piece for group in optimizer.param_groups for piece in group["params"]]
+        before = [piece.detach().clone() for piece in pieces]
+        worlds.train_plain(case, model, optimizer)
+        kept = {value.dtype for state in optimizer.state.values() for value in state.values()}
+        moved = max((piece - old).abs().max().item() for piece, old in zip(pieces, before, strict=True))
+        follow = all(torch.equal(flat.shard[: flat.layout.real(model.zero.comm.rank)], flat.master[: flat.layout.real(
+            model.zero.comm.rank)].bfloat16()) for flat in model.zero.flats)
+        found.append(({piece.dtype for piece in pieces} | kept, moved, follow))
     return found
+
+
+def small_steps(params):
+    """1e-5 a step, where bf16 numbers near 1 are 2⁻⁸ apart."""
+    return torch.optim.AdamW(params, lr=1e-5, weight_decay=0.0)
+
+
+def test_master_weights_keep_what_bf16_forgets(pool):
+    for found in pool(2).run(masters):
+        for stage, (dtypes, moved, follow) in enumerate(found):
+            assert dtypes == {torch.float32} and follow, f"stage {stage}: {dtypes}"
+            assert 4e-5 < moved < 6e-5, f"stage {stage}: {moved}"
+
+
+# -- bytes held ------------------------------------------------------------------------------------------------------
+
+def states_held(case: Case) -> dict:
+    """Bytes of model states just before the second step and after it, and the sizes they should follow from."""
+    model, optimizer = worlds.sharded(case)
+    found, rank = {}, model.zero.comm.rank
+    for step in range(2):
+        case.loss(model, step, 0, rank).backward()
+        found["before"] = model.zero.memory(optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    layouts = [flat.layout for flat in model.zero.flats]
+    return found | {"after": model.zero.memory(optimizer), "padded": [layout.padded for layout in layouts],
+                    "own": [layout.bounds[rank + 1] - layout.bounds[rank] for layout in layouts],
+                    "real": [layout.real(rank) for layout in layouts], "numel": [layout.numel for layout in layouts]}
+
+
+@pytest.mark.parametrize("world_size", (2, 3, 4))
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16))
+def test_bytes_held(pool, world_size, dtype):
+    """16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N, 16Ψ/N in fp32; 2 + 2 + 12 bytes in bf16; padding is less than N elements a flat."""
+    size, master = (4, 0) if dtype is None else (2, 4)
+    params = sum(param.numel() for param in worlds.gpt().parameters())
+    for stage in STAGES:
+        for rank_map in ("flat", "greedy"):
+            by_rank = pool(world_size).run(states_held, Case(stage, world_size, param_dtype=dtype, rank_map=rank_map))
+            for rank, found in enumerate(by_rank):
+                padded, own, real = (sum(found[kind]) for kind in ("padded", "own", "real"))
+                assert sum(found["numel"]) == params
+                assert all(pad - numel < world_size for pad, numel in zip(found["padded"], found["numel"], strict=True))
+                if rank_map == "flat":
+                    assert found["own"] == [-(-numel // world_size) for numel in found["numel"]]
+                else:
+                    assert padded == params and own == real
+                expected = {"parameters_bytes": size * (own if stage == 3 else padded),
+                            "gradients_bytes": size * (own if stage > 1 else padded),
+                            "optimizer_bytes": master * (own if stage else padded) + 8 * (real if stage else params)}
+                expected["total_bytes"] = sum(expected.values())
+                assert found["before"] == expected, f"stage {stage}, rank {rank}, {rank_map}"
+                expected["total_bytes"] -= expected["gradients_bytes"]
+                assert found["after"] == expected | {"gradients_bytes": 0}, f"stage {stage}, rank {rank}, {rank_map}"
+            assert sum(sum(found["real"]) for found in by_rank) == params
+
+
+def storages() -> dict[int, int]:
+    """Bytes by storage of every tensor that Python knows of."""
+    tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    return {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def nothing_else() -> list[tuple[int, int]]:
+    """Bytes in the process after two steps, beyond those before the model was built, and what they should be."""
+    found = []
+    for stage in STAGES:
+        gc.collect()
+        before = storages()
+        case = Case(stage, steps=2)
+        model, optimizer = worlds.sharded(case)
+        worlds.train_plain(case, model, optimizer)
+        gc.collect()
+        held = sum(nbytes for storage, nbytes in storages().items() if storage not in before)
+        counters = 4 * len(optimizer.state)
+        found.append((held, model.zero.memory(optimizer)["total_bytes"] + counters))
+        del model, optimizer
+    return found
+
+
+def test_nothing_else_is_held(pool):
+    for found in pool(2).run(nothing_else):
+        assert [held for held, _ in found] == [expected for _, expected in found]
+
+
+def in_flight(prefetch: int, reshard: bool) -> dict:
+    """Gathered bytes over a step under stage 3: the most at any event, between forward and backward, after it."""
+    case = Case(make=deep, options=(("prefetch", prefetch), ("reshard_after_forward", reshard)))
+    model, optimizer = worlds.sharded(case)
+    stage, seen = model.zero, []
+
+    def gathered() -> int:
+        seen.append(sum(flat.full.untyped_storage().nbytes() for flat in stage.flats))
+        return seen[-1]
+
+    found = {"at rest": gathered()}
+    worlds.train_plain(replace(case, steps=1), model, optimizer)  # the order of units is recorded
+    stage.recorder.alive = gathered
+    loss = case.loss(model, 0, 0, 0)
+    found["forward"], found["between"] = max(seen), gathered()
+    seen.clear()
+    loss.backward()
+    return found | {"backward": max(seen), "after": gathered(),
+                    "units": [4 * sum(flat.layout.padded for flat in unit.flats) for unit in stage.units]}
+
+
+def deep():
+    return worlds.gpt(n_layer=6)
+
+
+def test_units_in_flight(pool):
+    for prefetch in (0, 1, 2):
+        for found in pool(2).run(in_flight, prefetch, True):
+            root, *blocks = found["units"]
+            assert found["at rest"] == found["between"] == found["after"] == 0
+            assert found["forward"] == found["backward"] == root + (prefetch + 1) * max(blocks), prefetch
+    for found in pool(2).run(in_flight, 1, False):
+        assert found["forward"] == found["between"] == found["backward"] == sum(found["units"])
+        assert found["at rest"] == found["after"] == 0
+
+
+# -- elements sent ---------------------------------------------------------------------------------------------------
+
+def sent(cases: list[Case]) -> list[dict]:
+    """Elements and bytes this rank sent in the second step of each case."""
+    found = []
+    for case in cases:
+        model, optimizer = worlds.sharded(case)
+        comm = model.zero.comm
+        worlds.train_plain(replace(case, steps=1), model, optimizer)
+        before = sum(comm.elements.values()), sum(comm.sent.values()), comm.padding, comm.control
+        worlds.train_plain(replace(case, steps=1), model, optimizer)
+        if case.stage == 3:  # state_dict gathers once more
+            gathers = (comm.world_size - 1) * sum(flat.layout.real(comm.rank) for flat in model.zero.flats)
+            before = before[0] + gathers, before[1] + gathers * model.zero.flats[0].full.element_size(), *before[2:]
+        after = sum(comm.elements.values()), sum(comm.sent.values()), comm.padding, comm.control
+        found.append([now - then for now, then in zip(after, before, strict=True)])
+    return found
+
+
+@pytest.mark.parametrize("world_size", (2, 3, 4))
+def test_elements_sent(pool, world_size):
+    """2Ψ, 2Ψ, 2Ψ, 3Ψ × (N-1)/N without accumulation; 2Ψ, 2Ψ, (G+1)Ψ, 3GΨ and 2GΨ with it. Summed over the ranks, exactly."""
+    params, G = sum(param.numel() for param in worlds.gpt().parameters()), 4
+    kept = (("reshard_after_forward", False),)
+    factors = [(Case(stage, world_size, rank_map=rank_map, bucket_size=size, param_dtype=dtype), factor)
+               for stage, factor in enumerate((2, 2, 2, 3))
+               for rank_map, size, dtype in (("flat", None, None), ("greedy", None, None), ("flat", 100, torch.bfloat16))]
+    factors += [(Case(stage, world_size, accumulation=G), factor) for stage, factor in enumerate((2, 2, G + 1, 3 * G))]
+    factors += [(Case(3, world_size, options=kept), 2), (Case(3, world_size, accumulation=G, options=kept), 2 * G)]
+    by_rank = pool(world_size).run(sent, [case for case, _ in factors])
+    for (case, factor), found in zip(factors, zip(*by_rank, strict=True), strict=True):
+        elements, nbytes, padding, control = zip(*found, strict=True)
+        assert sum(elements) == factor * params * (world_size - 1), case
+        assert sum(nbytes) == sum(elements) * (4 if case.param_dtype is None else 2), case
+        assert all(0 < bytes_ < 1000 * case.accumulation for bytes_ in control), case
+        if case.rank_map == "greedy":
+            assert not any(padding), case
+        elif case.bucket_size is None:  # each rank by itself, up to its part of the padding
+            slack = 3 * factor * world_size * world_size
+            assert all(abs(count - factor * params * (world_size - 1) / world_size) < slack for count in elements), case
+            assert all(0 <= bytes_ <= 4 * slack for bytes_ in padding), case

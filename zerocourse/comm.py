@@ -1,56 +1,57 @@
 """Every collective of the package, and the count of what it sends.
 
-On gloo, all_gather and reduce_scatter are direct exchanges: each rank sends each peer exactly the slice that the peer
-needs, in pieces small enough that both directions of a link are busy. gloo's own reduce_scatter is an all_reduce
-inside and sends twice the formula. On NCCL, equal slices use the library's own calls.
+On gloo all are direct exchanges: each rank sends each peer exactly the slice that the peer needs, in pieces small
+enough that both directions of a link are busy. gloo's own reduce_scatter is an all_reduce inside and sends twice the
+formula. On NCCL the library's own calls are used, but for slices that are not equal.
 
-Messages carry a tag made of the verb, the unit and how often this pair was called. Two ranks that disagree about what
-comes next therefore never pair up by accident: they wait, the wait has a limit, and then the ranks compare notes
-through the store, so that the error names each rank and its call.
+A message on gloo carries a tag made of the verb, the unit, the layout and how often this was called. Ranks that
+disagree about what comes next therefore never pair up by accident: they wait, the wait has a limit, and then they
+compare notes (see `notes`), so that the error names each rank and its call. NCCL knows no tags: there its watchdog
+ends the process.
 
 Sizes are in elements and bytes; N is the world size, n the length of a row of slices (see `rankmap.Layout`).
 """
 
-import json
 import time
+import weakref
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from .errors import CollectiveError
+from .errors import BadInput, CollectiveError
 from .events import Recorder
+from .notes import Notes
 from .rankmap import Layout
 
 PIECE_BYTES = 1 << 20  # one large send and receive run half-duplex; pieces of this size reach 96 % of a link
 MOST_PIECES = 16
-_opened: Counter = Counter()  # how many Comms each group has seen: keeps the messages of one from meeting another's
+_opened = weakref.WeakKeyDictionary()  # how many Comms a group has seen: keeps the messages of one from another's
 
 
 class Handle:
     """A collective on its way. It keeps its tensors alive until `wait`, which returns when the result is there."""
 
-    def __init__(self, comm: "Comm", verb: str, unit: str, nbytes: int, works=(), finish: Callable[[], None] | None = None):
-        self.comm, self.verb, self.unit, self.nbytes = comm, verb, unit, nbytes
-        self.works, self.finish, self.issued = list(works), finish, time.perf_counter()
+    def __init__(self, comm: "Comm", verb: str, unit: str, nbytes: int, call: str, row: torch.Tensor, works: list,
+                 finish: Callable[[], None]):
+        self.comm, self.verb, self.unit, self.nbytes, self.call = comm, verb, unit, nbytes, call
+        self.row, self.works, self.finish, self.issued = row, works, finish, time.perf_counter()
 
     def wait(self) -> None:
         """Block until complete; a second call returns at once. Raises CollectiveError after the comm's timeout."""
-        if self.works is None:
+        if self.row is None:
             return
-        works, self.works = self.works, None
+        row, works, finish = self.row, self.works, self.finish
+        self.row = self.works = self.finish = None
         begun = time.perf_counter()
-        for work in works:
-            self.comm.complete(work, f"{self.verb} of {self.unit}")
+        self.comm.complete(works, self.call, row)
         if works:
             self.comm.recorder.record("wait", self.unit, begun, self.nbytes)
-        if self.finish is not None:
-            self.finish()
-            self.finish = None
+        finish()
         self.comm.recorder.record(self.verb, self.unit, self.issued, self.nbytes)
 
 
@@ -58,104 +59,108 @@ class Comm:
     """The ranks of one process group, seen from one of them.
 
     group: a torch process group, None for the default one; without any, a world of one rank.
-    timeout: seconds that a wait may last.
+    timeout: seconds that a wait may last (on NCCL the group's own counts instead).
     sent: bytes sent by this rank so far, by verb; elements: the same in elements of parameters or gradients, without
     padding; padding and control (agreement between ranks, norms, start-up) are bytes counted apart.
+    Raises BadInput on a rank that is not in the group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = 120.0):
         alone = not dist.is_initialized()
         self.group, self.timeout = group, timedelta(seconds=timeout)
         self.rank = 0 if alone else dist.get_rank(group)
+        if self.rank < 0:
+            raise BadInput(f"rank {dist.get_rank()} is not in the process group: only its members may use it")
         self.world_size = 1 if alone else dist.get_world_size(group)
+        self.peers = [peer for peer in range(self.world_size) if peer != self.rank]
         self.backends = "" if alone else dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
         self.recorder = Recorder(self.rank)
         self.sent, self.elements, self.padding, self.control = Counter(), Counter(), 0, 0
-        name = "alone" if alone else (group or dist.group.WORLD).group_name
-        _opened[name] += 1
-        self._id, self._calls = f"{name}.{_opened[name]}", defaultdict(int)
+        self._calls: Counter = Counter()
+        if self.peers:
+            group = group or dist.group.WORLD
+            _opened[group] = _opened.get(group, 0) + 1
+            self._id = f"{group.group_name}.{_opened[group]}"
+            store = dist.distributed_c10d._get_process_group_store(group)
+            self._notes = Notes(dist.PrefixStore(f"zerocourse {self._id}", store), self.rank, self.peers)
 
     # -- the two collectives of ZeRO ---------------------------------------------------------------------------------
 
     def all_gather(self, row: torch.Tensor, layout: Layout, unit: str) -> Handle:
         """Fill `row` (n,), of which this rank's slice is there, with the slices of all. Sends (N-1) × own slice."""
-        mine = row[layout.slice(self.rank)]
-        peers = [peer for peer in range(self.world_size) if peer != self.rank]
-        nbytes = self._count("all_gather", row, len(peers) * layout.real(self.rank), len(peers) * mine.numel())
+        mine, call = row[layout.slice(self.rank)], self._next("all_gather", unit, row)
+        nbytes = self._count("all_gather", row, len(self.peers) * layout.real(self.rank), len(self.peers) * mine.numel())
         if self._native(row, layout):
             gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-            return Handle(self, "all_gather", unit, nbytes, [gather(row, mine, group=self.group, async_op=True)])
-        works, finish = self._exchange(f"all_gather {unit}", {peer: mine for peer in peers},
-                                       {peer: row[layout.slice(peer)] for peer in peers})
-        return Handle(self, "all_gather", unit, nbytes, works, finish)
+            works, finish = [gather(row, mine, group=self.group, async_op=True)], lambda: None
+        else:
+            works, finish = self._exchange(call, dict.fromkeys(self.peers, mine),
+                                           {peer: row[layout.slice(peer)] for peer in self.peers}, layout)
+        return Handle(self, "all_gather", unit, nbytes, call, row, works, finish)
 
     def reduce_scatter(self, row: torch.Tensor, layout: Layout, unit: str, into: torch.Tensor | None = None,
                        done: Callable[[torch.Tensor], None] | None = None) -> Handle:
         """Add up every rank's slice r on rank r. Sends n - own slice.
 
         into (own,): where the sum goes; it may be this rank's slice of `row` itself; None: memory of its own.
-        done(sum): called when the sum is there. `row` is scratch afterwards. The order of additions is the order of
-        ranks, in fp32 also for rows of half precision, which are rounded once.
+        done(sum): called when the sum is there. `row` is scratch afterwards. On gloo the order of additions is the
+        order of ranks, in fp32 also for rows of half precision, which are rounded once; NCCL has its own.
         """
-        mine = row[layout.slice(self.rank)]
-        peers = [peer for peer in range(self.world_size) if peer != self.rank]
-        sent = row.numel() - mine.numel()
-        nbytes = self._count("reduce_scatter", row, layout.numel - layout.real(self.rank), sent)
+        mine, call = row[layout.slice(self.rank)], self._next("reduce_scatter", unit, row)
+        nbytes = self._count("reduce_scatter", row, layout.numel - layout.real(self.rank), row.numel() - mine.numel())
         if self._native(row, layout):
-            out = torch.empty_like(mine) if into is None or into.data_ptr() == mine.data_ptr() else into
+            received = {self.rank: torch.empty_like(mine)}
             scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-            works = [scatter(out, row, group=self.group, async_op=True)]
-
-            def finish():
-                if into is not None and into is not out:
-                    into.copy_(out)
-                if done is not None:
-                    done(out if into is None else into)
-
-            return Handle(self, "reduce_scatter", unit, nbytes, works, finish)
-
-        received = {peer: torch.empty_like(mine) for peer in peers}
-        works, arrived = self._exchange(f"reduce_scatter {unit}", {peer: row[layout.slice(peer)] for peer in peers}, received)
+            works, arrived = [scatter(received[self.rank], row, group=self.group, async_op=True)], lambda: None
+        else:
+            received = {peer: torch.empty_like(mine) for peer in self.peers}
+            works, arrived = self._exchange(call, {peer: row[layout.slice(peer)] for peer in self.peers}, received, layout)
+            received[self.rank] = mine
 
         def finish():
             arrived()
-            spare = received[peers[0]] if into is None and peers else into
-            result = add_in_order([received.get(rank, mine) for rank in range(self.world_size)], spare)
-            received.clear()
+            terms = [received[rank] for rank in sorted(received)]
+            spare = next((term for term in terms if term is not mine), None)
+            result = add_in_order(terms, spare if into is None else into)
             if done is not None:
                 done(result)
 
-        return Handle(self, "reduce_scatter", unit, nbytes, works, finish)
+        return Handle(self, "reduce_scatter", unit, nbytes, call, row, works, finish)
 
     # -- small messages that keep the ranks together ------------------------------------------------------------------
 
     def agree_max(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise maximum over ranks, in place."""
-        return self._control("agree_max", values, lambda: dist.all_reduce(values, dist.ReduceOp.MAX, self.group, True))
+        return self._combine("agree_max", values, dist.ReduceOp.MAX)
 
     def add(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise sum over ranks, in place."""
-        return self._control("add", values, lambda: dist.all_reduce(values, dist.ReduceOp.SUM, self.group, True))
+        return self._combine("add", values, dist.ReduceOp.SUM)
 
     def broadcast(self, values: torch.Tensor, unit: str) -> torch.Tensor:
         """Rank 0's values on every rank, in place."""
-        return self._control(f"broadcast of {unit}", values,
-                             lambda: dist.broadcast(values, group=self.group, group_src=0, async_op=True))
+        call, flat = self._next("broadcast", unit, values), values.detach().reshape(-1)  # a copy, if not in one piece
+        if not self.peers or not values.numel():
+            return values
+        if self._nccl(flat):
+            self.complete([dist.broadcast(flat, group=self.group, group_src=0, async_op=True)], call, flat)
+        else:
+            self._exchange_now(call, {} if self.rank else dict.fromkeys(self.peers, flat), {0: flat} if self.rank else {})
+        self.control += 0 if self.rank else len(self.peers) * flat.nbytes
+        return _put(flat, values)
 
     def gather_objects(self, thing: object) -> list:
         """Every rank's object (anything JSON can hold), in rank order, through the store."""
-        if self.world_size == 1:
+        if not self.peers:
             return [thing]
-        store, call = self._store(), self._next("objects")
-        store.set(f"{call}/{self.rank}", json.dumps(thing))
-        keys = [f"{call}/{rank}" for rank in range(self.world_size)]
-        try:
-            store.wait(keys, self.timeout)
-        except (RuntimeError, ValueError) as error:
-            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            raise CollectiveError(f"rank {self.rank} waited {self.timeout.total_seconds():g} s for rank(s) {missing} "
-                                  f"to compare what they hold; they never came") from error
-        return [json.loads(store.get(key)) for key in keys]
+        call = self._next("gather_objects")
+        with self._explained(call):
+            return self._notes.exchange(call, thing, self.timeout)
+
+    def fail(self, reason: str) -> None:
+        """Tell the other ranks why this one leaves, and leave: whoever waits for it fails at once, with the reason."""
+        if self.peers:
+            self._notes.leave(reason, self.group)
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
@@ -164,29 +169,40 @@ class Comm:
 
     def _native(self, row: torch.Tensor, layout: Layout) -> bool:
         """Does the backend have the collective itself, and are the slices equal as it requires?"""
-        equal = layout.padded == self.world_size * (layout.bounds[1] - layout.bounds[0])
-        return self._nccl(row) and equal and layout.padded > 0
+        sizes = {end - begin for begin, end in zip(layout.bounds, layout.bounds[1:])}
+        return self._nccl(row) and len(sizes) == 1 and layout.padded > 0
 
-    def _exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]):
-        """Start all sends and receives; returns the works and a function to call when they are complete."""
-        tag, back = zlib.crc32(self._next(call).encode()) & 0x7FFFFF00, []
-        nccl = all(map(self._nccl, sends.values()))
-        if not nccl and any(tensor.is_cuda for tensor in sends.values()):  # ranks that share a GPU: gloo sends from the host's memory
+    def _staged(self, tensor: torch.Tensor) -> bool:
+        """Must it go through the host's memory? So it is when ranks share a GPU, where NCCL does not work."""
+        return tensor.is_cuda and not self._nccl(tensor)
+
+    def _exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor],
+                  layout: Layout | None = None) -> tuple[list, Callable[[], None]]:
+        """Start all sends and receives (by peer); returns the works, and a function to call when they are complete."""
+        tensors = [*sends.values(), *receives.values()]
+        nccl = any(map(self._nccl, tensors))
+        back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if any(map(self._staged, tensors)):
+            once = {tensor: tensor.to("cpu", copy=True) for tensor in sends.values()}
+            sends = {peer: once[tensor] for peer, tensor in sends.items()}
             back = [(tensor, torch.empty_like(tensor, device="cpu")) for tensor in receives.values()]
-            sends = {peer: tensor.cpu() for peer, tensor in sends.items()}
             receives = dict(zip(receives, (host for _, host in back), strict=True))
-        ops = []
+        # The layout is in the tag, because a message of another size would be taken for the right one, or end the process.
+        tag = zlib.crc32(f"{self._id} {call} {layout and layout.bounds}".encode()) & 0x7FFFFF00 if self.peers else 0
+        messages = []
         for step in range(1, self.world_size):  # rank r begins with peer r + 1, so that no rank is everybody's first
             to, source = (self.rank + step) % self.world_size, (self.rank - step) % self.world_size
-            for verb, peer, tensor in ((dist.irecv, source, receives[source]), (dist.isend, to, sends[to])):
-                count = max(1, min(MOST_PIECES, tensor.nbytes // PIECE_BYTES))
-                ops += [dist.P2POp(verb, piece, tag=tag | index, group=self.group, group_peer=peer)
-                        for index, piece in enumerate(tensor.tensor_split(count)) if piece.numel()]
-        if nccl:
-            works = dist.batch_isend_irecv(ops) if ops else []
-        else:
-            works = [op.op(op.tensor, group=self.group, tag=op.tag,
-                           **{"group_dst" if op.op is dist.isend else "group_src": op.group_peer}) for op in ops]
+            for verb, peer, tensor in ((dist.irecv, source, receives.get(source)), (dist.isend, to, sends.get(to))):
+                count = max(1, min(MOST_PIECES, tensor.nbytes // PIECE_BYTES)) if tensor is not None else 0
+                messages += [(verb, piece, peer, tag | index)
+                             for index, piece in enumerate(tensor.tensor_split(count) if count else ()) if piece.numel()]
+        with self._explained(call):
+            if nccl and messages:
+                works = dist.batch_isend_irecv([dist.P2POp(verb, piece, group=self.group, tag=tag, group_peer=peer)
+                                                for verb, piece, peer, tag in messages])
+            else:
+                works = [verb(piece, group=self.group, tag=tag, **{"group_dst" if verb is dist.isend else "group_src": peer})
+                         for verb, piece, peer, tag in messages]
 
         def arrived(keep=sends):
             for tensor, host in back:
@@ -194,44 +210,33 @@ class Comm:
 
         return works, arrived
 
-    def complete(self, work: dist.Work, call: str) -> None:
-        """Wait for one work; turn its failure into a sentence about who called what."""
-        try:
-            work.wait(self.timeout) if "nccl" not in self.backends else work.wait()  # NCCL's wait is for the stream only
-        except RuntimeError as error:
-            raise CollectiveError(self._compare_notes(call, error)) from error
+    def _exchange_now(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> None:
+        works, arrived = self._exchange(call, sends, receives)
+        self.complete(works, call, next(iter((sends | receives).values())))
+        arrived()
 
-    def fail(self, reason: str) -> None:
-        """Tell the other ranks why this one leaves, and leave: whoever waits for it fails at once, with the reason."""
-        if self.world_size > 1:
-            with suppress(RuntimeError):
-                self._store().set("failed", f"rank {self.rank}: {reason}")
-                dist.destroy_process_group(self.group)
+    def _combine(self, verb: str, values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
+        call, flat = self._next(verb, "", values), values.detach().reshape(-1)
+        if not self.peers or not values.numel():
+            return values
+        if self._nccl(flat):
+            self.complete([dist.all_reduce(flat, op, self.group, async_op=True)], call, flat)
+        else:
+            received = {peer: torch.empty_like(flat) for peer in self.peers}
+            self._exchange_now(call, dict.fromkeys(self.peers, flat), received)
+            terms = [received.get(rank, flat) for rank in range(self.world_size)]
+            if op == dist.ReduceOp.SUM:
+                add_in_order(terms, flat)
+            else:
+                torch.amax(torch.stack(terms), dim=0, out=flat)
+        self.control += len(self.peers) * flat.nbytes
+        return _put(flat, values)
 
-    def _compare_notes(self, call: str, error: RuntimeError) -> str:
-        """After a failed wait: say what this rank was waiting for, and read what the others were."""
-        with suppress(RuntimeError):
-            store = self._store()
-            if store.check(["failed"]):
-                return f"rank {self.rank} stopped in {call}, because another rank left: {store.get('failed').decode()}"
-            store.set(f"note/{self.rank}", call)
-            notes, until = {self.rank: call}, time.monotonic() + 3.0
-            while time.monotonic() < until and len(notes) < self.world_size:
-                for rank in set(range(self.world_size)) - set(notes):
-                    if store.check([f"note/{rank}"]):
-                        notes[rank] = store.get(f"note/{rank}").decode()
-                time.sleep(0.05)
-            said = "; ".join(f"rank {rank} was in {notes[rank]}" if rank in notes else f"rank {rank} was in no collective"
-                             for rank in range(self.world_size))
-            return f"a collective did not complete within {self.timeout.total_seconds():g} s: {said}. " \
-                   f"Every rank must run the same units in the same order ({str(error).splitlines()[0][-120:]})"
-        return f"rank {self.rank} lost its peers in {call}: {error}"
-
-    def _control(self, call: str, values: torch.Tensor, start: Callable[[], dist.Work]) -> torch.Tensor:
-        if self.world_size > 1 and values.numel():
-            self.complete(start(), call)
-            self.control += values.nbytes
-        return values
+    def complete(self, works: list, call: str, row: torch.Tensor) -> None:
+        """Wait for all works. Raises CollectiveError."""
+        with self._explained(call):
+            for work in works:
+                work.wait() if self._nccl(row) else work.wait(self.timeout)  # NCCL's wait is the stream's, not the host's
 
     def _count(self, verb: str, row: torch.Tensor, real: int, whole: int) -> int:
         size = row.element_size()
@@ -240,13 +245,21 @@ class Comm:
         self.padding += (whole - real) * size
         return whole * size
 
-    def _next(self, call: str) -> str:
+    def _next(self, verb: str, unit: str = "", tensor: torch.Tensor | None = None) -> str:
+        """The name of a call, the same on every rank, with its number."""
+        call = f"{verb} of {unit}" if unit else verb
+        if tensor is not None:
+            call += f" ({tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')})"
         self._calls[call] += 1
-        return f"{self._id} {call} #{self._calls[call]}"
+        return f"{call} #{self._calls[call]}"
 
-    def _store(self) -> dist.Store:
-        group = self.group if self.group is not None else dist.group.WORLD
-        return dist.PrefixStore(f"zerocourse {self._id}", dist.distributed_c10d._get_process_group_store(group))
+    @contextmanager
+    def _explained(self, call: str) -> Iterator[None]:
+        """A failure of the backend inside becomes a sentence about who called what."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise CollectiveError(self._notes.compare(call, error, self.timeout)) from error
 
 
 def add_in_order(terms: list[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
@@ -255,11 +268,18 @@ def add_in_order(terms: list[torch.Tensor], into: torch.Tensor | None = None) ->
     The other terms are scratch afterwards. Terms of half precision are added in fp32 and rounded once.
     """
     into = torch.empty_like(terms[0]) if into is None else into
+    if len(terms) == 1:
+        return into if into is terms[0] else into.copy_(terms[0])
     if terms[0].element_size() < 4 and terms[0].is_floating_point():
         terms = [terms[0].float(), *terms[1:]]
     total = terms[0]
     for term in terms[1:-1]:
         total.add_(term)
-    if len(terms) == 1:
-        return into if into is total else into.copy_(total)
     return torch.add(total, terms[-1], out=into) if total.dtype == into.dtype else into.copy_(total.add_(terms[-1]))
+
+
+def _put(flat: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Bring `flat` home, if it is not the memory of `values` itself."""
+    if flat.data_ptr() != values.data_ptr():
+        values.detach().copy_(flat.view(values.shape))
+    return values

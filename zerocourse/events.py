@@ -1,16 +1,19 @@
 """What happened in a step, and when: the record that timelines and the proof of overlap are drawn from."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+
+MOST_EVENTS = 100_000  # a rank that never steps, as in a long evaluation, forgets its oldest events
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One thing that one rank did.
 
-    verb: forward, backward, all_gather, reduce_scatter, all_reduce, wait, reshard, step.
+    verb: forward, backward, all_gather, reduce_scatter, wait, reshard, step.
     unit: the part of the model it was done for.   start, end: seconds of the machine's monotonic clock, so that
     ranks on one machine share it. A collective runs from its issue to the moment it was known to be complete; the
     part of that in which the rank stood still is a `wait` of its own.
@@ -28,7 +31,7 @@ class Event:
 
 
 class Recorder:
-    """Keeps the events of the last `keep` optimizer steps of one rank.
+    """Keeps the events of the last `keep` optimizer steps of one rank, the one under way included.
 
     alive: a function that says how many bytes are alive (a ledger's; by default the model states of the stage).
     """
@@ -36,7 +39,7 @@ class Recorder:
     def __init__(self, rank: int = 0, keep: int = 2):
         self.rank, self.keep, self.step = rank, keep, 0
         self.alive: Callable[[], int] = lambda: 0
-        self.events: list[Event] = []
+        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def record(self, verb: str, unit: str, start: float, nbytes: int = 0) -> None:
         """Note that `verb`, begun at `start`, is over now."""
@@ -52,8 +55,8 @@ class Recorder:
     def next_step(self) -> None:
         """Begin another step and forget the oldest."""
         self.step += 1
-        oldest = self.step - self.keep
-        self.events = [event for event in self.events if event.step > oldest]
+        while self.events and self.events[0].step <= self.step - self.keep:
+            self.events.popleft()
 
     def of_step(self, step: int) -> list[dict]:
         """One step's events as plain dictionaries, for sending to another process or to JSON."""

@@ -36,6 +36,8 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     progress: draw a bar when rank 0 calls `zerocourse.worker.progress`.
     init: have `torch.distributed` initialised before a function is called; scripts and modules do so themselves.
 
+    A function's rank ends as soon as it has returned; a script's ends as Python does, exit handlers and all.
+
     Raises RankError (a rank raised; it has that rank's traceback), RankDied (a rank ended without a word),
     LaunchTimeout (which ranks were still running, and where), LaunchInterrupted, and BadInput.
     """

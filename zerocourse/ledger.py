@@ -95,7 +95,7 @@ class Ledger(TorchDispatchMode):
         self._depth = 0
         self._fake_mode = None
 
-    # -- what people read ---------------------------------------------------------------------------------------------
+    # -- what people read --------------------------------------------------------------------------------------------
 
     def now(self) -> Snapshot:
         """Read every storage again, and say who holds what at this moment."""
@@ -129,7 +129,7 @@ class Ledger(TorchDispatchMode):
         self._grew("track()", self.alive - before)
         return self
 
-    # -- the life of a storage ----------------------------------------------------------------------------------------
+    # -- the life of a storage ---------------------------------------------------------------------------------------
 
     def _see(self, tensor: Tensor) -> None:
         if type(tensor) is FakeTensor and tensor.fake_mode is not self._fake_mode:
@@ -191,10 +191,11 @@ class Ledger(TorchDispatchMode):
 
     def _out_of_memory(self, by: Any, asked: int, alive: int) -> OutOfMemory:
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        return OutOfMemory(f"rank {rank} ran out of memory: {by} asked for {gib(asked)} and would bring it to {alive:,} "
-                           f"bytes, over its budget of {self.budget:,} bytes ({gib(self.budget)}); alive: {self.now()}.")
+        return OutOfMemory(f"rank {rank} ran out of memory: {by} asked for {gib(asked)} and would bring it to "
+                           f"{alive:,} bytes, over its budget of {self.budget:,} bytes ({gib(self.budget)}); "
+                           f"alive: {self.now()}.")
 
-    # -- who holds what -----------------------------------------------------------------------------------------------
+    # -- who holds what ----------------------------------------------------------------------------------------------
 
     def _sort(self) -> None:
         """Read every known storage's size again and give it its kind."""
@@ -233,7 +234,7 @@ class Ledger(TorchDispatchMode):
         yield from ((PARAMETERS, param) for param in of_optimizer)
         yield from ((GRADIENTS, param.grad) for param in of_optimizer if param.grad is not None)
 
-    # -- while it is entered ------------------------------------------------------------------------------------------
+    # -- while it is entered -----------------------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -176,7 +176,7 @@ def _enter(namespace) -> None:
 
 def _tc(rate_mbit: float | None, where: list[str]) -> None:
     if rate_mbit is None:
-        subprocess.run(["tc", *where, "qdisc", "delete", "dev", DEVICE, "root"], capture_output=True)  # there may be none
+        subprocess.run(["tc", *where, "qdisc", "delete", "dev", DEVICE, "root"], capture_output=True)  # if there is one
     else:
         _run("tc", *where, "qdisc", "replace", "dev", DEVICE, "root", "tbf", "rate", f"{rate_mbit * 1e6:.0f}bit",
              "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES))

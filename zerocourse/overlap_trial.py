@@ -3,7 +3,8 @@
 With C the seconds a step computes and M those its collectives take, one after the other needs C + M and perfect
 overlap max(C, M): a speed-up of at most (C + M) / max(C, M), which is 2 where C = M. A step cannot reach that: nothing
 can compute before the first gather is there, and after the last gradient nothing is left to hide its reduction behind.
-With both exposed, e seconds together, the bound is (C + M) / (e + max(C, M - e)).
+With both exposed, e seconds together, the bound is (C + M) / (e + max(C, M - e)). Here e is what the root and the
+first block take once: the root is mostly an embedding, behind whose look-up nothing hides.
 
 Every round measures all four beside each other, because a shared machine is not the same machine a second later:
 C by the same step with nobody to talk to, M by the same collectives with nothing to compute, then off, then on.
@@ -17,17 +18,17 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
 
-from .comm import Comm, Handle
+from .comm import Comm, Handle, add_in_order
 from .link import limit_here, limited_link
 from .model import GPTConfig, build_model
+from .rankmap import Layout
 from .zero import shard
 from .zero.flat import Flat
-from .zero.stage3 import Stage3
 
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
 SEQUENCES = 4  # a rank and step, of block_size tokens
@@ -69,16 +70,20 @@ class Round:
         return (self.speedup - 1) / (self.tight_bound - 1)
 
 
-def over_limited_link(rounds: int = 5, ratio: float = 1.0, patience: float = 30, config: GPTConfig = CONFIG,
-                      sequences: int = SEQUENCES) -> dict:
+def over_limited_link(rounds: int = 5, ratio: float = 1.0, patience: float = 30, prefetch: int = 2, in_flight: int = 2,
+                      config: GPTConfig = CONFIG, sequences: int = SEQUENCES) -> dict:
     """Two nodes of one rank on a link whose rate makes M about `ratio` × C; see `summary` for what is returned.
 
     rounds: as many quiet ones, and after `patience` seconds as many of any kind.
+    prefetch, in_flight: what `zero.shard` is told in the steps with overlap. With a prefetch of 1 the link may have
+    nothing to do from the end of a gather to the next block; with 2 it has, which evens out blocks and ranks.
     `events`: what happened in the last step without and with overlap, by rank (see `events.Event`).
     Raises BadInput where there can be no limited link.
     """
+    settings = {"prefetch": prefetch, "in_flight": in_flight}
     with limited_link(None) as link:
-        ranks = [result for node in link.launch(trial, rounds, ratio, patience, config, sequences, quiet=True) for result in node]
+        nodes = link.launch(trial, rounds, ratio, patience, config, sequences, settings, quiet=True)
+    ranks = [result for node in nodes for result in node]
     ranks.sort(key=lambda result: result["rank"])
     events = {mode: [result["events"][mode] for result in ranks] for mode in ("off", "on")}
     return summary(ranks[0]["rounds"]) | {"rate_mbit": ranks[0]["rate_mbit"], "sent_bytes": ranks[0]["sent_bytes"],
@@ -86,7 +91,7 @@ def over_limited_link(rounds: int = 5, ratio: float = 1.0, patience: float = 30,
 
 
 def summary(rounds: Sequence[Round]) -> dict:
-    """Medians over the quiet rounds: seconds of a step, the speed-up, its two bounds, the share of the tighter one's gain.
+    """Medians over the quiet rounds: seconds of a step, speed-up, its two bounds, share of the tighter one's gain.
 
     `noisy`: there were fewer than three quiet rounds, so that these are the medians over all.
     """
@@ -97,42 +102,42 @@ def summary(rounds: Sequence[Round]) -> dict:
     return medians | {"noisy": noisy, "rounds": [asdict(each) for each in rounds]}
 
 
-def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequences: int) -> dict:
+def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequences: int, settings: dict) -> dict:
     """What each rank does; collective. Changes the rate of the link it is on."""
     torch.manual_seed(dist.get_rank())
     tokens_BT = torch.randint(config.vocab_size, (sequences, config.block_size))
     model = build_model(config)
-    modes = {"compute": Mode(model, tokens_BT, compute_only),
-             "off": Mode(model, tokens_BT, lambda heart: replace(heart, reduce=waited(heart.reduce), unshard=waited(heart.unshard)),
-                         prefetch=0),
-             "on": Mode(model, tokens_BT, prefetch=1, in_flight=2)}
+    modes = {"compute": Mode(model, tokens_BT, SilentComm()),
+             "off": Mode(model, tokens_BT, WaitedComm(), prefetch=0),
+             "on": Mode(model, tokens_BT, Comm(), **settings)}
     comm = modes["on"].comm
     for _ in range(3):  # the order of units is known after the first step; the rate is chosen by the last one
         sent_bytes = modes["on"].step()
         seconds = slowest(comm, modes["compute"].seconds())
     rate_mbit = sent_bytes * 8 / (ratio * seconds) / 1e6
     limit_here(rate_mbit)
+    stage = modes["on"].model.zero
+    ends = len(stage.units[0].flats) + len(stage.units[1].flats)  # of the root and the first block
     measured, until = [], time.monotonic() + patience
     while go_on(comm, measured, rounds, until):
         busy = Busy()
         compute, off, on = (slowest(comm, modes[name].seconds()) for name in ("compute", "off", "on"))
-        gathers, reductions = zip(*(talk(flat, comm) for flat in modes["on"].flats), strict=True)
-        communication, exposed = 2 * sum(gathers) + sum(reductions), gathers[0] + reductions[0]
-        measured.append(Round(compute, slowest(comm, communication), slowest(comm, exposed), off, on, busy.others(comm)))
+        gathers, reductions = zip(*(talk(flat, comm) for flat in stage.flats), strict=True)
+        communication, exposed = 2 * sum(gathers) + sum(reductions), sum(gathers[:ends]) + sum(reductions[:ends])
+        communication, exposed = slowest(comm, communication), slowest(comm, exposed)
+        measured.append(Round(compute, communication, exposed, off, on, busy.others(comm)))
     events = {name: modes[name].last_events() for name in ("off", "on")}
     return {"rank": comm.rank, "rounds": measured, "rate_mbit": rate_mbit, "sent_bytes": sent_bytes, "events": events}
 
 
 class Mode:
-    """The model under stage 3 in one way of communicating, ready to make steps."""
+    """The model under stage 3 with one way of communicating, ready to make steps."""
 
-    def __init__(self, model: torch.nn.Module, tokens_BT: torch.Tensor, heart: Callable = lambda heart: heart, **options):
-        self.comm, self.tokens_BT = Comm(), tokens_BT
+    def __init__(self, model: torch.nn.Module, tokens_BT: torch.Tensor, comm: Comm, **options):
+        self.comm, self.tokens_BT = comm, tokens_BT
         model = copy.deepcopy(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        self.model, self.optimizer = shard(model, optimizer, stage=3, comm=self.comm, **options)
-        stage = self.model.zero
-        stage.heart, self.flats = heart(stage.heart), stage.flats
+        self.model, self.optimizer = shard(model, optimizer, stage=3, comm=comm, **options)
 
     def step(self) -> int:
         """One optimizer step; returns the bytes it sent."""
@@ -153,28 +158,49 @@ class Mode:
         return recorder.of_step(recorder.step - 1)
 
 
-def compute_only(heart):
-    """The verbs of stage 3 with nobody to talk to: rows that were kept whole come back, and sums are this rank's own."""
-    kept: dict[Flat, torch.Tensor] = {}
+class WaitedComm(Comm):
+    """Without overlap: every collective is complete when it returns."""
 
-    def unshard(flat: Flat, comm: Comm) -> None:
-        if flat not in kept:
-            heart.unshard(flat, comm).wait()
-            kept[flat] = flat.full.clone()
-        flat.memory.take()
-        flat.full.copy_(kept[flat])
+    def all_gather(self, *args, **kwargs) -> Handle:
+        return self._waited(super().all_gather(*args, **kwargs))
 
-    def reduce(flat: Flat, comm: Comm) -> None:
-        bucket = flat.complete_bucket()
-        flat.drop_bucket()
-        flat.accumulate(bucket[flat.own].clone())
+    def reduce_scatter(self, *args, **kwargs) -> Handle:
+        return self._waited(super().reduce_scatter(*args, **kwargs))
 
-    return replace(heart, unshard=unshard, reduce=reduce)
+    def _waited(self, handle: Handle) -> Handle:
+        handle.wait()
+        return handle
 
 
-def waited(collective: Callable[[Flat, Comm], Handle]) -> Callable[[Flat, Comm], None]:
-    """The collective without overlap: complete when it returns."""
-    return lambda flat, comm: collective(flat, comm).wait()
+class SilentComm(Comm):
+    """With nobody to talk to: rows heard once come back from memory, and nothing is added to this rank's gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard: dict[str, torch.Tensor] = {}
+
+    def all_gather(self, row: torch.Tensor, layout: Layout, unit: str) -> "Answer":
+        if unit in self.heard:
+            row.copy_(self.heard[unit])
+        else:
+            super().all_gather(row, layout, unit).wait()
+            self.heard[unit] = row.clone()
+        return Answer()
+
+    def reduce_scatter(self, row: torch.Tensor, layout: Layout, unit: str, into=None, done=None) -> "Answer":
+        mine = row[layout.slice(self.rank)]
+        return Answer(lambda: (done or bool)(add_in_order([mine, torch.zeros_like(mine)], into)))
+
+
+class Answer:
+    """A handle of nothing: what follows the collective happens when it is waited for."""
+
+    def __init__(self, finish: Callable[[], object] = lambda: None):
+        self.finish = finish
+
+    def wait(self) -> None:
+        finish, self.finish = self.finish, lambda: None
+        finish()
 
 
 def talk(flat: Flat, comm: Comm) -> tuple[float, float]:
@@ -202,7 +228,7 @@ class Busy:
 
     @staticmethod
     def now() -> tuple[float, float, float]:
-        """Seconds: of the machine's cores in programs (not idle, nor in the network's interrupts), of ours, of the clock."""
+        """Seconds of the machine's cores in programs (neither idle nor in interrupts), of our process, of the clock."""
         with open("/proc/stat") as file:
             user, nice, system, _, _, _, _, steal = (int(ticks) for ticks in file.readline().split()[1:9])
         return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK"), time.process_time(), time.perf_counter()

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .memory import ModelStates
+from .sizes import gb
+
 KIND_COLORS = {"parameters": "#4c72b0", "gradients": "#dd8452", "optimizer": "#55a868", "the rest, at the peak": "#c7c7c7"}
 VERB_COLORS = {"forward": "#9ecae1", "backward": "#fdae6b", "step": "#a1d99b", "all_gather": "#3182bd",
                "reduce_scatter": "#e6550d", "wait": "#de2d26", "reshard": "#756bb1"}
@@ -75,4 +78,58 @@ def timeline(events: Sequence[dict], title: str = "") -> Figure:
     rows[-1].set_xlabel("milliseconds since the step began")
     handles = [rows[0].barh(0, 0, color=color) for color in VERB_COLORS.values()]
     figure.legend(handles, list(VERB_COLORS), loc="outside lower center", ncols=len(VERB_COLORS), fontsize=8)
+    return figure
+
+
+CARDS = {"T4": 15 * 2**30, "RTX 4090": 24 * 2**30, "A100": 40 * 2**30, "H100": 80 * 2**30, "H200": 140 * 2**30}
+
+
+def smallest_card(nbytes: int) -> str | None:
+    """The smallest of `CARDS` that has so much memory."""
+    return next((card for card, memory in CARDS.items() if memory >= nbytes), None)
+
+
+def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
+    """What a rank holds at stages 0 to 3, stacked, `stage` in full colour; lines where a card's memory ends.
+
+    `stage` has at least a tenth of the width; a bar that is longer than all of it has an arrow behind its number.
+    """
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    axes = figure.subplots()
+    edge = min(1.2 * states[0].total_bytes, 10 * states[stage].total_bytes)
+    names = ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
+    for row, (held, name) in enumerate(zip(states, names, strict=True)):
+        left = 0
+        for kind in ("parameters", "gradients", "optimizer"):
+            nbytes = getattr(held, f"{kind}_bytes")
+            axes.barh(row, nbytes / 1e9, left=left / 1e9, color=KIND_COLORS[kind], height=0.62,
+                      alpha=1 if row == stage else 0.35, label=kind if row == stage else None)
+            left += nbytes
+        beyond = left > 0.86 * edge
+        axes.annotate(gb(left) + (" →" if left > edge else ""), (min(left, edge) / 1e9, row), (-5 if beyond else 5, 0),
+                      textcoords="offset points", va="center", ha="right" if beyond else "left", fontsize=10,
+                      weight="bold" if row == stage else "normal", bbox={"color": "white", "alpha": 0.85, "pad": 1})
+    labelled = -edge
+    for card, memory in CARDS.items():
+        if not 0.03 * edge < memory < edge:
+            continue
+        axes.axvline(memory / 1e9, color="black", linewidth=1, linestyle=":", zorder=0)
+        if memory - labelled > 0.07 * edge:  # names do not stand on each other
+            axes.text(memory / 1e9, -0.62, card, ha="center", va="bottom", fontsize=8)
+            labelled = memory
+    axes.set(yticks=range(4), yticklabels=names, xlabel="GB a rank (GB = 10⁹ bytes)", xlim=(0, edge / 1e9), ylim=(3.5, -0.6))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def timeline_until(events: Sequence[dict], moment: int, title: str = "") -> Figure:
+    """`timeline`, with what comes after event number `moment` (in order of their ends, from 0) faded."""
+    figure = timeline(events, title)
+    ordered = sorted(events, key=lambda event: event["end"])
+    begin, now = min(event["start"] for event in events), ordered[moment]["end"]
+    for axes in figure.axes:
+        right = axes.get_xlim()[1]
+        axes.axvspan((now - begin) * 1e3, right, color="white", alpha=0.8, zorder=5)
+        axes.axvline((now - begin) * 1e3, color="black", linewidth=1, zorder=6)
+        axes.set_xlim(right=right)
     return figure

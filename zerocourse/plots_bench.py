@@ -12,11 +12,13 @@ def bench_figure(summary: dict, baseline: str) -> Figure:
     time, peak = figure.subplots(1, 2, sharey=True)
     colors = [BASE if name == baseline else OURS if got["bucket"] is None else PEER for name, got in modes.items()]
     ratios = [got["ratios"].get(baseline) for got in modes.values()]
-    lengths = [1.0 if name == baseline else found["median"] if found else 0.0 for name, found in zip(modes, ratios, strict=True)]
+    lengths = [1.0 if name == baseline else found["median"] if found else 0.0
+               for name, found in zip(modes, ratios, strict=True)]
     spread = [found["spread"] / 2 if found else 0.0 for found in ratios]
     time.barh(list(modes), lengths, xerr=spread, color=colors, ecolor="black")
     time.axvline(1, color="black", linewidth=0.8)
-    time.set(title=f"step time, as a ratio to {baseline}" + (" (too noisy to judge)" if summary["noisy"] else ""), xlabel="ratio")
+    noisy = " (too noisy to judge)" if summary["noisy"] else ""
+    time.set(title=f"step time, as a ratio to {baseline}{noisy}", xlabel="ratio")
     heap = all(None not in got["heap_peak_bytes"] for got in modes.values())
     metered = "heap_peak_bytes" if heap else "peak_bytes"
     peak.barh(list(modes), [max(got[metered]) / 2**20 for got in modes.values()], color=colors)

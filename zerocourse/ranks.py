@@ -95,8 +95,8 @@ class Ranks:
             self.close()
             raise
         # Ranks that issued different numbers of collectives would pair the wrong ones from now on.
-        in_step = len({done.get("calls") for done in job.done.values()}) == 1
-        if not in_step or (failures and kind == "call"):
+        counts = {done.get("calls") for done in job.done.values()}
+        if len(counts) > 1 or (kind == "call" and (failures or (self.init and None in counts))):
             self.close()
         if failures:
             raise RankError(failures)

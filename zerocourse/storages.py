@@ -39,7 +39,7 @@ def states_of(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[Tensor,
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in tensors, modules (gradients too), optimizers, objects with `tensors()`, and containers of these."""
+    """Every tensor in tensors, modules (gradients too), optimizers, stages with `tensors()`, and containers of them."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, nn.Module):

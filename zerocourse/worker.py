@@ -8,7 +8,6 @@ Use in ranks: `from zerocourse.worker import report, progress`. Outside a launch
 """
 
 import faulthandler
-import gc
 import json
 import linecache
 import os
@@ -21,9 +20,6 @@ import sys
 import threading
 import time
 import traceback
-import types
-
-NEW_SEED = 67280421310721  # the seed of torch in a new process
 
 _channel = None  # this rank's events, or None outside a launch
 _next_progress = 0.0
@@ -39,9 +35,9 @@ def report(**record) -> None:
 
 
 def progress(step: int, total: int, **info) -> None:
-    """Move the caller's progress bar to `step` of `total`; rank 0's (on several nodes, the first local rank's) counts.
+    """Move the caller's progress bar to `step` of `total`, with `info` beside it. Only local rank 0's calls count.
 
-    At most ten times a second are sent, and always the last step.
+    At most ten a second are sent, and always the last step.
     """
     global _next_progress
     now = time.monotonic()
@@ -51,7 +47,7 @@ def progress(step: int, total: int, **info) -> None:
 
 
 def main(spec: dict) -> None:
-    """Be the rank that the environment says, and do what `spec` says: serve, call a function, run a script or module."""
+    """Be the rank that the environment says, and do what `spec["kind"]` says: serve, call, script or module."""
     global _channel
     spec |= {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
     _channel = _Channel(spec)
@@ -60,9 +56,10 @@ def main(spec: dict) -> None:
         dump = open(os.path.join(spec["folder"], f"stack{spec['rank']}"), "w")
         faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
     if spec["kind"] == "serve":
-        _serve(spec, _channel)
+        from .processes.serving import serve
+        serve(spec, _channel)
         return
-    ok = _attempt(_TARGETS[spec["kind"]], spec)
+    ok = attempt(_TARGETS[spec["kind"]], spec)
     if not ok:
         os._exit(1)  # a normal exit would wait for threads that may be stuck in a collective
     if spec["kind"] == "call":
@@ -148,12 +145,12 @@ def _call(spec: dict) -> None:
     if spec["init"]:
         from . import distributed
         distributed.init()
-    fn, args, kwargs = payload.unpack(_take_work(spec)["call"])
-    _done(spec, fn(*args, **kwargs))
+    fn, args, kwargs = payload.unpack(take_work(spec)["call"])
+    done(spec, fn(*args, **kwargs))
 
 
-def _take_work(spec: dict) -> dict:
-    """What the parent wrote for its ranks, with this process's folder, import path and sources made like the parent's."""
+def take_work(spec: dict) -> dict:
+    """What the parent wrote for its ranks, once folder, import path and sources are here what they are there."""
     with open(os.path.join(spec["folder"], "work"), "rb") as file:
         work = pickle.load(file)
     os.chdir(work["cwd"])
@@ -180,7 +177,7 @@ def _module(spec: dict) -> None:
 _TARGETS = {"call": _call, "script": _script, "module": _module}
 
 
-def _done(spec: dict, value, **fields) -> None:
+def done(spec: dict, value, **fields) -> None:
     """Leave `value` where the parent finds it, and say so."""
     from .processes import payload
 
@@ -193,7 +190,7 @@ def _done(spec: dict, value, **fields) -> None:
     _channel.send("done", ok=True, value=value is not None, **fields)
 
 
-def _attempt(action, *args) -> bool:
+def attempt(action, *args) -> bool:
     """Run it; on failure tell the parent in the rank's own words."""
     try:
         action(*args)
@@ -230,7 +227,8 @@ def own_traceback(error: BaseException) -> str:
 
 
 def _is_ours(name: str) -> bool:
-    return name == __file__ or name.startswith("<frozen runpy") or os.path.basename(name) == "boot.py"
+    launcher = (__file__, os.path.join(os.path.dirname(__file__), "processes"), "<frozen runpy")
+    return name.startswith(launcher) or os.path.basename(name) == "boot.py"
 
 
 def _flush() -> None:
@@ -241,94 +239,16 @@ def _flush() -> None:
             pass
 
 
-# What a rank that is kept alive does ----------------------------------------------------------------------------
-
-def _serve(spec: dict, channel: _Channel) -> None:
-    """Answer requests one after another, with the process group up and variables of cells kept."""
-    main_module = sys.modules["__main__"] = types.ModuleType("__main__")
-    if not _attempt(_prepare, spec, vars(main_module)):
-        os._exit(1)
-    channel.send("ready")
-    while True:
-        request = channel.requests.get()
-        if not _attempt(_answer, spec, request, vars(main_module)):
-            channel.send("done", ok=False, calls=_collective_calls())
-        if request["kind"] == "call":
-            _forget()
-
-
-def _prepare(spec: dict, namespace: dict) -> None:
-    if spec["init"]:
-        from . import distributed
-        distributed.init()
-        import torch
-        namespace |= {"torch": torch, "dist": torch.distributed, "world_size": torch.distributed.get_world_size()}
-    namespace |= {"rank": spec["rank"], "report": report, "progress": progress}
-
-
-def _answer(spec: dict, request: dict, namespace: dict) -> None:
-    from .processes import payload
-
-    work = _take_work(spec)
-    if request["kind"] == "call":
-        if "torch" in sys.modules:
-            sys.modules["torch"].manual_seed(NEW_SEED)
-        fn, args, kwargs = payload.unpack(work["call"])
-        _done(spec, fn(*args, **kwargs), calls=_collective_calls())
-    else:
-        value = _execute(work["code"], work["name"], namespace)
-        try:
-            _done(spec, value, calls=_collective_calls())
-        except TypeError:  # it was printed; that it cannot travel is no failure of the cell
-            _done(spec, None, calls=_collective_calls())
-
-
-def _execute(code: str, name: str, namespace: dict):
-    """Run a cell; the value of a last line that is an expression is printed and returned, as a notebook does."""
-    import ast
-
-    tree = ast.parse(code, name)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), namespace)
-    value = eval(compile(ast.Expression(last.value), name, "eval"), namespace) if last else None
-    if value is not None:
-        print(repr(value))
-    return value
-
-
-def _group():
+def process_group():
     """torch.distributed if its process group is up, else None."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist and dist.is_available() and dist.is_initialized() else None
 
 
-def _collective_calls() -> int | None:
-    """How many collectives this rank has issued on the default group; ranks that differ are out of step."""
-    dist = _group()
-    try:
-        return dist.group.WORLD._get_sequence_number_for_group() if dist else None
-    except RuntimeError:  # a backend that does not count
-        return None
-
-
 def _leave_group() -> None:
-    dist = _group()
+    dist = process_group()
     if dist:
         try:
             dist.destroy_process_group()
         except (RuntimeError, ValueError):  # the work is done and the value sent: nothing is lost
             pass
-
-
-def _forget() -> None:
-    """Give back what a function left behind, so that the next one finds a rank as new."""
-    torch, dist = sys.modules.get("torch"), _group()
-    if torch:
-        torch.set_default_dtype(torch.float32)
-        torch.set_grad_enabled(True)
-    if dist:
-        world = dist.group.WORLD
-        for group in list(dist.distributed_c10d._world.pg_map):
-            if group is not world:
-                dist.destroy_process_group(group)
-    gc.collect()

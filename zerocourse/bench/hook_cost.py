@@ -16,8 +16,8 @@ from ..zero import shard
 from .modes import adamw
 from .plan import Plan
 
-SIZES = ((4, 4), (16, 4), (4, 16), (16, 16))  # units, and parameters a unit
-REPEATS = 23
+SIZES = ((2, 4), (8, 4), (2, 16), (8, 16))  # units, and parameters a unit
+REPEATS = 15
 
 
 class Block(nn.Module):
@@ -53,7 +53,8 @@ def hook_costs(plan: Plan) -> dict[str, dict[str, float]]:
     for stage in range(4):
         rows = [(1.0, units, units * params) for units, params in SIZES]
         extra = [extra_seconds(stage, units, params) for units, params in SIZES]
-        step, unit, param = (1e6 * float(cost) for cost in np.linalg.lstsq(np.array(rows), np.array(extra), rcond=None)[0])
+        solved = np.linalg.lstsq(np.array(rows), np.array(extra), rcond=None)[0]
+        step, unit, param = (1e6 * float(cost) for cost in solved)
         found[f"zero{stage}" if stage else "ddp"] = {"a_step": step, "a_unit": unit, "a_parameter": param,
                                                      "example": step + 12 * unit + 144 * param}
     return found

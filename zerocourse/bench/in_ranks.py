@@ -24,7 +24,7 @@ Entry = tuple[str, int | None]  # a mode's name and its bucket size
 
 
 def watch(plan: Plan, entry: Entry, private: bool) -> dict:
-    """Train a few steps in this mode alone and meter the last two: one by heap and wire, one by the ledger.
+    """Train a few steps in this mode alone and meter the last three: two by heap and wire, one by the ledger.
 
     private: this network namespace is the bench's own, so that loopback's counter counts us and nobody else.
     Returns losses; heap_peak_bytes and heap_held_bytes (after a step), above what was held before the model was built;
@@ -36,23 +36,29 @@ def watch(plan: Plan, entry: Entry, private: bool) -> dict:
     warm_up(mode, plan)
     before = heap.held()
     trained = build(mode, plan, entry[1])
-    losses = [trained.step(*next(stream)) for _ in range(plan.steps - 2)]
+    losses = [trained.step(*next(stream)) for _ in range(plan.steps - 3)]
+    metered = [under_meters(heap, private, trained, *next(stream), losses) for _ in range(2)]
+    found = {"heap_peak_bytes": max(peak for peak, _ in metered) - before if heap.here else None,
+             "heap_held_bytes": heap.held() - before if heap.here else None,
+             # On a busy machine TCP now and then sends a segment twice: the smaller count is the program's.
+             "wire_bytes": min(sent for _, sent in metered) // plan.ranks if private else None}
+    dist.barrier()
 
-    x_BT, y_BT = next(stream)
+    with Ledger(trained.model, trained.optimizer) as ledger:
+        found |= under_ledger(ledger, trained, *next(stream), losses)
+    return found | {"losses": losses, "rows": rows_of(trained.model)}
+
+
+def under_meters(heap: Heap, private: bool, trained: Trained, x_BT: Tensor, y_BT: Tensor,
+                 losses: list[float]) -> tuple[int, int]:
+    """One step: the heap's peak in it, and the bytes that all ranks sent; 0 where there is no such meter."""
     dist.barrier()
     heap.reset_peak()
     sent = loopback_bytes() if private else 0
     dist.barrier()  # nobody begins before all have read the counter
     losses.append(trained.step(x_BT, y_BT))
     dist.barrier()
-    found = {"heap_peak_bytes": heap.peak() - before if heap.here else None,
-             "heap_held_bytes": heap.held() - before if heap.here else None,
-             "wire_bytes": (loopback_bytes() - sent) // plan.ranks if private else None}
-    dist.barrier()
-
-    with Ledger(trained.model, trained.optimizer) as ledger:
-        found |= under_ledger(ledger, trained, *next(stream), losses)
-    return found | {"losses": losses, "rows": rows_of(trained.model)}
+    return heap.peak() or 0, loopback_bytes() - sent if private else 0
 
 
 def under_ledger(ledger: Ledger, trained: Trained, x_BT: Tensor, y_BT: Tensor, losses: list[float]) -> dict:
@@ -82,11 +88,13 @@ def warm_up(mode: Mode, plan: Plan) -> None:
     gc.collect()
 
 
-def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None, control: bool) -> dict[str, list[float]]:
+def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None,
+         control: bool) -> dict[str, list[list[float]]]:
     """Seconds of each entry's step in each round: one step each in turn, the order moved on by one every round.
 
     deadline: of the machine's monotonic clock, after which no round begins. control: the baseline runs twice a round.
-    Returns {label of the entry: seconds a round}, the same rounds for all.
+    Returns {label of the entry: [[seconds on the clock, seconds of processor time of all threads of this rank] a
+    round]}, the same rounds for all.
     """
     torch.set_num_threads(plan.threads)
     stream, runners = samples(plan), {}
@@ -108,13 +116,19 @@ def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None, 
         if number and over(deadline):
             break
         x_BT, y_BT = next(stream)
-        for name in order[number % len(order):] + order[: number % len(order)]:
+        for name in turns(order, number):
             dist.barrier()
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             runners[name].step(x_BT, y_BT)
             dist.barrier()  # a step is over when the slowest rank's is
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append([time.perf_counter() - began, time.process_time() - used])
     return seconds
+
+
+def turns(names: list[str], number: int) -> list[str]:
+    """The order in round `number`: who began the last round is last in this one, so that nobody keeps a good place."""
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 def over(deadline: float | None) -> bool:

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("heap.c")
-NAMESPACES = (["unshare", "--net"], ["unshare", "--map-root-user", "--net"])  # root's way, and everybody's where allowed
+NAMESPACES = (["unshare", "--net"], ["unshare", "--map-root-user", "--net"])  # root's way; everybody's, where allowed
 
 
 def build_heap_meter(folder: Path) -> Path | None:
@@ -22,8 +22,8 @@ def build_heap_meter(folder: Path) -> Path | None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
-    made = subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-fno-builtin", "-o", library, SOURCE], capture_output=True)
-    if made.returncode:
+    options = ["-O2", "-shared", "-fPIC", "-fno-builtin"]
+    if subprocess.run([compiler, *options, "-o", library, SOURCE], capture_output=True).returncode:
         return None
     # A libc without these functions is noticed only when the library is loaded.
     runs = subprocess.run(["true"], env={"LD_PRELOAD": str(library), "PATH": "/usr/bin:/bin"}, capture_output=True)
@@ -31,7 +31,7 @@ def build_heap_meter(folder: Path) -> Path | None:
 
 
 class Heap:
-    """Bytes of heap of this process, in blocks of at least 16 KiB, when the meter is preloaded; else `here` is False."""
+    """Bytes of this process's heap, in blocks of at least 16 KiB. `here`: is the meter preloaded?"""
 
     def __init__(self):
         self._library = ctypes.CDLL(None)

@@ -33,7 +33,8 @@ def build(mode: Mode, plan: Plan, bucket: int | None) -> Trained:
     lr = plan.lr if plan.plant != mode.name else 2 * plan.lr
     if mode.ours:
         return ours(model, lr, mode)
-    return PEERS[mode.name.rstrip("0123456789") if mode.wants == "deepspeed" else mode.name](model, lr, mode, plan, bucket)
+    peer = PEERS["deepspeed" if mode.wants == "deepspeed" else mode.name]
+    return peer(model, lr, mode, plan, bucket)
 
 
 def adamw(params, lr: float) -> torch.optim.AdamW:
@@ -55,7 +56,8 @@ def trained(model: nn.Module, optimizer, held_by=None, comm: Comm | None = None)
 
 def ours(model: nn.Module, lr: float, mode: Mode) -> Trained:
     comm = Comm()
-    model, optimizer = shard(model, adamw(model.parameters(), lr), mode.stage, comm=comm, reshard_after_forward=not mode.keep)
+    model, optimizer = shard(model, adamw(model.parameters(), lr), mode.stage, comm=comm,
+                             reshard_after_forward=not mode.keep)
     return trained(model, optimizer, comm=comm)
 
 
@@ -68,7 +70,8 @@ def torch_zro(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) 
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket)
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=lr, fused=True)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=lr,
+                                        fused=True)
     return trained(model, optimizer, held_by=optimizer.optim)
 
 
@@ -95,8 +98,9 @@ def deepspeed(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) 
     if mode.stage == 3:
         zero = {"stage": 3, "reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket,
                 "stage3_max_live_parameters": bucket, "stage3_max_reuse_distance": 0}
-    config = {"train_micro_batch_size_per_gpu": plan.micro_batch, "gradient_accumulation_steps": 1, "gradient_clipping": 0.0,
-              "zero_optimization": zero, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+    config = {"train_micro_batch_size_per_gpu": plan.micro_batch, "gradient_accumulation_steps": 1,
+              "gradient_clipping": 0.0, "zero_optimization": zero,
+              "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
               "steps_per_print": 10**9}
     optimizer = adamw(model.parameters(), lr)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)

@@ -46,7 +46,7 @@ MODES = {mode.name: mode for mode in (
 
 @dataclass(frozen=True)
 class Plan:
-    """One set-up. A step is one optimizer step on `global_batch` samples of `tokens` tokens, divided among the ranks."""
+    """One set-up. A step is an optimizer step on `global_batch` samples of `tokens` tokens, divided among the ranks."""
 
     layers: int = 8
     width: int = 512
@@ -57,7 +57,7 @@ class Plan:
     threads: int = 1  # of each rank
     rounds: int = 7  # of timed steps, each mode one step in turn
     tuning_rounds: int = 3  # with which a peer's bucket size is chosen; 0: the middle one is taken
-    steps: int = 5  # whose losses are compared; of the last two, one is metered and one watched by the ledger
+    steps: int = 5  # whose losses are compared; the last three are metered, the very last by the ledger
     budget: float | None = None  # seconds after which no round begins
     lr: float = 1e-3
     seed: int = 0
@@ -74,8 +74,8 @@ class Plan:
             raise BadInput(f"the global batch of {self.global_batch} samples does not divide among {self.ranks} ranks.")
         if self.vocab < 256:
             raise BadInput(f"vocab must be at least 256, since the tokens are bytes, not {self.vocab}.")
-        if self.width % self.heads:
-            raise BadInput(f"width must be a multiple of 64, or below 64, not {self.width}.")
+        if self.width > 64 and self.width % 64:  # a head is 64 wide
+            raise BadInput(f"width must be at most 64, or a multiple of it, not {self.width}.")
         if self.budget is not None and not self.budget > 0:
             raise BadInput(f"the budget must be more than 0 seconds, not {self.budget!r}.")
 

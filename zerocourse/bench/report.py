@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from ..sizes import gib
 from ..verdict import mean_losses
@@ -30,9 +31,10 @@ def of_mode(mode: Mode, found: dict) -> dict:
     counts["total_bytes"] = [sum(got[kind] for kind in KINDS) for got in ranks]
     if not mode.ours:
         counts["sent_bytes"] = counts["wire_bytes"]  # a peer does not count: the interface does
-    seconds = [second for race in races for second in race.get(mode.name, ())]
+    times = [round_ for race in races for round_ in race.get(mode.name, ())]
+    clock, processor = (statistics.median(column) for column in zip(*times)) if times else (None, None)
     others = (BASELINE, *mode.matches)
-    return {**counts, "losses": mean_losses(ranks), "step_seconds": statistics.median(seconds) if seconds else None,
+    return {**counts, "losses": mean_losses(ranks), "step_seconds": clock, "processor_seconds": processor,
             "ratios": {other: as_dict(ratio(races, mode.name, other)) for other in others
                        if other != mode.name and ratio(races, mode.name, other)},
             "bucket": found["buckets"][mode.name], "bucket_unit": mode.unit or None,
@@ -40,16 +42,17 @@ def of_mode(mode: Mode, found: dict) -> dict:
 
 
 def as_dict(found: Ratio | None) -> dict | None:
-    return found and {"median": found.median, "spread": found.spread, "rounds": found.rounds}
+    return found and asdict(found)
 
 
 def table(plan: Plan, modes: Sequence[Mode], summary: dict) -> str:
     """For people: a row a mode (of the rank that holds most), and what to think of it."""
-    head = ("mode", "bucket", "params", "grads", "optim", "peak", "heap peak", "wire", "ms/step", "/ DDP", "/ torch peer", "/ DeepSpeed")
+    head = ("mode", "bucket", "params", "grads", "optim", "peak", "heap peak", "wire", "ms/step", "/ DDP",
+            "/ torch peer", "/ DeepSpeed")
     rows = [head, *(row(plan, mode, summary["modes"][mode.name]) for mode in modes)]
     widths = [max(len(line[column]) for line in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) if column < 2 else cell.rjust(width)
-                       for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip() for line in rows]
+    lines = ["  ".join(cell.rjust(width) if column > 1 else cell.ljust(width)
+                       for column, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in rows]
     return "\n".join([about(plan, summary["settings"]), "", *lines, "", *notes(plan, modes, summary)])
 
 
@@ -59,7 +62,7 @@ def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
 
     def times(*others: str) -> str:
         found = next((got["ratios"][other] for other in others if other in got["ratios"]), None)
-        return f"{found['median']:.2f} ±{found['spread'] / 2:.2f}" if found else "-"
+        return f"{found['median']:.2f} ±{found['spread'] / 2:.2f} ({found['processor']:.2f})" if found else "-"
 
     wire = "-" if None in got["wire_bytes"] else f"{max(got['wire_bytes']) / (4 * plan.params):.3f}Ψ"
     seconds = "-" if got["step_seconds"] is None else f"{got['step_seconds'] * 1e3:.0f}"
@@ -70,30 +73,34 @@ def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
 
 
 def about(plan: Plan, settings: dict) -> str:
-    return (f"GPT-2 of {plan.layers} × {plan.width}, vocabulary {plan.vocab}, {plan.params:,} parameters (Ψ); {plan.ranks} ranks × "
-            f"{plan.micro_batch} samples × {plan.tokens} tokens; fp32, AdamW(fused=True) in every mode, gloo, {plan.threads} thread(s) a rank\n"
+    return (f"GPT-2 of {plan.layers} × {plan.width}, vocabulary {plan.vocab}, {plan.params:,} parameters (Ψ); "
+            f"{plan.ranks} ranks × {plan.micro_batch} samples × {plan.tokens} tokens; seed {plan.seed}\n"
+            f"fp32, AdamW(fused=True, lr={plan.lr}) in every mode, gloo, {plan.threads} thread(s) a rank, "
             + ", ".join(f"{name} {value}" for name, value in settings.items()))
 
 
 def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
     """What the numbers mean, whether they hold, and whether the times can be judged."""
-    lines = ["peak: tensors that Python sees. heap peak: all blocks of 16 KiB and more, C++'s too, above what the process held "
-             "before the model was built. wire: loopback's counter, a rank's share. Ratios of times: medians over rounds, ± half "
-             "the distance of the quartiles."]
+    lines = ["peak: tensors that Python sees. heap peak: all blocks of 16 KiB and more, C++'s too, above what the",
+             "process held before the model was built. wire: loopback's counter, a rank's share. Ratios of times: medians",
+             "over rounds, ± half the distance of the quartiles; in brackets that of processor time, all ranks together."]
     if not summary["meters"]["heap"]:
         lines.append("No heap peak: the meter needs a C compiler and glibc.")
     if not summary["meters"]["wire"]:
         lines.append("No bytes on the wire: a network namespace of one's own is not permitted here.")
-    lines += [f"{mode.name}: {', '.join(f'{int(size):,} {mode.unit} {seconds * 1e3:.0f} ms' for size, seconds in tried.items())}"
-              for mode in modes if (tried := summary["modes"][mode.name]["tried_seconds"])]
+    for mode in modes:
+        tried = summary["modes"][mode.name]["tried_seconds"].items()
+        if tried:
+            each = ", ".join(f"{int(size):,} {mode.unit} {seconds * 1e3:.0f} ms" for size, seconds in tried)
+            lines.append(f"bucket sizes of {mode.name}: {each}")
     for name, cost in summary["hooks_microseconds"].items():
-        lines.append(f"hooks of {name}: {cost['a_step']:.0f} µs a step, {cost['a_unit']:.0f} a unit, {cost['a_parameter']:.1f} a "
-                     f"parameter; {cost['example'] / 1e3:.1f} ms for 12 blocks of 12")
+        lines.append(f"hooks of {name}: {cost['a_step']:.0f} µs a step, {cost['a_unit']:.0f} a unit, "
+                     f"{cost['a_parameter']:.1f} a parameter; {cost['example'] / 1e3:.1f} ms for 12 blocks of 12")
     lines += [f"TOO NOISY: {reason}." for reason in summary["noisy"]]
     if not summary["noisy"] and summary["control"]:
         control = summary["control"]
-        lines.append(f"{BASELINE} against itself: {control['median']:.2f}, quartiles {control['spread']:.2f} apart over "
-                     f"{control['rounds']} rounds: times can be judged.")
+        lines.append(f"{BASELINE} against itself: {control['median']:.2f}, quartiles {control['spread']:.2f} apart "
+                     f"over {control['rounds']} rounds: times can be judged.")
     lines.append(f"{summary['checks'] - len(summary['wrong'])} of {summary['checks']} checks of losses and bytes hold.")
     return lines + [f"  WRONG {wrong}" for wrong in summary["wrong"]]
 

@@ -31,24 +31,29 @@ BYTES_A_PARAMETER = 20  # assumed before a mode was metered: fp32 Adam, and a bu
 def measure(plan: Plan, modes: Sequence[Mode], quiet: bool = False) -> dict:
     """Watch, tune and race the modes on real ranks.
 
-    Returns {"watched": {mode: [what each rank measured]}, "races": [{mode or "again": [seconds a round]}],
-    "tuning": {mode: {bucket size: median seconds}}, "buckets": {mode: the size chosen}, "hooks": see `hook_costs`, "heap": bool, "private": bool}.
+    Returns {"watched": {mode: [what each rank measured]}, "races": [{mode or "again": [(seconds, processor
+    seconds of all ranks) a round]}],
+    "tuning": {mode: {bucket size: median seconds}}, "buckets": {mode: the size chosen}, "hooks": see `hook_costs`,
+    "heap": was there a heap meter, "private": a private network}.
     Raises ZeroCourseError when a rank fails.
     """
     with tempfile.TemporaryDirectory(prefix="zerocourse-bench-") as folder:
         tokens = write_tokens(read_tokens(plan.source)[:ENOUGH_TOKENS], Path(folder, "tokens.npy"))
         heap, private = build_heap_meter(Path(folder)), private_network()
         task, answer = Path(folder, "task.json"), Path(folder, "answer.json")
-        task.write_text(json.dumps({"plan": asdict(replace(plan, source=str(tokens))), "modes": [mode.name for mode in modes],
-                                    "private": private is not None, "quiet": quiet, "answer": str(answer), "parent": os.getpid()}))
+        task.write_text(json.dumps({
+            "plan": asdict(replace(plan, source=str(tokens))), "modes": [mode.name for mode in modes],
+            "private": private is not None, "quiet": quiet, "answer": str(answer), "parent": os.getpid()}))
         root = str(Path(__file__).parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
                                     "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "DS_LOG_LEVEL": "error",
                                     **({"LD_PRELOAD": str(heap)} if heap else {})}
         command = [*(private or []), sys.executable, "-m", "zerocourse.bench", str(task)]
-        ended = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE if quiet else None, text=True)
+        ended = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE if quiet else None, text=True)
         if ended.returncode or not answer.exists():
-            raise ZeroCourseError(f"the bench ended with exit status {ended.returncode}: {(ended.stderr or '')[-3000:]}")
+            said = (ended.stderr or "its reason is above")[-3000:]
+            raise ZeroCourseError(f"the bench ended with exit status {ended.returncode}: {said}")
         return json.loads(answer.read_text()) | {"heap": heap is not None}
 
 
@@ -81,7 +86,8 @@ class Bench:
         self.plan, self.modes, self.private = plan, modes, private
         self.deadline = None if plan.budget is None else time.monotonic() + plan.budget
         self.bar = tqdm(disable=quiet, file=sys.stderr, bar_format="{desc} [{elapsed}]")
-        self.buckets: dict[str, int | None] = {mode.name: mode.buckets[len(mode.buckets) // 2] if mode.buckets else None for mode in modes}
+        middle = {mode.name: mode.buckets[len(mode.buckets) // 2] for mode in modes if mode.buckets}
+        self.buckets: dict[str, int | None] = dict.fromkeys(mode.name for mode in modes) | middle
         self.ranks = functools.cache(lambda nproc: Ranks(nproc, quiet=True, timeout=LIMIT_SECONDS, oversubscribe=True,
                                                          env={"OMP_NUM_THREADS": plan.threads}))
         self.held: dict[str, int] = {}  # bytes that a mode holds between steps, as metered
@@ -118,8 +124,9 @@ class Bench:
         seconds, sizes = {}, list(mode.buckets)
         for first in range(0, len(sizes), room):
             entries = [(mode.name, size) for size in sizes[first : first + room]]
-            found = self.fresh(f"bucket sizes of {mode.label}", race, entries, self.plan.tuning_rounds, self.deadline, False)[0]
-            seconds |= {size: median(found[f"{mode.name}@{size}"]) for _, size in entries}
+            found = self.fresh(f"bucket sizes of {mode.label}", race, entries, self.plan.tuning_rounds, self.deadline,
+                               False)[0]
+            seconds |= {size: median(clock for clock, _ in found[f"{mode.name}@{size}"]) for _, size in entries}
         self.buckets[mode.name] = min(seconds, key=seconds.get)
         return seconds
 
@@ -132,7 +139,7 @@ class Bench:
         return found
 
     def groups(self) -> list[list[str]]:
-        """Who races whom: each mode with its peers and the baseline, and as many such groups at once as fit in memory."""
+        """Who races whom: each mode with its peers and the baseline, as many such groups at once as fit in memory."""
         names = {mode.name for mode in self.modes}
         least = [{BASELINE, mode.name, peer} for mode in self.modes for peer in mode.matches if peer in names]
         least += [{BASELINE, name} for name in sorted(names) if not any(name in group for group in least)]
@@ -155,10 +162,15 @@ class Bench:
         available = available_bytes()
         return int(SHARE_OF_MEMORY * available) // self.plan.ranks if available else sys.maxsize
 
-    def race(self, names: list[str]) -> dict[str, list[float]]:
-        """Seconds a round, the slowest rank's."""
+    def race(self, names: list[str]) -> dict[str, list[list[float]]]:
+        """[Seconds of the slowest rank, processor seconds of all ranks] a round."""
         from .in_ranks import race
 
         entries = [(name, self.buckets[name]) for name in names]
         ranks = self.fresh(f"racing {', '.join(names)}", race, entries, self.plan.rounds, self.deadline, True)
-        return {name.partition("@")[0]: [max(step) for step in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+        found = {}
+        for name in ranks[0]:
+            steps = zip(*(rank[name] for rank in ranks), strict=True)  # a round: what each rank measured
+            found[name.partition("@")[0]] = [[max(clock for clock, _ in step), sum(used for _, used in step)]
+                                             for step in steps]
+        return found

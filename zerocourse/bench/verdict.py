@@ -20,26 +20,31 @@ NOISE = 0.10  # the most that the baseline may differ from itself: the distance 
 BIAS = 0.05  # ... and of its median from 1
 FEWEST_ROUNDS = 5
 
-Race = dict[str, list[float]]  # seconds a round, by mode
+Race = dict[str, list[tuple[float, float]]]  # by mode, a round: seconds on the clock, processor seconds of all ranks
+CLOCK, PROCESSOR = 0, 1
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of one mode over that of another. `spread` is the distance of the quartiles."""
+    """Time of one mode over that of another. `spread` is the distance of the quartiles. `processor` is the median ratio
+    of processor time, which changes little with what others do on the machine."""
 
     median: float
     spread: float
     rounds: int
+    processor: float
 
 
 def ratio(races: list[Race], mode: str, other: str) -> Ratio | None:
     """Round by round, from every race that both took part in; None when there is none."""
-    pairs = [here / there for race in races if mode in race and other in race
+    pairs = [(here, there) for race in races if mode in race and other in race
              for here, there in zip(race[mode], race[other], strict=True)]
     if not pairs:
         return None
-    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else pairs * 3
-    return Ratio(middle, high - low, len(pairs))
+    clock = [here[CLOCK] / there[CLOCK] for here, there in pairs]
+    low, middle, high = statistics.quantiles(clock, n=4, method="inclusive") if len(clock) > 1 else clock * 3
+    processor = statistics.median(here[PROCESSOR] / there[PROCESSOR] for here, there in pairs)
+    return Ratio(middle, high - low, len(pairs), processor)
 
 
 def noise(races: list[Race]) -> list[str]:
@@ -54,7 +59,8 @@ def noise(races: list[Race]) -> list[str]:
             found.append(f"only {control.rounds} rounds ({names}): it takes {FEWEST_ROUNDS} to judge")
         elif control.spread > NOISE or abs(control.median - 1) > BIAS:
             found.append(f"{BASELINE} against itself took {control.median:.2f} of its own time, with quartiles "
-                         f"{control.spread:.2f} apart ({names}): more than {BIAS:.2f} off 1, or {NOISE:.2f} apart, is too noisy to judge")
+                         f"{control.spread:.2f} apart ({names}): more than {BIAS:.2f} off 1, or {NOISE:.2f} apart, is "
+                         "too noisy to judge")
     return found
 
 
@@ -79,21 +85,24 @@ def held(plan: Plan, mode: Mode, rank: int, got: dict) -> Iterator[Check]:
     exact = model_states(padded, mode.stage, plan.ranks, FP32, shard=own)
     for kind in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
         want = getattr(exact, kind)
-        yield Check(mode.name, kind, got[kind] == want, f"rank {rank} holds {got[kind]:,} bytes, the formula says {want:,}")
+        yield Check(mode.name, kind, got[kind] == want,
+                    f"rank {rank} holds {got[kind]:,} bytes, the formula says {want:,}")
 
 
 def wire(plan: Plan, mode: Mode, ranks: list[dict]) -> Iterator[Check]:
     """What the interface counted against what the formula says and our own count of everything else."""
     sent = [got["sent_bytes"] for got in ranks]
     want = 4 * formula_elements(plan, mode)
-    yield Check(mode.name, "sent", sum(sent) == want, f"the ranks say they sent {sum(sent):,} bytes, the formula says {want:,}")
+    yield Check(mode.name, "sent", sum(sent) == want,
+                f"the ranks say they sent {sum(sent):,} bytes, the formula says {want:,}")
     if ranks[0]["wire_bytes"] is None:
         return
     counted = ranks[0]["wire_bytes"] * plan.ranks
     extra = sum(got["padding_bytes"] + got["control_bytes"] for got in ranks)
     slack = FRAME_BYTES * messages(plan, mode, ranks)
     yield Check(mode.name, "wire", want <= counted <= (want + extra) * (1 + WIRE_TOLERANCE) + slack,
-                f"the interface counted {counted:,} bytes, the formula says {want:,} and {extra:,} of padding and agreement")
+                f"the interface counted {counted:,} bytes, the formula says {want:,}, with {extra:,} of padding "
+                "and agreement")
 
 
 def passes(mode: Mode) -> int:

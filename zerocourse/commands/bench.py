@@ -29,7 +29,7 @@ def configure(parser):
     parser.add_argument("--width", type=int, default=512, help="of the GPT-2 (default 512)")
     parser.add_argument("--vocab", type=int, default=8192, help="rows of its token embedding (default 8192)")
     parser.add_argument("--tokens", type=int, default=128, metavar="T", help="tokens in a sample (default 128)")
-    parser.add_argument("--batch", type=int, default=8, metavar="B", help="samples a step, of all ranks together (default 8)")
+    parser.add_argument("--batch", type=int, default=8, metavar="B", help="samples a step, of all ranks (default 8)")
     parser.add_argument("--threads", type=int, default=1, help="threads a rank computes with (default 1)")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each mode (default 7; judged from 5 on)")
     parser.add_argument("--modes", metavar="NAMES", help="such as zero3,fsdp2 (default: all that are installed)")
@@ -48,7 +48,8 @@ def run(args) -> Outcome:
     plan = Plan(args.layers, args.width, args.vocab, args.tokens, args.batch, args.ranks, args.threads, args.rounds,
                 budget=args.budget, seed=args.seed, source=args.data)
     if args.quick:
-        plan = Plan(2, 64, 256, 32, 2 * args.ranks, args.ranks, rounds=2, tuning_rounds=0, fresh=False, seed=args.seed, source=args.data)
+        plan = Plan(2, 64, 256, 32, 2 * args.ranks, args.ranks, rounds=2, tuning_rounds=0, fresh=False,
+                    seed=args.seed, source=args.data)
     settings = about_machine({mode.wants for mode in modes})
     summary = summarise(plan, modes, measure(plan, modes, quiet=args.json), settings)
     text = table(plan, modes, summary)

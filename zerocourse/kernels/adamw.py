@@ -15,11 +15,9 @@ Source: Loshchilov and Hutter 2019 (arXiv 1711.05101), Kingma and Ba 2015 (arXiv
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-import triton
-import triton.language as tl
 
 from ..errors import BadInput
-from .backend import INTERPRETED, autotuned, check_device
+from .backend import INTERPRETED, autotuned, check_device, tl, triton
 
 
 def adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int, lr: float,
@@ -54,7 +52,8 @@ def adamw_kernel(p_ptr, g_ptr, m_ptr, v_ptr, n, kept, step_size, one_minus_beta1
     tl.store(v_ptr + at, v, mask=inside)
 
 
-CONFIGS = ([triton.Config({"BLOCK": 1 << 16})] if INTERPRETED else  # there a program costs a millisecond, an element nothing
+MEANS = ("exp_avg", "exp_avg_sq")  # as torch names m and v in an optimizer's state
+CONFIGS = ([triton.Config({"BLOCK": 1 << 16})] if INTERPRETED else  # there a program costs a millisecond
            [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in
             ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8), (8192, 16))])
 _run = autotuned(adamw_kernel, CONFIGS, key=["magnitude"], restore_value=("p_ptr", "m_ptr", "v_ptr"))
@@ -109,17 +108,19 @@ class FusedAdamW(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         saved = [state_dict["state"].get(number) for group in state_dict["param_groups"] for number in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
-        for param, state in zip(params, saved, strict=True):
-            for name in ("exp_avg", "exp_avg_sq") if state else ():
-                self.state[param][name] = state[name].to(param.device, torch.float32, copy=True)
+        loaded = [(param, state) for param, state in zip(params, saved, strict=True) if state]
+        self._begin([param for param, _ in loaded])
+        for param, state in loaded:
+            for name in MEANS:
+                self.state[param][name].copy_(state[name])
 
     def _begin(self, params: list[torch.Tensor]) -> None:
-        """Zero means for new parameters, side by side, so that neighbours stay neighbours."""
+        """Means of zero for these parameters, side by side, so that neighbours stay neighbours."""
         for param in params:
             if not _is_dense(param):
-                raise BadInput(f"FusedAdamW walks through memory, and a parameter of shape {tuple(param.shape)} and strides "
-                               f"{param.stride()} has gaps or overlaps: give it a contiguous one")
-        for name in ("exp_avg", "exp_avg_sq") if params else ():
+                raise BadInput(f"FusedAdamW walks through memory, and a parameter of shape {tuple(param.shape)} and "
+                               f"strides {param.stride()} has gaps or overlaps: give it a contiguous one")
+        for name in MEANS if params else ():
             row, at = torch.zeros(sum(param.numel() for param in params), device=params[0].device), 0
             for param in params:
                 self.state[param].setdefault("step", torch.tensor(0.0))
@@ -128,7 +129,7 @@ class FusedAdamW(torch.optim.Optimizer):
 
 
 def stretches(rows: list[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Join neighbours: each entry is some 1-D tensors of one length, and where all of them continue, entries become one."""
+    """Join neighbours: an entry is some 1-D tensors of one length; where all of them continue, entries become one."""
     start = 0
     for index in range(1, len(rows) + 1):
         if index < len(rows) and all(map(_continues, rows[index - 1], rows[index])):
@@ -158,7 +159,9 @@ def _like(param: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The gradient with its elements in memory in the parameter's order."""
     if gradient.is_sparse:
         raise BadInput("FusedAdamW needs dense gradients: build the embedding with sparse=False")
-    return gradient if gradient.stride() == param.stride() else torch.empty_like(param, dtype=gradient.dtype).copy_(gradient)
+    if gradient.stride() == param.stride():
+        return gradient
+    return torch.empty_like(param, dtype=gradient.dtype).copy_(gradient)
 
 
 def _row(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from ..errors import BadInput
 
 try:
     import triton
+    import triton.language as tl  # noqa: F401  # for the kernels' modules
 except ImportError as error:
     raise BadInput("zerocourse.kernels needs triton, which is not installed: pip install triton (on Linux)") from error
 

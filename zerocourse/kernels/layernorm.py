@@ -11,11 +11,9 @@ the same visit adds to the sums over rows. Source: Ba, Kiros and Hinton 2016 (ar
 """
 
 import torch
-import triton
-import triton.language as tl
 
 from ..errors import BadInput
-from .backend import INTERPRETED, autotuned, check_device
+from .backend import INTERPRETED, autotuned, check_device, tl, triton
 
 MOST_COLUMNS = 16384  # of a row that a program can hold
 
@@ -50,7 +48,7 @@ def forward_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, R, C,
 @triton.jit
 def backward_kernel(dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweights_ptr, dbiases_ptr, R, C,
                     BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Each program takes every num_programs-th block of rows, and leaves its sums in its own row of dweights, dbiases."""
+    """A program takes every num_programs-th block of rows, and leaves its sums in its own row of dweights, dbiases."""
     columns = tl.arange(0, BLOCK_C)
     column_is_real = columns < C
     weight = tl.load(weight_ptr + columns, mask=column_is_real, other=0.0).to(tl.float32)
@@ -77,7 +75,8 @@ def backward_kernel(dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweig
 
 
 CONFIGS = ([triton.Config({"BLOCK_R": 64})] if INTERPRETED else
-           [triton.Config({"BLOCK_R": rows}, num_warps=warps) for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (8, 8))])
+           [triton.Config({"BLOCK_R": rows}, num_warps=warps)
+            for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (8, 8))])
 _forward = autotuned(forward_kernel, CONFIGS, key=["C"])
 _backward = autotuned(backward_kernel, CONFIGS, key=["C"])
 
@@ -90,8 +89,8 @@ class _LayerNorm(torch.autograd.Function):
         R, y_RC = len(x_RC), torch.empty_like(x_RC)
         mean_R, rstd_R = torch.empty(2, R, device=x.device)
         if R:
-            _forward(lambda config: (triton.cdiv(R, config["BLOCK_R"]),), x_RC, weight, bias, y_RC, mean_R, rstd_R, R, C,
-                     eps, triton.next_power_of_2(C))
+            _forward(lambda config: (triton.cdiv(R, config["BLOCK_R"]),), x_RC, weight, bias, y_RC, mean_R, rstd_R,
+                     R, C, eps, triton.next_power_of_2(C))
         ctx.save_for_backward(x_RC, weight, mean_R, rstd_R)
         ctx.bias_dtype = bias.dtype
         return y_RC.view(x.shape)
@@ -104,8 +103,8 @@ class _LayerNorm(torch.autograd.Function):
         programs = _programs(x_RC)
         dweights_PC, dbiases_PC = torch.zeros(2, programs, C, device=x_RC.device)  # zeros: with few rows some have none
         if R:
-            _backward(lambda config: (programs,), dy_RC, x_RC, weight, mean_R, rstd_R, dx_RC, dweights_PC, dbiases_PC, R, C,
-                      triton.next_power_of_2(C))
+            _backward(lambda config: (programs,), dy_RC, x_RC, weight, mean_R, rstd_R, dx_RC, dweights_PC, dbiases_PC,
+                      R, C, triton.next_power_of_2(C))
         dweight_C, dbias_C = dweights_PC.sum(0).to(weight.dtype), dbiases_PC.sum(0).to(ctx.bias_dtype)
         return dx_RC.view(dy.shape), dweight_C, dbias_C, None
 

@@ -75,7 +75,8 @@ def of_triton(work: Callable[[], object]) -> Traffic:
     from .backend import INTERPRETED
 
     if not INTERPRETED:
-        raise BadInput("bytes of a kernel are counted in Triton's interpreter: set TRITON_INTERPRET=1 before Python starts")
+        raise BadInput("a kernel's bytes are counted in Triton's interpreter: "
+                       "set TRITON_INTERPRET=1 in the environment before Python starts")
     traffic, load, store = Traffic(), InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 
     def counted_load(self, pointers, mask, *rest):

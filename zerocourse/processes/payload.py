@@ -4,34 +4,46 @@ Code outside any installed package (a notebook cell, a script, a test) travels b
 kept alive always run the version the caller sees. The text of notebook cells goes along for tracebacks.
 """
 
+import contextlib
 import linecache
 import os
 import pickle
 import sys
 import sysconfig
+import threading
 
 import cloudpickle
 
 from ..errors import BadInput
 
+_registry = threading.Lock()
 PACKAGE = __name__.partition(".")[0]
 
 
 def pack(fn, args=(), kwargs=None) -> bytes:
     """Pickle a call. Raises BadInput, in one sentence that names the object that cannot be sent."""
     kwargs = kwargs or {}
-    modules = [m for value in (fn, *args, *kwargs.values()) if (m := _own_module(value))]
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        return cloudpickle.dumps((fn, args, kwargs))
-    except Exception as error:  # pickling runs the objects' own code, which may raise anything
-        culprit = _culprit(fn, args, kwargs, set())
-        raise BadInput(f"{_name(fn)} cannot be sent to the ranks: {culprit or error}; create it inside the function, "
-                       "or pass what it is made from") from None
-    finally:
-        for module in set(modules):
-            cloudpickle.unregister_pickle_by_value(module)
+    modules = {m for value in (fn, *args, *kwargs.values()) if (m := _own_module(value))}
+    with _by_value(modules):
+        try:
+            return cloudpickle.dumps((fn, args, kwargs))
+        except Exception as error:  # pickling runs the objects' own code, which may raise anything
+            culprit = _culprit(fn, args, kwargs, set()) or error
+    raise BadInput(f"{_name(fn)} cannot be sent to the ranks: {culprit}; create it inside the function, or pass what "
+                   "it is made from")
+
+
+@contextlib.contextmanager
+def _by_value(modules):
+    """What is pickled in the block takes the code of `modules` along."""
+    with _registry:  # cloudpickle has one for the whole process
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def unpack(blob: bytes):

@@ -6,6 +6,9 @@ before it builds the next, so that stage 3 never holds more than its slices and 
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import wraps
+from itertools import zip_longest
+from types import MethodType
 
 import torch
 from torch import nn
@@ -14,7 +17,7 @@ from torch.optim import Optimizer
 from ..comm import Comm
 from ..errors import BadInput
 from ..meta import Materializer
-from ..rankmap import RankMap, owners
+from ..rankmap import Piece, RankMap, owners
 from .ddp import DataParallel, Heart
 from .flat import Flat
 from .stage1 import Stage1
@@ -60,19 +63,21 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if type(optimizer).__name__ in NOT_ELEMENTWISE:
         raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: "
                        "use an optimizer whose update is element-wise, such as AdamW or SGD")
-    comm = comm or Comm()
-    check_same_model(model, comm)
-    of_stage = STAGES[stage]
+    comm, of_stage = comm or Comm(), STAGES[stage]
     shapes = {name: param.shape for name, param in model.named_parameters()}
     if not shapes:
         raise BadInput(f"{type(model).__name__} has no parameters, so there is nothing to train")
     owner = owners(rank_map, shapes, comm.world_size)
     known_to(optimizer, model)
+    made = cut_into_units(model, units)
+    settings = [f"stage {stage}", f"bucket_size {bucket_size}", f"param_dtype {param_dtype}", f"prefetch {prefetch}",
+                f"reshard_after_forward {reshard_after_forward}", *(f"the unit {unit}" for unit in made),
+                *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]
+    check_same(describe(model) + settings, comm)
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
                           or ("cuda" if "nccl" in comm.backends else "cpu"))
     materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
 
-    made = cut_into_units(model, units)
     for unit in made:
         fill_unit(unit, of_stage, comm, owner, bucket_size, param_dtype, materializer)
     model.to(device)  # the buffers: the parameters are there
@@ -105,29 +110,20 @@ def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[
         unit.flats.append(flat)
 
 
-def check_same_model(model: nn.Module, comm: Comm) -> None:
-    """Raise BadInput, on every rank, that names the first tensor in which a rank's model differs from rank 0's."""
-    described = comm.gather_objects(describe(model))
-    for rank, other in enumerate(described):
-        if other != described[0]:
-            first = next((pair for pair in zip(described[0], other, strict=False) if pair[0] != pair[1]), None)
-            here, there = first or (len(described[0]), len(other))
-            raise BadInput(f"the ranks disagree on the model: rank 0 has {_say(here)}, rank {rank} has {_say(there)}; "
-                           "build the same model on every rank")
-
-
-def _say(described) -> str:
-    return f"{described} tensors" if isinstance(described, int) else f"{described[0]} {tuple(described[1])} {described[2]}"
+def check_same(described: list[str], comm: Comm) -> None:
+    """Raise BadInput, on every rank, that names the first thing in which a rank differs from rank 0."""
+    of_ranks = comm.gather_objects(described)
+    for rank, other in enumerate(of_ranks):
+        for here, there in zip_longest(of_ranks[0], other, fillvalue="nothing more"):
+            if here != there:
+                raise BadInput(f"the ranks disagree on the model: rank 0 has {here}, rank {rank} has {there}; "
+                               "build the same model, and shard it in the same way, on every rank")
 
 
 def known_to(optimizer: Optimizer | None, model: nn.Module) -> None:
-    """Raise BadInput when the optimizer trains what the model does not have, or has begun already."""
-    if optimizer is None:
-        return
-    if optimizer.state:
-        raise BadInput("the optimizer has made steps already: shard first, then train (or load a checkpoint)")
+    """Raise BadInput when the optimizer trains what the model does not have."""
     params = set(model.parameters())
-    for index, group in enumerate(optimizer.param_groups):
+    for index, group in enumerate(optimizer.param_groups if optimizer is not None else []):
         for param in group["params"]:
             if param not in params:
                 raise BadInput(f"parameter group {index} of the optimizer holds a tensor {tuple(param.shape)} that is not "
@@ -136,9 +132,36 @@ def known_to(optimizer: Optimizer | None, model: nn.Module) -> None:
 
 def take_over(optimizer: Optimizer, stage: DataParallel) -> None:
     """Give the optimizer this rank's pieces in place of the parameters, group by group, and route its calls."""
-    pieces = {flat.params[key]: piece for flat in stage.flats for key, piece in flat.pieces.items()}
+    pieces = {}
+    for flat in stage.flats:
+        for place in flat.places:
+            param, piece = flat.params[place.name], flat.pieces[place.name]
+            pieces[param] = piece
+            if param in optimizer.state:  # of a checkpoint, or made by the constructor (Adagrad)
+                optimizer.state[piece] = {key: cut(value, key, param, place, piece) for key, value in optimizer.state[param].items()}
+    for param in stage.model.parameters():
+        optimizer.state.pop(param, None)
     for group in optimizer.param_groups:
         group["params"] = [pieces[param] for param in group["params"] if param in pieces]
-    own_step = optimizer.step
-    optimizer.step = lambda closure=None: stage.step(own_step if closure is None else lambda: own_step(closure))
-    optimizer.zero_grad = stage.zero_grad
+    own_step, own_add = optimizer.step, optimizer.add_param_group
+
+    @wraps(own_step)  # a scheduler made before leaves a mark there, and looks for it
+    def step(optimizer: Optimizer, closure=None):
+        return stage.step(own_step, closure)
+
+    def add_param_group(group: dict) -> None:
+        params = [group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]
+        own_add(group | {"params": [pieces[param] for param in params if param in pieces]})
+
+    optimizer.step = MethodType(step, optimizer)  # a scheduler made later takes it for a method
+    optimizer.add_param_group, optimizer.zero_grad = add_param_group, stage.zero_grad
+
+
+def cut(value: object, key: str, param: torch.Tensor, place: Piece, piece: nn.Parameter) -> object:
+    """This rank's part of an optimizer's state, when it has an element for each of the parameter's."""
+    if not isinstance(value, torch.Tensor) or key == "step" or value.shape != param.shape:
+        return value
+    if value.is_meta:
+        raise BadInput(f"the optimizer made its state {key!r} on the meta device, where it has no values: "
+                       "make the model real (zerocourse.meta.materialize_model) before this optimizer")
+    return value.reshape(-1)[place.start : place.stop].to(piece, copy=True)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import compress
 
 import torch
 from torch import nn
@@ -23,12 +25,12 @@ from .unit import Unit
 def all_reduce(flat: Flat, comm: Comm) -> Handle:
     """Sum the bucket over the ranks, on every rank: a reduce-scatter, then an all-gather. 2Ψ(N-1)/N elements."""
 
+
     def gather(_):
         comm.all_gather(flat.grad, flat.layout, flat.name).wait()
-        flat.grad_shard, flat.reduced = flat.grad[flat.own], True
+        flat.grad_shard = flat.grad[flat.own]
 
-    bucket = flat.complete_bucket()
-    return comm.reduce_scatter(bucket, flat.layout, flat.name, bucket[flat.layout.slice(comm.rank)], done=gather)
+    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, flat.grad[flat.layout.slice(comm.rank)], done=gather)
 
 
 def local_step(flats: list[Flat], comm: Comm, optimizer_step: Callable[[], object]) -> object:
@@ -39,11 +41,18 @@ def local_step(flats: list[Flat], comm: Comm, optimizer_step: Callable[[], objec
     return result
 
 
+def fingerprint(buffer: torch.Tensor) -> tuple[int, float]:
+    """Differs when the buffer changed. (Its version alone does not tell: batch norm's kernels write without counting.)"""
+    real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    return buffer._version, real.sum(dtype=torch.float64).item()
+
+
 @dataclass(frozen=True)
 class Heart:
     """The functions that make a stage what it is. Any of them can be given from outside.
 
-    reduce(flat, comm): the bucket `flat.grad` is full; bring this rank's sum to `flat.grad_shard`. May return a Handle.
+    reduce(flat, comm): the bucket `flat.grad` is complete, zeros where there was no gradient; bring this rank's part of
+        the sum to `flat.grad_shard`. May return a Handle.
     step(flats, comm, optimizer_step): `flat.grad_shard` is there; update, and make every rank's parameters new.
     unshard(flat, comm): bring all slices to `flat.full` (stage 3). May return a Handle.
     reshard(flat): free `flat.full` (stage 3).
@@ -74,8 +83,10 @@ class DataParallel:
         self.watched: set[nn.Parameter] = set()  # who has its hook
         self.in_forward = self.in_backward = False
         self.sync = True
+        self.unreduced = False  # a backward under `no_sync` left gradients that only this rank knows
         self.reducing: list[tuple[Unit, Handle]] = []
-        self._buffers = {name: buffer._version for name, buffer in model.named_buffers()}
+        self.buffers = {name: fingerprint(buffer) for name, buffer in model.named_buffers()}  # as all ranks have them
+        self.changed: list[str] = []  # buffers that some rank has changed since
         self.recorder = comm.recorder
         self.recorder.alive = self.bytes_held
         self._began: dict[tuple[str, str], float] = {}
@@ -108,8 +119,10 @@ class DataParallel:
     def on_gradient(self, unit: Unit, flat: Flat, key: str, param: nn.Parameter) -> None:
         """Move the gradient into its bucket, and reduce the bucket when it is full."""
         unit.ran = True
+        if flat.grad is not None and not flat.fresh:  # the bucket may be on its way: it cannot be filled before it is back
+            self.wait_for_reductions()
         flat.collect(key, param)
-        if len(flat.arrived) == flat.expected and self.reduces_now:
+        if self.reduces_now:
             self.launch(unit)
 
     def post_backward(self, unit: Unit) -> None:
@@ -126,14 +139,16 @@ class DataParallel:
 
         force: also those that are not full, because no more gradients will come.
         """
-        flats = [flat for flat in reversed(unit.flats) if flat.expected]
-        while unit.launched < len(flats) and (force or len(flats[unit.launched].arrived) == flats[unit.launched].expected):
+        for flat in unit.to_reduce:
+            if not force and len(flat.arrived) < flat.expected:
+                break
             unit.launched += 1
-            self.reduce(unit, flats[unit.launched - 1])
+            self.reduce(unit, flat)
 
     def reduce(self, unit: Unit, flat: Flat) -> None:
         """Start one bucket's reduction, once there is room among those under way."""
         self.wait_for_reductions(keep=self.in_flight - 1, but=unit)
+        flat.complete_bucket()
         handle = self.heart.reduce(flat, self.comm)
         if handle is not None:
             self.reducing.append((unit, handle))
@@ -144,58 +159,76 @@ class DataParallel:
             self.reducing.pop(0)[1].wait()
 
     def end_backward(self) -> None:
-        """Reduce what is left, agree on who has a gradient, and hand the gradients to the optimizer."""
         if self.reduces_now:
-            for unit in reversed(self.units):
-                late = [flat for flat in reversed(unit.flats) if flat.arrived] if unit.launched else []
-                if unit.ran or any(flat.filled and not flat.reduced for flat in unit.flats):
-                    self.launch(unit, force=True)
-                for flat in late:  # its unit was reduced before this gradient came: another round
-                    if flat.arrived:
-                        self.reduce(unit, flat)
-            self.agree()
-            self.wait_for_reductions()
-            for flat in self.flats:
-                flat.publish_gradients(cast=False)
+            self.finish()
+        else:
+            self.unreduced = True
         for unit in self.units:
             self._mark("backward", unit, over=True)
         self.new_pass()
 
+    def finish(self) -> None:
+        """Reduce what is left (the root; what came after its unit was reduced), and hand the gradients to the optimizer."""
+        left = self.agree()
+        self.wait_for_reductions()  # a bucket of an earlier round must be back before its next one begins
+        for unit, flat in left:
+            self.reduce(unit, flat)
+        self.wait_for_reductions()
+        self.unreduced = False
+        for flat in self.flats:
+            flat.publish_gradients(cast=False)
+
     def new_pass(self) -> None:
-        """Nothing of a backward is left over."""
+        """Nothing of a forward or a backward is left over."""
         self.in_forward = self.in_backward = False
+        self._began.clear()
         for unit in self.units:
             unit.launched, unit.open, unit.ran = 0, 0, False
             for flat in unit.flats:
                 flat.arrived.clear()
 
-    def agree(self) -> None:
-        """One small message: who has a gradient on some rank, and did every rank run the same units?"""
+    def agree(self) -> list[tuple[Unit, Flat]]:
+        """One small message in which the ranks tell what only some of them may know; all act on the same answer.
+
+        Who has a gradient? Which buckets (returned) hold something that is not reduced? Which buffers changed? Did all
+        run the same units? Raises CollectiveError with the name of a unit that some ranks skipped.
+        """
         keys = [(flat, key) for flat in self.flats for key in flat.params]
+        left = [(unit, flat) for unit in reversed(self.units) for flat in reversed(unit.flats)]
+        now = dict(self.model.named_buffers())
+        changed = [name in now and fingerprint(now[name]) != before for name, before in self.buffers.items()]
         ran = [unit.ran for unit in self.units]
-        mine = [key in flat.present for flat, key in keys] + ran + [not flag for flag in ran]
-        theirs = self.comm.agree_max(torch.tensor(mine, dtype=torch.uint8, device=self.device)).tolist()
-        for (flat, key), here in zip(keys, theirs, strict=False):
-            if here:
-                flat.present.add(key)
-        somewhere, nowhere = theirs[len(keys) : len(keys) + len(ran)], theirs[len(keys) + len(ran) :]
-        for unit, yes, no in zip(self.units, somewhere, nowhere, strict=True):
+        questions = ([key in flat.present for flat, key in keys], [bool(flat.fresh) for _, flat in left], changed, ran,
+                     [not flag for flag in ran])
+        flags = torch.tensor(sum(questions, []), dtype=torch.uint8, device=self.device)
+        answers = iter(self.comm.agree_max(flags).tolist())
+        present, fresh, changed, somewhere, nowhere = ([next(answers) for _ in question] for question in questions)
+        for unit, here, yes, no in zip(self.units, ran, somewhere, nowhere, strict=True):
             if yes and no:
-                here = "ran" if ran[self.units.index(unit)] else "skipped"
-                raise CollectiveError(f"unit {unit.name!r} ran on some ranks and was skipped on others "
-                                      f"(rank {self.comm.rank} {here} it): every rank must run the same units")
+                raise CollectiveError(f"unit {unit.name!r} ran on some ranks and was skipped on others (rank {self.comm.rank} "
+                                      f"{'ran' if here else 'skipped'} it): every rank must run the same units")
+        for flat, key in compress(keys, present):
+            flat.present.add(key)
+        self.changed = list(compress(self.buffers, changed))
+        return list(compress(left, fresh))
 
     # -- the optimizer ------------------------------------------------------------------------------------------------
 
-    def step(self, optimizer_step: Callable[[], object]) -> object:
-        """One update of all parameters, on all ranks."""
-        self.flush()
-        for flat in self.flats:
-            flat.publish_gradients(cast=True)
+    def step(self, optimizer_step: Callable, closure: Callable[[], object] | None = None) -> object:
+        """One update of all parameters, on all ranks. `closure` runs the model first, as torch's optimizers allow."""
+        if self.in_forward or self.in_backward:
+            self.recover()
+
+        def with_gradients():
+            loss = closure()
+            self.cast_gradients()
+            return loss
+
         with self.recorder.span("step", "optimizer"), torch.no_grad():
-            result = self.heart.step(self.flats, self.comm, optimizer_step)
+            self.cast_gradients()
+            result = self.heart.step(self.flats, self.comm, partial(optimizer_step, with_gradients) if closure else optimizer_step)
         for flat in self.flats:
-            if flat.master is not flat.shard:
+            if flat.master is not flat.shard:  # the fp32 copies of the gradients
                 for piece in flat.pieces.values():
                     piece.grad = None
         self.equalise_buffers()
@@ -204,26 +237,28 @@ class DataParallel:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, on this rank."""
+        self.wait_for_reductions()
+        self.unreduced = False
         for flat in self.flats:
             flat.clear_gradients()
 
     def flush(self) -> None:
         """Reduce what backwards under `no_sync` left; nothing when the last backward did it."""
-        waiting = [(unit, flat) for unit in reversed(self.units) for flat in reversed(unit.flats)
-                   if flat.filled and not flat.reduced]
-        for unit, flat in waiting:
-            self.reduce(unit, flat)
-        if waiting:
-            self.agree()
-            self.wait_for_reductions()
-            for flat in self.flats:
-                flat.publish_gradients(cast=False)
+        if self.unreduced:
+            self.finish()
+
+    def cast_gradients(self) -> None:
+        """Every gradient is where the optimizer looks for it, in the precision of what it steps."""
+        self.flush()
+        for flat in self.flats:
+            flat.publish_gradients(cast=True)
 
     def grad_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient, the same on every rank.
 
         Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local).
         """
+        self.flush()
         shards = [flat.grad_shard for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
         parts = [torch.linalg.vector_norm(shard, dtype=torch.float32) for shard in shards]
         total = torch.stack(parts).square().sum() if parts else torch.zeros((), device=self.device)
@@ -231,6 +266,7 @@ class DataParallel:
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply all gradients, in place."""
+        self.flush()
         for flat in self.flats:
             if flat.grad_shard is not None:
                 flat.grad_shard.mul_(factor)
@@ -255,16 +291,16 @@ class DataParallel:
     def recover(self) -> None:
         """A forward or backward ended in an exception: finish what is under way, and drop what it left half done."""
         if self.in_backward:
-            self.wait_for_reductions()
             self.zero_grad()
         self.new_pass()
 
     def equalise_buffers(self) -> None:
-        """Rank 0's value for every buffer that changed since the last step (batch statistics), as DDP does."""
-        for name, buffer in self.model.named_buffers():
-            if self._buffers.get(name) != buffer._version:
-                self.comm.broadcast(buffer, f"buffer {name}")
-                self._buffers[name] = buffer._version
+        """Rank 0's values for the buffers that changed on any rank before the last backward's end (batch statistics)."""
+        now = dict(self.model.named_buffers())
+        for name in self.changed:
+            self.comm.broadcast(now[name], f"buffer {name}")
+            self.buffers[name] = fingerprint(now[name])
+        self.changed = []
 
     @contextmanager
     def reading_state(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ at most `bucket_size` elements long. With N ranks, n elements in the padded row,
     master      (own,)  what the optimizer steps: `shard` itself, or fp32 copies when the model trains in half precision
     grad        (n,)    the bucket: this rank's gradients as they arrive, already divided by N; None when empty
     grad_shard  (own,)  this rank's slice of the gradient, summed over the ranks; None before the first reduction
-    pieces              one optimizer parameter, a 1-D view of `master`, for each parameter that meets the slice
+    pieces              one optimizer parameter, a 1-D view of `master`, for each parameter that meets the slice at `places`
 
 In stage 0 nothing is divided among ranks and `own` is the whole row.
 """
@@ -17,7 +17,7 @@ In stage 0 nothing is divided among ranks and `own` is the whole row.
 import torch
 from torch import nn
 
-from ..rankmap import Layout
+from ..rankmap import Layout, Piece
 from .memory_of import Memory
 
 HALF = (torch.bfloat16, torch.float16)
@@ -33,14 +33,13 @@ class Flat:
         self.rank, self.sharded_parameters = rank, sharded_parameters
         self.own = layout.slice(rank) if sharded_optimizer else slice(0, layout.padded)
         self.world_size = len(layout.bounds) - 1
-        self.trainable = any(param.requires_grad for param in params.values())
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
         self.expected = 0  # gradients that a backward brings when every parameter is used
         self.arrived: set[str] = set()  # who brought one in this backward, since the bucket was last reduced
-        self.filled: set[str] = set()  # whose place in the bucket holds a gradient, of this micro-batch or earlier ones
+        self.filled: set[str] = set()  # whose place in the bucket is written, by this micro-batch or earlier ones
+        self.fresh: set[str] = set()  # whose place holds a gradient that no reduction took along yet
         self.present: set[str] = set()  # who has a gradient, on some rank, since the last zero_grad
-        self.reduced = False  # the bucket holds a finished reduction, not this rank's own gradients
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -59,12 +58,9 @@ class Flat:
         self.views = {key: self.full[self.layout.place(key)].view(shape) for key, shape in self.layout.shapes.items()}
         self.shard = self.full[self.own].clone() if self.sharded_parameters else self.full[self.own]
         self.master = self.shard if exact is self.dtype else row[self.own].clone()
-        self.pieces = {}
-        self._pieces = self.layout.pieces(self.own)
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            for piece in self._pieces:
-                part = self.master[piece.at : piece.at + piece.stop - piece.start]
-                self.pieces[piece.name] = nn.Parameter(part)
+        trainable = self.dtype.is_floating_point or self.dtype.is_complex
+        self.places = self.layout.pieces(self.own) if trainable else []
+        self.pieces = {place.name: nn.Parameter(self.part(self.master, place)) for place in self.places}
         nothing = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype, device=device)
         self._hidden = {key: nothing.expand(shape) for key, shape in self.layout.shapes.items()}
         if Memory(nothing).readable:
@@ -97,36 +93,38 @@ class Flat:
         """Move a parameter's fresh gradient into the bucket, divided by N, and free it."""
         gradient = param.grad.to_dense() if param.grad.is_sparse else param.grad
         param.grad = None
-        if self.grad is None:
-            self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=gradient.device)
-        elif self.reduced:  # keep what was reduced once, in this rank's slice, so that the next reduction adds to it
-            mine = self.layout.slice(self.rank)
-            self.grad[: mine.start].zero_()
-            self.grad[mine.stop :].zero_()
-            self.reduced = False
+        self.open_bucket()
         place = self.grad[self.layout.place(key)].view(gradient.shape)
         if key in self.filled:
             place.add_(gradient, alpha=1 / self.world_size)
         else:
             torch.mul(gradient, 1 / self.world_size, out=place)
-        self.filled.add(key)
-        self.arrived.add(key)
-        self.present.add(key)
+        for keys in (self.filled, self.fresh, self.arrived, self.present):
+            keys.add(key)
 
-    def complete_bucket(self) -> torch.Tensor:
-        """The bucket with zeros where nothing arrived, ready to be reduced."""
+    def open_bucket(self) -> None:
+        """Make room for gradients. What an earlier reduction left in it (stages 0 and 1) stays, once over all ranks."""
         if self.grad is None:
-            self.grad = torch.zeros(self.layout.padded, dtype=self.dtype, device=self.full.device)
+            self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=self.full.device)
+        elif not self.fresh:
+            mine = self.layout.slice(self.rank)
+            self.grad[: mine.start].zero_()
+            self.grad[mine.stop :].zero_()
+
+    def complete_bucket(self) -> None:
+        """Zeros where nothing arrived: the bucket is ready to be reduced."""
+        self.open_bucket()
         for key in self.params.keys() - self.filled:
             self.grad[self.layout.place(key)].zero_()
         self.grad[self.layout.numel :].zero_()
         self.filled = set(self.params)
+        self.fresh.clear()
         self.arrived.clear()
-        return self.grad
 
     def drop_bucket(self) -> torch.Tensor | None:
         bucket, self.grad = self.grad, None
-        self.filled, self.reduced = set(), False
+        self.filled.clear()
+        self.fresh.clear()
         return bucket
 
     def accumulate(self, reduced: torch.Tensor) -> None:
@@ -152,9 +150,14 @@ class Flat:
         if self.grad_shard is None or (self.master is not self.shard and not cast):
             return
         gradient = self.grad_shard.to(self.master.dtype)
-        for piece in self._pieces:
-            if piece.name in self.present and piece.name in self.pieces:
-                self.pieces[piece.name].grad = gradient[piece.at : piece.at + piece.stop - piece.start]
+        for place in self.places:
+            if place.name in self.present:
+                self.pieces[place.name].grad = self.part(gradient, place)
+
+    @staticmethod
+    def part(own: torch.Tensor, place: Piece) -> torch.Tensor:
+        """A parameter's part (1-D) of this rank's slice."""
+        return own[place.at : place.at + place.stop - place.start]
 
     # -- what it holds ------------------------------------------------------------------------------------------------
 
@@ -173,4 +176,5 @@ class Flat:
         held += own * size if self.sharded_parameters else 0
         held += own * self.master.element_size() if self.master is not self.shard else 0
         held += self.layout.padded * size if self.grad is not None else 0
-        return held + (own * size if self.grad_shard is not None and not self.reduced else 0)
+        inside = self.grad_shard is None or self.grad_shard._base is self.grad is not None  # of the bucket
+        return held + (0 if inside else own * size)

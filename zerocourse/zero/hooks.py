@@ -13,6 +13,8 @@ The order of verbs is the same on every rank, because it follows the units and n
 used. That is what keeps collectives in order without asking.
 """
 
+from dataclasses import fields, is_dataclass
+
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
@@ -56,26 +58,41 @@ def backward_is_running() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _differentiable(tree) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+def tensors_in(tree) -> list[torch.Tensor]:
+    """All tensors in nested lists, tuples, dictionaries and dataclasses (which PyTorch's pytrees do not look into)."""
+    found = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found += tensors_in([getattr(leaf, field.name) for field in fields(leaf)])
+    return found
 
 
 def _before(stage, unit: Unit):
     def hook(module: nn.Module, args, kwargs):
+        if backward_is_running():  # checkpointing computes the unit again
+            begin_backward(stage)
         stage.pre_forward(unit)
         if not torch.is_grad_enabled():
             return
         unit.ran = True
         watch_gradients(stage, unit)
-        inputs = _differentiable((args, kwargs))
+        inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         if inputs and unit is not stage.root:
             unit.open += 1
 
-            def inputs_have_gradients(_):
+            def is_over():
                 unit.open = max(0, unit.open - 1)
-                if unit.open == 0:
-                    begin_backward(stage)
+                if unit.open == 0 and stage.in_backward:
                     stage.post_backward(unit)
+
+            def inputs_have_gradients(_):
+                begin_backward(stage)
+                if any(tensor.is_leaf for tensor in inputs):  # then parameters may get theirs after it: wait for the end
+                    torch.autograd.Variable._execution_engine.queue_callback(is_over)
+                else:
+                    is_over()
 
             register_multi_grad_hook(inputs, inputs_have_gradients)
 
@@ -84,13 +101,19 @@ def _before(stage, unit: Unit):
 
 def _after(stage, unit: Unit):
     def hook(module: nn.Module, args, output):
+        outputs = tensors_in(output)
+        if torch.is_grad_enabled() and not outputs:  # an object we cannot look into: who knows when its backward comes
+            unit.external = True
         stage.post_forward(unit)
-        for tensor in _differentiable(output):
+        for tensor in outputs:
+            if tensor.grad_fn is not None:
 
-            def output_has_gradient(_):
-                begin_backward(stage)
-                stage.pre_backward(unit)
+                def begins(_):
+                    begin_backward(stage)
+                    stage.pre_backward(unit)
 
-            tensor.register_hook(output_has_gradient)
+                # On the node and not on the tensor, whose hooks come earlier: the unit after this one ends its backward
+                # with a hook on the same tensor, and should free its parameters before this one gathers more.
+                tensor.grad_fn.register_prehook(begins)
 
     return hook

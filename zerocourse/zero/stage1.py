@@ -13,12 +13,11 @@ from .flat import Flat
 
 def reduce_scatter_in_place(flat: Flat, comm: Comm) -> Handle:
     """Sum this rank's slice of the bucket over the ranks. Ψ(N-1)/N elements."""
-    mine = flat.complete_bucket()[flat.own]
 
     def done(summed):
-        flat.grad_shard, flat.reduced = summed, True
+        flat.grad_shard = summed
 
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=mine, done=done)
+    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own], done=done)
 
 
 def sharded_step(flats: list[Flat], comm: Comm, optimizer_step: Callable[[], object]) -> object:

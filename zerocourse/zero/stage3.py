@@ -6,6 +6,7 @@ forward and once for the backward, gradients once.
 
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from ..comm import Comm, Handle
@@ -67,11 +68,11 @@ class Stage3(Stage2):
                 handle.wait()
             flat.show()
 
-    def release(self, unit: Unit, flats: list[Flat] | None = None) -> None:
-        """Free the unit's parameters (or those of some of its flats)."""
+    def release(self, unit: Unit) -> None:
+        """Free the unit's parameters."""
         if unit.gathers:  # never free memory that a collective still writes to
             self.gather(unit)
-        for flat in flats or unit.flats:
+        for flat in unit.flats:
             if flat.gathered:
                 with self.recorder.span("reshard", flat.name, flat.memory.nbytes):
                     flat.hide()
@@ -99,7 +100,9 @@ class Stage3(Stage2):
         if hooks.backward_is_running():
             return
         if unit is self.root:  # whoever was gathered early or held for another unit goes now
-            self.release_all(keep=not self.reshard_after_forward)
+            keep = not self.reshard_after_forward or unit.external
+            if not (keep and torch.is_grad_enabled()):
+                self.release_all()
         elif self.reshard_after_forward and not unit.external:
             self.release(unit)
 
@@ -107,40 +110,34 @@ class Stage3(Stage2):
         super().begin_backward()
         self.prefetcher.start("backward")
         for unit in self.units:
-            if unit.external:
+            if unit.external or unit is self.root:
                 self.gather(unit)
 
     def pre_backward(self, unit: Unit) -> None:
         super().pre_backward(unit)
         self.use(unit, "backward")
 
-    def reduce(self, unit: Unit, flat: Flat) -> None:
-        whole = len(flat.arrived) == len(flat.params)  # whoever used these parameters is done with them
-        super().reduce(unit, flat)
-        if whole and not unit.external:
-            self.release(unit, [flat])
-
-    def post_backward(self, unit: Unit) -> None:
-        super().post_backward(unit)
-        if not unit.external:
+    def launch(self, unit: Unit, force: bool = False) -> None:
+        """Also free the unit when its backward is over: all its gradients are there, and those of its inputs."""
+        super().launch(unit, force)
+        if not (unit.to_reduce or unit.open or unit.external or unit is self.root):
             self.release(unit)
 
     def end_backward(self) -> None:
         super().end_backward()
         self.release_all()
 
-    def step(self, optimizer_step):
+    def step(self, *args) -> object:
         self.release_all()
-        return super().step(optimizer_step)
+        return super().step(*args)
 
     def recover(self) -> None:
         super().recover()
         self.release_all()
 
-    def release_all(self, keep: bool = False) -> None:
+    def release_all(self) -> None:
         for unit in self.units:
-            if not keep:
-                self.release(unit)
+            self.release(unit)
 
 
 class FetchedOnUse(dict):

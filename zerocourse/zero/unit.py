@@ -20,10 +20,15 @@ class Unit:
         self.open = 0  # forwards whose backward is still to come
         self.ran = False  # in a forward that records gradients, since the last backward
         self.gathers: list = []  # collectives under way that bring the parameters
-        self.external = False  # another unit uses its parameters: it stays gathered as long as the root does
+        self.external = False  # used when no hook of its own tells: it stays gathered as long as the root does
 
     def __repr__(self) -> str:
-        return f"Unit({self.name!r}, {sum(flat.layout.numel for flat in self.flats):,} elements)"
+        return f"{self.name} ({sum(param.numel() for param in self.params.values()):,} elements)"
+
+    @property
+    def to_reduce(self) -> list[Flat]:
+        """Flats whose gradients are still to be reduced in this backward, in the order in which that is done."""
+        return [flat for flat in reversed(self.flats) if flat.expected][self.launched :]
 
     @property
     def gathered(self) -> bool:
@@ -82,10 +87,10 @@ def row_layout(row: dict[str, nn.Parameter], world_size: int, owner: dict[str, i
     return Layout.build(shapes, world_size, owner and {name: owner[name] for name in shapes})
 
 
-def describe(model: nn.Module) -> list[list]:
-    """Names, shapes and dtypes of parameters and buffers: what all ranks must agree on."""
+def describe(model: nn.Module) -> list[str]:
+    """Each parameter and buffer in words: what all ranks must agree on."""
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    return [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
+    return [f"{name} {tuple(tensor.shape)} {tensor.dtype}{' trained' * tensor.requires_grad}" for name, tensor in tensors]
 
 
 def train_dtype(param: nn.Parameter, param_dtype: torch.dtype | None) -> torch.dtype:

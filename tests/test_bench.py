@@ -1,0 +1,434 @@
+"""The bench: its meters count what is there, its verdict says what is so, and a quick run of all modes agrees."""
+
+import copy
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from zerocourse import bench, cli
+from zerocourse.bench import meters, runner
+from zerocourse.bench.in_ranks import turns
+from zerocourse.bench.plan import AGAIN, BASELINE, MODES, Mode, Plan, find_modes
+from zerocourse.bench.report import alt_text, summarise, table
+from zerocourse.bench.verdict import checks, noise, ratio
+from zerocourse.commands.bench import write
+from zerocourse.errors import BadInput
+
+ROOT = Path(__file__).parents[1]
+OURS = [mode.name for mode in MODES.values() if mode.ours]
+TORCH = [mode.name for mode in MODES.values() if mode.wants == "torch"]
+PLAN = Plan(2, 64, 256, 32, 4, rounds=2, tuning_rounds=0, fresh=False)
+COUNTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "peak_bytes", "heap_peak_bytes",
+          "wire_bytes", "sent_bytes")
+PRIVATE = meters.private_network()
+needs_network = pytest.mark.skipif(PRIVATE is None, reason="a network namespace is not permitted here")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    library = meters.build_heap_meter(tmp_path_factory.mktemp("heap"))
+    if library is None:
+        pytest.skip("the heap meter needs a C compiler and glibc")
+    return library
+
+
+@pytest.fixture(scope="module")
+def found():
+    """A quick run of every mode that comes with torch."""
+    return runner.measure(PLAN, [MODES[name] for name in TORCH], quiet=True)
+
+
+@pytest.fixture
+def modes():
+    return [MODES[name] for name in TORCH]
+
+
+# a whole run
+
+@pytest.mark.timeout(240)
+def test_losses_and_bytes_agree_in_every_mode(found, modes):
+    wrong = [check for check in checks(PLAN, modes, found["watched"]) if not check.ok]
+    assert not wrong
+    losses = {name: [got["losses"] for got in found["watched"][name]] for name in TORCH}
+    assert all(losses[name] == losses[BASELINE] for name in TORCH), "at two ranks in fp32: to the last bit"
+    assert len({tuple(one) for one in losses[BASELINE]}) == PLAN.ranks, "ranks must see different data"
+
+
+@needs_network
+@pytest.mark.timeout(240)
+def test_the_interface_counts_what_the_formulas_say(found):
+    passes = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 3, "zero3-keep": 2}
+    # gloo's own reduce-scatter is an all-reduce inside.
+    peers = {"torch-ddp": 2, "torch-zro": 3, "fsdp2": 4, "fsdp2-keep": 3}
+    for name, times in (passes | peers).items():
+        want = times * 4 * PLAN.params * (PLAN.ranks - 1) // PLAN.ranks
+        got = found["watched"][name][0]
+        assert want < got["wire_bytes"] < 1.03 * want, name
+        if MODES[name].ours:
+            sent = sum(got[kind] for kind in ("sent_bytes", "padding_bytes", "control_bytes"))
+            assert got["sent_bytes"] == want and sent < got["wire_bytes"] < 1.03 * sent
+
+
+@pytest.mark.timeout(240)
+def test_sharded_states_are_sharded_for_us_and_for_peers(found):
+    held = {name: found["watched"][name][0] for name in TORCH}
+    states, stages = 4 * PLAN.params, ("ddp", "zero1", "zero2", "zero3")
+    half = states // PLAN.ranks
+    assert [held[name]["optimizer_bytes"] for name in stages] == [2 * states] + 3 * [2 * half]
+    assert [held[name]["gradients_bytes"] for name in stages] == [states, states, half, half]
+    assert [held[name]["parameters_bytes"] for name in stages] == [states, states, states, half]
+    assert held["fsdp2"]["parameters_bytes"] < 0.51 * states and held[BASELINE]["parameters_bytes"] == states
+    assert held["torch-zro"]["optimizer_bytes"] < 1.1 * states
+
+
+@pytest.mark.timeout(240)
+def test_the_heap_peak_is_above_what_tensors_show_and_of_this_mode_alone(found, compiled):
+    for name in TORCH:
+        got = found["watched"][name][0]
+        assert got["heap_peak_bytes"] > 0.9 * got["peak_bytes"], name
+        assert got["heap_peak_bytes"] < 2 * got["peak_bytes"] + 2**20, f"{name} counts something that is not its own"
+
+
+@pytest.mark.timeout(240)
+def test_every_mode_ran_every_round_in_one_race(found):
+    assert [set(race) for race in found["races"]] == [{*TORCH, AGAIN}]
+    assert all(len(seconds) == PLAN.rounds and min(map(min, seconds)) > 0 for seconds in found["races"][0].values())
+
+
+@pytest.mark.timeout(240)
+def test_the_hooks_cost_is_measured(found):
+    assert set(found["hooks"]) == {"ddp", "zero1", "zero2", "zero3"}
+    for costs in found["hooks"].values():
+        assert costs["a_unit"] + costs["a_parameter"] > 0 and 0 < costs["example"] < 100_000
+
+
+@pytest.mark.timeout(240)
+def test_the_command_prints_one_object_and_writes_three_files(found, modes, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bench, "measure", lambda plan, modes, quiet: found)
+    assert cli.main(["bench", "--quick", "--json", "--modes", ",".join(TORCH), "--out", str(tmp_path)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is True and list(said["modes"]) == TORCH
+    for name, got in said["modes"].items():
+        for count in COUNTS:
+            assert len(got[count]) == PLAN.ranks, (name, count)
+            assert all(one is None or type(one) is int for one in got[count]), (name, count)
+        assert got["total_bytes"] == [sum(kinds) for kinds in zip(*(got[count] for count in COUNTS[:3]))]
+        assert len(got["losses"]) == PLAN.steps and got["step_seconds"] > 0
+    assert set(said["modes"]["zero3"]["ratios"]) == {BASELINE, "fsdp2"}
+    assert said == json.loads((tmp_path / "bench.json").read_text())
+    report = (tmp_path / "report.md").read_text()
+    assert alt_text(modes, said) in report and "bench.png" in report
+    assert (tmp_path / "bench.png").stat().st_size > 10_000
+    assert all(f"{name} " in alt_text(modes, said) for name in TORCH)
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("bench.json", "report.md", "bench.png")]
+
+
+@pytest.mark.timeout(240)
+def test_a_mode_that_trains_wrongly_fails_the_bench(monkeypatch, capsys, tmp_path):
+    plan, two = dataclasses.replace(PLAN, plant="zero2"), [MODES["zero2"], MODES[BASELINE]]
+    planted = runner.measure(plan, two, quiet=True)
+    summary = summarise(plan, two, planted, {})
+    assert not summary["ok"] and [one.partition(":")[0] for one in summary["wrong"]] == ["zero2, losses"]
+    monkeypatch.setattr(bench, "measure", lambda plan, modes, quiet: planted)
+    assert cli.main(["bench", "--quick", "--modes", "zero2", "--out", str(tmp_path)]) == 1
+    assert "WRONG zero2, losses" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
+def test_nothing_is_left_when_the_command_is_killed(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "ZEROCOURSE_TEST_MARK": str(tmp_path)}
+    command = [sys.executable, "-m", "zerocourse", "bench", "--quick", "--json", "--modes", "zero1",
+               "--out", str(tmp_path)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+
+    def ours() -> list[int]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"ZEROCOURSE_TEST_MARK={tmp_path}".encode() in (path / "environ").read_bytes():
+                    found.append(int(path.name))
+            except OSError:
+                pass
+        return found
+
+    wait_until(lambda: len(ours()) >= 4, 60)  # the command, the runner, its guard, and who forks ranks
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not ours(), 15)
+
+
+def wait_until(true, seconds: float) -> None:
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.1)
+
+
+# the verdict
+
+def races(**seconds):
+    """Twice as much processor time as time: two ranks that never wait."""
+    return [{name.replace("_", "-"): [(second, 2 * second) for second in taken] for name, taken in seconds.items()}]
+
+
+def test_a_ratio_is_of_pairs_in_a_round_and_not_of_medians():
+    race = races(zero3=[1, 2, 10], fsdp2=[2, 4, 5])
+    assert ratio(race, "zero3", "fsdp2").median == 0.5 and ratio(race, "fsdp2", "zero3").median == 2
+    assert ratio(race, "zero3", "zero1") is None
+    both = ratio(race + races(zero3=[3], fsdp2=[1]), "zero3", "fsdp2")
+    assert both.rounds == 4 and both.median == 1.25
+    waits = [{"zero3": [(1, 5), (2, 1), (3, 1)], "fsdp2": [(1, 1), (1, 2), (1, 2)]}]
+    assert ratio(waits, "zero3", "fsdp2").median == 2 and ratio(waits, "zero3", "fsdp2").processor == 0.5
+
+
+def test_a_machine_that_disagrees_with_itself_is_too_noisy():
+    steady, base = [1.0, 1.01, 0.99, 1.0, 1.02], [1.0] * 5
+    assert noise(races(torch_ddp=base, again=steady)) == []
+    assert "too noisy" in noise(races(torch_ddp=base, again=[0.7, 1.0, 1.3, 0.8, 1.2]))[0], "scattered"
+    assert "too noisy" in noise(races(torch_ddp=base, again=[1.1] * 5))[0], "steady, and wrong"
+    assert "only 3 rounds" in noise(races(torch_ddp=base[:3], again=steady[:3]))[0]
+    one_of_two = races(torch_ddp=base, again=steady, zero1=base) + races(torch_ddp=base, again=[1.2] * 5, fsdp2=base)
+    assert len(noise(one_of_two)) == 1 and "fsdp2" in noise(one_of_two)[0]
+
+
+@pytest.mark.timeout(240)
+def test_the_table_says_when_times_cannot_be_judged(found, modes):
+    rounds = {name: [(1.0, 2.0)] * 5 for name in (*TORCH, AGAIN)}
+    quiet = found | {"races": [rounds]}
+    text = table(PLAN, modes, summarise(PLAN, modes, quiet, {}))
+    assert "times can be judged" in text and "TOO NOISY" not in text
+    noisy = found | {"races": [rounds | {AGAIN: [(second, 2.0) for second in (0.8, 1.2, 0.7, 1.3, 1.0)]}]}
+    summary = summarise(PLAN, modes, noisy, {})
+    text = table(PLAN, modes, summary)
+    assert "TOO NOISY" in text and "times can be judged" not in text
+    assert summary["ok"], "a noisy machine is no fault of the program"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("count, what", [
+    ("parameters_bytes", "parameters_bytes"), ("gradients_bytes", "gradients_bytes"),
+    ("optimizer_bytes", "optimizer_bytes"), ("sent_bytes", "sent"), ("wire_bytes", "wire")])
+def test_a_number_of_ours_that_is_off_fails_by_name(found, modes, count, what):
+    off = copy.deepcopy(found["watched"])
+    got = off["zero2"][0]
+    if got[count] is None:
+        pytest.skip("not metered here")
+    got[count] += got[count] // 10
+    assert [(check.mode, check.what) for check in checks(PLAN, modes, off) if not check.ok] == [("zero2", what)]
+
+
+@pytest.mark.timeout(240)
+def test_what_cannot_be_metered_is_null_and_said(found, modes):
+    bare = copy.deepcopy(found) | {"heap": False, "private": False}
+    for ranks in bare["watched"].values():
+        for got in ranks:
+            got |= {"heap_peak_bytes": None, "wire_bytes": None}
+    summary = summarise(PLAN, modes, bare, {})
+    text = table(PLAN, modes, summary)
+    assert summary["ok"] and "No heap peak" in text and "No bytes on the wire" in text
+    assert summary["modes"]["zero3"]["heap_peak_bytes"] == [None, None] == summary["modes"]["fsdp2"]["sent_bytes"]
+    assert summary["modes"]["zero3"]["sent_bytes"] != [None, None], "our own count is there without any meter"
+
+
+@pytest.mark.timeout(240)
+def test_the_picture_can_be_drawn_without_meters_and_times(found, modes, tmp_path):
+    bare = copy.deepcopy(found) | {"races": []}
+    for got in bare["watched"]["fsdp2"]:
+        got["heap_peak_bytes"] = None
+    summary = summarise(PLAN, modes, bare, {})
+    write(tmp_path, table(PLAN, modes, summary), modes, summary)
+    assert "zero3 unknown and" in alt_text(modes, summary)
+
+
+# who is measured with whom
+
+class Still(runner.Bench):
+    """A bench that starts no process: each measurement takes `answers` from a list."""
+
+    def __init__(self, modes: list[Mode], room: int, answers=()):
+        super().__init__(dataclasses.replace(PLAN, tuning_rounds=3), modes, private=False, quiet=True)
+        self.answers, self.asked, self.bytes = list(answers), [], room
+
+    def room(self) -> int:
+        return self.bytes
+
+    def fresh(self, saying, function, *args, nproc=None):
+        self.asked.append(args)
+        return [self.answers.pop(0)] * PLAN.ranks
+
+
+def test_the_fastest_bucket_size_is_taken():
+    seconds = {"torch-ddp@4": [3, 3, 3], "torch-ddp@25": [5, 2, 5], "torch-ddp@100": [1, 2, 9]}
+    times = {name: [(second, 1.0) for second in taken] for name, taken in seconds.items()}
+    still = Still([MODES[BASELINE]], 10**12, [times])
+    assert still.tune(MODES[BASELINE]) == {4: 3, 25: 5, 100: 2} and still.buckets[BASELINE] == 100
+    one_by_one = Still([MODES[BASELINE]], 1, [{name: taken} for name, taken in times.items()])
+    assert one_by_one.tune(MODES[BASELINE]) == {4: 3, 25: 5, 100: 2} and len(one_by_one.asked) == 3
+
+
+@pytest.mark.parametrize("room", [10**12, 4, 1])
+def test_who_is_compared_races_together_whatever_fits(room):
+    still = Still(list(MODES.values()), room + 8 * PLAN.params)
+    still.held = dict.fromkeys(MODES, 1)
+    groups = [set(group) for group in still.groups()]
+    assert all(BASELINE in group for group in groups) and set().union(*groups) == set(MODES)
+    for mode in MODES.values():
+        assert all(any({mode.name, peer} <= group for group in groups) for peer in mode.matches)
+    assert len(groups) == 1 if room > 100 else max(map(len, groups)) <= max(room, 3)
+
+
+def test_every_peer_has_three_sizes_and_every_stage_a_peer_of_its_own_and_deepspeeds():
+    assert all(len(mode.buckets) == 3 for mode in MODES.values() if not mode.ours)
+    for name in ("zero1", "zero2", "zero3"):
+        assert f"deepspeed{name[-1]}" in MODES[name].matches and len(MODES[name].matches) == 2
+    assert all(peer in MODES and not MODES[peer].ours for mode in MODES.values() for peer in mode.matches)
+
+
+def test_rounds_stop_at_the_deadline_on_all_ranks_together(pool):
+    from zerocourse.bench.in_ranks import race
+
+    entries = [("zero2", None), (BASELINE, 25)]
+    ended = pool(2).run(race, PLAN, entries, 5, time.monotonic() - 1, True)
+    assert [list(rank) for rank in ended] == [["zero2", f"{BASELINE}@25", AGAIN]] * 2
+    assert {len(seconds) for rank in ended for seconds in rank.values()} == {1}, "one round is always run"
+
+
+def test_every_mode_begins_a_round_as_often_as_any_other():
+    names = ["ddp", "zero3", AGAIN]
+    rounds = [turns(names, number) for number in range(6)]
+    assert all(sorted(order) == sorted(names) for order in rounds)
+    assert [order[0] for order in rounds] == names * 2
+
+
+# bad input
+
+@pytest.mark.parametrize("arguments, word", [
+    (["--ranks", "3"], "8 samples"), (["--modes", "zero4"], "zero4"), (["--rounds", "0"], "rounds"),
+    (["--width", "100"], "width"), (["--vocab", "10"], "vocab"), (["--budget", "-1"], "budget"),
+    (["--data", "/no/such/file"], "/no/such/file")])
+def test_bad_input_is_one_sentence(arguments, word, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "private_network", lambda: pytest.fail("nothing must be started"))
+    assert cli.main(["bench", *arguments, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert word in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_modes_are_those_installed_and_the_baseline_is_always_there():
+    def alone(package):
+        return package == "torch"
+
+    assert [mode.name for mode in find_modes(None, alone)] == TORCH
+    assert [mode.name for mode in find_modes("fsdp2, zero3", alone)] == ["zero3", BASELINE, "fsdp2"]
+    with pytest.raises(BadInput, match="deepspeed3.*not installed"):
+        find_modes("deepspeed3", alone)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.timeout(600)
+def test_deepspeed_trains_the_same_model():
+    names = [f"deepspeed{stage}" for stage in range(4)]
+    all_of_them = [MODES[name] for name in (*names, BASELINE)]
+    summary = summarise(PLAN, all_of_them, runner.measure(PLAN, all_of_them, quiet=True), {})
+    assert summary["ok"], summary["wrong"]
+
+
+# the meters
+
+def metered(code: str, library: Path, **environment) -> str:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=60,
+                          env=os.environ | {"LD_PRELOAD": str(library), **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+COUNTING = """
+import ctypes, threading
+from zerocourse.bench.meters import Heap
+heap, libc, MIB = Heap(), ctypes.CDLL(None), 1 << 20
+for name in ("malloc", "calloc", "realloc", "aligned_alloc", "memalign"): getattr(libc, name).restype = ctypes.c_void_p
+taken = [libc.malloc(MIB), libc.calloc(4, MIB // 4), libc.aligned_alloc(64, MIB), libc.memalign(4096, MIB)]
+other = ctypes.c_void_p()
+libc.posix_memalign(ctypes.byref(other), 64, MIB)
+before = heap.held()
+def say(): print(round((heap.held() - before) / MIB, 2), round((heap.peak() - before) / MIB, 2))
+heap.reset_peak()
+block = libc.malloc(8 * MIB); say()
+block = libc.realloc(ctypes.c_void_p(block), 3 * MIB); say()
+worker = threading.Thread(target=lambda: libc.free(ctypes.c_void_p(block))); worker.start(); worker.join(); say()
+heap.reset_peak(); say()
+for each in (*taken, other.value): libc.free(ctypes.c_void_p(each))
+say()
+small = [libc.malloc(1000) for _ in range(2000)]; say()
+"""
+
+
+def test_the_heap_meter_counts_every_way_to_take_and_give_back(compiled):
+    held, peak = zip(*(map(float, line.split()) for line in metered(COUNTING, compiled).splitlines()), strict=True)
+    assert held == pytest.approx([8, 3, 0, 0, -5, -5], abs=0.06), "small blocks are not counted"
+    assert peak == pytest.approx([8, 8, 8, 0, 0, 0], abs=0.06)
+
+
+def test_the_heap_meter_sees_a_tensors_memory_and_the_one_that_an_operation_takes_for_a_moment(compiled):
+    code = """
+import torch
+from zerocourse.bench.meters import Heap
+heap = Heap()
+torch.ones(10).sum()
+before = heap.held(); heap.reset_peak()
+big = torch.ones(1 << 20); (big + 1).sum()
+print(heap.here, heap.held() - before, heap.peak() - before)
+"""
+    here, held, peak = metered(code, compiled, OMP_NUM_THREADS="1").split()
+    assert here == "True" and 4 << 20 <= int(held) < 4.1 * 2**20 and 8 << 20 <= int(peak) < 8.1 * 2**20
+
+
+def test_without_a_compiler_there_is_no_heap_meter(monkeypatch, tmp_path):
+    monkeypatch.setattr(meters.shutil, "which", lambda name: None)
+    assert meters.build_heap_meter(tmp_path) is None and meters.private_network() is None
+    heap = meters.Heap()
+    assert not heap.here and heap.held() is None and heap.peak() is None
+
+
+def test_a_source_that_does_not_compile_is_no_meter(monkeypatch, tmp_path):
+    (tmp_path / "bad.c").write_text("this is not C")
+    monkeypatch.setattr(meters, "SOURCE", tmp_path / "bad.c")
+    assert meters.build_heap_meter(tmp_path) is None
+
+
+@needs_network
+def test_a_private_network_has_a_counter_of_its_own():
+    code = f"""
+import socket, sys, threading
+sys.path.insert(0, {str(ROOT)!r})
+from zerocourse.bench.meters import bring_loopback_up, loopback_bytes
+bring_loopback_up()
+before = loopback_bytes()
+server = socket.create_server(("127.0.0.1", 0))
+def drain():
+    peer = server.accept()[0]
+    while peer.recv(1 << 20): pass
+reader = threading.Thread(target=drain); reader.start()
+with socket.create_connection(server.getsockname()) as sender: sender.sendall(bytes(10**7))
+reader.join()
+print(before, loopback_bytes() - before)
+"""
+    done = subprocess.run([*PRIVATE, sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    before, sent = map(int, done.stdout.split())
+    assert before == 0 and 10**7 < sent < 1.01 * 10**7
+
+
+def test_memory_that_is_available_is_known_on_linux():
+    available = meters.available_bytes()
+    assert available is None or 0 < available < 2**50
+    assert not math.isnan(available or 0)

@@ -1,0 +1,680 @@
+"""The collectives: right to the last bit, counted to the last byte, and never silent about ranks that disagree.
+
+Run as a script (`python tests/test_comm.py`) it measures what the loopback interface carries; the wire test does that
+in a network namespace of its own, where nothing else is on the wire.
+"""
+
+import gc
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from zerocourse import comm as comm_module
+from zerocourse.comm import Comm, add_in_order
+from zerocourse.errors import BadInput, CollectiveError
+from zerocourse.events import MOST_EVENTS, Recorder
+from zerocourse.rankmap import Layout
+from zerocourse.ranks import Ranks
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+HALF = (torch.bfloat16, torch.float16)
+
+
+def layouts(world_size: int) -> dict[str, Layout]:
+    """Rows by name: equal slices, padding, an empty last slice, uneven slices, empty ones, and nothing at all."""
+    def owned(*owner):
+        return Layout.build({f"p{i}": (3 + 2 * i,) for i in range(len(owner))}, world_size, {f"p{i}": r for i, r in enumerate(owner)})
+
+    return {"even": Layout.build({"a": (4 * world_size,)}, world_size),
+            "padded": Layout.build({"a": (4 * world_size - 1,), "b": ()}, world_size),
+            "short": Layout.build({"a": (world_size - 1,)}, world_size),
+            "uneven": owned(*range(world_size)),
+            "one owner": owned(world_size - 1, world_size - 1),
+            # 2, 1, 3 elements on three ranks: as long as equal slices, and not equal
+            "nearly": Layout.build({"a": (2,), "b": (1,), "c": (3,)}, world_size, {"a": 0, "b": 1, "c": world_size - 1}),
+            "nothing": Layout.build({"a": (0,)}, world_size)}
+
+
+def row_of(rank: int, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
+    """Rank's own values: of all magnitudes, so that another order of additions gives another sum."""
+    generator = torch.Generator().manual_seed(1000 + rank)
+    values = torch.randn(layout.padded, generator=generator, dtype=torch.float64)
+    values *= 10.0 ** torch.randint(-3, 3, (layout.padded,), generator=generator)
+    return values.to(dtype) if dtype.is_floating_point else (values * 1000).to(dtype)
+
+
+def expected_sum(layout: Layout, world_size: int, dtype: torch.dtype, order=None, exact=torch.float32) -> torch.Tensor:
+    """All rows added up one after the other, halves in fp32 and rounded once."""
+    rows = [row_of(rank, layout, dtype) for rank in order or range(world_size)]
+    total = rows[0].to(exact) if dtype in HALF else rows[0].clone()
+    for row in rows[1:]:
+        total = total + row.to(total.dtype)
+    return total.to(dtype)
+
+
+# --- values ---
+
+def collect_and_compare() -> list[str]:
+    """Both collectives on every layout and dtype, with `into` in all three ways; returns what was wrong."""
+    comm, wrong = Comm(), []
+    for name, layout in layouts(comm.world_size).items():
+        for dtype in DTYPES:
+            own, case = layout.slice(comm.rank), f"{name} {dtype}"
+            whole = row_of(99, layout, dtype)
+            row = torch.full_like(whole, 77)
+            row[own] = whole[own]
+            comm.all_gather(row, layout, case).wait()
+            if not torch.equal(row, whole):
+                wrong.append(f"all_gather {case}: {row} is not {whole}")
+            summed = expected_sum(layout, comm.world_size, dtype)[own]
+            for into in ("nothing", "own slice", "memory"):
+                row, got = row_of(comm.rank, layout, dtype), []
+                target = {"nothing": None, "own slice": row[own], "memory": torch.full_like(summed, 77)}[into]
+                comm.reduce_scatter(row, layout, case, into=target, done=got.append).wait()
+                if len(got) != 1 or not torch.equal(got[0], summed) or got[0].dtype != dtype:
+                    wrong.append(f"reduce_scatter {case} into {into}: {got} is not {summed}")
+                elif target is not None and not (got[0] is target and torch.equal(target, summed)):
+                    wrong.append(f"reduce_scatter {case} into {into}: the sum is not there")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_both_collectives_bitwise(pool, world_size):
+    assert pool(world_size).run(collect_and_compare) == [[]] * world_size
+
+
+def test_the_data_of_these_tests_can_tell_orders_and_roundings_apart():
+    layout = layouts(4)["even"]
+    for dtype in (torch.float32, torch.float64):
+        assert not torch.equal(expected_sum(layout, 4, dtype), expected_sum(layout, 4, dtype, order=[3, 2, 1, 0])), dtype
+    for dtype in HALF:
+        assert not torch.equal(expected_sum(layout, 4, dtype), expected_sum(layout, 4, dtype, exact=dtype)), dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("into", [None, 0, 1, 2, "new"])
+def test_add_in_order_wherever_the_sum_goes(dtype, into):
+    layout = Layout.build({"a": (50,)}, 1)
+    terms = [row_of(rank, layout, dtype) for rank in range(3)]
+    target = torch.empty_like(terms[0]) if into == "new" else terms[into] if into is not None else None
+    result = add_in_order(terms, target)
+    assert torch.equal(result, expected_sum(layout, 3, dtype))
+    assert target is None or result is target
+
+
+def in_pieces(least: int) -> list:
+    comm, comm_module.PIECE_BYTES = Comm(), least
+    try:
+        layout = Layout.build({"a": (700_001,)}, comm.world_size)
+        row, other = row_of(comm.rank, layout, torch.float32), torch.arange(layout.padded)
+        got = []
+        scatter = comm.reduce_scatter(row, layout, "a", done=got.append)
+        other[: layout.bounds[comm.rank]], other[layout.bounds[comm.rank + 1] :] = 0, 0
+        gather = comm.all_gather(other, layout, "b")
+        works = len(scatter.works), len(gather.works)
+        gather.wait()
+        scatter.wait()
+        ok = torch.equal(got[0], expected_sum(layout, comm.world_size, torch.float32)[layout.slice(comm.rank)])
+        return [ok, torch.equal(other, torch.arange(layout.padded)), *works]
+    finally:
+        comm_module.PIECE_BYTES = 1 << 20
+
+
+@pytest.mark.parametrize("least, pieces", [(1 << 20, (1, 2)), (100_000, (14, 16))])
+def test_large_rows_travel_in_pieces(pool, least, pieces):
+    """Slices of 1.3 and 2.7 MiB: a piece is at least `PIECE_BYTES`, and there are at most 16."""
+    there_and_back = [2 * count for count in pieces]
+    assert pool(2).run(in_pieces, least) == [[True, True, *there_and_back]] * 2
+
+
+# --- control messages ---
+
+def control_values() -> dict:
+    comm, found = Comm(), {}
+    r = comm.rank
+    found["max"] = comm.agree_max(torch.tensor([r, 5 - r, 3], dtype=torch.uint8)).tolist()
+    scalar = torch.tensor(0.1 + r)
+    found["add"] = (comm.add(scalar) is scalar, scalar.item())
+    found["add half"] = comm.add(row_of(r, layouts(3)["even"], torch.bfloat16)).tolist()
+    table = torch.arange(6.0).view(2, 3).t()[::2] + 100 * r if r == 0 else torch.full((2, 3), -1.0).t()[::2]  # not in one piece
+    version = table._version
+    found["broadcast"] = (comm.broadcast(table, "table").tolist(), table.is_contiguous(), r == 0 or table._version > version)
+    flags = torch.tensor([[r == 0, False], [False, r == 0]])
+    found["bool"] = comm.broadcast(flags, "flags").tolist()
+    found["scalar"] = comm.broadcast(torch.tensor(7 if r == 0 else 0), "n").item()
+    found["empty"] = comm.broadcast(torch.ones(0, 3), "none").tolist()
+    found["objects"] = comm.gather_objects({"rank": r, "text": "é" * r})
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_control_messages(pool, world_size):
+    summed = torch.tensor(0.1)
+    for rank in range(1, world_size):
+        summed = summed + torch.tensor(0.1 + rank)
+    half = [row_of(rank, layouts(3)["even"], torch.bfloat16).float() for rank in range(world_size)]
+    expected = {"max": [world_size - 1, 5, 3], "add": (True, summed.item()),
+                "add half": sum(half[1:], half[0]).bfloat16().tolist(),
+                "broadcast": ([[0.0, 3.0], [2.0, 5.0]], False, True), "bool": [[True, False], [False, True]],
+                "scalar": 7, "empty": [], "objects": [{"rank": rank, "text": "é" * rank} for rank in range(world_size)]}
+    for found in pool(world_size).run(control_values):
+        assert found == expected
+
+
+# --- counts ---
+
+def counted() -> dict:
+    """Ten elements on each rank's three: bytes by kind after each call."""
+    comm = Comm()
+    layout = Layout.build({"a": (7,), "b": (3,)}, comm.world_size)
+    found = {"start": (comm.sent.total(), comm.elements.total(), comm.padding, comm.control)}
+    comm.all_gather(torch.zeros(layout.padded, dtype=torch.bfloat16), layout, "a").wait()
+    found["all_gather"] = (comm.sent["all_gather"], comm.elements["all_gather"], comm.padding, comm.control)
+    comm.reduce_scatter(torch.zeros(layout.padded), layout, "a").wait()
+    found["reduce_scatter"] = (comm.sent["reduce_scatter"], comm.elements["reduce_scatter"], comm.padding, comm.control)
+    comm.agree_max(torch.zeros(5, dtype=torch.uint8))
+    comm.add(torch.zeros(()))
+    found["agreed"] = (comm.sent.total(), comm.padding, comm.control)
+    comm.broadcast(torch.zeros(4), "a")
+    comm.gather_objects(1)
+    found["broadcast"] = (comm.sent.total(), comm.padding, comm.control)
+    return found
+
+
+def test_counts_are_exact(pool):
+    """At 4 ranks slices of 3, the last with one element and 2 of padding. Data is counted without padding."""
+    for rank, found in enumerate(pool(4).run(counted)):
+        real, padding = (3, 0) if rank < 3 else (1, 2)
+        to_others = 10 - real, 2 - padding  # what reduce_scatter sends: all that is not one's own
+        padded = 3 * padding * 2
+        assert found["start"] == (0, 0, 0, 0)
+        assert found["all_gather"] == (3 * real * 2, 3 * real, padded, 0)
+        padded += to_others[1] * 4
+        assert found["reduce_scatter"] == (to_others[0] * 4, to_others[0], padded, 0)
+        data, control = 3 * real * 2 + to_others[0] * 4, 3 * (5 + 4)
+        assert found["agreed"] == (data, padded, control)
+        assert found["broadcast"] == (data, padded, control + (3 * 4 * 4 if rank == 0 else 0))
+
+
+def on_loopback(elements: int) -> dict:
+    """Bytes on the loopback interface for each rank's Ψ elements, as a multiple of Ψ's bytes (needs quiet)."""
+    comm = Comm()
+
+    def carried() -> int:
+        comm.agree_max(torch.zeros(1))
+        line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+        comm.agree_max(torch.zeros(1))
+        return int(line.split(":")[1].split()[8])  # sent
+
+    layout = Layout.build({"a": (elements,)}, comm.world_size)
+    found, row, own = {}, torch.ones(layout.padded), torch.empty(layout.padded // comm.world_size)
+    calls = {"reduce_scatter": lambda: comm.reduce_scatter(row, layout, "a").wait(),
+             "all_gather": lambda: comm.all_gather(row, layout, "a").wait(),
+             "gloo's own": lambda: (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(own, row)}
+    for name, call in calls.items():
+        call()  # connections and buffers are there
+        before, counted = carried(), comm.sent.total()
+        call()
+        found[name] = (carried() - before) / comm.world_size / (4 * elements)
+        found[f"{name}, as counted"] = (comm.sent.total() - counted) / (4 * elements)
+    return found
+
+
+def measure_the_wire() -> None:
+    for world_size in (2, 4):
+        with Ranks(world_size, timeout=60, quiet=True, env={"GLOO_SOCKET_IFNAME": "lo"}) as ranks:
+            print(json.dumps([world_size, ranks.run(on_loopback, 2_000_000)[0]]))
+
+
+def private_network() -> str | None:
+    """Why a network namespace of our own is not to be had here, or None."""
+    if sys.platform != "linux" or not shutil.which("unshare"):
+        return "there is no unshare on this system"
+    if not shutil.which("ip"):
+        return "there is no ip: install iproute2"
+    tried = subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+    return None if tried.returncode == 0 else f"a network namespace is not permitted: {tried.stderr.strip()}"
+
+
+def test_the_wire_carries_what_is_counted():
+    """reduce_scatter and all_gather together: 2Ψ(N-1)/N for each rank, within 2 %; gloo's own reduce_scatter: twice its part."""
+    if reason := private_network():
+        pytest.skip(reason)
+    root = Path(__file__).parents[1]
+    script = f"ip link set lo up && exec {sys.executable} {__file__}"
+    done = subprocess.run(["unshare", "-n", "sh", "-c", script], capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "PYTHONPATH": str(root)})
+    assert done.returncode == 0, done.stderr
+    measured = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert set(measured) == {2, 4}
+    for world_size, found in measured.items():
+        formula = (world_size - 1) / world_size
+        for verb in ("reduce_scatter", "all_gather"):
+            assert found[verb] == pytest.approx(formula, rel=0.02)
+            assert found[verb] >= found[f"{verb}, as counted"] == formula, "nothing is counted that is not sent"
+        assert found["reduce_scatter"] + found["all_gather"] == pytest.approx({2: 1.0, 4: 1.5}[world_size], rel=0.02)
+        assert found["gloo's own"] == pytest.approx(2 * formula, rel=0.02)
+        assert found["gloo's own, as counted"] == 0, "it went past the counter"
+
+
+# --- handles ---
+
+def handles() -> dict:
+    comm, layout = Comm(), Layout.build({"a": (40,)}, dist.get_world_size())
+    found = {}
+
+    def started(unit):
+        row = torch.zeros(layout.padded)
+        row[layout.slice(comm.rank)] = comm.rank + ord(unit)
+        return row, comm.all_gather(row, layout, unit)
+
+    # Each rank starts and waits in its own order: what was started pairs up by name.
+    order = "abc" if comm.rank else "cab"
+    rows = {unit: started(unit) for unit in order}
+    for unit in reversed(order):
+        rows[unit][1].wait()
+        rows[unit][1].wait()  # a second time is nothing
+    found["by name"] = [sorted(set((rows[unit][0] - ord(unit)).tolist())) for unit in "abc"]
+
+    row, handle = started("d")
+    memory = weakref.ref(row)
+    del row
+    gc.collect()
+    found["kept until wait"] = memory() is not None
+    handle.wait()
+    gc.collect()
+    found["free after it"] = memory() is None
+
+    events = [(event.verb, event.unit, event.bytes) for event in comm.recorder.events if event.unit == "d"]
+    found["events"] = events, all(event.start <= event.end for event in comm.recorder.events)
+    return found
+
+
+def test_handles(pool):
+    for found in pool(2).run(handles):
+        assert found == {"by name": [[0.0, 1.0]] * 3, "kept until wait": True, "free after it": True,
+                         "events": ([("wait", "d", 80), ("all_gather", "d", 80)], True)}
+
+
+def test_the_record_keeps_two_steps_and_is_bounded():
+    recorder = Recorder(rank=3)
+    for step in range(4):
+        for unit in "ab":
+            with recorder.span("forward", unit):
+                pass
+        assert [event["unit"] for event in recorder.of_step(step)] == ["a", "b"]
+        recorder.next_step()
+    assert [event.step for event in recorder.events] == [3, 3], "step 4 begins: it and step 3 are kept"
+    for _ in range(MOST_EVENTS + 1):
+        recorder.record("forward", "a", 0.0)
+    assert len(recorder.events) == MOST_EVENTS
+
+
+# --- one rank, and groups ---
+
+def test_without_a_process_group():
+    assert not dist.is_initialized()
+    comm, layout = Comm(), Layout.build({"a": (5,)}, 1)
+    row, got = torch.arange(5.0), []
+    comm.all_gather(row, layout, "a").wait()
+    comm.reduce_scatter(row, layout, "a", done=got.append).wait()
+    comm.reduce_scatter(row, layout, "a", into=row, done=got.append).wait()
+    assert got[0].tolist() == got[1].tolist() == [0, 1, 2, 3, 4] and got[0] is not row and got[1] is row
+    assert comm.agree_max(row) is row and comm.add(row) is row and comm.broadcast(row, "a") is row
+    assert comm.gather_objects("x") == ["x"]
+    comm.fail("nobody hears it")
+    assert (comm.rank, comm.world_size, comm.sent.total(), comm.padding, comm.control) == (0, 1, 0, 0, 0)
+
+
+def side_by_side() -> dict:
+    """Two groups of two, two Comms in each and two over all, with the same calls, that ranks make in different orders."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine, other = groups[rank // 2], groups[1 - rank // 2]
+    found = {}
+    try:
+        Comm(other)
+    except BadInput as error:
+        found["stranger"] = str(error)
+    comms = {"pair a": Comm(mine), "pair b": Comm(mine), "all a": Comm(), "all b": Comm(dist.group.WORLD)}
+    started = {}
+    for name in comms if rank % 2 else reversed(comms):
+        comm, layout = comms[name], Layout.build({"a": (4,)}, comms[name].world_size)
+        row = torch.zeros(4)
+        row[layout.slice(comm.rank)] = 10 * list(comms).index(name) + rank
+        started[name] = row, comm.all_gather(row, layout, "same")
+    for name, (row, handle) in started.items():
+        handle.wait()
+        found[name] = row.tolist()
+    found["ranks"] = comms["pair a"].rank, comms["all b"].rank
+    found["sum"] = comms["pair a"].add(torch.tensor(rank)).item(), comms["all a"].add(torch.tensor(rank)).item()
+    found["objects"] = comms["pair b"].gather_objects(rank)
+    return found
+
+
+def test_two_comms_side_by_side_in_subgroups(pool):
+    for rank, found in enumerate(pool(4).run(side_by_side)):
+        first = rank // 2 * 2
+        assert found["stranger"] == f"rank {rank} is not in the process group: only its members may use it"
+        assert found["pair a"] == [first, first, first + 1, first + 1]
+        assert found["pair b"] == [10 + value for value in found["pair a"]]
+        assert found["all a"] == [20, 21, 22, 23] and found["all b"] == [30, 31, 32, 33]
+        assert found["ranks"] == (rank % 2, rank)
+        assert found["sum"] == (2 * first + 1, 6) and found["objects"] == [first, first + 1]
+
+
+# --- ranks that disagree ---
+
+def disagree(case: str, timeout: float) -> tuple[float, str, str]:
+    """What this rank of a group of its own got: (seconds, kind of the error, its words)."""
+    comm = Comm(dist.new_group(list(range(dist.get_world_size()))), timeout=timeout)
+    odd, layout = comm.rank == 1, Layout.build({"a": (4 * comm.world_size,)}, comm.world_size)
+    row = torch.zeros(layout.padded)
+    calls = {
+        "unit": lambda: comm.all_gather(row, layout, "h.1" if odd else "h.0").wait(),
+        "verb": lambda: (comm.reduce_scatter if odd else comm.all_gather)(row, layout, "h.0").wait(),
+        "ahead": lambda: [comm.all_gather(row, layout, "h.0").wait() for _ in range(2 - odd)] + [comm.add(row)],
+        "control": lambda: (comm.add if odd else comm.agree_max)(row),
+        "broadcast": lambda: comm.broadcast(row, "bias" if odd else "weight") if comm.rank < 2 else comm.add(row),
+        "objects": lambda: comm.gather_objects(1) if odd else comm.add(row),
+        "dtype": lambda: comm.all_gather(row.int() if odd else row, layout, "h.0").wait(),
+        "layout": lambda: comm.all_gather(row, Layout.build({"a": (4 * comm.world_size - 2,), "b": (2,)}, comm.world_size, {
+            "a": int(odd), "b": int(not odd)}), "h.0").wait(),
+    }
+    begun = time.monotonic()
+    try:
+        calls[case]()
+        return time.monotonic() - begun, "nothing", ""
+    except Exception as error:
+        return time.monotonic() - begun, type(error).__name__, str(error)
+
+
+EVEN, ODD = {  # what ranks 0 (and 2) and rank 1 are said to be in
+    "unit": "all_gather of h.0 ", "verb": "all_gather of h.0 ", "ahead": "all_gather of h.0 ", "control": "agree_max ",
+    "broadcast": "broadcast of weight ", "objects": "add ", "dtype": "float32", "layout": "all_gather of h.0 ",
+}, {
+    "unit": "all_gather of h.1 ", "verb": "reduce_scatter of h.0 ", "ahead": "add ", "control": "add ",
+    "broadcast": "broadcast of bias ", "objects": "gather_objects ", "dtype": "int32", "layout": "all_gather of h.0 ",
+}
+
+
+@pytest.fixture(scope="module")
+def spoiled():
+    """Ranks whose groups are broken on purpose: not those of other tests."""
+    kept = {world_size: Ranks(world_size, timeout=60, quiet=True) for world_size in (2, 3)}
+    yield kept
+    for ranks in kept.values():
+        ranks.close()
+
+
+@pytest.mark.parametrize("case", EVEN)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_13_a_collective_out_of_order_names_ranks_and_calls(spoiled, world_size, case):
+    """On every rank, within the timeout, with equal sizes too. Trap 13."""
+    timeout = 3 if case == "unit" else 1
+    for seconds, kind, words in spoiled[world_size].run(disagree, case, timeout):
+        assert kind == "CollectiveError", f"{kind}: {words}"
+        assert seconds < timeout + 3, "as long as the timeout, and a little for the notes"
+        assert f"rank 0 was in {EVEN[case]}" in words or (case == "dtype" and "rank 0 was in all_gather of h.0 (8 " in words
+                                                          or "rank 0 was in all_gather of h.0 (12 " in words)
+        of_rank_1 = words.split("rank 1 was in ")[1].split(";")[0].split(". ")[0]
+        assert ODD[case] in of_rank_1, words
+        assert ("layout" in words) == (case == "layout") and "\n" not in words
+        assert ("same order" in words) == (case != "layout")
+
+
+def absent(timeout: float) -> tuple[float, str]:
+    """Rank 0 waits for the others, which do something else, and come later."""
+    comm = Comm(dist.new_group(list(range(dist.get_world_size()))), timeout=timeout)
+    begun, words = time.monotonic(), ""
+    for wait in [comm.rank * 5]:
+        time.sleep(wait)
+        try:
+            comm.add(torch.zeros(1))
+        except CollectiveError as error:
+            words = str(error)
+    return time.monotonic() - begun, words
+
+
+def test_13_a_rank_that_never_came(spoiled):
+    here, there = spoiled[2].run(absent, 1)
+    assert 1 <= here[0] < 5 and here[1] == ("a collective did not complete within 1 s: rank 0 was in add (1 float32) #1; "
+                                            "rank 1 did not answer: it computes, or is gone")
+    assert there[0] < 6 and "rank 0 was in add (1 float32) #1; rank 1 was in add (1 float32) #1" in there[1]
+
+
+def leaves(waiting_in: str, leaving: list[int]) -> tuple[float, str]:
+    """Some ranks leave with a reason while the others wait; seconds from then on, and what they heard."""
+    comm = Comm(timeout=30)
+    layout = Layout.build({"a": (8,)}, comm.world_size)
+    comm.gather_objects("all are here")
+    begun = time.monotonic()
+    try:
+        if comm.rank in leaving:
+            time.sleep(0.5)
+            comm.fail(f"out of memory at {comm.rank} GiB")
+            return time.monotonic() - begun, "left"
+        {"all_gather": lambda: comm.all_gather(torch.zeros(layout.padded), layout, "h.0").wait(),
+         "reduce_scatter": lambda: comm.reduce_scatter(torch.zeros(layout.padded), layout, "h.0").wait(),
+         "gather_objects": lambda: comm.gather_objects(1), "add": lambda: comm.add(torch.zeros(3))}[waiting_in]()
+        return time.monotonic() - begun, "nothing"
+    except CollectiveError as error:
+        return time.monotonic() - begun, str(error)
+
+
+@pytest.mark.parametrize("waiting_in, leaving", [("all_gather", [0]), ("reduce_scatter", [1]), ("gather_objects", [0]),
+                                                 ("add", [2]), ("add", [0, 2])])
+def test_a_rank_that_leaves_tells_the_others_why_at_once(waiting_in, leaving):
+    with Ranks(3, timeout=60, quiet=True) as ranks:
+        found = ranks.run(leaves, waiting_in, leaving)
+    for rank, (seconds, words) in enumerate(found):
+        assert seconds < 4, f"rank {rank}: the reason comes at once, not after the timeout"
+        if rank in leaving:
+            assert words == "left"
+        else:
+            assert words.startswith(f"rank {rank} stopped in {waiting_in}")
+            assert any(words.endswith(f"because another rank left: rank {who}: out of memory at {who} GiB") for who in leaving)
+
+
+# --- ranks that die: forked from here, because a pool stops the others at once ---
+
+def forked(world_size: int, fn, *args, own_store: bool = True) -> dict[int, object]:
+    """Run `fn(rank, *args)` in processes of their own with a process group; what each that lived returned.
+
+    own_store: this process keeps the group's store, as torchrun's agent does; else rank 0 does.
+    """
+    fork = multiprocessing.get_context("fork")
+    results = fork.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if own_store else None
+
+    def main(rank):
+        code = 1
+        try:
+            store = dist.TCPStore("127.0.0.1", port, is_master=not own_store and rank == 0, wait_for_workers=False)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+            results.put((rank, fn(rank, *args), None))
+            code = 0
+        except BaseException:
+            results.put((rank, None, traceback.format_exc()))
+        finally:
+            os._exit(code)
+
+    processes = [fork.Process(target=main, args=(rank,)) for rank in range(world_size)]
+    for process in processes:
+        process.start()
+    until = time.monotonic() + 60
+    for process in processes:
+        process.join(max(0, until - time.monotonic()))
+    stuck = [rank for rank, process in enumerate(processes) if process.is_alive()]
+    for process in processes:
+        process.kill()
+    found = {}
+    while not results.empty():
+        rank, found[rank], failure = results.get()
+        assert not failure, f"rank {rank}: {failure}"
+    assert not stuck, f"ranks {stuck} were still there after 60 s"
+    return found
+
+
+def dies(rank: int, who: int) -> tuple[float, str]:
+    comm = Comm(timeout=30)
+    layout = Layout.build({"a": (1_000_000,)}, comm.world_size)
+    comm.gather_objects("all are here")
+    begun = time.monotonic()
+    if rank == who:
+        comm.all_gather(torch.zeros(layout.padded), layout, "h.0")  # on its way, and nobody will ever complete it
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_gather(torch.zeros(layout.padded), layout, "h.0").wait()
+        comm.all_gather(torch.zeros(layout.padded), layout, "h.1").wait()
+        return time.monotonic() - begun, "nothing"
+    except CollectiveError as error:
+        return time.monotonic() - begun, str(error)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("who, own_store", [(1, True), (0, True), (0, False)])
+def test_a_rank_that_dies_is_missed_by_all_others(who, own_store):
+    found = forked(3, dies, who, own_store=own_store)
+    assert sorted(found) == [rank for rank in range(3) if rank != who]
+    for seconds, words in found.values():
+        assert seconds < 8, "long before the timeout of 30 s"
+        assert words.startswith("a collective broke off: ") and f"rank {who} did not answer" in words
+        assert "of h." in words
+
+
+# --- what this machine does not have, by stand-ins ---
+
+def hide_new_names() -> None:
+    """torch 2.10 knows these collectives by their older names only."""
+    for name in ("all_gather_single", "reduce_scatter_single"):
+        if hasattr(dist, name):
+            delattr(dist, name)
+
+
+def as_on_nccl(rank: int, old_names: bool) -> tuple[list, dict]:
+    """All of `collect_and_compare`, but for the sums of halves, on gloo's own collectives as if it were NCCL's."""
+    if old_names:
+        hide_new_names()
+    used = {}
+    for name in ("all_gather_single", "reduce_scatter_single", "all_gather_into_tensor", "reduce_scatter_tensor",
+                 "batch_isend_irecv", "all_reduce", "broadcast"):
+        def counting(*args, _of=getattr(dist, name, None), _name=name, **kwargs):
+            used[_name] = used.get(_name, 0) + 1
+            return _of(*args, **kwargs)
+
+        if hasattr(dist, name):
+            setattr(dist, name, counting)
+    Comm._nccl = lambda self, tensor: True
+    comm, wrong = Comm(), []
+    for name, layout in layouts(comm.world_size).items():
+        used.clear()
+        whole, got = torch.arange(layout.padded), []
+        row, mine = torch.full_like(whole, -1), layout.slice(rank)
+        row[mine] = whole[mine]
+        comm.all_gather(row, layout, name).wait()
+        for into in (None, "own slice"):
+            terms = row_of(rank, layout, torch.int64)
+            comm.reduce_scatter(terms, layout, name, None if into is None else terms[mine], done=got.append).wait()
+        summed = expected_sum(layout, comm.world_size, torch.int64)[mine]
+        if not (torch.equal(row, whole) and torch.equal(got[0], summed) and torch.equal(got[1], summed)):
+            wrong.append((name, row, got))
+        if name in ("even", "nearly"):
+            wrong += [] if (("batch_isend_irecv" in used) == (name == "nearly")) else [(name, dict(used))]
+    used.clear()
+    values = comm.agree_max(torch.tensor([rank, -rank])).tolist(), comm.add(torch.tensor(rank)).item()
+    wrong += [] if values == ([comm.world_size - 1, 0], 3) else [values]
+    wrong += [] if comm.broadcast(torch.full((2, 2), rank), "b").sum().item() == 0 else ["broadcast"]
+    comm.all_gather(torch.zeros(6), Layout.build({"a": (6,)}, 3), "z").wait()
+    return wrong, used
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("old_names", [False, True])
+def test_the_path_of_nccl_with_both_names_of_its_collectives(old_names):
+    gather = "all_gather_into_tensor" if old_names or not hasattr(dist, "all_gather_single") else "all_gather_single"
+    found = forked(3, as_on_nccl, old_names)
+    assert found == {rank: ([], {"all_reduce": 2, "broadcast": 1, gather: 1}) for rank in range(3)}
+
+
+def as_on_a_shared_gpu(rank: int) -> list:
+    """Every tensor goes through memory that is not its own, as from a GPU that ranks share."""
+    Comm._staged = lambda self, tensor: True
+    foreign, given = [], {"isend": dist.isend, "irecv": dist.irecv}
+
+    def watched(verb):
+        def call(tensor, *args, **kwargs):
+            foreign.append(tensor.untyped_storage().data_ptr())
+            return given[verb](tensor, *args, **kwargs)
+        return call
+
+    dist.isend, dist.irecv = watched("isend"), watched("irecv")
+    wrong = collect_and_compare()
+    comm = Comm()
+    layout = layouts(comm.world_size)["even"]
+    row, values = torch.zeros(layout.padded), torch.tensor([rank])
+    foreign.clear()
+    comm.all_gather(row, layout, "a").wait()
+    comm.add(values)
+    comm.broadcast(values, "values")
+    own = {row.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()}
+    wrong += [] if foreign and not own & set(foreign) else ["it was sent from the tensor itself"]
+    return wrong + ([] if values.item() == 3 else [values])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_path_of_ranks_that_share_a_gpu():
+    assert forked(3, as_on_a_shared_gpu) == {0: [], 1: [], 2: []}
+
+
+def trains_under_old_names(rank: int) -> tuple[list, list]:
+    """The package imported afresh without the newer names; two steps of stage 3, and the same on the whole batch alone."""
+    hide_new_names()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "zerocourse"]:
+        del sys.modules[name]
+    from zerocourse.model import build_model
+    from zerocourse.zero import shard
+
+    def losses(model, optimizer, rows):
+        found = []
+        for step in range(2):
+            tokens = torch.arange(4 * 9).view(4, 9).mul(7 + step) % 256
+            loss = model(tokens[rows, :-1], tokens[rows, 1:])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    def made():
+        torch.manual_seed(0)
+        model = build_model("gpt2-tiny", n_layer=2)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    return losses(*shard(*made(), stage=3), slice(2 * rank, 2 * rank + 2)), losses(*made(), slice(None))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_package_works_with_torch_2_10_names():
+    found = forked(2, trains_under_old_names)
+    mean = [(here + there) / 2 for here, there in zip(found[0][0], found[1][0])]
+    assert mean == pytest.approx(found[0][1], rel=1e-5)
+
+
+if __name__ == "__main__":
+    measure_the_wire()

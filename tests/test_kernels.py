@@ -1,0 +1,368 @@
+"""Triton kernels equal their plain twins and torch's fused ones, and move the bytes that the formulas say.
+
+Most of it runs in Triton's interpreter, in ranks that have TRITON_INTERPRET=1 from their start: it cannot be switched
+on in a process that has imported triton, and it must not be on for the other tests.
+"""
+
+import copy
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from zerocourse.errors import BadInput
+from zerocourse.ranks import Ranks
+
+pytest.importorskip("triton", reason="kernels need triton (Linux; the `triton` extra)")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a compiled kernel needs a GPU; torch sees none")
+
+SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+
+
+@pytest.fixture(scope="module")
+def interpreter():
+    """`interpreter(fn, ...)`: fn's value, from a process in which kernels are interpreted."""
+    with Ranks(1, env={"TRITON_INTERPRET": "1"}, timeout=100, quiet=True) as ranks:
+        yield lambda fn, *args: ranks.run(fn, *args)[0]
+
+
+def close(ours, theirs, ulps=8):
+    """Equal up to a few units in the last place of numbers about as large as the parameters."""
+    eps = torch.finfo(theirs.dtype).eps
+    torch.testing.assert_close(ours, theirs, rtol=ulps * eps, atol=ulps * eps / 4)
+
+
+# -- AdamW ------------------------------------------------------------------------------------------------------------
+
+def train(optimizer, params, steps=4, seed=0, device="cpu"):
+    """Steps with random gradients; some parameters have none at first, so that step counts differ."""
+    source = torch.Generator().manual_seed(seed)
+    for step in range(steps):
+        for index, param in enumerate(params):
+            gradient = torch.randn(param.shape, generator=source).to(device, param.dtype)
+            if getattr(optimizer, "defaults", {}).get("fused"):  # torch's reads memory as it lies, whatever the strides
+                gradient = torch.empty_like(param).copy_(gradient)
+            param.grad = None if index == 1 and step < 2 else gradient
+        optimizer.step()
+
+
+def make_params(device="cpu"):
+    source = torch.Generator().manual_seed(1)
+    shapes = [(7, 13), (70_001,), (3, 5, 2), (), (64,)]
+    params = [torch.randn(shape, generator=source).to(device) for shape in shapes]
+    params.append(torch.randn(4, 3, 5, 5, generator=source).to(device, memory_format=torch.channels_last))
+    return [torch.nn.Parameter(param) for param in params]
+
+
+def against_torch(device="cpu"):
+    from zerocourse.kernels.adamw import FusedAdamW
+
+    ours, theirs = make_params(device), make_params(device)
+
+    def groups(params):
+        return [{"params": params[:3], "weight_decay": 0.0}, {"params": params[3:], "lr": 3e-3}]
+
+    optimizer = FusedAdamW(groups(ours), **SETTINGS)
+    reference = torch.optim.AdamW(groups(theirs), fused=True, **SETTINGS)
+    train(optimizer, ours, device=device)
+    train(reference, theirs, device=device)
+    for mine, other in zip(ours, theirs, strict=True):
+        close(mine.data, other.data)
+        assert optimizer.state[mine].keys() == reference.state[other].keys()
+        for name, value in reference.state[other].items():
+            close(optimizer.state[mine][name], value.to(optimizer.state[mine][name].device))
+    return [int(optimizer.state[param]["step"]) for param in ours]
+
+
+def test_adamw_equals_torchs_fused_one(interpreter):
+    assert interpreter(against_torch) == [4, 2, 4, 4, 4, 4]
+
+
+def against_twin():
+    from zerocourse.kernels.adamw import FusedAdamW, adamw
+
+    results = []
+    for update in ({}, {"update": adamw}):
+        params = make_params()
+        train(FusedAdamW(params, **SETTINGS, **update), params)
+        results.append(params)
+    for mine, other in zip(*results, strict=True):
+        close(mine.data, other.data)
+
+
+def test_adamw_equals_its_plain_twin(interpreter):
+    interpreter(against_twin)
+
+
+def in_bf16():
+    from zerocourse.kernels.adamw import FusedAdamW
+
+    exact, gradient = torch.randn(5000).bfloat16().float(), torch.randn(5000).bfloat16()
+    half, full = torch.nn.Parameter(exact.bfloat16()), torch.nn.Parameter(exact.clone())
+    half.grad, full.grad = gradient, gradient.float()
+    optimizer, reference = FusedAdamW([half], **SETTINGS), torch.optim.AdamW([full], **SETTINGS)
+    optimizer.step()
+    reference.step()
+    close(optimizer.state[half]["exp_avg_sq"], reference.state[full]["exp_avg_sq"])  # fp32, from the same gradient
+    off = (half.detach().float() - full.detach()).abs()
+    assert (off <= full.detach().abs() * 2**-7 + 1e-6).all(), off.max()  # one unit: the interpreter truncates
+    again = FusedAdamW([half], **SETTINGS)
+    again.load_state_dict(optimizer.state_dict())
+    assert again.state[half]["exp_avg"].dtype is torch.float32
+    assert torch.equal(again.state[half]["exp_avg"], optimizer.state[half]["exp_avg"])
+    assert again.state[half]["exp_avg"].data_ptr() != optimizer.state[half]["exp_avg"].data_ptr()
+
+
+def test_adamw_in_bf16_keeps_fp32_means_also_through_a_state_dict(interpreter):
+    interpreter(in_bf16)
+
+
+def neighbours():
+    from zerocourse.kernels.adamw import FusedAdamW, fused_adamw
+
+    sizes = []
+
+    def counted(p, *rest):
+        sizes.append(p.numel())
+        fused_adamw(p, *rest)
+
+    row, gradients = torch.randn(1000), torch.randn(1000)
+    cuts = [0, 10, 300, 400, 1000]
+    params = [torch.nn.Parameter(row[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    alone = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    optimizer, reference = FusedAdamW(params, update=counted, **SETTINGS), torch.optim.AdamW(alone, **SETTINGS)
+    for without in (None, None, 2):  # at last one has no gradient, and splits the row
+        optimizer.load_state_dict(optimizer.state_dict())  # neighbours stay neighbours
+        for index, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+            params[index].grad = None if index == without else gradients[start:stop]
+            alone[index].grad = None if index == without else gradients[start:stop].clone()
+        optimizer.step()
+        reference.step()
+    close(row, torch.cat([param.data for param in alone]))
+    return sizes
+
+
+def test_neighbours_on_a_flat_shard_take_one_kernel(interpreter):
+    assert interpreter(neighbours) == [1000, 1000, 300, 600]
+
+
+def continues_from_torch():
+    from zerocourse.kernels.adamw import FusedAdamW
+
+    ours, theirs = make_params(), make_params()
+    reference = torch.optim.AdamW(theirs, **SETTINGS)
+    train(reference, theirs)
+    optimizer = FusedAdamW(ours, **SETTINGS)
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+    for mine, other in zip(ours, theirs, strict=True):
+        mine.data.copy_(other.data)
+    train(optimizer, ours, seed=5)
+    train(reference, theirs, seed=5)
+    for mine, other in zip(ours, theirs, strict=True):
+        close(mine.data, other.data)
+
+
+def test_adamw_continues_from_torchs_state_dict(interpreter):
+    interpreter(continues_from_torch)
+
+
+def refusals():
+    from zerocourse.kernels.adamw import FusedAdamW
+
+    gaps = torch.nn.Parameter(torch.zeros(8)[::2])
+    gaps.grad = torch.zeros(4)
+    with pytest.raises(BadInput, match="gaps or overlaps"):
+        FusedAdamW([gaps]).step()
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(BadInput, match="sparse=False"):
+        FusedAdamW(table.parameters()).step()
+    assert FusedAdamW([torch.nn.Parameter(torch.zeros(1))]).step(lambda: 7) == 7  # a closure, and no gradient
+
+
+def test_adamw_refuses_what_it_cannot_walk_through(interpreter):
+    interpreter(refusals)
+
+
+def sharded_losses(fused):
+    import zerocourse.zero
+    from zerocourse.model import build_model
+
+    torch.manual_seed(0)
+    model = build_model("gpt2-tiny", n_layer=2, n_embd=32)
+    if fused:
+        from zerocourse.kernels.adamw import FusedAdamW
+        optimizer = FusedAdamW(model.parameters(), **SETTINGS)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True, **SETTINGS)
+    model, optimizer = zerocourse.zero.shard(model, optimizer, stage=3)
+    torch.manual_seed(torch.distributed.get_rank())
+    losses = []
+    for _ in range(3):
+        tokens = torch.randint(256, (1, 16))
+        optimizer.zero_grad()
+        loss = model(tokens, tokens)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_adamw_trains_under_stage_3():
+    with Ranks(2, env={"TRITON_INTERPRET": "1"}, timeout=100, quiet=True) as ranks:
+        ours, theirs = ranks.run(sharded_losses, True), ranks.run(sharded_losses, False)
+    torch.testing.assert_close(torch.tensor([*ours]), torch.tensor([*theirs]), rtol=1e-5, atol=0)
+
+
+# -- LayerNorm --------------------------------------------------------------------------------------------------------
+
+def layer_norm_case(shape, dtype=torch.float32, device="cpu", slices=slice(None)):
+    """Ours, and torch's from the same numbers in fp32: results and the three gradients."""
+    from zerocourse.kernels.layernorm import layer_norm
+
+    torch.manual_seed(2)
+    C = shape[-1]
+    x = (3 * torch.randn(shape) + 5).to(device, dtype)[slices].requires_grad_()
+    weight, bias = (torch.randn(C).to(device, dtype).requires_grad_() for _ in range(2))
+    dy = torch.randn(x.shape).to(device, dtype)
+    results = []
+    exact = [tensor.detach().float().requires_grad_() for tensor in (x, weight, bias, dy)]
+    for inputs, function in (((x, weight, bias, dy), layer_norm), (exact, exact_layer_norm)):
+        y = function(*inputs[:3], 1e-3)
+        results.append((y, *torch.autograd.grad(y, inputs[:3], inputs[3])))
+    return results
+
+
+def exact_layer_norm(x, weight, bias, eps):
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def layer_norm_equal():
+    for shape in ((300, 200), (1, 64), (2, 3, 65), (129, 3), (64,), (0, 8)):
+        for ours, theirs in zip(*layer_norm_case(shape), strict=True):
+            assert ours.shape == theirs.shape
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    every_other = layer_norm_case((40, 48), slices=(slice(None, None, 2), slice(None)))
+    for ours, theirs in zip(*every_other, strict=True):  # not contiguous
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for ours, exact in zip(*layer_norm_case((70, 96), torch.bfloat16), strict=True):
+        assert ours.dtype is torch.bfloat16
+        torch.testing.assert_close(ours.float(), exact, rtol=2**-7, atol=1e-4)  # one unit: the interpreter truncates
+
+
+def test_layer_norm_equals_torchs_forward_and_backward(interpreter):
+    interpreter(layer_norm_equal)
+
+
+def layer_norm_twin_and_module():
+    from zerocourse.kernels.layernorm import FusedLayerNorm, layer_norm, plain_layer_norm
+
+    module, x = FusedLayerNorm(24), torch.randn(5, 24)
+    torch.testing.assert_close(module(x), plain_layer_norm(x, module.weight, module.bias), rtol=1e-5, atol=1e-6)
+    with pytest.raises(BadInput, match=r"shape \(24,\), not \(23,\)"):
+        layer_norm(x, torch.ones(23), torch.ones(24))
+    with pytest.raises(BadInput, match="16385 columns"):
+        layer_norm(torch.zeros(1, 16385), torch.ones(16385), torch.ones(16385))
+
+
+def test_layer_norm_equals_its_plain_twin_and_names_what_is_wrong(interpreter):
+    interpreter(layer_norm_twin_and_module)
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+def bytes_of_adamw():
+    from zerocourse.kernels import adamw, traffic
+
+    def state(n, dtype):
+        return *torch.ones(2, n, dtype=dtype), *torch.zeros(2, n), 1, *SETTINGS.values()
+
+    n = 70_001
+    for dtype in (torch.float32, torch.bfloat16):
+        arguments = state(n, dtype)
+        counted = traffic.of_triton(lambda arguments=arguments: adamw.fused_adamw(*arguments))
+        assert counted == traffic.adamw_bytes(n, dtype.itemsize)
+    arguments = state(n, torch.float32)
+    plain = traffic.of_torch(lambda: adamw.adamw(*arguments))
+    return counted.total / n, traffic.adamw_bytes(n).total / n, plain.total / n
+
+
+def test_fused_adamw_moves_28_bytes_an_element_and_the_plain_one_80(interpreter):
+    assert interpreter(bytes_of_adamw) == (22, 28, 80)
+
+
+def bytes_of_layer_norm():
+    from zerocourse.kernels import layernorm, traffic
+
+    R, C = 320, 256
+    x, weight, bias, dy = torch.randn(R, C, requires_grad=True), torch.ones(C), torch.zeros(C), torch.randn(R, C)
+    weight.requires_grad_(), bias.requires_grad_()
+    trips = []
+    for function, count in ((layernorm.layer_norm, traffic.of_triton), (layernorm.plain_layer_norm, traffic.of_torch)):
+        forward = count(lambda function=function: function(x, weight, bias))
+        y = function(x, weight, bias)
+        backward = count(lambda y=y: torch.autograd.grad(y, (x, weight, bias), dy))
+        trips += [forward.total / x.nbytes, backward.total / x.nbytes]
+    formula = [traffic.total / x.nbytes for traffic in traffic.layer_norm_bytes(R, C)]
+    return trips, formula
+
+
+def test_fused_layer_norm_visits_memory_twice_and_thrice(interpreter):
+    (forward, backward, plain_forward, plain_backward), formula = interpreter(bytes_of_layer_norm)
+    assert formula == [2, 3]
+    assert forward == pytest.approx(2, rel=0.03) and backward == pytest.approx(3, rel=0.03)  # the weights are the rest
+    assert plain_forward == pytest.approx(12, rel=0.03) and plain_backward > 20
+
+
+# -- where a kernel runs ----------------------------------------------------------------------------------------------
+
+def without_interpreter():
+    from zerocourse.kernels.adamw import FusedAdamW
+    from zerocourse.kernels.traffic import of_triton
+
+    param = torch.nn.Parameter(torch.zeros(3))
+    param.grad = torch.zeros(3)
+    with pytest.raises(BadInput, match="TRITON_INTERPRET=1"):
+        FusedAdamW([param]).step()
+    with pytest.raises(BadInput, match="TRITON_INTERPRET=1"):
+        of_triton(lambda: None)
+
+
+def test_the_interpreter_is_never_the_default(pool):
+    pool(1).run(without_interpreter)
+
+
+def test_without_triton_the_package_works_and_the_kernels_say_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in ("backend", "adamw"):
+        monkeypatch.delitem(sys.modules, f"zerocourse.kernels.{name}", raising=False)
+    import zerocourse.kernels  # noqa: F401
+    with pytest.raises(BadInput, match="triton, which is not installed"):
+        import zerocourse.kernels.adamw  # noqa: F401
+
+
+def test_bandwidth_is_refused_where_it_cannot_be_measured(interpreter):
+    def refuse():
+        from zerocourse.kernels.bandwidth import measure_bandwidth
+        with pytest.raises(BadInput, match="needs a GPU"):
+            measure_bandwidth()
+
+    interpreter(refuse)
+
+
+@needs_gpu
+def test_compiled_kernels_equal_torchs_on_a_gpu():
+    against_torch("cuda")
+    for shape in ((300, 200), (1, 64), (2, 3, 65), (4096, 1024)):
+        for ours, theirs in zip(*layer_norm_case(shape, device="cuda"), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@needs_gpu
+def test_compiled_kernels_reach_nine_tenths_of_torchs_bandwidth():
+    from zerocourse.kernels.bandwidth import measure_bandwidth
+
+    reached = {(row["kernel"], row["by"]): row["of_copy"] for row in measure_bandwidth()}
+    for kernel in ("adamw", "layer_norm", "layer_norm backward"):
+        assert reached[kernel, "triton"] >= 0.9 * reached[kernel, "torch"], reached

@@ -1,0 +1,239 @@
+"""The notebooks run, give again what they show, and carry nothing that a reader or GitHub would stumble on."""
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from tools import kaggle
+from tools.notebooks import COMPARED, FIRST_CELL, KERNEL, LARGEST, ROOT, WIDGET, chapters, problems, tidy, write
+
+CHAPTERS = {path.stem: path for path in chapters()}
+EVERY_CHAPTER = pytest.mark.parametrize("name", CHAPTERS)
+SECONDS = 300  # for one notebook, on a busy machine
+PNG = base64.b64encode(b"\x89PNG").decode()
+
+
+def nbval(path: Path) -> subprocess.CompletedProcess:
+    """Run a notebook again and compare its tagged cells."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-o", f"timeout={SECONDS}",
+         "--nbval-lax", "--nbval-current-env", "--nbval-sanitize-with", ROOT / "tests" / "nbval_sanitize.cfg", path],
+        cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+
+
+# the course
+
+def test_the_course_begins_with_chapter_00():
+    assert "00_start_here" in CHAPTERS
+
+
+@EVERY_CHAPTER
+def test_is_in_order(name):
+    found = list(problems(CHAPTERS[name]))
+    assert not found, f"{name}: " + "\n".join(found)
+
+
+@EVERY_CHAPTER
+@pytest.mark.timeout(SECONDS + 20)
+def test_gives_the_same_outputs_again(name):
+    ended = nbval(CHAPTERS[name])
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+
+
+@EVERY_CHAPTER
+def test_shows_the_source_as_it_is_now(name):
+    """What `show.source` and `show.difference` wrote into the notebook still stands in the files that they name."""
+    for text in shown_texts(nbformat.read(CHAPTERS[name], as_version=4)):
+        old = outdated(text)
+        assert not old, f"{name} shows lines that are no longer in the package: {old}; run it again: make notebooks"
+
+
+def shown_texts(notebook):
+    """The plain text of every output that shows something."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            yield "".join(output.get("data", {}).get("text/plain", ""))
+
+
+def outdated(text: str) -> list[str]:
+    """The lines of code in `text` that are not in the package's file which is named before them."""
+    lost, files = [], {}
+    for line in text.splitlines():
+        heading = re.match(r"(#|---|\+\+\+) (zerocourse/\S+\.py)", line)
+        if heading:
+            files["+" if heading[1] == "#" else heading[1][0]] = (ROOT / heading[2]).read_text()
+            whole = heading[1] == "#"
+        elif re.match(r"--- |@@ ", line):
+            continue
+        elif files:
+            sign, code = ("+", line) if whole else (line[:1], line[1:])
+            if sign in files and code.strip() not in files[sign]:
+                lost.append(code)
+    return lost
+
+
+def test_outdated_source_is_found():
+    from zerocourse import show
+    from zerocourse.zero.stage1 import Stage1
+    from zerocourse.zero.stage2 import Stage2
+
+    for shown in (show.source(Stage2), show.difference(Stage1, Stage2)):
+        assert not outdated(shown.text)
+        old = shown.text.replace("Handle:", "Grip:")
+        assert ("Grip:" in old) == bool(outdated(old))
+    assert outdated(show.source(Stage2).text.replace("number = 2", "number = 4"))
+
+
+# the checks themselves
+
+def sound() -> nbformat.NotebookNode:
+    """A small notebook without a fault."""
+    cells = [new_markdown_cell("# A chapter"), new_code_cell(FIRST_CELL, execution_count=1),
+             new_code_cell("2 + 2", execution_count=2, metadata={"tags": [COMPARED]},
+                           outputs=[new_output("execute_result", {"text/plain": "4"}, execution_count=2)])]
+    return new_notebook(cells=cells, metadata=KERNEL)
+
+
+def faults(tmp_path, notebook) -> list[str]:
+    path = tmp_path / "01_faults.ipynb"
+    nbformat.write(notebook, path)
+    return list(problems(path))
+
+
+def add(notebook, *outputs, tags=()) -> None:
+    number = len([cell for cell in notebook.cells if cell.cell_type == "code"]) + 1
+    notebook.cells.append(new_code_cell("more", execution_count=number, outputs=list(outputs), metadata={"tags": list(tags)}))
+
+
+def no_counts(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.execution_count = None
+
+
+def out_of_order(notebook):
+    notebook.cells[1].execution_count, notebook.cells[2].execution_count = 2, 1
+
+
+def other_first_cell(notebook):
+    notebook.cells[1].source = FIRST_CELL.replace("--no-deps", "")
+
+
+def no_output(notebook):
+    notebook.cells[2].outputs = []
+
+
+def nothing_compared(notebook):
+    notebook.cells[2].metadata = {}
+
+
+FAULTS = {
+    "execution counts": no_counts,
+    "from top to bottom": out_of_order,
+    "first_cell": other_first_cell,
+    "no output to compare": no_output,
+    "none of its outputs is compared": nothing_compared,
+    "its metadata is": lambda nb: nb.metadata.update(widgets={"state": {}}),
+    "a widget's state": lambda nb: add(nb, new_output("display_data", {WIDGET: {"model_id": "1"}, "text/plain": "VBox()"})),
+    "ended with ValueError": lambda nb: add(nb, new_output("error", ename="ValueError", evalue="no", traceback=["no"])),
+    "names this machine": lambda nb: add(nb, new_output("stream", name="stdout", text="saved to /home/me/course/x.png")),
+    "image/png has no alternative": lambda nb: add(nb, new_output("display_data", {"image/png": PNG})),
+    "SVG has no <title>": lambda nb: add(nb, new_output("display_data", {"image/svg+xml": "<svg></svg>"})),
+    "HTML has an image": lambda nb: add(nb, new_output("display_data", {"text/html": "<img src='x'>"})),
+    "in the text has no alternative": lambda nb: nb.cells.append(new_markdown_cell("![](picture.png)")),
+    "writes to stderr": lambda nb: add(nb, new_output("stream", name="stderr", text="5 %"), tags=[COMPARED]),
+    f"{LARGEST:,} is the most": lambda nb: nb.cells.append(new_markdown_cell("x" * LARGEST)),
+    "08_nowhere.ipynb": lambda nb: nb.cells.append(new_markdown_cell("See [there](08_nowhere.ipynb).")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault, tmp_path):
+    notebook = sound()
+    assert faults(tmp_path, notebook) == []
+    FAULTS[fault](notebook)
+    assert any(fault in found for found in faults(tmp_path, notebook)), faults(tmp_path, notebook)
+
+
+def test_an_error_that_is_meant_is_no_fault(tmp_path):
+    notebook = sound()
+    add(notebook, new_output("error", ename="ValueError", evalue="no", traceback=["no"]), tags=["raises-exception"])
+    assert faults(tmp_path, notebook) == []
+
+
+def test_tidy_takes_away_what_no_reader_needs(tmp_path):
+    notebook = sound()
+    del notebook.cells[1]
+    notebook.metadata = {"widgets": {"state": {}}, "kernelspec": {"name": "my-env", "display_name": "mine"}}
+    add(notebook, new_output("display_data", {WIDGET: {"model_id": "1"}}),
+        new_output("display_data", {"image/png": PNG}, metadata={"image/png": {"alt": "four bars", "width": 3}}))
+    tidied = tidy(notebook)
+    ids = [cell.id for cell in tidied.cells]
+    for count, cell in enumerate((cell for cell in tidied.cells if cell.cell_type == "code"), 1):
+        cell.execution_count = count
+    assert faults(tmp_path, tidied) == []
+    assert [cell.id for cell in tidy(tidied).cells] == ids and len(set(ids)) == len(ids)
+
+
+def test_a_changed_output_is_noticed(tmp_path):
+    """The comparison itself: one wrong number in a tagged cell fails, in an untagged cell it does not."""
+    notebook = sound()
+    notebook.cells[1].source = "import zerocourse"
+    path = tmp_path / "01_changed.ipynb"
+    notebook.cells[2].outputs[0].data["text/plain"] = "5"
+    write(notebook, path)
+    ended = nbval(path)
+    assert ended.returncode == 1 and "1 failed, 1 passed" in ended.stdout, ended.stdout
+
+
+# what goes to Kaggle
+
+def site_without_the_course(folder: Path) -> Path:
+    """A folder with everything that is installed here but zerocourse, as links: a host that has torch already."""
+    folder.mkdir()
+    for site in (Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))):
+        for entry in site.iterdir():
+            hidden = entry.name.startswith(("zerocourse", "__editable__", "pip", "setuptools", "_distutils")) or entry.suffix == ".pth"
+            if not hidden and not (folder / entry.name).exists():
+                (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.mark.timeout(SECONDS)
+def test_the_kaggle_bundle_runs_where_only_the_wheel_is(tmp_path):
+    wheel = kaggle.build(tmp_path / "bundle", user="someone")
+    about = json.loads((tmp_path / "bundle" / "00_start_here" / "kernel-metadata.json").read_text())
+    assert about["id"] == "someone/zerocourse-00-start-here" and about["machine_shape"] == "NvidiaTeslaT4"
+    assert not about["enable_internet"] and about["dataset_sources"] == ["someone/zerocourse"]
+    assert {path.parent.name for path in (tmp_path / "bundle").rglob("*.ipynb")} == set(CHAPTERS)
+
+    inputs = tmp_path / "input" / "datasets" / "someone" / "zerocourse"  # deeper than /kaggle/input/zerocourse
+    working = tmp_path / "working"
+    inputs.mkdir(parents=True), working.mkdir()
+    wheel.rename(inputs / wheel.name)
+    source = (tmp_path / "bundle" / "00_start_here" / about["code_file"]).read_text()
+    assert source.count('Path(\\"/kaggle/input\\")') == 1
+    (working / about["code_file"]).write_text(source.replace("/kaggle/input", str(tmp_path / "input")))
+
+    venv.create(tmp_path / "host", with_pip=True, symlinks=True)
+    python = tmp_path / "host" / "bin" / "python"
+    installed = next((tmp_path / "host" / "lib").glob("python3*")) / "site-packages"
+    (installed / "host.pth").write_text(f"{site_without_the_course(tmp_path / 'site')}\n")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "JUPYTER"))}
+    environment |= {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "HOME": str(tmp_path), "PIP_NO_INDEX": "1", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([python, "-m", "nbconvert", "--to", "notebook", "--execute", "--output", "run.ipynb", about["code_file"]],
+                           cwd=working, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert (installed / "zerocourse" / "show.py").exists(), "the first cell did not install the wheel"
+    assert not list(installed.glob("torch*")), "the first cell installed torch"
+    run = nbformat.read(working / "run.ipynb", as_version=4)
+    assert all(cell.execution_count for cell in run.cells if cell.cell_type == "code")

@@ -1,0 +1,351 @@
+"""The ways in which people use models and optimizers, under every stage: whatever works unsharded works sharded."""
+
+import warnings
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import worlds
+from torch import nn
+from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, rows, squares
+
+from zerocourse.comm import Comm
+from zerocourse.zero import shard, state_dict
+
+
+def of_stack(make=Stack, **fields) -> list[Case]:
+    """A case a stage of a model that takes rows."""
+    return [Case(stage, **{"make": make, "loss": squares, "steps": 2} | fields) for stage in STAGES]
+
+
+# -- what goes in and comes out of a unit ----------------------------------------------------------------------------
+
+@dataclass
+class Hidden:
+    x: torch.Tensor
+    more: dict
+
+
+class Wrapped(Block):
+    """A block that takes and returns its tensor in the way that `wrap` and `unwrap` say."""
+
+    wrap, unwrap = staticmethod(lambda x: x), staticmethod(lambda x: x)
+
+    def forward(self, x):
+        return self.wrap(super().forward(self.unwrap(x)))
+
+
+class Wrappers(Stack):
+    def forward(self, x):
+        x = self.blocks[0].wrap(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.blocks[0].unwrap(x))
+
+
+def wrapping(wrap, unwrap):
+    """A model whose blocks pass their tensor on in something else."""
+
+    def make() -> Stack:
+        model = Wrappers.__new__(Wrappers)
+        block = type("Wrapping", (Wrapped,), {"wrap": staticmethod(wrap), "unwrap": staticmethod(unwrap)})
+        type(model).block, before = block, Stack.block
+        try:
+            model.__init__()
+        finally:
+            type(model).block = before
+        return model
+
+    return make
+
+
+WRAPS = {
+    "tuple": (lambda x: (x, None, 3), lambda x: x[0]),
+    "dict": (lambda x: {"x": x, "mask": x > 0}, lambda x: x["x"]),
+    "dataclass": (lambda x: Hidden(torch.zeros(1), {"x": [x]}), lambda x: x.more["x"][0]),
+    "an object": (lambda x: SimpleNamespace(x=x), lambda x: x.x),
+    "two parts": (lambda x: (x[:, :3], x[:, 3:]), lambda x: torch.cat(x, 1)),
+    "split": (lambda x: x.split(2, 1), lambda x: torch.cat(x, 1)),
+    "changed in place": (lambda x: x, lambda x: x.mul_(1.5)),
+}
+
+
+@pytest.mark.parametrize("way", WRAPS)
+def test_what_a_unit_takes_and_returns(pool, way):
+    check_exact(pool, of_stack(wrapping(*WRAPS[way])))
+
+
+class KeywordsOnly(Stack):
+    class block(Block):
+        def forward(self, *, x, scale=1.0):
+            return super().forward(x) * scale
+
+    def forward(self, *, rows):
+        x = self.first(rows)
+        for block in self.blocks:
+            x = block(x=x, scale=torch.tensor(0.5))
+        return {"out": self.last(x), "names": ["a", "b"]}
+
+
+def keywords(model, step, micro, rank):
+    return model(rows=rows(step, micro, rank))["out"].square().mean()
+
+
+def test_keyword_arguments(pool):
+    check_exact(pool, of_stack(KeywordsOnly, loss=keywords))
+
+
+class Parallel(Stack):
+    """Units without differentiable inputs, side by side; one of them has two outputs, of which one is not used."""
+
+    class block(Block):
+        def forward(self, x):
+            return super().forward(x), self.up(x).sum()
+
+    def forward(self, x):
+        return self.last(sum(block(x)[0] for block in self.blocks))
+
+
+class Skips(Stack):
+    """Every block's output also goes to the end; the middle one's input needs no gradient."""
+
+    def forward(self, x):
+        x = self.first(x)
+        a = self.blocks[0](x)
+        b = self.blocks[1](a.detach())
+        return self.last(self.blocks[2](a + b) + a * b + x)
+
+
+class InTheModel(Stack):
+    """Returns its loss, among other things, and keeps a second one on the side."""
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        self.penalty = sum(block.up.weight.square().sum() if block is self.blocks[-1] else 0 for block in self.blocks[-1:])
+        self.side = x.abs().mean()
+        return SimpleNamespace(loss=self.last(x).square().mean())
+
+
+def side(model, step, micro, rank):
+    return model(rows(step, micro, rank)).loss + model.side + 0.01 * model.penalty
+
+
+@pytest.mark.parametrize("make, loss", ((Parallel, squares), (Skips, squares), (InTheModel, side)))
+def test_ways_through_a_model(pool, make, loss):
+    check_exact(pool, of_stack(make, loss=loss) + of_stack(make, loss=loss, bucket_size=10, accumulation=2))
+
+
+def hugging_face(name: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    if name == "gpt2":
+        config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=worlds.V, n_positions=8,
+                                         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        return transformers.GPT2LMHeadModel(config)
+    config = transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, hidden_size=8,
+                                      intermediate_size=12, vocab_size=worlds.V, max_position_embeddings=8)
+    return transformers.LlamaForCausalLM(config)
+
+
+def with_labels(model, step, micro, rank):
+    tokens, _ = worlds.batch(step, micro, rank)
+    return model(input_ids=tokens, labels=tokens).loss
+
+
+def gpt2_of_hugging_face():
+    return hugging_face("gpt2")
+
+
+def llama_of_hugging_face():
+    return hugging_face("llama")
+
+
+@pytest.mark.parametrize("make", (gpt2_of_hugging_face, llama_of_hugging_face))
+def test_hugging_face(pool, make):
+    check_exact(pool, [case for case in of_stack(make, loss=with_labels)])
+
+
+# -- forwards and backwards in other numbers than one ----------------------------------------------------------------
+
+def two_forwards(model, step, micro, rank):
+    """One backward for two forwards, and one forward that has none."""
+    model(rows(8, 8, rank))
+    return squares(model, step, micro, rank) + 0.5 * squares(model, step + 50, micro, rank)
+
+
+def two_backwards(model, step, micro, rank):
+    """Two forwards, then two backwards; the second is the caller's."""
+    first, second = squares(model, step, micro, rank), squares(model, step + 50, micro, rank)
+    first.backward()
+    return second
+
+
+def retained(model, step, micro, rank):
+    """The same graph twice over."""
+    loss = squares(model, step, micro, rank)
+    loss.backward(retain_graph=True)
+    return loss
+
+
+def of_inputs(model, step, micro, rank):
+    """Gradients of the inputs, which train nothing, before the real backward; the input itself needs a gradient."""
+    x = rows(step, micro, rank).requires_grad_()
+    loss = model(x).square().mean()
+    gradient, = torch.autograd.grad(loss, x, retain_graph=True)
+    assert not gradient.isnan().any()
+    return loss + 0 * gradient.sum()
+
+
+def test_two_forwards_one_backward(pool):
+    check_exact(pool, of_stack(loss=two_forwards) + of_stack(loss=of_inputs))
+
+
+@pytest.mark.parametrize("loss", (two_backwards, retained))
+def test_two_backwards(pool, loss):
+    """Each backward reduces: the ranks are added up before the backwards are, at all stages."""
+    check_exact(pool, of_stack(loss=loss, optimizer=worlds.sgd), tolerance=1e-6)
+
+
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "fused AdamW": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "foreach Adam": lambda params: torch.optim.Adam(params, lr=0.01, foreach=True, amsgrad=True),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05),
+    "Nesterov": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+    "maximize": lambda params: torch.optim.SGD(params, lr=0.01, maximize=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(pool, name):
+    check_exact(pool, of_stack(optimizer=OPTIMIZERS[name], world_size=3))
+
+
+def part_of(params):
+    """Trains every second parameter."""
+    return worlds.adamw(list(params)[::2])
+
+
+def test_an_optimizer_of_a_part_of_the_model(pool):
+    check_exact(pool, of_stack(optimizer=part_of, rank_map="round_robin") + of_stack(optimizer=part_of))
+
+
+def schedules(make_scheduler, early: bool) -> list:
+    """The state unsharded and by stage, and warnings, of a schedule made before or after shard()."""
+    states = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for stage in (None, *STAGES):
+            model = Stack()
+            optimizer = worlds.adamw(model.parameters())
+            scheduler = make_scheduler(optimizer) if early else None
+            if stage is not None:
+                shard(model, optimizer, stage)
+            scheduler = scheduler or make_scheduler(optimizer)
+            for step in range(4):
+                squares(model, step, 0, 0).backward()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            states.append((model.state_dict() if stage is None else state_dict(model), optimizer.param_groups[0]["lr"]))
+    return states, [str(warning.message) for warning in said if "lr_scheduler" in str(warning.message)]
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+@pytest.mark.parametrize("early", (True, False))
+def test_learning_rate_schedules(pool, early):
+    for states, said in pool(2).run(schedules, halving, early):
+        (expected, lr), *others = states
+        assert not said and lr == 3e-3 / 16
+        for stage, (state, lr_here) in enumerate(others):
+            check_same_state(state, expected, f"stage {stage}")
+            assert lr_here == lr
+
+
+def closures(param_dtype) -> list:
+    """By stage: two steps by hand, and the same two with a closure; what step() returned."""
+    found = []
+    for stage in STAGES:
+        states = []
+        for by_closure in (False, True):
+            case = Case(stage, make=Stack, loss=squares)
+            model, optimizer = worlds.sharded(case, param_dtype=param_dtype)
+            returned = []
+            for step in range(2):
+                def closure(step=step):
+                    optimizer.zero_grad()
+                    loss = model(rows(step, 0, dist.get_rank()).to(param_dtype)).square().mean()
+                    loss.backward()
+                    return loss
+
+                if by_closure:
+                    returned.append(optimizer.step(closure).item())
+                else:
+                    returned.append(closure().item())
+                    optimizer.step()
+            states.append((state_dict(model), returned))
+        found.append(states)
+    return found
+
+
+@pytest.mark.parametrize("param_dtype", (torch.float32, torch.bfloat16))
+def test_closures(pool, param_dtype):
+    start = {name: tensor.to(param_dtype) for name, tensor in Stack().state_dict().items()}
+    for found in pool(2).run(closures, param_dtype):
+        for stage, ((state, losses), (by_closure, returned)) in enumerate(found):
+            check_same_state(by_closure, state, f"stage {stage}")
+            assert returned == losses
+            assert not torch.equal(state["first.weight"], start["first.weight"])
+
+
+# -- worlds ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_rank_without_a_process_group(stage):
+    assert not dist.is_initialized()
+    case = Case(stage, 1, accumulation=2)
+    worlds.check_bitwise(worlds.train(case), worlds.exact(case)[0], case)
+
+
+def in_a_part_of_the_world(case: Case) -> worlds.Run | None:
+    """Ranks 1 and 2 train; rank 0 does something else."""
+    group = dist.new_group([1, 2])
+    return worlds.train(case, Comm(group)) if dist.get_rank() else None
+
+
+def test_a_process_group_of_some_ranks(pool):
+    for stage in STAGES:
+        case = Case(stage, 2)
+        nothing, *runs = pool(3).run(in_a_part_of_the_world, case)
+        assert nothing is None
+        for run, oracle in zip(runs, worlds.exact(case), strict=True):
+            worlds.check_bitwise(run, oracle, case)
+
+
+def two_models() -> list[worlds.Run]:
+    """Two sharded models that train in turns, one of them without another's knowledge."""
+    cases = [Case(3, make=Stack, loss=squares), Case(1)]
+    made = [worlds.sharded(case) for case in cases]
+    for step in range(2):
+        losses = [case.loss(model, step, 0, dist.get_rank()) for case, (model, _) in zip(cases, made, strict=True)]
+        sum(losses).backward()
+        for _, optimizer in made:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [state_dict(model) for model, _ in made]
+
+
+def test_two_models_in_one_backward(pool):
+    cases = [Case(3, make=Stack, loss=squares, steps=2), Case(1, steps=2)]
+    for states in pool(2).run(two_models):
+        for state, case in zip(states, cases, strict=True):
+            check_same_state(state, worlds.exact(case)[0].state, case)

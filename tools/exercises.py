@@ -1,0 +1,155 @@
+"""Makes exercises/ from solutions/, the only source of an exercise. `python -m tools.exercises` writes all sets,
+`--check` says what is stale or out of order, `--run 01` first executes solutions/01_*.ipynb in place.
+
+A set is a notebook. Its author writes, for each exercise of `zerocourse.checks`, a text that begins with "## 1.1", a
+cell with the answer between `### BEGIN SOLUTION` and `### END SOLUTION`, and a cell `check("1.1", fn)`; cells that the
+answers need (imports, constants) have the tag `given`. nbgrader's metadata, its hidden test, and the line with minutes
+and difficulty come from here.
+"""
+
+import argparse
+import copy
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from tools import notebooks
+from zerocourse.checks import Exercise, exercises
+
+SOLUTIONS, EXERCISES = notebooks.ROOT / "solutions", notebooks.ROOT / "exercises"
+BLANK = 'raise NotImplementedError("your turn")'
+SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION[ \t]*\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
+HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS\n.*?^### END HIDDEN TESTS\n", re.S | re.M)
+CHECK = re.compile(r'^check\("(\d+\.\d+)", [\w, ]+\)\Z', re.M)
+HEADING = re.compile(r"\A## (\d+\.\d+)\b[^\n]*(?:\n+\*\d+ minutes[^\n]*\*)?")
+TEST = """### BEGIN HIDDEN TESTS
+verdict = {call}
+assert verdict.passed, verdict.message
+### END HIDDEN TESTS
+{call}"""
+GIVEN = "given"
+
+
+def sets(numbers: list[str] = ()) -> list[Path]:
+    """The solutions, or those whose names begin with one of `numbers`, in order."""
+    found = sorted(SOLUTIONS.glob("[0-9][0-9]_*.ipynb"))
+    return [path for path in found if not numbers or path.name.startswith(tuple(numbers))]
+
+
+def stamp(notebook):
+    """Put in what does not need an author: the first cell, nbgrader's metadata and test, minutes and difficulty."""
+    given = [GIVEN in cell.metadata.get("tags", []) for cell in notebook.cells]
+    for cell, is_given in zip(notebook.cells, given, strict=True):
+        cell.source = cell.source.rstrip()
+        if cell.cell_type == "markdown" and (heading := HEADING.match(cell.source)):
+            cell.source = _title(_exercise(heading[1])) + cell.source[heading.end():]
+        found = CHECK.search(cell.source) if cell.cell_type == "code" else None
+        if found:
+            cell.source = TEST.format(call=found[0])
+        compared = found or cell.source.startswith("progress(")
+        cell.metadata = nbformat.from_dict({"tags": [GIVEN] * is_given + [notebooks.COMPARED] * bool(compared)})
+    notebooks.tidy(notebook)
+    answers = []
+    for cell in notebook.cells:
+        if "### BEGIN SOLUTION" in cell.source:
+            answers.append(cell)
+        elif cell.cell_type == "code" and (found := CHECK.search(cell.source)):
+            name = found[1].replace(".", "_")
+            for number, answer in enumerate(answers):
+                answer.metadata.nbgrader = _marks(f"answer_{name}" + f"_{number}" * (len(answers) > 1), solution=True)
+            cell.metadata.nbgrader = _marks(f"check_{name}", points=_exercise(found[1]).difficulty)
+            answers = []
+    return notebook
+
+
+def _exercise(id: str) -> Exercise:
+    return exercises(int(id.partition(".")[0]))[id]
+
+
+def _title(found: Exercise) -> str:
+    stars = "●" * found.difficulty + "○" * (3 - found.difficulty)
+    return f"## {found.id} {found.title}\n\n*{found.minutes} minutes · difficulty {stars}*"
+
+
+def _marks(grade_id: str, solution: bool = False, points: int | None = None):
+    graded = {} if points is None else {"points": points}
+    return nbformat.from_dict({"grade": points is not None, "grade_id": grade_id, "locked": not solution,
+                               "schema_version": 3, "solution": solution, "task": False, **graded})
+
+
+def blank(notebook):
+    """The exercise: answers become blanks, hidden tests and outputs are gone."""
+    notebook, seen = copy.deepcopy(notebook), set()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = HIDDEN.sub("", SOLUTION.sub(lambda found: found[1] + BLANK, cell.source))
+            cell.outputs, cell.execution_count = [], None
+            tags = [tag for tag in cell.metadata.get("tags", []) if tag != notebooks.COMPARED]
+            cell.metadata.pop("tags", None)
+            if tags:
+                cell.metadata["tags"] = tags
+        cell.id = notebooks.fresh_id(cell.source, seen)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def run(path: Path) -> float:
+    """Stamp and execute solutions/NN_topic.ipynb in place. Returns seconds. Raises CellExecutionError."""
+    notebook, begun = stamp(nbformat.read(path, as_version=4)), time.monotonic()
+    NotebookClient(notebook, timeout=notebooks.SECONDS, kernel_name="python3", record_timing=False, coalesce_streams=True,
+                   store_widget_state=False, resources={"metadata": {"path": path.parent}}).execute()
+    notebooks.write(stamp(notebook), path)
+    return time.monotonic() - begun
+
+
+def problems(path: Path) -> Iterator[str]:
+    """What is stale or missing in a set."""
+    source = nbformat.read(path, as_version=4)
+    stamped = stamp(copy.deepcopy(source))
+    yield from notebooks.problems(path)
+    if nbformat.writes(stamped) + "\n" != path.read_text():
+        yield "its cells are not as tools/exercises.py leaves them: run `python -m tools.exercises --run`"
+    made = EXERCISES / path.name
+    if not made.exists() or made.read_text() != nbformat.writes(blank(stamped)) + "\n":
+        yield f"exercises/{path.name} is stale: run `make exercises`"
+    checked = [found[1] for cell in source.cells if cell.cell_type == "code" and (found := CHECK.search(cell.source))]
+    wanted = list(exercises(int(path.name[:2])))
+    if checked != wanted:
+        yield f"it checks {', '.join(checked)}, and the exercises of the chapter are {', '.join(wanted)}"
+    headed = [found[1] for cell in source.cells if cell.cell_type == "markdown" and (found := HEADING.match(cell.source))]
+    if headed != wanted:
+        yield f"its headings are {', '.join(headed)}, and the exercises of the chapter are {', '.join(wanted)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.exercises", description=__doc__)
+    parser.add_argument("numbers", nargs="*", help="the sets, such as 01 05; all by default")
+    parser.add_argument("--check", action="store_true", help="change nothing, and say what is wrong")
+    parser.add_argument("--run", action="store_true", help="first execute the solutions in place")
+    options, wrong = parser.parse_args(), 0
+    for path in sets(options.numbers):
+        note = ""
+        if options.run:
+            try:
+                note = f" ran in {run(path):.0f} s"
+            except CellExecutionError as error:
+                print(f"{path.name}: a cell failed; the file is as it was\n{error}")
+                wrong += 1
+                continue
+        if not options.check:
+            EXERCISES.mkdir(exist_ok=True)
+            notebooks.write(blank(stamp(nbformat.read(path, as_version=4))), EXERCISES / path.name)
+        found = list(problems(path))
+        wrong += bool(found)
+        print(f"{path.name}:{note}", *(found or ["in order"]), sep="\n  " if found else " ")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Keeps the notebooks in order. `python -m tools.notebooks run 05` executes chapter 05 in place and tidies it;
+`check` says what is wrong with a chapter. Without numbers, all chapters.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+ROOT = Path(__file__).parents[1]
+FIRST_CELL = Path(__file__).with_name("first_cell.ipy").read_text().rstrip()
+COMPARED = "nbval-check-output"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+          "language_info": {"name": "python"}}
+MACHINE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|opt|usr|var|private|Users|mnt|srv)/[\w.]|[A-Z]:\\\\?Users|site-packages"
+                     r"|ipykernel_\d+")
+LARGEST = 1_500_000  # bytes: GitHub and phones show it without waiting
+SECONDS = 300  # for a cell
+
+
+def chapters(numbers: list[str] = ()) -> list[Path]:
+    """The notebooks, or those whose names begin with one of `numbers`, in order."""
+    found = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    return [path for path in found if not numbers or path.name.startswith(tuple(numbers))]
+
+
+def run(path: Path) -> float:
+    """Execute in place, with kernel python3 in the notebook's own folder, and tidy. Returns seconds.
+
+    Raises CellExecutionError; then the file is as it was.
+    """
+    notebook = tidy(nbformat.read(path, as_version=4))
+    begun = time.monotonic()
+    NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", record_timing=False, store_widget_state=False,
+                   coalesce_streams=True, resources={"metadata": {"path": path.parent}}).execute()
+    seconds = time.monotonic() - begun
+    write(tidy(notebook), path)
+    return seconds
+
+
+def write(notebook, path: Path) -> None:
+    path.write_text(nbformat.writes(notebook) + "\n")
+
+
+def tidy(notebook):
+    """Leave only what a reader needs: one first cell, one kernel name, ids that follow from the text, no widgets."""
+    code = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    first = code[0] if code else len(notebook.cells)
+    if code and notebook.cells[first].source.splitlines()[:1] == FIRST_CELL.splitlines()[:1]:
+        notebook.cells[first].source = FIRST_CELL
+    else:
+        notebook.cells.insert(first, nbformat.v4.new_code_cell(FIRST_CELL))
+    notebook.metadata = nbformat.from_dict(KERNEL)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    seen: set[str] = set()
+    for cell in notebook.cells:
+        cell.source = cell.source.rstrip()
+        cell.metadata = nbformat.from_dict({"tags": sorted(cell.metadata.tags)} if cell.metadata.get("tags") else {})
+        cell.id = fresh_id(cell.source, seen)
+        if cell.cell_type == "code":
+            cell.outputs = [plain(output) for output in cell.outputs if WIDGET not in output.get("data", {})]
+    return notebook
+
+
+def fresh_id(source: str, seen: set[str]) -> str:
+    """The same for the same text, so that an unchanged cell stays unchanged; different within a notebook."""
+    name, again = hashlib.sha1(source.encode()).hexdigest()[:8], 0
+    while f"{name}-{again}" in seen:
+        again += 1
+    seen.add(f"{name}-{again}")
+    return f"{name}-{again}"
+
+
+def plain(output):
+    """An output with no metadata but its pictures' alternative text."""
+    if "metadata" in output:
+        output.metadata = nbformat.from_dict({kind: {"alt": about["alt"]} for kind, about in output.metadata.items()
+                                              if isinstance(about, dict) and about.get("alt")})
+    return output
+
+
+def problems(path: Path) -> Iterator[str]:
+    """What a reader, a comparison or GitHub would stumble on, each in a sentence."""
+    if path.stat().st_size > LARGEST:
+        yield f"it has {path.stat().st_size:,} bytes, and {LARGEST:,} is the most"
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if not code or code[0].source != FIRST_CELL:
+        yield "its first code cell is not that of tools/first_cell.ipy"
+    counts = [cell.execution_count for cell in code]
+    if counts != list(range(1, len(code) + 1)):
+        yield f"its cells were not run once each from top to bottom: execution counts {counts}"
+    if notebook.metadata != KERNEL:
+        yield f"its metadata is {dict(notebook.metadata)}, not {KERNEL}"
+    if not any(COMPARED in tags(cell) for cell in code):
+        yield f"none of its outputs is compared: no cell has the tag {COMPARED}"
+    for number, cell in enumerate(code, 1):
+        for problem in cell_problems(cell):
+            yield f"In[{number}]: {problem}"
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            yield from (f"a picture in the text has no alternative text: {picture}"
+                        for picture in re.findall(r"!\[\s*\]\([^)]*\)|<img(?![^>]*\balt=)[^>]*>", cell.source))
+            yield from (f"it links to {link}, which is not there"
+                        for link in re.findall(r"\]\(([^)#:]+\.ipynb)", cell.source) if not (ROOT / "notebooks" / link).exists())
+
+
+def cell_problems(cell) -> Iterator[str]:
+    if COMPARED in tags(cell) and not cell.outputs:
+        yield f"it has the tag {COMPARED} and no output to compare"
+    for output in cell.outputs:
+        data, about = output.get("data", {}), output.get("metadata", {})
+        if output.output_type == "error" and "raises-exception" not in tags(cell):
+            yield f"it ended with {output.ename}: {output.evalue}"
+        if COMPARED in tags(cell) and output.get("name") == "stderr":
+            yield "it is compared, and it writes to stderr"
+        if WIDGET in data:
+            yield "it has a widget's state"
+        words = json.dumps([text for kind, text in data.items() if not kind.startswith("image/png")]
+                           + [output.get(key) for key in ("text", "traceback", "evalue")], ensure_ascii=False)
+        for found in MACHINE.finditer(words):
+            yield f"its output names this machine: ...{words[max(0, found.start() - 20):found.end() + 40]}..."
+        for kind in data:
+            if kind in ("image/png", "image/jpeg") and not about.get(kind, {}).get("alt"):
+                yield f"its {kind} has no alternative text: show it with show.figure(figure, alt=...)"
+            if kind == "image/svg+xml" and "<title>" not in data[kind]:
+                yield "its SVG has no <title>"
+            if kind == "text/html" and re.search(r"<img(?![^>]*\balt=)", data[kind]):
+                yield "its HTML has an image without alternative text"
+
+
+def tags(cell) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description=__doc__)
+    parser.add_argument("what", choices=("run", "check"))
+    parser.add_argument("numbers", nargs="*", help="the chapters, such as 00 05; all by default")
+    options = parser.parse_args()
+    wrong = 0
+    for path in chapters(options.numbers):
+        note = ""
+        if options.what == "run":
+            try:
+                note = f" ran in {run(path):.0f} s"
+            except CellExecutionError as error:
+                print(f"{path.name}: a cell failed; the file is as it was\n{error}")
+                wrong += 1
+                continue
+        found = list(problems(path))
+        wrong += bool(found)
+        print(f"{path.name}:{note}", *(found or ["in order"]), sep="\n  " if found else " ")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""What a check works with: it sends the learner's function to real ranks, and explains what comes back.
+
+The check itself runs in the caller's process, the learner's function never does.
+"""
+
+import functools
+import json
+import signal
+from collections.abc import Callable, Iterable, Sequence
+
+from ..errors import BadInput
+from ..processes.failures import LaunchTimeout, RankDied, RankError, name_cells
+from ..ranks import Ranks
+from .compare import difference, same
+from .exercise import Exercise
+from .inside import Raised, Report, call_all, perform
+from .verdict import NotDone, Wrong
+from .words import call_text, ended
+
+START_SECONDS = 120  # for ranks that are not there yet, on a busy machine
+Mistake = tuple[str, Callable]  # a sentence to the learner, and what somebody who makes this mistake would return
+
+
+@functools.cache
+def _ranks(world: int) -> Ranks:
+    """The checks' own, so that no answer can end the ranks on which a notebook keeps variables."""
+    quiet = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # verdicts are the same with and without a GPU
+    return Ranks(world, env=quiet, quiet=True, oversubscribe=True)
+
+
+def _ready() -> None:
+    """Nothing, on a rank: it is there."""
+
+
+class Lab:
+    """One exercise, and the answers of one learner (`answers`, in the exercise's order)."""
+
+    def __init__(self, exercise: Exercise, answers: Sequence[Callable], timeout: float | None = None,
+                 own_allowed: bool = False):
+        self.exercise, self.answers = exercise, answers
+        self.timeout = timeout or exercise.timeout
+        self.forbidden = ((), ()) if own_allowed else (exercise.replaces, exercise.own)
+        self.printed = ""
+
+    # Running the answer ----------------------------------------------------------------------------------------------
+
+    def run(self, observe: Callable, *args, world: int = 1, timeout: float | None = None, **kwargs) -> list:
+        """`observe(*answers, *args, **kwargs)` on every rank of a world; what each returned, in rank order.
+
+        observe: a function of the check's module. It finds torch.distributed initialised, the seed of torch 0, and
+        the answers as callables; it returns what the check wants to see, of numbers, tensors, lists, dictionaries.
+        Ends the check when an answer fails, hangs or is not there.
+        """
+        pool, limit = _ranks(world), timeout or self.timeout
+        if not pool.pids:
+            pool.run(_ready, timeout=START_SECONDS)
+        try:
+            reports = pool.run(perform, observe, list(self.answers), self.exercise.answers, *self.forbidden, args, kwargs,
+                               world > 1, timeout=limit)
+        except LaunchTimeout as error:
+            raise Wrong(_hang_text(error, world, limit)) from None
+        except RankDied as error:
+            raise Wrong(_death_text(error, world)) from None
+        except RankError as error:
+            reports = [_failed_report(error)]
+            world_words = f"on rank {error.rank} of {world}, " if world > 1 else ""
+            if reports[0].kind == "wrong":
+                reports[0].value = world_words + str(reports[0].value)
+        if not all(report.clean for report in reports):
+            pool.close()
+        self.printed = self.printed or next((report.printed for report in reports if report.printed), "")
+        for report in reports:
+            if report.kind == "not done":
+                raise NotDone
+            if report.kind == "wrong":
+                raise Wrong(name_cells(str(report.value)))
+        return [report.value for report in reports]
+
+    def calls(self, cases: Iterable[tuple], allow: tuple[str, ...] = ()) -> list:
+        """What the (only) answer returns for each case, a tuple of arguments, in one process without peers.
+
+        allow: names of exceptions that may come; each shows up as a `Raised` in its place.
+        """
+        return self.run(call_all, list(cases), allow)[0]
+
+    # Judging ---------------------------------------------------------------------------------------------------------
+
+    def wrong(self, sentence: str):
+        """End the check: the answer is wrong, and this sentence says which case, what was expected, what came, why."""
+        raise Wrong(sentence)
+
+    def compare(self, cases: Iterable[tuple], want: Callable, mistakes: Iterable[Mistake] = (), *, exact: bool = True,
+                allow: tuple[str, ...] = (), tell: Callable | None = None) -> None:
+        """Call the answer with every case, and end the check where it differs from `want(*case)`.
+
+        The sentence is that of the mistake that returns what the answer returned, in every case or at least in every
+        case that is wrong; without one it says only case, expectation and result.
+        exact=False: whole numbers may come as floats. Use it first, on cases where rounding plays no role, so that a
+        wrong idea is told from a wrong rounding; then compare exactly.
+        allow: names of exceptions that `want` raises where they are right.
+        tell(case, got, right) -> str: the difference in better words than "it returned 3 where 4 is right".
+        """
+        cases = list(cases)
+        got = self.calls(cases, allow)
+        right = [_outcome(want, case) for case in cases]
+        bad = [i for i in range(len(cases)) if not same(got[i], right[i], exact=exact)]
+        if not bad:
+            return
+        name, first = self.exercise.answers[0], bad[0]
+        said = tell and tell(cases[first], got[first], right[first]) or _difference(got[first], right[first], exact)
+        said = f"`{call_text(name, cases[first])}`: {ended(said)}"
+        self.wrong(f"{said} {why}" if (why := explanation(cases, got, bad, mistakes)) else said)
+
+    def expect(self, got, want, what: str, mistakes: Iterable[tuple[str, object]] = (), *, exact: bool = True,
+               verb: str = "it has", tolerance: float = 1e-6) -> None:
+        """End the check unless `got` is `want`. what: the case in words. mistakes: sentence, and the value it leads to.
+
+        tolerance: of elements of tensors, relative where they are larger than 1.
+        """
+        found = difference(got, want, exact=exact, verb=verb, tolerance=tolerance)
+        if found:
+            why = [sentence for sentence, value in mistakes if same(got, value, exact=False, tolerance=tolerance)]
+            self.wrong(f"{what}: {ended(found)} {why[0] if why else ''}".rstrip())
+
+
+def explanation(cases: list[tuple], got: list, bad: list[int], mistakes: Iterable[Mistake]) -> str:
+    """The sentence of the mistake that explains all of `got`, else of one that explains all that is wrong in it."""
+    told = [(sentence, [_outcome(fn, case) for case in cases]) for sentence, fn in mistakes]
+    for among in (range(len(cases)), bad):
+        for sentence, values in told:
+            if all(same(got[i], values[i], exact=False) for i in among):
+                return sentence
+    return ""
+
+
+def _outcome(fn: Callable, case: tuple):
+    try:
+        return fn(*case)
+    except Exception as error:  # what should happen, or a mistake that cannot be made in this case
+        return Raised(type(error).__name__, str(error))
+
+
+def _difference(got, right, exact: bool) -> str:
+    if isinstance(right, Raised):
+        return f"it returned {got!r} where a {right.kind} is right" if not isinstance(got, Raised) else \
+            f"it raised {got.kind} where a {right.kind} is right"
+    return f"it raised {got.kind}: {got.message}" if isinstance(got, Raised) else difference(got, right, exact=exact)
+
+
+def _failed_report(error: RankError) -> Report:
+    for failure in error.failures:
+        if failure.kind == "AnswerFailed":
+            return Report(**json.loads(failure.message))
+    if error.kind == "ModuleNotFoundError" or "unpickl" in error.message:
+        return Report("wrong", f"it cannot be loaded in another process: {error.message}", "", True)
+    raise error
+
+
+def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:
+    waiting = [f"rank {rank} was {where}" if world > 1 else f"it was {where}" for rank, where in error.waiting.items()]
+    text = f"it did not end within {limit:g} s: {'; '.join(waiting)}"
+    if world == 1:
+        return f"{text}. Does every loop in it end?"
+    done = world - len(waiting)
+    if done:
+        return (f"{text}; {done} of the {world} ranks were done. Every rank must call the same collectives, in the same "
+                "order: does one sit behind an `if` that is not true on every rank?")
+    return f"{text}. Do all ranks call the same collectives, in the same order, and does every loop end?"
+
+
+def _death_text(error: RankDied, world: int) -> str:
+    who = f"the process of rank {error.rank} of {world}" if world > 1 else "the process in which it ran"
+    how = "" if error.exit_code is None else f" with exit code {error.exit_code}" if error.exit_code >= 0 else \
+        f", killed by {signal.Signals(-error.exit_code).name}"
+    return f"{who} ended{how}: does it call os._exit, recurse without end, or take all memory?"
+
+
+__all__ = ["BadInput", "Lab", "Mistake", "Raised", "explanation"]

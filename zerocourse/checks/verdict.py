@@ -1,0 +1,61 @@
+"""What a check has to say: a status and a sentence. It shows itself, as text and in a notebook."""
+
+import re
+from dataclasses import dataclass
+from html import escape
+
+PASSED, FAILED, NOT_DONE = "passed", "failed", "not done"
+MARKS = {PASSED: "✓", FAILED: "✗", NOT_DONE: "○"}
+COLOURS = {PASSED: "#1a7f37", FAILED: "#b42318", NOT_DONE: "#57606a"}
+
+
+class Wrong(Exception):
+    """Ends a check: the answer is not right, and this sentence says why."""
+
+
+class NotDone(Exception):
+    """Ends a check: there is no answer yet."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """status: "passed", "failed" or "not done". printed: what the answer printed while it was checked."""
+
+    id: str
+    status: str
+    message: str
+    printed: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.status == PASSED
+
+    def __str__(self) -> str:
+        text = f"{MARKS[self.status]} {self.id} {self.status}: {self.message}"
+        return text + "".join(f"\n  | {line}" for line in self.printed.splitlines())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        message = re.sub("`([^`]*)`", r"<code>\1</code>", escape(self.message)).replace("\n", "<br>")
+        printed = f'<pre style="margin:.4em 0 0">{escape(self.printed.rstrip())}</pre>' if self.printed else ""
+        colour = COLOURS[self.status]
+        return (f'<div style="border-left:4px solid {colour};padding:.4em .8em"><b style="color:{colour}">'
+                f"{MARKS[self.status]} {escape(self.id)} {self.status}</b><br>{message}{printed}</div>")
+
+
+class Progress(dict):
+    """Verdicts by id, None where there was no check; shows itself as a list."""
+
+    def __init__(self, titles: dict[str, str], verdicts: dict[str, Verdict]):
+        super().__init__({id: verdicts.get(id) for id in titles})
+        self.titles = titles
+
+    def __str__(self) -> str:
+        done = sum(verdict is not None and verdict.passed for verdict in self.values())
+        width = max(map(len, self.titles.values()), default=0)
+        rows = [f"{MARKS[verdict.status] if verdict else ' '} {id}  {self.titles[id]:{width}}  "
+                f"{verdict.status if verdict else 'not checked'}" for id, verdict in self.items()]
+        return "\n".join([*rows, f"{done} of {len(self)} passed"])
+
+    __repr__ = __str__

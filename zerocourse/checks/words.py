@@ -1,0 +1,55 @@
+"""Values, calls and lines of code in words, for verdicts."""
+
+import linecache
+import os
+import sysconfig
+import traceback
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_THEIRS = (_OURS + os.sep, "<frozen", "<string>",
+               *(sysconfig.get_path(key) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def call_text(name: str, args=(), kwargs=None) -> str:
+    """A call as the learner would write it: `model_states(7_500_000_000, 2, 64)`."""
+    words = [value_text(arg) for arg in args] + [f"{key}={value_text(arg)}" for key, arg in (kwargs or {}).items()]
+    return f"{name}({', '.join(words)})"
+
+
+def value_text(value, longest: int = 160) -> str:
+    """A value in few words; large numbers with their thousands apart."""
+    if type(value) is int:
+        return f"{value:_}" if abs(value) >= 10_000 else str(value)
+    if type(value) in (list, tuple):
+        inner = ", ".join(value_text(item, longest) for item in value)
+        text = f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    elif type(value) is dict:
+        text = "{" + ", ".join(f"{key!r}: {value_text(item, longest)}" for key, item in value.items()) + "}"
+    elif callable(value) and hasattr(value, "__name__"):
+        text = value.__name__
+    else:
+        try:
+            text = " ".join(repr(value).split())
+        except Exception:  # the learner's own __repr__
+            text = f"a {type(value).__name__}"
+    return text if len(text) <= longest else f"{text[:longest - 3]}..."
+
+
+def a(value) -> str:
+    """The type in words: "an int", "a Tensor"."""
+    name = type(value).__name__
+    return f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
+
+
+def ended(text: str) -> str:
+    """With a full stop, unless it ends in a mark of its own."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def line_text(error: BaseException) -> str:
+    """Words for the innermost line of the learner's own code, or nothing."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_THEIRS):
+            text = linecache.getline(frame.filename, frame.lineno).strip()
+            return f" (line {frame.lineno}: `{text}`)" if text else f" (line {frame.lineno})"
+    return ""

@@ -1,0 +1,68 @@
+"""A parameter server: rank 0 keeps the parameters, the others compute gradients (Li et al. 2014).
+
+`gradient(parameters, worker, step)` gives one worker's gradient. Parameters travel to a worker, its gradient travels
+back. Synchronous: the server waits for all workers, averages, and answers all. Asynchronous: it takes whoever comes
+first, so that the parameters may have moved on since that worker read them: its gradient is stale.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+Gradient = Callable[[torch.Tensor, int, int], torch.Tensor]
+
+
+def synchronous(parameters: torch.Tensor, gradient: Gradient, steps: int, lr: float) -> torch.Tensor:
+    """`steps` rounds; returns the parameters, the same on every rank."""
+    rank, workers = dist.get_rank(), range(1, dist.get_world_size())
+    for step in range(steps):
+        if rank == 0:
+            gradients = torch.empty(len(workers), parameters.numel())
+            for worker in workers:
+                dist.recv(gradients[worker - 1], worker)
+            parameters = parameters - lr * gradients.mean(0)
+            for worker in workers:
+                dist.send(parameters, worker)
+        else:
+            dist.send(gradient(parameters, rank, step), 0)
+            parameters = parameters.clone()
+            dist.recv(parameters, 0)
+    return parameters
+
+
+def asynchronous(parameters: torch.Tensor, gradient: Gradient, steps: int, lr: float) -> tuple[torch.Tensor, list[int]]:
+    """Each worker computes `steps` gradients at its own pace.
+
+    Returns the server's parameters, and for each update how many others came between the worker's read and it; on a
+    worker the last parameters it saw, and an empty list.
+    """
+    rank, workers = dist.get_rank(), dist.get_world_size() - 1
+    if rank:
+        for step in range(steps):
+            dist.send(gradient(parameters, rank, step), 0)
+            parameters = parameters.clone()
+            dist.recv(parameters, 0)
+        return parameters, []
+    parameters, received, staleness = parameters.clone(), torch.empty_like(parameters), []
+    read_at = [0] * (workers + 1)  # the number of updates when each worker last read
+    for update in range(steps * workers):
+        worker = dist.recv(received)  # from whoever comes first
+        staleness.append(update - read_at[worker])
+        parameters -= lr / workers * received
+        dist.send(parameters, worker)
+        read_at[worker] = update + 1
+    return parameters, staleness
+
+
+def delayed(parameters: torch.Tensor, gradient: Gradient, loss: Callable[[torch.Tensor], float], steps: int, lr: float,
+            delay: int) -> list[float]:
+    """Staleness without chance, in one process: every gradient is computed on parameters `delay` updates old.
+
+    Returns the loss before each update.
+    """
+    history, losses = [parameters], []
+    for step in range(steps):
+        losses.append(loss(history[-1]))
+        history.append(history[-1] - lr * gradient(history[max(0, len(history) - 1 - delay)], 0, step))
+    return losses
