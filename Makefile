@@ -33,6 +33,9 @@ notebooks: $(VENV)/.test  ## run every chapter again, in place
 kaggle: $(VENV)/.test  ## what one uploads to Kaggle, in output/kaggle (KAGGLE_USER=your account)
 	$(VENV)/bin/python -m tools.kaggle --user $(KAGGLE_USER)
 
+exercises: $(VENV)/.test  ## write exercises/ anew from solutions/
+	$(VENV)/bin/python -m tools.exercises
+
 env: $(VENV)/.test  ## the whole environment, and nothing more
 
 clean:  ## remove the environment and the caches; what runs wrote under output/ stays
@@ -56,4 +59,4 @@ $(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constrai
 	$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
 
-.PHONY: help tour test lab notebooks kaggle env clean
+.PHONY: help tour test lab notebooks kaggle exercises env clean

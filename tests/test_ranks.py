@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
-from zerocourse.processes import payload
+from zerocourse.processes import parent, payload
 from zerocourse.processes.channels import Inbox, Lines
 from zerocourse.processes.failures import LaunchInterrupted, LaunchTimeout, RankDied, RankError
 from zerocourse.processes.jobs import Job
@@ -326,11 +326,12 @@ def test_interrupting_stops_the_ranks_and_the_next_use_starts_them(survivors, tm
         assert ranks.run(total, 1)[0][0] == 21
 
 
-def test_ranks_end_with_what_they_started(survivors):
+def test_ranks_end_with_what_they_started(survivors, tmp_path):
     """A rank of ours that launches ranks itself, and is killed: the inner ones go too."""
     mark = uuid.uuid4().hex
 
     def nest():
+        (tmp_path / os.environ["RANK"]).write_text(str(parent.owner().folder))
         inside = Ranks(1, init=False)
         inside.run(lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
         if os.environ["RANK"] == "0":
@@ -340,6 +341,7 @@ def test_ranks_end_with_what_they_started(survivors):
         with pytest.raises(RankDied):
             ranks.run(nest, timeout=60)
     assert survivors(mark, 0.5) == []
+    assert not any(os.path.exists(file.read_text()) for file in tmp_path.iterdir())
 
 
 def test_without_forking():

@@ -117,46 +117,52 @@ def test_master_weights_keep_what_bf16_forgets(pool):
 
 # -- bytes held ------------------------------------------------------------------------------------------------------
 
-def states_held(case: Case) -> dict:
+def states_held(cases: list[Case]) -> list[dict]:
     """Bytes of model states just before the second step and after it, and the sizes they should follow from."""
-    model, optimizer = worlds.sharded(case)
-    found, rank = {}, model.zero.comm.rank
-    for step in range(2):
-        case.loss(model, step, 0, rank).backward()
-        found["before"] = model.zero.memory(optimizer)
-        optimizer.step()
-        optimizer.zero_grad()
-    layouts = [flat.layout for flat in model.zero.flats]
-    return found | {"after": model.zero.memory(optimizer), "padded": [layout.padded for layout in layouts],
-                    "own": [layout.bounds[rank + 1] - layout.bounds[rank] for layout in layouts],
-                    "real": [layout.real(rank) for layout in layouts], "numel": [layout.numel for layout in layouts]}
+    all_found = []
+    for case in cases:
+        model, optimizer = worlds.sharded(case)
+        rank, layouts = model.zero.comm.rank, [flat.layout for flat in model.zero.flats]
+        for step in range(2):
+            case.loss(model, step, 0, rank).backward()
+            before = model.zero.memory(optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+        all_found.append({"before": before, "after": model.zero.memory(optimizer),
+                          "padded": [layout.padded for layout in layouts], "numel": [layout.numel for layout in layouts],
+                          "own": [layout.bounds[rank + 1] - layout.bounds[rank] for layout in layouts],
+                          "real": [layout.real(rank) for layout in layouts]})
+    return all_found
+
+
+def check_bytes(case: Case, by_rank: list[dict]) -> None:
+    """16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N, 16Ψ/N in fp32; 2 + 2 + 12 bytes in bf16; padding is less than N elements a flat."""
+    size, master = (4, 0) if case.param_dtype is None else (2, 4)
+    params = sum(param.numel() for param in case.make().parameters())
+    for rank, found in enumerate(by_rank):
+        padded, own, real = (sum(found[kind]) for kind in ("padded", "own", "real"))
+        assert sum(found["numel"]) == params
+        if case.rank_map is None:
+            assert all(pad - numel < case.world_size for pad, numel in zip(found["padded"], found["numel"], strict=True))
+            assert found["own"] == [-(-numel // case.world_size) for numel in found["numel"]], f"{case}, rank {rank}"
+        else:
+            assert padded == params and own == real
+        expected = {"parameters_bytes": size * (own if case.stage == 3 else padded),
+                    "gradients_bytes": size * (own if case.stage > 1 else padded),
+                    "optimizer_bytes": master * (own if case.stage else padded) + 8 * (real if case.stage else params)}
+        expected["total_bytes"] = sum(expected.values())
+        assert found["before"] == expected, f"{case}, rank {rank}"
+        expected["total_bytes"] -= expected["gradients_bytes"]
+        assert found["after"] == expected | {"gradients_bytes": 0}, f"{case}, rank {rank}"
+    assert sum(sum(found["real"]) for found in by_rank) == params
 
 
 @pytest.mark.parametrize("world_size", (2, 3, 4))
-@pytest.mark.parametrize("dtype", (None, torch.bfloat16))
-def test_bytes_held(pool, world_size, dtype):
-    """16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N, 16Ψ/N in fp32; 2 + 2 + 12 bytes in bf16; padding is less than N elements a flat."""
-    size, master = (4, 0) if dtype is None else (2, 4)
-    params = sum(param.numel() for param in worlds.gpt().parameters())
-    for stage in STAGES:
-        for rank_map in ("flat", "greedy"):
-            by_rank = pool(world_size).run(states_held, Case(stage, world_size, param_dtype=dtype, rank_map=rank_map))
-            for rank, found in enumerate(by_rank):
-                padded, own, real = (sum(found[kind]) for kind in ("padded", "own", "real"))
-                assert sum(found["numel"]) == params
-                assert all(pad - numel < world_size for pad, numel in zip(found["padded"], found["numel"], strict=True))
-                if rank_map == "flat":
-                    assert found["own"] == [-(-numel // world_size) for numel in found["numel"]]
-                else:
-                    assert padded == params and own == real
-                expected = {"parameters_bytes": size * (own if stage == 3 else padded),
-                            "gradients_bytes": size * (own if stage > 1 else padded),
-                            "optimizer_bytes": master * (own if stage else padded) + 8 * (real if stage else params)}
-                expected["total_bytes"] = sum(expected.values())
-                assert found["before"] == expected, f"stage {stage}, rank {rank}, {rank_map}"
-                expected["total_bytes"] -= expected["gradients_bytes"]
-                assert found["after"] == expected | {"gradients_bytes": 0}, f"stage {stage}, rank {rank}, {rank_map}"
-            assert sum(sum(found["real"]) for found in by_rank) == params
+def test_bytes_held(pool, world_size):
+    cases = [Case(stage, world_size, param_dtype=dtype, rank_map=rank_map)
+             for stage in STAGES for dtype in (None, torch.bfloat16) for rank_map in (None, "greedy")]
+    for case, by_rank in zip(cases, zip(*pool(world_size).run(states_held, cases), strict=True), strict=True):
+        check_bytes(case, by_rank)
 
 
 def storages() -> dict[int, int]:
@@ -187,9 +193,12 @@ def test_nothing_else_is_held(pool):
         assert [held for held, _ in found] == [expected for _, expected in found]
 
 
-def in_flight(prefetch: int, reshard: bool) -> dict:
+def deep():
+    return worlds.gpt(n_layer=6)
+
+
+def in_flight(case: Case) -> dict:
     """Gathered bytes over a step under stage 3: the most at any event, between forward and backward, after it."""
-    case = Case(make=deep, options=(("prefetch", prefetch), ("reshard_after_forward", reshard)))
     model, optimizer = worlds.sharded(case)
     stage, seen = model.zero, []
 
@@ -208,19 +217,50 @@ def in_flight(prefetch: int, reshard: bool) -> dict:
                     "units": [4 * sum(flat.layout.padded for flat in unit.flats) for unit in stage.units]}
 
 
-def deep():
-    return worlds.gpt(n_layer=6)
+def check_in_flight(found: dict, prefetch: int, reshard_after_forward: bool) -> None:
+    """The root and `prefetch + 1` units while the model computes; nothing at other times."""
+    root, *blocks = found["units"]
+    most = root + (min(prefetch + 1, len(blocks)) * max(blocks) if reshard_after_forward else sum(blocks))
+    expected = {"forward": most, "between": 0 if reshard_after_forward else most, "backward": most, "at rest": 0, "after": 0}
+    assert {key: found[key] for key in expected} == expected
 
 
-def test_units_in_flight(pool):
-    for prefetch in (0, 1, 2):
-        for found in pool(2).run(in_flight, prefetch, True):
-            root, *blocks = found["units"]
-            assert found["at rest"] == found["between"] == found["after"] == 0
-            assert found["forward"] == found["backward"] == root + (prefetch + 1) * max(blocks), prefetch
-    for found in pool(2).run(in_flight, 1, False):
-        assert found["forward"] == found["between"] == found["backward"] == sum(found["units"])
-        assert found["at rest"] == found["after"] == 0
+def prefetching(prefetch: int, reshard_after_forward: bool) -> Case:
+    return Case(make=deep, options=(("prefetch", prefetch), ("reshard_after_forward", reshard_after_forward)))
+
+
+@pytest.mark.parametrize("prefetch, reshard_after_forward", ((0, True), (1, True), (2, True), (1, False)))
+def test_units_in_flight(pool, prefetch, reshard_after_forward):
+    for found in pool(2).run(in_flight, prefetching(prefetch, reshard_after_forward)):
+        check_in_flight(found, prefetch, reshard_after_forward)
+
+
+def events(case: Case) -> list[dict]:
+    """What happened in the third step."""
+    model, optimizer = worlds.sharded(case)
+    worlds.train_plain(replace(case, steps=3), model, optimizer)
+    return model.zero.recorder.of_step(2)
+
+
+def check_overlap(events: list[dict], verb: str) -> None:
+    """In the forward and in the backward, while a unit computes, the one after it is being gathered.
+
+    A collective's event runs from its issue until the rank waited for it, so it must begin before the unit's compute
+    is over, and end after it.
+    """
+    gathers = [event for event in events if event["verb"] == "all_gather" and event["unit"] != "root"]
+    computes = [event for event in events if event["verb"] == verb and event["unit"] != "root"]
+    assert len(computes) == 6
+    for now, later in zip(computes, computes[1:], strict=False):
+        over = now["end"]
+        assert any(gather["unit"] == later["unit"] and gather["start"] < over < gather["end"] for gather in gathers), \
+            f"{later['unit']} is not being gathered when the {verb} of {now['unit']} ends"
+
+
+def test_overlap(pool):
+    for found in pool(2).run(events, prefetching(1, True)):
+        for verb in ("forward", "backward"):
+            check_overlap(found, verb)
 
 
 # -- elements sent ---------------------------------------------------------------------------------------------------

@@ -139,36 +139,6 @@ def test_ways_through_a_model(pool, make, loss):
     check_exact(pool, of_stack(make, loss=loss) + of_stack(make, loss=loss, bucket_size=10, accumulation=2))
 
 
-def hugging_face(name: str) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(1)
-    if name == "gpt2":
-        config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=worlds.V, n_positions=8,
-                                         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-        return transformers.GPT2LMHeadModel(config)
-    config = transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, hidden_size=8,
-                                      intermediate_size=12, vocab_size=worlds.V, max_position_embeddings=8)
-    return transformers.LlamaForCausalLM(config)
-
-
-def with_labels(model, step, micro, rank):
-    tokens, _ = worlds.batch(step, micro, rank)
-    return model(input_ids=tokens, labels=tokens).loss
-
-
-def gpt2_of_hugging_face():
-    return hugging_face("gpt2")
-
-
-def llama_of_hugging_face():
-    return hugging_face("llama")
-
-
-@pytest.mark.parametrize("make", (gpt2_of_hugging_face, llama_of_hugging_face))
-def test_hugging_face(pool, make):
-    check_exact(pool, [case for case in of_stack(make, loss=with_labels)])
-
-
 # -- forwards and backwards in other numbers than one ----------------------------------------------------------------
 
 def two_forwards(model, step, micro, rank):

@@ -182,14 +182,15 @@ def train_engine(case: Case) -> Run:
     return Run(losses, engine.state_dict(), norms if case.clip else [])
 
 
-def train_all(cases: list[Case]) -> list[Run]:
-    """One case after the other, on this rank."""
-    return [train(case) for case in cases]
+def train_all(cases: list[Case], around: Callable = nullcontext) -> list[Run]:
+    """One case after the other, on this rank, inside `with around():`."""
+    with around():
+        return [train(case) for case in cases]
 
 
-def runs_of(pool, cases: list[Case]) -> Iterable[tuple[Case, list[Run]]]:
+def runs_of(pool, cases: list[Case], around: Callable = nullcontext) -> Iterable[tuple[Case, list[Run]]]:
     """Each case with the run of every rank."""
-    return zip(cases, zip(*pool(cases[0].world_size).run(train_all, cases), strict=True), strict=True)
+    return zip(cases, zip(*pool(cases[0].world_size).run(train_all, cases, around), strict=True), strict=True)
 
 
 # -- the unsharded oracles -------------------------------------------------------------------------------------------
@@ -271,9 +272,9 @@ def whole(case: Case) -> Run:
 
 # -- comparing -------------------------------------------------------------------------------------------------------
 
-def check_exact(pool, cases: list[Case], tolerance: float | None = None) -> None:
+def check_exact(pool, cases: list[Case], tolerance: float | None = None, around: Callable = nullcontext) -> None:
     """Train the cases (of one world size) on ranks: bitwise the unsharded model, or within a tolerance of it."""
-    for case, runs in runs_of(pool, cases):
+    for case, runs in runs_of(pool, cases, around):
         for rank, (run, oracle) in enumerate(zip(runs, exact(case), strict=True)):
             if tolerance is None:
                 check_bitwise(run, oracle, f"rank {rank} of {case}")

@@ -22,7 +22,8 @@ from nbclient.exceptions import CellExecutionError
 from tools import notebooks
 from zerocourse.checks import Exercise, exercises
 
-SOLUTIONS, EXERCISES = notebooks.ROOT / "solutions", notebooks.ROOT / "exercises"
+ROOT = notebooks.ROOT
+SOLUTIONS, EXERCISES = ROOT / "solutions", ROOT / "exercises"
 BLANK = 'raise NotImplementedError("your turn")'
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION[ \t]*\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
 HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS\n.*?^### END HIDDEN TESTS\n", re.S | re.M)

@@ -27,7 +27,9 @@ class Notes:
             self.store.set("left", f"rank {self.rank}: {reason}")
             self.store.set(f"heard/{self.rank}", "")
             dist.destroy_process_group(group)
-            self.wait([f"heard/{peer}" for peer in self.peers], HEARD_SECONDS)
+            until = time.monotonic() + HEARD_SECONDS
+            while time.monotonic() < until and not self.store.check([f"heard/{peer}" for peer in self.peers]):
+                time.sleep(0.02)
 
     def compare(self, call: str, error: Exception, timeout: timedelta) -> str:
         """After a failed call: one sentence that says what this rank was in, and what the others say they were in."""
@@ -53,18 +55,19 @@ class Notes:
         """Every rank's `thing`, in rank order. Raises RuntimeError when time is up, or a rank has left."""
         keys = [f"{call}/{rank}" for rank in range(len(self.peers) + 1)]
         self.store.set(keys[self.rank], json.dumps(thing))
-        until = time.monotonic() + timeout.total_seconds()
-        while not self.wait(keys, min(0.5, until - time.monotonic())):
-            if self.somebody_left or time.monotonic() >= until:
-                raise RuntimeError("timed out")
+        if not self.wait(keys, timeout.total_seconds()):
+            raise RuntimeError("timed out")
         return [json.loads(self._get(key)) for key in keys]
 
     def wait(self, keys: list[str], seconds: float) -> bool:
-        """Wait until the store has all keys, at most so long."""
-        with suppress(dist.DistStoreError):
-            self.store.wait(keys, timedelta(seconds=max(0.01, seconds)))
-            return True
-        return False
+        """Until the store has all keys. False when time is up, or another rank has left."""
+        until, pause = time.monotonic() + seconds, 0.001
+        while not self.store.check(keys):
+            if time.monotonic() >= until or self.somebody_left:
+                return False
+            time.sleep(pause)  # the store's own wait prints warnings when its time is up
+            pause = min(0.05, 2 * pause)
+        return True
 
     @property
     def somebody_left(self) -> bool:

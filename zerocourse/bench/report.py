@@ -82,8 +82,8 @@ def about(plan: Plan, settings: dict) -> str:
 def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
     """What the numbers mean, whether they hold, and whether the times can be judged."""
     lines = ["peak: tensors that Python sees. heap peak: all blocks of 16 KiB and more, C++'s too, above what the",
-             "process held before the model was built. wire: loopback's counter, a rank's share. Ratios of times: medians",
-             "over rounds, ± half the distance of the quartiles; in brackets that of processor time, all ranks together."]
+             "process held before the model was built. wire: loopback's counter, a rank's share. Ratios of times:",
+             "medians over rounds, ± half the distance of the quartiles; in brackets that of processor time."]
     if not summary["meters"]["heap"]:
         lines.append("No heap peak: the meter needs a C compiler and glibc.")
     if not summary["meters"]["wire"]:

@@ -3,8 +3,6 @@
 `check("1.1", fn)` runs an answer in processes of its own and returns a verdict, which shows itself.
 """
 
-import json
-
 from ..errors import BadInput, ZeroCourseError
 from ..processes import payload
 from .exercise import Exercise, exercises, find
@@ -48,22 +46,21 @@ def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) 
     before, known = _passed.get(id, (None, None))
     if sent == before and not own_allowed:
         return known
-    verdict = _run(lab)
+    verdict = judge(lab)
     if verdict.passed and not own_allowed:
         _passed[id] = sent, verdict
     return verdict
 
 
-def _run(lab: Lab) -> Verdict:
+def judge(lab: Lab) -> Verdict:
+    """Run the check of the lab's exercise; whatever happens becomes a verdict."""
     id = lab.exercise.id
     try:
         praise = lab.exercise.run(lab)
         return Verdict(id, PASSED, praise or "right", lab.printed)
-    except NotDone:
-        return Verdict(id, NOT_DONE, f"not done yet: `{'` and `'.join(lab.exercise.answers)}` is still a blank", lab.printed)
-    except Wrong as error:
-        return Verdict(id, FAILED, str(error), lab.printed)
-    except BadInput as error:  # the answer cannot be sent
+    except NotDone as blank:
+        return Verdict(id, NOT_DONE, str(blank), lab.printed)
+    except (Wrong, BadInput) as error:  # BadInput: the answer cannot be sent to the ranks
         return Verdict(id, FAILED, str(error), lab.printed)
     except Exception as error:
         return Verdict(id, FAILED, f"the check itself failed, not your answer: {type(error).__name__}: {error}", lab.printed)

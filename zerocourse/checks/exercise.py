@@ -4,6 +4,7 @@ import difflib
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,8 +57,8 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
 def chapters() -> list[int]:
     """The chapters that have exercises."""
     from .. import checks
-    names = [info.name for info in pkgutil.iter_modules(checks.__path__)]
-    return sorted(int(name.removeprefix("chapter")) for name in names if name.startswith("chapter"))
+    found = (re.fullmatch(r"chapter(\d\d)", info.name) for info in pkgutil.iter_modules(checks.__path__))
+    return sorted(int(match[1]) for match in found if match)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import cloudpickle
 
 from . import guard as guards
 from .verdict import Wrong
-from .words import a, call_text, line_text
+from .words import a, call_text, line_text, own_frame
 
 try:
     import resource
@@ -120,7 +120,8 @@ def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
     """Kind and sentence for an exception; the answer's own comes before what it led to."""
     error = next((answer.error for answer in answers if answer.error), raised)
     if isinstance(error, NotImplementedError):
-        return "not done", ""
+        frame = own_frame(error)
+        return "not done", f"not done yet: `{frame.name}` is still a blank" if frame else "not done yet"
     if isinstance(raised, Wrong):
         return "wrong", str(raised)
     misfit = next((answer.misfit for answer in answers if answer.misfit), "")

@@ -71,7 +71,7 @@ class Lab:
         self.printed = self.printed or next((report.printed for report in reports if report.printed), "")
         for report in reports:
             if report.kind == "not done":
-                raise NotDone
+                raise NotDone(report.value)
             if report.kind == "wrong":
                 raise Wrong(name_cells(str(report.value)))
         return [report.value for report in reports]

@@ -46,10 +46,16 @@ def ended(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost frame of the learner's own code."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)), None)
+
+
 def line_text(error: BaseException) -> str:
-    """Words for the innermost line of the learner's own code, or nothing."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_NOT_THEIRS):
-            text = linecache.getline(frame.filename, frame.lineno).strip()
-            return f" (line {frame.lineno}: `{text}`)" if text else f" (line {frame.lineno})"
-    return ""
+    """Words for the line of that frame, or nothing."""
+    frame = own_frame(error)
+    if frame is None:
+        return ""
+    text = linecache.getline(frame.filename, frame.lineno).strip()
+    return f" (line {frame.lineno}: `{text}`)" if text else f" (line {frame.lineno})"

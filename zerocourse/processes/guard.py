@@ -12,6 +12,7 @@ import sys
 import time
 
 MARK = "ZEROCOURSE_RUN"  # the environment variable that holds the mark
+FOLDER = "ZEROCOURSE_FOLDER"  # and the one that holds the job's folder, in which a launch inside it keeps its own
 
 
 def marked(mark: str, sessions=()) -> list[int]:

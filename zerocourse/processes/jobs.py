@@ -18,7 +18,7 @@ import time
 from . import payload
 from .channels import Inbox
 from .failures import Failure, RankDied, where
-from .guard import MARK, end_all, marked
+from .guard import FOLDER, MARK, end_all, marked
 from .parent import PACKAGE_FOLDER, boot_text, cores, import_path, owner, uninterrupted
 
 TORCHRUN_SETS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
@@ -52,7 +52,8 @@ class Job:
         self.folder.mkdir(mode=0o700)
         self.env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SETS
                     and not key.startswith("TORCHELASTIC_") and not value.startswith("module://")}  # MPLBACKEND
-        self.env |= {MARK: self.mark, **{key: str(value) for key, value in (env or {}).items()}}
+        self.env |= {MARK: self.mark, FOLDER: str(self.folder)}
+        self.env |= {key: str(value) for key, value in (env or {}).items()}
         self.env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // nproc)))
         self.env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self.pids, self.local_ranks = {}, {}  # process id by rank, rank by local rank

@@ -15,7 +15,7 @@ import threading
 import weakref
 from pathlib import Path
 
-from .guard import MARK
+from .guard import FOLDER, MARK
 
 PACKAGE_FOLDER = str(Path(__file__).parents[1])
 
@@ -26,7 +26,9 @@ class Owner:
     def __init__(self):
         outer = os.environ.get(MARK, "")
         self.pid, self.mark, self.numbers = os.getpid(), f"{outer}{secrets.token_hex(8)}/", itertools.count(1)
-        self.folder, self.jobs = Path(tempfile.mkdtemp(prefix="zc-")), weakref.WeakSet()
+        home = os.environ.get(FOLDER, "")
+        self.folder = Path(tempfile.mkdtemp(prefix="zc-", dir=home if os.path.isdir(home) else None))
+        self.jobs = weakref.WeakSet()
         if os.path.isdir("/proc/self"):
             command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py"))]
             nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # or a pipe of ours stays open

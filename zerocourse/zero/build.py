@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..errors import BadInput
-from ..meta import Materializer
+from ..meta import Materializer, assert_materializable
 from ..rankmap import Piece, RankMap, owners
 from .ddp import DataParallel, Heart
 from .flat import Flat
@@ -76,6 +76,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     check_same(describe(model) + settings, comm)
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
                           or ("cuda" if "nccl" in comm.backends else "cpu"))
+    assert_materializable(model)
     materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
 
     for unit in made:
@@ -97,7 +98,8 @@ def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[
               bucket_size: int | None, param_dtype: torch.dtype | None, materializer: Materializer) -> None:
     """Make the unit's flats, and free everything of it that this rank does not own."""
     rows = cut_into_rows(unit.params, bucket_size)
-    materializer.make_real(unit.params)
+    for name, value in materializer.stream(unit.params):
+        materializer.install(name, value)
     for index, row in enumerate(rows):
         name = unit.name if len(rows) == 1 else f"{unit.name}[{index}]"
         dtype = train_dtype(next(iter(row.values())), param_dtype)

@@ -81,6 +81,7 @@ def _before(stage, unit: Unit):
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         if inputs and unit is not stage.root:
             unit.open += 1
+            leaves = any(tensor.is_leaf for tensor in inputs)  # the hooks must not know the tensors that know them
 
             def is_over():
                 unit.open = max(0, unit.open - 1)
@@ -89,7 +90,7 @@ def _before(stage, unit: Unit):
 
             def inputs_have_gradients(_):
                 begin_backward(stage)
-                if any(tensor.is_leaf for tensor in inputs):  # then parameters may get theirs after it: wait for the end
+                if leaves:  # then parameters may get theirs after it: wait for the end
                     torch.autograd.Variable._execution_engine.queue_callback(is_over)
                 else:
                     is_over()

@@ -75,8 +75,9 @@ class Stage3(Stage2):
         for flat in unit.flats:
             if flat.gathered:
                 with self.recorder.span("reshard", flat.name, flat.memory.nbytes):
-                    flat.hide()
                     self.heart.reshard(flat)
+                if not flat.gathered:
+                    flat.hide()
 
     def use(self, unit: Unit, kind: str) -> None:
         """Gather the unit, and start gathering those that come next."""

@@ -1,0 +1,113 @@
+"""What a learner does: open a chapter in JupyterLab, run it, move a slider, and stop a launch that is stuck."""
+
+import re
+import secrets
+import shutil
+import time
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+import lab
+from tools.notebooks import KERNEL, ROOT, chapters
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SECONDS = 400  # for a test, on a busy machine
+OPENED = ("00", "07")  # of these every one that is there, and 00 must be
+
+pytestmark = [pytest.mark.timeout(SECONDS), pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")]
+
+STUCK = """
+from zerocourse.launch import launch
+
+def stuck():
+    import torch, torch.distributed as dist
+    print("waiting for a peer that never comes")
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+    import time
+    time.sleep(600)
+
+launch(stuck, nproc=2, env={"STUCK": "%s"})
+"""
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """The address of a JupyterLab on a copy of the notebooks."""
+    folder = tmp_path_factory.mktemp("course")
+    for path in chapters():
+        shutil.copy(path, folder)
+    with lab.server(folder, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1") as address:
+        yield address, folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as starter:
+        chromium = starter.chromium.launch(executable_path=CHROMIUM, args=lab.QUIET_BROWSER)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("name", [path.name for path in chapters(list(OPENED))] or ["00_start_here.ipynb"])
+def test_a_chapter_runs_and_its_slider_moves(course, page, name, tmp_path):
+    address, folder = course
+    outside, broken = [], []
+    page.on("request", lambda request: outside.append(request.url) if re.match(r"https?://(?!127\.0\.0\.1)", request.url) else None)
+    page.on("pageerror", lambda error: broken.append(str(error)))
+    meant = sum("raises-exception" in cell.metadata.get("tags", []) for cell in nbformat.read(folder / name, 4).cells)
+    lab.open_notebook(page, address, name)
+    errors = lab.run_all(page)
+    assert len(errors) == meant, errors
+
+    cell = page.locator(".jp-CodeCell", has=page.locator(".widget-slider")).first
+    words, picture = cell.locator(".jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown)").first, cell.locator(".jp-RenderedImage img").first
+    said, drawn = words.inner_text(), picture.get_attribute("src")
+    assert re.search(r"\d", said)
+    cell.scroll_into_view_if_needed()
+    page.screenshot(path=tmp_path / "before.png")
+    handle = cell.locator(".widget-slider .noUi-handle").first
+    handle.focus()
+    handle.press("ArrowLeft")
+    playwright.expect(words).not_to_have_text(said, timeout=20_000)
+    playwright.expect(picture).not_to_have_attribute("src", drawn, timeout=20_000)
+    assert re.findall(r"[\d,.]+", words.inner_text()) != re.findall(r"[\d,.]+", said)
+    assert cell.locator(".jp-RenderedImage img").count() == 1, "the new picture stands in the old one's place"
+    page.screenshot(path=tmp_path / "after.png")
+    assert not outside and not broken
+
+
+def test_interrupt_stops_a_stuck_launch_within_two_seconds(course, page, survivors, tmp_path):
+    address, folder = course
+    token = secrets.token_hex(8)
+    cells = [new_code_cell("import torch\n%load_ext zerocourse\n'ready'"), new_code_cell(STUCK % token), new_code_cell("'still ' + 'alive'")]
+    nbformat.write(new_notebook(cells=cells, metadata=KERNEL), folder / "stuck.ipynb")
+    lab.open_notebook(page, address, "stuck.ipynb")
+    lab.start_cell(page, 0)
+    playwright.expect(page.get_by_text("'ready'").last).to_be_visible(timeout=120_000)
+    lab.start_cell(page, 1)
+    for rank in (0, 1):
+        playwright.expect(page.get_by_text(f"[{rank}] waiting for a peer")).to_be_visible(timeout=120_000)
+    assert survivors(token, 0), "the ranks should run now"
+
+    pressed = time.monotonic()
+    page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+    playwright.expect(page.get_by_text("interrupted: all 2 ranks were stopped").first).to_be_visible(timeout=30_000)
+    seconds = time.monotonic() - pressed
+    page.screenshot(path=tmp_path / "interrupted.png")
+    assert seconds < 2, f"the message came after {seconds:.1f} s"
+    assert not survivors(token, 1)
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'")
+    lab.start_cell(page, 2)
+    playwright.expect(page.get_by_text("'still alive'")).to_be_visible(timeout=30_000)

@@ -1,0 +1,352 @@
+"""Whatever an answer does, a check gives a sentence: it never raises, hangs, or leaves a process behind."""
+
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from zerocourse import memory
+from zerocourse.checks import check, judge, progress
+from zerocourse.checks.compare import difference
+from zerocourse.checks.exercise import Exercise, find
+from zerocourse.checks.guard import Delegated, Guard, functions
+from zerocourse.checks.lab import Lab, explanation
+from zerocourse.checks.verdict import Verdict
+
+RIGHT = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
+
+
+def right(params, stage, ranks):
+    whole, shared = RIGHT[stage]
+    return whole * params + shared * -(-params // ranks)
+
+
+# --- answers to 1.2, one process ---
+
+def blank(params, stage, ranks):
+    raise NotImplementedError("your turn")
+
+
+def raises(params, stage, ranks):
+    return [][params]
+
+
+def exits(params, stage, ranks):
+    sys.exit("bye")
+
+
+def dies(params, stage, ranks):
+    import os
+    os._exit(3)
+
+
+def recurses(params, stage, ranks):
+    return recurses(params, stage, ranks)
+
+
+def asks(params, stage, ranks):
+    return int(input("how many? "))
+
+
+def generates(params, stage, ranks):
+    yield 16 * params
+
+
+def forgets_return(params, stage, ranks):
+    right(params, stage, ranks)
+
+
+def takes_too_little(params):
+    return params
+
+
+def takes_memory(params, stage, ranks):
+    return [0] * 10**12
+
+
+def takes_memory_in_torch(params, stage, ranks):
+    return torch.ones(10**11).numel()
+
+
+def takes_memory_bit_by_bit(params, stage, ranks):
+    kept = []
+    while True:
+        kept.append(bytearray(10**8))
+
+
+def text(params, stage, ranks):
+    return str(right(params, stage, ranks))
+
+
+def delegates(params, stage, ranks):
+    from zerocourse.memory import model_states as mine
+    return mine(params, stage, ranks).total_bytes
+
+
+def delegates_and_hides_it(params, stage, ranks):
+    try:
+        return memory.model_states(params, stage, ranks).total_bytes
+    except BaseException:
+        return 0
+
+
+def delegates_to_something_near(params, stage, ranks):
+    return next(s for s in range(0, 1) if memory.largest_params(params, 3, ranks))
+
+
+@pytest.mark.parametrize("answer, words", [
+    (raises, "`state_bytes(7_500_000_000, 0, 64)`: it raised IndexError: list index out of range (line "),
+    (exits, "it ended the program"),
+    (dies, "ended with exit code 3"),
+    (recurses, "RecursionError"),
+    (asks, "it waits for input"),
+    (generates, "returned a generator, which cannot be sent"),
+    (forgets_return, "does it end without `return`?"),
+    (takes_too_little, "it is called as `state_bytes(7_500_000_000, 0, 64)`, and takes_too_little() takes 1"),
+    (takes_memory, "it ran out of memory"),
+    (takes_memory_in_torch, "can't allocate memory"),
+    (takes_memory_bit_by_bit, "it ran out of memory"),
+    (text, "'120000000000', a str, where 120_000_000_000 is right"),
+    (delegates, "calls the package's own `zerocourse.memory.model_states`: write it yourself"),
+    (delegates_and_hides_it, "calls the package's own `zerocourse.memory.model_states`: write it yourself"),
+    (delegates_to_something_near, "calls the package's own `zerocourse.memory.largest_params`"),
+    (3, "call it as `check(\"1.2\", state_bytes)`: it needs a function, and was given int"),
+    (None, "was given NoneType"),
+])
+def test_every_failure_has_a_sentence(answer, words):
+    verdict = check("1.2", answer)
+    assert verdict.status == "failed" and words in verdict.message, verdict
+    assert check("1.2", right).passed  # the next answer finds everything as it should be
+
+
+def test_a_blank_is_not_done_and_says_which():
+    def uses_the_blank(params, stage, ranks):
+        return blank(params, stage, ranks)
+
+    assert check("1.2", uses_the_blank) == Verdict("1.2", "not done", "not done yet: `blank` is still a blank")
+
+
+def test_an_endless_loop_ends():
+    def endless(params, stage, ranks):
+        while True:
+            pass
+
+    began = time.monotonic()
+    verdict = check("1.2", endless, timeout=1.5)
+    assert "did not end within 1.5 s" in verdict.message and "while True:" in verdict.message
+    assert time.monotonic() - began < 15 and check("1.2", right).passed
+
+
+@pytest.mark.parametrize("id, answers, words", [
+    ("1.9", [right], "there is no exercise '1.9': did you mean"), ("99", [right], "there are 1.1"), ("", [right], "there are"),
+    (None, [right], "there is no exercise 'None'"), ("1.2", [], "was given nothing"), ("1.2", [right, right], "a function, and"),
+])
+def test_what_cannot_be_checked_is_said(id, answers, words):
+    verdict = check(id, *answers)
+    assert verdict.status == "failed" and words in verdict.message
+
+
+def test_the_id_may_be_a_number():
+    assert check(1.2, right).passed
+
+
+def test_an_answer_that_cannot_be_sent_is_said():
+    lock = threading.Lock()
+
+    def with_a_lock(params, stage, ranks):
+        with lock:
+            return right(params, stage, ranks)
+
+    assert "the outer variable 'lock'" in check("1.2", with_a_lock).message
+
+
+def test_what_it_prints_is_kept_and_bounded():
+    def prints(params, stage, ranks):
+        print("a line", stage)
+        print("x" * 10**6)
+        return right(params, stage, ranks)
+
+    verdict = check("1.2", prints)
+    assert verdict.passed and verdict.printed.startswith("a line 0\n") and len(verdict.printed) <= 4000
+    assert "  | a line 0" in str(verdict) and "a line 0" in verdict._repr_html_()
+
+
+def test_an_answer_that_passed_is_not_run_again():
+    def slow(params, stage, ranks):
+        time.sleep(0.02)
+        return right(params, stage, ranks)
+
+    first = check("1.2", slow)
+    began = time.monotonic()
+    assert check("1.2", slow) == first and time.monotonic() - began < 0.1
+    RIGHT_BEFORE = RIGHT[0]
+    try:
+        RIGHT[0] = (15, 0)  # what the answer uses has changed, so it is another answer
+        assert not check("1.2", slow).passed
+    finally:
+        RIGHT[0] = RIGHT_BEFORE
+
+
+def test_a_thread_that_runs_on_costs_a_new_process():
+    def leaves_a_thread(params, stage, ranks):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        return right(params, stage, ranks)
+
+    def threads(params, stage, ranks):
+        assert sum(thread.daemon for thread in threading.enumerate()) <= 1, "a thread of the answer before"
+        return right(params, stage, ranks)
+
+    assert check("1.2", leaves_a_thread).passed
+    assert check("1.2", threads).passed
+
+
+# --- worlds of several ranks ---
+
+def observe(mean, scale):
+    tensor = torch.arange(4.) * (dist.get_rank() + 1) * scale
+    mean(tensor)
+    return tensor
+
+
+def check_mean(lab):
+    for world in (2, 3):
+        for rank, got in enumerate(lab.run(observe, 2.0, world=world)):
+            lab.expect(got, torch.arange(4.) * (world + 1), f"rank {rank} of {world}",
+                       [("You summed and never divided.", torch.arange(4.) * (world + 1) * world)])
+
+
+MEAN = Exercise("99.1", "Mean", 5, 1, ("mean",), check_mean, (), ("zerocourse.comm:Comm.all_gather",), None, 3.0)
+
+
+def own_mean(tensor):
+    dist.all_reduce(tensor)
+    tensor /= dist.get_world_size()
+
+
+def summed(tensor):
+    dist.all_reduce(tensor)
+
+
+def only_rank_0(tensor):
+    if dist.get_rank() == 0:
+        dist.all_reduce(tensor)
+
+
+def one_raises(tensor):
+    if dist.get_rank() == 1:
+        raise ValueError("not today")
+    dist.all_reduce(tensor)
+
+
+def one_dies(tensor):
+    import os
+    if dist.get_rank() == 1:
+        os._exit(4)
+    dist.all_reduce(tensor)
+
+
+def all_stuck(tensor):
+    dist.recv(tensor, (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def swallowed(tensor):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("answer, status, words", [
+    (own_mean, "passed", "right"),
+    (summed, "failed", "rank 0 of 2: it has 18 at index [3] where 9 is right. You summed and never divided."),
+    (only_rank_0, "failed", "1 of the 2 ranks were done. Every rank must call the same collectives"),
+    (one_raises, "failed", "on rank 1 of 2, it raised ValueError: not today (line "),
+    (one_dies, "failed", "the process of rank 1 of 2 ended with exit code 4"),
+    (all_stuck, "failed", "Do all ranks call the same collectives, in the same order"),
+    (swallowed, "not done", "`swallowed` is still a blank"),
+])
+def test_worlds_of_several_ranks(answer, status, words, survivors):
+    verdict = judge(Lab(MEAN, [answer]))
+    assert verdict.status == status and words in verdict.message, verdict
+
+
+def test_a_broken_check_does_not_blame_the_answer():
+    def broken(lab):
+        return 1 / 0
+
+    assert judge(Lab(replace(MEAN, run=broken), [own_mean])).message.startswith("the check itself failed, not your answer")
+
+
+# --- the parts ---
+
+def test_a_guard_replaces_code_wherever_it_was_imported():
+    kept = memory.sent_bytes
+    with Guard(["zerocourse.memory:*"]).on():
+        with pytest.raises(Delegated):
+            kept(1, 1, 1)
+    assert kept(2, 1, 2) == 2 * 2
+
+
+def test_a_guard_reaches_methods_closures_and_cached_functions():
+    found = [fn.__qualname__ for spec in ("zerocourse.comm:Comm.all_gather", "zerocourse.ranks:shared")
+             for fn in functions(spec)]
+    assert found == ["Comm.all_gather", "shared"]
+
+    def outer(captured=1):
+        def inner():
+            return captured
+        return inner
+    inner, number = outer(), 5
+    guard = Guard([], [inner, lambda: number])
+    with guard.on(), guard.on(), pytest.raises(Delegated):
+        inner()
+    assert inner() == 1
+
+
+def test_every_guarded_name_exists():
+    from zerocourse.checks import exercises
+    for exercise in exercises().values():
+        for spec in exercise.replaces:
+            assert list(functions(spec)), f"{exercise.id}: {spec} is no function of the package"
+
+
+@pytest.mark.parametrize("got, want, words", [
+    (3, 3, None), (3.0, 3, "the number is right, but it has to be an int"), (True, 1, "a bool"), (1, True, "where True"),
+    (0.1 + 0.2, 0.3, None), ([1, 2], (1, 2), None), ([1], (1, 2), "1 entries where 2"), ((1, 3), (1, 2), "at `[1]` it returned 3"),
+    ({"a": 1}, {"a": 1, "b": 2}, "no entry 'b'"), ({"a": {"b": 2}}, {"a": {"b": 3}}, "at `['a']['b']` it returned 2"),
+    ({"a": 1, "c": 0}, {"a": 1}, "an entry 'c' that should not be there"), (5, {"a": 1}, "where a dictionary is right"),
+    (None, 1, "without `return`"), ("x", "x", None), (5, [5], "an int where a list is right"),
+    (torch.ones(2), torch.ones(2), None), (torch.ones(2), torch.ones(3), "shape (2,) where (3,)"),
+    (torch.ones(2).half(), torch.ones(2), "torch.float16 where torch.float32"), ([1.0], torch.ones(1), "where a tensor of shape"),
+    (torch.tensor([1.0, 9.0]), torch.tensor([1.0, 2.0]), "9 at index [1] where 2 is right"),
+    (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]), "nan at index [1]"), (torch.ones(0), torch.ones(0), None),
+])
+def test_differences_in_words(got, want, words):
+    found = difference(got, want)
+    assert found is None if words is None else words in found
+
+
+def test_a_mistake_that_explains_every_case_comes_before_one_that_explains_what_is_wrong():
+    cases = [(1,), (2,), (3,)]
+    mistakes = [("only the wrong ones", lambda n: 7), ("all", lambda n: 7 if n == 3 else n)]
+    assert explanation(cases, [1, 2, 7], [2], mistakes) == "all"
+    assert explanation(cases, [1, 2, 7], [2], mistakes[:1]) == "only the wrong ones"
+    assert explanation(cases, [1, 2, 8], [2], mistakes) == ""
+
+
+def test_a_verdict_shows_itself():
+    verdict = Verdict("1.1", "failed", "`f(1)`: it returned <2>", "printed <b>")
+    assert str(verdict) == repr(verdict) == "✗ 1.1 failed: `f(1)`: it returned <2>\n  | printed <b>"
+    assert "<code>f(1)</code>: it returned &lt;2&gt;" in verdict._repr_html_() and "printed &lt;b&gt;" in verdict._repr_html_()
+
+
+def test_progress_knows_this_session():
+    check("1.1", blank)
+    shown = progress(1)
+    assert list(shown) == [f"1.{n}" for n in range(1, 6)] and shown["1.1"].status != "passed"
+    assert "1.1  Count GPT-2" in str(shown) and " of 5 passed" in str(shown)
+
+
+def test_an_exercise_is_found_by_its_id():
+    assert find("1.3").answers == ("largest_model",)
