@@ -54,7 +54,7 @@ $(VENV)/.torch: constraints.txt
 
 # One stamp for each set of packages, so that the tour does not wait for JupyterLab.
 $(VENV)/.lab: EXTRAS := [notebooks]
-$(VENV)/.test: EXTRAS := [test]
+$(VENV)/.test: EXTRAS := [test,triton]
 $(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@

@@ -137,12 +137,12 @@ def test_an_endless_loop_ends():
 
     began = time.monotonic()
     verdict = check("1.2", endless, timeout=1.5)
-    assert "did not end within 1.5 s" in verdict.message and "while True:" in verdict.message
+    assert "did not end within 1.5 s" in verdict.message and "in endless" in verdict.message
     assert time.monotonic() - began < 15 and check("1.2", right).passed
 
 
 @pytest.mark.parametrize("id, answers, words", [
-    ("1.9", [right], "there is no exercise '1.9': did you mean"), ("99", [right], "there are 1.1"), ("", [right], "there are"),
+    ("1.9", [right], "there is no exercise '1.9': there are 1.1, 1.2"), ("99", [right], "there are 1.1"), ("", [right], "there are"),
     (None, [right], "there is no exercise 'None'"), ("1.2", [], "was given nothing"), ("1.2", [right, right], "a function, and"),
 ])
 def test_what_cannot_be_checked_is_said(id, answers, words):
@@ -183,12 +183,12 @@ def test_an_answer_that_passed_is_not_run_again():
     first = check("1.2", slow)
     began = time.monotonic()
     assert check("1.2", slow) == first and time.monotonic() - began < 0.1
-    RIGHT_BEFORE = RIGHT[0]
+    before = RIGHT[0]
     try:
         RIGHT[0] = (15, 0)  # what the answer uses has changed, so it is another answer
         assert not check("1.2", slow).passed
     finally:
-        RIGHT[0] = RIGHT_BEFORE
+        RIGHT[0] = before
 
 
 def test_a_thread_that_runs_on_costs_a_new_process():

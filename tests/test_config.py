@@ -84,7 +84,8 @@ def test_defaults():
 
 
 def test_what_was_given():
-    given = {**zero(stage=3, reduce_bucket_size=5e7, overlap_comm=False), "gradient_clipping": 0, "bf16": {"enabled": True}}
+    given = {**zero(stage=3, reduce_bucket_size=5e7, overlap_comm=False), "gradient_clipping": 0,
+             "bf16": {"enabled": True}}
     before = copy.deepcopy(given)
     config = load(given)
     assert given == before, "the dictionary is the caller's"
@@ -129,7 +130,7 @@ def test_what_was_given():
     ({"train_batch_size": 8, "gradient_clipping": True}, ["gradient_clipping is True", "number"]),
     ({"train_batch_size": 8, "gradient_clipping": "1.0"}, ["gradient_clipping is '1.0'", "number"]),
     ({"train_batch_size": 8, "gradient_clipping": None}, ["gradient_clipping is None", "number"]),
-    (7, ["the config is a int", "dictionary or the path"]),
+    (7, ["the config is a int", "dictionary or a JSON file"]),
     (None, ["NoneType"]),
 ])
 def test_a_mistake_is_named(given, words):
@@ -150,14 +151,15 @@ def pairs(table: dict) -> list[tuple[str, str]]:
 def test_keys_that_change_nothing_are_accepted_with_one_warning():
     given = {"train_batch_size": 8, "steps_per_print": 10, "wall_clock_breakdown": False, "bf16": {"enabled": False},
              "zero_optimization": {"stage": 2, "contiguous_gradients": True, "reduce_scatter": True,
-                                   "allgather_partitions": True, "allgather_bucket_size": 5e8, "round_robin_gradients": "auto",
-                                   "stage3_max_live_parameters": 1e9}}
+                                   "allgather_partitions": True, "allgather_bucket_size": 5e8,
+                                   "round_robin_gradients": "auto", "stage3_max_live_parameters": 1e9}}
     with pytest.warns(UserWarning) as caught:
         config = Config.load(given, 1)
     assert len(caught) == 1 and str(caught[0].message) == (
         "these keys of the config change nothing here and are ignored: steps_per_print, wall_clock_breakdown, "
-        "zero_optimization.contiguous_gradients, zero_optimization.reduce_scatter, zero_optimization.allgather_partitions, "
-        "zero_optimization.allgather_bucket_size, zero_optimization.round_robin_gradients, "
+        "zero_optimization.contiguous_gradients, zero_optimization.reduce_scatter, "
+        "zero_optimization.allgather_partitions, zero_optimization.allgather_bucket_size, "
+        "zero_optimization.round_robin_gradients, "
         "zero_optimization.stage3_max_live_parameters")
     assert config == load(zero(stage=2))
 
@@ -170,23 +172,24 @@ def test_each_of_them(section, key):
 
 @pytest.mark.parametrize("section, key", pairs(NOT_YET) + pairs(NEVER))
 def test_what_is_not_supported_is_refused_by_name_unless_it_is_off(section, key):
+    name, yet = f"{section}.{key}" if section else key, " yet" if key in NOT_YET[section] else ""
     for wanted in ({"enabled": True}, {"device": "cpu"}, {"type": "Adam"}, True, 4):
-        sentence = refused(at(section, key, wanted))
-        assert sentence.startswith(f"{section and section + '.'}{key} is not supported{' yet' if key in NOT_YET[section] else ''}: ")
+        assert refused(at(section, key, wanted)).startswith(f"{name} is not supported{yet}: ")
     for off in ({"enabled": False, "loss_scale": 0}, {"device": "none"}, {}, False, None):
         assert load(at(section, key, off)) == load({"train_batch_size": 8})
 
 
 def test_some_of_them_have_a_way_out():
-    assert refused(at("", "optimizer", {"type": "AdamW"})) == "optimizer is not supported yet: give initialize an optimizer"
-    assert refused(at("", "fp16", {"enabled": True})) == "fp16 is not supported yet: use bf16"
-    assert refused(at("zero_optimization", "offload_param", {"device": "cpu"})).endswith("offload_param is not supported yet: leave it out")
+    for section, key, way in (("", "optimizer", "give initialize an optimizer"), ("", "fp16", "use bf16"),
+                              ("zero_optimization", "offload_param", "leave it out")):
+        assert refused(at(section, key, {"enabled": True})).endswith(f"{key} is not supported yet: {way}")
 
 
 def test_the_commonest_keys_of_public_configs_are_known():
     """Those that occur in one of ten public files and more: none of them may be called unknown."""
     common = {"": ["train_batch_size", "gradient_clipping", "train_micro_batch_size_per_gpu", "fp16", "steps_per_print",
-                   "wall_clock_breakdown", "optimizer", "gradient_accumulation_steps", "prescale_gradients", "bf16", "scheduler"],
+                   "wall_clock_breakdown", "optimizer", "gradient_accumulation_steps", "prescale_gradients", "bf16",
+                   "scheduler"],
               "zero_optimization": ["stage", "overlap_comm", "reduce_bucket_size", "contiguous_gradients",
                                     "stage3_param_persistence_threshold", "reduce_scatter", "allgather_bucket_size",
                                     "stage3_prefetch_bucket_size"]}
@@ -231,5 +234,6 @@ def test_a_bad_file(tmp_path, text, words):
 
 
 def test_a_file_that_is_none(tmp_path):
-    assert refused(tmp_path / "none.json") == f"the config {tmp_path / 'none.json'} cannot be read: No such file or directory"
+    none = tmp_path / "none.json"
+    assert refused(none) == f"the config {none} cannot be read: No such file or directory"
     assert refused(str(tmp_path)) == f"the config {tmp_path} cannot be read: Is a directory"

@@ -325,6 +325,37 @@ def test_the_order_of_initialisers():
     assert list(materialize(alone, "x.inner")) == [f"x.inner.{name}" for name in "abcd"]
 
 
+def test_a_model_in_a_model_fills_its_own():
+    class Old(nn.Linear):
+        def _init_weights(self):  # takes no module: some models call theirs in __init__
+            raise AssertionError
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = Old(2, 2)
+
+        def _init_weights(self, module):
+            if isinstance(module, nn.Linear):
+                nn.init.constant_(module.weight, 1)
+                nn.init.constant_(module.bias, 1)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.linear = Inner(), nn.Linear(2, 2)
+
+        def _init_weights(self, module):
+            if isinstance(module, nn.Linear):
+                nn.init.constant_(module.weight, 2)
+            if isinstance(module, Outer):
+                nn.init.constant_(module.inner.linear.bias, 3)
+
+    model = materialize_model(sketch(Outer))
+    assert (model.inner.linear.weight == 1).all() and (model.inner.linear.bias == 3).all()
+    assert (model.linear.weight == 2).all()
+
+
 def test_a_tied_parameter_may_be_filled_by_any_of_its_names():
     class Tied(nn.Module):
         def __init__(self):

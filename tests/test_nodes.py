@@ -186,14 +186,13 @@ def run_sbatch(folder, *arguments, **environment):
 
 
 def test_the_slurm_template_starts_torchrun_on_every_node(tmp_path):
-    args = run_sbatch(tmp_path, "--config", "my config.json", "--model", "gpt2", SLURM_GPUS_ON_NODE="4")
+    args = run_sbatch(tmp_path, "train_mine.py", "--config", "my config.json", SLURM_GPUS_ON_NODE="4")
     assert (args.nnodes, args.nproc_per_node, args.rdzv_backend, args.rdzv_id) == ("2", "4", "c10d", "41234567")
     host, port = args.rdzv_endpoint.split(":")
     assert host == "gpu7" and 1024 < int(port) < 32768
-    assert args.module and [args.training_script, *args.training_script_args] == [
-        "zerocourse", "train", "--config", "my config.json", "--model", "gpt2"]
-    assert run_sbatch(tmp_path).nproc_per_node == "1"  # no GPUs
-    assert run_sbatch(tmp_path, RANKS_PER_NODE="3", SLURM_GPUS_ON_NODE="4").nproc_per_node == "3"
+    assert [args.training_script, *args.training_script_args] == ["train_mine.py", "--config", "my config.json"]
+    assert run_sbatch(tmp_path, "train_mine.py").nproc_per_node == "1"  # no GPUs
+    assert run_sbatch(tmp_path, "train_mine.py", RANKS_PER_NODE="3", SLURM_GPUS_ON_NODE="4").nproc_per_node == "3"
 
 
 def test_the_slurm_template_asks_for_one_task_a_node():

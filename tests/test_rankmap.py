@@ -196,7 +196,8 @@ def test_the_name_of_a_plan():
     class Balanced:
         __call__ = staticmethod(mine)
 
-    names = {"flat": None, "greedy": "greedy", "round_robin": round_robin, "mine": functools.partial(mine), "Balanced": Balanced()}
+    names = {"flat": None, "greedy": "greedy", "round_robin": round_robin, "mine": functools.partial(mine),
+             "Balanced": Balanced()}
     assert [Plan.build(TWO, 2, rank_map).name for rank_map in names.values()] == list(names)
     assert str(Plan.build(TWO, 2, mine)).splitlines() == [
         "mine: 2 ranks, max/mean 2.000", "  rank 0:            10", "  rank 1:             0"]
@@ -213,11 +214,13 @@ def drawn(plan: Plan) -> tuple[list[dict], ElementTree.Element]:
     for mark in picture.iter():
         if mark.tag == f"{SVG}rect" and mark.get("width") != "100%":
             x, y, width, height = (float(mark.get(key)) for key in ("x", "y", "width", "height"))
-            boxes.append({"kind": "bar", "x": (x, x + width), "y": (y, y + height), "of": mark.find(f"{SVG}title").text})
+            said = mark.find(f"{SVG}title").text
+            boxes.append({"kind": "bar", "x": (x, x + width), "y": (y, y + height), "of": said})
         if mark.tag == f"{SVG}text":
             x, y = float(mark.get("x")), float(mark.get("y"))
             kind = "title" if mark.text.startswith(plan.name) else "label"
-            boxes.append({"kind": kind, "x": (x, x + CHARACTER * len(mark.text)), "y": (y - 11, y + 3), "of": mark.text})
+            end = x + CHARACTER * len(mark.text)
+            boxes.append({"kind": kind, "x": (x, end), "y": (y - 11, y + 3), "of": mark.text})
     return boxes, picture
 
 
@@ -235,7 +238,8 @@ def test_the_picture_is_legible(size, rank_map, world_size):
     assert len(kinds["title"]) == 1 and len(kinds["label"]) == 2 * world_size
     canvas = {"x": (0, float(picture.get("width"))), "y": (0, float(picture.get("height")))}
     for box in boxes:
-        assert all(canvas[axis][0] <= box[axis][0] and box[axis][1] <= canvas[axis][1] for axis in "xy"), f"{box} is cut off"
+        inside = (canvas[axis][0] <= box[axis][0] and box[axis][1] <= canvas[axis][1] for axis in "xy")
+        assert all(inside), f"{box} is cut off"
     for label in kinds["label"] + kinds["title"]:
         for other in boxes:
             assert other is label or not overlap(label, other), f"{label} covers {other}"

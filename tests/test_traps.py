@@ -101,13 +101,28 @@ class Branching(Block):
 
 
 class Branches(Stack):
+    """In the units and in the root."""
+
     block = Branching
 
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(6, 6)
+
     def forward(self, x, special):
-        x = self.first(x)
+        x = self.other(x) if special else self.first(x)
         for block in self.blocks:
             x, _ = block((x, special))
         return self.last(x)
+
+
+class ParallelBranches(Branches):
+    """The units side by side, the last one first: the one whose gradients are complete on a rank may wait for others."""
+
+    def forward(self, x, special):
+        x = self.first(x)
+        outputs = [block((x, special and index != 1))[0] for index, block in enumerate(self.blocks)]
+        return self.last(sum(outputs)) if not special else self.other(sum(reversed(outputs)))
 
 
 def special_on_rank_one(model, step, micro, rank):
@@ -121,6 +136,8 @@ def test_trap_03_unused_on_all_ranks(pool):
 def test_trap_03_unused_on_one_rank(pool):
     check_exact(pool, [case for size in (None, 20) for accumulation in (1, 2) for case in
                        of_stack(Branches, loss=special_on_rank_one, bucket_size=size, accumulation=accumulation)])
+    check_exact(pool, [case for size in (None, 20) for case in
+                       of_stack(ParallelBranches, loss=special_on_rank_one, bucket_size=size, options=(("in_flight", 1),))])
 
 
 class Skipping(Stack):
@@ -644,6 +661,8 @@ def round_trip() -> list:
         if stage == 3:
             with pytest.raises(BadInput, match="zerocourse.state_dict"):
                 model.state_dict()
+        with pytest.raises(BadInput, match="zerocourse.load_state_dict"):
+            model.load_state_dict(first)
         found.append((first, state_dict(model), refused, list(first)))
     return found
 

@@ -89,7 +89,8 @@ class Comm:
     def all_gather(self, row: torch.Tensor, layout: Layout, unit: str) -> Handle:
         """Fill `row` (n,), of which this rank's slice is there, with the slices of all. Sends (N-1) × own slice."""
         mine, call = row[layout.slice(self.rank)], self._next("all_gather", unit, row)
-        nbytes = self._count("all_gather", row, len(self.peers) * layout.real(self.rank), len(self.peers) * mine.numel())
+        others = len(self.peers)
+        nbytes = self._count("all_gather", row, others * layout.real(self.rank), others * mine.numel())
         if self._native(row, layout):
             gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
             works, finish = [gather(row, mine, group=self.group, async_op=True)], lambda: None
@@ -114,7 +115,8 @@ class Comm:
             works, arrived = [scatter(received[self.rank], row, group=self.group, async_op=True)], lambda: None
         else:
             received = {peer: torch.empty_like(mine) for peer in self.peers}
-            works, arrived = self._exchange(call, {peer: row[layout.slice(peer)] for peer in self.peers}, received, layout)
+            sends = {peer: row[layout.slice(peer)] for peer in self.peers}
+            works, arrived = self._exchange(call, sends, received, layout)
             received[self.rank] = mine
 
         def finish():
@@ -144,8 +146,10 @@ class Comm:
             return values
         if self._nccl(flat):
             self.complete([dist.broadcast(flat, group=self.group, group_src=0, async_op=True)], call, flat)
+        elif self.rank == 0:
+            self._exchange_now(call, dict.fromkeys(self.peers, flat), {})
         else:
-            self._exchange_now(call, {} if self.rank else dict.fromkeys(self.peers, flat), {0: flat} if self.rank else {})
+            self._exchange_now(call, {}, {0: flat})
         self.control += 0 if self.rank else len(self.peers) * flat.nbytes
         return _put(flat, values)
 
@@ -187,21 +191,22 @@ class Comm:
             sends = {peer: once[tensor] for peer, tensor in sends.items()}
             back = [(tensor, torch.empty_like(tensor, device="cpu")) for tensor in receives.values()]
             receives = dict(zip(receives, (host for _, host in back), strict=True))
-        # The layout is in the tag, because a message of another size would be taken for the right one, or end the process.
+        # The layout is in the tag: a message of another size would be taken for the right one, or end the process.
         tag = zlib.crc32(f"{self._id} {call} {layout and layout.bounds}".encode()) & 0x7FFFFF00 if self.peers else 0
         messages = []
         for step in range(1, self.world_size):  # rank r begins with peer r + 1, so that no rank is everybody's first
             to, source = (self.rank + step) % self.world_size, (self.rank - step) % self.world_size
             for verb, peer, tensor in ((dist.irecv, source, receives.get(source)), (dist.isend, to, sends.get(to))):
-                count = max(1, min(MOST_PIECES, tensor.nbytes // PIECE_BYTES)) if tensor is not None else 0
-                messages += [(verb, piece, peer, tag | index)
-                             for index, piece in enumerate(tensor.tensor_split(count) if count else ()) if piece.numel()]
+                if tensor is not None and tensor.numel():
+                    pieces = tensor.tensor_split(max(1, min(MOST_PIECES, tensor.nbytes // PIECE_BYTES)))
+                    messages += [(verb, piece, peer, tag | index) for index, piece in enumerate(pieces)]
         with self._explained(call):
             if nccl and messages:
                 works = dist.batch_isend_irecv([dist.P2POp(verb, piece, group=self.group, tag=tag, group_peer=peer)
                                                 for verb, piece, peer, tag in messages])
             else:
-                works = [verb(piece, group=self.group, tag=tag, **{"group_dst" if verb is dist.isend else "group_src": peer})
+                peer_is = {dist.isend: "group_dst", dist.irecv: "group_src"}
+                works = [verb(piece, group=self.group, tag=tag, **{peer_is[verb]: peer})
                          for verb, piece, peer, tag in messages]
 
         def arrived(keep=sends):
@@ -236,7 +241,7 @@ class Comm:
         """Wait for all works. Raises CollectiveError."""
         with self._explained(call):
             for work in works:
-                work.wait() if self._nccl(row) else work.wait(self.timeout)  # NCCL's wait is the stream's, not the host's
+                work.wait() if self._nccl(row) else work.wait(self.timeout)  # with a time, NCCL would stop the host
 
     def _count(self, verb: str, row: torch.Tensor, real: int, whole: int) -> int:
         size = row.element_size()

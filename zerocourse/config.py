@@ -31,9 +31,9 @@ NOT_YET = {  # refused, unless switched off
     "zero_optimization": ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"),
 }
 NEVER = {  # refused, unless switched off
-    "": ("amp", "autotuning", "compression_training", "curriculum_learning", "data_efficiency", "progressive_layer_drop",
-         "eigenvalue", "sparse_attention", "hybrid_engine", "flops_profiler", "comms_logger", "tensorboard", "wandb",
-         "csv_monitor", "comet"),
+    "": ("amp", "autotuning", "compression_training", "curriculum_learning", "data_efficiency",
+         "progressive_layer_drop", "eigenvalue", "sparse_attention", "hybrid_engine", "flops_profiler",
+         "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet"),
     "zero_optimization": ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
                           "zero_hpz_partition_size", "zeropp_loco_param", "mics_shard_size",
                           "mics_hierarchical_params_gather"),
@@ -75,13 +75,14 @@ class Config:
         Warns once, with their names, of keys that DeepSpeed knows and that change nothing here.
         """
         if not isinstance(config, dict | str | Path):
-            raise BadInput(f"the config is a {type(config).__name__}: it must be a dictionary or the path of a JSON file")
+            raise BadInput(f"the config is a {type(config).__name__}: it must be a dictionary or a JSON file's path")
         ignored: list[str] = []
         given = understood(config if isinstance(config, dict) else read_json(Path(config)), "", cls, ignored)
         zero = understood(given.get("zero_optimization", {}), "zero_optimization", ZeroConfig, ignored)
         bf16 = understood(given.get("bf16", {}), "bf16", Bf16Config, ignored)
         if ignored:
-            warnings.warn(f"these keys of the config change nothing here and are ignored: {', '.join(ignored)}", stacklevel=3)
+            warnings.warn(f"these keys of the config change nothing here and are ignored: {', '.join(ignored)}",
+                          stacklevel=3)
 
         if "stage" in zero:
             zero["stage"] = integer(zero["stage"], "zero_optimization.stage", 0, 3)
@@ -115,8 +116,8 @@ def batch_sizes(given: dict, world_size: int) -> tuple[int, int, int]:
     elif steps is None:
         steps = divided(train, micro, names[1], world_size)
     if train != micro * steps * world_size:
-        raise BadInput(f"train_batch_size {train} is not micro-batch {micro} × accumulation {steps} × ranks {world_size} "
-                       f"= {micro * steps * world_size}")
+        raise BadInput(f"train_batch_size {train} is not micro-batch {micro} × accumulation {steps} × "
+                       f"ranks {world_size} = {micro * steps * world_size}")
     return train, micro, steps
 
 
@@ -152,7 +153,7 @@ def understood(given: object, section: str, of: type, ignored: list[str]) -> dic
 
 
 def is_off(value: object) -> bool:
-    """Does it say that the feature is not wanted? `{"enabled": false}`, `{"device": "none"}`, false, null or nothing."""
+    """Does it say that the feature is not wanted? `{"enabled": false}`, `{"device": "none"}`, false, null, nothing."""
     if isinstance(value, dict):
         return not value or value.get("enabled") is False or value.get("device", "") in ("none", None)
     return value is None or value is False

@@ -1,6 +1,7 @@
 """The engine: DeepSpeed's training loop over the stages. Accumulates, clips, steps; sends nothing of its own.
 
-    engine, optimizer, loader, scheduler = zerocourse.initialize(model=model, optimizer=optimizer, config="ds_config.json")
+    engine, optimizer, loader, scheduler = zerocourse.initialize(model=model, optimizer=optimizer,
+                                                                 config="ds_config.json")
     for batch in batches:
         loss = engine(batch)
         engine.backward(loss)
@@ -23,8 +24,9 @@ from .sampler import ShardSampler
 from .zero import shard, state_dict
 
 
-def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None, model_parameters=None,
-               training_data: Dataset | None = None, lr_scheduler=None, config: dict | str | Path | None = None):
+def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None,
+               model_parameters=None, training_data: Dataset | None = None, lr_scheduler=None,
+               config: dict | str | Path | None = None):
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
     A process group that is there is used; under torchrun one is started; else there is one rank.
@@ -44,12 +46,12 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     for key, value in of_ranks[0].items():
         other = next((rank for rank in range(comm.world_size) if of_ranks[rank][key] != value), None)
         if other is not None:
-            raise BadInput(f"the ranks disagree on the config: {key} is {value} on rank 0 and {of_ranks[other][key]} on "
-                           f"rank {other}; give every rank the same")
+            raise BadInput(f"the ranks disagree on the config: {key} is {value} on rank 0 and "
+                           f"{of_ranks[other][key]} on rank {other}; give every rank the same")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         if not callable(optimizer):
-            raise BadInput(f"optimizer is a {type(optimizer).__name__}: it must be a torch optimizer, or a function that "
-                           "makes one from a list of parameters")
+            raise BadInput(f"optimizer is a {type(optimizer).__name__}: it must be a torch optimizer, or a function "
+                           "that makes one from a list of parameters")
         optimizer = optimizer(list(model_parameters or model.parameters()))
     if callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
         lr_scheduler = lr_scheduler(optimizer)
@@ -102,11 +104,11 @@ class Engine:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise BadInput(f"engine.backward needs the loss, a tensor with one element, not {_say(loss)}")
         if not loss.requires_grad:
-            raise BadInput("engine.backward got a loss without a gradient: compute it by engine(...), not under no_grad, "
-                           "and do not detach it")
+            raise BadInput("engine.backward got a loss without a gradient: compute it by engine(...), not under "
+                           "no_grad, and do not detach it")
         if self._has_gradients:
-            raise BadInput("engine.backward was called twice without engine.step between: call step after every backward, "
-                           "it updates at the end of a window only")
+            raise BadInput("engine.backward was called twice without engine.step between: call step after every "
+                           "backward, it updates at the end of a window only")
         scaled = loss / self.gradient_accumulation_steps()
         try:
             if self.is_gradient_accumulation_boundary():
@@ -186,7 +188,7 @@ class Engine:
         return state_dict(self.module)
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this rank holds now, by kind: parameters, gradients, optimizer states (master weights with them)."""
+        """Bytes that this rank holds now, by kind: parameters, gradients, optimizer states with master weights."""
         return self.zero.memory(self.optimizer)
 
     def communication(self) -> dict[str, int | dict[str, int]]:

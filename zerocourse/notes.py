@@ -22,7 +22,7 @@ class Notes:
         self.store, self.rank, self.peers = store, rank, peers
 
     def leave(self, reason: str, group: dist.ProcessGroup | None) -> None:
-        """Say why this rank leaves, close its connections, so that whoever waits for it looks here, and let them read."""
+        """Say why this rank leaves; close its connections, so that whoever waits for it looks here; let them read."""
         with suppress(RuntimeError, ValueError):  # another rank left before, or the store is gone: nobody to tell
             self.store.set("left", f"rank {self.rank}: {reason}")
             self.store.set(f"heard/{self.rank}", "")
@@ -39,17 +39,18 @@ class Notes:
             while time.monotonic() < until and len(said) <= len(self.peers):
                 if self.somebody_left:
                     reason = self._get("left")
-                    self.store.set(f"heard/{self.rank}", "")  # after the reading: the one that left may end now, and the store
+                    self.store.set(f"heard/{self.rank}", "")  # after reading: now the one that left may end the store
                     return f"rank {self.rank} stopped in {call}, because another rank left: {reason}"
                 said |= {peer: self._get(f"call/{peer}") for peer in self.peers if self.store.check([f"call/{peer}"])}
                 time.sleep(0.02)
-        late = f"did not complete within {timeout.total_seconds():g} s" if "timed out" in str(error).lower() else "broke off"
-        ranks = [f"rank {rank} was in {said[rank]}" if rank in said else f"rank {rank} did not answer: it computes, or is gone"
+        late = f"did not complete within {timeout.total_seconds():g} s"
+        what = late if "timed out" in str(error).lower() else "broke off"
+        ranks = [f"rank {rank} {f'was in {said[rank]}' if rank in said else 'did not answer: it computes, or is gone'}"
                  for rank in sorted([self.rank, *self.peers])]
         rule = ". Every rank must run the same units in the same order" if len(set(said.values())) > 1 else ""
         if not rule and len(said) > len(self.peers):
             rule = ". They disagree on its layout, or the time was too short"
-        return f"a collective {late}: {'; '.join(ranks)}{rule}"
+        return f"a collective {what}: {'; '.join(ranks)}{rule}"
 
     def exchange(self, call: str, thing: object, timeout: timedelta) -> list:
         """Every rank's `thing`, in rank order. Raises RuntimeError when time is up, or a rank has left."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import SequenceMatcher, unified_diff
 from html import escape
-from itertools import zip_longest
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -20,7 +19,7 @@ from matplotlib.figure import Figure
 from .errors import BadInput
 
 ROOT = Path(__file__).parents[1]
-CODE = "margin:0; padding:6px; text-align:left; line-height:1.3; color:#222222; background-color:#f8f8f8"
+CODE = "margin:0; padding:0 6px; text-align:left; line-height:1.3; color:#222222; background-color:#f8f8f8"
 REMOVED, ADDED = "#ffd7d5", "#ccffd8"
 NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( ?[A-Za-z%×/]+)*")
 
@@ -169,23 +168,22 @@ def coloured(code: str) -> list[str]:
 
 
 def pre(lines: Sequence[str]) -> str:
-    return f'<pre style="{CODE}">' + "\n".join(lines) + "</pre>"
+    return f'<pre style="{CODE}">' + "\n".join(line or " " for line in lines) + "</pre>"  # an empty line has no height
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, right_title: str) -> str:
     """Two texts as a table of two columns: lines that are in both stand beside each other, the others are coloured."""
-    rows: list[tuple[str, str]] = []
-    shown = coloured("\n".join(left)), coloured("\n".join(right))
+    shown_left, shown_right = coloured("\n".join(left)), coloured("\n".join(right))
 
-    def marked(line, color):
-        return "" if line is None else f'<span style="background-color:{color}">{line or " "}</span>'
+    def cell(lines, color=""):
+        marked = [f'<span style="background-color:{color}">{line or " "}</span>' for line in lines] if color else lines
+        return f'<td style="vertical-align:top; text-align:left; padding:0">{pre(marked)}</td>'
 
+    def head(title):
+        return f'<th style="text-align:left"><code>{escape(title)}</code></th>'
+
+    rows = [head(left_title) + head(right_title)]
     for what, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if what == "equal":
-            rows += zip(shown[0][i:j], shown[1][k:m], strict=True)
-        else:
-            rows += [(marked(a, REMOVED), marked(b, ADDED)) for a, b in zip_longest(shown[0][i:j], shown[1][k:m])]
-    cells = zip(*rows, strict=True) if rows else ((), ())
-    titles = "".join(f'<th style="text-align:left"><code>{escape(title)}</code></th>' for title in (left_title, right_title))
-    columns = "".join(f'<td style="vertical-align:top; text-align:left">{pre(column)}</td>' for column in cells)
-    return f"<table><tr>{titles}</tr><tr>{columns}</tr></table>"
+        same = what == "equal"  # a row for each run of lines, so that lines that a narrow page breaks stay beside theirs
+        rows.append(cell(shown_left[i:j], "" if same else REMOVED) + cell(shown_right[k:m], "" if same else ADDED))
+    return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"

@@ -4,7 +4,6 @@
 """
 
 from ..errors import BadInput, ZeroCourseError
-from ..processes import payload
 from .exercise import Exercise, exercises, find
 from .lab import Lab
 from .verdict import FAILED, NOT_DONE, PASSED, NotDone, Progress, Verdict, Wrong
@@ -34,22 +33,24 @@ def progress(chapter: int) -> Progress:
 def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) -> Verdict:
     try:
         found = find(id)
-        lab = Lab(found, answers, timeout, own_allowed)
         if len(answers) != len(found.answers) or not all(map(callable, answers)):
-            wanted = ", ".join(found.answers)
-            given = ", ".join(type(answer).__name__ for answer in answers) or "nothing"
-            return Verdict(id, FAILED, f"call it as `check(\"{id}\", {wanted})`: it needs "
-                           f"{'a function' if len(found.answers) == 1 else 'functions'}, and was given {given}")
-        sent = payload.pack(answers[0], answers[1:])
+            return Verdict(id, FAILED, _usage(found, answers))
+        lab = Lab(found, answers, timeout, own_allowed)
     except (ZeroCourseError, ImportError) as error:
         return Verdict(id, FAILED, str(error))
     before, known = _passed.get(id, (None, None))
-    if sent == before and not own_allowed:
+    if lab.sent == before and not own_allowed:
         return known
     verdict = judge(lab)
     if verdict.passed and not own_allowed:
-        _passed[id] = sent, verdict
+        _passed[id] = lab.sent, verdict
     return verdict
+
+
+def _usage(found: Exercise, answers: tuple) -> str:
+    wanted, given = ", ".join(found.answers), ", ".join(type(answer).__name__ for answer in answers) or "nothing"
+    return (f"call it as `check(\"{found.id}\", {wanted})`: it needs "
+            f"{'a function' if len(found.answers) == 1 else 'functions'}, and was given {given}")
 
 
 def judge(lab: Lab) -> Verdict:
@@ -60,7 +61,7 @@ def judge(lab: Lab) -> Verdict:
         return Verdict(id, PASSED, praise or "right", lab.printed)
     except NotDone as blank:
         return Verdict(id, NOT_DONE, str(blank), lab.printed)
-    except (Wrong, BadInput) as error:  # BadInput: the answer cannot be sent to the ranks
+    except (Wrong, BadInput) as error:  # BadInput: something cannot be sent to the ranks
         return Verdict(id, FAILED, str(error), lab.printed)
     except Exception as error:
         return Verdict(id, FAILED, f"the check itself failed, not your answer: {type(error).__name__}: {error}", lab.printed)

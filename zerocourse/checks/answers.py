@@ -31,7 +31,7 @@ except ImportError:  # Windows
     resource = None
 
 CALL = re.compile(r'^check\("(\d+\.\d+)"', re.M)
-CELL_SECONDS = 20  # for an answer cell, which only defines functions
+CHECK_TRIPS = 20  # more trips to the ranks than any check makes; each has the exercise's own limit
 START_SECONDS = 60  # for the process to begin, on a busy machine
 TIME_UP = "ran out of time"
 GIVEN = "given"  # the tag of cells that the answers build on: imports and constants
@@ -39,10 +39,12 @@ GIVEN = "given"  # the tag of cells that the answers build on: imports and const
 
 @dataclass(frozen=True)
 class Limits:
-    """For one notebook. seconds: in all. memory_bytes: of the process that runs its cells."""
+    """For one notebook. seconds: in all. memory_bytes: of the process that runs its cells.
+    cell_seconds: for an answer cell, which only defines functions."""
 
     seconds: float = 300
     memory_bytes: int = 4 * 2**30
+    cell_seconds: float = 20
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _watch(cells, ids, skip, limits: Limits, deadline: float) -> Iterator[dict]:
     """Run a grading process; its events, and at last {"end": "done" or what became of it}. It is gone afterwards."""
     mark = f"{owner().mark}answers{time.monotonic_ns()}/"
     work = {"cells": [[cell.id, cell.source] for cell in cells], "ids": ids, "skip": list(skip.items()),
-            "memory_bytes": limits.memory_bytes, "cwd": os.getcwd()}
+            "memory_bytes": limits.memory_bytes, "cell_seconds": limits.cell_seconds, "cwd": os.getcwd()}
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen([sys.executable, "-m", __name__, str(writer)], stdin=subprocess.PIPE, pass_fds=[writer],
@@ -179,7 +181,7 @@ def main(descriptor: int) -> None:
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     faults, skip = {}, dict(work["skip"])
     for number, (id, source) in enumerate(work["cells"]):
-        tell(doing=number, seconds=CELL_SECONDS)
+        tell(doing=number, seconds=work["cell_seconds"])
         fault = skip.get(number) or _run_cell(source, f"<answer to {id}>" if id else "<given cell>", vars(module))
         if fault:
             faults.setdefault(id, fault)
@@ -193,7 +195,7 @@ def main(descriptor: int) -> None:
         elif found and None in answers:
             verdict = Verdict(id, FAILED, f"there is no `{found.answers[answers.index(None)]}` in the answer's cell")
         else:
-            tell(doing=id, seconds=20 * found.timeout if found else CELL_SECONDS)
+            tell(doing=id, seconds=CHECK_TRIPS * found.timeout if found else START_SECONDS)
             verdict = check(id, *answers)
         tell(verdict=vars(verdict))
     tell(end="done")

@@ -1,6 +1,5 @@
 """What an exercise is, and where the check of each is found: chapter NN's are in `chapterNN.py` of this folder."""
 
-import difflib
 import functools
 import importlib
 import pkgutil
@@ -80,7 +79,5 @@ def find(id: str) -> Exercise:
     chapter = int(number) if number.isdecimal() and int(number) in chapters() else None
     found = exercises(chapter)
     if str(id) not in found:
-        near = difflib.get_close_matches(str(id), found, n=1) if chapter is None else ()
-        raise BadInput(f"there is no exercise {str(id)!r}: "
-                       + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(found)}"))
+        raise BadInput(f"there is no exercise {str(id)!r}: there are {', '.join(found)}")
     return found[str(id)]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import cloudpickle
 
+from ..processes import payload
 from . import guard as guards
 from .verdict import Wrong
 from .words import a, call_text, line_text, own_frame
@@ -75,17 +76,18 @@ class Answer:
                 raise
 
 
-def perform(observe: Callable, answers, names, replaces, own, args, kwargs, several: bool) -> Report:
-    """Run `observe(*answers, *args, **kwargs)` with the answers guarded, and report.
+def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, several: bool) -> Report:
+    """Run `observe(*answers, *args, **kwargs)` with the answers, which `sent` holds, guarded, and report.
 
     In a world of several ranks a failure is raised, as AnswerFailed: else the others would be waited for.
     """
     guards.sprung.clear()
-    guard = guards.Guard(replaces, own)
-    guarded = [Answer(fn, name, guard) for fn, name in zip(answers, names, strict=True)]
+    guard, guarded = guards.Guard(replaces, own), []
     threads, printed = set(threading.enumerate()), _Bounded()
     try:
         with _output_to(printed), _memory_limit():
+            first, others, _ = payload.unpack(sent)
+            guarded += [Answer(fn, name, guard) for fn, name in zip((first, *others), names, strict=True)]
             kind, value = "value", observe(*guarded, *args, **kwargs)
     except BaseException as error:
         kind, value = _failure(guarded, error)
@@ -129,6 +131,8 @@ def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
         return "wrong", misfit
     case = f"`{raised.__notes__[0]}`: " if getattr(raised, "__notes__", None) else ""
     line = line_text(error)
+    if not answers:
+        return "wrong", f"it cannot be loaded in another process: {type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         return "wrong", f"{case}it ended the program (exit or sys.exit){line}: return a value instead"
     if isinstance(error, MemoryError):

@@ -8,7 +8,7 @@ import json
 import signal
 from collections.abc import Callable, Iterable, Sequence
 
-from ..errors import BadInput
+from ..processes import payload
 from ..processes.failures import LaunchTimeout, RankDied, RankError, name_cells
 from ..ranks import Ranks
 from .compare import difference, same
@@ -33,11 +33,15 @@ def _ready() -> None:
 
 
 class Lab:
-    """One exercise, and the answers of one learner (`answers`, in the exercise's order)."""
+    """One exercise, and the answers of one learner (`answers`, in the exercise's order).
+
+    Raises BadInput when an answer cannot be sent to another process.
+    """
 
     def __init__(self, exercise: Exercise, answers: Sequence[Callable], timeout: float | None = None,
                  own_allowed: bool = False):
-        self.exercise, self.answers = exercise, answers
+        self.exercise = exercise
+        self.sent = payload.pack(answers[0], answers[1:])  # by value: ranks that live on never have an older version
         self.timeout = timeout or exercise.timeout
         self.forbidden = ((), ()) if own_allowed else (exercise.replaces, exercise.own)
         self.printed = ""
@@ -55,7 +59,7 @@ class Lab:
         if not pool.pids:
             pool.run(_ready, timeout=START_SECONDS)
         try:
-            reports = pool.run(perform, observe, list(self.answers), self.exercise.answers, *self.forbidden, args, kwargs,
+            reports = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
                                world > 1, timeout=limit)
         except LaunchTimeout as error:
             raise Wrong(_hang_text(error, world, limit)) from None
@@ -151,8 +155,6 @@ def _failed_report(error: RankError) -> Report:
     for failure in error.failures:
         if failure.kind == "AnswerFailed":
             return Report(**json.loads(failure.message))
-    if error.kind == "ModuleNotFoundError" or "unpickl" in error.message:
-        return Report("wrong", f"it cannot be loaded in another process: {error.message}", "", True)
     raise error
 
 
@@ -173,6 +175,3 @@ def _death_text(error: RankDied, world: int) -> str:
     how = "" if error.exit_code is None else f" with exit code {error.exit_code}" if error.exit_code >= 0 else \
         f", killed by {signal.Signals(-error.exit_code).name}"
     return f"{who} ended{how}: does it call os._exit, recurse without end, or take all memory?"
-
-
-__all__ = ["BadInput", "Lab", "Mistake", "Raised", "explanation"]

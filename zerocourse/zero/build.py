@@ -89,6 +89,9 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     for name, buffer in model.named_buffers():
         comm.broadcast(buffer, f"buffer {name}")
     model.zero_grad = model.zero.zero_grad
+    model.load_state_dict = refuse("load_state_dict() of a sharded model would not reach what the optimizer steps", "load_state_dict")
+    if stage == 3:
+        model.state_dict = refuse("state_dict() of a model under stage 3 would hold NaN, since this rank has slices", "state_dict")
     if optimizer is not None:
         take_over(optimizer, model.zero)
     return model, optimizer
@@ -120,6 +123,13 @@ def check_same(described: list[str], comm: Comm) -> None:
             if here != there:
                 raise BadInput(f"the ranks disagree on the model: rank 0 has {here}, rank {rank} has {there}; "
                                "build the same model, and shard it in the same way, on every rank")
+
+
+def refuse(why: str, instead: str) -> Callable:
+    def call(*args, **kwargs):
+        raise BadInput(f"{why}: call zerocourse.{instead} on every rank")
+
+    return call
 
 
 def known_to(optimizer: Optimizer | None, model: nn.Module) -> None:

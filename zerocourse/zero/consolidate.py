@@ -1,6 +1,7 @@
 """Whole parameters from their slices, and back: all-gathers a unit at a time. Collective: every rank must call it."""
 
 from contextlib import contextmanager
+from copy import deepcopy
 
 import torch
 from torch import nn
@@ -33,9 +34,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
             for flat in unit.flats:
                 whole |= {flat.params[key]: view.detach().clone() for key, view in flat.views.items()}
     named = dict(model.named_parameters(remove_duplicate=False))
-    with stage.reading_state():
-        state = nn.Module.state_dict(model)
-    return {name: whole[named[name]] if name in named else tensor.detach().clone() for name, tensor in state.items()}
+    return {name: whole[named[name]] if name in named else deepcopy(kept) for name, kept in type(model).state_dict(model).items()}
 
 
 def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
@@ -44,9 +43,8 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     Raises BadInput, before anything changes, that names a missing, unexpected or wrongly shaped tensor.
     """
     stage, named = model.zero, dict(model.named_parameters(remove_duplicate=False))
-    with stage.reading_state():
-        mine = nn.Module.state_dict(model)
-    for name in mine.keys() | state.keys():
+    mine = type(model).state_dict(model)
+    for name in [*mine, *state]:
         if name not in state or name not in mine:
             raise BadInput(f"the state to load {'lacks' if name in mine else 'has an unexpected'} {name!r}")
         if state[name].shape != mine[name].shape:

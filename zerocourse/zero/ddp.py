@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..comm import Comm, Handle
-from ..errors import BadInput, CollectiveError
+from ..errors import CollectiveError
 from . import hooks
 from .flat import Flat
 from .unit import Unit
@@ -24,7 +24,6 @@ from .unit import Unit
 
 def all_reduce(flat: Flat, comm: Comm) -> Handle:
     """Sum the bucket over the ranks, on every rank: a reduce-scatter, then an all-gather. 2Ψ(N-1)/N elements."""
-
 
     def gather(_):
         comm.all_gather(flat.grad, flat.layout, flat.name).wait()
@@ -84,14 +83,15 @@ class DataParallel:
         self.in_forward = self.in_backward = False
         self.sync = True
         self.unreduced = False  # a backward under `no_sync` left gradients that only this rank knows
-        self.reducing: list[tuple[Unit, Handle]] = []
+        self.order: list[Unit] = []  # units that record gradients, as they ran since the last backward
+        self.order_is_old = False  # that backward is over
+        self.queue: list[Unit] = []  # those of them that are still to be reduced in this backward, the next one last
+        self.reducing: list[tuple[Unit, Handle]] = []  # under way
         self.buffers = {name: fingerprint(buffer) for name, buffer in model.named_buffers()}  # as all ranks have them
         self.changed: list[str] = []  # buffers that some rank has changed since
         self.recorder = comm.recorder
         self.recorder.alive = self.bytes_held
         self._began: dict[tuple[str, str], float] = {}
-        self.reading = False
-        model.register_state_dict_pre_hook(self._refuse_partial_state)
         hooks.attach(self)
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -101,6 +101,12 @@ class DataParallel:
             if self.in_forward or self.in_backward:
                 self.recover()
             self.in_forward = True
+            if self.order_is_old and torch.is_grad_enabled():
+                self.order, self.order_is_old = [], False
+        if torch.is_grad_enabled() and unit not in self.order:
+            self.order.append(unit)
+            if self.in_backward:  # reentrant checkpointing computes it with gradients only now
+                self.queue.append(unit)
         self._mark("forward", unit)
 
     def post_forward(self, unit: Unit) -> None:
@@ -111,39 +117,44 @@ class DataParallel:
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        self.in_backward = True
+        self.in_backward, self.queue = True, list(self.order)
 
     def pre_backward(self, unit: Unit) -> None:
         self._mark("backward", unit)
 
-    def on_gradient(self, unit: Unit, flat: Flat, key: str, param: nn.Parameter) -> None:
-        """Move the gradient into its bucket, and reduce the bucket when it is full."""
-        unit.ran = True
+    def on_gradient(self, flat: Flat, key: str, param: nn.Parameter) -> None:
+        """Move the gradient into its bucket."""
         if flat.grad is not None and not flat.fresh:  # the bucket may be on its way: it cannot be filled before it is back
             self.wait_for_reductions()
         flat.collect(key, param)
-        if self.reduces_now:
-            self.launch(unit)
+        self.launch()
 
     def post_backward(self, unit: Unit) -> None:
         self._mark("backward", unit, over=True)
-        if self.reduces_now:
-            self.launch(unit, force=True)
+        unit.over = True
+        self.launch()
 
     @property
     def reduces_now(self) -> bool:
         return self.sync
 
-    def launch(self, unit: Unit, force: bool = False) -> None:
-        """Reduce the unit's full buckets from the last to the first, so that all ranks do it in the same order.
+    def launch(self) -> None:
+        """Reduce the buckets that are full, and those of units whose backward is over: no more gradients will come.
 
-        force: also those that are not full, because no more gradients will come.
+        In the reverse order of the forward, also when a later bucket is full sooner: so all ranks do it in the same
+        order, and no rank ever waits for one that waits for it.
         """
-        for flat in unit.to_reduce:
-            if not force and len(flat.arrived) < flat.expected:
-                break
-            unit.launched += 1
-            self.reduce(unit, flat)
+        while self.reduces_now and self.queue:
+            unit = self.queue[-1]
+            for flat in unit.to_reduce:
+                if not (unit.over or self.is_full(unit, flat)):
+                    return
+                unit.launched += 1
+                self.reduce(unit, flat)
+            self.queue.pop()
+
+    def is_full(self, unit: Unit, flat: Flat) -> bool:
+        return len(flat.arrived) >= flat.expected
 
     def reduce(self, unit: Unit, flat: Flat) -> None:
         """Start one bucket's reduction, once there is room among those under way."""
@@ -159,18 +170,20 @@ class DataParallel:
             self.reducing.pop(0)[1].wait()
 
     def end_backward(self) -> None:
+        for unit in self.units:
+            unit.over = True
+            self._mark("backward", unit, over=True)
+        self.launch()
         if self.reduces_now:
             self.finish()
         else:
             self.unreduced = True
-        for unit in self.units:
-            self._mark("backward", unit, over=True)
         self.new_pass()
 
     def finish(self) -> None:
-        """Reduce what is left (the root; what came after its unit was reduced), and hand the gradients to the optimizer."""
+        """Reduce what is left (of earlier backwards, or later than its unit), and hand the gradients to the optimizer."""
         left = self.agree()
-        self.wait_for_reductions()  # a bucket of an earlier round must be back before its next one begins
+        self.wait_for_reductions()  # a bucket must be back before its next round begins
         for unit, flat in left:
             self.reduce(unit, flat)
         self.wait_for_reductions()
@@ -181,9 +194,10 @@ class DataParallel:
     def new_pass(self) -> None:
         """Nothing of a forward or a backward is left over."""
         self.in_forward = self.in_backward = False
+        self.order_is_old, self.queue = True, []
         self._began.clear()
         for unit in self.units:
-            unit.launched, unit.open, unit.ran = 0, 0, False
+            unit.launched, unit.open, unit.over = 0, 0, False
             for flat in unit.flats:
                 flat.arrived.clear()
 
@@ -197,7 +211,7 @@ class DataParallel:
         left = [(unit, flat) for unit in reversed(self.units) for flat in reversed(unit.flats)]
         now = dict(self.model.named_buffers())
         changed = [name in now and fingerprint(now[name]) != before for name, before in self.buffers.items()]
-        ran = [unit.ran for unit in self.units]
+        ran = [unit in self.order for unit in self.units]
         questions = ([key in flat.present for flat, key in keys], [bool(flat.fresh) for _, flat in left], changed, ran,
                      [not flag for flag in ran])
         flags = torch.tensor(sum(questions, []), dtype=torch.uint8, device=self.device)
@@ -301,20 +315,6 @@ class DataParallel:
             self.comm.broadcast(now[name], f"buffer {name}")
             self.buffers[name] = fingerprint(now[name])
         self.changed = []
-
-    @contextmanager
-    def reading_state(self) -> Iterator[None]:
-        """Inside, `state_dict()` of a model with sharded parameters is allowed: its caller fills in the whole ones."""
-        self.reading = True
-        try:
-            yield
-        finally:
-            self.reading = False
-
-    def _refuse_partial_state(self, module, prefix, keep_vars) -> None:
-        if self.shards_parameters and not self.reading:
-            raise BadInput("state_dict() of a model under stage 3 would hold NaN, since this rank has only slices: "
-                           "call zerocourse.state_dict(model) on every rank")
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """Every tensor this stage holds, by kind: parameters, gradients, optimizer (the fp32 master weights)."""

@@ -41,7 +41,7 @@ def watch_gradients(stage, unit: Unit) -> None:
 
                 def hook(param, flat=flat, key=key):
                     begin_backward(stage)
-                    stage.on_gradient(unit, flat, key, param)
+                    stage.on_gradient(flat, key, param)
 
                 param.register_post_accumulate_grad_hook(hook)
 
@@ -76,7 +76,6 @@ def _before(stage, unit: Unit):
         stage.pre_forward(unit)
         if not torch.is_grad_enabled():
             return
-        unit.ran = True
         watch_gradients(stage, unit)
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         if inputs and unit is not stage.root:
@@ -101,6 +100,10 @@ def _before(stage, unit: Unit):
 
 
 def _after(stage, unit: Unit):
+    def begins(_):
+        begin_backward(stage)
+        stage.pre_backward(unit)
+
     def hook(module: nn.Module, args, output):
         outputs = tensors_in(output)
         if torch.is_grad_enabled() and not outputs:  # an object we cannot look into: who knows when its backward comes
@@ -108,11 +111,6 @@ def _after(stage, unit: Unit):
         stage.post_forward(unit)
         for tensor in outputs:
             if tensor.grad_fn is not None:
-
-                def begins(_):
-                    begin_backward(stage)
-                    stage.pre_backward(unit)
-
                 # On the node and not on the tensor, whose hooks come earlier: the unit after this one ends its backward
                 # with a hook on the same tensor, and should free its parameters before this one gathers more.
                 tensor.grad_fn.register_prehook(begins)

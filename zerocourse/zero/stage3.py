@@ -118,10 +118,19 @@ class Stage3(Stage2):
         super().pre_backward(unit)
         self.use(unit, "backward")
 
-    def launch(self, unit: Unit, force: bool = False) -> None:
-        """Also free the unit when its backward is over: all its gradients are there, and those of its inputs."""
-        super().launch(unit, force)
-        if not (unit.to_reduce or unit.open or unit.external or unit is self.root):
+    def is_full(self, unit: Unit, flat: Flat) -> bool:
+        """While units gather for their backward, a reduction waits for its unit's end, to come at the same point of this
+        sequence on all ranks, whichever parameters a rank has used."""
+        return not unit.open and super().is_full(unit, flat)
+
+    def reduce(self, unit: Unit, flat: Flat) -> None:
+        super().reduce(unit, flat)
+        if not (unit.to_reduce or unit.open or unit.external or unit is self.root):  # its inputs need no gradient
+            self.release(unit)
+
+    def post_backward(self, unit: Unit) -> None:
+        super().post_backward(unit)
+        if not unit.external:
             self.release(unit)
 
     def end_backward(self) -> None:

@@ -1,0 +1,187 @@
+"""What cells show: each form is right, says the same, and is there without ipywidgets too."""
+
+import base64
+import re
+import subprocess
+import sys
+
+import pytest
+from matplotlib.figure import Figure
+
+from zerocourse import machine, plots, show, widgets
+from zerocourse.errors import BadInput
+from zerocourse.events import Recorder
+from zerocourse.memory import model_states
+from zerocourse.zero.ddp import DataParallel
+from zerocourse.zero.stage1 import Stage1
+from zerocourse.zero.stage2 import Stage2
+from zerocourse.zero.stage3 import Stage3
+
+STAGES = [DataParallel, Stage1, Stage2, Stage3]
+
+
+def words(html: str) -> str:
+    """The text of some HTML, with its spaces as they are."""
+    import html as entities
+    return entities.unescape(re.sub(r"<[^>]+>", "", html))
+
+
+# show
+
+def test_a_figure_has_its_words_in_every_form():
+    shown = show.figure(Figure(figsize=(1, 1)), alt="Nothing at all is drawn here")
+    data, about = shown._repr_mimebundle_()
+    picture = base64.b64decode(data["image/png"])
+    assert picture.startswith(b"\x89PNG") and b"Nothing at all is drawn here" in picture and b"matplotlib" not in picture
+    assert data["text/plain"] == about["image/png"]["alt"] == str(shown) == "Nothing at all is drawn here"
+    with pytest.raises(BadInput, match="say in a sentence"):
+        show.figure(Figure(), alt="figure")
+
+
+def test_a_table_in_text_and_html():
+    shown = show.table([{"rank": 0, "who": "me", "held": 1234567, "as": "1.23 MB"}, {"rank": 1, "who": "<you>", "held": 5, "as": "5 B"}])
+    assert shown.text.splitlines() == ["rank  who         held       as", "----  -----  ---------  -------",
+                                       "   0  me     1,234,567  1.23 MB", "   1  <you>          5      5 B"]
+    assert "&lt;you&gt;" in shown.html and "<you>" not in shown.html
+    assert shown.html.count("text-align:right") == 9  # three of four columns, in three rows
+    for rows in ([], [{"a": 1}, {"b": 1}]):
+        with pytest.raises(BadInput, match="same keys"):
+            show.table(rows)
+
+
+def test_source_is_the_file_s_own_text():
+    shown = show.source(Stage2)
+    heading, code = shown.text.split("\n\n", 1)
+    assert heading == "# zerocourse/zero/stage2.py: Stage2"
+    assert code in (show.ROOT / "zerocourse" / "zero" / "stage2.py").read_text()
+    assert code in words(shown.html)
+
+
+@pytest.mark.parametrize("before, after", list(zip(STAGES, STAGES[1:])), ids=lambda stage: stage.__name__)
+def test_a_difference_names_all_that_a_stage_defines(before, after):
+    shown = show.difference(before, after)
+    named = {name.split(".")[0] for name, _, _ in show.changes(before, after)}
+    assert named == {name for name in vars(after) if not name.startswith("__") or name == "__init__"}
+    for name, old, new in show.changes(before, after):
+        assert name in shown.text and name in words(shown.html)
+        if callable(new):
+            lost = [line for line in show.code_of(new).splitlines() if line not in words(shown.html)]
+            assert not lost, f"the code of {name}"
+
+
+def test_a_difference_of_one_verb():
+    shown = show.difference(Stage1, Stage2, only=["heart.reduce"])
+    assert re.search(r"^heart.reduce +reduce_scatter_in_place +reduce_scatter_and_free$", shown.text, re.M)
+    assert re.search(r"^shards_gradients +False +True$", shown.text, re.M)
+    assert "\n--- zerocourse/zero/stage1.py\n+++ zerocourse/zero/stage2.py\n" in shown.text
+    assert "\n+def reduce_scatter_and_free(" in shown.text and "\n-def reduce_scatter_in_place(" in shown.text
+    assert shown.html.count("</th></tr>") == 2, "the table, and one pair of sources"
+    with pytest.raises(BadInput, match="does not change forward of Stage1; it changes .*heart.reduce"):
+        show.difference(Stage1, Stage2, only=["forward"])
+
+
+def test_side_by_side_colours_only_what_differs():
+    html = show.side_by_side(["a = 1", "b = 2", "c = 3"], ["a = 1", "c = 3", "d = 4"], "old", "new")
+    cells = re.findall(r"<pre[^>]*>(.*?)</pre>", html, re.S)
+    assert [words(cell) for cell in cells] == ["a = 1", "a = 1", "b = 2", "", "c = 3", "c = 3", "", "d = 4"]
+    assert [show.REMOVED in cell for cell in cells].index(True) == 2 and html.count(show.REMOVED) == 1
+    assert [show.ADDED in cell for cell in cells].index(True) == 7 and html.count(show.ADDED) == 1
+
+
+# plots of explorers
+
+def test_cards():
+    assert plots.smallest_card(1) == "T4" and plots.smallest_card(16 * 2**30) == "RTX 4090"
+    assert plots.smallest_card(10**12) is None
+
+
+@pytest.mark.parametrize("params, stage, ranks", [(7 * 10**9, 3, 8), (10**12, 3, 1024), (124_439_808, 0, 1)])
+def test_memory_on_cards_draws_what_the_formulas_say(params, stage, ranks):
+    states = [model_states(params, each, ranks) for each in range(4)]
+    axes = plots.memory_on_cards(states, stage).axes[0]
+    widths = [bar.get_width() for bar in axes.patches]
+    drawn = [sum(widths[3 * row:3 * row + 3]) for row in range(4)]
+    assert drawn == pytest.approx([each.total_bytes / 1e9 for each in states])
+    assert axes.get_xlim()[1] > drawn[stage]
+
+
+def step() -> list[dict]:
+    recorder = Recorder()
+    for verb in ("all_gather", "forward", "reshard", "step"):
+        with recorder.span(verb, "h.0", 1000):
+            pass
+    return recorder.of_step(0)
+
+
+def test_a_timeline_can_stop_at_a_moment():
+    events = step()
+    whole, first = plots.timeline(events), plots.timeline_until(events, 0)
+    assert len(first.axes[0].patches) == len(whole.axes[0].patches) + 1, "what comes later is faded"
+
+
+# widgets
+
+@pytest.fixture
+def boxes(monkeypatch):
+    """The widgets that `explore` makes, by name."""
+    made, box = {}, widgets.Control.box
+    monkeypatch.setattr(widgets.Control, "box", lambda self, name: made.setdefault(name, box(self, name)))
+    return made
+
+
+def test_an_explorer_shows_at_once_and_follows_its_controls(boxes, capsys):
+    widgets.explore(lambda n: Figure(figsize=(1, 1)), lambda n: f"this is figure number {n}", n=widgets.Control([1, 2, 3], 2))
+    assert capsys.readouterr().out.count("this is figure number 2") == 2  # the sentence, and the picture's words
+    boxes["n"].value = 3
+    assert capsys.readouterr().out.count("this is figure number 3") == 2
+
+
+def test_an_explorer_says_what_cannot_be(boxes, capsys):
+    def describe(n):
+        if n == 3:
+            raise BadInput("three is too many")
+        return f"this is figure number {n}"
+
+    widgets.explore(lambda n: Figure(figsize=(1, 1)), describe, n=widgets.Control([2, 3], 2))
+    boxes["n"].value = 3
+    assert "three is too many" in capsys.readouterr().out
+
+
+def test_the_memory_explorer_has_the_formulas_numbers(boxes, capsys):
+    widgets.memory(params=7 * 10**9, stage=0, ranks=8)
+    assert "each of 8 ranks holds 112 GB of model states; one H200 has room for that" in capsys.readouterr().out
+    boxes["stage"].value = 3
+    assert "ZeRO-3: each of 8 ranks holds 14.0 GB of model states; one T4" in capsys.readouterr().out
+    boxes["dtype"].value, boxes["optimizer"].value = "fp32", "SGD"
+    assert "fp32 SGD, ZeRO-3: each of 8 ranks holds 7.00 GB" in capsys.readouterr().out
+
+
+def test_the_timeline_explorer_steps(boxes, capsys):
+    widgets.timeline(step(), "one step")
+    assert "event 4 of 4" in capsys.readouterr().out
+    boxes["moment"].value = 0
+    assert re.search(r"event 1 of 4, .* rank 0 ends all_gather of h.0, 1.00 kB", capsys.readouterr().out)
+
+
+def test_a_control_refuses_a_start_that_is_none_of_its_values():
+    with pytest.raises(BadInput, match="starts at 5"):
+        widgets.Control([1, 2], 5)
+
+
+def test_without_ipywidgets_there_is_the_picture_and_a_sentence():
+    code = ("import sys; sys.modules['ipywidgets'] = None\n"
+            "from zerocourse import widgets; widgets.memory(params=7 * 10**9, stage=3, ranks=8)")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    first, *rest = ended.stdout.splitlines()
+    assert first == widgets.MISSING and len(rest) == 2 and all("14.0 GB" in line for line in rest)
+
+
+# machine
+
+def test_this_machine_is_good_enough_for_its_own_tests():
+    rows = machine.report()
+    assert [row["what"] for row in rows] == ["Python", "PyTorch", "processors", "memory", "ipywidgets"]
+    assert all(row["found"] for row in rows)
+    assert all(row["verdict"].startswith("good") for row in rows[:3])
+    show.table(rows)
