@@ -130,6 +130,13 @@ def test_a_blank_is_not_done_and_says_which():
     assert check("1.2", uses_the_blank) == Verdict("1.2", "not done", "not done yet: `blank` is still a blank")
 
 
+def test_an_error_of_torch_is_no_blank():
+    def sparse(params, stage, ranks):
+        return torch.ones(2, 2).to_sparse().flip(0)
+
+    assert "NotImplementedError" in check("1.2", sparse).message and check("1.2", sparse).status == "failed"
+
+
 def test_an_endless_loop_ends():
     def endless(params, stage, ranks):
         while True:

@@ -105,6 +105,12 @@ def test_a_cell_that_never_ends_is_stopped(notebook, survivors):
     assert not survivors("/answers", 5)
 
 
+def test_what_an_answer_started_ends_with_it(notebook, survivors):
+    starts = "import subprocess\nsubprocess.Popen(['sleep', '90'], start_new_session=True)\ncount_params = print"
+    grade(notebook(answering(SET, "answer_1_1", starts)), ["1.1"])
+    assert not survivors("/answers", 0.5)
+
+
 def test_magics_in_an_answer_are_left_out(notebook):
     solution = next(cell for cell in read_cells(SETS[SET]) if cell.id == "1.1").source
     verdicts = grade(notebook(answering(SET, "answer_1_1", f"%matplotlib inline\n!ls\n{solution}")), ["1.1"])

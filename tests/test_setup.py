@@ -188,7 +188,7 @@ def make(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("target, package", [("tour", "-e '.'"), ("test", "-e '.[test]'"),
+@pytest.mark.parametrize("target, package", [("tour", "-e '.'"), ("test", "-e '.[test,triton]'"),
                                              ("lab", "-e '.[notebooks]'")])
 def test_make_installs_torch_first_and_alone(make, target, package):
     index = "https://download.pytorch.org/whl/cpu"

@@ -83,7 +83,7 @@ def test_a_difference_of_one_verb():
 def test_side_by_side_colours_only_what_differs():
     html = show.side_by_side(["a = 1", "b = 2", "c = 3"], ["a = 1", "c = 3", "d = 4"], "old", "new")
     cells = re.findall(r"<pre[^>]*>(.*?)</pre>", html, re.S)
-    assert [words(cell) for cell in cells] == ["a = 1", "a = 1", "b = 2", "", "c = 3", "c = 3", "", "d = 4"]
+    assert [words(cell).strip() for cell in cells] == ["a = 1", "a = 1", "b = 2", "", "c = 3", "c = 3", "", "d = 4"]
     assert [show.REMOVED in cell for cell in cells].index(True) == 2 and html.count(show.REMOVED) == 1
     assert [show.ADDED in cell for cell in cells].index(True) == 7 and html.count(show.ADDED) == 1
 

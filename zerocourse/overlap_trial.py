@@ -110,7 +110,7 @@ def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequenc
     modes = {"compute": Mode(model, tokens_BT, SilentComm()),
              "off": Mode(model, tokens_BT, WaitedComm(), prefetch=0),
              "on": Mode(model, tokens_BT, Comm(), **settings)}
-    comm = modes["on"].comm
+    comm = Comm()  # of its own, so that measuring M leaves no events among those of a step
     for _ in range(3):  # the order of units is known after the first step; the rate is chosen by the last one
         sent_bytes = modes["on"].step()
         seconds = slowest(comm, modes["compute"].seconds())

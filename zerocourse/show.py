@@ -164,11 +164,12 @@ def coloured(code: str) -> list[str]:
     except ImportError:  # it comes with IPython
         return [escape(line) for line in code.splitlines()]
     lexer = PythonLexer(stripnl=False, ensurenl=False)
-    return highlight(code, lexer, HtmlFormatter(nowrap=True, noclasses=True, style="default")).split("\n")
+    return highlight(code, lexer, HtmlFormatter(nowrap=True, noclasses=True, style="default")).removesuffix("\n").split("\n")
 
 
 def pre(lines: Sequence[str]) -> str:
-    return f'<pre style="{CODE}">' + "\n".join(line or " " for line in lines) + "</pre>"  # an empty line has no height
+    """Lines as they stand. HTML drops a line break at the very beginning, and a lone empty line has no height."""
+    return f'<pre style="{CODE}">\n' + ("\n".join(lines) or " ") + "</pre>"
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, right_title: str) -> str:

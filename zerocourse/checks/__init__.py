@@ -64,4 +64,5 @@ def judge(lab: Lab) -> Verdict:
     except (Wrong, BadInput) as error:  # BadInput: something cannot be sent to the ranks
         return Verdict(id, FAILED, str(error), lab.printed)
     except Exception as error:
-        return Verdict(id, FAILED, f"the check itself failed, not your answer: {type(error).__name__}: {error}", lab.printed)
+        sentence = f"the check itself failed, not your answer: {type(error).__name__}: {error}"
+        return Verdict(id, FAILED, sentence, lab.printed)

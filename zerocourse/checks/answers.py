@@ -89,7 +89,7 @@ def ids_of(cells: list[Cell]) -> list[str]:
 
 def grade(path: str | Path, ids: list[str] = (), limits: Limits = Limits(), on_verdict: Callable = lambda _: None
           ) -> dict[str, Verdict]:
-    """The verdict on each answer (those of `ids`, or all). Raises BadInput for a bad notebook, never for a bad answer."""
+    """The verdict on each answer (those of `ids`, or all). A bad notebook raises BadInput, a bad answer does not."""
     cells = read_cells(path)
     wanted = list(ids) or ids_of(cells)
     for id in wanted:
@@ -125,8 +125,9 @@ def _watch(cells, ids, skip, limits: Limits, deadline: float) -> Iterator[dict]:
             "memory_bytes": limits.memory_bytes, "cell_seconds": limits.cell_seconds, "cwd": os.getcwd()}
     reader, writer = os.pipe()
     try:
-        process = subprocess.Popen([sys.executable, "-m", __name__, str(writer)], stdin=subprocess.PIPE, pass_fds=[writer],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        process = subprocess.Popen([sys.executable, "-m", __name__, str(writer)], pass_fds=[writer],
+                                   stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True,
                                    env={**os.environ, MARK: mark, "PYTHONPATH": _python_path()})
         os.close(writer)
         with process.stdin as stdin:
@@ -212,8 +213,8 @@ def _run_cell(source: str, name: str, space: dict) -> str | None:
             code = compile(re.sub(r"^[%!].*$", "", source, flags=re.M), name, "exec")
         exec(code, space)
     except BaseException as error:
-        line = error.lineno if isinstance(error, SyntaxError) and error.filename == name else next(
-            (frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == name), 0)
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+        line = frames[-1].lineno if frames else getattr(error, "lineno", None)  # a SyntaxError has no frame
         text = linecache.getline(name, line or 0).strip()
         return (f"its cell does not run: {type(error).__name__}: {getattr(error, 'msg', error)}"
                 + (f" (line {line}: `{text}`)" if text else ""))

@@ -73,8 +73,8 @@ def state_bytes(lab: Lab):
     even = [(7_500_000_000, stage, 64) for stage in range(4)] + [(1600, stage, ranks) for stage in range(4)
                                                                  for ranks in (1, 2, 4)]
     lab.compare(even, states, [
-        ("You divided the gradients first and the optimizer's states later: the largest part, 12 of 16 bytes, goes first, "
-         "at stage 1.", holds(from_stage=(3, 1, 2))),
+        ("You divided the gradients first and the optimizer's states later: the largest part, 12 of 16 bytes, goes "
+         "first, at stage 1.", holds(from_stage=(3, 1, 2))),
         ("You divided the parameters too: stage 2 keeps them whole on every rank.", holds(from_stage=(2, 2, 1))),
         ("You divided one kind too early: stage 1 divides the optimizer's states alone.", holds(from_stage=(2, 1, 1))),
         ("You divided the gradients at stage 1 already: it divides the optimizer's states alone.",
@@ -83,8 +83,8 @@ def state_bytes(lab: Lab):
         ("You divided everything at every stage: that is stage 3 alone, and stage 0 divides nothing.",
          holds(from_stage=(0, 0, 0))),
         ("You divided everything from stage 1 on: only stage 3 divides all three kinds.", holds(from_stage=(1, 1, 1))),
-        ("You divided one kind too late: stage 1 divides the optimizer's states, stage 2 the gradients too, stage 3 the "
-         "parameters too.", holds(from_stage=(4, 3, 2))),
+        ("You divided one kind too late: stage 1 divides the optimizer's states, stage 2 the gradients too, stage 3 "
+         "the parameters too.", holds(from_stage=(4, 3, 2))),
         ("You left the gradients whole: stage 2 divides them too.", holds(from_stage=(3, 4, 1))),
         ("You never divided the parameters: that is what stage 3 adds.", holds(from_stage=(4, 2, 1))),
         ("You left out the fp32 master copy of the parameters: the optimizer holds 4 + 4 + 4 = 12 bytes a parameter.",
@@ -98,8 +98,8 @@ def state_bytes(lab: Lab):
     lab.compare(even + ragged, states, [
         ("You rounded a share down: four ranks that own 400 of 1601 parameters each leave one to nobody. Round up.",
          lambda params, stage, ranks: states(params, stage, ranks, share=params // ranks)),
-        ("You rounded the bytes: it is the parameters that are shared out, so round a rank's share of them up to a whole "
-         "number first, and then multiply by bytes.",
+        ("You rounded the bytes: it is the parameters that are shared out, so round a rank's share of them up to a "
+         "whole number first, and then multiply by bytes.",
          lambda params, stage, ranks: per_parameter(stage)[0] * params + -(-per_parameter(stage)[1] * params // ranks)),
     ])
     return "the paper's 120, 31.4, 16.6 and 1.88 GB, and shares that do not divide evenly."
@@ -129,12 +129,12 @@ def largest_model(lab: Lab):
     even = [(states(params * ranks, stage, ranks), stage, ranks) for params in (1, 50, 10**9) for stage in range(4)
             for ranks in (1, 2, 8)]
     lab.compare(even, largest, [
-        ("You divided all 16 bytes among the ranks at every stage: that is stage 3; below it a part of each parameter stays "
-         "whole on every rank.", lambda card, stage, ranks: card * ranks // 16),
+        ("You divided all 16 bytes among the ranks at every stage: that is stage 3; below it a part of each parameter "
+         "stays whole on every rank.", lambda card, stage, ranks: card * ranks // 16),
         ("You took one rank's card for the whole: with more ranks more fits, since they share the load.",
          lambda card, stage, ranks: card // 16),
-        ("You multiplied what fits on one card by the number of ranks at every stage but 0: only what is shared out grows "
-         "with the ranks.", lambda card, stage, ranks: card // 16 * (ranks if stage else 1)),
+        ("You multiplied what fits on one card by the number of ranks at every stage but 0: only what is shared out "
+         "grows with the ranks.", lambda card, stage, ranks: card // 16 * (ranks if stage else 1)),
         ("You divided the whole part by the ranks and left the shared part whole: it is the other way round.",
          lambda card, stage, ranks: card * ranks // (per_parameter(stage)[1] * ranks + per_parameter(stage)[0])),
         ("You are one stage too far: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the gradient, "
@@ -150,10 +150,10 @@ def largest_model(lab: Lab):
     ragged = [(card, stage, ranks) for card in (15, 100, 1001, 24 * 10**9, 24 * 2**30) for stage in range(4)
               for ranks in (3, 7)] + [(10**17 + 3, 3, 3)]
     lab.compare(ragged, largest, [
-        ("You counted only whole rows of parameters, a multiple of the number of ranks: some ranks may own one more than "
-         "others.", lambda card, stage, ranks: card // (per_parameter(stage)[0] * ranks + per_parameter(stage)[1]) * ranks),
-        ("Shares are whole numbers: the rank that owns most holds ceil(P / N) parameters, not P / N, and it is its card "
-         "that overflows.", by_formula),
+        ("You counted only whole rows of parameters, a multiple of the number of ranks: some ranks may own one more "
+         "than others.", lambda card, stage, ranks: card // (per_parameter(stage)[0] * ranks + per_parameter(stage)[1]) * ranks),
+        ("Shares are whole numbers: the rank that owns most holds ceil(P / N) parameters, not P / N, and it is its "
+         "card that overflows.", by_formula),
         ("You divided with / and rounded: a float has 53 bits, too few for these numbers. Stay with whole numbers.",
          lambda card, stage, ranks: int(card / (per_parameter(stage)[0] + per_parameter(stage)[1] / ranks))),
     ], tell=_fits_or_not)
@@ -190,18 +190,19 @@ def step_traffic(lab: Lab):
     lab.compare(even, sends(), [
         ("You counted an all-reduce once: it is a reduce-scatter and an all-gather, two passes.",
          sends(lambda stage, G: (1, 2, G + 1, 3 * G)[stage])),
-        ("You left out the gather of the updated parameters at stages 1 and 2: each rank has updated only its own share.",
+        ("You left out the gather of the updated parameters at stages 1 and 2: each rank has updated only its own "
+         "share.",
          sends(lambda stage, G: (2, 1, G, 3 * G)[stage])),
         ("You gathered the parameters once at stage 3: they are freed after the forward, so the backward gathers them "
          "again.", sends(lambda stage, G: (2, 2, G + 1, 2 * G)[stage])),
-        ("At stage 1 you all-reduced the gradients and then gathered the parameters: a reduce-scatter is enough, since a "
-         "rank needs only its own share of the gradients.", sends(lambda stage, G: (2, 3, G + 1, 3 * G)[stage])),
-        ("You all-reduced the gradients at stages 1 and 2: a reduce-scatter, half of that, is enough, since a rank needs "
-         "only its own share.", sends(lambda stage, G: (2, 3, 2 * G + 1, 3 * G)[stage])),
+        ("At stage 1 you all-reduced the gradients and then gathered the parameters: a reduce-scatter is enough, since "
+         "a rank needs only its own share of the gradients.", sends(lambda stage, G: (2, 3, G + 1, 3 * G)[stage])),
+        ("You all-reduced the gradients at stages 1 and 2: a reduce-scatter, half of that, is enough, since a rank "
+         "needs only its own share.", sends(lambda stage, G: (2, 3, 2 * G + 1, 3 * G)[stage])),
         ("You left out accumulation at stages 2 and 3: with nowhere to add up a whole gradient, each micro-batch's is "
          "reduced at once, and stage 3 also gathers for each.", sends(lambda stage, G: (2, 2, 2, 3)[stage])),
-        ("You left out accumulation at stage 2: with nowhere to add up a whole gradient, each micro-batch's is reduced at "
-         "once.", sends(lambda stage, G: (2, 2, 2, 3 * G)[stage])),
+        ("You left out accumulation at stage 2: with nowhere to add up a whole gradient, each micro-batch's is reduced "
+         "at once.", sends(lambda stage, G: (2, 2, 2, 3 * G)[stage])),
         ("You left out accumulation at stage 3: it gathers twice and reduces once for each micro-batch.",
          sends(lambda stage, G: (2, 2, G + 1, 3)[stage])),
         ("You multiplied every stage by the accumulation: stages 0 and 1 add up locally and reduce once, and stage 2 "

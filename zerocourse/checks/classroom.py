@@ -43,7 +43,8 @@ def notebooks_in(folder: Path) -> list[Path]:
     return found
 
 
-def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int, on_done: Callable = lambda _: None) -> list[Row]:
+def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int,
+                 on_done: Callable = lambda _: None) -> list[Row]:
     """A row for each notebook, in order; `jobs` of them are graded at once, each in processes of its own."""
     def one(path: Path) -> Row:
         name = str(path.relative_to(folder))

@@ -36,7 +36,8 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it r
         if not isinstance(got, (list, tuple)):
             return f"{here} {a(got)} where {a(want)} is right: {value_text(got)} instead of {value_text(want)}"
         if len(got) != len(want):
-            return f"{here} {len(got)} entries where {len(want)} are right: {value_text(got)} instead of {value_text(want)}"
+            counts = f"{len(got)} entries where {len(want)} are right"
+            return f"{here} {counts}: {value_text(got)} instead of {value_text(want)}"
         pairs = enumerate(zip(got, want, strict=True))
         return next((text for i, (g, w) in pairs if (text := difference(g, w, f"{at}[{i}]", **how))), None)
     if isinstance(want, bool) or not isinstance(want, numbers.Real):
@@ -47,8 +48,8 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it r
         if isinstance(got, numbers.Integral):
             return None if got == want else plain
         if got == want:
-            return (f"{here} {value_text(got)}, {a(got)}: the number is right, but it has to be an int, because a float "
-                    "loses whole numbers above 2^53; divide with // and not with /")
+            return (f"{here} {value_text(got)}, {a(got)}: the number is right, but it has to be an int, because a "
+                    "float loses whole numbers above 2^53; divide with // and not with /")
         return plain
     return None if math.isclose(got, want, rel_tol=CLOSE) else plain
 

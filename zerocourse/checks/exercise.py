@@ -16,7 +16,7 @@ _found: dict[str, "Exercise"] = {}
 class Exercise:
     """One exercise and its check.
 
-    id: "5.1", chapter 5's first.   answers: the names that the learner defines, in the order in which `check` gets them.
+    id: "5.1", chapter 5's first.   answers: the names that the learner defines, in the order that `check` gets them.
     minutes: for somebody who has read the chapter.   difficulty: 1 to 3.
     run(lab): the check; it returns what to say to a right answer, and ends with `lab.wrong(...)` at a wrong one.
     own: the package's implementation of each answer, where it has one; () where it has none.

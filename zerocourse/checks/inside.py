@@ -18,7 +18,7 @@ import cloudpickle
 from ..processes import payload
 from . import guard as guards
 from .verdict import Wrong
-from .words import a, call_text, line_text, own_frame
+from .words import a, blank_of, call_text, line_text
 
 try:
     import resource
@@ -121,9 +121,8 @@ def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> li
 def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
     """Kind and sentence for an exception; the answer's own comes before what it led to."""
     error = next((answer.error for answer in answers if answer.error), raised)
-    if isinstance(error, NotImplementedError):
-        frame = own_frame(error)
-        return "not done", f"not done yet: `{frame.name}` is still a blank" if frame else "not done yet"
+    if blank := blank_of(error):
+        return "not done", f"not done yet: `{blank}` is still a blank"
     if isinstance(raised, Wrong):
         return "wrong", str(raised)
     misfit = next((answer.misfit for answer in answers if answer.misfit), "")
@@ -138,7 +137,7 @@ def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
     if isinstance(error, MemoryError):
         return "wrong", f"{case}it ran out of memory{line}: {MEMORY / 2**30:.0f} GiB is what it may take"
     if isinstance(error, EOFError):
-        return "wrong", f"{case}it waits for input{line}, and nobody is there to type: take everything from the arguments"
+        return "wrong", f"{case}it waits for input{line}, and nobody is there to type: use the arguments"
     message = " ".join(str(error).split())
     message = f": {message[:WORDS]}{'...' * (len(message) > WORDS)}" if message else ""
     who = "it raised" if any(answer.error for answer in answers) else "it returned, but then what it left behind led to"

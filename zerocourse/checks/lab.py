@@ -165,8 +165,8 @@ def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:
         return f"{text}. Does every loop in it end?"
     done = world - len(waiting)
     if done:
-        return (f"{text}; {done} of the {world} ranks were done. Every rank must call the same collectives, in the same "
-                "order: does one sit behind an `if` that is not true on every rank?")
+        return (f"{text}; {done} of the {world} ranks were done. Every rank must call the same collectives, in the "
+                "same order: does one sit behind an `if` that is not true on every rank?")
     return f"{text}. Do all ranks call the same collectives, in the same order, and does every loop end?"
 
 

@@ -4,7 +4,8 @@ import math
 
 from .words import value_text
 
-NOT_CLEARED = "Gradients are left over or too much is freed: zero_grad frees the gradients, and a step ends as it began."
+NOT_CLEARED = "Gradients are left over or too much is freed: zero_grad frees the gradients, and a step ends as it "
+              "began."
 
 
 def moments(units, stage, ranks):
@@ -80,39 +81,42 @@ def _start(units, stage, ranks):
 
     return [
         (value(optimizer=8), "The optimizer holds 12 bytes a parameter, not 8: the fp32 master copy belongs to it."),
-        (value(gradients=2 * (shares if stage >= 2 else total)), "There are no gradients at the start: the step before has "
-         "freed them."),
+        (value(gradients=2 * (shares if stage >= 2 else total)), "There are no gradients at the start: the step before "
+         "has freed them."),
         (value(from_stage=(3, 0)), "At stage 0 every rank holds the whole optimizer."),
         (value(from_stage=(1, 1)), "The parameters are whole on every rank below stage 3."),
         (value(from_stage=(2, 1)), "The parameters are whole on every rank below stage 3, at stage 2 as well."),
         (value(from_stage=(4, 1)), "At stage 3 a rank holds only its share of the parameters between steps."),
         (value(from_stage=(3, 2)), "The optimizer's states are divided from stage 1 on."),
-        (value(from_stage=(4, 4)), "From stage 1 on the optimizer's states are divided, at stage 3 the parameters too."),
-        (value(share=-(-total // ranks)), "Each unit is cut by itself: add up the units' shares, each rounded up, instead of "
-         "cutting the sum."),
+        (value(from_stage=(4, 4)), "From stage 1 on the optimizer's states are divided, at stage 3 the parameters "
+                                   "too."),
+        (value(share=-(-total // ranks)), "Each unit is cut by itself: add up the units' shares, each rounded up, "
+         "instead of cutting the sum."),
         (value(share=total / ranks), "A share is a whole number of parameters: round each unit's up."),
         (value(share=total // ranks), "A share is rounded up, not down, and each unit is cut by itself."),
-        (value(share=sum(p // ranks for p in params)), "A share is rounded up, not down: else some parameters belong to "
-         "nobody."),
+        (value(share=sum(p // ranks for p in params)), "A share is rounded up, not down: else some parameters belong "
+         "to nobody."),
     ]
 
 
 def _changes(kind: str, backward: bool, params: int, activations: int, ranks: int, units):
     """Changes that an event of a unit may bring by mistake, each with its sentence."""
     share, whole, total = -(-params // ranks), 2 * params, sum(params for params, _ in units)
-    unshard = [(whole - 2 * share, "Unshard gathers into a buffer of its own: the unit's share stays beside it, so the whole "
-                "unit is added, not only the part that was missing."),
+    unshard = [(whole - 2 * share, "Unshard gathers into a buffer of its own: the unit's share stays beside it, so the "
+                "whole unit is added, not only the part that was missing."),
                (2 * total, "That is the whole model: stage 3 has one unit whole at a time.")]
     return {
-        "unshard": [(0, "The backward of stage 3 needs whole parameters too: the forward has freed them, so unshard adds "
-                     "the unit's 2 bytes a parameter again."), *unshard] if backward else unshard,
+        "unshard": [(0, "The backward of stage 3 needs whole parameters too: the forward has freed them, so unshard "
+                     "adds the unit's 2 bytes a parameter again."), *unshard] if backward else unshard,
         "forward": [(0, "The forward leaves its activations behind: the backward needs them.")],
         "reshard": [(0, "What unshard gathered is never freed: then stage 3 holds the whole model after all."),
-                    (-whole - activations, "Activations are not freed with the parameters: they wait for the backward."),
+                    (-whole - activations, "Activations are not freed with the parameters: they wait for the "
+                                           "backward."),
                     (2 * share - whole, "Reshard frees the whole buffer: the share was beside it all the time.")],
         "backward": [(whole - activations, "The activations are still there while the gradient is made: they go with "
                       "`free`, and this is the moment at which most is held."),
-                     (2 * share, "The backward makes the unit's whole gradient: it becomes a share only when it is reduced."),
+                     (2 * share, "The backward makes the unit's whole gradient: it becomes a share only when it is "
+                                 "reduced."),
                      (2 * whole, "A gradient is fp16 here: 2 bytes a parameter."),
                      (0, "The backward makes gradients: 2 bytes a parameter.")],
         "reduce": [(-whole, "After reduce nothing of the gradient is left: the rank's share has to stay until the "

@@ -57,5 +57,17 @@ def line_text(error: BaseException) -> str:
     frame = own_frame(error)
     if frame is None:
         return ""
-    text = linecache.getline(frame.filename, frame.lineno).strip()
+    text = _source(frame)
     return f" (line {frame.lineno}: `{text}`)" if text else f" (line {frame.lineno})"
+
+
+def blank_of(error: BaseException) -> str | None:
+    """The name of the function that is still a blank; None for other errors, torch's NotImplementedError among them."""
+    frame = own_frame(error)
+    if not isinstance(error, NotImplementedError) or frame is None:
+        return None
+    return frame.name if "NotImplementedError" in (_source(frame) or "NotImplementedError") else None
+
+
+def _source(frame: traceback.FrameSummary) -> str:
+    return linecache.getline(frame.filename, frame.lineno).strip()
