@@ -1,4 +1,4 @@
-# make tour | test | lab | notebooks | kaggle | env | clean. Each makes the environment .venv when it is not there; nothing has to be before.
+# make tour | test | lab | notebooks | kaggle | env | clean. Each makes the environment .venv when it is not there.
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS more arguments for the command

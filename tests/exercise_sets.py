@@ -1,4 +1,4 @@
-"""What the tests of exercises share: the answers in a set, a set with its blanks filled, and a process's environment."""
+"""What the tests of exercises share: the answers in a set, a set with blanks filled, a process's environment."""
 
 import functools
 import os

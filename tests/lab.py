@@ -26,12 +26,13 @@ SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"checkForUpdates": False, "fetchNews": "false"},
     "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light", "adaptive-theme": False},
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
-    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # else cells off the screen are not in the page
+    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # else cells off the screen are not there
 }
 READY = """(path) => { const panel = window.jupyterapp && window.jupyterapp.shell.currentWidget;
     return !!(panel && panel.context && panel.context.path === path && panel.context.isReady && panel.content.model
               && panel.sessionContext.session && panel.sessionContext.session.kernel
               && panel.sessionContext.session.kernel.status === 'idle'); }"""
+IDLE = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"
 START_ALL = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells').catch(() => {}); }"
 ALL_RAN = """() => { const panel = window.jupyterapp.shell.currentWidget;
     return panel.sessionContext.session.kernel.status === 'idle'
@@ -54,8 +55,9 @@ def server(folder: Path, **environment: str):
         (Path(own) / "settings").mkdir()
         (Path(own) / "settings" / "overrides.json").write_text(json.dumps(SETTINGS))
         port, token = free_port(), secrets.token_hex(16)
-        homes = {name: str(Path(own, name)) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
-                                                         "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "MPLCONFIGDIR")}
+        homes = {name: str(Path(own, name)) for name in (
+            "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR",
+            "IPYTHONDIR", "MPLCONFIGDIR")}
         kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
         process = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}", "--allow-root",

@@ -63,8 +63,8 @@ def page(browser):
 @pytest.mark.parametrize("name", [path.name for path in chapters(list(OPENED))] or ["00_start_here.ipynb"])
 def test_a_chapter_runs_and_its_slider_moves(course, page, name, tmp_path):
     address, folder = course
-    outside, broken = [], []
-    page.on("request", lambda request: outside.append(request.url) if re.match(r"https?://(?!127\.0\.0\.1)", request.url) else None)
+    requested, broken = [], []
+    page.on("request", lambda request: requested.append(request.url))
     page.on("pageerror", lambda error: broken.append(str(error)))
     meant = sum("raises-exception" in cell.metadata.get("tags", []) for cell in nbformat.read(folder / name, 4).cells)
     lab.open_notebook(page, address, name)
@@ -72,7 +72,8 @@ def test_a_chapter_runs_and_its_slider_moves(course, page, name, tmp_path):
     assert len(errors) == meant, errors
 
     cell = page.locator(".jp-CodeCell", has=page.locator(".widget-slider")).first
-    words, picture = cell.locator(".jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown)").first, cell.locator(".jp-RenderedImage img").first
+    words = cell.locator(".jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown)").first
+    picture = cell.locator(".jp-RenderedImage img").first
     said, drawn = words.inner_text(), picture.get_attribute("src")
     assert re.search(r"\d", said)
     cell.scroll_into_view_if_needed()
@@ -85,13 +86,15 @@ def test_a_chapter_runs_and_its_slider_moves(course, page, name, tmp_path):
     assert re.findall(r"[\d,.]+", words.inner_text()) != re.findall(r"[\d,.]+", said)
     assert cell.locator(".jp-RenderedImage img").count() == 1, "the new picture stands in the old one's place"
     page.screenshot(path=tmp_path / "after.png")
-    assert not outside and not broken
+    elsewhere = [url for url in requested if re.match(r"(https?|wss?)://(?!127\.0\.0\.1)", url)]
+    assert not elsewhere and not broken
 
 
 def test_interrupt_stops_a_stuck_launch_within_two_seconds(course, page, survivors, tmp_path):
     address, folder = course
     token = secrets.token_hex(8)
-    cells = [new_code_cell("import torch\n%load_ext zerocourse\n'ready'"), new_code_cell(STUCK % token), new_code_cell("'still ' + 'alive'")]
+    texts = "import torch\n%load_ext zerocourse\n'ready'", STUCK % token, "'still ' + 'alive'"
+    cells = [new_code_cell(text) for text in texts]
     nbformat.write(new_notebook(cells=cells, metadata=KERNEL), folder / "stuck.ipynb")
     lab.open_notebook(page, address, "stuck.ipynb")
     lab.start_cell(page, 0)
@@ -108,6 +111,6 @@ def test_interrupt_stops_a_stuck_launch_within_two_seconds(course, page, survivo
     page.screenshot(path=tmp_path / "interrupted.png")
     assert seconds < 2, f"the message came after {seconds:.1f} s"
     assert not survivors(token, 1)
-    page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'")
+    page.wait_for_function(lab.IDLE)
     lab.start_cell(page, 2)
     playwright.expect(page.get_by_text("'still alive'")).to_be_visible(timeout=30_000)

@@ -149,8 +149,9 @@ def test_an_endless_loop_ends():
 
 
 @pytest.mark.parametrize("id, answers, words", [
-    ("1.9", [right], "there is no exercise '1.9': there are 1.1, 1.2"), ("99", [right], "there are 1.1"), ("", [right], "there are"),
-    (None, [right], "there is no exercise 'None'"), ("1.2", [], "was given nothing"), ("1.2", [right, right], "a function, and"),
+    ("1.9", [right], "there is no exercise '1.9': there are 1.1, 1.2"), ("99", [right], "there are 1.1"),
+    ("", [right], "there are"), (None, [right], "there is no exercise 'None'"), ("1.2", [], "was given nothing"),
+    ("1.2", [right, right], "a function, and"),
 ])
 def test_what_cannot_be_checked_is_said(id, answers, words):
     verdict = check(id, *answers)
@@ -282,7 +283,8 @@ def test_a_broken_check_does_not_blame_the_answer():
     def broken(lab):
         return 1 / 0
 
-    assert judge(Lab(replace(MEAN, run=broken), [own_mean])).message.startswith("the check itself failed, not your answer")
+    verdict = judge(Lab(replace(MEAN, run=broken), [own_mean]))
+    assert verdict.message.startswith("the check itself failed, not your answer")
 
 
 # --- the parts ---
@@ -319,15 +321,17 @@ def test_every_guarded_name_exists():
 
 
 @pytest.mark.parametrize("got, want, words", [
-    (3, 3, None), (3.0, 3, "the number is right, but it has to be an int"), (True, 1, "a bool"), (1, True, "where True"),
-    (0.1 + 0.2, 0.3, None), ([1, 2], (1, 2), None), ([1], (1, 2), "1 entries where 2"), ((1, 3), (1, 2), "at `[1]` it returned 3"),
+    (3, 3, None), (3.0, 3, "the number is right, but it has to be an int"), (True, 1, "a bool"),
+    (1, True, "where True"), (0.1 + 0.2, 0.3, None), ([1, 2], (1, 2), None), ([1], (1, 2), "1 entries where 2"),
+    ((1, 3), (1, 2), "at `[1]` it returned 3"),
     ({"a": 1}, {"a": 1, "b": 2}, "no entry 'b'"), ({"a": {"b": 2}}, {"a": {"b": 3}}, "at `['a']['b']` it returned 2"),
     ({"a": 1, "c": 0}, {"a": 1}, "an entry 'c' that should not be there"), (5, {"a": 1}, "where a dictionary is right"),
     (None, 1, "without `return`"), ("x", "x", None), (5, [5], "an int where a list is right"),
     (torch.ones(2), torch.ones(2), None), (torch.ones(2), torch.ones(3), "shape (2,) where (3,)"),
-    (torch.ones(2).half(), torch.ones(2), "torch.float16 where torch.float32"), ([1.0], torch.ones(1), "where a tensor of shape"),
+    (torch.ones(2).half(), torch.ones(2), "torch.float16 where torch.float32"),
+    ([1.0], torch.ones(1), "where a tensor of shape"), (torch.ones(0), torch.ones(0), None),
     (torch.tensor([1.0, 9.0]), torch.tensor([1.0, 2.0]), "9 at index [1] where 2 is right"),
-    (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]), "nan at index [1]"), (torch.ones(0), torch.ones(0), None),
+    (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]), "nan at index [1]"),
 ])
 def test_differences_in_words(got, want, words):
     found = difference(got, want)
@@ -345,7 +349,8 @@ def test_a_mistake_that_explains_every_case_comes_before_one_that_explains_what_
 def test_a_verdict_shows_itself():
     verdict = Verdict("1.1", "failed", "`f(1)`: it returned <2>", "printed <b>")
     assert str(verdict) == repr(verdict) == "✗ 1.1 failed: `f(1)`: it returned <2>\n  | printed <b>"
-    assert "<code>f(1)</code>: it returned &lt;2&gt;" in verdict._repr_html_() and "printed &lt;b&gt;" in verdict._repr_html_()
+    html = verdict._repr_html_()
+    assert "<code>f(1)</code>: it returned &lt;2&gt;" in html and "printed &lt;b&gt;" in html
 
 
 def test_progress_knows_this_session():

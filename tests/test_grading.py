@@ -168,7 +168,8 @@ def test_nbgrader_hands_out_collects_and_grades(tmp_path):
     from nbgrader.api import Gradebook
 
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # nbgrader starts `alembic` by its name
-    env = environment(PATH=path, HOME=str(tmp_path), JUPYTER_CONFIG_DIR=str(tmp_path / "config"), IPYTHONDIR=str(tmp_path / "i"))
+    env = environment(PATH=path, HOME=str(tmp_path), JUPYTER_CONFIG_DIR=str(tmp_path / "config"),
+                      IPYTHONDIR=str(tmp_path / "ipython"))
 
     def nbgrader(*words):
         ended = subprocess.run([sys.executable, "-m", "nbgrader", *words, "--course-dir", str(tmp_path)], cwd=tmp_path,

@@ -74,8 +74,7 @@ def _exercise(id: str) -> Exercise:
 
 
 def _title(found: Exercise) -> str:
-    stars = "●" * found.difficulty + "○" * (3 - found.difficulty)
-    return f"## {found.id} {found.title}\n\n*{found.minutes} minutes · difficulty {stars}*"
+    return f"## {found.id} {found.title}\n\n*{found.minutes} minutes · difficulty {found.stars}*"
 
 
 def _marks(grade_id: str, solution: bool = False, points: int | None = None):
@@ -103,8 +102,9 @@ def blank(notebook):
 def run(path: Path) -> float:
     """Stamp and execute solutions/NN_topic.ipynb in place. Returns seconds. Raises CellExecutionError."""
     notebook, begun = stamp(nbformat.read(path, as_version=4)), time.monotonic()
-    NotebookClient(notebook, timeout=notebooks.SECONDS, kernel_name="python3", record_timing=False, coalesce_streams=True,
-                   store_widget_state=False, resources={"metadata": {"path": path.parent}}).execute()
+    NotebookClient(notebook, timeout=notebooks.SECONDS, kernel_name="python3", record_timing=False,
+                   coalesce_streams=True, store_widget_state=False,
+                   resources={"metadata": {"path": path.parent}}).execute()
     notebooks.write(stamp(notebook), path)
     return time.monotonic() - begun
 
@@ -123,7 +123,8 @@ def problems(path: Path) -> Iterator[str]:
     wanted = list(exercises(int(path.name[:2])))
     if checked != wanted:
         yield f"it checks {', '.join(checked)}, and the exercises of the chapter are {', '.join(wanted)}"
-    headed = [found[1] for cell in source.cells if cell.cell_type == "markdown" and (found := HEADING.match(cell.source))]
+    texts = [cell.source for cell in source.cells if cell.cell_type == "markdown"]
+    headed = [found[1] for text in texts if (found := HEADING.match(text))]
     if headed != wanted:
         yield f"its headings are {', '.join(headed)}, and the exercises of the chapter are {', '.join(wanted)}"
 

@@ -39,7 +39,7 @@ def build(out: Path, user: str) -> Path:
 
 
 def build_wheel(folder: Path) -> Path:
-    """The package as a wheel, built from a copy: setuptools leaves its work beside the sources, and takes it up again."""
+    """The package as a wheel, built from a copy: setuptools leaves its work beside the sources, and would reuse it."""
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as copy:
         for name in PACKAGED:

@@ -21,8 +21,8 @@ COMPARED = "nbval-check-output"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
           "language_info": {"name": "python"}}
-MACHINE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|opt|usr|var|private|Users|mnt|srv)/[\w.]|[A-Z]:\\\\?Users|site-packages"
-                     r"|ipykernel_\d+")
+MACHINE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|opt|usr|var|private|Users|mnt|srv)/[\w.]|[A-Z]:\\\\?Users"
+                     r"|site-packages|ipykernel_\d+")
 LARGEST = 1_500_000  # bytes: GitHub and phones show it without waiting
 SECONDS = 300  # for a cell
 
@@ -112,7 +112,8 @@ def problems(path: Path) -> Iterator[str]:
             yield from (f"a picture in the text has no alternative text: {picture}"
                         for picture in re.findall(r"!\[\s*\]\([^)]*\)|<img(?![^>]*\balt=)[^>]*>", cell.source))
             yield from (f"it links to {link}, which is not there"
-                        for link in re.findall(r"\]\(([^)#:]+\.ipynb)", cell.source) if not (ROOT / "notebooks" / link).exists())
+                        for link in re.findall(r"\]\(([^)#:]+\.ipynb)", cell.source)
+                        if not (ROOT / "notebooks" / link).exists())
 
 
 def cell_problems(cell) -> Iterator[str]:

@@ -67,8 +67,7 @@ def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> Shown:
     if not rows or any(list(row) != list(rows[0]) for row in rows):
         raise BadInput("rows must be dictionaries with the same keys in the same order, and at least one")
     head = list(map(str, rows[0]))
-    body = [[f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell) for cell in row.values()]
-            for row in rows]
+    body = [[f"{cell:,}" if type(cell) is int else str(cell) for cell in row.values()] for row in rows]
     columns = list(zip(*body, strict=True))
     right = [all(NUMBER.fullmatch(cell) or not cell.strip("–-") for cell in column) for column in columns]
     widths = [max(map(len, [name, *column])) for name, column in zip(head, columns, strict=True)]
@@ -81,7 +80,8 @@ def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> Shown:
         return "<tr>" + "".join(f'<{tag} style="text-align:{"right" if numbers else "left"}">{escape(cell)}</{tag}>'
                                 for cell, numbers in zip(cells, right, strict=True)) + "</tr>"
 
-    text = "\n".join([*([caption, ""] if caption else []), line(head), line(["-" * width for width in widths]), *map(line, body)])
+    text = "\n".join([*([caption, ""] if caption else []), line(head), line(["-" * width for width in widths]),
+                      *map(line, body)])
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     return Shown(text, f"<table>{title}<thead>{row_of('th', head)}</thead><tbody>"
                  + "".join(row_of("td", cells) for cells in body) + "</tbody></table>")
@@ -111,21 +111,22 @@ def difference(before: type, after: type, only: Sequence[str] | None = None) -> 
         if not callable(getattr(new, "fget", new)) or (only is not None and name not in only):
             continue
         left, right = (code_of(one).splitlines() if callable(getattr(one, "fget", one)) else [] for one in (old, new))
-        text += ["", name, *unified_diff(left, right, file_of(old) if left else "(nothing)", file_of(new), n=99, lineterm="")]
-        html.append(f"<div><b><code>{escape(name)}</code></b></div>" + side_by_side(
-            left, right, file_of(old) if left else f"not in {before.__name__}", file_of(new)))
+        titles = file_of(old) if left else f"not in {before.__name__}", file_of(new)
+        text += ["", name, *unified_diff(left, right, *titles, n=99, lineterm="")]
+        html.append(f"<div><b><code>{escape(name)}</code></b></div>" + side_by_side(left, right, *titles))
     return Shown("\n".join(text), "".join(html))
 
 
 def changes(before: type, after: type) -> Iterator[tuple[str, object, object]]:
-    """(name, old, new) of what `after` defines; a dataclass, such as a stage's `heart`, field by field. Old may be None."""
+    """(name, old, new) of what `after` defines, old None where it is new; a dataclass, as a `heart` is, field by field."""
     for name, new in vars(after).items():
         old = getattr(before, name, None)
         if name.startswith("__") and name != "__init__":
             continue
         if is_dataclass(new) and type(old) is type(new):
-            pairs = [(f"{name}.{field.name}", getattr(old, field.name), getattr(new, field.name)) for field in fields(new)]
-            yield from (pair for pair in pairs if pair[1] is not pair[2])
+            for field in (field.name for field in fields(new)):
+                if getattr(old, field) is not getattr(new, field):
+                    yield f"{name}.{field}", getattr(old, field), getattr(new, field)
         elif old != new:
             yield name, old, new
 
@@ -163,8 +164,8 @@ def coloured(code: str) -> list[str]:
         from pygments.lexers import PythonLexer
     except ImportError:  # it comes with IPython
         return [escape(line) for line in code.splitlines()]
-    lexer = PythonLexer(stripnl=False, ensurenl=False)
-    return highlight(code, lexer, HtmlFormatter(nowrap=True, noclasses=True, style="default")).removesuffix("\n").split("\n")
+    html = highlight(code, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True, noclasses=True))
+    return html.removesuffix("\n").split("\n")
 
 
 def pre(lines: Sequence[str]) -> str:
@@ -185,6 +186,6 @@ def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, rig
 
     rows = [head(left_title) + head(right_title)]
     for what, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        same = what == "equal"  # a row for each run of lines, so that lines that a narrow page breaks stay beside theirs
+        same = what == "equal"  # a row for each run of lines: where a narrow page breaks one, the next stay side by side
         rows.append(cell(shown_left[i:j], "" if same else REMOVED) + cell(shown_right[k:m], "" if same else ADDED))
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"

@@ -71,8 +71,9 @@ def explore(draw: Callable, describe: Callable[..., str], **controls: Control) -
             words.update(line)
             picture.update(drawn)
 
-    for handle, shown in zip((words, picture), forms(**{name: control.start for name, control in controls.items()}), strict=True):
-        handle.display(shown)
+    line, drawn = forms(**{name: control.start for name, control in controls.items()})
+    words.display(line)
+    picture.display(drawn)
     for box in boxes.values():
         box.observe(redraw, "value")
 
@@ -86,7 +87,7 @@ def _boxes(controls: Mapping[str, Control]) -> dict:
         return {}
 
 
-# -- explorers of the course ---------------------------------------------------------------------------------------------
+# -- explorers of the course -----------------------------------------------------------------------------------------
 
 SIZES = {"124M": 124_439_808, "355M": 354_823_168, "774M": 774_030_080, "1.5B": 1_557_611_200, "7B": 7 * 10**9,
          "13B": 13 * 10**9, "70B": 70 * 10**9, "175B": 175 * 10**9, "1T": 10**12}
@@ -99,7 +100,8 @@ def convention_of(dtype: str, optimizer: str) -> Convention:
     return Convention("mixed", 2, 2, 4 + states) if dtype == "mixed" else Convention("fp32", 4, 4, states)
 
 
-def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str = "mixed", optimizer: str = "Adam") -> None:
+def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str = "mixed",
+           optimizer: str = "Adam") -> None:
     """What a rank holds by formula, and the card it fits on."""
     def states(params, ranks, dtype, optimizer):
         return [model_states(params, each, ranks, convention_of(dtype, optimizer)) for each in range(4)]
@@ -107,14 +109,16 @@ def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str
     def describe(params, stage, ranks, dtype, optimizer):
         total = states(params, ranks, dtype, optimizer)[stage].total_bytes
         card = plots.smallest_card(total)
-        fits = f"one {card} has room for that" if card else f"no card here has room for that: an {list(plots.CARDS)[-1]} has the most"
+        fits = f"one {card} has room for that" if card else f"not even an {list(plots.CARDS)[-1]} has room for that"
         count = "1 rank holds" if ranks == 1 else f"each of {ranks} ranks holds"
         name = f"ZeRO-{stage}" if stage else "data parallel"
         precision = "mixed precision" if dtype == "mixed" else dtype
         return f"{params:,} parameters, {precision} {optimizer}, {name}: {count} {gb(total)} of model states; {fits}."
 
-    explore(lambda params, stage, ranks, dtype, optimizer: plots.memory_on_cards(states(params, ranks, dtype, optimizer), stage),
-            describe, params=Control(SIZES, params, label="parameters"), stage=Control(range(4), stage),
+    def draw(params, stage, ranks, dtype, optimizer):
+        return plots.memory_on_cards(states(params, ranks, dtype, optimizer), stage)
+
+    explore(draw, describe, params=Control(SIZES, params, label="parameters"), stage=Control(range(4), stage),
             ranks=Control([2**power for power in range(11)], ranks),
             dtype=Control({"16-bit, fp32 master": "mixed", "fp32": "fp32"}, dtype, "list"),
             optimizer=Control(list(OPTIMIZERS), optimizer, "list"))
@@ -128,8 +132,9 @@ def timeline(events: Sequence[dict], title: str = "") -> None:
     def describe(moment):
         event = ordered[moment]
         moved = f", {gb(event['bytes'])}" if event["bytes"] else ""
-        return (f"{title + ': ' if title else ''}event {moment + 1} of {len(ordered)}, after {(event['end'] - begin) * 1e3:.1f} ms: "
-                f"rank {event['rank']} ends {event['verb']} of {event['unit']}{moved}; {gb(event['alive'])} are alive on it.")
+        return (f"{title + ': ' if title else ''}event {moment + 1} of {len(ordered)}, "
+                f"after {(event['end'] - begin) * 1e3:.1f} ms: rank {event['rank']} ends {event['verb']} "
+                f"of {event['unit']}{moved}; {gb(event['alive'])} are alive on it.")
 
     explore(lambda moment: plots.timeline_until(events, moment, title), describe,
             moment=Control(range(len(ordered)), len(ordered) - 1, label="event"))

@@ -11,8 +11,8 @@ WRONG: dict[str, list[tuple[str, object]]] = {}  # id: (phrase, the answer, or a
 
 
 def wrong(id: str, phrase: str) -> Callable:
-    """Put the decorated answer into the bank. Where an exercise has several answers, decorate a class that has them under
-    their names; those that it has not are the solution's."""
+    """Put the decorated answer into the bank. Where an exercise has several answers, decorate a class that has them
+    under their names; those that it has not are the solution's."""
     def put(answer):
         WRONG.setdefault(id, []).append((phrase, answer))
         return answer

@@ -81,7 +81,8 @@ def off_by_one(params, stage, ranks):
 @wrong("1.2", "master copy of the parameters")
 def no_master(params, stage, ranks):
     share = -(-params // ranks)
-    return 8 * (share if stage else params) + 2 * (share if stage > 1 else params) + 2 * (share if stage > 2 else params)
+    total = 8 * (share if stage else params) + 2 * (share if stage > 1 else params)
+    return total + 2 * (share if stage > 2 else params)
 
 
 @wrong("1.2", "master copy of the parameters")
@@ -93,13 +94,15 @@ def no_master_from_a_table(params, stage, ranks):
 @wrong("1.2", "gradients in fp32")
 def gradients_in_fp32(params, stage, ranks):
     share = -(-params // ranks)
-    return 12 * (share if stage else params) + 4 * (share if stage > 1 else params) + 2 * (share if stage > 2 else params)
+    total = 12 * (share if stage else params) + 4 * (share if stage > 1 else params)
+    return total + 2 * (share if stage > 2 else params)
 
 
 @wrong("1.2", "rounded a share down")
 def rounded_down(params, stage, ranks):
     share = params // ranks
-    return 12 * (share if stage else params) + 2 * (share if stage > 1 else params) + 2 * (share if stage > 2 else params)
+    total = 12 * (share if stage else params) + 2 * (share if stage > 1 else params)
+    return total + 2 * (share if stage > 2 else params)
 
 
 @wrong("1.2", "rounded the bytes")

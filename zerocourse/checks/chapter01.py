@@ -151,7 +151,8 @@ def largest_model(lab: Lab):
               for ranks in (3, 7)] + [(10**17 + 3, 3, 3)]
     lab.compare(ragged, largest, [
         ("You counted only whole rows of parameters, a multiple of the number of ranks: some ranks may own one more "
-         "than others.", lambda card, stage, ranks: card // (per_parameter(stage)[0] * ranks + per_parameter(stage)[1]) * ranks),
+         "than others.",
+         lambda card, stage, ranks: card // (per_parameter(stage)[0] * ranks + per_parameter(stage)[1]) * ranks),
         ("Shares are whole numbers: the rank that owns most holds ceil(P / N) parameters, not P / N, and it is its "
          "card that overflows.", by_formula),
         ("You divided with / and rounded: a float has 53 bits, too few for these numbers. Stay with whole numbers.",

@@ -38,6 +38,10 @@ class Exercise:
     timeout: float
 
     @property
+    def stars(self) -> str:
+        return "●" * self.difficulty + "○" * (3 - self.difficulty)
+
+    @property
     def chapter(self) -> int:
         return int(self.id.partition(".")[0])
 

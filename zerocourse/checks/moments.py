@@ -4,8 +4,7 @@ import math
 
 from .words import value_text
 
-NOT_CLEARED = "Gradients are left over or too much is freed: zero_grad frees the gradients, and a step ends as it "
-              "began."
+NOT_CLEARED = "Gradients are left over, or too much is freed: zero_grad frees them, and a step ends as it began."
 
 
 def moments(units, stage, ranks):
@@ -37,9 +36,11 @@ def first_wrong_moment(case, got, right) -> str | None:
     for number, (event, expected) in enumerate(zip(got, right, strict=False)):
         kind, _, unit = expected[0].partition(" ")
         if event[0] != expected[0]:
-            return f"event {number} is {event[0]!r} where {expected[0]!r} comes next. {_order(event[0], kind, stage)}".rstrip()
+            why = _order(event[0], kind, stage)
+            return f"event {number} is {event[0]!r} where {expected[0]!r} comes next. {why}".rstrip()
         if event[1] != expected[1]:
-            text = f"after event {number}, {event[0]!r}, a rank holds {expected[1]:_} bytes, and it says {value_text(event[1])}"
+            text = (f"after event {number}, {event[0]!r}, a rank holds {expected[1]:_} bytes, and it says "
+                    f"{value_text(event[1])}")
             if not isinstance(event[1], (int, float)):
                 return text
             again = expected[0] in [name for name, _ in right[:number]]  # an unshard or reshard of the backward
@@ -76,8 +77,8 @@ def _start(units, stage, ranks):
     total, shares = sum(params), sum(-(-p // ranks) for p in params)
 
     def value(share=shares, optimizer=12, from_stage=(3, 1), gradients=0):
-        return (2 * (share if stage >= from_stage[0] else total) + optimizer * (share if stage >= from_stage[1] else total)
-                + gradients)
+        parameters, optimized = (share if stage >= first else total for first in from_stage)
+        return 2 * parameters + optimizer * optimized + gradients
 
     return [
         (value(optimizer=8), "The optimizer holds 12 bytes a parameter, not 8: the fp32 master copy belongs to it."),

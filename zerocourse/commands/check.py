@@ -27,10 +27,10 @@ HELP = "grade answers to the exercises"
 def configure(parser):
     parser.add_argument("ids", nargs="*", metavar="ID", help="exercises, such as 5.1; all by default")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--answers", metavar="NOTEBOOK", help="the notebook with the answers (default: those in exercises/)")
+    which.add_argument("--answers", metavar="NOTEBOOK", help="the notebook with the answers (those in exercises/)")
     which.add_argument("--folder", metavar="DIR", help="class mode: grade every notebook below DIR")
     parser.add_argument("--csv", metavar="FILE", help="class mode: write the grades here (default DIR/grades.csv)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="class mode: notebooks graded at once (default 1)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="class mode: notebooks at once (default 1)")
     parser.add_argument("--seconds", type=float, default=300, metavar="S", help="limit for one notebook (default 300)")
     parser.add_argument("--memory", default="4GiB", metavar="SIZE", help="limit for one notebook (default 4GiB)")
 

@@ -23,7 +23,6 @@ def run(args) -> Outcome:
     data = {id: {"title": each.title, "minutes": each.minutes, "difficulty": each.difficulty, "chapter": each.chapter}
             for id, each in found.items()}
     width = max((len(each.title) for each in found.values()), default=0)
-    rows = [f"{id:>5}  {each.title:{width}}  {each.minutes:3} minutes  {'●' * each.difficulty}{'○' * (3 - each.difficulty)}"
-            for id, each in found.items()]
+    rows = [f"{id:>5}  {each.title:{width}}  {each.minutes:3} minutes  {each.stars}" for id, each in found.items()]
     hours = sum(each.minutes for each in found.values()) / 60
     return Outcome("\n".join([*rows, "", f"{len(found)} exercises, about {hours:.0f} hours"]), data)
