@@ -173,7 +173,7 @@ def test_each_of_them(section, key):
 @pytest.mark.parametrize("section, key", pairs(NOT_YET) + pairs(NEVER))
 def test_what_is_not_supported_is_refused_by_name_unless_it_is_off(section, key):
     name, yet = f"{section}.{key}" if section else key, " yet" if key in NOT_YET[section] else ""
-    for wanted in ({"enabled": True}, {"device": "cpu"}, {"type": "Adam"}, True, 4):
+    for wanted in ({"enabled": True}, {"device": "cpu"}, {"type": "Adam"}, True, 4, 0):
         assert refused(at(section, key, wanted)).startswith(f"{name} is not supported{yet}: ")
     for off in ({"enabled": False, "loss_scale": 0}, {"device": "none"}, {}, False, None):
         assert load(at(section, key, off)) == load({"train_batch_size": 8})

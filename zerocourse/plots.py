@@ -129,7 +129,7 @@ def timeline_until(events: Sequence[dict], moment: int, title: str = "") -> Figu
     begin, now = min(event["start"] for event in events), ordered[moment]["end"]
     for axes in figure.axes:
         right = axes.get_xlim()[1]
-        axes.axvspan((now - begin) * 1e3, right, color="white", alpha=0.8, zorder=5)
-        axes.axvline((now - begin) * 1e3, color="black", linewidth=1, zorder=6)
+        axes.axvspan((now - begin) * 1e3, right, color="white", alpha=0.8, zorder=2.2)  # above the lines, below the frame
+        axes.axvline((now - begin) * 1e3, color="black", linewidth=1, zorder=2.3)
         axes.set_xlim(right=right)
     return figure

@@ -127,14 +127,14 @@ def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str
 def timeline(events: Sequence[dict], title: str = "") -> None:
     """One step of all ranks, event by event; at first the whole of it. events: as `plots.timeline` takes them."""
     ordered = sorted(events, key=lambda event: event["end"])
-    begin = min(event["start"] for event in events)
+    begin, place = min(event["start"] for event in events), f"{title.rstrip(' ,')}: " if title else ""
 
     def describe(moment):
         event = ordered[moment]
         moved = f", {gb(event['bytes'])}" if event["bytes"] else ""
-        return (f"{title + ': ' if title else ''}event {moment + 1} of {len(ordered)}, "
+        return (f"{place}event {moment + 1} of {len(ordered)}, "
                 f"after {(event['end'] - begin) * 1e3:.1f} ms: rank {event['rank']} ends {event['verb']} "
                 f"of {event['unit']}{moved}; {gb(event['alive'])} are alive on it.")
 
     explore(lambda moment: plots.timeline_until(events, moment, title), describe,
-            moment=Control(range(len(ordered)), len(ordered) - 1, label="event"))
+            moment=Control({str(moment + 1): moment for moment in range(len(ordered))}, len(ordered) - 1, label="event"))
