@@ -279,7 +279,7 @@ def test_the_wire_carries_what_is_counted():
 # --- handles ---
 
 def handles() -> dict:
-    comm, layout = Comm(), Layout.build({"a": (40,)}, dist.get_world_size())
+    comm, layout = Comm(), Layout.build({"a": (60,)}, dist.get_world_size())
     found = {}
 
     def started(unit):
@@ -297,22 +297,27 @@ def handles() -> dict:
 
     row, handle = started("d")
     memory = weakref.ref(row)
+    comm.recorder.alive = lambda: int(memory() is not None)
     del row
     gc.collect()
     found["kept until wait"] = memory() is not None
     handle.wait()
-    gc.collect()
-    found["free after it"] = memory() is None
 
-    events = [(event.verb, event.unit, event.bytes) for event in comm.recorder.events if event.unit == "d"]
+    events = [(event.verb, event.bytes, event.alive) for event in comm.recorder.events if event.unit == "d"]
     found["events"] = events, all(event.start <= event.end for event in comm.recorder.events)
+
+    def look(total):
+        alive = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.shape == total.shape]
+        found["the other terms are gone"] = all(each is total or each._is_view() for each in alive)
+
+    comm.reduce_scatter(torch.ones(layout.padded), layout, "e", done=look).wait()
     return found
 
 
 def test_handles(pool):
-    for found in pool(2).run(handles):
-        assert found == {"by name": [[0.0, 1.0]] * 3, "kept until wait": True, "free after it": True,
-                         "events": ([("wait", "d", 80), ("all_gather", "d", 80)], True)}
+    for found in pool(3).run(handles):
+        assert found == {"by name": [[0.0, 1.0, 2.0]] * 3, "kept until wait": True, "the other terms are gone": True,
+                         "events": ([("wait", 160, 1), ("all_gather", 160, 0)], True)}
 
 
 def test_the_record_keeps_two_steps_and_is_bounded():

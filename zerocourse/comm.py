@@ -51,7 +51,9 @@ class Handle:
         self.comm.complete(works, self.call, row)
         if works:
             self.comm.recorder.record("wait", self.unit, begun, self.nbytes)
+            works.clear()  # they hold what was received: finish() frees it as it goes
         finish()
+        del row, finish  # freed before it is noted how much is alive
         self.comm.recorder.record(self.verb, self.unit, self.issued, self.nbytes)
 
 
@@ -124,6 +126,8 @@ class Comm:
             terms = [received[rank] for rank in sorted(received)]
             spare = next((term for term in terms if term is not mine), None)
             result = add_in_order(terms, spare if into is None else into)
+            received.clear()  # done() may go on to the next collective
+            del terms, spare
             if done is not None:
                 done(result)
 
