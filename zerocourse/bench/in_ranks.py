@@ -21,10 +21,11 @@ from .modes import Trained, build, prepare
 from .plan import AGAIN, BASELINE, MODES, Mode, Plan
 
 Entry = tuple[str, int | None]  # a mode's name and its bucket size
+METERED = 4  # steps under the meters of heap and wire
 
 
 def watch(plan: Plan, entry: Entry, private: bool) -> dict:
-    """Train a few steps in this mode alone and meter the last three: two by heap and wire, one by the ledger.
+    """Train a few steps in this mode alone and meter the last five: four by heap and wire, one by the ledger.
 
     private: this network namespace is the bench's own, so that loopback's counter counts us and nobody else.
     Returns losses; heap_peak_bytes and heap_held_bytes (after a step), above what was held before the model was built;
@@ -36,11 +37,11 @@ def watch(plan: Plan, entry: Entry, private: bool) -> dict:
     warm_up(mode, plan)
     before = heap.held()
     trained = build(mode, plan, entry[1])
-    losses = [trained.step(*next(stream)) for _ in range(plan.steps - 3)]
-    metered = [under_meters(heap, private, trained, *next(stream), losses) for _ in range(2)]
+    losses = [trained.step(*next(stream)) for _ in range(plan.steps - METERED - 1)]
+    metered = [under_meters(heap, private, trained, *next(stream), losses) for _ in range(METERED)]
     found = {"heap_peak_bytes": max(peak for peak, _ in metered) - before if heap.here else None,
              "heap_held_bytes": heap.held() - before if heap.here else None,
-             # On a busy machine TCP now and then sends a segment twice: the smaller count is the program's.
+             # On a busy machine TCP now and then sends a segment twice: the smallest count is the program's.
              "wire_bytes": min(sent for _, sent in metered) // plan.ranks if private else None}
     dist.barrier()
 

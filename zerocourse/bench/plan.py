@@ -57,7 +57,7 @@ class Plan:
     threads: int = 1  # of each rank
     rounds: int = 7  # of timed steps, each mode one step in turn
     tuning_rounds: int = 3  # with which a peer's bucket size is chosen; 0: the middle one is taken
-    steps: int = 5  # whose losses are compared; the last three are metered, the very last by the ledger
+    steps: int = 7  # whose losses are compared; the last five are metered, the very last by the ledger
     budget: float | None = None  # seconds after which no round begins
     lr: float = 1e-3
     seed: int = 0
