@@ -1,6 +1,7 @@
 """The traps of ZeRO, each a test by its number: what breaks an implementation that only works on the easy model."""
 
 import gc
+import itertools
 import time
 from dataclasses import replace
 
@@ -804,13 +805,16 @@ def test_trap_31_step_counts(pool):
 
 def trampling(function):
     """Right after a collective was issued, free all that can be freed and write over it."""
+    calls = itertools.count()
+
     def issue(flat, comm):
         handle = function(flat, comm)
-        gc.collect()
+        if next(calls) % 10 == 0:
+            gc.collect()
         for size in (flat.layout.padded, flat.own.stop - flat.own.start, 1):
             for _ in range(8):
                 torch.full((max(1, size),), float("nan"))
-        time.sleep(0.002)  # so that the other rank has read it, or not
+        time.sleep(0.001)  # so that the other rank has read it, or not
         return handle
 
     return issue
@@ -818,18 +822,16 @@ def trampling(function):
 
 def trampled(cases: list[Case]) -> list[worlds.Run]:
     runs = []
-    gc.freeze()  # else each collection looks through all of torch
     for case in cases:
         model, optimizer = worlds.sharded(case)
         heart = model.zero.heart
         model.zero.heart = replace(heart, reduce=trampling(heart.reduce), unshard=trampling(heart.unshard))
         runs.append(worlds.train_plain(case, model, optimizer))
-    gc.unfreeze()
     return runs
 
 
 def test_trap_32_memory_freed_while_a_collective_uses_it(pool):
-    cases = [Case(stage, 3, bucket_size=size, options=(("in_flight", 8),)) for stage in STAGES for size in (None, 100)]
+    cases = [Case(stage, 3, steps=2, bucket_size=100, options=(("in_flight", 8),)) for stage in STAGES]
     for case, runs in zip(cases, zip(*pool(3).run(trampled, cases), strict=True), strict=True):
         for run, oracle in zip(runs, worlds.exact(case), strict=True):
             worlds.check_bitwise(run, oracle, case)

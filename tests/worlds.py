@@ -5,9 +5,10 @@ model that adds the gradients of all ranks' micro-batches in the order in which 
 the unsharded model on the whole batch at once, as a user would have written it.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
@@ -202,6 +203,16 @@ def exact(case: Case) -> list[Run]:
     the same as theirs. A parameter that no rank used has no gradient. With `param_dtype`, the model is in it, ranks are
     added in fp32, and an fp32 copy is what the optimizer steps.
     """
+    return _exact(replace(unsharded(case), stage=0 if case.stage < 2 or case.accumulation == 1 else 2))
+
+
+def unsharded(case: Case) -> Case:
+    """The case without what is of no concern to one process, so that cases share their oracle."""
+    return replace(case, rank_map=None, bucket_size=None, engine=False, options=())
+
+
+@functools.cache
+def _exact(case: Case) -> list[Run]:
     model = case.make()
     params = list(model.parameters())
     masters = [nn.Parameter(param.detach().clone()) for param in params] if case.param_dtype else params
@@ -255,6 +266,11 @@ def add_ranks(terms: list[torch.Tensor | None]) -> torch.Tensor | None:
 
 def whole(case: Case) -> Run:
     """The unsharded model on the whole batch of each step, in one forward and one backward."""
+    return _whole(replace(unsharded(case), stage=0))
+
+
+@functools.cache
+def _whole(case: Case) -> Run:
     model = case.make()
     optimizer = case.optimizer(model.parameters())
     losses, norms = [], []
