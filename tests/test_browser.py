@@ -5,11 +5,11 @@ import secrets
 import shutil
 import time
 
+import lab
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-import lab
 from tools.notebooks import KERNEL, ROOT, chapters
 
 playwright = pytest.importorskip("playwright.sync_api")

@@ -17,7 +17,7 @@ from worlds import STAGES, Case, Stack, check_exact, check_whole, runs_of, squar
 
 from zerocourse.comm import Comm
 from zerocourse.processes.failures import RankError
-from zerocourse.zero.build import STAGES as STAGE_TYPES
+from zerocourse.sharding import STAGES as STAGE_TYPES
 from zerocourse.zero.ddp import DataParallel
 from zerocourse.zero.flat import Flat
 

@@ -681,8 +681,8 @@ def trains_under_old_names(rank: int) -> tuple[list, list]:
     hide_new_names()
     for name in [name for name in sys.modules if name.partition(".")[0] == "zerocourse"]:
         del sys.modules[name]
+    from zerocourse import shard
     from zerocourse.model import build_model
-    from zerocourse.zero import shard
 
     def losses(model, optimizer, rows):
         found = []

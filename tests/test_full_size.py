@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from zerocourse import shard
 from zerocourse.launch import launch
 from zerocourse.meta import blueprint
 from zerocourse.model import CONFIGS, GPT
-from zerocourse.zero import shard
 
 GIB = 1 << 30
 

@@ -14,9 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, rows, squares
 
+from zerocourse import load_state_dict, shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput, CollectiveError
-from zerocourse.zero import load_state_dict, shard, state_dict
+from zerocourse.freeable import Memory
 
 
 def of_stack(make=Stack, stages=STAGES, **fields) -> list[Case]:
@@ -762,6 +763,8 @@ def kept() -> list:
     return [said, worlds.train_plain(case, model, optimizer)]
 
 
+@pytest.mark.skipif(not Memory(torch.zeros(4)).readable,
+                    reason="before torch 2.11, and outside Linux, to read a view of freed memory ends the process")
 def test_trap_27_tensors_kept_after_release(pool):
     for rank, (said, run) in enumerate(pool(2).run(kept)):
         assert len(said) > 40 and all(said)

@@ -1,18 +1,17 @@
 """The ways in which people use models and optimizers, under every stage: whatever works unsharded works sharded."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 import worlds
-from torch import nn
 from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, rows, squares
 
+from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
-from zerocourse.zero import shard, state_dict
 
 
 def of_stack(make=Stack, **fields) -> list[Case]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import nn
 
+from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.engine import Engine, initialize
 from zerocourse.model import GPT, GPTConfig
-from zerocourse.zero import shard, state_dict
 
 T, V = 5, 29
 STAGES = (0, 1, 2, 3)

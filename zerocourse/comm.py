@@ -17,19 +17,20 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from .errors import BadInput, CollectiveError
+from .errors import BadInput
 from .events import Recorder
-from .notes import Notes
+from .notes import Notes, leave
 from .rankmap import Layout
 
 PIECE_BYTES = 1 << 20  # one large send and receive run half-duplex; pieces of this size reach 96 % of a link
 MOST_PIECES = 16
+_living: weakref.WeakSet = weakref.WeakSet()  # Comms with peers
 _opened = weakref.WeakKeyDictionary()  # how many Comms a group has seen: keeps the messages of one from another's
 
 
@@ -81,6 +82,8 @@ class Comm:
         self._calls: Counter = Counter()
         if self.peers:
             group = group or dist.group.WORLD
+            _living.add(self)
+            self._pg = weakref.ref(group)
             _opened[group] = _opened.get(group, 0) + 1
             self._id = f"{group.group_name}.{_opened[group]}"
             store = dist.distributed_c10d._get_process_group_store(group)
@@ -165,10 +168,18 @@ class Comm:
         with self._explained(call):
             return self._notes.exchange(call, thing, self.timeout)
 
-    def fail(self, reason: str) -> None:
-        """Tell the other ranks why this one leaves, and leave: whoever waits for it fails at once, with the reason."""
+    def fail(self, reason: str | Exception) -> None:
+        """Tell the other ranks why this one leaves, and leave: whoever waits for it fails at once, with the reason.
+
+        They raise CollectiveError; OutOfMemory if that is the reason.
+        """
         if self.peers:
-            self._notes.leave(reason, self.group)
+            leave([self._notes], [self.group], reason)
+
+    def _is_open(self) -> bool:
+        with suppress(ValueError, KeyError):
+            return bool(dist.get_process_group_ranks(self._pg()))
+        return False
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
@@ -268,7 +279,13 @@ class Comm:
         try:
             yield
         except RuntimeError as error:
-            raise CollectiveError(self._notes.compare(call, error, self.timeout)) from error
+            raise self._notes.compare(call, error, self.timeout) from error
+
+
+def fail_all(reason: str | Exception) -> None:
+    """Leave every group that this process has a Comm of: what stops it here would leave the others waiting there."""
+    living = [comm for comm in _living if comm._is_open()]
+    leave([comm._notes for comm in living], [comm.group for comm in living], reason)
 
 
 def add_in_order(terms: list[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:

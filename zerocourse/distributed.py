@@ -5,6 +5,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # noqa: F401
+
+# The last of these is for its side effect. An optimizer's first step would import it; its functions take the default
+# group that they find then as a default argument, and a group that somebody keeps does not hang up when a rank leaves.
 
 
 def local_rank() -> int:

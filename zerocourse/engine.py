@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 from . import distributed
 from .comm import Comm
 from .config import Config
+from .consolidate import state_dict
 from .errors import BadInput
 from .sampler import ShardSampler
-from .zero import shard, state_dict
+from .sharding import shard
 
 
 def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None,

@@ -13,8 +13,7 @@ import time
 
 from .errors import BadInput
 from .processes import payload
-from .processes.failures import (Failure, LaunchError, LaunchInterrupted, LaunchTimeout, RankDied,  # noqa: F401
-                                 RankError)
+from .processes.failures import Failure, LaunchError, LaunchInterrupted, LaunchTimeout, RankDied, RankError  # noqa: F401
 from .processes.jobs import Job, Results
 from .ranks import check_nproc, shower
 

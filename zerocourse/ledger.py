@@ -1,4 +1,5 @@
-"""The ledger: bytes alive on this rank, now and at peak, by kind. It communicates nothing and frees nothing.
+"""The ledger: bytes alive on this rank, now and at peak, by kind. It frees nothing, and it communicates nothing
+but the word that a rank is over its budget.
 
 It proves and does not repeat: nothing here comes from a formula or from what a stage says of itself. A dispatch mode
 sees the tensors that go into and come out of every operation, forward and backward, and notes each *storage* once,
@@ -22,6 +23,7 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .comm import fail_all
 from .errors import BadInput, OutOfMemory
 from .sizes import gib, parse_bytes
 from .storages import params_of, states_of, storages_of, tensors_in, unwatch_resize, watch_resize
@@ -71,7 +73,8 @@ class Ledger(TorchDispatchMode):
 
     model, optimizer, state: counted from the start, and asked for the kinds. `state` is any object whose `tensors()`
         gives `dict[kind, list[Tensor]]`; by default `model.zero`, the model's ZeRO stage, once it has one.
-    budget: bytes, or "2GiB", above which an operation raises `zerocourse.errors.OutOfMemory`.
+    budget: bytes, or "2GiB", above which an operation raises `zerocourse.errors.OutOfMemory`: on this rank, and on
+        those that then wait for it in a collective. The process groups it shares with them are closed.
     device: count this device type alone ("cuda", "cpu"); by default all of them together.
 
     alive, peak: bytes, always up to date, cheap to read. The peak holds until `reset_peak()`.
@@ -191,9 +194,11 @@ class Ledger(TorchDispatchMode):
 
     def _out_of_memory(self, by: Any, asked: int, alive: int) -> OutOfMemory:
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        return OutOfMemory(f"rank {rank} ran out of memory: {by} asked for {gib(asked)} and would bring it to "
-                           f"{alive:,} bytes, over its budget of {self.budget:,} bytes ({gib(self.budget)}); "
-                           f"alive: {self.now()}.")
+        error = OutOfMemory(f"rank {rank} ran out of memory: {by} asked for {gib(asked)} and would bring it to "
+                            f"{alive:,} bytes, over its budget of {self.budget:,} bytes ({gib(self.budget)}); "
+                            f"alive: {self.now()}.")
+        fail_all(error)
+        return error
 
     # -- who holds what ----------------------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .errors import BadInput
 from .initialise import InitFn, initialise, is_unset, misses_values, unset
 
-
 # -- building -------------------------------------------------------------------------------------------------------
 
 

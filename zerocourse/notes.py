@@ -10,6 +10,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from .errors import CollectiveError, OutOfMemory
+
 COMPARE_SECONDS = 3.0  # that a rank whose collective failed waits for what the others say
 HEARD_SECONDS = 1.0  # that a rank which leaves waits until the others know why: its process may keep the store
 
@@ -21,26 +23,33 @@ class Notes:
         # A reference of our own: the store must outlive the process group, which a rank that leaves destroys.
         self.store, self.rank, self.peers = store, rank, peers
 
-    def leave(self, reason: str, group: dist.ProcessGroup | None) -> None:
-        """Say why this rank leaves; close its connections, so that whoever waits for it looks here; let them read."""
-        with suppress(RuntimeError, ValueError):  # another rank left before, or the store is gone: nobody to tell
-            self.store.set("left", f"rank {self.rank}: {reason}")
+    def tell(self, reason: str | Exception) -> None:
+        """Write down why this rank leaves, for whoever will wait for it in vain."""
+        out_of_memory = isinstance(reason, OutOfMemory)  # whose sentence names the rank itself
+        with suppress(RuntimeError, ValueError):  # the store is gone: nobody to tell
+            self.store.set("left", json.dumps([out_of_memory, f"{'' if out_of_memory else f'rank {self.rank}: '}{reason}"]))
             self.store.set(f"heard/{self.rank}", "")
-            dist.destroy_process_group(group)
-            until = time.monotonic() + HEARD_SECONDS
-            while time.monotonic() < until and not self.store.check([f"heard/{peer}" for peer in self.peers]):
-                time.sleep(0.02)
 
-    def compare(self, call: str, error: Exception, timeout: timedelta) -> str:
-        """After a failed call: one sentence that says what this rank was in, and what the others say they were in."""
+    def heard(self) -> bool:
+        """Have all peers read it?"""
+        with suppress(RuntimeError):
+            return self.store.check([f"heard/{peer}" for peer in self.peers])
+        return True  # nobody is there any more
+
+    def compare(self, call: str, error: Exception, timeout: timedelta) -> CollectiveError | OutOfMemory:
+        """After a failed call: an error whose sentence says what this rank was in, and what the others say they were in.
+
+        Where another rank ran out of memory, that is this one's error too.
+        """
         said, until = {self.rank: call}, time.monotonic() + COMPARE_SECONDS
         with suppress(RuntimeError):  # the store may be gone, with the rank that kept it
             self.store.set(f"call/{self.rank}", call)
             while time.monotonic() < until and len(said) <= len(self.peers):
                 if self.somebody_left:
-                    reason = self._get("left")
+                    out_of_memory, reason = json.loads(self._get("left"))
                     self.store.set(f"heard/{self.rank}", "")  # after reading: now the one that left may end the store
-                    return f"rank {self.rank} stopped in {call}, because another rank left: {reason}"
+                    stopped = f"rank {self.rank} stopped in {call}, because another rank left: {reason}"
+                    return OutOfMemory(stopped) if out_of_memory else CollectiveError(stopped)
                 said |= {peer: self._get(f"call/{peer}") for peer in self.peers if self.store.check([f"call/{peer}"])}
                 time.sleep(0.02)
         late = f"did not complete within {timeout.total_seconds():g} s"
@@ -50,7 +59,7 @@ class Notes:
         rule = ". Every rank must run the same units in the same order" if len(set(said.values())) > 1 else ""
         if not rule and len(said) > len(self.peers):
             rule = ". They disagree on its layout, or the time was too short"
-        return f"a collective {what}: {'; '.join(ranks)}{rule}"
+        return CollectiveError(f"a collective {what}: {'; '.join(ranks)}{rule}")
 
     def exchange(self, call: str, thing: object, timeout: timedelta) -> list:
         """Every rank's `thing`, in rank order. Raises RuntimeError when time is up, or a rank has left."""
@@ -76,3 +85,18 @@ class Notes:
 
     def _get(self, key: str) -> str:
         return self.store.get(key).decode()
+
+
+def leave(notes: list[Notes], groups: list[dist.ProcessGroup | None], reason: str | Exception) -> None:
+    """Say why this rank leaves; close its connections, so that whoever waits for it looks here; let them read.
+
+    notes: of all that have used these groups, and one of which the peers are waiting in.
+    """
+    for each in notes:
+        each.tell(reason)
+    for group in groups:
+        with suppress(RuntimeError, ValueError, AssertionError):  # it is closed already
+            dist.destroy_process_group(group)
+    until = time.monotonic() + HEARD_SECONDS
+    while notes and time.monotonic() < until and not any(each.heard() for each in notes):
+        time.sleep(0.02)

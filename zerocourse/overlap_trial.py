@@ -27,7 +27,7 @@ from .comm import Comm, Handle, add_in_order
 from .link import limit_here, limited_link
 from .model import GPTConfig, build_model
 from .rankmap import Layout
-from .zero import shard
+from .sharding import shard
 from .zero.flat import Flat
 
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)

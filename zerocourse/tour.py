@@ -22,8 +22,8 @@ from .ledger import Ledger
 from .meta import blueprint, materialize_model
 from .model import GPT, GPTConfig
 from .sampler import ShardSampler
+from .sharding import shard
 from .worker import progress
-from .zero import shard
 
 MODES = ("single", "ddp", "zero1", "zero2", "zero3")
 STAGE = {mode: stage for stage, mode in enumerate(MODES[1:])}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..zero import shard
+from ..sharding import shard
 from .modes import adamw
 from .plan import Plan
 

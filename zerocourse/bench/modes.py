@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..comm import Comm
 from ..model import GPT, GPTConfig
-from ..zero import shard
+from ..sharding import shard
 from .plan import Mode, Plan
 
 

@@ -1,6 +1,9 @@
 """The stages of ZeRO, each a small step over the one before: `ddp`, `stage1`, `stage2`, `stage3`, with `overlap`."""
 
-from .build import shard
-from .consolidate import load_state_dict, state_dict
 
-__all__ = ["load_state_dict", "shard", "state_dict"]
+def __getattr__(name):  # TEMPORARY
+    import importlib
+    homes = {"shard": "sharding", "state_dict": "consolidate", "load_state_dict": "consolidate"}
+    if name in homes:
+        return getattr(importlib.import_module(f"zerocourse.{homes[name]}"), name)
+    raise AttributeError(name)

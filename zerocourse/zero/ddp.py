@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ..comm import Comm, Handle
-from ..errors import CollectiveError
+from ..ledger import Ledger
 from . import hooks
+from .agree import Buffers, agree
 from .flat import Flat
 from .unit import Unit
 
@@ -38,12 +38,6 @@ def local_step(flats: list[Flat], comm: Comm, optimizer_step: Callable[[], objec
     for flat in flats:
         flat.publish_shard()
     return result
-
-
-def fingerprint(buffer: torch.Tensor) -> tuple[int, float]:
-    """Differs when the buffer changed. (Its version alone does not tell: batch norm's kernels write without counting.)"""
-    real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-    return buffer._version, real.sum(dtype=torch.float64).item()
 
 
 @dataclass(frozen=True)
@@ -87,8 +81,7 @@ class DataParallel:
         self.order_is_old = False  # that backward is over
         self.queue: list[Unit] = []  # those of them that are still to be reduced in this backward, the next one last
         self.reducing: list[tuple[Unit, Handle]] = []  # under way
-        self.buffers = {name: fingerprint(buffer) for name, buffer in model.named_buffers()}  # as all ranks have them
-        self.changed: list[str] = []  # buffers that some rank has changed since
+        self.buffers = Buffers(model)
         self.recorder = comm.recorder
         self.recorder.alive = self.bytes_held
         self._began: dict[tuple[str, str], float] = {}
@@ -182,7 +175,7 @@ class DataParallel:
 
     def finish(self) -> None:
         """Reduce what is left (of earlier backwards, or later than its unit), and hand the gradients to the optimizer."""
-        left = self.agree()
+        left = agree(self)
         self.wait_for_reductions()  # a bucket must be back before its next round begins
         for unit, flat in left:
             self.reduce(unit, flat)
@@ -200,31 +193,6 @@ class DataParallel:
             unit.launched, unit.open, unit.over = 0, 0, False
             for flat in unit.flats:
                 flat.arrived.clear()
-
-    def agree(self) -> list[tuple[Unit, Flat]]:
-        """One small message in which the ranks tell what only some of them may know; all act on the same answer.
-
-        Who has a gradient? Which buckets (returned) hold something that is not reduced? Which buffers changed? Did all
-        run the same units? Raises CollectiveError with the name of a unit that some ranks skipped.
-        """
-        keys = [(flat, key) for flat in self.flats for key in flat.params]
-        left = [(unit, flat) for unit in reversed(self.units) for flat in reversed(unit.flats)]
-        now = dict(self.model.named_buffers())
-        changed = [name in now and fingerprint(now[name]) != before for name, before in self.buffers.items()]
-        ran = [unit in self.order for unit in self.units]
-        questions = ([key in flat.present for flat, key in keys], [bool(flat.fresh) for _, flat in left], changed, ran,
-                     [not flag for flag in ran])
-        flags = torch.tensor(sum(questions, []), dtype=torch.uint8, device=self.device)
-        answers = iter(self.comm.agree_max(flags).tolist())
-        present, fresh, changed, somewhere, nowhere = ([next(answers) for _ in question] for question in questions)
-        for unit, here, yes, no in zip(self.units, ran, somewhere, nowhere, strict=True):
-            if yes and no:
-                raise CollectiveError(f"unit {unit.name!r} ran on some ranks and was skipped on others (rank {self.comm.rank} "
-                                      f"{'ran' if here else 'skipped'} it): every rank must run the same units")
-        for flat, key in compress(keys, present):
-            flat.present.add(key)
-        self.changed = list(compress(self.buffers, changed))
-        return list(compress(left, fresh))
 
     # -- the optimizer ------------------------------------------------------------------------------------------------
 
@@ -245,7 +213,7 @@ class DataParallel:
             if flat.master is not flat.shard:  # the fp32 copies of the gradients
                 for piece in flat.pieces.values():
                     piece.grad = None
-        self.equalise_buffers()
+        self.buffers.equalise(self.comm)
         self.recorder.next_step()
         return result
 
@@ -308,14 +276,6 @@ class DataParallel:
             self.zero_grad()
         self.new_pass()
 
-    def equalise_buffers(self) -> None:
-        """Rank 0's values for the buffers that changed on any rank before the last backward's end (batch statistics)."""
-        now = dict(self.model.named_buffers())
-        for name in self.changed:
-            self.comm.broadcast(now[name], f"buffer {name}")
-            self.buffers[name] = fingerprint(now[name])
-        self.changed = []
-
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """Every tensor this stage holds, by kind: parameters, gradients, optimizer (the fp32 master weights)."""
         kinds: dict[str, list[torch.Tensor]] = {"parameters": [], "gradients": [], "optimizer": []}
@@ -326,16 +286,9 @@ class DataParallel:
 
     def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:
         """Bytes of the storages this rank holds, by kind, with the optimizer's states (scalar step counters apart)."""
-        kinds, seen = self.tensors(), set()
-        if optimizer is not None:
-            states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-            kinds["optimizer"] = kinds["optimizer"] + [value for value in states if value.dim()]
-        held = {}
-        for kind, tensors in kinds.items():
-            storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-            held[f"{kind}_bytes"] = sum(nbytes for storage, nbytes in storages.items() if storage not in seen)
-            seen |= storages.keys()
-        return held | {"total_bytes": sum(held.values())}
+        held = Ledger(self.model, optimizer).now()
+        kinds = {"parameters_bytes": held.parameters, "gradients_bytes": held.gradients, "optimizer_bytes": held.optimizer}
+        return kinds | {"total_bytes": sum(kinds.values())}
 
     def bytes_held(self) -> int:
         """Bytes of the tensors in `tensors()`, each storage counted once."""

@@ -17,8 +17,8 @@ In stage 0 nothing is divided among ranks and `own` is the whole row.
 import torch
 from torch import nn
 
+from ..freeable import Memory
 from ..rankmap import Layout, Piece
-from .memory_of import Memory
 
 HALF = (torch.bfloat16, torch.float16)
 

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import nn
 
 from ..errors import BadInput
-from ..rankmap import Layout
 from .flat import Flat
 
 
@@ -79,20 +77,3 @@ def cut_into_rows(params: dict[str, nn.Parameter], bucket_size: int | None) -> l
             of_kind.append({})
         of_kind[-1][name] = param
     return [row for of_kind in rows.values() for row in of_kind]
-
-
-def row_layout(row: dict[str, nn.Parameter], world_size: int, owner: dict[str, int] | None) -> Layout:
-    """Equal slices, or whole tensors by owner."""
-    shapes = {name: param.shape for name, param in row.items()}
-    return Layout.build(shapes, world_size, owner and {name: owner[name] for name in shapes})
-
-
-def describe(model: nn.Module) -> list[str]:
-    """Each parameter and buffer in words: what all ranks must agree on."""
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    return [f"{name} {tuple(tensor.shape)} {tensor.dtype}{' trained' * tensor.requires_grad}" for name, tensor in tensors]
-
-
-def train_dtype(param: nn.Parameter, param_dtype: torch.dtype | None) -> torch.dtype:
-    """fp32 parameters train in `param_dtype` when one is asked for; others keep their own."""
-    return param_dtype if param_dtype is not None and param.dtype is torch.float32 else param.dtype

@@ -14,16 +14,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..comm import Comm
-from ..errors import BadInput
-from ..meta import Materializer, assert_materializable
-from ..rankmap import Piece, RankMap, owners
-from .ddp import DataParallel, Heart
-from .flat import Flat
-from .stage1 import Stage1
-from .stage2 import Stage2
-from .stage3 import Stage3
-from .unit import Unit, cut_into_rows, cut_into_units, describe, row_layout, train_dtype
+from .comm import Comm
+from .errors import BadInput
+from .meta import Materializer, assert_materializable
+from .rankmap import Layout, Piece, RankMap, owners
+from .zero.ddp import DataParallel, Heart
+from .zero.flat import Flat
+from .zero.stage1 import Stage1
+from .zero.stage2 import Stage2
+from .zero.stage3 import Stage3
+from .zero.unit import Unit, cut_into_rows, cut_into_units
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
 NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam", "Shampoo", "SOAP", "LAMB", "LARS")
@@ -106,13 +106,26 @@ def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[
     for index, row in enumerate(rows):
         name = unit.name if len(rows) == 1 else f"{unit.name}[{index}]"
         dtype = train_dtype(next(iter(row.values())), param_dtype)
-        flat = Flat(name, row, row_layout(row, comm.world_size, owner), comm.rank, of_stage.shards_optimizer,
+        shapes = {key: param.shape for key, param in row.items()}
+        layout = Layout.build(shapes, comm.world_size, owner and {key: owner[key] for key in shapes})
+        flat = Flat(name, row, layout, comm.rank, of_stage.shards_optimizer,
                     of_stage.shards_parameters, dtype)
         flat.fill(materializer.device, lambda full: comm.broadcast(full, name))
         if of_stage.shards_parameters:
             flat.hide()
             flat.memory.free()
         unit.flats.append(flat)
+
+
+def describe(model: nn.Module) -> list[str]:
+    """Each parameter and buffer in words: what all ranks must agree on."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    return [f"{name} {tuple(tensor.shape)} {tensor.dtype}{' trained' * tensor.requires_grad}" for name, tensor in tensors]
+
+
+def train_dtype(param: nn.Parameter, param_dtype: torch.dtype | None) -> torch.dtype:
+    """fp32 parameters train in `param_dtype` when one is asked for; others keep their own."""
+    return param_dtype if param_dtype is not None and param.dtype is torch.float32 else param.dtype
 
 
 def check_same(described: list[str], comm: Comm) -> None:

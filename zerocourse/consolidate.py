@@ -6,8 +6,8 @@ from copy import deepcopy
 import torch
 from torch import nn
 
-from ..errors import BadInput
-from .ddp import DataParallel
+from .errors import BadInput
+from .zero.ddp import DataParallel
 
 
 @contextmanager
