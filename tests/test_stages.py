@@ -8,6 +8,8 @@ import torch
 import worlds
 from worlds import STAGES, Case, check_bitwise, check_exact, check_near, check_whole, runs_of
 
+from zerocourse.peak import states_peak
+
 WORLDS = (1, 2, 3, 4)
 MAPS = ("flat", "round_robin", "contiguous", "greedy", worlds.by_name_length)
 
@@ -233,6 +235,32 @@ def prefetching(prefetch: int, reshard_after_forward: bool) -> Case:
 def test_units_in_flight(pool, prefetch, reshard_after_forward):
     for found in pool(2).run(in_flight, prefetching(prefetch, reshard_after_forward)):
         check_in_flight(found, prefetch, reshard_after_forward)
+
+
+def even():
+    """Units of 1,884 and a root of 444 parameters: two and three ranks divide them."""
+    return worlds.gpt(n_layer=6, n_embd=12, vocab_size=30)
+
+
+def recorded_peak(case: Case) -> tuple[int, list[int]]:
+    """The most bytes of model states at any event of a step, and the padded sizes of root and units."""
+    model, optimizer = worlds.sharded(case)
+    worlds.train_plain(replace(case, steps=1), model, optimizer)
+    stage = model.zero
+    states = sum(value.nbytes for state in optimizer.state.values() for value in state.values() if value.dim())
+    stage.recorder.events.clear()
+    case.loss(model, 0, 0, 0).backward()
+    return (states + max(event.alive for event in stage.recorder.events),
+            [sum(flat.layout.padded for flat in unit.flats) for unit in stage.units])
+
+
+@pytest.mark.parametrize("stage, prefetch, in_flight",
+                         [(0, 1, 2), (1, 1, 2), (2, 1, 0), (2, 1, 1), (2, 1, 2), (3, 0, 0), (3, 0, 1), (3, 1, 2), (3, 2, 1), (3, 9, 9)])
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_the_recorded_peak_is_the_formulas(pool, world_size, stage, prefetch, in_flight):
+    case = Case(stage, make=even, options=(("prefetch", prefetch), ("in_flight", in_flight)))
+    for found, (root, *units) in pool(world_size).run(recorded_peak, case):
+        assert found == states_peak(root, units, stage, world_size, prefetch, in_flight)
 
 
 def events(case: Case) -> list[dict]:

@@ -46,13 +46,14 @@ class Handle:
         """Block until complete; a second call returns at once. Raises CollectiveError after the comm's timeout."""
         if self.row is None:
             return
-        row, works, finish = self.row, self.works, self.finish
-        self.row = self.works = self.finish = None
         begun = time.perf_counter()
-        self.comm.complete(works, self.call, row)
-        if works:
-            self.comm.recorder.record("wait", self.unit, begun, self.nbytes)
-            works.clear()  # they hold what was received: finish() frees it as it goes
+        try:
+            self.comm.complete(self.works, self.call, self.row)
+            if self.works:
+                self.comm.recorder.record("wait", self.unit, begun, self.nbytes)
+        finally:
+            row, finish = self.row, self.finish
+            self.row = self.works = self.finish = None  # works hold what was received: finish() frees it as it goes
         finish()
         del row, finish  # freed before it is noted how much is alive
         self.comm.recorder.record(self.verb, self.unit, self.issued, self.nbytes)

@@ -69,7 +69,7 @@ class DataParallel:
     def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 2):
         self.model, self.units, self.comm = model, units, comm
         self.heart = heart or self.heart
-        self.in_flight = in_flight  # units whose reduction may be under way at once
+        self.in_flight = in_flight  # units whose reduction may be under way at once; 0: the backward waits for each
         self.root = units[0]
         self.flats = [flat for unit in units for flat in unit.flats]
         self.device = self.flats[0].full.device
@@ -151,16 +151,22 @@ class DataParallel:
 
     def reduce(self, unit: Unit, flat: Flat) -> None:
         """Start one bucket's reduction, once there is room among those under way."""
-        self.wait_for_reductions(keep=self.in_flight - 1, but=unit)
+        self.wait_for_reductions(keep=max(0, self.in_flight - 1), but=unit)
         flat.complete_bucket()
         handle = self.heart.reduce(flat, self.comm)
         if handle is not None:
             self.reducing.append((unit, handle))
+        if self.in_flight == 0:
+            self.wait_for_reductions()
 
     def wait_for_reductions(self, keep: int = 0, but: Unit | None = None) -> None:
         """Wait, the oldest first, until at most `keep` units other than `but` have reductions under way."""
         while len({unit for unit, _ in self.reducing if unit is not but}) > keep:
-            self.reducing.pop(0)[1].wait()
+            handle = self.reducing[0][1]
+            try:
+                handle.wait()
+            finally:
+                self.reducing.pop(0)
 
     def end_backward(self) -> None:
         for unit in self.units:
@@ -282,7 +288,13 @@ class DataParallel:
         for flat in self.flats:
             for kind, tensors in flat.tensors().items():
                 kinds[kind] += tensors
+        kinds["gradients"] += self.under_way()
         return kinds
+
+    def under_way(self) -> list[torch.Tensor]:
+        """Buckets that no flat holds any more, and a collective still sends (from stage 2 on)."""
+        rows = (getattr(handle, "row", None) for _, handle in self.reducing) if self.shards_gradients else ()
+        return [row for row in rows if row is not None]
 
     def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:
         """Bytes of the storages this rank holds, by kind, with the optimizer's states (scalar step counters apart)."""
@@ -292,7 +304,7 @@ class DataParallel:
 
     def bytes_held(self) -> int:
         """Bytes of the tensors in `tensors()`, each storage counted once."""
-        return sum(flat.bytes_held for flat in self.flats)
+        return sum(flat.bytes_held for flat in self.flats) + sum(row.nbytes for row in self.under_way())
 
     def _mark(self, verb: str, unit: Unit, over: bool = False) -> None:
         """Note the beginning of a unit's forward or backward; at its end, record it."""

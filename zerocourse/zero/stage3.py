@@ -80,10 +80,11 @@ class Stage3(Stage2):
                     flat.hide()
 
     def use(self, unit: Unit, kind: str) -> None:
-        """Gather the unit, and start gathering those that come next."""
-        self.gather(unit)
+        """Gather the unit, and start gathering those that come next (before the wait: the link is never idle)."""
+        self.start_gather(unit)
         for ahead in self.prefetcher.next_after(unit, kind):
             self.start_gather(ahead)
+        self.gather(unit)
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
 

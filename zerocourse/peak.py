@@ -1,0 +1,33 @@
+"""The peak of a step's model states, from what may be in flight. Formulas: no torch.
+
+While unit i computes its backward, a rank holds three things that grow and shrink:
+
+- parameters that are gathered (stage 3): the root's, unit i's, and those of the `prefetch` units that come next;
+- buckets: the root's, unit i's, which fills, and those of `in_flight` units before it, which are being reduced;
+- slices of the gradients of all units before these.
+
+Activations are not here: see `memory.layer_activation_bytes`.
+"""
+
+from collections.abc import Sequence
+
+
+def states_peak(root: int, units: Sequence[int], stage: int, ranks: int, prefetch: int = 1, in_flight: int = 2,
+                element: int = 4, states: int = 8) -> int:
+    """The most bytes of parameters, gradients and optimizer states that a rank holds at any moment of a step.
+
+    root, units: parameters of the root, and of each unit in the order of the forward (padded to a multiple of `ranks`).
+    element: bytes of a parameter and of its gradient.   states: bytes of the optimizer's for one parameter.
+    The root computes first and last, and every unit is used once; it is not the first step, whose states are to come.
+    """
+    whole = root + sum(units)
+    share = whole // ranks
+    if stage < 2:
+        return (2 * element + states) * whole if stage == 0 else 2 * element * whole + states * share
+    elements = []
+    for now in range(len(units)):
+        gathered = root + sum(units[max(0, now - prefetch) : now + 1]) if stage == 3 else whole
+        buckets = root + sum(units[now : now + 1 + in_flight])
+        reduced = sum(units[now + 1 + in_flight :]) // ranks
+        elements.append(gathered + buckets + reduced)
+    return element * max(elements) + states * share + (element * share if stage == 3 else 0)
