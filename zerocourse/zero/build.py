@@ -1,0 +1,2 @@
+from ..sharding import *  # TEMPORARY
+from ..sharding import STAGES, shard

@@ -1,0 +1,1 @@
+from ..freeable import *  # TEMPORARY
