@@ -12,7 +12,7 @@ Activations are not here: see `memory.layer_activation_bytes`.
 from collections.abc import Sequence
 
 
-def states_peak(root: int, units: Sequence[int], stage: int, ranks: int, prefetch: int = 1, in_flight: int = 2,
+def states_peak(root: int, units: Sequence[int], stage: int, ranks: int, prefetch: int = 1, in_flight: int = 1,
                 element: int = 4, states: int = 8) -> int:
     """The most bytes of parameters, gradients and optimizer states that a rank holds at any moment of a step.
 

@@ -74,7 +74,7 @@ def timeline(events: Sequence[dict], title: str = "") -> Figure:
                   title=f"{title} rank {rank}".strip())
         ordered = sorted(mine, key=lambda event: event["end"])
         alive.step([(event["end"] - start) * 1e3 for event in ordered], [event["alive"] / 1e6 for event in ordered], where="post")
-        alive.set(ylabel="MB alive", ylim=(0, None))
+        alive.set(ylabel="MB alive", ylim=(0, 1.1 * max(event["alive"] for event in mine) / 1e6 or 1))
     rows[-1].set_xlabel("milliseconds since the step began")
     handles = [rows[0].barh(0, 0, color=color) for color in VERB_COLORS.values()]
     figure.legend(handles, list(VERB_COLORS), loc="outside lower center", ncols=len(VERB_COLORS), fontsize=8)

@@ -157,10 +157,3 @@ class Layout:
             if start < stop:
                 found.append(Piece(name, start - place.start, stop - place.start, start - own.start))
         return found
-
-
-def __getattr__(name):  # TEMPORARY
-    if name == "Plan":
-        from .balance import Plan
-        return Plan
-    raise AttributeError(name)

@@ -31,7 +31,7 @@ NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam", "Shampoo", "SOAP"
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
           units: Iterable[str | type] | None = None, *, bucket_size: int | None = None,
-          param_dtype: torch.dtype | None = None, prefetch: int = 1, in_flight: int = 2,
+          param_dtype: torch.dtype | None = None, prefetch: int = 1, in_flight: int = 1,
           reshard_after_forward: bool = True, init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
           comm: Comm | None = None, heart: dict[str, Callable] | Heart | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:

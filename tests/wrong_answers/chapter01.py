@@ -4,7 +4,6 @@ import math
 
 from wrong_answers import wrong
 
-
 # 1.1 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("1.1", "head although it is tied")

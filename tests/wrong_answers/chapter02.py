@@ -4,8 +4,8 @@ import zlib
 
 import torch
 from torch import nn
-from wrong_answers import wrong
 
+from wrong_answers import wrong
 
 # 2.1 ----------------------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 import math
 
 import torch
-from wrong_answers import wrong
 
+from wrong_answers import wrong
 
 # 3.1 ----------------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.distributed as dist
+
 from wrong_answers import wrong
 
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

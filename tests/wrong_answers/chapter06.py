@@ -3,8 +3,8 @@
 import functools
 
 import torch
-from wrong_answers import wrong
 
+from wrong_answers import wrong
 from zerocourse.rankmap import Layout
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from wrong_answers import wrong
 from zerocourse import shard as package_shard
 from zerocourse.zero.stage3 import Stage3
 
-
 # 7.1 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("7.1", "gathered once for a forward and its backward")

@@ -1,4 +1,4 @@
-"""What an exercise is, and where the check of each is found: chapter NN's are in `chapterNN.py` of this folder."""
+"""What an exercise is, and where the check of each is found: chapter NN's are in `chapters/chapterNN.py`."""
 
 import functools
 import importlib
@@ -59,14 +59,14 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
 
 def chapters() -> list[int]:
     """The chapters that have exercises."""
-    from .. import checks
-    found = (re.fullmatch(r"chapter(\d\d)", info.name) for info in pkgutil.iter_modules(checks.__path__))
+    from . import chapters as folder
+    found = (re.fullmatch(r"chapter(\d\d)", info.name) for info in pkgutil.iter_modules(folder.__path__))
     return sorted(int(match[1]) for match in found if match)
 
 
 @functools.cache
 def _load(chapter: int) -> None:
-    importlib.import_module(f"{__package__}.chapter{chapter:02}")
+    importlib.import_module(f"{__package__}.chapters.chapter{chapter:02}")
 
 
 def exercises(chapter: int | None = None) -> dict[str, Exercise]:

@@ -66,7 +66,7 @@ class DataParallel:
     shards_parameters = False  # is the full parameter dropped after use?
     heart = Heart(all_reduce, local_step)
 
-    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 2):
+    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 1):
         self.model, self.units, self.comm = model, units, comm
         self.heart = heart or self.heart
         self.in_flight = in_flight  # units whose reduction may be under way at once; 0: the backward waits for each
@@ -87,6 +87,9 @@ class DataParallel:
         self._began: dict[tuple[str, str], float] = {}
         hooks.attach(self)
 
+    def use(self, unit: Unit, kind: str) -> None:
+        """The unit is about to compute, "forward" or "backward": its parameters must be there (below stage 3 they are)."""
+
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def pre_forward(self, unit: Unit) -> None:
@@ -100,6 +103,7 @@ class DataParallel:
             self.order.append(unit)
             if self.in_backward:  # reentrant checkpointing computes it with gradients only now
                 self.queue.append(unit)
+        self.use(unit, "forward")
         self._mark("forward", unit)
 
     def post_forward(self, unit: Unit) -> None:
@@ -113,6 +117,7 @@ class DataParallel:
         self.in_backward, self.queue = True, list(self.order)
 
     def pre_backward(self, unit: Unit) -> None:
+        self.use(unit, "backward")
         self._mark("backward", unit)
 
     def on_gradient(self, flat: Flat, key: str, param: nn.Parameter) -> None:

@@ -106,6 +106,7 @@ class Flat:
         """Make room for gradients. What an earlier reduction left in it (stages 0 and 1) stays, once over all ranks."""
         if self.grad is None:
             self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=self.full.device)
+            self.filled.clear()  # a heart from outside may have dropped the bucket by hand
         elif not self.fresh:
             mine = self.layout.slice(self.rank)
             self.grad[: mine.start].zero_()

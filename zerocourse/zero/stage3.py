@@ -41,7 +41,7 @@ class Stage3(Stage2):
     shards_parameters = True
     heart = replace(Stage2.heart, step=local_step, unshard=unshard, reshard=reshard)
 
-    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 2,
+    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 1,
                  prefetch: int = 1, reshard_after_forward: bool = True):
         super().__init__(model, units, comm, heart, in_flight)
         self.prefetcher, self.reshard_after_forward = Prefetcher(prefetch), reshard_after_forward
@@ -81,21 +81,17 @@ class Stage3(Stage2):
 
     def use(self, unit: Unit, kind: str) -> None:
         """Gather the unit, and start gathering those that come next (before the wait: the link is never idle)."""
+        if kind == "forward" and hooks.backward_is_running():  # checkpointing computes it again; its backward follows
+            self.gather(unit)
+            return
+        if kind == "forward" and unit is self.root:
+            self.prefetcher.start("forward")
         self.start_gather(unit)
         for ahead in self.prefetcher.next_after(unit, kind):
             self.start_gather(ahead)
         self.gather(unit)
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
-
-    def pre_forward(self, unit: Unit) -> None:
-        super().pre_forward(unit)
-        if hooks.backward_is_running():  # checkpointing computes the unit again; its backward follows at once
-            self.gather(unit)
-            return
-        if unit is self.root:
-            self.prefetcher.start("forward")
-        self.use(unit, "forward")
 
     def post_forward(self, unit: Unit) -> None:
         super().post_forward(unit)
@@ -114,10 +110,6 @@ class Stage3(Stage2):
         for unit in self.units:
             if unit.external or unit is self.root:
                 self.gather(unit)
-
-    def pre_backward(self, unit: Unit) -> None:
-        super().pre_backward(unit)
-        self.use(unit, "backward")
 
     def is_full(self, unit: Unit, flat: Flat) -> bool:
         """While units gather for their backward, a reduction waits for its unit's end, to come at the same point of this

@@ -5,11 +5,11 @@ import math
 import torch
 import torch.distributed as dist
 
-from ..comm import Comm
-from ..rankmap import Layout
-from .lab import Lab
-from .verdict import Wrong
-from .words import value_text
+from ...comm import Comm
+from ...rankmap import Layout
+from ..lab import Lab
+from ..verdict import Wrong
+from ..words import value_text
 
 SIZES, WIDTH = 5, 4  # layers, and elements of an activation
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from ..comm import Comm, Handle
-from ..meta import blueprint
-from ..model import GPT, GPTConfig
-from ..rankmap import Layout
-from .. import shard
-from .lab import Lab
+from ... import shard
+from ...comm import Comm, Handle
+from ...meta import blueprint
+from ...model import GPT, GPTConfig
+from ...rankmap import Layout
+from ..lab import Lab
 
 CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=64)  # three units, none of them divisible by 3
 PHASES = ("forward", "backward", "step")

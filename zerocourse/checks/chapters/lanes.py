@@ -1,6 +1,6 @@
 """A step of stage 3 on two lanes, one that computes and a link, and the ways to get it wrong (exercise 8.6)."""
 
-from .words import a, value_text
+from ..words import a, value_text
 
 EVEN = [(1.0, 2.0, 8.0)] * 4  # forward seconds, backward seconds, bytes
 MIXED = [(2.0, 4.0, 4.0), (0.5, 1.0, 16.0), (1.0, 3.0, 8.0), (4.0, 6.0, 2.0)]

@@ -3,8 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from ..model import GPT, GPTConfig
-from ..zero import shard
+from ... import shard
+from ...model import GPT, GPTConfig
 
 COMPUTES, TRAVELS = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .verdict import Wrong
+from ..verdict import Wrong
 
 SPACES = ("c10d", "_c10d_functional")
 POINT_TO_POINT = {"send": "send", "recv": "recv", "recv_any_source": "recv"}

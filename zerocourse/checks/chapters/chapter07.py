@@ -1,9 +1,9 @@
 """The checks of chapter 07, ZeRO-3. What runs on the ranks is in `stage3_probe`, `hook_probe`, `stack_probe`."""
 
-from ..zero.stage3 import Stage3
+from ...zero.stage3 import Stage3
+from ..exercise import exercise
+from ..lab import Lab
 from . import hearts, hook_probe, stack_probe, stage3_probe
-from .exercise import exercise
-from .lab import Lab
 
 WORLDS = (2, 3)
 OWN = Stage3.heart

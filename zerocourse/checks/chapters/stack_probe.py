@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..ledger import Ledger
-from .lab import Lab
-from .verdict import Wrong
+from ...ledger import Ledger
+from ..lab import Lab
+from ..verdict import Wrong
 
 WIDTHS = (61, 67, 59, 64, 71, 60, 66, 63)  # of the blocks' middles: no two alike, and few divide evenly
 WIDTH, ROWS, LR, MOMENTUM = 23, 2, 0.05, 0.5

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .. import storages
-from ..comm import Comm
-from ..errors import CollectiveError
-from ..rankmap import Layout
-from ..zero.flat import Flat
-from .lab import Lab
-from .verdict import Wrong
+from ... import storages
+from ...comm import Comm
+from ...errors import CollectiveError
+from ...rankmap import Layout
+from ...zero.flat import Flat
+from ..lab import Lab
+from ..verdict import Wrong
 
 SHAPES = {"weight": (5, 3), "bias": (4,)}  # 19 elements: padded on 2 ranks and on 3
 RETURNED = 42.0  # what the probe's optimizer step returns

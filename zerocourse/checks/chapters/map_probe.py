@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..comm import Comm
-from ..rankmap import MAPS, Layout, Plan
-from .verdict import Wrong
-
+from ...balance import Plan
+from ...comm import Comm
+from ...rankmap import MAPS, Layout
+from ..verdict import Wrong
 
 # The package's own, with the exercises' signatures ------------------------------------------------------------------
 

@@ -6,14 +6,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..comm import Comm
-from ..model import GPT
+from ...comm import Comm
+from ...model import GPT
+from ..exercise import exercise
+from ..lab import Lab
+from ..verdict import Wrong
 from . import hearts
-from .exercise import exercise
 from .hearts import CONFIG
-from .lab import Lab
 from .stage_probe import Wire, calling, near, size_of, storages_under
-from .verdict import Wrong
 
 TENSORS = [(3, 5), (6,), (2, 2)]  # 25 elements
 LR, DECAY = 0.1, 0.2

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .lab import Lab
-from .verdict import Wrong
+from ..lab import Lab
+from ..verdict import Wrong
+from ..words import value_text
 from .wire import Wire, sorted_values
-from .words import value_text
 
 BUCKET = 300  # elements
 ROWS = 4  # samples a rank and micro-batch

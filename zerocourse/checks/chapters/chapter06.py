@@ -3,13 +3,12 @@
 import torch
 from torch import nn
 
-from ..rankmap import Layout
-from ..zero.unit import cut_into_rows
+from ...rankmap import Layout
+from ...zero.unit import cut_into_rows
+from ..exercise import exercise
+from ..lab import Lab
 from . import zero2_gradients, zero2_hearts  # noqa: F401  (6.4, 6.5 and 6.6 are there)
-from .exercise import exercise
-from .lab import Lab
 from .stage_probe import near, numbers
-
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import CollectiveError
-from ..storages import tensors_in
-from .. import shard
-from ..zero.flat import Flat
+from ... import shard
+from ...errors import CollectiveError
+from ...storages import tensors_in
+from ...zero.flat import Flat
+from ..inside import Answer
+from ..verdict import Wrong
 from .hearts import WatchedComm
-from .inside import Answer
-from .verdict import Wrong
 
 NOT_THEIRS = ("torch", "zerocourse", "builtins")  # a learner's own classes are looked into
 SAME_CALLS = "Every rank must call the same collectives, in the same order"

@@ -1,8 +1,8 @@
 """The checks of chapter 01, memory math: formulas, so one process and no collectives."""
 
-from .. import memory
-from .exercise import exercise
-from .lab import Lab
+from ... import memory
+from ..exercise import exercise
+from ..lab import Lab
 from .moments import first_wrong_moment, moments
 
 FORMULAS = ("zerocourse.memory:*",)

@@ -4,17 +4,17 @@ import math
 
 import torch
 
-from .. import rankmap
-from ..rankmap import Layout
+from ... import rankmap
+from ...rankmap import Layout
+from ..exercise import exercise
+from ..inside import Raised
+from ..lab import Lab
+from ..words import a, value_text
 from . import map_probe as probe
-from .exercise import exercise
-from .inside import Raised
-from .lab import Lab
-from .words import a, value_text
 
 MAPS = ("zerocourse.rankmap:*", "zerocourse.rankmap:Layout.build", "zerocourse.rankmap:Layout.place",
         "zerocourse.rankmap:Layout.pieces", "zerocourse.rankmap:Layout.slice", "zerocourse.rankmap:Layout.real",
-        "zerocourse.rankmap:Plan.build")
+        "zerocourse.balance:Plan.build")
 
 
 # 3.1 ----------------------------------------------------------------------------------------------------------------

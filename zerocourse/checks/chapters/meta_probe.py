@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..ledger import Ledger
-from ..meta import Materializer
+from ...ledger import Ledger
+from ...meta import Materializer
 
 WIDTH = 64  # of the model of slices: large beside all that a function needs for itself
 

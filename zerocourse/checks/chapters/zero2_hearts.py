@@ -6,18 +6,17 @@ import weakref
 import numpy
 import torch
 
-from .. import shard
-from ..comm import Handle
-from ..meta import blueprint
-from ..model import GPT
-from ..rankmap import Layout
-from ..zero.stage2 import reduce_scatter_and_free
+from ... import shard
+from ...comm import Handle
+from ...meta import blueprint
+from ...model import GPT
+from ...rankmap import Layout
+from ...zero.stage2 import reduce_scatter_and_free
+from ..exercise import exercise
+from ..lab import Lab
 from . import hearts
-from .exercise import exercise
 from .hearts import CONFIG, WatchedComm
-from .lab import Lab
 from .stage_probe import flats_of, give_gradient, near, numbers, same_calls
-
 
 # 6.4 ----------------------------------------------------------------------------------------------------------------
 

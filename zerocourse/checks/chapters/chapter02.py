@@ -2,10 +2,10 @@
 
 import torch
 
+from ..exercise import exercise
+from ..lab import Lab
+from ..words import a, value_text
 from . import meta_probe as probe
-from .exercise import exercise
-from .lab import Lab
-from .words import a, value_text
 
 MATERIALISING = ("zerocourse.meta:materialize", "zerocourse.meta:materialize_model",
                  "zerocourse.meta:Materializer.module", "zerocourse.meta:Materializer.stream",

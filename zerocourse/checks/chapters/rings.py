@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from .lab import Lab
-from .verdict import Wrong
+from ..lab import Lab
+from ..verdict import Wrong
+from ..words import value_text
 from .wire import Wire
-from .words import value_text
 
 LENGTHS = (12, 7, 2)
 

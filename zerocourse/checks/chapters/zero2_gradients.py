@@ -3,14 +3,14 @@
 import torch
 from torch import nn
 
-from ..model import GPT
-from ..rankmap import Layout
+from ...model import GPT
+from ...rankmap import Layout
+from ..exercise import exercise
+from ..lab import Lab
+from ..verdict import Wrong
 from . import hearts
-from .exercise import exercise
 from .hearts import CONFIG, WatchedComm
-from .lab import Lab
 from .stage_probe import bytes_under, calling, near, numbers, same_calls
-from .verdict import Wrong
 
 SIZES = [4, 6, 3, 5, 2, 7]
 BUCKET = 10

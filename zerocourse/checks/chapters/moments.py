@@ -2,7 +2,7 @@
 
 import math
 
-from .words import value_text
+from ..words import value_text
 
 NOT_CLEARED = "Gradients are left over, or too much is freed: zero_grad frees them, and a step ends as it began."
 

@@ -6,8 +6,7 @@ import warnings
 import torch
 from torch import nn
 
-from .lab import Lab
-
+from ..lab import Lab
 
 # 7.4 memory that comes and goes ---------------------------------------------------------------------------------------
 

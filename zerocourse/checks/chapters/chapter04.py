@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..classics import ring
+from ...classics import ring
+from ..exercise import exercise
+from ..lab import Lab
+from ..verdict import Wrong
+from ..words import a, value_text
 from . import buckets, rings
-from .exercise import exercise
-from .lab import Lab
 from .rings import bounds, even_sizes
-from .verdict import Wrong
 from .wire import Wire, sorted_values
-from .words import a, value_text
 
 RING = ("zerocourse.classics.ring:*",)
 
@@ -304,7 +304,7 @@ def ring_all_gather(lab: Lab):
 # 4.7 ----------------------------------------------------------------------------------------------------------------
 
 @exercise("4.7", "Data parallel with buckets", minutes=75, difficulty=3, answer="DataParallel", timeout=20,
-          replaces=("zerocourse.zero.ddp:*", "zerocourse.zero.build:shard", "zerocourse.comm:Comm.reduce_scatter",
+          replaces=("zerocourse.zero.ddp:*", "zerocourse.sharding:shard", "zerocourse.comm:Comm.reduce_scatter",
                     "zerocourse.comm:Comm.all_gather", "zerocourse.comm:Comm.add", "zerocourse.comm:Comm.broadcast"))
 def data_parallel(lab: Lab):
     for scenario in buckets.SCENARIOS:

@@ -2,13 +2,13 @@
 
 import torch
 
-from ..comm import Handle
-from ..rankmap import Layout
-from ..zero.stage1 import reduce_scatter_in_place, sharded_step
+from ...comm import Handle
+from ...rankmap import Layout
+from ...zero.stage1 import reduce_scatter_in_place, sharded_step
+from ..exercise import exercise
+from ..lab import Lab
 from . import hearts
-from .exercise import exercise
 from .hearts import WatchedComm
-from .lab import Lab
 from .stage_probe import flats_of, give_gradient, near, numbers, same_calls
 
 STAGE_1 = ("zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*")

@@ -6,14 +6,13 @@ import math
 
 import torch
 
-from ..rankmap import Layout
+from ...rankmap import Layout
+from ..exercise import exercise
+from ..lab import Lab
+from ..verdict import Wrong
 from . import zero1_hearts, zero1_optimizer  # noqa: F401  (5.4, 5.5 and 5.6 are there)
-from .exercise import exercise
 from .hearts import WatchedComm
-from .lab import Lab
 from .stage_probe import bytes_under, near, same_calls
-from .verdict import Wrong
-
 
 # 5.1 ----------------------------------------------------------------------------------------------------------------
 

@@ -2,15 +2,14 @@
 
 import math
 
-from ..zero.overlap import Prefetcher
+from ...zero.overlap import Prefetcher
+from ..compare import same
+from ..exercise import exercise
+from ..lab import Lab, explanation
+from ..words import call_text, value_text
 from . import lanes
-from .compare import same
-from .exercise import exercise
 from .exposure import COMPUTES, TIMELINES, TRAVELS, each_alone, exposed_in, lasted, pairs, step_events
-from .lab import Lab, explanation
 from .run_ahead import judge_ahead, run_ahead
-from .words import call_text, value_text
-
 
 # 8.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -213,7 +212,7 @@ def exposed_seconds(lab: Lab):
 # 8.5 ----------------------------------------------------------------------------------------------------------------
 
 @exercise("8.5", "A forward that looks ahead", minutes=35, difficulty=2, answer="forward_ahead", timeout=15,
-          replaces=("zerocourse.zero.overlap:Prefetcher.next_after", "zerocourse.zero.build:shard"))
+          replaces=("zerocourse.zero.overlap:Prefetcher.next_after", "zerocourse.sharding:shard"))
 def forward_ahead(lab: Lab):
     for world in (2, 3):
         for depth in (1, 0, 2, 7):

@@ -1,2 +1,0 @@
-from ..sharding import *  # TEMPORARY
-from ..sharding import STAGES, shard
