@@ -76,8 +76,25 @@ def timeline(events: Sequence[dict], title: str = "") -> Figure:
         alive.step([(event["end"] - start) * 1e3 for event in ordered], [event["alive"] / 1e6 for event in ordered], where="post")
         alive.set(ylabel="MB alive", ylim=(0, 1.1 * max(event["alive"] for event in mine) / 1e6 or 1))
     rows[-1].set_xlabel("milliseconds since the step began")
-    handles = [rows[0].barh(0, 0, color=color) for color in VERB_COLORS.values()]
-    figure.legend(handles, list(VERB_COLORS), loc="outside lower center", ncols=len(VERB_COLORS), fontsize=8)
+    verbs = [verb for verb in VERB_COLORS if any(event["verb"] == verb for event in events)]
+    handles = [rows[0].barh(0, 0, color=VERB_COLORS[verb]) for verb in verbs]
+    figure.legend(handles, verbs, loc="outside lower center", ncols=len(verbs), fontsize=8)
+    return figure
+
+
+def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figure:
+    """Bytes alive after each event, one curve for each name, event by event: the stages need different times.
+
+    curves: name → events of one rank, as in `timeline`.   what: the label of the axis; its unit is MB.
+    """
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for name, events in curves.items():
+        alive = [event["alive"] / 1e6 for event in sorted(events, key=lambda event: event["end"])]
+        axes.step([index / max(1, len(alive) - 1) for index in range(len(alive))], alive, where="post", label=name)
+    axes.set(title=title, ylabel=what, xlabel="from the first event to the last", xticks=[], ylim=(0, None))
+    axes.margins(x=0.01)
+    axes.legend()
     return figure
 
 

@@ -255,6 +255,12 @@ def uniform(name, shape, seed):
     return (2 * torch.rand(shape, generator=generator) - 1) * 0.02 * 3**0.5
 
 
+@wrong("2.4", "evenly between -0.02 and 0.02")
+def between_the_deviations(name, shape, seed):
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/{seed}".encode()))
+    return torch.empty(shape).uniform_(-0.02, 0.02, generator=generator)
+
+
 # 2.5 ----------------------------------------------------------------------------------------------------------------
 
 def _seed(seed, name):
@@ -354,6 +360,28 @@ def draws_the_slice(model, rank, world_size, seed):
 @wrong("2.5", "You seeded once")
 def seeded_once(model, rank, world_size, seed):
     return _made(model, rank, world_size, seed, once=True)
+
+
+@wrong("2.5", "state in which torch's generator was before")
+def goes_on_from_there(model, rank, world_size, seed):
+    before = torch.get_rng_state()
+    names, found = {param: name for name, param in model.named_parameters()}, {}
+    for module in model.modules():
+        own = {key: param for key, param in module._parameters.items() if param is not None and names[param] not in found}
+        module._parameters |= {key: nn.Parameter(torch.empty_like(param, device="cpu")) for key, param in own.items()}
+        if own:
+            module.reset_parameters()
+        for key, param in own.items():
+            found[names[param]] = _padded(module._parameters[key].detach().flatten(), rank, world_size)
+        module._parameters |= own
+    torch.set_rng_state(before)
+    return found
+
+
+@wrong("2.5", "You seeded every module alike")
+def seeded_by_its_class(model, rank, world_size, seed):
+    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    return _made(model, rank, world_size, seed, number=lambda seed, name: _seed(seed, kinds[name]))
 
 
 @wrong("2.5", "You seeded every module alike")

@@ -141,6 +141,11 @@ def same_number(shapes, world_size):
     return {name: i // each for i, name in enumerate(shapes)}
 
 
+@wrong("3.3", "as many tensors as the others")
+def counted_evenly(shapes, world_size):
+    return {name: number * world_size // len(shapes) for number, name in enumerate(shapes)}
+
+
 @wrong("3.3", "as soon as it reached the mean")
 def to_the_mean(shapes, world_size):
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}

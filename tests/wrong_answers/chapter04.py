@@ -672,6 +672,56 @@ class OnlyRank0Broadcasts(_Parallel):
             super().equalise(model)
 
 
+@wrong("4.7", "the ranks disagree")
+class EachRankIsItsRoot(_Parallel):
+    def equalise(self, model):
+        for param in model.parameters():
+            dist.broadcast(param.data, dist.get_rank())
+
+
+@wrong("4.7", "the trainable parameters alone")
+class FrozenStayApart(_Parallel):
+    def equalise(self, model):
+        for param in model.parameters():
+            if param.requires_grad:
+                dist.broadcast(param.data, 0)
+
+
+class _Noted(_Parallel):
+    """It notes what has arrived in a set, as the hints advise."""
+
+    def __init__(self, model, bucket_elements):
+        self.noted = set()
+        super().__init__(model, bucket_elements)
+
+    def try_to_start(self):
+        for number, bucket in enumerate(self.buckets):
+            if number not in self.started:
+                if not self.noted.issuperset(bucket):
+                    break
+                self.start(number)
+
+
+@wrong("4.7", "What arrived with `sync = False` does not count")
+class NotesEverything(_Noted):
+    def hook(self, param):
+        self.noted.add(param)
+        if self.sync:
+            self.try_to_start()
+
+    def reset(self):
+        super().reset()
+        self.noted.clear()
+
+
+@wrong("4.7", "`finish` has to forget it")
+class NeverForgets(_Noted):
+    def hook(self, param):
+        if self.sync:
+            self.noted.add(param)
+            self.try_to_start()
+
+
 @wrong("4.7", "nothing overlaps")
 class WaitsForTheOneBefore(_Parallel):
     def start(self, number):

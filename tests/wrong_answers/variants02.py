@@ -95,7 +95,7 @@ def has_a_storage(model):
     return answer
 
 
-@wrong("2.1", "decided once for the whole model")
+@wrong("2.1", "the buffers are real already")
 def all_or_nothing(model):
     params = sum(p.numel() * p.element_size() for p in model.parameters())
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())

@@ -12,18 +12,18 @@ CLOSE = 1e-9  # relative, between floats
 def same(got, want, **how) -> bool:
     """Equal in value and kind. Lists and tuples count as one kind; floats may differ by 1e-9 of their size.
 
-    exact=False: an int may also come as a float. tolerance: of elements of tensors.
+    exact=False: an int may also come as a float. tolerance: of elements of tensors. close: instead of 1e-9.
     """
     return difference(got, want, **how) is None
 
 
 def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it returned",
-               tolerance: float = 1e-6) -> str | None:
+               tolerance: float = 1e-6, close: float = CLOSE) -> str | None:
     """The first difference in words, "it returned 3 where 4 is right"; None when there is none.
 
-    tolerance: of elements of tensors, relative where they are larger than 1.
+    tolerance: of elements of tensors, relative where they are larger than 1.   close: of floats, relative.
     """
-    how = {"exact": exact, "verb": verb, "tolerance": tolerance}
+    how = {"exact": exact, "verb": verb, "tolerance": tolerance, "close": close}
     here = f"at `{at}` {verb}" if at else verb
     plain = f"{here} {value_text(got)} where {value_text(want)} is right"
     if got is None and want is not None:
@@ -51,7 +51,7 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it r
             return (f"{here} {value_text(got)}, {a(got)}: the number is right, but it has to be an int, because a "
                     "float loses whole numbers above 2^53; divide with // and not with /")
         return plain
-    return None if math.isclose(got, want, rel_tol=CLOSE) else plain
+    return None if math.isclose(got, want, rel_tol=close) else plain
 
 
 def _dict_difference(got, want: dict, at: str, here: str, how: dict) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..processes import payload
 from ..processes.failures import LaunchTimeout, RankDied, RankError, name_cells
 from ..ranks import Ranks
-from .compare import difference, same
+from .compare import CLOSE, difference, same
 from .exercise import Exercise
 from .inside import Raised, Report, call_all, perform
 from .verdict import NotDone, Wrong
@@ -94,7 +94,7 @@ class Lab:
         raise Wrong(sentence)
 
     def compare(self, cases: Iterable[tuple], want: Callable, mistakes: Iterable[Mistake] = (), *, exact: bool = True,
-                allow: tuple[str, ...] = (), tell: Callable | None = None) -> None:
+                allow: tuple[str, ...] = (), tell: Callable | None = None, close: float = CLOSE) -> None:
         """Call the answer with every case, and end the check where it differs from `want(*case)`.
 
         The sentence is that of the mistake that returns what the answer returned, in every case or at least in every
@@ -103,17 +103,18 @@ class Lab:
         wrong idea is told from a wrong rounding; then compare exactly.
         allow: names of exceptions that `want` raises where they are right.
         tell(case, got, right) -> str: the difference in better words than "it returned 3 where 4 is right".
+        close: relative, between floats.
         """
         cases = list(cases)
         got = self.calls(cases, allow)
         right = [_outcome(want, case) for case in cases]
-        bad = [i for i in range(len(cases)) if not same(got[i], right[i], exact=exact)]
+        bad = [i for i in range(len(cases)) if not same(got[i], right[i], exact=exact, close=close)]
         if not bad:
             return
         name, first = self.exercise.answers[0], bad[0]
-        said = tell and tell(cases[first], got[first], right[first]) or _difference(got[first], right[first], exact)
+        said = tell and tell(cases[first], got[first], right[first]) or _difference(got[first], right[first], exact, close)
         said = f"`{call_text(name, cases[first])}`: {ended(said)}"
-        self.wrong(f"{said} {why}" if (why := explanation(cases, got, bad, mistakes)) else said)
+        self.wrong(f"{said} {why}" if (why := explanation(cases, got, bad, mistakes, close)) else said)
 
     def expect(self, got, want, what: str, mistakes: Iterable[tuple[str, object]] = (), *, exact: bool = True,
                verb: str = "it has", tolerance: float = 1e-6) -> None:
@@ -127,12 +128,13 @@ class Lab:
             self.wrong(f"{what}: {ended(found)} {why[0] if why else ''}".rstrip())
 
 
-def explanation(cases: list[tuple], got: list, bad: list[int], mistakes: Iterable[Mistake]) -> str:
+def explanation(cases: list[tuple], got: list, bad: list[int], mistakes: Iterable[Mistake],
+                close: float = CLOSE) -> str:
     """The sentence of the mistake that explains all of `got`, else of one that explains all that is wrong in it."""
     told = [(sentence, [_outcome(fn, case) for case in cases]) for sentence, fn in mistakes]
     for among in (range(len(cases)), bad):
         for sentence, values in told:
-            if all(same(got[i], values[i], exact=False) for i in among):
+            if all(same(got[i], values[i], exact=False, close=close) for i in among):
                 return sentence
     return ""
 
@@ -144,11 +146,12 @@ def _outcome(fn: Callable, case: tuple):
         return Raised(type(error).__name__, str(error))
 
 
-def _difference(got, right, exact: bool) -> str:
+def _difference(got, right, exact: bool, close: float) -> str:
     if isinstance(right, Raised):
         return f"it returned {got!r} where a {right.kind} is right" if not isinstance(got, Raised) else \
             f"it raised {got.kind} where a {right.kind} is right"
-    return f"it raised {got.kind}: {got.message}" if isinstance(got, Raised) else difference(got, right, exact=exact)
+    return f"it raised {got.kind}: {got.message}" if isinstance(got, Raised) else \
+        difference(got, right, exact=exact, close=close)
 
 
 def _failed_report(error: RankError) -> Report:

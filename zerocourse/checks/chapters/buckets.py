@@ -24,6 +24,7 @@ SCENARIOS = {
     "first only": [[EVERYTHING, LEFT]],
     "nobody": [[EVERYTHING], [LEFT]],
     "mixed": [[(LEFT, RIGHT)], [(RIGHT, LEFT)]],
+    "neither": [[(NEITHER, EVERYTHING)], [(EVERYTHING, NEITHER)]],  # a whole bucket without gradients, on some ranks
 }
 
 
@@ -59,6 +60,10 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: param for name, param in model.named_parameters() if param.requires_grad}
 
 
+def frozen_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: param for name, param in model.named_parameters() if not param.requires_grad}
+
+
 def row(params, of=lambda param: param.detach()) -> torch.Tensor:
     return torch.cat([of(param).flatten() for param in params.values()])
 
@@ -85,12 +90,12 @@ def train(answer, scenario: str) -> dict:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     model = Net()
-    params, seen = trainable(model), []
+    params, frozen, seen = trainable(model), frozen_of(model), []
     with Wire(agree=True, keep=scenario == "plain") as wire, blamed(answer):
         for name, param in params.items():  # before the answer's own hooks
             param.register_post_accumulate_grad_hook(lambda _, name=name: wire.note("ready", name=name))
         parallel = answer(model, BUCKET)
-        started = row(params).clone()
+        started, frozen = row(params).clone(), row(frozen).clone()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         for number, micros in enumerate(SCENARIOS[scenario]):
             wire.log.clear()
@@ -104,7 +109,7 @@ def train(answer, scenario: str) -> dict:
             seen.append({"start": start, "gradient": gradient_row(params), "log": list(wire.log)})
             optimizer.step()
             optimizer.zero_grad()
-    return {"started": started, "steps": seen, "ended": row(params).clone()}
+    return {"started": started, "frozen": frozen, "steps": seen, "ended": row(params).clone()}
 
 
 def trained(lab: Lab, scenario: str, world: int) -> list[dict]:
@@ -115,6 +120,10 @@ def trained(lab: Lab, scenario: str, world: int) -> list[dict]:
         if scenario == "mixed" and "disagree" in str(wrong):
             lab.wrong(f"when rank 0 uses another branch than the others, {wrong}. A bucket may leave only when all "
                       "buckets before it have left, though it is full.")
+        if scenario == "neither" and "disagree" in str(wrong):
+            lab.wrong(f"when rank 0 uses no branch and the others use both, or the other way round, {wrong}. In each "
+                      "step all buckets leave, also one for which this rank has no gradient at all: another rank has "
+                      "gradients for it.")
         raise
 
 
@@ -122,14 +131,19 @@ def trained(lab: Lab, scenario: str, world: int) -> list[dict]:
 
 def buckets_of(params, limit: int = BUCKET) -> list[int]:
     """Elements of each bucket: the last parameter first, and a bucket closes before it grows beyond the limit."""
-    sizes, room = [], 0
-    for param in reversed(list(params.values())):
+    return [sum(params[name].numel() for name in names) for names in names_of_buckets(params, limit)]
+
+
+def names_of_buckets(params, limit: int = BUCKET) -> list[list[str]]:
+    """The parameters of each bucket."""
+    buckets, room = [], 0
+    for name, param in reversed(params.items()):
         if param.numel() > room:
-            sizes.append(0)
+            buckets.append([])
             room = limit
-        sizes[-1] += param.numel()
+        buckets[-1].append(name)
         room -= param.numel()
-    return sizes
+    return buckets
 
 
 def fresh(seed: int = 0) -> Net:
@@ -156,6 +170,10 @@ def judge(lab: Lab, scenario: str, ranks: list[dict]) -> None:
                    "first step", [("The ranks start with different parameters: send those of rank 0 to all, else the "
                              "replicas never agree, however well the gradients are averaged.",
                              row(trainable(fresh(rank))) if rank else torch.zeros(0))])
+        lab.expect(found["frozen"], row(frozen_of(fresh())), f"the frozen parameters on rank {rank} of {world} before "
+                   "the first step", [("You sent the trainable parameters alone: the forward uses frozen ones too, and so "
+                                       "every rank needs those of rank 0.",
+                                       row(frozen_of(fresh(rank))) if rank else torch.zeros(0))])
     for number, micros in enumerate(SCENARIOS[scenario]):
         steps = [found["steps"][number] for found in ranks]
         gradients = [[local(step["start"], rank, number, micro, branch) for micro, branch in enumerate(micros)]
@@ -164,6 +182,7 @@ def judge(lab: Lab, scenario: str, ranks: list[dict]) -> None:
         for rank, step in enumerate(steps):
             text = words(scenario, number, rank, world)
             judge_log(lab, step, text, micros)
+            judge_early(lab, step["log"], text, micros)
             judge_gradient(lab, step, gradients, rank, text, before[rank])
             judge_timing(lab, step["log"], text, all(branch == EVERYTHING for branch in micros))
     for rank, found in enumerate(ranks):
@@ -174,7 +193,9 @@ def words(scenario: str, number: int, rank: int, world: int) -> str:
     about = {"plain": "one micro-batch", "accumulation": ("three micro-batches", "one micro-batch")[number],
              "first only": "two micro-batches, `right` unused in the second",
              "nobody": ("one micro-batch", "no rank uses `right`")[number],
-             "mixed": "rank 0 uses another branch than the others"}[scenario]
+             "mixed": "rank 0 uses another branch than the others",
+             "neither": ("rank 0 uses no branch, the others both", "rank 0 uses both branches, the others none")[number],
+             }[scenario]
     return f"step {number + 1} ({about}), rank {rank} of {world}"
 
 
@@ -227,6 +248,26 @@ def judge_log(lab: Lab, step: dict, text: str, micros) -> None:
     lab.wrong(f"{came}. {why}")
 
 
+def judge_early(lab: Lab, log: list[dict], text: str, micros) -> None:
+    """No bucket leaves during the backward while a gradient of it is missing. The log has one all-reduce a bucket."""
+    begun = max(i for i, entry in enumerate(log) if entry["verb"] == "backward")
+    names, ready, number = names_of_buckets(trainable(fresh())), set(), 0
+    for entry in log[begun:]:
+        if entry["verb"] == "over":
+            return
+        if entry["verb"] == "ready":
+            ready.add(entry["name"])
+        elif entry["verb"] == "all_reduce":
+            missing_ = [name for name in names[number] if name not in ready]
+            if missing_:
+                why = ("What arrived with `sync = False` does not count: only what arrives in the last backward says that "
+                       "a gradient is complete." if len(micros) > 1 else
+                       "What arrived in an earlier step does not count: `finish` has to forget it.")
+                lab.wrong(f"{text}: bucket {number + 1} left when {len(missing_)} of its gradients, such as that of "
+                          f"{missing_[0]!r}, had not arrived in this backward. {why}")
+            number += 1
+
+
 def judge_gradient(lab: Lab, step: dict, gradients, rank: int, text: str, before) -> None:
     world = len(gradients)
     sums = [sum(micros) for micros in gradients]  # of each rank, over its micro-batches
@@ -264,10 +305,14 @@ def missing(gradients, rank: int, before):
         yield ("Where a rank had no gradient, it sent that of the step before again: its place in the bucket has to be "
                "zero.", sum(stale) / world)
     if len(gradients[rank]) > 1:
-        yield ("A parameter without a gradient in the last micro-batch was left out: what earlier ones left in its "
-               "`p.grad` has to be averaged too.", torch.where(absent, sums[rank], total / world))
+        left_out = ("A parameter without a gradient in the last micro-batch was left out: what earlier ones left in its "
+                    "`p.grad` has to be averaged too.")
+        yield left_out, torch.where(absent, sums[rank], total / world)
+        arrived = [torch.where(own[-1] == 0, torch.zeros_like(total), sum(own)) for own in gradients]
+        yield left_out, sum(arrived) / world
+    never = sums[rank] == 0
     yield ("A parameter that had no gradient on this rank got none: the other ranks' average is for it too, else the "
-           "replicas part.", torch.where(absent, torch.zeros_like(total), total / world))
+           "replicas part.", torch.where(never, torch.zeros_like(total), total / world))
     counted = sum((own[-1] != 0).float() for own in gradients).clamp(min=1)
     yield ("You divided by the number of ranks that had a gradient: divide by the number of ranks, the others count as "
            "zeros.", total / counted)

@@ -31,7 +31,8 @@ COUNTS = {  # model: its words, what is right, and what some mistakes give: {key
         "buffers": {23: "You left out the buffer that is not persistent: it is in no state_dict, but it takes memory.",
                     0: "You left out the buffers.",
                     60: "You took 4 bytes for every element of a buffer: an int64 has 8 and a bool has 1."},
-        "now": {0: "Under blueprint() the buffers are real already, and so they count as memory that is taken now.",
+        "now": {0: "Under blueprint() the buffers are real already, and so they count as memory that is taken now: ask "
+                   "each tensor whether it is on the meta device, and not the model.",
                 23: "The buffer that is not persistent is in memory too."}}),
     "half": ("a model of which one layer is real and one is planned", (116, 0, 36), {
         "now": {0: "You decided once for the whole model, or looked at buffers only: ask each tensor whether it is on "
@@ -189,7 +190,9 @@ def _judge_draws(lab: Lab, ranks: list[dict], world: int) -> None:
         why = "You drew with a standard deviation of 1: multiply by 0.02." if abs(std - 1) < 0.1 else \
             "You multiplied by the variance, 0.02²: multiply by its root, 0.02." if abs(std - 4e-4) < 1e-4 else \
             "You multiplied by the root of 0.02: it is the standard deviation already." if abs(std - .1414) < .01 else \
-            "You drew from another distribution: torch.rand is uniform, torch.randn is normal." if mean > 0.005 else ""
+            "You drew from another distribution: torch.rand is uniform, torch.randn is normal." if mean > 0.005 else \
+            "No number is beyond 0.02: did you draw evenly between -0.02 and 0.02? A normal distribution is wanted." \
+            if bool((first.abs() <= 0.02).all()) and std > 0.01 else ""
         lab.wrong(f"{call} has a mean of {mean:.3f} and a standard deviation of {std:.4f}, and 0 and 0.02 are right. "
                   f"{why}".rstrip())
     if not bool((first.abs() > 0.04).any()):
@@ -248,7 +251,7 @@ def _judge_slices(lab: Lab, found: dict, right: dict, rank: int, world: int, whe
         own = own[rank * size:(rank + 1) * size]
         if not torch.equal(slices[name], own):
             lab.wrong(f"{who}, the slice of `{name}` has other values than are right. "
-                      + _why_values(slices, right, name, rank, world))
+                      + _why_values(lab, slices, right, name, rank, world))
     names = ", ".join(f"`{name}`" for name in (found["real"] or found["others"])[:2])
     if found["real"]:
         lab.wrong(f"{who}, the parameters {names} of the model are real afterwards: the whole model is then in memory. "
@@ -306,7 +309,7 @@ def _judge_entries(lab: Lab, slices, right: dict, rank: int, world: int, who: st
                       f"and {value.dtype} of shape ({size},) is right. {why}".rstrip())
 
 
-def _why_values(slices: dict, right: dict, name: str, rank: int, world: int) -> str:
+def _why_values(lab: Lab, slices: dict, right: dict, name: str, rank: int, world: int) -> str:
     """The misunderstanding that gives these values, in a sentence."""
     got, value = slices[name], right[name].flatten()
     if bool(got.isnan().any()) and bool(got.isnan().all()):
@@ -324,14 +327,19 @@ def _why_values(slices: dict, right: dict, name: str, rank: int, world: int) -> 
     if world > 1:
         return ("With 1 rank they were right: neither the rank nor the number of ranks may change what is drawn, so "
                 "seed with seed and name alone, draw the whole parameter, and cut then.")
-    for how, sentence in (
-            ("tied again", "The head draws the tied tensor a second time, with the head's own numbers: its first name "
-                           "alone counts."),
-            ("sequence", "You seeded once and let all modules draw in turn: then the numbers depend on all that was "
-                         "drawn before. Seed anew for each module, from its name."),
-            ("one seed", "You seeded every module alike: layers of one shape are then copies of one another. The name "
-                         "belongs into the seed.")):
-        if all(torch.equal(slices[key], other.flatten()) for key, other in probe.whole_values(7, how).items()):
-            return sentence
+    if all(torch.equal(slices[key], other.flatten()) for key, other in probe.whole_values(7, tied_again=True).items()):
+        return "The head draws the tied tensor a second time, with the head's own numbers: its first name alone counts."
+    one, two = "layers.0.weight", "layers.1.weight"
+    if torch.equal(slices[one], slices[two]):
+        return (f"`{one}` and `{two}` are equal. You seeded every module alike, and so layers of one shape are copies of "
+                "one another: the whole name of the module belongs into the seed.")
+    usual, late, wider = lab.run(probe.first_layer)[0]
+    if not torch.equal(usual, late):
+        return ("They depend on the state in which torch's generator was before: seed it anew for each module, from seed "
+                "and name.")
+    if not torch.equal(usual, wider):
+        return (f"`{one}` changes when the embedding before it has one more row. You seeded once, or not before each "
+                "`reset_parameters()`: then the numbers depend on all that was drawn before. Seed anew for each module, "
+                "from its name.")
     return ("Is the seed zlib.crc32 of the text `seed:name of the module`, set just before the module's "
             "reset_parameters()?")

@@ -29,7 +29,7 @@ def ceil_bounds(n, ranks):
 
 @exercise("4.1", "Cut a row", minutes=10, difficulty=1, answer="cut")
 def cut(lab: Lab):
-    cases = [(12, 4), (14, 4), (9, 4), (7, 4), (1202, 3), (2, 4), (0, 3), (5, 1), (10**15 + 1, 2)]
+    cases = [(12, 4), (14, 4), (9, 4), (7, 4), (1202, 3), (2, 4), (0, 3), (5, 1), (10**6 + 1, 2)]
     lab.compare(cases, lambda n, ranks: bounds(even_sizes(n, ranks)), [
         ("You made the parts ceil(n / ranks) long, so that the last ones are short or empty: two parts may differ by "
          "one element at most.", ceil_bounds),
@@ -70,7 +70,9 @@ def averages(answer):
     moved = [name for name, param in model.named_parameters() if not torch.equal(param, before[name])]
     given, weights = sorted_values(wire.log), [before, {name: before[name] for name in local}]
     sent_weights = any(torch.equal(given, joined(each).sort().values) for each in weights)
-    return {"local": local, "after": after, "moved": moved, "verbs": wire.verbs, "sent_weights": sent_weights}
+    roots = sorted({entry["root"] for entry in wire.log if entry.get("root") is not None})
+    return {"local": local, "after": after, "moved": moved, "verbs": wire.verbs, "sent_weights": sent_weights,
+            "roots": roots}
 
 
 def joined(gradients):
@@ -91,7 +93,7 @@ def average_gradients(lab: Lab):
 def judge_average(lab: Lab, ranks, rank: int, found):
     world, where = len(ranks), f"on rank {rank} of {len(ranks)}"
     if found["sent_weights"] or found["moved"]:
-        moved = f"the parameter {found['moved'][0]!r} has changed" if found["moved"] else "no gradient has changed"
+        moved = f"the parameter {found['moved'][0]!r} has changed" if found["moved"] else "no gradient was sent"
         lab.wrong(f"{where} {moved}. You communicated the parameters: it is `param.grad` that has to be averaged, the "
                   "parameters are the same on all ranks already.")
     for name, gradient in found["after"].items():
@@ -105,9 +107,10 @@ def judge_average(lab: Lab, ranks, rank: int, found):
     total, mine = sum(rows), rows[rank]
     got = joined({name: found["after"][name] for name in found["local"]})
     silent = not found["verbs"]
-    if found["verbs"] == ["reduce"]:
-        lab.wrong(f"{where} the gradients are {value_text(got.tolist(), 60)}. You called reduce, which brings the sum "
-                  "to one rank only: every rank needs it.")
+    if found["verbs"] in (["reduce"], ["gather"]) and len(found["roots"]) == 1 and not got.allclose(total / world):
+        verb, brings = ("reduce", "the sum") if found["verbs"] == ["reduce"] else ("gather", "all gradients")
+        lab.wrong(f"{where} the gradients are {value_text(got.tolist(), 60)}. You called {verb}, which brings {brings} "
+                  "to one rank only: every rank needs the average.")
     lab.expect(got, total / world, f"the gradients {where}, in one row", [
         ("You summed the gradients and never divided by the number of ranks: that acts like a learning rate "
          f"{world} times as large.", total),

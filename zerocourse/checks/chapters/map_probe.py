@@ -112,10 +112,31 @@ def until_full(shapes, world_size, late: bool):
     return owner
 
 
-def equal_counts(shapes, world_size):
-    """As many tensors for each rank."""
+def rounded_up(shapes, world_size):
+    """As many tensors for each rank; the last ones may have fewer."""
     each = -(-len(shapes) // world_size)
     return {name: index // each for index, name in enumerate(shapes)}
+
+
+def longer_first(shapes, world_size):
+    """As many tensors for each rank; what is left over goes to the first ones."""
+    each, left = divmod(len(shapes), world_size)
+    ranks = [rank for rank in range(world_size) for _ in range(each + (rank < left))]
+    return dict(zip(shapes, ranks, strict=True))
+
+
+def spread(shapes, world_size):
+    """As many tensors for each rank; what is left over is spread over all."""
+    return {name: index * world_size // len(shapes) for index, name in enumerate(shapes)}
+
+
+def rest_last(shapes, world_size):
+    """As many tensors for each rank; what is left over goes to the last."""
+    each = max(1, len(shapes) // world_size)
+    return {name: min(index // each, world_size - 1) for index, name in enumerate(shapes)}
+
+
+EQUAL_COUNTS = (rounded_up, longer_first, spread, rest_last)
 
 
 # A row and its cuts -------------------------------------------------------------------------------------------------
@@ -162,7 +183,8 @@ def parts(shapes, offsets, bounds, rank, *, row_numbers=False, row_at=False, who
 # 31 elements: neither 2 nor 3 divides them.
 SHAPES = {"a": (2, 3), "b": (5,), "c": (), "d": (4, 2), "e": (0, 3), "f": (3,), "g": (8,)}
 MOVES = [("flat", "round_robin"), ("round_robin", "flat"), ("rank 0", "flat"), ("flat", "last rank"),
-         ("greedy", "round_robin"), ("round_robin", "round_robin"), ("backwards", "contiguous"), ("flat", "flat")]
+         ("greedy", "round_robin"), ("round_robin", "round_robin"), ("backwards", "contiguous"), ("flat", "flat"),
+         ("round_robin", "last two swapped")]  # on three ranks the first is idle while the others trade
 
 
 def owner_by(name: str, world_size: int) -> dict[str, int] | None:
@@ -173,6 +195,9 @@ def owner_by(name: str, world_size: int) -> dict[str, int] | None:
         return dict(MAPS[name](SHAPES, world_size))
     if name == "backwards":
         return {key: world_size - 1 - index % world_size for index, key in enumerate(SHAPES)}
+    if name == "last two swapped":
+        swapped = [*range(world_size - 2), world_size - 1, world_size - 2]
+        return {key: swapped[rank] for key, rank in MAPS["round_robin"](SHAPES, world_size).items()}
     return dict.fromkeys(SHAPES, 0 if name == "rank 0" else world_size - 1)
 
 

@@ -226,46 +226,40 @@ class Gain(nn.Module):
 class Stack(nn.Module):
     """Layers of one size, ties, small parameters, and buffers that only `__init__` can fill."""
 
-    def __init__(self, layers: int = 6):
+    def __init__(self, layers: int = 6, words: int = WIDTH + 1):
         super().__init__()
-        self.embed = nn.Embedding(WIDTH + 1, WIDTH)
+        self.embed = nn.Embedding(words, WIDTH)
         self.gain = Gain()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, WIDTH + 1, bias=False)
+        self.head = nn.Linear(WIDTH, words, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("positions", torch.arange(WIDTH) * 3, persistent=False)
 
 
-def whole_values(seed: int, how: str = "right") -> dict[str, Tensor]:
-    """All parameters of a Stack, by name; `how` says by which seeding: "right", or a misunderstanding's name."""
+def whole_values(seed: int, tied_again: bool = False) -> dict[str, Tensor]:
+    """All parameters of a Stack, by name. tied_again: the head has drawn the tied tensor once more."""
     model, names = planned(Stack), {}
-    if how == "right":
-        materializer = Materializer(model, seed)
-        for name in materializer.modules:
-            names |= {key: value.detach().clone() for key, value in materializer.module(name).items()}
-        return names
-    seen: set[int] = set()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for name, module in model.named_modules():
-            own = dict(module.named_parameters(recurse=False))
-            fresh = [key for key, param in own.items() if id(param) not in seen]
-            if not own or (not fresh and how != "tied again"):
-                continue
-            seen.update(map(id, own.values()))
-            module.to_empty(device="cpu", recurse=False)
-            if how in ("by module", "tied again"):
-                torch.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
-            elif how == "one seed":
-                torch.manual_seed(seed)
-            module.reset_parameters()
-            values = {key: value.detach().clone() for key, value in module.named_parameters(recurse=False)}
-            if how == "tied again" and not fresh:
-                names["embed.weight"] = values["weight"]
-            else:
-                names |= {f"{name}.{key}": value for key, value in values.items()}
+    materializer = Materializer(model, seed)
+    for name in materializer.modules:
+        names |= {key: value.detach().clone() for key, value in materializer.module(name).items()}
+    if tied_again:
+        with torch.random.fork_rng(devices=[]):
+            head = nn.Linear(WIDTH, WIDTH + 1, bias=False)
+            torch.manual_seed(zlib.crc32(f"{seed}:head".encode()))
+            head.reset_parameters()
+        names["embed.weight"] = head.weight.detach()
     return names
+
+
+def first_layer(answer: Callable, seed: int = 7) -> list[Tensor]:
+    """The first layer's weight: as ever, with torch's generator in another state, behind a larger embedding."""
+    found = []
+    for state, words in ((100, WIDTH + 1), (101, WIDTH + 1), (100, WIDTH + 2)):
+        model = planned(lambda words=words: Stack(words=words))
+        torch.manual_seed(state)
+        found.append(answer(model, 0, 1, seed)["layers.0.weight"])
+    return found
 
 
 def storage_bytes(tensors) -> int:

@@ -78,15 +78,21 @@ def judge_ring(lab: Lab, world: int, rank: int, n: int, found, gathers: bool, ju
     if len(sends) > rounds and sent > needed:
         lab.wrong(f"{case}: it made {len(sends)} rounds where {rounds} are enough, and sent {sent} elements where "
                   f"{needed} are needed.")
+    cut = ("A row that divides evenly came out right: cut this one as in 4.1, with parts of "
+           f"{', '.join(map(str, even_sizes(n, world)))} elements.")
     try:
         judge_row(lab, world, rank, n, found, case)
     except Wrong as wrong:
         if n % world == 0:
             raise
-        lab.wrong(f"{wrong} A row that divides evenly came out right: cut this one as in 4.1, with parts of "
-                  f"{', '.join(map(str, even_sizes(n, world)))} elements.")
+        lab.wrong(f"{wrong} {cut}")
+    if sent != needed and n % world and len(sends) <= rounds:
+        sizes = [", ".join(map(str, each)) for each in ([call["elements"] for call in sends],
+                                                       [part.stop - part.start for part in parts])]
+        lab.wrong(f"{case}: this rank's part is right, but it sent {sizes[0] or 'no'} elements, and {sizes[1]} are right. "
+                  f"{cut}")
     if sent != needed:
-        lab.wrong(f"{case}: the row is right, but {sent} elements were sent where {needed} are enough: a rank "
+        lab.wrong(f"{case}: the row is right, but {sent} elements were sent where {needed} are right: a rank "
                   f"sends N - 1 = {rounds} parts, one a round.")
     lab.expect(found["returned"], needed, f"{case}, what was sent", [
         ("You returned what arrived as well: only what this rank sent counts.",

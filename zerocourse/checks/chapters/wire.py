@@ -23,6 +23,9 @@ POINT_TO_POINT = {"send": "send", "recv": "recv", "recv_any_source": "recv"}
 VERBS = {"allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "allgather": "all_gather",
          "allgather_base": "all_gather", "alltoall_base": "all_to_all", "alltoall": "all_to_all",
          "reduce_scatter_base": "reduce_scatter"}
+OUTPUT_FIRST = ("allgather", "allgather_base", "alltoall", "alltoall_base", "gather", "reduce_scatter",
+                "reduce_scatter_base")  # what these are given is their second argument
+ROOT = {"broadcast": 2, "reduce": 3, "gather": 3, "scatter": 3}  # where the root is among the arguments
 RULE = "every rank must call the same collectives, in the same order: does one sit behind an `if` that is not true " \
        "on every rank?"
 SEND_FIRST = ("Every rank waits in a `send`, and a `send` ends only when its receiver is there, so nobody ever comes "
@@ -34,8 +37,8 @@ _opened = itertools.count()  # the same number on every rank: a check opens its 
 class Wire(TorchDispatchMode):
     """`log`: what happened, in order, each a dictionary with at least `verb`.
 
-    Calls have `elements`, `bytes` and `peer` (None in a collective); `note` adds entries of the check's own; `wait`
-    has no more. agree: before each collective the ranks compare what they call. timeout: seconds of any wait.
+    Calls have `elements` and `bytes` of what they were given (of a scatter, what it gives), `peer` (None in a
+    collective) and `root` (None where all ranks are alike); `note` adds entries of the check's own; `wait` has no more. agree: before each collective the ranks compare what they call. timeout: seconds of any wait.
     keep: each call also has `values`, a copy of what it was given, as one row.
     """
 
@@ -82,16 +85,19 @@ class Wire(TorchDispatchMode):
     def _called(self, op: str, args) -> None:
         if op.startswith("wait_tensor"):
             return self.note("wait")
-        tensors = [value for value in _flat(args[:1]) if isinstance(value, torch.Tensor)]
+        given = args[1:2] if op in OUTPUT_FIRST else args[:1]
+        tensors = [value for value in _flat(given) if isinstance(value, torch.Tensor)]
         elements = sum(tensor.numel() for tensor in tensors)
         peer = args[2] if op in ("send", "recv") else None
+        root = args[ROOT[op]] if op in ROOT else None
         entry = {"verb": POINT_TO_POINT.get(op) or VERBS.get(op, op), "elements": elements,
-                 "bytes": sum(tensor.nbytes for tensor in tensors), "peer": peer}
+                 "bytes": sum(tensor.nbytes for tensor in tensors), "peer": peer, "root": root}
         if self.keep:
             entry["values"] = torch.cat([tensor.detach().flatten().float() for tensor in tensors] or [torch.zeros(0)])
         self.log.append(entry)
         if self.agree and op not in POINT_TO_POINT:
-            self.meet(f"{entry['verb']} of {elements:_} elements")
+            where = "" if root is None else f" {'from' if op in ('broadcast', 'scatter') else 'to'} rank {root}"
+            self.meet(f"{entry['verb']}{where} of {elements:_} elements")
 
     def meet(self, call: str) -> None:
         """Wait for the other ranks; end with a sentence unless they call the same."""
