@@ -193,7 +193,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(pool, name):
-    check_exact(pool, of_stack(optimizer=OPTIMIZERS[name], world_size=3))
+    # A fused kernel rounds the last few elements of a piece, which fill no vector, in another way than the others.
+    check_exact(pool, of_stack(optimizer=OPTIMIZERS[name], world_size=3), tolerance=1e-7 if "fused" in name else None)
 
 
 def part_of(params):

@@ -101,7 +101,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
 def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[str, int] | None,
               bucket_size: int | None, param_dtype: torch.dtype | None, materializer: Materializer) -> None:
     """Make the unit's flats, and free everything of it that this rank does not own."""
-    rows = cut_into_rows(unit.params, bucket_size)
+    rows = [row for run in unit.runs for row in cut_into_rows(run, bucket_size)]  # a run's gradients come together
     for name, value in materializer.stream(unit.params):
         materializer.install(name, value)
     for index, row in enumerate(rows):

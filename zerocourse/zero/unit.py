@@ -11,8 +11,9 @@ from .flat import Flat
 class Unit:
     """A part of the model that is gathered, used and freed as a whole, and where it stands in the present pass."""
 
-    def __init__(self, name: str, module: nn.Module, params: dict[str, nn.Parameter]):
-        self.name, self.module, self.params = name, module, params
+    def __init__(self, name: str, module: nn.Module, runs: list[dict[str, nn.Parameter]]):
+        self.name, self.module, self.runs = name, module, runs  # runs: parameters that are neighbours in the model
+        self.params = {key: param for run in runs for key, param in run.items()}
         self.flats: list[Flat] = []  # in the order of the forward
         self.launched = 0  # flats reduced in this backward, from the last one
         self.open = 0  # forwards whose backward is still to come
@@ -57,11 +58,14 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
         unit = max((name for name in chosen if module_name == name or module_name.startswith(f"{name}.")), key=len, default="")
         for param in module.parameters(recurse=False):
             home.setdefault(param, set()).add(unit)
-    names = {param: name for name, param in model.named_parameters()}
-    parts: dict[str, dict[str, nn.Parameter]] = {"": {}} | {name: {} for name in chosen}
-    for param, where in home.items():
-        parts[next(iter(where)) if len(where) == 1 else ""][names[param]] = param
-    return [Unit(name or "root", modules[name], params) for name, params in parts.items() if params or not name]
+    parts: dict[str, list[dict[str, nn.Parameter]]] = {"": []} | {name: [] for name in chosen}
+    before = None
+    for name, param in model.named_parameters():
+        unit = next(iter(home[param])) if len(home[param]) == 1 else ""
+        if unit != before:
+            parts[unit].append({})
+        parts[unit][-1][name], before = param, unit
+    return [Unit(name or "root", modules[name], runs) for name, runs in parts.items() if runs or not name]
 
 
 def cut_into_rows(params: dict[str, nn.Parameter], bucket_size: int | None) -> list[dict[str, nn.Parameter]]:
