@@ -367,7 +367,7 @@ def goes_on_from_there(model, rank, world_size, seed):
     before = torch.get_rng_state()
     names, found = {param: name for name, param in model.named_parameters()}, {}
     for module in model.modules():
-        own = {key: param for key, param in module._parameters.items() if param is not None and names[param] not in found}
+        own = {key: param for key, param in module.named_parameters(recurse=False) if names[param] not in found}
         module._parameters |= {key: nn.Parameter(torch.empty_like(param, device="cpu")) for key, param in own.items()}
         if own:
             module.reset_parameters()

@@ -179,9 +179,9 @@ class _Log:
 
 @wrong("7.3", "gathered nothing ahead")
 def one_by_one(blocks, prefetch):
-    log = Log = _Log()
+    log = _Log()
     for name in blocks:
-        Log.unshard(name), log.say("forward", name), log.reshard(name)
+        log.unshard(name), log.say("forward", name), log.reshard(name)
     for name in reversed(blocks):
         log.unshard(name), log.say("backward", name), log.say("reduce", name), log.reshard(name)
     return log.lines
@@ -292,9 +292,7 @@ def reduce_at_the_end_of_a_block(blocks, prefetch):
 @wrong("7.4", "a view that was taken before keeps the old one")
 class EmptyStorage:
     def free(full):
-        shape = full.shape
-        full.data = torch.empty(0, dtype=full.dtype).as_strided((0,), (1,))
-        full.data = full.data.new_empty(0).expand(0) if shape.numel() == 0 else full.data
+        full.data = full.data.new_empty(full.numel())[:0]
 
 
 @wrong("7.4", "made the tensor shorter")
@@ -302,7 +300,6 @@ class NoElements:
     def free(full):
         with torch.no_grad():
             full.resize_([0 for _ in full.shape])
-            full.untyped_storage().resize_(0)
 
 
 @wrong("7.4", "Not one byte")

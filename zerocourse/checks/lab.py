@@ -112,7 +112,8 @@ class Lab:
         if not bad:
             return
         name, first = self.exercise.answers[0], bad[0]
-        said = tell and tell(cases[first], got[first], right[first]) or _difference(got[first], right[first], exact, close)
+        said = tell and tell(cases[first], got[first], right[first])
+        said = said or _difference(got[first], right[first], exact, close)
         said = f"`{call_text(name, cases[first])}`: {ended(said)}"
         self.wrong(f"{said} {why}" if (why := explanation(cases, got, bad, mistakes, close)) else said)
 

@@ -170,10 +170,10 @@ def judge(lab: Lab, scenario: str, ranks: list[dict]) -> None:
                    "first step", [("The ranks start with different parameters: send those of rank 0 to all, else the "
                              "replicas never agree, however well the gradients are averaged.",
                              row(trainable(fresh(rank))) if rank else torch.zeros(0))])
+        alone = ("You sent the trainable parameters alone: the forward uses frozen ones too, and so every rank needs "
+                 "those of rank 0.")
         lab.expect(found["frozen"], row(frozen_of(fresh())), f"the frozen parameters on rank {rank} of {world} before "
-                   "the first step", [("You sent the trainable parameters alone: the forward uses frozen ones too, and so "
-                                       "every rank needs those of rank 0.",
-                                       row(frozen_of(fresh(rank))) if rank else torch.zeros(0))])
+                   "the first step", [(alone, row(frozen_of(fresh(rank))) if rank else torch.zeros(0))])
     for number, micros in enumerate(SCENARIOS[scenario]):
         steps = [found["steps"][number] for found in ranks]
         gradients = [[local(step["start"], rank, number, micro, branch) for micro, branch in enumerate(micros)]
@@ -194,8 +194,8 @@ def words(scenario: str, number: int, rank: int, world: int) -> str:
              "first only": "two micro-batches, `right` unused in the second",
              "nobody": ("one micro-batch", "no rank uses `right`")[number],
              "mixed": "rank 0 uses another branch than the others",
-             "neither": ("rank 0 uses no branch, the others both", "rank 0 uses both branches, the others none")[number],
-             }[scenario]
+             "neither": ("rank 0 uses no branch, the others both",
+                         "rank 0 uses both branches, the others none")[number]}[scenario]
     return f"step {number + 1} ({about}), rank {rank} of {world}"
 
 
@@ -260,8 +260,8 @@ def judge_early(lab: Lab, log: list[dict], text: str, micros) -> None:
         elif entry["verb"] == "all_reduce":
             missing_ = [name for name in names[number] if name not in ready]
             if missing_:
-                why = ("What arrived with `sync = False` does not count: only what arrives in the last backward says that "
-                       "a gradient is complete." if len(micros) > 1 else
+                why = ("What arrived with `sync = False` does not count: only what arrives in the last backward says "
+                       "that a gradient is complete." if len(micros) > 1 else
                        "What arrived in an earlier step does not count: `finish` has to forget it.")
                 lab.wrong(f"{text}: bucket {number + 1} left when {len(missing_)} of its gradients, such as that of "
                           f"{missing_[0]!r}, had not arrived in this backward. {why}")
@@ -305,8 +305,8 @@ def missing(gradients, rank: int, before):
         yield ("Where a rank had no gradient, it sent that of the step before again: its place in the bucket has to be "
                "zero.", sum(stale) / world)
     if len(gradients[rank]) > 1:
-        left_out = ("A parameter without a gradient in the last micro-batch was left out: what earlier ones left in its "
-                    "`p.grad` has to be averaged too.")
+        left_out = ("A parameter without a gradient in the last micro-batch was left out: what earlier ones left in "
+                    "its `p.grad` has to be averaged too.")
         yield left_out, torch.where(absent, sums[rank], total / world)
         arrived = [torch.where(own[-1] == 0, torch.zeros_like(total), sum(own)) for own in gradients]
         yield left_out, sum(arrived) / world

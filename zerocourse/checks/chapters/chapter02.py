@@ -331,15 +331,15 @@ def _why_values(lab: Lab, slices: dict, right: dict, name: str, rank: int, world
         return "The head draws the tied tensor a second time, with the head's own numbers: its first name alone counts."
     one, two = "layers.0.weight", "layers.1.weight"
     if torch.equal(slices[one], slices[two]):
-        return (f"`{one}` and `{two}` are equal. You seeded every module alike, and so layers of one shape are copies of "
-                "one another: the whole name of the module belongs into the seed.")
+        return (f"`{one}` and `{two}` are equal. You seeded every module alike, and so layers of one shape are copies "
+                "of one another: the whole name of the module belongs into the seed.")
     usual, late, wider = lab.run(probe.first_layer)[0]
     if not torch.equal(usual, late):
-        return ("They depend on the state in which torch's generator was before: seed it anew for each module, from seed "
-                "and name.")
+        return ("They depend on the state in which torch's generator was before: seed it anew for each module, from "
+                "seed and name.")
     if not torch.equal(usual, wider):
         return (f"`{one}` changes when the embedding before it has one more row. You seeded once, or not before each "
-                "`reset_parameters()`: then the numbers depend on all that was drawn before. Seed anew for each module, "
-                "from its name.")
+                "`reset_parameters()`: then the numbers depend on all that was drawn before. Seed anew for each "
+                "module, from its name.")
     return ("Is the seed zlib.crc32 of the text `seed:name of the module`, set just before the module's "
             "reset_parameters()?")

@@ -89,8 +89,8 @@ def judge_ring(lab: Lab, world: int, rank: int, n: int, found, gathers: bool, ju
     if sent != needed and n % world and len(sends) <= rounds:
         sizes = [", ".join(map(str, each)) for each in ([call["elements"] for call in sends],
                                                        [part.stop - part.start for part in parts])]
-        lab.wrong(f"{case}: this rank's part is right, but it sent {sizes[0] or 'no'} elements, and {sizes[1]} are right. "
-                  f"{cut}")
+        lab.wrong(f"{case}: this rank's part is right, but it sent {sizes[0] or 'no'} elements, and {sizes[1]} are "
+                  f"right. {cut}")
     if sent != needed:
         lab.wrong(f"{case}: the row is right, but {sent} elements were sent where {needed} are right: a rank "
                   f"sends N - 1 = {rounds} parts, one a round.")

@@ -37,8 +37,9 @@ _opened = itertools.count()  # the same number on every rank: a check opens its 
 class Wire(TorchDispatchMode):
     """`log`: what happened, in order, each a dictionary with at least `verb`.
 
-    Calls have `elements` and `bytes` of what they were given (of a scatter, what it gives), `peer` (None in a
-    collective) and `root` (None where all ranks are alike); `note` adds entries of the check's own; `wait` has no more. agree: before each collective the ranks compare what they call. timeout: seconds of any wait.
+    Calls have `elements` and `bytes` of what they were given (of a scatter, what a rank gets), `peer` (None in a
+    collective) and `root` (None where all ranks are alike); `note` adds entries of the check's own; `wait` has no more.
+    agree: before each collective the ranks compare what they call. timeout: seconds of any wait.
     keep: each call also has `values`, a copy of what it was given, as one row.
     """
 
