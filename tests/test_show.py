@@ -116,6 +116,12 @@ def step() -> list[dict]:
     return recorder.of_step(0)
 
 
+def test_live_bytes_draws_each_curve_in_the_order_of_time():
+    events = [event | {"alive": alive} for event, alive in zip(step(), (5_000_000, 7_000_000, 4_000_000, 0))]
+    axes = plots.live_bytes({"a": events[::-1], "b": events[:1]}, "title", "MB").axes[0]
+    assert [line.get_ydata().tolist() for line in axes.get_lines()] == [[5, 7, 4, 0], [5]]
+
+
 def test_a_timeline_can_stop_at_a_moment():
     events = step()
     whole, first = plots.timeline(events), plots.timeline_until(events, 0)

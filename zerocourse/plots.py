@@ -94,7 +94,7 @@ def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figu
         axes.step([index / max(1, len(alive) - 1) for index in range(len(alive))], alive, where="post", label=name)
     axes.set(title=title, ylabel=what, xlabel="from the first event to the last", xticks=[], ylim=(0, None))
     axes.margins(x=0.01)
-    axes.legend()
+    axes.legend(loc="lower right")
     return figure
 
 
