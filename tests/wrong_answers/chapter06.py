@@ -114,6 +114,16 @@ def from_zero(buckets, arrivals):
     return found
 
 
+@wrong("6.2", "counted from 0")
+def all_one_less(buckets, arrivals):
+    left, found = -1, []
+    for bucket in buckets[::-1]:
+        for name in bucket:
+            left = max(left, arrivals.index(name) if name in arrivals else len(arrivals) - 1)
+        found = [left, *found]
+    return found
+
+
 @wrong("6.2", "without its unused parameters")
 def unused_ignored(buckets, arrivals):
     left, found = 0, []
@@ -228,6 +238,13 @@ def dropped_late(flat, comm):
 @wrong("6.4", "The backward stands still")
 def waits(flat, comm):
     comm.reduce_scatter(flat.drop_bucket(), flat.layout, flat.name, done=flat.accumulate).wait()
+
+
+@wrong("6.4", "The backward stands still")
+def waits_and_returns(flat, comm):
+    handle = comm.reduce_scatter(flat.drop_bucket(), flat.layout, flat.name, done=flat.accumulate)
+    handle.wait()
+    return handle
 
 
 @wrong("6.4", "this rank's own gradient")
@@ -421,6 +438,13 @@ class AsItComes(Right):
 @wrong("6.6", "the same collectives, in the same order")
 class OnlyWithGradients(Right):
     flushes = False
+
+
+@wrong("6.6", "the same collectives, in the same order")
+class NothingCameNothingLeaves(Right):
+    def finish(self):
+        if self.came:
+            super().finish()
 
 
 @wrong("6.6", "a shard a view of one")

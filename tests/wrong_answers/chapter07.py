@@ -354,6 +354,16 @@ class HandleLost:
         comm.all_gather(flat.full, flat.layout, flat.name)
 
 
+@wrong("7.5", "The computation stands still")
+class WaitsAndReturns:
+    def unshard(flat, comm):
+        flat.memory.take()
+        flat.full[flat.own].copy_(flat.shard)
+        handle = comm.all_gather(flat.full, flat.layout, flat.name)
+        handle.wait()
+        return handle
+
+
 @wrong("7.5", "is a view of `flat.full`")
 class ShardIsAView:
     def unshard(flat, comm):
@@ -462,7 +472,7 @@ class OnlyTheOwnerGathersAndWaits:
 @wrong("7.5", "elements by all_gather in a step")
 class RootIsKept:
     def reshard(flat):
-        if flat.name != "root":
+        if not flat.name.startswith("root"):
             flat.memory.free()
 
 
@@ -530,6 +540,16 @@ def kept_in_evaluation_by_hooks(block, unshard, reshard, reduce):
     block.register_forward_hook(after)
     for param in block.parameters():
         param.register_post_accumulate_grad_hook(on_gradient)
+
+
+@wrong("7.6", "and `model.eval()` of blocks")
+def kept_unless_training(block, unshard, reshard, reduce):
+    def after():
+        if block.training:
+            reshard()
+
+    _attach(block, unshard, reshard, reduce, frees=False)
+    block.register_forward_hook(lambda *_: after())
 
 
 @wrong("7.6", "torch calls it at once")

@@ -341,7 +341,7 @@ def rank_by_rank(flats, comm, optimizer_step):
     return result
 
 
-@wrong("5.5", "fp32 master weights")
+@wrong("5.5", "after the gather had started")
 def published_after_the_gather(flats, comm, optimizer_step):
     result = optimizer_step()
     handles = [comm.all_gather(flat.full, flat.layout, flat.name) for flat in flats]

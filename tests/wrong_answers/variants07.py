@@ -476,6 +476,19 @@ def returns_early(block, unshard, reshard, reduce):
     Watch(block, unshard, reshard, reduce)
 
 
+@wrong("7.6", "and `model.eval()` of blocks")
+def hooks_for_training_alone(block, unshard, reshard, reduce):
+    class Watch(_Watch):
+        def begin(self, block, inputs):
+            if block.training:
+                super().begin(block, inputs)
+
+        def end(self, block, inputs, output):
+            if block.training:
+                super().end(block, inputs, output)
+    Watch(block, unshard, reshard, reduce)
+
+
 @wrong("7.6", "must begin at 0 again")
 def each_seen_once(block, unshard, reshard, reduce):
     seen, params = set(), set(block.parameters())

@@ -63,6 +63,8 @@ def adam_bytes(lab: Lab):
         ("A rank owns at least nothing: where the parameters end before its slice begins, you count below 0.",
          by_rank(lambda n, ranks: [min(n, (rank + 1) * -(-n // ranks)) - rank * -(-n // ranks)
                                    for rank in range(ranks)])),
+        ("You took all padding from the last rank: it may reach back over several slices, and no rank has less than "
+         "nothing.", by_rank(lambda n, ranks: [-(-n // ranks)] * (ranks - 1) + [n - (ranks - 1) * -(-n // ranks)])),
     ])
     return "to the byte, also where slices end in padding and where a rank owns nothing."
 

@@ -99,10 +99,14 @@ def departures(lab: Lab):
          lambda buckets, arrivals: leaves(buckets, arrivals, forward=True)),
         ("You counted from 0: after the first gradient 1 has arrived.",
          lambda buckets, arrivals: leaves(buckets, arrivals, first=0)),
+        ("You counted from 0: after the first gradient 1 has arrived.",
+         lambda buckets, arrivals: [count - 1 for count in leaves(buckets, arrivals)]),
+        ("You counted from 0: after the first gradient 1 has arrived.",
+         lambda buckets, arrivals: [max(count - 1, 0) for count in leaves(buckets, arrivals)]),
         *[("You took a bucket for full without its unused parameters: only the end of the backward tells that no more "
            "gradient comes.", lambda buckets, arrivals, ordered=ordered, none=none: leaves(
-               buckets, arrivals, at_the_end=False, ordered=ordered, none=len(arrivals) if none else 0))
-          for ordered in (True, False) for none in (True, False)],
+               buckets, arrivals, at_the_end=False, ordered=ordered, none=min(none, len(arrivals))))
+          for ordered in (True, False) for none in (0, 1, 99)],  # when a bucket leaves that no gradient reaches
         ("You left out the buckets that are never full: they leave at the end of the backward, else the ranks on which "
          "they are full wait for ever.",
          lambda buckets, arrivals: leaves([b for b in buckets if set(b) <= set(arrivals)], arrivals)),

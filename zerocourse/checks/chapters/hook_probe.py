@@ -83,7 +83,7 @@ class Watched(nn.Module):
 
 
 def see_hooks(attach) -> dict:
-    """Three blocks with the answer's hooks in two training steps and one evaluation. Freed weights are NaN."""
+    """Three blocks with the answer's hooks in two training steps and two evaluations. Freed weights are NaN."""
     log: list = []
     blocks = nn.Sequential(*[Watched(number, log) for number in range(3)])
     reference = copy.deepcopy(blocks)
@@ -127,20 +127,24 @@ def see_hooks(attach) -> dict:
         phases[f"{step} backward"] = list(log)
         for block in blocks:
             block.zero_grad()
-        if step == "first":
+        for phase, training in EVALUATIONS.items() if step == "first" else ():
             log.clear()
+            blocks.train(training)
             try:
                 with torch.no_grad():
                     blocks(x)
             except RuntimeError as problem:
                 error = str(problem).splitlines()[0]
-            phases["evaluation"] = list(log)
+            phases[phase] = list(log)
+        blocks.train()
     log.clear()
     reference(x).square().sum().backward()
     right = [[param.grad for param in block.parameters()] for block in reference]
     return {"phases": phases, "error": error, "sums": sums, "right": right}
 
 
+EVALUATIONS = {"an evaluation under `torch.no_grad()`": True,  # in the mode of training, and not
+               "an evaluation under `torch.no_grad()` and `model.eval()`": False}
 FORWARD = [(event, number) for number in range(3) for event in ("unshard", "compute", "reshard")]
 BACKWARD = [(event, number) for number in (2, 1, 0) for event in ("unshard", "reduce", "reshard")]
 
@@ -158,10 +162,11 @@ def judge_hooks(lab: Lab) -> None:
     for phase, calls in phases.items():
         came, right = [each[:2] for each in calls], FORWARD if "back" not in phase else BACKWARD
         if came != right:
-            names = {"evaluation": "an evaluation under `torch.no_grad()`"}
-            again = " A count of gradients must begin at 0 again." if phase == "second backward" else ""
-            lab.wrong(f"{names.get(phase, f'the {phase}')} of blocks 0, 1, 2 gave {_words(came)}, and {_words(right)} "
-                      f"is right.{again}")
+            why = " A count of gradients must begin at 0 again." if phase == "second backward" else ""
+            if EVALUATIONS.get(phase) is False:  # the one in the mode of training was right
+                why = " The mode must make no difference: every forward needs the weights, and frees them."
+            lab.wrong(f"{'' if phase in EVALUATIONS else 'the '}{phase} of blocks 0, 1, 2 gave {_words(came)}, and "
+                      f"{_words(right)} is right.{why}")
     lab.expect([got for got, *_ in saw["sums"]], saw["right"], "the gradients that `reduce` found, block by block",
                verb="they have", tolerance=1e-5)
 

@@ -95,8 +95,12 @@ def judge_ahead(lab: Lab, found, depth: int, case: str):
                       "looks asynchronous, and nothing overlaps: wait for a layer when it is its turn.")
     if most > min(depth + 1, SIZES):
         worst = next(entry for entry in log if entry[2] == most)
-        why = "All gathers left at once." if most == SIZES > depth + 2 else \
+        before = [verb for verb, _, _ in log[:log.index(worst)]]
+        done, freed = before.count("compute"), before.count("free")
+        why = "All gathers left at once." if most == SIZES and not done else \
             "A layer has to be freed before the next gather begins." if most == depth + 2 and freed_late(log) else \
+            f"Until then {done} layers had computed, and {f'only {freed} were' if freed else 'nothing was'} freed: " \
+            "free a layer as soon as it has computed." if most - (done - freed) <= depth + 1 else \
             "It gathers farther ahead than `depth`."
         lab.wrong(f"{case}: {most} layers were whole at once, at `{worst[0]}({worst[1]})`, where "
                   f"{min(depth + 1, SIZES)} are allowed. {why}")

@@ -110,7 +110,8 @@ def see_unshard(unshard, reshard, step) -> dict:
         try:
             handle = unshard(flat, comm)
             if handle is not None and not hasattr(handle, "wait"):
-                raise Wrong(f"it returned {handle!r}: return the all-gather's handle, or wait for it")
+                raise Wrong(f"it returned {handle!r}: return the all-gather's handle")
+            waited = any(gather.row is None for gather in comm.gathers)  # complete before it returned
             counts = probe.gather_objects(len(comm.gathers))
             if len(set(counts)) > 1:
                 raise Wrong(f"`unshard` called `comm.all_gather` {_by_rank(counts)}. {SAME_CALLS}")
@@ -124,7 +125,8 @@ def see_unshard(unshard, reshard, step) -> dict:
             raise Wrong(NOT_TAKEN) from error
         found = {"bytes": storage.nbytes(), "full bytes": flat.memory.nbytes, "gathers": len(comm.gathers),
                  "under way": any(gather.row is not None for gather in comm.gathers), "shard": shard,
-                 "slice there": all(comm.slice_there),
+                 "slice there": all(comm.slice_there), "waited": waited,
+                 "returned": "None" if handle is None else "the handle",
                  "same storage": flat.full.untyped_storage()._cdata == storage._cdata,
                  "shard apart": flat.shard.untyped_storage()._cdata not in (storage._cdata,
                                                                           flat.full.untyped_storage()._cdata),
@@ -154,14 +156,18 @@ def judge_unshard(lab: Lab, world: int) -> None:
                       "`flat.full`, at `flat.own`. The gather sends what lies there: copy the shard to that place "
                       "first.")
         if saw["under way"]:
-            lab.wrong(f"{here} the all-gather is still under way, and nobody has its handle: return the handle, or "
-                      "wait for it.")
+            lab.wrong(f"{here} the all-gather is still under way, and nobody has its handle: return the "
+                      "handle.")
         if not saw["shard apart"]:
             lab.wrong(f"{here} afterwards `flat.shard` is a view of `flat.full`. The next reshard frees that memory, "
                       "and the only copy of the slice with it: copy the numbers, and leave `flat.shard` as it is.")
         lab.expect(saw["shard after"], saw["shard"], f"{here} `flat.shard` must not change")
         if saw["gathers"] > 1:
             lab.wrong(f"{here} it called `comm.all_gather` {saw['gathers']} times: once brings everything.")
+        if saw["waited"]:
+            lab.wrong(f"{here} it returned {saw['returned']} after it had waited for the gather. The computation "
+                      "stands still meanwhile, also for blocks ahead: return the handle at once, and let the stage "
+                      "wait for it.")
     for rank, saw in enumerate(found):
         lab.expect(saw["row"], row, f"`unshard` on rank {rank} of {world}: `flat.full`")
 

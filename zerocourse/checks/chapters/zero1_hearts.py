@@ -9,7 +9,7 @@ from ..exercise import exercise
 from ..lab import Lab
 from . import hearts
 from .hearts import WatchedComm
-from .stage_probe import flats_of, give_gradient, near, numbers, same_calls
+from .stage_probe import SAME_CALLS, flats_of, give_gradient, near, numbers, same_calls
 
 STAGE_1 = ("zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*")
 
@@ -28,12 +28,13 @@ def reduce_on_a_rank(answer):
         with same_calls():
             handle = answer(flat, comm)
             returned, started = isinstance(handle, Handle), bool(comm.calls)
+            waited = any(begun.row is None for begun in comm.handles)  # complete before anybody else could wait
             if returned:
                 handle.wait()
         shard, bucket = flat.grad_shard, flat.grad
         inside = None not in (shard, bucket) and torch.is_tensor(shard) and \
             shard.untyped_storage()._cdata == bucket.untyped_storage()._cdata
-        seen.append({"returned": returned, "kind": type(handle).__name__, "started": started,
+        seen.append({"returned": returned, "kind": type(handle).__name__, "started": started, "waited": waited,
                      "bucket": bucket is not None, "shard": shard.clone() if torch.is_tensor(shard) else None,
                      "inside": inside, "before": before,
                      "sent": dict(comm.elements), "forgotten": comm.wait_for_forgotten()})
@@ -75,9 +76,10 @@ def _judge_reduce(lab, found, numel, world):
         if not seen["returned"] and seen["forgotten"]:
             lab.wrong(f"{case}: rank {rank} started a reduce-scatter and returned {seen['kind']}. Nobody can wait for "
                       "it: return the handle.")
-        if not seen["returned"]:
-            lab.wrong(f"{case}: rank {rank} returned {seen['kind']} after it had waited for the sum. The backward "
-                      "stands still meanwhile: return the handle, and let the stage wait for it.")
+        if not seen["returned"] or seen["waited"]:
+            what = "the handle" if seen["returned"] else seen["kind"]
+            lab.wrong(f"{case}: rank {rank} returned {what} after it had waited for the sum. The backward stands "
+                      "still meanwhile: return the handle at once, and let the stage wait for it.")
         if got is None:
             lab.wrong(f"{case}: afterwards `flat.grad_shard` of rank {rank} is None. Set it to this rank's slice of "
                       "the sum: it is where the optimizer looks.")
@@ -113,7 +115,17 @@ def _judge_reduce(lab, found, numel, world):
 def step_on_a_rank(answer, dtype):
     comm = WatchedComm()
     flats = flats_of(SHAPES, 1, comm, getattr(torch, dtype))
-    called = []
+    called, late = [], []
+
+    def publishing(flat, publish):
+        def published():
+            if called and any(unit == flat.name for _, _, unit in comm.calls):
+                late.append(flat.name)
+            return publish()
+        return published
+
+    for flat in flats:
+        flat.publish_shard = publishing(flat, flat.publish_shard)
 
     def optimizer_step():
         called.append(len(comm.calls))
@@ -127,7 +139,8 @@ def step_on_a_rank(answer, dtype):
     early = [flat.full.clone() for flat in flats]
     forgotten = comm.wait_for_forgotten()
     return {"result": result if isinstance(result, str) else None, "steps": len(called), "early": early,
-            "before": before, "calls": comm.calls, "first": called[0] if called else None, "forgotten": forgotten}
+            "before": before, "calls": comm.calls, "first": called[0] if called else None, "forgotten": forgotten,
+            "late": [flat.name in late for flat in flats]}
 
 
 @exercise("5.5", "Update, then tell the others", minutes=20, difficulty=2, answer="update_and_gather", own=sharded_step,
@@ -138,6 +151,13 @@ def update_and_gather(lab: Lab):
         _judge_step(lab, found, world, f"two rows in {dtype} on {world} ranks")
     hearts.judge(lab, ["step"], 1, 2)
     return "every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it."
+
+
+def _own_alone(start, right, own):
+    """A row of which only one slice is new."""
+    row = start.clone()
+    row[own] = right[own]
+    return row
 
 
 def _judge_step(lab, found, world, case):
@@ -160,6 +180,12 @@ def _judge_step(lab, found, world, case):
         if seen["forgotten"]:
             lab.wrong(f"{case}: rank {rank} returned with {seen['forgotten']} of its gathers still under way. Wait for "
                       "each handle: the next forward reads these parameters.")
+    orders = [[unit for _, verb, unit in seen["calls"] if verb == "all_gather"] for seen in found]
+    for rank, order in enumerate(orders):
+        if order != orders[0]:
+            lab.wrong(f"{case}: rank {rank} started the gathers in the order {', '.join(order)}, and rank 0 in the "
+                      f"order {', '.join(orders[0])}. {SAME_CALLS}: NCCL pairs them by their order, and would mix up "
+                      "the rows.")
     layouts = [Layout.build({"row": shape}, world) for shape in SHAPES]
     for rank, seen in enumerate(found):
         for number, layout in enumerate(layouts):
@@ -167,13 +193,18 @@ def _judge_step(lab, found, world, case):
             right = start.clone().float()
             for owner in range(world):
                 right[layout.slice(owner)] -= 0.5 * (owner + 1)
-            right, keep = right.to(start.dtype)[:layout.numel], got[:layout.numel]
+            whole, keep = right.to(start.dtype), got[:layout.numel]
+            right = whole[:layout.numel]
             if near(keep, right):
                 continue
             why = ""
             if near(keep, start[:layout.numel]):
                 why = ("Nothing moved: the optimizer updates the fp32 master weights here, so round them into the "
                        "slice first, with flat.publish_shard(), and gather then.")
+            elif near(keep, _own_alone(start, whole, layout.slice(rank))[:layout.numel]):
+                why = "Only its own slice is new: " + (
+                    "you called flat.publish_shard() after the gather had started, so the others got old values. "
+                    "Publish first." if seen["late"][number] else "gather into `flat.full` itself.")
             lab.wrong(f"{case}: afterwards rank {rank} has {keep.tolist()} in row {number}, and {right.tolist()} is "
                       f"right. {why}".rstrip())
         if seen["result"] != f"the result of rank {rank}":

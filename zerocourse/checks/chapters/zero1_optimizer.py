@@ -17,6 +17,7 @@ from .stage_probe import Wire, calling, near, size_of, storages_under
 
 TENSORS = [(3, 5), (6,), (2, 2)]  # 25 elements
 LR, DECAY = 0.1, 0.2
+ALL_THERE = [0, 0, 0]  # three steps, and no gradient is missing
 
 
 def tensors_of(rank):
@@ -30,8 +31,8 @@ def gradients_of(rank, step):
     return [3e-8 * torch.randn(shape, generator=seed) for shape in TENSORS]
 
 
-def sharded_on_a_rank(answer, steps, missing):
-    """Three steps; in the last one the last rank has no gradient for its last parameter, if `missing`."""
+def sharded_on_a_rank(answer, missing):
+    """One step for each number in `missing`: for so many parameters, the last ones, the last rank has no gradient."""
     rank, world, wire = dist.get_rank(), dist.get_world_size(), Wire()
     params = [nn.Parameter(value) for value in tensors_of(rank)]
     optimizer = answer(params, LR, DECAY)
@@ -41,11 +42,11 @@ def sharded_on_a_rank(answer, steps, missing):
     base = row.untyped_storage()
     seen = {"row": row.numel(), "views": all(p.untyped_storage()._cdata == base._cdata for p in params),
             "start": [p.detach().clone() for p in params], "after": [], "ops": [], "kept": 0}
-    for step in range(steps):
+    for step, number in enumerate(missing):
         for param, gradient in zip(params, gradients_of(rank, step), strict=True):
             param.grad = gradient
-        if missing and rank == world - 1:
-            params[-1].grad = None
+        for param in params[len(params) - number:] if rank == world - 1 else ():
+            param.grad = None
         with wire:
             calling(answer, optimizer.step)
         seen["ops"].append(wire.ops)
@@ -67,17 +68,18 @@ def parts_of(row):
     return [part.view(shape) for part, shape in zip(parts, TENSORS, strict=True)]
 
 
-def data_parallel(world, steps, *, l2=False, divide=True, missing=False, local=None, only=None):
+def data_parallel(world, missing, *, l2=False, divide=True, local=None, only=None):
     """Parameters after each step, by torch's own optimizer on whole tensors; the keywords are misunderstandings.
 
-    local: divisor; every owner uses its own gradients.   only: a slice; what is outside it stays as it was.
+    missing: as in `sharded_on_a_rank`.   local: divisor; every owner uses its own gradients.
+    only: a slice; what is outside it stays as it was.
     """
     params, after, size = [nn.Parameter(value) for value in tensors_of(0)], [], -(-size_of(TENSORS) // world)
     optimizer = (torch.optim.Adam if l2 else torch.optim.AdamW)(params, lr=LR, weight_decay=DECAY)
-    for step in range(steps):
+    for step, number in enumerate(missing):
         of_ranks = [gradients_of(rank, step) for rank in range(world)]
-        if missing:
-            of_ranks[-1][-1].zero_()
+        for gradient in of_ranks[-1][len(TENSORS) - number:]:
+            gradient.zero_()
         rows = torch.stack([row_of(tensors) for tensors in of_ranks])
         row = rows.sum(0) / (world if divide else 1)
         if local:
@@ -135,12 +137,18 @@ def gpt_on_a_rank(answer, steps=3):
                     "zerocourse.comm:Comm.all_gather", "torch.distributed.optim:ZeroRedundancyOptimizer.__init__"),
           timeout=10)
 def sharded_adamw(lab: Lab):
+    seen = {}
     for world in (2, 3):
-        _judge_sharded(lab, lab.run(sharded_on_a_rank, 3, False, world=world), world)
-    found, right = lab.run(sharded_on_a_rank, 1, True, world=2), data_parallel(2, 1, missing=True)
-    if not all(near(a, b) for seen in found for a, b in zip(seen["after"][0], right[0], strict=True)):
-        lab.wrong("rank 1 has no gradient for the last parameter and rank 0 has one: afterwards its values are not "
-                  "right. No gradient counts as zeros, and the average is still over all ranks.")
+        seen[world] = lab.run(sharded_on_a_rank, ALL_THERE, world=world)
+        _judge_values(lab, seen[world], world)
+    for world in (3, 2):  # on two ranks a row of gradients takes as many bytes as both averages of a slice
+        _judge_memory(lab, seen[world], world)
+    missing = [1, len(TENSORS)]
+    found, right = lab.run(sharded_on_a_rank, missing, world=2), data_parallel(2, missing)
+    for step, what in enumerate(("for the last parameter and rank 0 has one", "at all and rank 0 has them")):
+        if not all(near(a, b) for each in found for a, b in zip(each["after"][step], right[step], strict=True)):
+            lab.wrong(f"rank 1 has no gradient {what}: afterwards the parameters are not right. No gradient counts as "
+                      "zeros, and the average is still over all ranks.")
     for world in (2, 3):
         for rank, (mine, own) in enumerate(lab.run(gpt_on_a_rank, world=world)):
             if not all(abs(a - b) < hearts.CLOSE for a, b in zip(mine, own, strict=True)):
@@ -149,7 +157,7 @@ def sharded_adamw(lab: Lab):
     return "no package, and GPT-2 trains as in data parallel, with 1/N of the states on each rank."
 
 
-def _judge_sharded(lab, found, world):
+def _judge_values(lab, found, world):
     numel, size = size_of(TENSORS), -(-size_of(TENSORS) // world)
     case = f"{numel} parameters on {world} ranks"
     for rank, seen in enumerate(found):
@@ -173,10 +181,11 @@ def _judge_sharded(lab, found, world):
          {"l2": True}),
         (local, {"local": 1}), (local, {"local": world}),
     ]
-    right = data_parallel(world, 3)
+    right = data_parallel(world, ALL_THERE)
     for rank, seen in enumerate(found):
         def like(**how):
-            return all(near(a, b) for got, want in zip(seen["after"], data_parallel(world, 3, **how), strict=True)
+            rows = data_parallel(world, ALL_THERE, **how)
+            return all(near(a, b) for got, want in zip(seen["after"], rows, strict=True)
                        for a, b in zip(got, want, strict=True))
 
         if like():
@@ -191,10 +200,16 @@ def _judge_sharded(lab, found, world):
         number = next(i for i, (a, b) in enumerate(pairs) if not abs(a - b) <= 1e-5 * max(1, abs(b)))
         lab.wrong(f"{case}: after step {step + 1} parameter number {number} of the row is {pairs[number][0]:.4f} on "
                   f"rank {rank}, and {pairs[number][1]:.4f} is right. {why}".rstrip())
+
+
+def _judge_memory(lab, found, world):
+    numel, size = size_of(TENSORS), -(-size_of(TENSORS) // world)
+    case = f"{numel} parameters on {world} ranks"
     for rank, seen in enumerate(found):
         held = sum(seen["storages"])
         if held != 8 * size:
-            whole = held >= 8 * numel and sum(nbytes >= 4 * numel for nbytes in seen["storages"]) != 1
+            of_slice = 8 * size in seen["storages"] or seen["storages"].count(4 * size) > 1
+            whole = held >= 8 * numel and not of_slice
             why = "You kept the averages of the whole row: a rank needs those of its slice." if whole else \
                 "Only the two averages of the slice are kept: a row of gradients, or another copy, must not stay."
             lab.wrong(f"{case}: the values are right, but between two steps rank {rank} keeps {held} bytes beside the "

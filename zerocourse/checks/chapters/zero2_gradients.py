@@ -20,6 +20,7 @@ CASES = {  # rank -> the parameters that it uses, in the order of its forward
     "parameter 5 is unused on rank 1": lambda rank: range(5 if rank == 1 else 6),
     "parameter 3 is unused everywhere": lambda rank: [0, 1, 2, 4, 5],
     "rank 1 uses the parameters in another order": lambda rank: [5, 4, 3, 2, 1, 0] if rank == 1 else range(6),
+    "rank 1 uses no parameter at all": lambda rank: [] if rank == 1 else range(6),
 }
 
 
@@ -48,8 +49,10 @@ def bucketed_on_a_rank(answer, case, micros):
         comm.calls, comm.phase, total = [], "backward", torch.zeros(())
         for index in uses(comm.rank):
             total = total + (params[index] * slope(index, comm.rank, micro)).sum()
-        with same_calls("a bucket with unused parameters leaves too, with zeros, at the latest in finish()"):
-            total.backward()
+        with same_calls("a bucket with unused parameters leaves too, with zeros, at the latest in finish(), also on a "
+                        "rank on which no gradient came at all"):
+            if total.requires_grad:
+                total.backward()
             comm.phase = "finish"
             calling(answer, gradients.finish)
         forgotten = comm.wait_for_forgotten()

@@ -44,6 +44,7 @@ def dropped_on_a_rank(answer):
             with same_calls():
                 handle = answer(flat, comm)
                 returned, kind, under_way = isinstance(handle, Handle), type(handle).__name__, flat.grad is None
+                waited = returned and handle.row is None  # it lets go of its row when it is complete
                 if returned:
                     handle.wait()
             started, forgotten = bool(comm.calls), comm.wait_for_forgotten()
@@ -51,7 +52,7 @@ def dropped_on_a_rank(answer):
             gc.collect()
             shard = flat.grad_shard
             of_flat.append({"returned": returned, "kind": kind, "under_way": under_way, "before": before,
-                            "started": started, "forgotten": forgotten, "alive": alive() is not None,
+                            "waited": waited, "started": started, "forgotten": forgotten, "alive": alive() is not None,
                             "bucket": flat.grad is not None, "dropped": bool(dropped), "sent": dict(comm.elements),
                             "shard": shard.clone() if torch.is_tensor(shard) else None,
                             "holds": shard.untyped_storage().nbytes() - 4 * own if torch.is_tensor(shard) else 0})
@@ -129,6 +130,10 @@ def _judge_drop(lab, found, numel, world):
             lab.wrong(f"{case}: the values are right, but while the reduction of rank {rank} was under way the bucket "
                       "was still `flat.grad`: the next gradients would be added to what is being sent. Drop it before "
                       "you return.")
+        if seen["waited"]:
+            lab.wrong(f"{case}: the values are right, but rank {rank} had waited for the sum before it returned the "
+                      "handle. The backward stands still meanwhile: return the handle at once, and let the stage wait "
+                      "for it.")
         if not seen["dropped"]:
             lab.wrong(f"{case}: rank {rank} set `flat.grad` to None by hand. The row still takes its places for "
                       "filled, and adds the next gradients to whatever the new memory holds: flat.drop_bucket() clears "
