@@ -186,7 +186,7 @@ def test_adamw_refuses_what_it_cannot_walk_through(interpreter):
 
 
 def sharded_losses(fused):
-    import zerocourse.zero
+    import zerocourse
     from zerocourse.model import build_model
 
     torch.manual_seed(0)
@@ -196,7 +196,7 @@ def sharded_losses(fused):
         optimizer = FusedAdamW(model.parameters(), **SETTINGS)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True, **SETTINGS)
-    model, optimizer = zerocourse.zero.shard(model, optimizer, stage=3)
+    model, optimizer = zerocourse.shard(model, optimizer, stage=3)
     torch.manual_seed(torch.distributed.get_rank())
     losses = []
     for _ in range(3):

@@ -31,7 +31,7 @@ from .sharding import shard
 from .zero.flat import Flat
 
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
-SEQUENCES = 4  # a rank and step, of block_size tokens
+SEQUENCES = 12  # a rank and step, of block_size tokens: so many that the cores compute, and are not busy sending bytes
 QUIET = 0.1  # of the cores' time, used by others, at most
 
 
@@ -75,7 +75,7 @@ def over_limited_link(rounds: int = 5, ratio: float = 1.0, patience: float = 30,
     """Two nodes of one rank on a link whose rate makes M about `ratio` × C; see `summary` for what is returned.
 
     rounds: as many quiet ones, and after `patience` seconds as many of any kind.
-    prefetch, in_flight: what `zero.shard` is told in the steps with overlap. With a prefetch of 1 the link may have
+    prefetch, in_flight: what `shard` is told in the steps with overlap. With a prefetch of 1 the link may have
     nothing to do from the end of a gather to the next block; with 2 it has, which evens out blocks and ranks.
     `events`: what happened in the last step without and with overlap, by rank (see `events.Event`).
     Raises BadInput where there can be no limited link.
