@@ -1,6 +1,7 @@
 """What the tests share: quiet processes, a limit on each test, and ranks that are kept alive."""
 
 import os
+import signal
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: several ranks share a core
@@ -11,6 +12,7 @@ import torch
 from zerocourse.ranks import Ranks
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script is told to ignore it
 
 LIMIT_SECONDS = 120  # for a test that names none
 

@@ -425,7 +425,7 @@ print(before, loopback_bytes() - before)
 """
     done = subprocess.run([*PRIVATE, sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     before, sent = map(int, done.stdout.split())
-    assert before == 0 and 10**7 < sent < 1.01 * 10**7
+    assert before == 0 and 10**7 < sent < 1.03 * 10**7  # headers, and on a busy machine a segment sent twice
 
 
 def test_memory_that_is_available_is_known_on_linux():

@@ -28,6 +28,7 @@ from .processes.parent import owner
 DEVICE = "cable0"  # the name of the interface in either namespace
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen in the two namespaces only, so every link can use the same
 PORT = 29400
+CAUSE_SECONDS = 3.0  # that a node which failed waits for the other, whose failure may be the cause
 BURST_BYTES = 128 << 10  # sent at once after a pause: above the 64 KiB of the largest packet, below a millisecond or so
 QUEUE_BYTES = 4 << 20  # may wait in the bucket before packets are dropped
 NAMESPACES = Path("/run/netns")
@@ -60,8 +61,10 @@ class Link:
             nodes = [threads.submit(on_node, node) for node in range(2)]
             try:
                 ended, _ = wait(nodes, return_when="FIRST_EXCEPTION")
-                for node in ended:
-                    node.result()
+                if any(node.exception() for node in ended):
+                    # A rank that fails hangs up, and its peer's node may be quicker to say so than its own.
+                    ended, _ = wait(nodes, timeout=CAUSE_SECONDS)
+                    raise min((node.exception() for node in ended if node.exception()), key=is_a_peers)
                 return [node.result() for node in nodes]
             except BaseException:
                 self.end_processes()  # the other node may wait for ever; its launch returns when its torchrun is gone
@@ -111,6 +114,11 @@ def limited_link(rate_mbit: float | None) -> Iterator[Link]:
         yield link
     finally:
         _remove(link.namespaces)
+
+
+def is_a_peers(error: BaseException) -> bool:
+    """Does the error only say that the other side has hung up?"""
+    return getattr(error, "kind", "") == "CollectiveError" or "closed by peer" in str(error) or "reset by peer" in str(error)
 
 
 def why_not() -> str | None:
