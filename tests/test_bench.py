@@ -413,19 +413,23 @@ import socket, sys, threading
 sys.path.insert(0, {str(ROOT)!r})
 from zerocourse.bench.meters import bring_loopback_up, loopback_bytes
 bring_loopback_up()
-before = loopback_bytes()
+first = loopback_bytes()
 server = socket.create_server(("127.0.0.1", 0))
 def drain():
     peer = server.accept()[0]
     while peer.recv(1 << 20): pass
-reader = threading.Thread(target=drain); reader.start()
-with socket.create_connection(server.getsockname()) as sender: sender.sendall(bytes(10**7))
-reader.join()
-print(before, loopback_bytes() - before)
+counts = []
+for _ in range(3):  # on a busy machine TCP now and then sends a segment twice: the smallest count is the program's
+    before = loopback_bytes()
+    reader = threading.Thread(target=drain); reader.start()
+    with socket.create_connection(server.getsockname()) as sender: sender.sendall(bytes(10**7))
+    reader.join()
+    counts.append(loopback_bytes() - before)
+print(first, min(counts))
 """
     done = subprocess.run([*PRIVATE, sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     before, sent = map(int, done.stdout.split())
-    assert before == 0 and 10**7 < sent < 1.03 * 10**7  # headers, and on a busy machine a segment sent twice
+    assert before == 0 and 10**7 < sent < 1.01 * 10**7
 
 
 def test_memory_that_is_available_is_known_on_linux():

@@ -12,7 +12,8 @@ __version__ = "0.1.0"
 
 # Where each public name lives. It is imported when it is asked for: the formulas need no torch, and torch takes seconds.
 _HOME = {
-    "initialize": "engine", "Engine": "engine", "shard": "sharding", "state_dict": "consolidate", "load_state_dict": "consolidate",
+    "initialize": "engine", "Engine": "engine",
+    "shard": "sharding", "state_dict": "consolidate", "load_state_dict": "consolidate",
     "blueprint": "meta", "materialize_model": "meta", "Ledger": "ledger", "Comm": "comm",
     "Ranks": "ranks", "load_ipython_extension": "magics",
 }

@@ -177,12 +177,13 @@ class Comm:
         if self.peers:
             leave([self._notes], [self.group], reason)
 
+    # -- how it is done -----------------------------------------------------------------------------------------------
+
     def _is_open(self) -> bool:
+        """Is its process group still there?"""
         with suppress(ValueError, KeyError):
             return bool(dist.get_process_group_ranks(self._pg()))
         return False
-
-    # -- how it is done -----------------------------------------------------------------------------------------------
 
     def _nccl(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and "nccl" in self.backends

@@ -72,7 +72,7 @@ def table(plan, modes: dict[str, list[dict]], wanted: dict[str, dict], verdict: 
                          + f"{got['losses'][-1]:11.6f}{got['step_seconds'] * 1e3:9.0f}")
         lines.append(f"{'':8}{'formula':9}" + "".join(f"{gb(wanted[mode][f'{name}_bytes']):>11}" for name in columns))
     wrong = [check for check in verdict if not check.ok]
-    lines += ["", f"{len(verdict) - len(wrong)} of {len(verdict)} checks hold: bytes to the last one, peaks within 20 %, "
+    lines += ["", f"{len(verdict) - len(wrong)} of {len(verdict)} checks hold: bytes to the last one, peaks within 10 %, "
               "losses equal one process's"]
     lines += [f"  WRONG {check.mode}, {check.what}: {check.detail}" for check in wrong]
     return "\n".join(lines)
