@@ -4,6 +4,7 @@ import copy
 import hashlib
 import itertools
 import math
+import random
 import zlib
 
 import torch
@@ -101,6 +102,21 @@ def all_or_nothing(model):
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     on_meta = any(p.is_meta for p in model.parameters())
     return {"parameters": params, "buffers": buffers, "now": 0 if on_meta else params + buffers}
+
+
+@wrong("2.1", "decided once for the whole model")
+def real_if_no_parameter_is_planned(model):
+    result, devices = {"parameters": 0, "buffers": 0, "now": 0}, set()
+    for p in model.parameters():
+        result["parameters"] += p.numel() * p.itemsize
+        devices.add(p.device.type)
+    for b in model.buffers():
+        result["buffers"] += b.numel() * b.itemsize
+        if b.device.type != "meta":
+            result["now"] += b.numel() * b.itemsize
+    if "meta" not in devices:
+        result["now"] += result["parameters"]
+    return result
 
 
 # 2.2 ----------------------------------------------------------------------------------------------------------------
@@ -343,6 +359,13 @@ def init_uniform(name, shape, seed):
     return torch.empty(shape).uniform_(-bound, bound, generator=source)
 
 
+@wrong("2.4", "evenly between -0.02 and 0.02")
+def one_by_one_from_python(name, shape, seed):
+    source = random.Random(f"{seed}:{name}")
+    values = [source.uniform(-0.02, 0.02) for _ in range(math.prod(shape))]
+    return torch.tensor(values).reshape(shape)
+
+
 # 2.5 ----------------------------------------------------------------------------------------------------------------
 
 def _drawn(model, seed):
@@ -479,6 +502,25 @@ def seeded_before_the_loop(model, rank, world_size, seed):
                 done[names[id(p)]] = _share(module._parameters[key].detach().view(-1), rank, world_size)
                 module._parameters[key] = p
     return done
+
+
+@wrong("2.5", "state in which torch's generator was before")
+def seeds_a_generator_of_its_own(model, rank, world_size, seed):
+    names, found = {p: name for name, p in model.named_parameters()}, {}
+    with torch.random.fork_rng(devices=[]):
+        for prefix, module in model.named_modules():
+            todo = [(key, p) for key, p in module.named_parameters(recurse=False) if names[p] not in found]
+            if not todo:
+                continue
+            source = torch.Generator()
+            source.manual_seed(zlib.crc32(f"{seed}:{prefix}".encode()))
+            for key, p in todo:
+                setattr(module, key, nn.Parameter(torch.empty_like(p, device="cpu")))
+            module.reset_parameters()
+            for key, p in todo:
+                found[names[p]] = _share(getattr(module, key).detach().flatten(), rank, world_size)
+                setattr(module, key, p)
+    return found
 
 
 @wrong("2.5", "You seeded every module alike")

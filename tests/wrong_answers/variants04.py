@@ -3,11 +3,17 @@
 import functools
 import itertools
 from collections import Counter, deque
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from wrong_answers import wrong
+
+from zerocourse.classics.word_count import word_count
+from zerocourse.comm import Comm
+from zerocourse.rankmap import Layout
+from zerocourse.zero.ddp import all_reduce
 
 
 # 4.1 ----------------------------------------------------------------------------------------------------------------
@@ -150,6 +156,19 @@ def gathered_on_the_first(model):
             dist.gather(p.grad, dst=0)
 
 
+@wrong("4.2", "write it yourself")
+def stage_0_of_the_package(model):
+    comm, grads = Comm(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    layout = Layout.build({name: tuple(grad.shape) for name, grad in grads.items()}, comm.world_size)
+    row = torch.zeros(layout.padded)
+    for name, grad in grads.items():
+        row[layout.place(name)] = grad.flatten() / comm.world_size
+    bucket = SimpleNamespace(name="gradients", grad=row, layout=layout, own=slice(None))
+    all_reduce(bucket, comm).wait()
+    for name, grad in grads.items():
+        grad.copy_(bucket.grad_shard[layout.place(name)].view_as(grad))
+
+
 # 4.3 ----------------------------------------------------------------------------------------------------------------
 
 def _sorted_out(text, owner):
@@ -225,6 +244,15 @@ def from_the_others(text, owner, exchange):
     arrived = exchange(_sorted_out(text, owner))
     arrived.pop(dist.get_rank())
     return dict(sum((Counter(parcel) for parcel in arrived), Counter()))
+
+
+@wrong("4.3", "write it yourself")
+def sends_the_packages_totals_on(text, owner, exchange):
+    totals, _ = word_count(text)
+    parcels = [{} for _ in range(dist.get_world_size())]
+    for word, times in totals.items():
+        parcels[owner(word)][word] = times
+    return {word: times for parcel in exchange(parcels) for word, times in parcel.items()}
 
 
 # 4.4 ----------------------------------------------------------------------------------------------------------------
@@ -776,3 +804,32 @@ class FlattensNone(_Queue):
         bucket.row = torch.cat(grads)
         bucket.work = dist.all_reduce(bucket.row, async_op=True)
         self.flying.append(bucket)
+
+
+@wrong("4.7", "the trainable parameters alone")
+class BroadcastsItsBuckets(_Queue):
+    def begin_alike(self, model):
+        for bucket in self.plan(model, self.limit):
+            row = nn.utils.parameters_to_vector(bucket.params).detach()
+            dist.broadcast(row, src=0)
+            nn.utils.vector_to_parameters(row, bucket.params)
+
+
+@wrong("4.7", "What arrived with `sync = False` does not count")
+class ReadyWhenItHasAGrad(_Queue):
+    def gradient_is_there(self, p):
+        while self.sync and self.queue and all(q.grad is not None for q in self.queue[0].params):
+            self.launch(self.queue.popleft())
+
+
+@wrong("4.7", "`finish` has to forget it")
+class CountsForEver(_Queue):
+    def plan(self, model, limit):
+        self.arrived = Counter()
+        return super().plan(model, limit)
+
+    def gradient_is_there(self, p):
+        if self.sync:
+            self.arrived.update(bucket for bucket in self.buckets if any(q is p for q in bucket.params))
+            while self.queue and self.arrived[self.queue[0]] >= len(self.queue[0].params):
+                self.launch(self.queue.popleft())

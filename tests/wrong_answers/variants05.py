@@ -1,5 +1,6 @@
 """Wrong answers of chapter 05, the same mistakes by another hand."""
 
+import contextlib
 import itertools
 
 import torch
@@ -361,6 +362,16 @@ def returns_the_handles(flats, comm, optimizer_step):
     return [handle.wait() for handle in handles]
 
 
+@wrong("5.5", "fp32 master weights")
+def gathers_as_soon_as_it_has_stepped(flats, comm, optimizer_step):
+    with contextlib.ExitStack() as under_way:
+        result = optimizer_step()
+        for flat in flats:
+            handle = comm.all_gather(flat.full, flat.layout, flat.name)
+            under_way.callback(handle.wait)
+    return result
+
+
 # 5.6 ----------------------------------------------------------------------------------------------------------------
 
 class _ByHand:
@@ -521,3 +532,19 @@ class NothingToDoHere(_ByHand):
         if not any(p.grad is not None for p in itertools.chain(self.params)):
             return
         super().step()
+
+
+@wrong("5.6", "never brought the gradients of the ranks together")
+class DividesWhatItHas(_ByHand):
+    """Every rank steps torch's AdamW on its slice, with a gradient of its own; only parameters travel."""
+
+    def slots(self):
+        self.piece = torch.nn.Parameter(self.mine(self.row))
+        self.inner = torch.optim.AdamW([self.piece], lr=self.lr, weight_decay=self.decay)
+
+    def step(self):
+        self.piece.grad = self.mine(self.collected()).clone() / dist.get_world_size()
+        self.clear()
+        self.inner.step()
+        self.piece.grad = None
+        self.fetch()

@@ -1,5 +1,6 @@
 """Wrong answers of chapter 07, the same mistakes by another hand."""
 
+from collections import deque
 from itertools import accumulate
 
 import torch
@@ -7,6 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from wrong_answers import wrong
+
+from zerocourse.zero import stage3
 
 # 7.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -287,6 +290,64 @@ def reduce_at_the_end_of_a_block(blocks, prefetch):
     return log.lines
 
 
+@wrong("7.3", "counted the block itself")
+def so_many_are_held(blocks, prefetch):
+    lines = []
+    for words, order in (("forward", "reshard"), blocks), (("backward", "reduce", "reshard"), blocks[::-1]):
+        waiting, held = deque(order), set()
+        for name in order:
+            while waiting and (not held or len(held) < prefetch):
+                held.add(waiting[0])
+                lines.append("unshard " + waiting.popleft())
+            lines += [f"{word} {name}" for word in words]
+            held.remove(name)
+    return lines
+
+
+@wrong("7.3", "at the beginning: then a rank holds")
+def the_model_comes_first(blocks, prefetch):
+    lines, there = [f"unshard {name}" for name in blocks], dict.fromkeys(blocks)
+    for verb, order in (("forward", blocks), ("backward", blocks[::-1])):
+        for i, name in enumerate(order):
+            missing = [other for other in order[i:i + 1 + prefetch] if other not in there]
+            there.update(dict.fromkeys(missing))
+            lines += [f"unshard {other}" for other in missing]
+            lines.append(f"{verb} {name}")
+            if verb == "backward":
+                lines.append(f"reduce {name}")
+            lines.append(f"reshard {name}")
+            del there[name]
+    return lines
+
+
+@wrong("7.3", "did not reshard after the forward")
+def reshard_is_for_the_backward(blocks, prefetch):
+    def one_pass(order, *verbs):
+        gathered = 0
+        for i, name in enumerate(order):
+            for other in order[gathered:i + prefetch + 1]:
+                yield f"unshard {other}"
+            gathered = i + prefetch + 1
+            for verb in verbs:
+                yield f"{verb} {name}"
+
+    return [*one_pass(blocks, "forward"), *one_pass(blocks[::-1], "backward", "reduce", "reshard")]
+
+
+@wrong("7.3", "You never reduced")
+def backward_like_the_forward(blocks, prefetch):
+    lines, there, there_and_back = [], [], {"forward": range(len(blocks)), "backward": range(len(blocks))[::-1]}
+    for verb, numbers in there_and_back.items():
+        for at, i in enumerate(numbers):
+            for j in numbers[at:at + prefetch + 1]:
+                if j not in there:
+                    there.append(j)
+                    lines.append(f"unshard {blocks[j]}")
+            lines += [f"{verb} {blocks[i]}", f"reshard {blocks[i]}"]
+            there.remove(i)
+    return lines
+
+
 # 7.4 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("7.4", "a view that was taken before keeps the old one")
@@ -420,6 +481,93 @@ class ReturnsTheFlats:
     def step(flats, comm, optimizer_step):
         optimizer_step()
         return [flat.publish_shard() for flat in flats][:0] or None
+
+
+@wrong("7.5", "`flat.memory.take()` comes first")
+class TakenWhileItTravels:
+    def unshard(flat, comm):
+        flat.full[flat.own].copy_(flat.shard)
+        handle = comm.all_gather(flat.full, flat.layout, flat.name)
+        flat.memory.take()
+        return handle
+
+
+@wrong("7.5", "The computation stands still")
+class WaitsInOneLine:
+    def unshard(flat, comm):
+        flat.memory.take()
+        flat.full[flat.own] = flat.shard
+        return comm.all_gather(flat.full, flat.layout, flat.name).wait()
+
+
+@wrong("7.5", "is a view of `flat.full`")
+class ShardMovesIn:
+    def unshard(flat, comm):
+        flat.memory.take()
+        place = flat.full[flat.own]
+        place.copy_(flat.shard)
+        flat.shard.data = place
+        return comm.all_gather(flat.full, flat.layout, flat.name)
+
+
+@wrong("7.5", "no `comm.all_gather` was called")
+class OwnSliceEverywhere:
+    def unshard(flat, comm):
+        flat.memory.take()
+        flat.full.copy_(flat.shard.repeat(flat.full.numel() // flat.shard.numel()))
+
+
+@wrong("7.5", "must call the same collectives")
+class TheFirstHasItInPlace:
+    def unshard(flat, comm):
+        flat.memory.take()
+        flat.full[flat.own].copy_(flat.shard)
+        return comm.all_gather(flat.full, flat.layout, flat.name) if flat.own.start > 0 else None
+
+
+@wrong("7.5", "pointed the parameters at other memory")
+class ParametersReadAsNan:
+    def reshard(flat):
+        for param in flat.params.values():
+            nothing = param.new_full((), float("nan"), requires_grad=False)
+            param.data = nothing.expand(param.shape)
+
+
+@wrong("7.5", "let the name `flat.full` stand for another tensor")
+class KeepsItsPart:
+    def reshard(flat):
+        mine = flat.full[flat.own].clone()
+        flat.full = mine
+
+
+@wrong("7.5", "the memory of `flat.shard` is gone too")
+class NothingIsLeft:
+    def reshard(flat):
+        flat.memory.free()
+        flat.shard.data = flat.shard.new_empty(0)
+
+
+@wrong("7.5", "elements by all_gather in a step")
+class EmbeddingsStay:
+    def reshard(flat):
+        if not any("wte" in name or "wpe" in name for name in flat.params):
+            flat.memory.free()
+
+
+@wrong("7.5", "with `flat.memory`, on every rank")
+class TheFirstRankKeepsTheModel:
+    def reshard(flat):
+        if flat.own.start:
+            flat.memory.free()
+
+
+@wrong("7.5", "write it yourself")
+class AsInTheChapter:
+    def unshard(flat, comm):
+        return stage3.unshard(flat, comm)
+
+    def reshard(flat):
+        stage3.reshard(flat)
 
 
 # 7.6 ----------------------------------------------------------------------------------------------------------------
@@ -564,6 +712,56 @@ def module_backward_hook(block, unshard, reshard, reduce):
             pass
     watch = Watch(block, unshard, reshard, reduce)
     block.register_full_backward_hook(lambda module, inputs, outputs: _Watch.last(watch))
+
+
+@wrong("7.6", "4 times: once")
+def one_reduction_for_each(block, unshard, reshard, reduce):
+    class Watch(_Watch):
+        def last(self):
+            for _ in block.parameters():
+                self.reduce()
+            self.reshard()
+    Watch(block, unshard, reshard, reduce)
+
+
+@wrong("7.6", "`unshard` came after that")
+def two_forward_hooks(block, unshard, reshard, reduce):
+    def when_it_computes(module, inputs, output):
+        unshard()
+
+    def when_it_computed(module, inputs, output):
+        reshard()
+        if output.requires_grad:
+            output.register_hook(lambda gradient: unshard())
+
+    def ready(param):
+        if all(each.grad is not None for each in block.parameters()):
+            reduce()
+            reshard()
+
+    for hook in when_it_computes, when_it_computed:
+        block.register_forward_hook(hook)
+    for param in block.parameters():
+        param.register_post_accumulate_grad_hook(ready)
+
+
+@wrong("7.6", "weights must be there before")
+def any_gradient_begins_it(block, unshard, reshard, reduce):
+    class Watch(_Watch):
+        def end(self, block, inputs, output):
+            self.reshard()
+    watch = Watch(block, unshard, reshard, reduce)
+    torch.autograd.graph.register_multi_grad_hook(list(block.parameters()), watch.back, mode="any")
+
+
+@wrong("7.6", "`reduce` was never called")
+def not_in_an_evaluation(block, unshard, reshard, reduce):
+    class Watch(_Watch):
+        def last(self):
+            if torch.is_grad_enabled():
+                self.reduce()
+            self.reshard()
+    Watch(block, unshard, reshard, reduce)
 
 
 # 7.7 ----------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Wrong answers of chapter 08, the same mistakes by another hand."""
 
 from collections import deque
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from wrong_answers import wrong
 
@@ -390,6 +390,20 @@ def begins_with_the_second(x, layers, parameters, depth):
     return x
 
 
+@wrong("8.5", "was never called")
+def takes_the_rows_as_they_are(x, layers, parameters, depth):
+    ahead = iter(range(len(layers)))
+    for i in islice(ahead, depth + 1):
+        parameters.gather(i)
+    for i, layer in enumerate(layers):
+        row = parameters.rows[i][0]
+        x = layer(x, row[:16].unflatten(0, (4, 4)))
+        parameters.free(i)
+        for later in islice(ahead, 1):
+            parameters.gather(later)
+    return x
+
+
 # 8.6 ----------------------------------------------------------------------------------------------------------------
 
 def _run(blocks, prefetch, bucket_bytes, rate, *, places=None, horizon=None, waits=True, one_lane=True, last=True,
@@ -490,3 +504,11 @@ def waits_for_its_reduction(blocks, prefetch, bucket_bytes, rate):
 @wrong("8.6", "the bucket comes first")
 def gathers_before_the_bucket(blocks, prefetch, bucket_bytes, rate):
     return _run(blocks, prefetch, bucket_bytes, rate, bucket_late=True)
+
+
+@wrong("8.6", "a list of events (what, block, start, end) is wanted")
+def lane_by_lane(blocks, prefetch, bucket_bytes, rate):
+    lanes = {"compute": [], "link": []}
+    for event in _run(blocks, prefetch, bucket_bytes, rate):
+        lanes["link" if event[0] in ("gather", "reduce") else "compute"].append(event)
+    return lanes

@@ -18,7 +18,8 @@ from .verdict import NotDone, Wrong
 from .words import call_text, ended
 
 START_SECONDS = 120  # for ranks that are not there yet, on a busy machine
-Mistake = tuple[str, Callable]  # a sentence to the learner, and what somebody who makes this mistake would return
+# A sentence to the learner, and what somebody who makes this mistake would return: one function for each way to make it.
+Mistake = tuple[str, *tuple[Callable, ...]]
 
 
 @functools.cache
@@ -132,7 +133,7 @@ class Lab:
 def explanation(cases: list[tuple], got: list, bad: list[int], mistakes: Iterable[Mistake],
                 close: float = CLOSE) -> str:
     """The sentence of the mistake that explains all of `got`, else of one that explains all that is wrong in it."""
-    told = [(sentence, [_outcome(fn, case) for case in cases]) for sentence, fn in mistakes]
+    told = [(sentence, [_outcome(fn, case) for case in cases]) for sentence, *forms in mistakes for fn in forms]
     for among in (range(len(cases)), bad):
         for sentence, values in told:
             if all(same(got[i], values[i], exact=False, close=close) for i in among):

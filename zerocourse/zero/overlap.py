@@ -18,13 +18,14 @@ class Prefetcher:
         self._last: dict[str, list[Unit]] = {"forward": [], "backward": []}
         self._now: dict[str, list[Unit]] = {"forward": [], "backward": []}
 
-    def start(self, kind: str) -> None:
-        """A new pass begins; what was recorded becomes the prediction."""
+    def start(self, kind: str) -> list[Unit]:
+        """A new pass begins; what was recorded becomes the prediction. Returns the units to gather first."""
         if self._now[kind]:
             self._last[kind] = self._now[kind]
         elif kind == "backward" and not self._last[kind]:
             self._last[kind] = self._now["forward"][:1] + self._now["forward"][:0:-1]
         self._now[kind] = []
+        return self._last[kind][: 1 + self.depth] if self.depth else []
 
     def next_after(self, unit: Unit, kind: str) -> list[Unit]:
         """Note that `unit` computes now, and return the units expected next, nearest first."""

@@ -86,9 +86,8 @@ class Stage3(Stage2):
             return
         if kind == "forward" and unit is self.root:
             self.prefetcher.start("forward")
-        self.start_gather(unit)
-        for ahead in self.prefetcher.next_after(unit, kind):
-            self.start_gather(ahead)
+        for each in [unit, *self.prefetcher.next_after(unit, kind)]:
+            self.start_gather(each)
         self.gather(unit)
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
@@ -106,10 +105,11 @@ class Stage3(Stage2):
 
     def begin_backward(self) -> None:
         super().begin_backward()
-        self.prefetcher.start("backward")
-        for unit in self.units:
-            if unit.external or unit is self.root:
-                self.gather(unit)
+        lasting = [unit for unit in self.units if unit.external or unit is self.root]
+        for unit in [*lasting, *self.prefetcher.start("backward")]:
+            self.start_gather(unit)
+        for unit in lasting:
+            self.gather(unit)
 
     def is_full(self, unit: Unit, flat: Flat) -> bool:
         """While units gather for their backward, a reduction waits for its unit's end, to come at the same point of this

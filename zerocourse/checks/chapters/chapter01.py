@@ -100,7 +100,9 @@ def state_bytes(lab: Lab):
          lambda params, stage, ranks: states(params, stage, ranks, share=params // ranks)),
         ("You rounded the bytes: it is the parameters that are shared out, so round a rank's share of them up to a "
          "whole number first, and then multiply by bytes.",
-         lambda params, stage, ranks: per_parameter(stage)[0] * params + -(-per_parameter(stage)[1] * params // ranks)),
+         lambda params, stage, ranks: per_parameter(stage)[0] * params + -(-per_parameter(stage)[1] * params // ranks),
+         lambda params, stage, ranks: sum(-(-size * params // ranks) if stage >= first else size * params
+                                          for size, first in ((2, 3), (2, 2), (12, 1)))),
     ])
     return "the paper's 120, 31.4, 16.6 and 1.88 GB, and shares that do not divide evenly."
 
@@ -122,6 +124,11 @@ def by_formula(card_bytes, stage, ranks):
     return card_bytes * ranks // (whole * ranks + shared)
 
 
+def at_stage(other):
+    """What fits at another stage, by the formula and with shares that are whole numbers."""
+    return [lambda card, stage, ranks, fits=fits: fits(card, other(stage), ranks) for fits in (by_formula, largest)]
+
+
 @exercise("1.3", "The largest model", minutes=20, difficulty=2, answer="largest_model", own=memory.largest_params,
           replaces=FORMULAS, sample=lambda random: (random.randint(16, 10**random.randint(2, 12)), random.randint(0, 3),
                                                     random.randint(1, 100)))
@@ -130,7 +137,8 @@ def largest_model(lab: Lab):
             for ranks in (1, 2, 8)]
     lab.compare(even, largest, [
         ("You divided all 16 bytes among the ranks at every stage: that is stage 3; below it a part of each parameter "
-         "stays whole on every rank.", lambda card, stage, ranks: card * ranks // 16),
+         "stays whole on every rank.", lambda card, stage, ranks: card * ranks // 16,
+         lambda card, stage, ranks: card // 16 * ranks),
         ("You took one rank's card for the whole: with more ranks more fits, since they share the load.",
          lambda card, stage, ranks: card // 16),
         ("You multiplied what fits on one card by the number of ranks at every stage but 0: only what is shared out "
@@ -138,9 +146,9 @@ def largest_model(lab: Lab):
         ("You divided the whole part by the ranks and left the shared part whole: it is the other way round.",
          lambda card, stage, ranks: card * ranks // (per_parameter(stage)[1] * ranks + per_parameter(stage)[0])),
         ("You are one stage too far: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the gradient, "
-         "stage 3 all 16.", lambda card, stage, ranks: by_formula(card, min(stage + 1, 3), ranks)),
+         "stage 3 all 16.", *at_stage(lambda stage: min(stage + 1, 3))),
         ("You are one stage behind: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the gradient, "
-         "stage 3 all 16.", lambda card, stage, ranks: by_formula(card, max(stage - 1, 0), ranks)),
+         "stage 3 all 16.", *at_stage(lambda stage: max(stage - 1, 0))),
         ("You stopped one short: a model that fills the card to the last byte fits.",
          lambda card, stage, ranks: largest(card - 1, stage, ranks)),
         ("You are off by one: one parameter more fits.", lambda card, stage, ranks: largest(card, stage, ranks) - 1),
@@ -219,9 +227,9 @@ def step_traffic(lab: Lab):
     ], exact=False)
     ragged = [(1601, stage, 4, 3) for stage in range(4)] + [(10, 3, 64, 1), (10**17 + 1, 0, 3, 1)]
     lab.compare(even + ragged, sends(), [
-        ("A share is a whole number of parameters, the last one padded: round params / ranks up before you multiply.",
-         lambda params, stage, ranks, G: int(2 * passes(stage, G) * (ranks - 1) * params // ranks)),
-        ("A share is rounded up, not down: the last one is padded, and the padding travels too.",
+        ("A share is a whole number of parameters, and the padding of the last one travels too: round params / ranks up "
+         "before you multiply.",
+         lambda params, stage, ranks, G: int(2 * passes(stage, G) * (ranks - 1) * params // ranks),
          lambda params, stage, ranks, G: 2 * passes(stage, G) * (ranks - 1) * (params // ranks)),
     ])
     return "2Ψ, 2Ψ, (G + 1)Ψ and 3GΨ elements, times (N - 1) / N, padding included."

@@ -109,7 +109,7 @@ def play(blocks, prefetch, *, ahead=(0, 0), late=False, twice=False, second=True
 
     for direction, more in zip(("forward", "backward"), ahead, strict=True):
         order = blocks if direction == "forward" or not backwards else blocks[::-1]
-        depth = len(blocks) if all_at_once else max(0, prefetch + more)
+        depth = len(blocks) if all_at_once in (True, direction) else max(0, prefetch + more)
         for i, name in enumerate(order):
             if i == 0 and second == "twice":  # as if they had been resharded
                 there.clear()
@@ -154,7 +154,7 @@ def step_events(lab: Lab):
          plays(ahead=(-1, -1))),
         ("You gathered one block too far ahead.", plays(ahead=(1, 1))),
         ("You gathered all blocks at the beginning: then a rank holds the whole model, and nothing is saved.",
-         plays(all_at_once=True)),
+         plays(all_at_once=True), plays(all_at_once="forward")),
         ("You started to gather ahead after the block computed: then nothing travels while it computes, and that was "
          "the purpose.", plays(late=True)),
         ("You gathered a block again that was there already.", plays(twice=True)),
@@ -206,7 +206,8 @@ def attach(lab: Lab):
 # 7.7 ----------------------------------------------------------------------------------------------------------------
 
 @exercise("7.7", "Stage 3 from nothing", minutes=75, difficulty=3, answer="shard_stack",
-          replaces=("zerocourse:shard",), timeout=15)
+          replaces=("zerocourse:shard", *(f"zerocourse.comm:Comm.{name}" for name in ("all_gather", "reduce_scatter")),
+                    "zerocourse.zero.flat:Flat.fill", "zerocourse.zero.stage3:*"), timeout=15)
 def shard_stack(lab: Lab):
     for world in WORLDS:
         stack_probe.judge_stack(lab, world)

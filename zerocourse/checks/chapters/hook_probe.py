@@ -167,6 +167,9 @@ def judge_hooks(lab: Lab) -> None:
                 why = " The mode must make no difference: every forward needs the weights, and frees them."
             lab.wrong(f"{'' if phase in EVALUATIONS else 'the '}{phase} of blocks 0, 1, 2 gave {_words(came)}, and "
                       f"{_words(right)} is right.{why}")
+    if any(grad.isnan().any() for got, *_ in saw["sums"] for grad in got if grad is not None):
+        lab.wrong("a gradient holds NaN, as freed weights do: a part of a block's backward was computed without them. The "
+                  "weights must be there before its backward begins, which is before any of its gradients comes.")
     lab.expect([got for got, *_ in saw["sums"]], saw["right"], "the gradients that `reduce` found, block by block",
                verb="they have", tolerance=1e-5)
 
