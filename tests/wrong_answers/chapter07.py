@@ -552,6 +552,19 @@ def kept_unless_training(block, unshard, reshard, reduce):
     block.register_forward_hook(lambda *_: after())
 
 
+@wrong("7.6", "gradients are recorded there too")
+def trains_in_training_mode_alone(block, unshard, reshard, reduce):
+    def when(training, function):
+        def call(*_):
+            if block.training == training:
+                function()
+        return call
+
+    _attach(block, when(True, unshard), when(True, reshard), when(True, reduce))
+    block.register_forward_pre_hook(when(False, unshard))
+    block.register_forward_hook(when(False, reshard))
+
+
 @wrong("7.6", "torch calls it at once")
 def full_backward_hook_for_both(block, unshard, reshard, reduce):
     def ended(block, input_gradients, output_gradients):

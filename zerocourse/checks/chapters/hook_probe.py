@@ -83,7 +83,7 @@ class Watched(nn.Module):
 
 
 def see_hooks(attach) -> dict:
-    """Three blocks with the answer's hooks in two training steps and two evaluations. Freed weights are NaN."""
+    """Three blocks with the answer's hooks in three training steps and two evaluations. Freed weights are NaN."""
     log: list = []
     blocks = nn.Sequential(*[Watched(number, log) for number in range(3)])
     reference = copy.deepcopy(blocks)
@@ -116,7 +116,8 @@ def see_hooks(attach) -> dict:
 
         attach(block, unshard, reshard, reduce)
     x, phases, error = torch.arange(6.0).view(2, 3) / 6, {}, ""
-    for step in ("first", "second"):
+    for step, training in STEPS.items():
+        blocks.train(training)
         log.clear()
         loss = blocks(x).square().sum()
         phases[f"{step} forward"] = list(log)
@@ -136,17 +137,18 @@ def see_hooks(attach) -> dict:
             except RuntimeError as problem:
                 error = str(problem).splitlines()[0]
             phases[phase] = list(log)
-        blocks.train()
     log.clear()
     reference(x).square().sum().backward()
     right = [[param.grad for param in block.parameters()] for block in reference]
     return {"phases": phases, "error": error, "sums": sums, "right": right}
 
 
-EVALUATIONS = {"an evaluation under `torch.no_grad()`": True,  # in the mode of training, and not
+STEPS = {"first": True, "second": True, "third": False}  # in the mode of training, and not
+EVALUATIONS = {"an evaluation under `torch.no_grad()`": True,
                "an evaluation under `torch.no_grad()` and `model.eval()`": False}
 FORWARD = [(event, number) for number in range(3) for event in ("unshard", "compute", "reshard")]
 BACKWARD = [(event, number) for number in (2, 1, 0) for event in ("unshard", "reduce", "reshard")]
+EITHER_MODE = " It was under `model.eval()`, which must make no difference: gradients are recorded there too."
 
 
 def judge_hooks(lab: Lab) -> None:
@@ -162,7 +164,8 @@ def judge_hooks(lab: Lab) -> None:
     for phase, calls in phases.items():
         came, right = [each[:2] for each in calls], FORWARD if "back" not in phase else BACKWARD
         if came != right:
-            why = " A count of gradients must begin at 0 again." if phase == "second backward" else ""
+            why = {"second backward": " A count of gradients must begin at 0 again.", "third forward": EITHER_MODE,
+                   "third backward": EITHER_MODE}.get(phase, "")
             if EVALUATIONS.get(phase) is False:  # the one in the mode of training was right
                 why = " The mode must make no difference: every forward needs the weights, and frees them."
             lab.wrong(f"{'' if phase in EVALUATIONS else 'the '}{phase} of blocks 0, 1, 2 gave {_words(came)}, and "
