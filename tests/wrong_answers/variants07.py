@@ -764,6 +764,32 @@ def not_in_an_evaluation(block, unshard, reshard, reduce):
     Watch(block, unshard, reshard, reduce)
 
 
+@wrong("7.6", "gradients are recorded there too")
+def backward_announced_in_the_forward(block, unshard, reshard, reduce):
+    awaited = set()
+
+    def backward_begins(gradient):
+        awaited.update(block.parameters())
+        unshard()
+
+    def computed(module, inputs, output):
+        reshard()
+        if module.training and output.requires_grad:
+            output.register_hook(backward_begins)
+
+    def ready(param):
+        if param in awaited:
+            awaited.remove(param)
+            if not awaited:
+                reduce()
+                reshard()
+
+    block.register_forward_pre_hook(lambda module, inputs: unshard())
+    block.register_forward_hook(computed)
+    for param in block.parameters():
+        param.register_post_accumulate_grad_hook(ready)
+
+
 # 7.7 ----------------------------------------------------------------------------------------------------------------
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
