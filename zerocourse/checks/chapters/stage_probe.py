@@ -1,4 +1,4 @@
-"""What the checks of chapters 05 to 07 put around an answer on a rank: small flats, eyes on collectives and memory."""
+"""What the checks of chapters 05 to 07 put around an answer on a rank: small flats, eyes on memory."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import shard
 from ...errors import CollectiveError
@@ -71,33 +70,6 @@ def calling(answer: Answer, fn: Callable, *args):
         except BaseException as error:
             answer.error = answer.error or error
             raise
-
-
-class Wire(TorchDispatchMode):
-    """Inside, notes each collective of torch.distributed, however it is called: `ops` has (name, elements given)."""
-
-    NAMES = {"allreduce_": "all_reduce", "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_": "reduce_scatter",
-             "_allgather_base_": "all_gather", "allgather_": "all_gather", "broadcast_": "broadcast",
-             "reduce_": "reduce", "alltoall_base_": "all_to_all", "alltoall_": "all_to_all", "send": "send",
-             "recv_": "recv"}
-
-    def __init__(self):
-        super().__init__()
-        self.ops: list[tuple[str, int]] = []
-
-    def __torch_dispatch__(self, fn, types, args=(), kwargs=None):
-        if fn.namespace == "c10d":
-            name = fn.name().partition("::")[2].partition(".")[0]
-            given = args[1] if name in ("_reduce_scatter_base_", "reduce_scatter_", "_allgather_base_", "allgather_",
-                                        "alltoall_base_", "alltoall_") else args[0]
-            self.ops.append((self.NAMES.get(name, name), sum(tensor.numel() for tensor in _flat(given))))
-        return fn(*args, **(kwargs or {}))
-
-
-def _flat(value) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _flat(item)] if isinstance(value, list | tuple) else []
 
 
 def storages_under(things, but: Iterable[torch.Tensor] = ()) -> list[int]:

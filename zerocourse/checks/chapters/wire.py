@@ -55,14 +55,19 @@ class Wire(TorchDispatchMode):
     def note(self, verb: str, **about) -> None:
         self.log.append({"verb": verb, **about})
 
+    @property
+    def calls(self) -> list[tuple[str, int]]:
+        """Verb and elements of each call, without waits and notes."""
+        return [(entry["verb"], entry["elements"]) for entry in self.log if "elements" in entry]
+
     def sent(self, verb: str) -> list[int]:
         """Elements of each call of that verb."""
-        return [entry["elements"] for entry in self.log if entry["verb"] == verb]
+        return [elements for called, elements in self.calls if called == verb]
 
     @property
     def verbs(self) -> list[str]:
-        """The kinds of calls, without waits and notes, each once."""
-        return sorted({entry["verb"] for entry in self.log if "elements" in entry})
+        """The kinds of calls, each once."""
+        return sorted({verb for verb, _ in self.calls})
 
     # -- taking part ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from ..lab import Lab
 from ..verdict import Wrong
 from . import hearts
 from .hearts import CONFIG
-from .stage_probe import Wire, calling, near, size_of, storages_under
+from .stage_probe import calling, near, size_of, storages_under
+from .wire import Wire
 
 TENSORS = [(3, 5), (6,), (2, 2)]  # 25 elements
 LR, DECAY = 0.1, 0.2
@@ -33,7 +34,7 @@ def gradients_of(rank, step):
 
 def sharded_on_a_rank(answer, missing):
     """One step for each number in `missing`: for so many parameters, the last ones, the last rank has no gradient."""
-    rank, world, wire = dist.get_rank(), dist.get_world_size(), Wire()
+    rank, world = dist.get_rank(), dist.get_world_size()
     params = [nn.Parameter(value) for value in tensors_of(rank)]
     optimizer = answer(params, LR, DECAY)
     row = getattr(optimizer, "row", None)
@@ -47,10 +48,9 @@ def sharded_on_a_rank(answer, missing):
             param.grad = gradient
         for param in params[len(params) - number:] if rank == world - 1 else ():
             param.grad = None
-        with wire:
+        with Wire() as wire:
             calling(answer, optimizer.step)
-        seen["ops"].append(wire.ops)
-        wire.ops = []
+        seen["ops"].append(wire.calls)
         seen["after"].append([p.detach().clone() for p in params])
         seen["kept"] = sum(p.grad.nbytes for p in params if p.grad is not None)
         for param in params:
