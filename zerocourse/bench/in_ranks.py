@@ -17,8 +17,8 @@ from ..ledger import Ledger
 from ..sampler import ShardSampler
 from ..tour import rows_of
 from .meters import Heap, loopback_bytes
-from .modes import Trained, build, prepare
-from .plan import AGAIN, BASELINE, MODES, Mode, Plan
+from .modes import Trained, alone, build, prepare
+from .plan import AGAIN, ALONE, BASELINE, MODES, Mode, Plan
 
 Entry = tuple[str, int | None]  # a mode's name and its bucket size
 METERED = 4  # steps under the meters of heap and wire
@@ -93,7 +93,8 @@ def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None,
          control: bool) -> dict[str, list[list[float]]]:
     """Seconds of each entry's step in each round: one step each in turn, the order moved on by one every round.
 
-    deadline: of the machine's monotonic clock, after which no round begins. control: the baseline runs twice a round.
+    deadline: of the machine's monotonic clock, after which no round begins. control: the baseline runs twice a round,
+    and a rank also computes alone.
     Returns {label of the entry: [[seconds on the clock, seconds of processor time of all threads of this rank] a
     round]}, the same rounds for all.
     """
@@ -102,6 +103,8 @@ def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None,
     for entry in entries:
         prepare(MODES[entry[0]].wants)
         runners[label(entry)] = build(MODES[entry[0]], plan, entry[1])
+    if control:
+        runners[ALONE] = alone(plan)
     x_BT, y_BT = next(stream)
     for trained in runners.values():
         for _ in range(2):  # buckets are laid anew, and orders are learnt, in the first two

@@ -28,13 +28,26 @@ class Trained:
 
 def build(mode: Mode, plan: Plan, bucket: int | None) -> Trained:
     """The mode with a fresh model from the plan's seed. Collective."""
-    torch.manual_seed(plan.seed)
-    model = GPT(GPTConfig(plan.layers, plan.heads, plan.width, block_size=plan.tokens, vocab_size=plan.vocab))
+    model = gpt2(plan)
     lr = plan.lr if plan.plant != mode.name else 2 * plan.lr
     if mode.ours:
         return ours(model, lr, mode)
     peer = PEERS["deepspeed" if mode.wants == "deepspeed" else mode.name]
     return peer(model, lr, mode, plan, bucket)
+
+
+def gpt2(plan: Plan) -> GPT:
+    torch.manual_seed(plan.seed)
+    return GPT(GPTConfig(plan.layers, plan.heads, plan.width, block_size=plan.tokens, vocab_size=plan.vocab))
+
+
+def alone(plan: Plan) -> Trained:
+    """Forward, backward, and the update of about 1/N of the parameters: less no sharded mode can do in a step."""
+    model, share = gpt2(plan), []
+    for param in model.parameters():
+        if sum(map(torch.numel, share)) < plan.params // plan.ranks:
+            share.append(param)
+    return trained(model, adamw(share, plan.lr))
 
 
 def adamw(params, lr: float) -> torch.optim.AdamW:
@@ -48,7 +61,7 @@ def trained(model: nn.Module, optimizer, held_by=None, comm: Comm | None = None)
         loss = model(x_BT, y_BT)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
+        model.zero_grad()
         return loss.item()
 
     return Trained(model, held_by or optimizer, step, comm)

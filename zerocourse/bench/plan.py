@@ -7,6 +7,7 @@ from ..memory import gpt2_params
 
 BASELINE = "torch-ddp"
 AGAIN = "again"  # the control in a race: the baseline once more, which should take as long as itself
+ALONE = "alone"  # the floor in a race: a rank that computes its part of a step and talks to nobody
 
 
 @dataclass(frozen=True)

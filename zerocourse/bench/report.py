@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from ..sizes import gib
 from ..verdict import mean_losses
-from .plan import BASELINE, Mode, Plan
-from .verdict import AGAIN, Ratio, checks, noise, ratio
+from .plan import AGAIN, ALONE, BASELINE, Mode, Plan
+from .verdict import Ratio, checks, noise, ratio
 
 KINDS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
 COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "control_bytes")
@@ -20,7 +20,8 @@ def summarise(plan: Plan, modes: Sequence[Mode], found: dict, settings: dict) ->
             "modes": {mode.name: of_mode(mode, found) for mode in modes},
             "wrong": [f"{check.mode}, {check.what}: {check.detail}" for check in verdict if not check.ok],
             "checks": len(verdict), "noisy": noise(found["races"]),
-            "control": as_dict(ratio(found["races"], AGAIN, BASELINE)), "hooks_microseconds": found["hooks"],
+            "control": as_dict(ratio(found["races"], AGAIN, BASELINE)),
+            "alone": {mode.name: as_dict(ratio(found["races"], ALONE, mode.name)) for mode in modes}, "hooks_microseconds": found["hooks"],
             "meters": {"heap": found["heap"], "wire": found["private"]}, "settings": settings}
 
 
@@ -93,6 +94,8 @@ def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
         if tried:
             each = ", ".join(f"{int(size):,} {mode.unit} {seconds * 1e3:.0f} ms" for size, seconds in tried)
             lines.append(f"bucket sizes of {mode.name}: {each}")
+    floors = ", ".join(f"{floor['median']:.2f} of {name}'s" for name, floor in summary["alone"].items() if floor)
+    lines.append(f"compute alone, a step that talks to nobody, takes this of their time: {floors}")
     for name, cost in summary["hooks_microseconds"].items():
         lines.append(f"hooks of {name}: {cost['a_step']:.0f} µs a step, {cost['a_unit']:.0f} a unit, "
                      f"{cost['a_parameter']:.1f} a parameter; {cost['example'] / 1e3:.1f} ms for 12 blocks of 12")

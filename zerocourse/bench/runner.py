@@ -154,7 +154,7 @@ class Bench:
         return [[mode.name for mode in self.modes if mode.name in group] for group in merged]
 
     def fits(self, group: set[str]) -> bool:
-        spare = 8 * self.plan.params  # what the one that steps takes for a moment
+        spare = 16 * self.plan.params  # what the one that steps takes for a moment, and the one that is alone
         return sum(self.held[name] for name in group) + spare <= self.room()
 
     def room(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..memory import CONVENTIONS, model_states
 from ..verdict import Check
-from .plan import AGAIN, BASELINE, Mode, Plan
+from .plan import AGAIN, ALONE, BASELINE, Mode, Plan
 
 FP32 = CONVENTIONS["fp32"]
 LOSS_TOLERANCE = 2e-5  # relative: ranks add up in different orders
@@ -51,7 +51,7 @@ def noise(races: list[Race]) -> list[str]:
     """Why the times cannot be judged, one sentence each; empty when they can."""
     found = []
     for race in races:
-        names = ", ".join(name for name in race if name != AGAIN)
+        names = ", ".join(name for name in race if name not in (AGAIN, ALONE))
         control = ratio([race], AGAIN, BASELINE)
         if control is None:
             continue
