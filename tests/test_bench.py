@@ -17,7 +17,7 @@ import pytest
 from zerocourse import bench, cli
 from zerocourse.bench import meters, runner
 from zerocourse.bench.in_ranks import turns
-from zerocourse.bench.plan import AGAIN, BASELINE, MODES, Mode, Plan, find_modes
+from zerocourse.bench.plan import AGAIN, ALONE, BASELINE, MODES, Mode, Plan, find_modes
 from zerocourse.bench.report import alt_text, summarise, table
 from zerocourse.bench.verdict import checks, noise, ratio
 from zerocourse.commands.bench import write
@@ -100,7 +100,7 @@ def test_the_heap_peak_is_above_what_tensors_show_and_of_this_mode_alone(found, 
 
 @pytest.mark.timeout(240)
 def test_every_mode_ran_every_round_in_one_race(found):
-    assert [set(race) for race in found["races"]] == [{*TORCH, AGAIN}]
+    assert [set(race) for race in found["races"]] == [{*TORCH, AGAIN, ALONE}]
     assert all(len(seconds) == PLAN.rounds and min(map(min, seconds)) > 0 for seconds in found["races"][0].values())
 
 
@@ -203,10 +203,11 @@ def test_a_machine_that_disagrees_with_itself_is_too_noisy():
 
 @pytest.mark.timeout(240)
 def test_the_table_says_when_times_cannot_be_judged(found, modes):
-    rounds = {name: [(1.0, 2.0)] * 5 for name in (*TORCH, AGAIN)}
+    rounds = {name: [(1.0, 2.0)] * 5 for name in (*TORCH, AGAIN)} | {ALONE: [(0.75, 1.5)] * 5}
     quiet = found | {"races": [rounds]}
     text = table(PLAN, modes, summarise(PLAN, modes, quiet, {}))
     assert "times can be judged" in text and "TOO NOISY" not in text
+    assert "alone" in text and "0.75 of zero2's" in text
     noisy = found | {"races": [rounds | {AGAIN: [(second, 2.0) for second in (0.8, 1.2, 0.7, 1.3, 1.0)]}]}
     summary = summarise(PLAN, modes, noisy, {})
     text = table(PLAN, modes, summary)
@@ -299,7 +300,7 @@ def test_rounds_stop_at_the_deadline_on_all_ranks_together(pool):
 
     entries = [("zero2", None), (BASELINE, 25)]
     ended = pool(2).run(race, PLAN, entries, 5, time.monotonic() - 1, True)
-    assert [list(rank) for rank in ended] == [["zero2", f"{BASELINE}@25", AGAIN]] * 2
+    assert [list(rank) for rank in ended] == [["zero2", f"{BASELINE}@25", ALONE, AGAIN]] * 2
     assert {len(seconds) for rank in ended for seconds in rank.values()} == {1}, "one round is always run"
 
 

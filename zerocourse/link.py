@@ -23,7 +23,7 @@ from .errors import BadInput
 from .launch import launch
 from .processes.guard import end_all
 from .processes.jobs import Results
-from .processes.parent import owner
+from .processes.parent import cores, owner
 
 DEVICE = "cable0"  # the name of the interface in either namespace
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen in the two namespaces only, so every link can use the same
@@ -52,7 +52,8 @@ class Link:
 
         def on_node(node: int) -> Results:
             # Torchrun gives others its host's name, and the two nodes share theirs: PET_LOCAL_ADDR is its --local-addr.
-            here = {"GLOO_SOCKET_IFNAME": DEVICE, "NCCL_SOCKET_IFNAME": DEVICE, "PET_LOCAL_ADDR": ADDRESSES[node]}
+            here = {"GLOO_SOCKET_IFNAME": DEVICE, "NCCL_SOCKET_IFNAME": DEVICE, "PET_LOCAL_ADDR": ADDRESSES[node],
+                    "OMP_NUM_THREADS": str(max(1, cores() // (2 * nproc)))}  # each node would take all cores
             with inside(self.namespaces[node]):
                 return launch(target, *args, nproc=nproc, env=here | (env or {}), nnodes=2, node_rank=node,
                               rdzv_endpoint=f"{ADDRESSES[0]}:{PORT}", progress=False, **options)

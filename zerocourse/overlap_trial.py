@@ -70,11 +70,12 @@ class Round:
         return (self.speedup - 1) / (self.tight_bound - 1)
 
 
-def over_limited_link(rounds: int = 5, ratio: float = 1.0, patience: float = 30, prefetch: int = 2, in_flight: int = 2,
+def over_limited_link(rounds: int = 15, ratio: float = 1.0, patience: float = 60, prefetch: int = 2, in_flight: int = 2,
                       config: GPTConfig = CONFIG, sequences: int = SEQUENCES) -> dict:
     """Two nodes of one rank on a link whose rate makes M about `ratio` × C; see `summary` for what is returned.
 
-    rounds: as many quiet ones, and after `patience` seconds as many of any kind.
+    rounds: as many quiet ones, and after `patience` seconds as many of any kind. A round's share is anything from 0.5
+        to 1.1 (two processes on a shared machine); the median of 15 differs little from run to run.
     prefetch, in_flight: what `shard` is told in the steps with overlap. With a prefetch of 1 the link may have
     nothing to do from the end of a gather to the next block; with 2 it has, which evens out blocks and ranks.
     `events`: what happened in the last step without and with overlap, by rank (see `events.Event`).
