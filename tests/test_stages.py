@@ -237,6 +237,19 @@ def test_units_in_flight(pool, prefetch, reshard_after_forward):
         check_in_flight(found, prefetch, reshard_after_forward)
 
 
+def gathers_of_a_backward(case: Case) -> tuple[dict, dict]:
+    """The second all-gathers of the root and of the last block in a step whose order is known."""
+    model, optimizer = worlds.sharded(case)
+    worlds.train_plain(replace(case, steps=2), model, optimizer)
+    events = [event for event in model.zero.recorder.of_step(1) if event["verb"] == "all_gather"]
+    return tuple([event for event in events if event["unit"] == unit][1] for unit in ("root[0]", "h.5"))
+
+
+def test_the_link_is_not_idle_while_a_backward_begins(pool):
+    for root, last in pool(2).run(gathers_of_a_backward, prefetching(1, True)):
+        assert last["start"] < root["end"], "the last block's gather began only after the wait for the root's"
+
+
 def even():
     """Units of 1,884 and a root of 444 parameters: two and three ranks divide them."""
     return worlds.gpt(n_layer=6, n_embd=12, vocab_size=30)
