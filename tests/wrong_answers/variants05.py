@@ -120,6 +120,15 @@ def a_new_name_for_it(slices, max_norm, comm):
     return norm
 
 
+@wrong("5.2", "never infinite")
+def no_epsilon(slices, max_norm, comm):
+    norm = comm.add(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
+    if norm > max_norm:
+        for part in slices:
+            part.mul_(max_norm / norm)
+    return norm
+
+
 # 5.3 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("5.3", "Adam with L2")
@@ -369,6 +378,18 @@ def gathers_as_soon_as_it_has_stepped(flats, comm, optimizer_step):
         for flat in flats:
             handle = comm.all_gather(flat.full, flat.layout, flat.name)
             under_way.callback(handle.wait)
+    return result
+
+
+@wrong("5.5", "the same collectives, in the same order")
+def largest_slice_first(flats, comm, optimizer_step):
+    result = optimizer_step()
+    handles = []
+    for flat in sorted(flats, key=lambda flat: -flat.layout.real(comm.rank)):
+        flat.publish_shard()
+        handles.append(comm.all_gather(flat.full, flat.layout, flat.name))
+    for handle in handles:
+        handle.wait()
     return result
 
 

@@ -197,6 +197,19 @@ def frees_the_data(params, bucket, layout, world_size):
         param.register_post_accumulate_grad_hook(hook)
 
 
+@wrong("6.3", "although their `.grad` is None")
+def remembers_gradients(params, bucket, layout, world_size):
+    flat = {}
+
+    def move(param, name):
+        flat[name] = param.grad.reshape(-1)
+        bucket[layout.place(name)] += flat[name] / world_size
+        param.grad = None
+
+    for name, param in params.items():
+        param.register_post_accumulate_grad_hook(lambda param, name=name: move(param, name))
+
+
 # 6.4 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("6.4", "is a view of the bucket")
@@ -255,6 +268,14 @@ def adds_the_bucket(flat, comm):
     bucket = flat.drop_bucket()
     mine = bucket[flat.own].clone()
     return comm.reduce_scatter(bucket, flat.layout, flat.name, done=lambda total: flat.accumulate(mine))
+
+
+@wrong("6.4", "The handle must have the last reference")
+def kept_on_the_handle(flat, comm):
+    bucket = flat.drop_bucket()
+    handle = comm.reduce_scatter(bucket, flat.layout, flat.name, done=flat.accumulate)
+    handle.keep = bucket  # or it would be freed while it travels
+    return handle
 
 
 # 6.5 ----------------------------------------------------------------------------------------------------------------

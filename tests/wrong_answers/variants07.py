@@ -348,6 +348,23 @@ def backward_like_the_forward(blocks, prefetch):
     return lines
 
 
+@wrong("7.3", "You went by the names")
+def sorted_names(blocks, prefetch):
+    events, there = [], set()
+    for verb, order in (("forward", blocks), ("backward", blocks[::-1])):
+        for i, block in enumerate(order):
+            wanted = set(order[i:i + 1 + prefetch]) - there
+            for name in sorted(wanted, reverse=verb == "backward"):
+                events.append(f"unshard {name}")
+            there |= wanted
+            events.append(f"{verb} {block}")
+            if verb == "backward":
+                events.append(f"reduce {block}")
+            events.append(f"reshard {block}")
+            there.discard(block)
+    return events
+
+
 # 7.4 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("7.4", "a view that was taken before keeps the old one")
@@ -568,6 +585,24 @@ class AsInTheChapter:
 
     def reshard(flat):
         stage3.reshard(flat)
+
+
+@wrong("7.5", "`flat.shard` must not change")
+class WritesBack:
+    def unshard(flat, comm):
+        flat.memory.take()
+        flat.full[flat.own].copy_(flat.shard)
+        return comm.all_gather(flat.full, flat.layout, flat.name)
+
+    def reshard(flat):
+        flat.shard.copy_(flat.full[flat.own])  # keep what is ours
+        flat.memory.free()
+
+    def step(flats, comm, optimizer_step):
+        result = optimizer_step()
+        for flat in flats:
+            flat.publish_shard()
+        return result
 
 
 # 7.6 ----------------------------------------------------------------------------------------------------------------

@@ -154,6 +154,14 @@ def put_in_front(recorded, so_far, depth):
     return list(result)
 
 
+@wrong("8.2", "only the present place counts")
+def whole_prefix(recorded, so_far, depth):
+    here = len(so_far)
+    if recorded[:here] != so_far:
+        return []
+    return [unit for unit in dict.fromkeys(recorded[here:here + depth]) if unit != so_far[-1]]
+
+
 # 8.3 ----------------------------------------------------------------------------------------------------------------
 
 def _most(blocks, width):
@@ -216,6 +224,24 @@ def with_the_one_just_done(root, blocks, room):
         if root + max(whole) <= room:
             best = depth
     return best
+
+
+@wrong("8.3", "also the last one")
+def last_block_unseen(root, blocks, room):
+    if blocks[0] + root > room:
+        return None
+    deepest = len(blocks) - 1
+    for i in range(len(blocks) - 1):
+        if root + blocks[i] > room:
+            return None
+        held, depth = root + blocks[i], 0
+        for block in blocks[i + 1:]:
+            held += block
+            if held > room:
+                deepest = min(deepest, depth)
+                break
+            depth += 1
+    return deepest
 
 
 # 8.4 ----------------------------------------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ def clip_cases(world):
     """(what it shows, this rank's slices for each rank, max_norm)."""
     slices = [[torch.tensor([3.0, 4.0]) * (rank + 1), torch.tensor([12.0]) * (rank + 1)] for rank in range(world)]
     return [("a gradient that is too long", slices, 6.5), ("a gradient that is short enough", slices, 1000.0),
-            ("a last rank that owns nothing", [*slices[:-1], []], 6.5)]
+            ("a last rank that owns nothing", [*slices[:-1], []], 6.5),
+            ("a very small gradient that is too long", [[part * 1e-7 for part in mine] for mine in slices], 1e-6)]
 
 
 def clip_on_a_rank(answer, case, world):
@@ -103,6 +104,11 @@ def clip_slices(lab: Lab):
     return "one norm on all ranks, for one small number sent, and every slice scaled alike."
 
 
+def _alike(got, want) -> bool:
+    """Up to a part in 10,000, however small both are."""
+    return got.shape == want.shape and torch.allclose(got, want, rtol=1e-4, atol=0)
+
+
 def _judge_clip(lab, found, case, slices, max_norm, world):
     squares = [sum(part.square().sum().item() for part in mine) for mine in slices]
     lengths = [math.sqrt(square) for square in squares]
@@ -128,15 +134,17 @@ def _judge_clip(lab, found, case, slices, max_norm, world):
     if not all(math.isclose(a, norm, rel_tol=1e-4) for a in got):
         why = next((why for why, model in wrong_norms
                     if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(got, model, strict=True))), "")
-        lab.wrong(f"{case}: the ranks returned {', '.join(f'{x:.4f}' for x in got)}, and the norm is {norm:.4f} on "
+        lab.wrong(f"{case}: the ranks returned {', '.join(f'{x:.4g}' for x in got)}, and the norm is {norm:.4g} on "
                   f"all. {why}".rstrip())
     factor = min(1.0, max_norm / (norm + 1e-6))
     for rank, each in enumerate(found):
         scaled = [[part * factor for part in mine] for mine in slices]
-        if all(near(a, b, 1e-4) for a, b in zip(each["slices"], scaled[rank], strict=True)):
+        if all(map(_alike, each["slices"], scaled[rank])):
             continue
         models = [
-            ("You made a short gradient longer: scale only when the norm is above max_norm.",
+            ("You divided by the norm alone: the factor is max_norm / (norm + 1e-6), which is never infinite."
+             if norm > max_norm else
+             "You made a short gradient longer: scale only when the norm is above max_norm.",
              [part * max_norm / norm for part in slices[rank]]),
             ("You changed nothing: multiply in place, with mul_, since others hold the same slices.", slices[rank]),
             ("You scaled every slice by its own norm: the direction of the whole gradient changes. One factor for all.",
@@ -145,7 +153,7 @@ def _judge_clip(lab, found, case, slices, max_norm, world):
              [part * min(1.0, max_norm / lengths[rank]) for part in slices[rank]]),
         ]
         why = next((why for why, model in models
-                    if all(near(a, b, 1e-4) for a, b in zip(each["slices"], model, strict=True))), "")
+                    if all(map(_alike, each["slices"], model))), "")
         lab.wrong(f"{case}: afterwards rank {rank} has {[part.tolist() for part in each['slices']]}, and every slice "
                   f"times {factor:.4f} is right. {why}".rstrip())
     sent = max(each["elements"] for each in found)

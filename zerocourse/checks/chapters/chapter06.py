@@ -1,5 +1,9 @@
 """The checks of chapter 06, ZeRO-2: here 6.1 to 6.3, which need one process; the others start ranks and train."""
 
+import functools
+import gc
+import weakref
+
 import torch
 from torch import nn
 
@@ -127,6 +131,13 @@ def hooked_on_a_rank(answer, world):
     layout = Layout.build(WATCHED, world)
     bucket, seen = torch.zeros(layout.padded), []
     before = {name: param.detach().clone() for name, param in params.items()}
+    fresh = {}
+
+    def look(param, name):
+        fresh[name] = weakref.ref(param.grad)
+
+    for name, param in params.items():  # before the answer's, while the gradient is there
+        param.register_post_accumulate_grad_hook(functools.partial(look, name=name))
     answer(params, bucket, layout, world)
     for micro in range(2):
         total = torch.zeros(())
@@ -134,7 +145,9 @@ def hooked_on_a_rank(answer, world):
             total = total + (param * _slope(layout, name, micro).view(param.shape)).sum()
         total.backward()
         kept = [name for name, param in params.items() if param.grad is not None]
-        seen.append({"bucket": bucket.clone(), "kept": kept})
+        gc.collect()
+        seen.append({"bucket": bucket.clone(), "kept": kept,
+                     "alive": [name for name, gradient in fresh.items() if gradient() is not None]})
     return {"seen": seen, "moved": [name for name, param in params.items() if not torch.equal(param, before[name])]}
 
 
@@ -186,4 +199,7 @@ def watch(lab: Lab):
         why = next((why for why, model in models if near(got, model)), "")
         lab.wrong(f"after the second backward the bucket is {got.tolist()}, and {second.tolist()} is right. "
                   f"{why}".rstrip())
+    if found["seen"][0]["alive"]:
+        lab.wrong(f"after the first backward the memory of {len(found['seen'][0]['alive'])} gradients is still alive, "
+                  "although their `.grad` is None: somebody keeps them, or a view of them. Keep nothing beyond the hook.")
     return "each gradient is in its place as soon as it is complete, divided, added, and nowhere else."

@@ -97,7 +97,7 @@ def most_gathered(lab: Lab):
 # 7.3 ----------------------------------------------------------------------------------------------------------------
 
 def play(blocks, prefetch, *, ahead=(0, 0), late=False, twice=False, second=True, backwards=True, frees=True,
-         reduce_last=False, reduces=True, all_at_once=False):
+         reduce_last=False, reduces=True, all_at_once=False, by_name=False):
     """The events of a step. ahead: added to `prefetch` in the forward and in the backward."""
     log, there = [], set()
 
@@ -114,7 +114,8 @@ def play(blocks, prefetch, *, ahead=(0, 0), late=False, twice=False, second=True
             if i == 0 and second == "twice":  # as if they had been resharded
                 there.clear()
             if direction == "forward" or second:
-                gather(order[i:i + 1] if late else order[i:i + 1 + depth])
+                names = order[i:i + 1] if late else order[i:i + 1 + depth]
+                gather(sorted(names, reverse=direction == "backward") if by_name else names)
             log.append(f"{direction} {name}")
             if late and (direction == "forward" or second):
                 gather(order[i + 1:i + 1 + depth])
@@ -144,7 +145,7 @@ def _first_other_event(case, got, right) -> str | None:
 @exercise("7.3", "The order of the verbs", minutes=25, difficulty=2, answer="step_events")
 def step_events(lab: Lab):
     blocks = ["h.0", "h.1", "h.2", "h.3"]
-    cases = [(blocks, 0), (blocks, 1), (blocks, 2), (blocks[:1], 1), (blocks[:2], 9)]
+    cases = [(blocks, 0), (blocks, 1), (blocks, 2), (blocks[:1], 1), (blocks[:2], 9), (["h.8", "h.9", "h.10", "h.11"], 2)]
     lab.compare(cases, play, [
         ("You gathered nothing ahead: `prefetch` blocks after the present one are unsharded before it computes.",
          plays(ahead=(-99, -99))),
@@ -158,6 +159,8 @@ def step_events(lab: Lab):
         ("You started to gather ahead after the block computed: then nothing travels while it computes, and that was "
          "the purpose.", plays(late=True)),
         ("You gathered a block again that was there already.", plays(twice=True)),
+        ("You went by the names: the order of `blocks` says which is nearest, and \"h.10\" sorts before \"h.8\".",
+         plays(by_name=True)),
         ("You did not gather again for the backward: after the forward every block was resharded.",
          plays(second=False)),
         ("You kept the blocks from the forward to the backward, which is `reshard_after_forward=False`: here each is "

@@ -97,7 +97,7 @@ def gather_ahead(lab: Lab):
     twice = ["root", "emb", "h.0", "emb", "h.1", "h.2"]
     cases += [(twice, twice[:4], 2), (twice, twice[:2], 2), (twice, twice[:3], 3), (twice, twice[:1], 4)]
     cases += [(order, ["root", "h.1"], 2), (order, [*order[:3], "new"], 1), (order, [*order, "h.0"], 2),
-              ([], ["root"], 2)]
+              (order, ["root", "new", "h.1"], 2), ([], ["root"], 2)]
     lab.compare(cases, ahead, [
         ("You began with the unit that computes now: it is whole already.", aheads(from_here=True, repeats=True)),
         ("You began with the unit that computes now: it is whole already.", aheads(from_here=True)),
@@ -109,6 +109,8 @@ def gather_ahead(lab: Lab):
          "how many have run.", aheads(first=True)),
         ("At the end you began with the start of the order again: the next pass begins when it begins.",
          aheads(wraps=True)),
+        ("You gave up because another unit ran earlier: only the present place counts.",
+         lambda recorded, so_far, depth: ahead(recorded, so_far, depth) if recorded[:len(so_far)] == so_far else []),
         ("You trusted the record although another unit runs now: then nobody knows what comes, and nothing is "
          "gathered.",
          aheads(trusts=True)),
@@ -145,10 +147,13 @@ def deepest_prefetch(lab: Lab):
     uneven = [10, 40, 20, 30, 10, 5]
     cases = [(0, [10, 10, 10, 10], 25), (0, [10, 10, 10, 10], 30), (7, [10, 10, 10, 10], 26), (5, uneven, 45),
              (5, uneven, 65), (5, uneven, 94), (5, uneven, 95), (5, uneven, 104), (5, uneven, 115), (0, [10], 10),
-             (5, uneven, 10**9), (20, [10, 10], 29), (0, [10, 10], 9), (4, [1, 1, 50], 54), (4, [50, 1, 1], 55)]
+             (5, uneven, 10**9), (20, [10, 10], 29), (0, [10, 10], 9), (4, [1, 1, 50], 54), (4, [50, 1, 1], 55),
+             (0, [10, 10, 50], 20)]
     lab.compare(cases, deepest_of, [
         ("You left out the root: it stays whole during the whole forward.", deepest_by(
             peak=lambda root, blocks, depth: max(windows(0, blocks, depth)))),
+        ("Each block must fit by itself, also the last one, behind which there is nothing to gather.", deepest_by(
+            peak=lambda root, blocks, depth: max(windows(root, blocks, depth)[:-1] or [0]))),
         ("You counted `depth` blocks: the block that computes is whole too, so it is depth + 1.", deepest_by(
             peak=lambda root, blocks, depth: max(windows(root, blocks, depth, size=0)))),
         ("You counted depth + 2 blocks: the block before is freed as soon as it has computed.", deepest_by(

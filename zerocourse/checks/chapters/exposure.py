@@ -16,7 +16,8 @@ def event(verb, start, end, unit="h.0"):
 TIMELINES = [
     [event("all_gather", 0.0, 2.0), event("forward", 2.0, 5.0)],
     [event("all_gather", 1.0, 3.0), event("forward", 0.0, 4.0)],
-    [event("forward", 0.0, 6.0), event("all_gather", 1.0, 4.0), event("wait", 3.0, 4.0), event("reshard", 6.0, 6.0)],
+    [event("forward", 0.0, 6.0), event("all_gather", 1.0, 4.0), event("wait", 3.0, 3.5), event("wait", 3.5, 4.0),
+     event("reshard", 6.0, 6.0)],
     [event("all_gather", 0.0, 4.0, "h.0"), event("all_gather", 1.0, 3.0, "h.1"), event("forward", 4.0, 8.0)],
     [event("all_gather", 0.0, 6.0), event("forward", 1.0, 5.0, "root"), event("forward", 2.0, 4.0, "h.0")],
     [event("forward", 0.0, 2.0), event("wait", 3.0, 4.0), event("reduce_scatter", 1.0, 4.0), event("step", 4.0, 6.0),

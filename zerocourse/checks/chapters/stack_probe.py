@@ -105,8 +105,8 @@ def guard_reads(model: nn.Module) -> None:
             look(number, block, "the forward")
 
         def after(block, inputs, output, number=number):
-            if output.requires_grad:
-                output.register_hook(lambda _: look(number, block, "the backward"))
+            if output.requires_grad:  # on the node, whose hooks come after those of the tensor, in order
+                output.grad_fn.register_prehook(lambda _: look(number, block, "the backward"))
 
         block.register_forward_pre_hook(before)
         block.register_forward_hook(after)

@@ -16,7 +16,7 @@ STAGE_1 = ("zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*")
 
 # 5.4 ----------------------------------------------------------------------------------------------------------------
 
-SHAPES = [(5,), (2,)]  # neither divides evenly by 2 and 3; on three ranks the last owns nothing of the second
+SHAPES = [(5,), (2,), (6,)]  # two do not divide evenly by 2 and 3; on three ranks the last owns nothing of the second
 
 
 def reduce_on_a_rank(answer):
@@ -148,7 +148,7 @@ def step_on_a_rank(answer, dtype):
 def update_and_gather(lab: Lab):
     for world, dtype in ((2, "float32"), (3, "float32"), (3, "bfloat16")):
         found = lab.run(step_on_a_rank, dtype, world=world)
-        _judge_step(lab, found, world, f"two rows in {dtype} on {world} ranks")
+        _judge_step(lab, found, world, f"three rows in {dtype} on {world} ranks")
     hearts.judge(lab, ["step"], 1, 2)
     return "every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it."
 

@@ -48,8 +48,7 @@ def dropped_on_a_rank(answer):
                 if returned:
                     handle.wait()
             started, forgotten = bool(comm.calls), comm.wait_for_forgotten()
-            del handle
-            gc.collect()
+            gc.collect()  # the handle is still there, but what it carried must be gone
             shard = flat.grad_shard
             of_flat.append({"returned": returned, "kind": kind, "under_way": under_way, "before": before,
                             "waited": waited, "started": started, "forgotten": forgotten, "alive": alive() is not None,
