@@ -46,11 +46,10 @@ def gpt2_step_peak(config, stage: int, ranks: int, micro_batch: int, seq: int) -
 
     prefetch and in_flight are `shard`'s defaults. Not in it: what an operation holds for a moment.
     """
-    in_flight = 1 if stage == 3 else 2
     block = gpt2_block_params(config.n_embd, config.bias)
     after = config.n_embd * (1 + config.bias) + (0 if config.tied else config.vocab_size * config.n_embd)
     before = config.params - config.n_layer * block - after
     saved = layer_activation_bytes(micro_batch, seq, config.n_embd, config.n_head, recompute="selective", element=4)
     head = head_activation_bytes(micro_batch, seq, config.n_embd, config.vocab_size, 4)
-    held = states_peak((before, after), [block] * config.n_layer, stage, ranks, in_flight=in_flight, activations=saved, head=head)
-    return held + 4 * in_flight * block * (ranks - 1) // ranks
+    held = states_peak((before, after), [block] * config.n_layer, stage, ranks, activations=saved, head=head)
+    return held + 4 * block * (ranks - 1) // ranks

@@ -66,7 +66,7 @@ class DataParallel:
     shards_parameters = False  # is the full parameter dropped after use?
     heart = Heart(all_reduce, local_step)
 
-    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 2):
+    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 1):
         self.model, self.units, self.comm = model, units, comm
         self.heart = heart or self.heart
         self.in_flight = in_flight  # units whose reduction may be under way at once; 0: the backward waits for each
