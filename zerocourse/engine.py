@@ -71,7 +71,7 @@ class Engine:
         self.module, self.optimizer = shard(
             model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
             param_dtype=torch.bfloat16 if config.bf16.enabled else None,
-            prefetch=int(overlap), in_flight=None if overlap else 0)
+            prefetch=int(overlap), in_flight=int(overlap))
         self.zero = self.module.zero
         self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
         self.device, self.zero_stage = self.zero.device, zero.stage

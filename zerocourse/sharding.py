@@ -31,7 +31,7 @@ NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam", "Shampoo", "SOAP"
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
           units: Iterable[str | type] | None = None, *, bucket_size: int | None = None,
-          param_dtype: torch.dtype | None = None, prefetch: int = 1, in_flight: int | None = None,
+          param_dtype: torch.dtype | None = None, prefetch: int = 1, in_flight: int = 1,
           reshard_after_forward: bool = True, init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
           comm: Comm | None = None, heart: dict[str, Callable] | Heart | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
@@ -48,7 +48,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     bucket_size: the most elements reduced at once; None: a unit at once.
     param_dtype: train fp32 parameters in bf16 or fp16; the optimizer then steps fp32 master weights.
     prefetch: units gathered ahead (stage 3).   in_flight: units whose reductions may be under way at once;
-        0: the backward waits for each, which is no overlap; None: 1.
+        0: the backward waits for each, which is no overlap.
     reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
     comm: the ranks; by default the default process group, or one rank when there is none.
     heart: functions in place of the stage's own, by name (see `zero.ddp.Heart`).
@@ -83,9 +83,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     for unit in made:
         fill_unit(unit, of_stage, comm, owner, bucket_size, param_dtype, materializer)
     model.to(device)  # the buffers: the parameters are there
-    options = {"heart": replace(of_stage.heart, **heart) if isinstance(heart, dict) else heart}
-    if in_flight is not None:
-        options["in_flight"] = in_flight
+    options = {"heart": replace(of_stage.heart, **heart) if isinstance(heart, dict) else heart, "in_flight": in_flight}
     if of_stage is Stage3:
         options |= {"prefetch": prefetch, "reshard_after_forward": reshard_after_forward}
     model.zero = of_stage(model, made, comm, **options)
