@@ -587,6 +587,13 @@ def test_trap_15_accumulation_without_no_sync(pool):
     check_exact(pool, of_stack(Branches, loss=special_on_some, accumulation=3, optimizer=worlds.sgd), tolerance=1e-6)
 
 
+@pytest.mark.parametrize("in_flight", (0, 2, 8))
+def test_trap_15_late_gradients_wait_for_no_other_rank(pool, in_flight):
+    """A gradient that comes after its bucket left, on one rank alone, while other reductions are under way."""
+    check_exact(pool, of_stack(Branches, loss=special_on_some, accumulation=3, optimizer=worlds.sgd,
+                               options=(("in_flight", in_flight),)), tolerance=1e-6)
+
+
 def special_on_some(model, step, micro, rank):
     """Which rank uses which branch differs from micro-batch to micro-batch; each of them is reduced at once."""
     if hasattr(model, "zero"):

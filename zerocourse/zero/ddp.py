@@ -80,7 +80,7 @@ class DataParallel:
         self.order: list[Unit] = []  # units that record gradients, as they ran since the last backward
         self.order_is_old = False  # that backward is over
         self.queue: list[Unit] = []  # those of them that are still to be reduced in this backward, the next one last
-        self.reducing: list[tuple[Unit, Handle]] = []  # under way
+        self.reducing: list[tuple[Unit, Flat, Handle]] = []  # under way
         self.buffers = Buffers(model)
         self.recorder = comm.recorder
         self.recorder.alive = self.bytes_held
@@ -121,11 +121,13 @@ class DataParallel:
         self._mark("backward", unit)
 
     def on_gradient(self, flat: Flat, key: str, param: nn.Parameter) -> None:
-        """Move the gradient into its bucket."""
-        if flat.grad is not None and not flat.fresh:  # the bucket may be on its way: it cannot be filled before it is back
-            self.wait_for_reductions()
-        flat.collect(key, param)
-        self.launch()
+        """Move the gradient into its bucket. If that is on its way, the gradient stays where it is until `finish`: to
+        wait here, where only this rank may come by, would be to wait for ranks that wait for this one."""
+        if flat.grad is not None and not flat.fresh and any(flat is other for _, other, _ in self.reducing):
+            flat.late.add(key)
+        else:
+            flat.collect(key, param)
+            self.launch()
 
     def post_backward(self, unit: Unit) -> None:
         self._mark("backward", unit, over=True)
@@ -160,16 +162,15 @@ class DataParallel:
         flat.complete_bucket()
         handle = self.heart.reduce(flat, self.comm)
         if handle is not None:
-            self.reducing.append((unit, handle))
+            self.reducing.append((unit, flat, handle))
         if self.in_flight == 0:
             self.wait_for_reductions()
 
     def wait_for_reductions(self, keep: int = 0, but: Unit | None = None) -> None:
         """Wait, the oldest first, until at most `keep` units other than `but` have reductions under way."""
-        while len({unit for unit, _ in self.reducing if unit is not but}) > keep:
-            handle = self.reducing[0][1]
+        while len({unit for unit, _, _ in self.reducing if unit is not but}) > keep:
             try:
-                handle.wait()
+                self.reducing[0][-1].wait()
             finally:
                 self.reducing.pop(0)
 
@@ -186,9 +187,10 @@ class DataParallel:
 
     def finish(self) -> None:
         """Reduce what is left (of earlier backwards, or later than its unit), and hand the gradients to the optimizer."""
-        left = agree(self)
         self.wait_for_reductions()  # a bucket must be back before its next round begins
-        for unit, flat in left:
+        for flat in self.flats:
+            flat.collect_late()
+        for unit, flat in agree(self):
             self.reduce(unit, flat)
         self.wait_for_reductions()
         self.unreduced = False
@@ -298,7 +300,7 @@ class DataParallel:
 
     def under_way(self) -> list[torch.Tensor]:
         """Buckets that no flat holds any more, and a collective still sends (from stage 2 on)."""
-        rows = (getattr(handle, "row", None) for _, handle in self.reducing) if self.shards_gradients else ()
+        rows = (getattr(handle, "row", None) for _, _, handle in self.reducing) if self.shards_gradients else ()
         return [row for row in rows if row is not None]
 
     def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:

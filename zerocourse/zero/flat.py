@@ -39,6 +39,7 @@ class Flat:
         self.arrived: set[str] = set()  # who brought one in this backward, since the bucket was last reduced
         self.filled: set[str] = set()  # whose place in the bucket is written, by this micro-batch or earlier ones
         self.fresh: set[str] = set()  # whose place holds a gradient that no reduction took along yet
+        self.late: set[str] = set()  # whose gradient came while the bucket was under way: it is still at the parameter
         self.present: set[str] = set()  # who has a gradient, on some rank, since the last zero_grad
 
     # -- parameters ---------------------------------------------------------------------------------------------------
@@ -102,6 +103,12 @@ class Flat:
         for keys in (self.filled, self.fresh, self.arrived, self.present):
             keys.add(key)
 
+    def collect_late(self) -> None:
+        """The bucket is back: move the gradients that waited for it."""
+        while self.late:
+            key = self.late.pop()
+            self.collect(key, self.params[key])
+
     def open_bucket(self) -> None:
         """Make room for gradients. What an earlier reduction left in it (stages 0 and 1) stays, once over all ranks."""
         if self.grad is None:
@@ -138,6 +145,8 @@ class Flat:
     def clear_gradients(self) -> None:
         self.drop_bucket()
         self.grad_shard = None
+        while self.late:
+            self.params[self.late.pop()].grad = None
         self.arrived.clear()
         self.present.clear()
         for piece in self.pieces.values():
