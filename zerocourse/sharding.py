@@ -72,7 +72,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     known_to(optimizer, model)
     made = cut_into_units(model, units)
     settings = [f"stage {stage}", f"bucket_size {bucket_size}", f"param_dtype {param_dtype}", f"prefetch {prefetch}",
-                f"reshard_after_forward {reshard_after_forward}", *(f"the unit {unit}" for unit in made),
+                f"in_flight {in_flight}", f"reshard_after_forward {reshard_after_forward}",
+                *(f"the unit {unit}" for unit in made),
                 *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]
     check_same(describe(model) + settings, comm)
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)

@@ -1,6 +1,7 @@
 """The bench in words and as JSON. Pure functions of what `runner.measure` returned."""
 
 import statistics
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -21,7 +22,8 @@ def summarise(plan: Plan, modes: Sequence[Mode], found: dict, settings: dict) ->
             "wrong": [f"{check.mode}, {check.what}: {check.detail}" for check in verdict if not check.ok],
             "checks": len(verdict), "noisy": noise(found["races"]),
             "control": as_dict(ratio(found["races"], AGAIN, BASELINE)),
-            "alone": {mode.name: as_dict(ratio(found["races"], ALONE, mode.name)) for mode in modes}, "hooks_microseconds": found["hooks"],
+            "alone": {mode.name: as_dict(ratio(found["races"], ALONE, mode.name)) for mode in modes},
+            "hooks_microseconds": found["hooks"],
             "meters": {"heap": found["heap"], "wire": found["private"]}, "settings": settings}
 
 
@@ -95,7 +97,7 @@ def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
             each = ", ".join(f"{int(size):,} {mode.unit} {seconds * 1e3:.0f} ms" for size, seconds in tried)
             lines.append(f"bucket sizes of {mode.name}: {each}")
     floors = ", ".join(f"{floor['median']:.2f} of {name}'s" for name, floor in summary["alone"].items() if floor)
-    lines.append(f"compute alone, a step that talks to nobody, takes this of their time: {floors}")
+    lines += textwrap.wrap(f"compute alone, a step that talks to nobody, takes this of their time: {floors}", 110)
     for name, cost in summary["hooks_microseconds"].items():
         lines.append(f"hooks of {name}: {cost['a_step']:.0f} µs a step, {cost['a_unit']:.0f} a unit, "
                      f"{cost['a_parameter']:.1f} a parameter; {cost['example'] / 1e3:.1f} ms for 12 blocks of 12")

@@ -90,6 +90,8 @@ class Bench:
         self.buckets: dict[str, int | None] = dict.fromkeys(mode.name for mode in modes) | middle
         self.ranks = functools.cache(lambda nproc: Ranks(nproc, quiet=True, timeout=LIMIT_SECONDS, oversubscribe=True,
                                                          env={"OMP_NUM_THREADS": plan.threads}))
+        # A second DeepSpeed engine in the same processes finds groups of the first one, which are gone.
+        self.renew = plan.fresh or any(mode.wants == "deepspeed" for mode in modes)
         self.held: dict[str, int] = {}  # bytes that a mode holds between steps, as metered
 
     def run(self) -> dict:
@@ -110,7 +112,7 @@ class Bench:
         try:
             return list(ranks.run(function, self.plan, *args))
         finally:
-            if self.plan.fresh:
+            if self.renew:
                 self.ranks.cache_clear()
                 ranks.close()
 
