@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from .errors import BadInput
+from .sizes import integer
 
 # What else DeepSpeed's files hold, by section ("" is the top), so that they can be used as they are.
 CHANGES_NOTHING = {  # accepted, with one warning
@@ -157,15 +158,6 @@ def is_off(value: object) -> bool:
     if isinstance(value, dict):
         return not value or value.get("enabled") is False or value.get("device", "") in ("none", None)
     return value is None or value is False
-
-
-def integer(value: object, name: str, least: int, most: int | None = None) -> int:
-    """The value as an int: JSON's 5e8 is one too, true is not. Raises BadInput."""
-    whole = isinstance(value, int) or isinstance(value, float) and value.is_integer()
-    if isinstance(value, bool) or not whole or value < least or (most is not None and value > most):
-        span = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise BadInput(f"{name} is {value!r}: it must be an integer {span}")
-    return int(value)
 
 
 def boolean(value: object, name: str) -> None:

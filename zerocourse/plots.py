@@ -70,11 +70,13 @@ def timeline(events: Sequence[dict], title: str = "") -> Figure:
             lane = {"wait": 1, "all_gather": 2, "reduce_scatter": 3, "reshard": 1}.get(event["verb"], 0)
             left, width = (event["start"] - start) * 1e3, (event["end"] - event["start"]) * 1e3
             lanes.barh(lane, width, left=left, height=0.8, color=VERB_COLORS[event["verb"]], edgecolor="white", linewidth=0.3)
-        lanes.set(yticks=range(4), yticklabels=["compute", "wait, free", "all-gather", "reduce-scatter"], ylim=(3.6, -0.6),
+        lanes.set(yticks=range(4), yticklabels=["compute", "wait, reshard", "all_gather", "reduce_scatter"], ylim=(3.6, -0.6),
                   title=f"{title} rank {rank}".strip())
         ordered = sorted(mine, key=lambda event: event["end"])
         alive.step([(event["end"] - start) * 1e3 for event in ordered], [event["alive"] / 1e6 for event in ordered], where="post")
         alive.set(ylabel="MB alive", ylim=(0, 1.1 * max(event["alive"] for event in mine) / 1e6 or 1))
+        end, left = ordered[-1]["alive"] / 1e6, (ordered[-1]["end"] - start) * 1e3
+        alive.annotate(f"{end:.1f}", (left, end), (4, 0), textcoords="offset points", va="center", fontsize=8)
     rows[-1].set_xlabel("milliseconds since the step began")
     verbs = [verb for verb in VERB_COLORS if any(event["verb"] == verb for event in events)]
     handles = [rows[0].barh(0, 0, color=VERB_COLORS[verb]) for verb in verbs]

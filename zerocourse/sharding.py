@@ -18,6 +18,7 @@ from .comm import Comm
 from .errors import BadInput
 from .meta import Materializer, assert_materializable
 from .rankmap import Layout, Piece, RankMap, owners
+from .sizes import integer
 from .zero.ddp import DataParallel, Heart
 from .zero.flat import Flat
 from .zero.stage1 import Stage1
@@ -59,11 +60,11 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     """
     if isinstance(stage, bool) or stage not in range(len(STAGES)):
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
-    if hasattr(model, "zero"):
-        raise BadInput(f"this {type(model).__name__} is sharded already: shard a model once")
-    if type(optimizer).__name__ in NOT_ELEMENTWISE:
-        raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: "
-                       "use an optimizer whose update is element-wise, such as AdamW or SGD")
+    check_trainable(model, optimizer)
+    prefetch, in_flight = integer(prefetch, "prefetch", 0), integer(in_flight, "in_flight", 0)
+    bucket_size = None if bucket_size is None else integer(bucket_size, "bucket_size, in elements,", 1)
+    if param_dtype is not None and not (isinstance(param_dtype, torch.dtype) and param_dtype.is_floating_point):
+        raise BadInput(f"param_dtype is {param_dtype!r}: it must be a dtype such as torch.bfloat16")
     comm, of_stage = comm or Comm(), STAGES[stage]
     shapes = {name: param.shape for name, param in model.named_parameters()}
     if not shapes:
@@ -97,6 +98,24 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if optimizer is not None:
         take_over(optimizer, model.zero)
     return model, optimizer
+
+
+def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Raise BadInput for what cannot be sharded, and when one of the two is not what it should be."""
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model is a {type(model).__name__}: it must be a torch.nn.Module, and comes before the optimizer")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise BadInput(f"optimizer is {of_what(optimizer)}: it must be made already, such as "
+                       "torch.optim.AdamW(model.parameters())")
+    if hasattr(model, "zero"):
+        raise BadInput(f"this {type(model).__name__} is sharded already: shard a model once")
+    if type(optimizer).__name__ in NOT_ELEMENTWISE:
+        raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: "
+                       "use an optimizer whose update is element-wise, such as AdamW or SGD")
+
+
+def of_what(thing: object) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
 
 
 def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[str, int] | None,
@@ -154,7 +173,7 @@ def known_to(optimizer: Optimizer | None, model: nn.Module) -> None:
         for param in group["params"]:
             if param not in params:
                 raise BadInput(f"parameter group {index} of the optimizer holds a tensor {tuple(param.shape)} that is not "
-                               "a parameter of the model: build the optimizer from model.parameters()")
+                               "a parameter of the model: build the optimizer from model.parameters(), after the model has moved")
 
 
 def take_over(optimizer: Optimizer, stage: DataParallel) -> None:

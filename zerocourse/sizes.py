@@ -50,3 +50,12 @@ def _format(nbytes: int, step: int, units: tuple[str, ...]) -> str:
         value, unit = value / step, unit + 1
     digits = 0 if unit == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f} {units[unit]}"
+
+
+def integer(value: object, name: str, least: int, most: int | None = None) -> int:
+    """The value as an int: JSON's 5e8 is one too, true is not. Raises BadInput."""
+    whole = isinstance(value, int) or isinstance(value, float) and value.is_integer()
+    if isinstance(value, bool) or not whole or value < least or (most is not None and value > most):
+        span = f"from {least} to {most}" if most is not None else f"of at least {least}"
+        raise BadInput(f"{name} is {value!r}: it must be an integer {span}")
+    return int(value)

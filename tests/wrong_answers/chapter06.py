@@ -96,6 +96,11 @@ def no_order_by_events(buckets, arrivals):
     return left
 
 
+@wrong("6.2", "wait for the end of the backward")
+def all_at_the_end(buckets, arrivals):
+    return [len(arrivals) for _ in buckets]
+
+
 @wrong("6.2", "first bucket leave first")
 def first_first(buckets, arrivals):
     left, found = 0, []

@@ -122,7 +122,8 @@ def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
     """Kind and sentence for an exception; the answer's own comes before what it led to."""
     error = next((answer.error for answer in answers if answer.error), raised)
     if blank := blank_of(error):
-        return "not done", f"not done yet: `{blank}` is still a blank"
+        name = answers[0].__name__ if answers and blank == "__init__" else blank
+        return "not done", f"not done yet: `{name}` is still a blank"
     if isinstance(raised, Wrong):
         return "wrong", str(raised)
     misfit = next((answer.misfit for answer in answers if answer.misfit), "")

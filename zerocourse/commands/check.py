@@ -37,6 +37,8 @@ def configure(parser):
 
 def run(args) -> Outcome:
     for id in args.ids:
+        if id.endswith(".ipynb"):
+            raise BadInput(f"{id} is a notebook: say --answers {id}")
         find(id)  # a misspelt one is told before anything runs
     if args.seconds <= 0 or args.jobs < 1:
         raise BadInput("--seconds and --jobs must be positive")
@@ -93,5 +95,6 @@ def _folder(args, limits: Limits) -> Outcome:
     save_csv(rows, path)
     data = {row.name: row.as_dict() for row in rows}
     unread = sum(bool(row.problem) for row in rows)
-    text = "\n".join([*map(str, rows), "", f"{len(rows)} notebooks, {unread} of them not graded; grades are in {path}"])
+    but = f", {unread} of them could not be graded" if unread else ""
+    text = "\n".join([*map(str, rows), "", f"{len(rows)} notebooks{but}; grades are in {path}"])
     return Outcome(text, data, not unread)

@@ -1,6 +1,7 @@
 """Cutting a model into units, and units into flats. It communicates nothing."""
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from torch import nn
 
@@ -50,8 +51,10 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
         units = [units] if isinstance(units, str | type) else list(units)
         classes = tuple(unit for unit in units if isinstance(unit, type))
         for name in units:
-            if isinstance(name, str) and name not in modules:
-                raise BadInput(f"units names {name!r}, which is not a module of {type(model).__name__}")
+            if not isinstance(name, type) and name not in modules:
+                near = get_close_matches(str(name), filter(None, modules), n=3, cutoff=0)
+                raise BadInput(f"units names {name!r}, which is not a module of {type(model).__name__}; "
+                               f"names that are: {', '.join(map(repr, near)) or 'none'}")
         chosen = [name for name, module in modules.items() if name and (name in units or isinstance(module, classes))]
     home: dict[nn.Parameter, set[str]] = {}
     for module_name, module in modules.items():

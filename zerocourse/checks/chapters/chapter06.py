@@ -98,6 +98,9 @@ def departures(lab: Lab):
         ("You let a bucket leave as soon as it is full: then ranks on which gradients come in another order, or not at "
          "all, begin other collectives. Bucket i waits until bucket i + 1 has left.",
          lambda buckets, arrivals: leaves(buckets, arrivals, ordered=False)),
+        ("You let every bucket wait for the end of the backward: then nothing is under way while the backward goes on. A "
+         "full bucket leaves as soon as those after it have left.",
+         lambda buckets, arrivals: [len(arrivals)] * len(buckets)),
         ("You let the first bucket leave first: gradients come from the last layer on, so the last bucket leaves "
          "first.",
          lambda buckets, arrivals: leaves(buckets, arrivals, forward=True)),
