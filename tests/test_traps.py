@@ -139,7 +139,132 @@ def test_trap_03_unused_on_one_rank(pool):
     check_exact(pool, [case for size in (None, 20) for accumulation in (1, 2) for case in
                        of_stack(Branches, loss=special_on_rank_one, bucket_size=size, accumulation=accumulation)])
     check_exact(pool, [case for size in (None, 20) for case in
-                       of_stack(ParallelBranches, loss=special_on_rank_one, bucket_size=size, options=(("in_flight", 1),))])
+                       of_stack(ParallelBranches, loss=special_on_rank_one, bucket_size=size, options=(("in_flight", 1),))],
+                tolerance=1e-6)  # each unit adds up the gradient of the shared input for itself: another order
+
+
+class MayIgnore(Block):
+    """A block that uses a condition, or (special) ignores it and a layer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(6, 6)
+
+    def forward(self, x, condition, special):
+        x = super().forward(x)
+        return x if special else x + self.project(condition)
+
+
+class Conditioned(Stack):
+    """All units get the same tensor, which no unit's end may wait for: on one rank nobody uses it."""
+
+    block = MayIgnore
+
+    def __init__(self):
+        super().__init__()
+        self.condition = nn.Linear(6, 6)
+
+    def forward(self, x, special):
+        condition, x = self.condition(x), self.first(x)
+        for block in self.blocks:
+            x = block(x, condition, special)
+        return self.last(x)
+
+
+class ConditionedByParameter(Conditioned):
+    """The same tensor is a parameter of the root."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(6))
+
+    def forward(self, x, special):
+        x = self.first(x) + 0 * self.condition(x)
+        for block in self.blocks:
+            x = block(x, self.token, special)
+        return self.last(x)
+
+
+class MayDrop(Block):
+    def forward(self, x, drop):
+        return x if drop else super().forward(x)
+
+
+class LayerDrop(Stack):
+    """A unit that runs everywhere, and on one rank returns its input as it came."""
+
+    block = MayDrop
+
+    def forward(self, x, special):
+        x = self.first(x)
+        for index, block in enumerate(self.blocks):
+            x = block(x, special and index == 1)
+        return self.last(x)
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, special):
+        return torch.tanh(self.first(x) if special else self.second(self.first(x)))
+
+
+class Towers(nn.Module):
+    """Units side by side whose input needs no gradient: no hook tells when their backward is over."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.towers, self.last = nn.ModuleList(Tower() for _ in range(6)), nn.Linear(6, 6)
+
+    def forward(self, x, special):
+        return self.last(sum(tower(x, special) for tower in self.towers))
+
+
+class Recomputed(Stack):
+    """Blocks under reentrant checkpointing, and a head with a layer that one rank does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(6, 6)
+
+    def forward(self, x, special):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.last(x) if special else self.other(self.last(x))
+
+
+@pytest.mark.parametrize("make", (Conditioned, ConditionedByParameter, LayerDrop, Towers, Recomputed))
+def test_trap_03_one_rank_knows_sooner_that_a_unit_is_over(pool, make):
+    """Reductions and gathers come in one order on all ranks, however few units may be under way."""
+    loose = {"loss": special_on_rank_one, "optimizer": worlds.sgd}  # additions into a shared tensor have another order
+    check_exact(pool, of_stack(make, stages=(0, 1, 2), bucket_size=20, **loose), tolerance=1e-6)
+    check_exact(pool, [case for prefetch in (0, 1, 3) for in_flight in (0, 1) for case in of_stack(
+        make, stages=(3,), options=(("prefetch", prefetch), ("in_flight", in_flight)), **loose)], tolerance=1e-6)
+
+
+def shared_by_all() -> tuple[int, int, int]:
+    """Hooks on a root's parameter that every unit gets after three steps; the most rows and buckets at once at stage 3."""
+    model, optimizer = shard(ConditionedByParameter(), stage=3)
+    most = [0, 0]
+
+    def look(_):
+        most[0] = max(most[0], sum(flat.gathered for flat in model.zero.flats))
+        most[1] = max(most[1], sum(flat.grad is not None for flat in model.zero.flats))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(look)
+    for step in range(3):
+        special_on_rank_one(model, step, 0, 0).backward()
+    return len(model.token._backward_hooks or ()), most[0] - len(model.zero.root.flats), most[1] - len(model.zero.root.flats)
+
+
+def test_trap_03_a_tensor_that_all_units_get_keeps_none_of_them(pool):
+    for hooks, rows_of_units, buckets_of_units in pool(2).run(shared_by_all):
+        assert hooks == 0 and rows_of_units <= 2 and buckets_of_units <= 2
 
 
 class Skipping(Stack):
@@ -445,6 +570,51 @@ def test_trap_11_checkpointing(pool, make):
 def test_trap_11_reentrant_checkpointing_of_blocks_called_twice(pool):
     """A block's gradients come in two parts, which are reduced one after the other: the additions have another order."""
     check_exact(pool, of_stack(TwiceReentrant, accumulation=2, optimizer=worlds.sgd), tolerance=1e-6)
+
+
+class ThriceReentrant(Stack):
+    """A gradient comes while its bucket is under way, and once more when it is back."""
+
+    def forward(self, x):
+        x = self.first(x)
+        for index in (2, 1, 2, 2, 0):
+            x = checkpoint(self.blocks[index], x, use_reentrant=True)
+        return self.last(x)
+
+
+def test_trap_11_a_block_computed_three_times(pool):
+    check_exact(pool, [case for in_flight in (0, 1, 2) for case in of_stack(
+        ThriceReentrant, optimizer=worlds.sgd, options=(("in_flight", in_flight),))], tolerance=1e-6)
+
+
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0], None
+
+
+class Scaled(Block):
+    """A parameter that takes part, and whose gradient is None."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((6,), 1.5))
+
+    def forward(self, x):
+        return super().forward(NoGradient.apply(x, self.scale))
+
+
+class ScaledStack(Stack):
+    block = Scaled
+
+
+def test_trap_03_a_gradient_that_is_none(pool):
+    check_exact(pool, of_stack(ScaledStack, accumulation=2))
 
 
 # -- 12: exceptions --------------------------------------------------------------------------------------------------

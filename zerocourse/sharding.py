@@ -70,7 +70,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if not shapes:
         raise BadInput(f"{type(model).__name__} has no parameters, so there is nothing to train")
     owner = owners(rank_map, shapes, comm.world_size)
-    known_to(optimizer, model)
+    known_to(optimizer.param_groups if optimizer is not None else [], model)
     made = cut_into_units(model, units)
     settings = [f"stage {stage}", f"bucket_size {bucket_size}", f"param_dtype {param_dtype}", f"prefetch {prefetch}",
                 f"in_flight {in_flight}", f"reshard_after_forward {reshard_after_forward}",
@@ -92,6 +92,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     for name, buffer in model.named_buffers():
         comm.broadcast(buffer, f"buffer {name}")
     model.zero_grad = model.zero.zero_grad
+    model._apply = stays(model)
+    model.__deepcopy__ = refuse("a sharded model cannot be copied, since a copy would be one on this rank alone", "state_dict")
     model.load_state_dict = refuse("load_state_dict() of a sharded model would not reach what the optimizer steps", "load_state_dict")
     if stage == 3:
         model.state_dict = refuse("state_dict() of a model under stage 3 would hold NaN, since this rank has slices", "state_dict")
@@ -166,10 +168,25 @@ def refuse(why: str, instead: str) -> Callable:
     return call
 
 
-def known_to(optimizer: Optimizer | None, model: nn.Module) -> None:
-    """Raise BadInput when the optimizer trains what the model does not have."""
+def stays(model: nn.Module) -> Callable:
+    """In place of `model._apply`, through which .to(), .half() and their like go: parameters must stay views of their row."""
+    own = model._apply
+
+    def apply(change: Callable, *args, **kwargs):
+        for tensor in (*model.parameters(), *model.buffers()):
+            probe = torch.empty(1, dtype=tensor.dtype, device=tensor.device)
+            if change(probe) is not probe:
+                raise BadInput(f"a sharded {type(model).__name__} keeps its dtype and device: say param_dtype=... and device=... "
+                               "to zerocourse.shard")
+        return own(change, *args, **kwargs)
+
+    return apply
+
+
+def known_to(groups: list[dict], model: nn.Module) -> None:
+    """Raise BadInput when the optimizer's groups hold what the model does not have."""
     params = set(model.parameters())
-    for index, group in enumerate(optimizer.param_groups if optimizer is not None else []):
+    for index, group in enumerate(groups):
         for param in group["params"]:
             if param not in params:
                 raise BadInput(f"parameter group {index} of the optimizer holds a tensor {tuple(param.shape)} that is not "
@@ -193,12 +210,17 @@ def take_over(optimizer: Optimizer, stage: DataParallel) -> None:
 
     @wraps(own_step)  # a scheduler made before leaves a mark there, and looks for it
     def step(optimizer: Optimizer, closure=None):
+        if hasattr(optimizer, "found_inf"):
+            raise BadInput("torch.amp.GradScaler looks for an overflow on each rank alone, and ranks would part: train in bf16 "
+                           "(param_dtype=torch.bfloat16), which needs no scaling")
         return stage.step(own_step, closure)
 
     def add_param_group(group: dict) -> None:
-        params = [group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]
+        params = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
+        known_to([group | {"params": params}], stage.model)
         own_add(group | {"params": [pieces[param] for param in params if param in pieces]})
 
+    optimizer._step_supports_amp_scaling = True  # so GradScaler calls `step` on every rank, and leaves its mark
     optimizer.step = MethodType(step, optimizer)  # a scheduler made later takes it for a method
     optimizer.add_param_group, optimizer.zero_grad = add_param_group, stage.zero_grad
 

@@ -74,7 +74,7 @@ class DataParallel:
         self.flats = [flat for unit in units for flat in unit.flats]
         self.device = self.flats[0].full.device
         self.watched: set[nn.Parameter] = set()  # who has its hook
-        self.in_forward = self.in_backward = False
+        self.in_forward = self.in_backward = self.recording = False  # recording: a forward with gradients
         self.sync = True
         self.unreduced = False  # a backward under `no_sync` left gradients that only this rank knows
         self.order: list[Unit] = []  # units that record gradients, as they ran since the last backward
@@ -96,12 +96,13 @@ class DataParallel:
         if unit is self.root and not hooks.backward_is_running():
             if self.in_forward or self.in_backward:
                 self.recover()
-            self.in_forward = True
+            self.in_forward, self.recording = True, torch.is_grad_enabled()
             if self.order_is_old and torch.is_grad_enabled():
                 self.order, self.order_is_old = [], False
-        if torch.is_grad_enabled() and unit not in self.order:
+        # Reentrant checkpointing computes a unit without gradients first; its place is where it ran, on every rank.
+        if (torch.is_grad_enabled() or self.in_forward and self.recording) and unit not in self.order:
             self.order.append(unit)
-            if self.in_backward:  # reentrant checkpointing computes it with gradients only now
+            if self.in_backward:
                 self.queue.append(unit)
         self.use(unit, "forward")
         self._mark("forward", unit)
@@ -123,6 +124,8 @@ class DataParallel:
     def on_gradient(self, flat: Flat, key: str, param: nn.Parameter) -> None:
         """Move the gradient into its bucket. If that is on its way, the gradient stays where it is until `finish`: to
         wait here, where only this rank may come by, would be to wait for ranks that wait for this one."""
+        if param.grad is None:  # it was frozen after the forward, or an autograd function returned None
+            return
         if flat.grad is not None and not flat.fresh and any(flat is other for _, other, _ in self.reducing):
             flat.late.add(key)
         else:
@@ -255,6 +258,7 @@ class DataParallel:
         """
         self.flush()
         shards = [flat.grad_shard for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
+        shards = [torch.view_as_real(shard) if shard.is_complex() else shard for shard in shards]
         parts = [torch.linalg.vector_norm(shard, dtype=torch.float32) for shard in shards]
         total = torch.stack(parts).square().sum() if parts else torch.zeros((), device=self.device)
         return (self.comm.add(total) if self.shards_optimizer else total).sqrt()

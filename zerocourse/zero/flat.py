@@ -90,10 +90,12 @@ class Flat:
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()  # backward(create_graph=True) makes gradients that record
     def collect(self, key: str, param: nn.Parameter) -> None:
         """Move a parameter's fresh gradient into the bucket, divided by N, and free it."""
         gradient = param.grad.to_dense() if param.grad.is_sparse else param.grad
         param.grad = None
+        self.late.discard(key)
         self.open_bucket()
         place = self.grad[self.layout.place(key)].view(gradient.shape)
         if key in self.filled:
@@ -105,8 +107,7 @@ class Flat:
 
     def collect_late(self) -> None:
         """The bucket is back: move the gradients that waited for it."""
-        while self.late:
-            key = self.late.pop()
+        for key in list(self.late):
             self.collect(key, self.params[key])
 
     def open_bucket(self) -> None:

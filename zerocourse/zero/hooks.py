@@ -75,28 +75,49 @@ def _before(stage, unit: Unit):
             begin_backward(stage)
         stage.pre_forward(unit)
         if not torch.is_grad_enabled():
-            return
+            return None
         watch_gradients(stage, unit)
-        inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
-        if inputs and unit is not stage.root:
+        if unit is stage.root or (unit.open and backward_is_running()):  # computed again: its forward has been counted
+            return None
+        views: dict[int, torch.Tensor] = {}
+        edges: list[torch.Tensor] = []
+        args, kwargs = tuple(own_edges(arg, edges, views) for arg in args), {
+            name: own_edges(arg, edges, views) for name, arg in kwargs.items()}
+        known = {id(view) for view in views.values()}
+        edges += [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad and id(tensor) not in known]
+        if edges:
             unit.open += 1
-            leaves = any(tensor.is_leaf for tensor in inputs)  # the hooks must not know the tensors that know them
 
-            def is_over():
+            def inputs_have_gradients(_):
+                begin_backward(stage)
                 unit.open = max(0, unit.open - 1)
                 if unit.open == 0 and stage.in_backward:
                     stage.post_backward(unit)
 
-            def inputs_have_gradients(_):
-                begin_backward(stage)
-                if leaves:  # then parameters may get theirs after it: wait for the end
-                    torch.autograd.Variable._execution_engine.queue_callback(is_over)
-                else:
-                    is_over()
-
-            register_multi_grad_hook(inputs, inputs_have_gradients)
+            register_multi_grad_hook(edges, inputs_have_gradients)
+        return args, kwargs
 
     return hook
+
+
+def own_edges(thing, edges: list[torch.Tensor], views: dict[int, torch.Tensor]):
+    """An argument as the unit gets it: with a view in place of a tensor that needs a gradient, also in tuples.
+
+    So each unit has an edge of the graph of its own, which has its gradient when this unit's backward is over; the
+    tensor itself has it when everybody's is who uses it. It takes two views: the first is hooked, and the unit that
+    returns the second as it came begins its backward before it ends it. A tensor that comes twice stays one tensor.
+    What is in lists, dictionaries and other objects stays as it is, for the unit may want to change them.
+    """
+    if isinstance(thing, torch.Tensor) and thing.requires_grad and thing.layout is torch.strided:
+        if id(thing) not in views:
+            edges.append(thing.view_as(thing))
+            views[id(thing)] = edges[-1].view_as(thing)
+        return views[id(thing)]
+    if isinstance(thing, tuple):
+        items = [own_edges(item, edges, views) for item in thing]
+        if any(item is not before for item, before in zip(items, thing, strict=True)):
+            return type(thing)(*items) if hasattr(thing, "_fields") else tuple(items)
+    return thing
 
 
 def _after(stage, unit: Unit):

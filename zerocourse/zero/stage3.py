@@ -113,13 +113,9 @@ class Stage3(Stage2):
 
     def is_full(self, unit: Unit, flat: Flat) -> bool:
         """While units gather for their backward, a reduction waits for its unit's end, to come at the same point of this
-        sequence on all ranks, whichever parameters a rank has used."""
-        return not unit.open and super().is_full(unit, flat)
-
-    def reduce(self, unit: Unit, flat: Flat) -> None:
-        super().reduce(unit, flat)
-        if not (unit.to_reduce or unit.open or unit.external or unit is self.root):  # its inputs need no gradient
-            self.release(unit)
+        sequence on all ranks, whichever parameters a rank has used. A unit none of whose inputs needs a gradient has no
+        such end: its reduction comes after all gathers."""
+        return unit is self.root and super().is_full(unit, flat)
 
     def post_backward(self, unit: Unit) -> None:
         super().post_backward(unit)
