@@ -81,8 +81,8 @@ def _before(stage, unit: Unit):
             return None
         views: dict[int, torch.Tensor] = {}
         edges: list[torch.Tensor] = []
-        args, kwargs = tuple(own_edges(arg, edges, views) for arg in args), {
-            name: own_edges(arg, edges, views) for name, arg in kwargs.items()}
+        args = tuple(own_edges(arg, edges, views) for arg in args)
+        kwargs = {name: own_edges(arg, edges, views) for name, arg in kwargs.items()}
         known = {id(view) for view in views.values()}
         edges += [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad and id(tensor) not in known]
         if edges:
@@ -132,8 +132,7 @@ def _after(stage, unit: Unit):
         stage.post_forward(unit)
         for tensor in outputs:
             if tensor.grad_fn is not None:
-                # On the node and not on the tensor, whose hooks come earlier: the unit after this one ends its backward
-                # with a hook on the same tensor, and should free its parameters before this one gathers more.
+                # On the node and not on the tensor: one that has several of the outputs begins once.
                 tensor.grad_fn.register_prehook(begins)
 
     return hook
