@@ -268,7 +268,7 @@ def recorded_peak(case: Case) -> tuple[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("stage, prefetch, in_flight",
-                         [(0, 1, 2), (1, 1, 2), (2, 1, 0), (2, 1, 1), (2, 1, 2), (3, 0, 0), (3, 0, 1), (3, 1, 2), (3, 2, 1), (3, 9, 9)])
+                         [(0, 1, 2), (1, 1, 2), (2, 1, 0), (2, 1, 1), (2, 1, 2), (3, 0, 0), (3, 0, 1), (3, 1, 1), (3, 1, 2), (3, 2, 1), (3, 9, 9)])
 @pytest.mark.parametrize("world_size", (2, 3))
 def test_the_recorded_peak_is_the_formulas(pool, world_size, stage, prefetch, in_flight):
     case = Case(stage, make=even, options=(("prefetch", prefetch), ("in_flight", in_flight)))
@@ -302,6 +302,34 @@ def test_overlap(pool):
     for found in pool(2).run(events, prefetching(1, True)):
         for verb in ("forward", "backward"):
             check_overlap(found, verb)
+
+
+def gradients_at_gathers(case: Case) -> dict[str, tuple[int, int]]:
+    """By unit: how many gradients of the unit that computes are there, and how many come, when its gather begins."""
+    model, optimizer = worlds.sharded(case)
+    worlds.train_plain(replace(case, steps=2), model, optimizer)
+    stage, found = model.zero, {}
+    begin = stage.start_gather
+
+    def start_gather(unit):
+        if stage.in_backward and not unit.gathering:
+            flats = stage.current.flats
+            found[unit.name] = sum(len(flat.arrived) for flat in flats), sum(flat.expected for flat in flats)
+        begin(unit)
+
+    stage.start_gather = start_gather
+    case.loss(model, 0, 0, 0).backward()
+    return found
+
+
+def test_a_reduction_has_the_first_half_of_a_backward_and_the_gather_ahead_the_second(pool):
+    for found in pool(2).run(events, prefetching(1, True)):
+        computes = [event for event in found if event["verb"] == "backward" and event["unit"] != "root"]
+        reductions = {event["unit"]: event for event in found if event["verb"] == "reduce_scatter"}
+        for before, now in zip(computes, computes[1:-1], strict=False):  # nobody is ahead of the last
+            assert now["start"] < reductions[before["unit"]]["end"] < now["end"], now["unit"]
+    for found in pool(2).run(gradients_at_gathers, prefetching(1, True)):
+        assert {found[name] for name in ("h.3", "h.2", "h.1", "h.0")} == {(6, 12)}
 
 
 # -- elements sent ---------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from .sharding import shard
 from .zero.flat import Flat
 
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
-SEQUENCES = 12  # a rank and step, of block_size tokens: so many that the cores compute, and are not busy sending bytes
+SEQUENCES = 24  # a rank and step, of block_size tokens: so many that the cores compute, and are not busy sending bytes
 QUIET = 0.1  # of the cores' time, used by others, at most
 
 
@@ -70,12 +70,12 @@ class Round:
         return (self.speedup - 1) / (self.tight_bound - 1)
 
 
-def over_limited_link(rounds: int = 15, ratio: float = 1.0, patience: float = 60, prefetch: int = 2, in_flight: int = 2,
+def over_limited_link(rounds: int = 11, ratio: float = 1.0, patience: float = 60, prefetch: int = 2, in_flight: int = 2,
                       config: GPTConfig = CONFIG, sequences: int = SEQUENCES) -> dict:
     """Two nodes of one rank on a link whose rate makes M about `ratio` × C; see `summary` for what is returned.
 
     rounds: as many quiet ones, and after `patience` seconds as many of any kind. A round's share is anything from 0.5
-        to 1.1 (two processes on a shared machine); the median of 15 differs little from run to run.
+        to 1.1 (two processes on a shared machine); the median of 11 differs little from run to run.
     prefetch, in_flight: what `shard` is told in the steps with overlap. With a prefetch of 1 the link may have
     nothing to do from the end of a gather to the next block; with 2 it has, which evens out blocks and ranks.
     `events`: what happened in the last step without and with overlap, by rank (see `events.Event`).

@@ -49,7 +49,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     bucket_size: the most elements reduced at once; None: a unit at once.
     param_dtype: train fp32 parameters in bf16 or fp16; the optimizer then steps fp32 master weights.
     prefetch: units gathered ahead (stage 3).   in_flight: units whose reductions may be under way at once;
-        0: the backward waits for each, which is no overlap.
+        1: a gather ahead waits for it in the backward, which saves memory; 0: the backward does: no overlap.
     reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
     comm: the ranks; by default the default process group, or one rank when there is none.
     heart: functions in place of the stage's own, by name (see `zero.ddp.Heart`).

@@ -45,6 +45,8 @@ class Stage3(Stage2):
                  prefetch: int = 1, reshard_after_forward: bool = True):
         super().__init__(model, units, comm, heart, in_flight)
         self.prefetcher, self.reshard_after_forward = Prefetcher(prefetch), reshard_after_forward
+        self.current = self.root  # the unit that computes
+        self.ahead: list[Unit] = []  # those that are to be gathered meanwhile, and are not begun yet
         for unit in units:
             self.release(unit)
             if unit is not self.root:
@@ -80,15 +82,31 @@ class Stage3(Stage2):
                     flat.hide()
 
     def use(self, unit: Unit, kind: str) -> None:
-        """Gather the unit, and start gathering those that come next (before the wait: the link is never idle)."""
+        """Gather the unit, and start gathering those that come next (before the wait: the link is never idle).
+
+        With one reduction in flight, those that come next wait in the backward until the middle of the unit: the
+        reduction has the link until then, and they take memory that it gave back.
+        """
         if kind == "forward" and hooks.backward_is_running():  # checkpointing computes it again; its backward follows
             self.gather(unit)
             return
         if kind == "forward" and unit is self.root:
             self.prefetcher.start("forward")
-        for each in [unit, *self.prefetcher.next_after(unit, kind)]:
-            self.start_gather(each)
+        self.gather_ahead()
+        self.start_gather(unit)
+        self.current = unit
+        self.ahead = [each for each in self.prefetcher.next_after(unit, kind) if not each.gathering]
+        if self.in_flight != 1 or not self.reducing:
+            self.gather_ahead()
         self.gather(unit)
+
+    def gather_ahead(self) -> None:
+        """Start gathering those that come next. On every rank that is after the reduction of the unit before `current`,
+        and before anything else is gathered or reduced."""
+        if self.ahead and self.in_flight == 1:
+            self.wait_for_reductions()
+        while self.ahead:
+            self.start_gather(self.ahead.pop(0))
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
 
@@ -111,6 +129,11 @@ class Stage3(Stage2):
         for unit in lasting:
             self.gather(unit)
 
+    def on_gradient(self, flat: Flat, key: str, param: nn.Parameter) -> None:
+        super().on_gradient(flat, key, param)
+        if self.ahead and self.current.half_done:
+            self.gather_ahead()
+
     def is_full(self, unit: Unit, flat: Flat) -> bool:
         """While units gather for their backward, a reduction waits for its unit's end, to come at the same point of this
         sequence on all ranks, whichever parameters a rank has used. A unit none of whose inputs needs a gradient has no
@@ -118,11 +141,13 @@ class Stage3(Stage2):
         return unit is self.root and super().is_full(unit, flat)
 
     def post_backward(self, unit: Unit) -> None:
+        self.gather_ahead()
         super().post_backward(unit)
         if not unit.external:
             self.release(unit)
 
     def end_backward(self) -> None:
+        self.gather_ahead()
         super().end_backward()
         self.release_all()
 
@@ -131,6 +156,7 @@ class Stage3(Stage2):
         return super().step(*args)
 
     def recover(self) -> None:
+        self.ahead = []
         super().recover()
         self.release_all()
 

@@ -31,8 +31,18 @@ class Unit:
         return [flat for flat in reversed(self.flats) if flat.expected][self.launched :]
 
     @property
+    def half_done(self) -> bool:
+        """Have half of its parameters their gradient, in this backward?"""
+        return 2 * sum(len(flat.arrived) for flat in self.flats) >= sum(flat.expected for flat in self.flats)
+
+    @property
+    def gathering(self) -> bool:
+        """Is the memory of its parameters held, and filled or about to be?"""
+        return all(flat.gathered for flat in self.flats)
+
+    @property
     def gathered(self) -> bool:
-        return not self.gathers and all(flat.gathered for flat in self.flats)
+        return self.gathering and not self.gathers
 
 
 def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) -> list[Unit]:
