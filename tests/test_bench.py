@@ -18,8 +18,8 @@ from zerocourse import bench, cli
 from zerocourse.bench import meters, runner
 from zerocourse.bench.in_ranks import turns
 from zerocourse.bench.plan import AGAIN, ALONE, BASELINE, MODES, Mode, Plan, find_modes
-from zerocourse.bench.report import alt_text, summarise, table
-from zerocourse.bench.verdict import checks, noise, ratio
+from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
+from zerocourse.bench.verdict import Profile, checks, noise, profiles, ratio
 from zerocourse.commands.bench import write
 from zerocourse.errors import BadInput
 
@@ -101,7 +101,9 @@ def test_the_heap_peak_is_above_what_tensors_show_and_of_this_mode_alone(found, 
 @pytest.mark.timeout(240)
 def test_every_mode_ran_every_round_in_one_race(found):
     assert [set(race) for race in found["races"]] == [{*TORCH, AGAIN, ALONE}]
-    assert all(len(seconds) == PLAN.rounds and min(map(min, seconds)) > 0 for seconds in found["races"][0].values())
+    spent = [step for steps in found["races"][0].values() for step in steps]
+    assert all(len(steps) == PLAN.rounds for steps in found["races"][0].values())
+    assert all(clock > 0 and processor > 0.9 * computing > 0 and faults >= 0 for clock, processor, computing, faults in spent)
 
 
 @pytest.mark.timeout(240)
@@ -177,8 +179,8 @@ def wait_until(true, seconds: float) -> None:
 # the verdict
 
 def races(**seconds):
-    """Twice as much processor time as time: two ranks that never wait."""
-    return [{name.replace("_", "-"): [(second, 2 * second) for second in taken] for name, taken in seconds.items()}]
+    """Twice as much processor time as time: two ranks that never wait, half of it spent on talking."""
+    return [{name.replace("_", "-"): [(second, 2 * second, second, 10) for second in taken] for name, taken in seconds.items()}]
 
 
 def test_a_ratio_is_of_pairs_in_a_round_and_not_of_medians():
@@ -187,8 +189,17 @@ def test_a_ratio_is_of_pairs_in_a_round_and_not_of_medians():
     assert ratio(race, "zero3", "zero1") is None
     both = ratio(race + races(zero3=[3], fsdp2=[1]), "zero3", "fsdp2")
     assert both.rounds == 4 and both.median == 1.25
-    waits = [{"zero3": [(1, 5), (2, 1), (3, 1)], "fsdp2": [(1, 1), (1, 2), (1, 2)]}]
+    waits = [{"zero3": [(1, 5, 0, 0), (2, 1, 0, 0), (3, 1, 0, 0)], "fsdp2": [(1, 1, 0, 0), (1, 2, 0, 0), (1, 2, 0, 0)]}]
     assert ratio(waits, "zero3", "fsdp2").median == 2 and ratio(waits, "zero3", "fsdp2").processor == 0.5
+
+
+def test_the_profile_is_of_one_rank_and_begins_with_the_floor():
+    two = races(torch_ddp=[4, 6, 5], again=[9, 9, 9], alone=[3, 3, 3]) + races(torch_ddp=[5, 5, 5], zero3=[7, 7, 7])
+    assert profiles(two, ranks=2) == {ALONE: Profile(3, 1.5, 1.5, 5), BASELINE: Profile(5, 2.5, 2.5, 5),
+                                      "zero3": Profile(7, 3.5, 3.5, 5)}
+    uneven = [{"zero3": [(10, 12, 8, 6)] * 3}]
+    assert profiles(uneven, ranks=2) == {"zero3": Profile(10, 4, 2, 3)}, "talking is what is not computing"
+    assert profiles([], ranks=2) == {} and where_time_goes({}) == []
 
 
 def test_a_machine_that_disagrees_with_itself_is_too_noisy():
@@ -203,12 +214,15 @@ def test_a_machine_that_disagrees_with_itself_is_too_noisy():
 
 @pytest.mark.timeout(240)
 def test_the_table_says_when_times_cannot_be_judged(found, modes):
-    rounds = {name: [(1.0, 2.0)] * 5 for name in (*TORCH, AGAIN)} | {ALONE: [(0.75, 1.5)] * 5}
+    rounds = {name: [(1.0, 2.0, 1.6, 8)] * 5 for name in (*TORCH, AGAIN)} | {ALONE: [(0.75, 1.5, 1.5, 0)] * 5}
     quiet = found | {"races": [rounds]}
     text = table(PLAN, modes, summarise(PLAN, modes, quiet, {}))
     assert "times can be judged" in text and "TOO NOISY" not in text
     assert "alone" in text and "0.75 of zero2's" in " ".join(text.split())
-    noisy = found | {"races": [rounds | {AGAIN: [(second, 2.0) for second in (0.8, 1.2, 0.7, 1.3, 1.0)]}]}
+    profile = [line.split() for line in text.splitlines()]
+    assert ["alone", "750", "750", "0", "0"] in profile and ["zero3", "1000", "800", "200", "4"] in profile
+    assert sum(line[:1] == [AGAIN] for line in profile) == 0, "the control is no mode"
+    noisy = found | {"races": [rounds | {AGAIN: [(second, 2.0, 1.6, 8) for second in (0.8, 1.2, 0.7, 1.3, 1.0)]}]}
     summary = summarise(PLAN, modes, noisy, {})
     text = table(PLAN, modes, summary)
     assert "TOO NOISY" in text and "times can be judged" not in text

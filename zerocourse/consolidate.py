@@ -60,6 +60,6 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                     for key, param in flat.params.items():
                         flat.views[key].copy_(by_param[param])
                     flat.shard.copy_(flat.full[flat.own])
-                    for place in flat.places if flat.master is not flat.shard else []:
+                    for place in flat.places if flat.steps_copies else []:
                         value = by_param[flat.params[place.name]].reshape(-1)[place.start : place.stop]
                         flat.part(flat.master, place).copy_(value)

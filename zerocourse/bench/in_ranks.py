@@ -5,6 +5,7 @@ They never happen together: a meter costs time, and a neighbour's memory is not 
 
 import ctypes
 import gc
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -80,11 +81,13 @@ def under_ledger(ledger: Ledger, trained: Trained, x_BT: Tensor, y_BT: Tensor, l
 
 
 def warm_up(mode: Mode, plan: Plan) -> None:
-    """A step of a very small model: what is imported or set up on first use must not count as the mode's."""
+    """Steps of a short model: what is imported or set up on first use must not count as the mode's.
+
+    Its matrices have the plan's shapes, because the library that multiplies them keeps buffers for each shape.
+    """
     prepare(mode.wants)
-    tiny = replace(plan, layers=2, width=16, tokens=8, vocab=256, global_batch=plan.ranks)
-    trained = build(mode, tiny, mode.buckets[0] if mode.buckets else None)
-    tokens_BT = torch.zeros(1, 8, dtype=torch.int64)
+    trained = build(mode, replace(plan, layers=2), mode.buckets[0] if mode.buckets else None)
+    tokens_BT = torch.zeros(plan.micro_batch, plan.tokens, dtype=torch.int64)
     for _ in range(2):
         trained.step(tokens_BT, tokens_BT)
     del trained
@@ -97,8 +100,7 @@ def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None,
 
     deadline: of the machine's monotonic clock, after which no round begins. control: the baseline runs twice a round,
     and a rank also computes alone.
-    Returns {label of the entry: [[seconds on the clock, seconds of processor time of all threads of this rank] a
-    round]}, the same rounds for all.
+    Returns {label of the entry: [what the step took of this rank, see `taken`, a round]}, the same rounds for all.
     """
     torch.set_num_threads(plan.threads)
     keep_freed_memory()
@@ -125,11 +127,20 @@ def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None,
         x_BT, y_BT = next(stream)
         for name in turns(order, number):
             dist.barrier()
-            began, used = time.perf_counter(), time.process_time()
+            before = taken()
             runners[name].step(x_BT, y_BT)
             dist.barrier()  # a step is over when the slowest rank's is
-            seconds[name].append([time.perf_counter() - began, time.process_time() - used])
+            seconds[name].append([now - then for now, then in zip(taken(), before, strict=True)])
     return seconds
+
+
+def taken() -> tuple[float, float, float, int]:
+    """So far: seconds on the clock, processor seconds of all threads of this process, of this thread alone, page faults.
+
+    This thread computes, on a CPU the backward too; the others are gloo's, which send, receive and (for all_reduce) add.
+    """
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return time.perf_counter(), time.process_time(), time.thread_time(), faults
 
 
 def keep_freed_memory() -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ..sizes import gib
 from ..verdict import mean_losses
 from .plan import AGAIN, ALONE, BASELINE, Mode, Plan
-from .verdict import Ratio, checks, noise, ratio
+from .verdict import CLOCK, PROCESSOR, Ratio, checks, noise, profiles, ratio
 
 KINDS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
 COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "control_bytes")
@@ -22,6 +22,7 @@ def summarise(plan: Plan, modes: Sequence[Mode], found: dict, settings: dict) ->
             "wrong": [f"{check.mode}, {check.what}: {check.detail}" for check in verdict if not check.ok],
             "checks": len(verdict), "noisy": noise(found["races"]),
             "control": as_dict(ratio(found["races"], AGAIN, BASELINE)),
+            "profile": {name: asdict(profile) for name, profile in profiles(found["races"], plan.ranks).items()},
             "alone": {mode.name: as_dict(ratio(found["races"], ALONE, mode.name)) for mode in modes},
             "hooks_microseconds": found["hooks"],
             "meters": {"heap": found["heap"], "wire": found["private"]}, "settings": settings}
@@ -35,7 +36,8 @@ def of_mode(mode: Mode, found: dict) -> dict:
     if not mode.ours:
         counts["sent_bytes"] = counts["wire_bytes"]  # a peer does not count: the interface does
     times = [round_ for race in races for round_ in race.get(mode.name, ())]
-    clock, processor = (statistics.median(column) for column in zip(*times)) if times else (None, None)
+    clock, processor = (statistics.median(spent[which] for spent in times) if times else None
+                        for which in (CLOCK, PROCESSOR))
     others = (BASELINE, *mode.matches)
     return {**counts, "losses": mean_losses(ranks), "step_seconds": clock, "processor_seconds": processor,
             "ratios": {other: as_dict(ratio(races, mode.name, other)) for other in others
@@ -53,10 +55,14 @@ def table(plan: Plan, modes: Sequence[Mode], summary: dict) -> str:
     head = ("mode", "bucket", "params", "grads", "optim", "peak", "heap peak", "wire", "ms/step", "/ DDP",
             "/ torch peer", "/ DeepSpeed")
     rows = [head, *(row(plan, mode, summary["modes"][mode.name]) for mode in modes)]
-    widths = [max(len(line[column]) for line in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.rjust(width) if column > 1 else cell.ljust(width)
-                       for column, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in rows]
-    return "\n".join([about(plan, summary["settings"]), "", *lines, "", *notes(plan, modes, summary)])
+    return "\n".join([about(plan, summary["settings"]), "", *aligned(rows, words=2), "", *notes(plan, modes, summary)])
+
+
+def aligned(rows: list[tuple[str, ...]], words: int) -> list[str]:
+    """Lines in which the first `words` columns stand to the left, and the numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) if column < words else cell.rjust(width)
+                      for column, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in rows]
 
 
 def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
@@ -98,6 +104,7 @@ def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
             lines.append(f"bucket sizes of {mode.name}: {each}")
     floors = ", ".join(f"{floor['median']:.2f} of {name}'s" for name, floor in summary["alone"].items() if floor)
     lines += textwrap.wrap(f"compute alone, a step that talks to nobody, takes this of their time: {floors}", 110)
+    lines += where_time_goes(summary["profile"])
     for name, cost in summary["hooks_microseconds"].items():
         lines.append(f"hooks of {name}: {cost['a_step']:.0f} µs a step, {cost['a_unit']:.0f} a unit, "
                      f"{cost['a_parameter']:.1f} a parameter; {cost['example'] / 1e3:.1f} ms for 12 blocks of 12")
@@ -108,6 +115,15 @@ def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
                      f"over {control['rounds']} rounds: times can be judged.")
     lines.append(f"{summary['checks'] - len(summary['wrong'])} of {summary['checks']} checks of losses and bytes hold.")
     return lines + [f"  WRONG {wrong}" for wrong in summary["wrong"]]
+
+
+def where_time_goes(profile: dict[str, dict]) -> list[str]:
+    """Why a mode takes the time that it takes: a row a mode, milliseconds of one rank."""
+    head = ("where a step goes, ms a rank:", "on the clock", "computing", "talking", "page faults")
+    rows = [(f"  {name}", *(f"{1e3 * of[part]:.0f}" for part in ("step_seconds", "computing_seconds", "talking_seconds")),
+             f"{of['page_faults']:.0f}") for name, of in profile.items()]
+    about_it = ["computing: processor time of the thread that runs model, hooks and optimizer; talking: of gloo's threads."]
+    return [*aligned([head, *rows], words=1), *about_it] if rows else []
 
 
 def alt_text(modes: Sequence[Mode], summary: dict) -> str:

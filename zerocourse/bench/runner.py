@@ -31,8 +31,8 @@ BYTES_A_PARAMETER = 20  # assumed before a mode was metered: fp32 Adam, and a bu
 def measure(plan: Plan, modes: Sequence[Mode], quiet: bool = False) -> dict:
     """Watch, tune and race the modes on real ranks.
 
-    Returns {"watched": {mode: [what each rank measured]}, "races": [{mode or "again": [(seconds, processor
-    seconds of all ranks) a round]}],
+    Returns {"watched": {mode: [what each rank measured]}, "races": [{mode, "again" or "alone": [what the step took, see
+    `Bench.race`, a round]}],
     "tuning": {mode: {bucket size: median seconds}}, "buckets": {mode: the size chosen}, "hooks": see `hook_costs`,
     "heap": was there a heap meter, "private": a private network}.
     Raises ZeroCourseError when a rank fails.
@@ -128,7 +128,7 @@ class Bench:
             entries = [(mode.name, size) for size in sizes[first : first + room]]
             found = self.fresh(f"bucket sizes of {mode.label}", race, entries, self.plan.tuning_rounds, self.deadline,
                                False)[0]
-            seconds |= {size: median(clock for clock, _ in found[f"{mode.name}@{size}"]) for _, size in entries}
+            seconds |= {size: median(clock for clock, *_ in found[f"{mode.name}@{size}"]) for _, size in entries}
         self.buckets[mode.name] = min(seconds, key=seconds.get)
         return seconds
 
@@ -165,7 +165,8 @@ class Bench:
         return int(SHARE_OF_MEMORY * available) // self.plan.ranks if available else sys.maxsize
 
     def race(self, names: list[str]) -> dict[str, list[list[float]]]:
-        """[Seconds of the slowest rank, processor seconds of all ranks] a round."""
+        """[Seconds of the slowest rank; of all ranks: processor seconds, those of the threads that compute, page faults]
+        a round."""
         from .in_ranks import race
 
         entries = [(name, self.buckets[name]) for name in names]
@@ -173,6 +174,6 @@ class Bench:
         found = {}
         for name in ranks[0]:
             steps = zip(*(rank[name] for rank in ranks), strict=True)  # a round: what each rank measured
-            found[name.partition("@")[0]] = [[max(clock for clock, _ in step), sum(used for _, used in step)]
-                                             for step in steps]
+            found[name.partition("@")[0]] = [[max(clock), *map(sum, counts)]
+                                             for clock, *counts in (zip(*step, strict=True) for step in steps)]
         return found

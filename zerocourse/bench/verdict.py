@@ -20,8 +20,8 @@ NOISE = 0.10  # the most that the baseline may differ from itself: the distance 
 BIAS = 0.05  # ... and of its median from 1
 FEWEST_ROUNDS = 5
 
-Race = dict[str, list[tuple[float, float]]]  # by mode, a round: seconds on the clock, processor seconds of all ranks
-CLOCK, PROCESSOR = 0, 1
+Race = dict[str, list[tuple[float, float, float, int]]]  # by mode, a round: seconds of the slowest rank, and of all
+CLOCK, PROCESSOR, COMPUTING, FAULTS = range(4)  # ranks: processor seconds, those of threads that compute, page faults
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,32 @@ def ratio(races: list[Race], mode: str, other: str) -> Ratio | None:
     low, middle, high = statistics.quantiles(clock, n=4, method="inclusive") if len(clock) > 1 else clock * 3
     processor = statistics.median(here[PROCESSOR] / there[PROCESSOR] for here, there in pairs)
     return Ratio(middle, high - low, len(pairs), processor)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a mode's step goes: medians over rounds, means over ranks.
+
+    step_seconds: on the clock. computing_seconds: processor time of the thread that runs the model, its hooks and the
+    optimizer; talking_seconds: that of all other threads, gloo's. page_faults: pages taken from the system anew.
+    """
+
+    step_seconds: float
+    computing_seconds: float
+    talking_seconds: float
+    page_faults: float
+
+
+def profiles(races: list[Race], ranks: int) -> dict[str, Profile]:
+    """Of every mode, and of a rank alone; the least talkative first."""
+    found = {}
+    for name in dict.fromkeys([ALONE, *(name for race in races for name in race)]):
+        rounds = [spent for race in races for spent in race.get(name, ())]
+        if rounds and name != AGAIN:
+            clock, processor, computing, faults = map(statistics.median, zip(*rounds, strict=True))
+            talking = max(0, processor - computing)  # read one after the other: nothing may come out as less
+            found[name] = Profile(clock, computing / ranks, talking / ranks, faults / ranks)
+    return found
 
 
 def noise(races: list[Race]) -> list[str]:

@@ -7,8 +7,9 @@ Each peer has the fastest of three bucket sizes. Writes report.md, bench.png and
 Exit status 1 when losses disagree, or when ours hold or send other bytes than the formulas say; never for a time.
 --json: {"ok", "modes": {mode: {parameters_bytes, gradients_bytes, optimizer_bytes, total_bytes, peak_bytes,
 heap_peak_bytes, wire_bytes, sent_bytes: a list, one entry a rank; losses, step_seconds, ratios: {other: median,
-spread (distance of the quartiles), rounds}, bucket}}, "noisy": reasons why times cannot be judged, ...}. wire_bytes is
-the loopback counter divided by the ranks; a peer's sent_bytes is the same. What could not be metered is null.
+spread (distance of the quartiles), rounds}, bucket}}, "profile": {mode: what of a step is computing, and what gloo's
+threads take}, "noisy": reasons why times cannot be judged, ...}. wire_bytes is the loopback counter divided by the
+ranks; a peer's sent_bytes is the same. What could not be metered is null.
 """
 
 import importlib.metadata

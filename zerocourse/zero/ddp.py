@@ -73,7 +73,6 @@ class DataParallel:
         self.root = units[0]
         self.flats = [flat for unit in units for flat in unit.flats]
         self.device = self.flats[0].full.device
-        self.watched: set[nn.Parameter] = set()  # who has its hook
         self.in_forward = self.in_backward = self.recording = False  # recording: a forward with gradients
         self.sync = True
         self.unreduced = False  # a backward under `no_sync` left gradients that only this rank knows
@@ -130,7 +129,8 @@ class DataParallel:
             flat.late.add(key)
         else:
             flat.collect(key, param)
-            self.launch()
+            if len(flat.arrived) >= flat.expected:
+                self.launch()
 
     def post_backward(self, unit: Unit) -> None:
         self._mark("backward", unit, over=True)
@@ -198,7 +198,8 @@ class DataParallel:
         self.wait_for_reductions()
         self.unreduced = False
         for flat in self.flats:
-            flat.publish_gradients(cast=False)
+            if not flat.steps_copies:
+                flat.publish_gradients()
 
     def new_pass(self) -> None:
         """Nothing of a forward or a backward is left over."""
@@ -226,7 +227,7 @@ class DataParallel:
             self.cast_gradients()
             result = self.heart.step(self.flats, self.comm, partial(optimizer_step, with_gradients) if closure else optimizer_step)
         for flat in self.flats:
-            if flat.master is not flat.shard:  # the fp32 copies of the gradients
+            if flat.steps_copies:  # their fp32 gradients
                 for piece in flat.pieces.values():
                     piece.grad = None
         self.buffers.equalise(self.comm)
@@ -249,7 +250,8 @@ class DataParallel:
         """Every gradient is where the optimizer looks for it, in the precision of what it steps."""
         self.flush()
         for flat in self.flats:
-            flat.publish_gradients(cast=True)
+            if flat.steps_copies:
+                flat.publish_gradients()
 
     def grad_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient, the same on every rank.

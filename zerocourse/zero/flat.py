@@ -35,6 +35,7 @@ class Flat:
         self.world_size = len(layout.bounds) - 1
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
+        self.watched: set[str] = set()  # who has its hook
         self.expected = 0  # gradients that a backward brings when every parameter is used
         self.arrived: set[str] = set()  # who brought one in this backward, since the bucket was last reduced
         self.filled: set[str] = set()  # whose place in the bucket is written, by this micro-batch or earlier ones
@@ -57,6 +58,7 @@ class Flat:
         self.full = row.to(self.dtype)
         self.memory = Memory(self.full)
         self.views = {key: self.full[self.layout.place(key)].view(shape) for key, shape in self.layout.shapes.items()}
+        self.strides = {key: (view.shape, view.stride(), view.storage_offset()) for key, view in self.views.items()}
         self.shard = self.full[self.own].clone() if self.sharded_parameters else self.full[self.own]
         self.master = self.shard if exact is self.dtype else row[self.own].clone()
         trainable = self.dtype.is_floating_point or self.dtype.is_complex
@@ -66,6 +68,8 @@ class Flat:
         self._hidden = {key: nothing.expand(shape) for key, shape in self.layout.shapes.items()}
         if Memory(nothing).readable:
             Memory(nothing).free()
+        self.lasting_bytes = self.shard.nbytes if self.sharded_parameters else 0
+        self.lasting_bytes += self.master.nbytes if self.steps_copies else 0
         self.show()
 
     def show(self) -> None:
@@ -83,21 +87,27 @@ class Flat:
         """Is the memory of `full` held (or, in an empty flat, is there nothing to hold)?"""
         return self.memory.held
 
+    @property
+    def steps_copies(self) -> bool:
+        """Does the optimizer step fp32 copies?"""
+        return self.master is not self.shard
+
     def publish_shard(self) -> None:
         """After the optimizer's step: round the master weights into the slice the others will receive."""
-        if self.master is not self.shard:
+        if self.steps_copies:
             self.shard.copy_(self.master)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()  # backward(create_graph=True) makes gradients that record
     def collect(self, key: str, param: nn.Parameter) -> None:
         """Move a parameter's fresh gradient into the bucket, divided by N, and free it."""
-        gradient = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        gradient = param.grad.detach()  # backward(create_graph=True) makes gradients that record
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
         param.grad = None
         self.late.discard(key)
         self.open_bucket()
-        place = self.grad[self.layout.place(key)].view(gradient.shape)
+        shape, stride, start = self.strides[key]
+        place = self.grad.as_strided(shape, stride, self.grad.storage_offset() + start)
         if key in self.filled:
             place.add_(gradient, alpha=1 / self.world_size)
         else:
@@ -153,12 +163,12 @@ class Flat:
         for piece in self.pieces.values():
             piece.grad = None
 
-    def publish_gradients(self, cast: bool) -> None:
+    def publish_gradients(self) -> None:
         """Give each piece its part of `grad_shard`; who has no gradient on any rank keeps None.
 
-        Master weights need it in fp32, which is memory of its own: that waits for `cast`, just before the step.
+        Master weights get it in fp32, which is memory of its own: for them this waits until just before the step.
         """
-        if self.grad_shard is None or (self.master is not self.shard and not cast):
+        if self.grad_shard is None:
             return
         gradient = self.grad_shard.to(self.master.dtype)
         for place in self.places:
@@ -177,15 +187,14 @@ class Flat:
         gradients = [self.grad, self.grad_shard, *(piece.grad for piece in self.pieces.values())]
         return {"parameters": [self.full, self.shard],
                 "gradients": [tensor for tensor in gradients if tensor is not None],
-                "optimizer": [] if self.master is self.shard else [self.master]}
+                "optimizer": [self.master] if self.steps_copies else []}
 
     @property
     def bytes_held(self) -> int:
         """What `tensors()` sums to, without looking: cheap enough to be asked at every event."""
-        size, own = self.full.element_size(), self.own.stop - self.own.start
-        held = self.full.numel() * size if self.gathered else 0
-        held += own * size if self.sharded_parameters else 0
-        held += own * self.master.element_size() if self.master is not self.shard else 0
-        held += self.layout.padded * size if self.grad is not None else 0
-        inside = self.grad_shard is None or self.grad_shard._base is self.grad is not None  # of the bucket
-        return held + (0 if inside else own * size)
+        held = self.lasting_bytes + (self.memory.nbytes if self.gathered else 0)
+        if self.grad is not None:
+            held += self.memory.nbytes
+        if self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad):  # not in the bucket
+            held += self.shard.nbytes
+        return held

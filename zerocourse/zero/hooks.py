@@ -34,16 +34,16 @@ def attach(stage) -> None:
 def watch_gradients(stage, unit: Unit) -> None:
     """Hook every parameter of the unit that needs it; called again before each forward, for those just unfrozen."""
     for flat in unit.flats:
-        flat.expected = sum(param.requires_grad for param in flat.params.values())
-        for key, param in flat.params.items():
-            if param.requires_grad and param not in stage.watched:
-                stage.watched.add(param)
+        trainable = {key for key, param in flat.params.items() if param.requires_grad}
+        flat.expected = len(trainable)
+        for key in trainable - flat.watched:
+            flat.watched.add(key)
 
-                def hook(param, flat=flat, key=key):
-                    begin_backward(stage)
-                    stage.on_gradient(flat, key, param)
+            def hook(param, flat=flat, key=key):
+                begin_backward(stage)
+                stage.on_gradient(flat, key, param)
 
-                param.register_post_accumulate_grad_hook(hook)
+            flat.params[key].register_post_accumulate_grad_hook(hook)
 
 
 def begin_backward(stage) -> None:
