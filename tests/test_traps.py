@@ -488,6 +488,38 @@ def test_trap_09_buffers(pool):
         assert of_rank_0[stage][2]["calls"] == 2
 
 
+class Grows(Stack):
+    """Keeps a cache as long as its batch, as some attention layers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1))
+
+    def forward(self, x):
+        self.cache = torch.arange(float(len(x)))
+        return super().forward(x)
+
+
+def growing(sizes: list[list[int]]) -> tuple[str, list[float]]:
+    """Train on batches of this rank's sizes, a step each: what went wrong, and the cache at the end."""
+    model = Grows()
+    model, optimizer = shard(model, worlds.sgd(model.parameters()), stage=2)
+    try:
+        for size in sizes[dist.get_rank()]:
+            model(rows(0, 0, 0, size=size)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except CollectiveError as error:
+        return str(error), []
+    return "", model.cache.tolist()
+
+
+def test_trap_09_a_buffer_that_grows(pool):
+    assert pool(2).run(growing, [[2, 5, 3], [2, 5, 3]]) == [("", [0.0, 1.0, 2.0])] * 2
+    for said, _ in pool(2).run(growing, [[4, 2], [4, 3]]):
+        assert "buffer 'cache' is (2,) on rank 0 and (3,) on rank 1" in said
+
+
 # -- 10: evaluation --------------------------------------------------------------------------------------------------
 
 def evaluating(model, step, micro, rank):

@@ -209,6 +209,31 @@ def test_an_optimizer_of_a_part_of_the_model(pool):
     check_exact(pool, of_stack(optimizer=part_of, rank_map="round_robin") + of_stack(optimizer=part_of))
 
 
+def names_fit(optimizer, model) -> bool:
+    """Has each piece its parameter's name, in every group?"""
+    of_piece = {piece: key for flat in model.zero.flats for key, piece in flat.pieces.items()}
+    return all([of_piece[piece] for piece in group["params"]] == group["param_names"] for group in optimizer.param_groups)
+
+
+def test_an_optimizer_that_knows_names():
+    model = Stack()
+    named = list(model.named_parameters())
+    model, optimizer = shard(model, torch.optim.AdamW(named[:3]), rank_map=lambda shapes, ranks: dict.fromkeys(shapes, 0))
+    optimizer.add_param_group({"params": named[3:]})
+    assert names_fit(optimizer, model) and len(optimizer.param_groups[1]["params"]) == len(named) - 3
+
+
+def names_of_slices(stage: int) -> bool:
+    """The same where a rank has whole tensors of a few parameters only."""
+    model = Stack()
+    model, optimizer = shard(model, torch.optim.AdamW(model.named_parameters()), stage, rank_map="round_robin")
+    return names_fit(optimizer, model)
+
+
+def test_an_optimizer_that_knows_names_and_has_some_of_them(pool):
+    assert all(pool(2).run(names_of_slices, 2))
+
+
 def schedules(make_scheduler, early: bool) -> list:
     """The state unsharded and by stage, and warnings, of a schedule made before or after shard()."""
     states = []
@@ -334,10 +359,11 @@ ADAMW = torch.optim.AdamW
     (lambda model: shard(model, in_flight=-1), "in_flight is -1.*at least 0"),
     (lambda model: shard(model, prefetch=True), "prefetch is True"),
     (lambda model: shard(model, param_dtype="bf16"), "param_dtype is 'bf16'.*torch.bfloat16"),
-    (lambda model: shard(ADAMW(model.parameters()), model), "model is a AdamW.*torch.nn.Module"),
+    (lambda model: shard(ADAMW(model.parameters()), model), "model is of type AdamW.*torch.nn.Module"),
     (lambda model: shard(model, ADAMW), "optimizer is the class AdamW.*model.parameters"),
     (lambda model: shard(model, units=["blocks.7"]), "units names 'blocks.7'.*'blocks.0'"),
     (lambda model: shard(model, units=[0]), "units names 0"),
+    (lambda model: shard(model, heart={"reduse": print}), "function 'reduse'.*reduce, step, unshard, reshard"),
     (lambda model: shard(model)[0].double(), "keeps its dtype and device"),
     (lambda model: copy.deepcopy(shard(model)[0]), "cannot be copied"),
     (lambda model: shard(model, ADAMW(model.parameters()))[1].add_param_group({"params": [torch.ones(3)]}), "not a parameter"),
@@ -346,6 +372,37 @@ def test_what_cannot_be_is_told_in_a_sentence(wrong, said):
     with pytest.raises(BadInput, match=said) as error:
         wrong(Stack())
     assert "\n" not in str(error.value)
+
+
+def penalised(model, step, micro, rank):
+    """A gradient penalty: the loss holds a gradient, so its backward goes through a backward."""
+    x = rows(step, micro, rank).requires_grad_()
+    out = model(x).square().sum()
+    (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+    return out + gradient.square().sum()
+
+
+def test_a_gradient_penalty_below_stage_3(pool):
+    check_exact(pool, [case for case in of_stack(loss=penalised) if case.stage < 3])
+
+
+def penalty_at_stage_3() -> tuple[str, float]:
+    """What is said to it, and the loss of a step after it."""
+    model, optimizer = shard(Stack(), stage=3)
+    said = ""
+    try:
+        penalised(model, 0, 0, dist.get_rank())
+    except BadInput as error:
+        said = str(error)
+    loss = squares(model, 0, 0, dist.get_rank())
+    loss.backward()
+    return said, loss.item()
+
+
+def test_a_gradient_penalty_at_stage_3_is_refused(pool):
+    for rank, (said, loss) in enumerate(pool(2).run(penalty_at_stage_3)):
+        assert "create_graph" in said and "stage 2" in said and "\n" not in said
+        assert loss == squares(Stack(), 0, 0, rank).item()
 
 
 def test_what_changes_nothing_is_allowed():

@@ -5,7 +5,7 @@ before it builds the next, so that stage 3 never holds more than its slices and 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import wraps
 from itertools import zip_longest
 from types import MethodType
@@ -66,6 +66,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if param_dtype is not None and not (isinstance(param_dtype, torch.dtype) and param_dtype.is_floating_point):
         raise BadInput(f"param_dtype is {param_dtype!r}: it must be a dtype such as torch.bfloat16")
     comm, of_stage = comm or Comm(), STAGES[stage]
+    heart = with_functions(of_stage.heart, heart) if isinstance(heart, dict) else heart
     shapes = {name: param.shape for name, param in model.named_parameters()}
     if not shapes:
         raise BadInput(f"{type(model).__name__} has no parameters, so there is nothing to train")
@@ -85,7 +86,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     for unit in made:
         fill_unit(unit, of_stage, comm, owner, bucket_size, param_dtype, materializer)
     model.to(device)  # the buffers: the parameters are there
-    options = {"heart": replace(of_stage.heart, **heart) if isinstance(heart, dict) else heart, "in_flight": in_flight}
+    options = {"heart": heart, "in_flight": in_flight}
     if of_stage is Stage3:
         options |= {"prefetch": prefetch, "reshard_after_forward": reshard_after_forward}
     model.zero = of_stage(model, made, comm, **options)
@@ -105,7 +106,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
 def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
     """Raise BadInput for what cannot be sharded, and when one of the two is not what it should be."""
     if not isinstance(model, nn.Module):
-        raise BadInput(f"model is a {type(model).__name__}: it must be a torch.nn.Module, and comes before the optimizer")
+        raise BadInput(f"model is {of_what(model)}: it must be a torch.nn.Module, and comes before the optimizer")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise BadInput(f"optimizer is {of_what(optimizer)}: it must be made already, such as "
                        "torch.optim.AdamW(model.parameters())")
@@ -116,8 +117,17 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
                        "use an optimizer whose update is element-wise, such as AdamW or SGD")
 
 
+def with_functions(heart: Heart, given: dict[str, Callable]) -> Heart:
+    """The heart with some functions replaced. Raises BadInput for a name that it does not have."""
+    names = [field.name for field in fields(heart)]
+    for name in given:
+        if name not in names:
+            raise BadInput(f"heart has a function {name!r}, which no stage would call: there are {', '.join(names)}")
+    return replace(heart, **given)
+
+
 def of_what(thing: object) -> str:
-    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
 
 
 def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[str, int] | None,
@@ -183,10 +193,10 @@ def stays(model: nn.Module) -> Callable:
     return apply
 
 
-def known_to(groups: list[dict], model: nn.Module) -> None:
-    """Raise BadInput when the optimizer's groups hold what the model does not have."""
+def known_to(groups: list[dict], model: nn.Module, first: int = 0) -> None:
+    """Raise BadInput when the optimizer's groups, numbered from `first`, hold what the model does not have."""
     params = set(model.parameters())
-    for index, group in enumerate(groups):
+    for index, group in enumerate(groups, first):
         for param in group["params"]:
             if param not in params:
                 raise BadInput(f"parameter group {index} of the optimizer holds a tensor {tuple(param.shape)} that is not "
@@ -205,6 +215,8 @@ def take_over(optimizer: Optimizer, stage: DataParallel) -> None:
     for param in stage.model.parameters():
         optimizer.state.pop(param, None)
     for group in optimizer.param_groups:
+        if "param_names" in group:  # of an optimizer made from named_parameters()
+            group["param_names"] = [name for name, param in zip(group["param_names"], group["params"], strict=True) if param in pieces]
         group["params"] = [pieces[param] for param in group["params"] if param in pieces]
     own_step, own_add = optimizer.step, optimizer.add_param_group
 
@@ -216,9 +228,11 @@ def take_over(optimizer: Optimizer, stage: DataParallel) -> None:
         return stage.step(own_step, closure)
 
     def add_param_group(group: dict) -> None:
-        params = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
-        known_to([group | {"params": params}], stage.model)
-        own_add(group | {"params": [pieces[param] for param in params if param in pieces]})
+        given = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
+        params = [each[1] if isinstance(each, tuple) else each for each in given]  # (name, parameter) or the parameter
+        known_to([group | {"params": params}], stage.model, first=len(optimizer.param_groups))
+        own_add(group | {"params": [(each[0], pieces[param]) if isinstance(each, tuple) else pieces[param]
+                                    for each, param in zip(given, params, strict=True) if param in pieces]})
 
     optimizer._step_supports_amp_scaling = True  # so GradScaler calls `step` on every rank, and leaves its mark
     optimizer.step = MethodType(step, optimizer)  # a scheduler made later takes it for a method

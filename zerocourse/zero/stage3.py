@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..comm import Comm, Handle
+from ..errors import BadInput
 from . import hooks
 from .ddp import Heart, local_step
 from .flat import Flat
@@ -120,6 +121,12 @@ class Stage3(Stage2):
                 self.release_all()
         elif self.reshard_after_forward and not unit.external:
             self.release(unit)
+
+    def pre_backward(self, unit: Unit) -> None:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
+                           "needs: use stage 2 for a gradient penalty")
+        super().pre_backward(unit)
 
     def begin_backward(self) -> None:
         super().begin_backward()
