@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 import weakref
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -385,6 +386,18 @@ def test_two_comms_side_by_side_in_subgroups(pool):
         assert found["all a"] == [20, 21, 22, 23] and found["all b"] == [30, 31, 32, 33]
         assert found["ranks"] == (rank % 2, rank)
         assert found["sum"] == (2 * first + 1, 6) and found["objects"] == [first, first + 1]
+
+
+def timeouts() -> list[float]:
+    """Seconds that Comms wait: as their group does, or as they are told."""
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    return [Comm(group).timeout.total_seconds(), Comm(group, timeout=3).timeout.total_seconds(),
+            Comm().timeout == dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout]
+
+
+def test_a_comm_waits_as_long_as_its_group(pool):
+    assert pool(2).run(timeouts) == [[77, 3, True]] * 2
+    assert Comm().timeout.total_seconds() > 0, "a world of one rank waits for nobody"
 
 
 # --- ranks that disagree ---

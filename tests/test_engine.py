@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -234,6 +235,22 @@ def test_bytes_held_and_sent(pool, stage):
         assert {type(value) for value in values} == {int}
     # All ranks together send 2Ψ(N-1) elements a step, and stage 3 3Ψ(N-1).
     assert sum(found["after"]["sent_bytes"] for found in of_ranks) == 4 * (3 if stage == 3 else 2) * 2 * params
+
+
+def test_a_scheduler_that_is_at_its_end_spoils_no_later_step(alone):
+    def two_steps(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2)
+
+    engine, *_ = initialize(Net(), partial(torch.optim.SGD, lr=0.0), lr_scheduler=two_steps, config=settings(1, 1))
+    norms = []
+    for step in range(4):
+        engine.backward(engine(rows(0)))
+        with pytest.raises(ValueError) if step > 1 else nullcontext():
+            engine.step()
+        norms.append(engine.get_global_grad_norm())
+        engine.optimizer.param_groups[0]["lr"] = 0.0  # nothing but the scale of the gradients could change the norm
+        assert engine.global_steps == step + 1
+    assert len(set(norms[1:])) == 1
 
 
 def fed() -> dict:

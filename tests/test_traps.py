@@ -889,6 +889,52 @@ def test_trap_23_the_state_dict(pool):
             assert all(word in said for word, said in zip(("'nobody'", f"'{names[0]}'", "'gain'"), refused, strict=True))
 
 
+class Renamed(Stack):
+    """Saves itself under other names, with something that is no tensor."""
+
+    note = "new"
+
+    def state_dict(self, *args, **kwargs):
+        return {f"net.{name}" if name[0] != "_" else name: tensor for name, tensor in super().state_dict(*args, **kwargs).items()}
+
+    def get_extra_state(self):
+        return {"note": self.note}
+
+    def set_extra_state(self, state):
+        self.note = state["note"]
+
+
+class Derived(Stack):
+    """Saves what it makes out of a parameter, without a copy."""
+
+    def state_dict(self, *args, **kwargs):
+        return super().state_dict(*args, **kwargs) | {"shown": self.first.weight.detach()}
+
+
+def renamed(stage: int) -> tuple[dict, dict, str, str]:
+    """The state, the same after another was loaded, the note that was loaded, and what is said to a derived entry."""
+    model, _ = shard(Renamed(), stage=stage)
+    first = state_dict(model)
+    load_state_dict(model, {name: {"note": "old"} if name[0] == "_" else tensor + 1 for name, tensor in first.items()})
+    said = ""
+    try:
+        state_dict(shard(Derived(), stage=stage)[0])
+    except BadInput as error:
+        said = str(error)
+    return first, state_dict(model), model.note, said
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_trap_23_a_state_with_names_of_its_own(pool, stage):
+    expected = Renamed().state_dict()
+    for first, loaded, note, said in pool(2).run(renamed, stage):
+        assert list(first) == list(loaded) == list(expected) and note == "old"
+        assert first.pop("_extra_state") == {"note": "new"} and loaded.pop("_extra_state") == {"note": "old"}
+        check_same_state(first, {name: expected[name] for name in first}, f"stage {stage}")
+        check_same_state(loaded, {name: expected[name] + 1 for name in loaded}, f"stage {stage}, loaded")
+        assert ("'shown'" in said) == (stage == 3)
+
+
 # -- 26, 27: parameters outside their unit ---------------------------------------------------------------------------
 
 class Borrowing(Block):

@@ -1,7 +1,9 @@
 """The ways in which people use models and optimizers, under every stage: whatever works unsharded works sharded."""
 
 import copy
+import gc
 import warnings
+import weakref
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import worlds
+from torch import nn
 from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, rows, squares
 
 from zerocourse import shard, state_dict
@@ -92,6 +95,73 @@ class KeywordsOnly(Stack):
 
 def keywords(model, step, micro, rank):
     return model(rows=rows(step, micro, rank))["out"].square().mean()
+
+
+class Viewed(Block):
+    def forward(self, x):
+        return super().forward(x).view(x.shape)
+
+
+class ChangesViews(Stack):
+    """Changes in place what its blocks returned, which are views."""
+
+    block = Viewed
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+            x += 1
+        return self.last(x)
+
+
+def test_views_that_are_changed_in_place(pool):
+    check_exact(pool, of_stack(ChangesViews))
+
+
+class Differentiates(Stack):
+    """Takes a gradient of its own in the middle of its forward, as models of forces do."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.last(self.blocks[0](self.first(at))).square().sum(), at)
+        return super().forward(x + slope)
+
+
+def test_a_backward_within_the_forward(pool):
+    check_exact(pool, of_stack(Differentiates))
+
+
+class AddsUpItself(Stack):
+    """Reads all its parameters in the forward, by iterating."""
+
+    def forward(self, x):
+        return super().forward(x) + sum(param.square().sum() for param in self.parameters())
+
+
+def test_parameters_read_by_iterating(pool):
+    check_exact(pool, of_stack(AddsUpItself))
+
+
+class BorrowsLate(Stack):
+    """Reads a block's weight after the block has run, when `reshard_after_forward=False` still has it there."""
+
+    def forward(self, x):
+        return super().forward(x) + next(self.blocks[1].parameters()).sum()
+
+
+def looks_in_between(model, step, micro, rank):
+    """Evaluates between the forward and the backward."""
+    loss = squares(model, step, micro, rank)
+    with torch.no_grad():
+        squares(model, 9, 9, rank)
+    return loss
+
+
+def test_a_borrowed_weight_and_a_look_in_between(pool):
+    check_exact(pool, [Case(3, make=BorrowsLate, loss=looks_in_between, steps=2, options=(("reshard_after_forward", keep),))
+                       for keep in (True, False)])
 
 
 def test_keyword_arguments(pool):
@@ -354,6 +424,15 @@ def test_two_models_in_one_backward(pool):
 ADAMW = torch.optim.AdamW
 
 
+class Lamb(torch.optim.SGD):
+    """As a package may spell it."""
+
+
+def takes_other_memory(model, optimizer):
+    model.first.weight.data = torch.zeros_like(model.first.weight)
+    optimizer.step()
+
+
 @pytest.mark.parametrize("wrong, said", (
     (lambda model: shard(model, bucket_size="25MB"), "bucket_size.*'25MB'.*integer"),
     (lambda model: shard(model, in_flight=-1), "in_flight is -1.*at least 0"),
@@ -363,6 +442,12 @@ ADAMW = torch.optim.AdamW
     (lambda model: shard(model, ADAMW), "optimizer is the class AdamW.*model.parameters"),
     (lambda model: shard(model, units=["blocks.7"]), "units names 'blocks.7'.*'blocks.0'"),
     (lambda model: shard(model, units=[0]), "units names 0"),
+    (lambda model: shard(model)[0].first.double(), "keeps its dtype and device"),
+    (lambda model: shard(nn.Sequential(model.last, shard(model)[0].first)), "'0.weight' is in another sharded model"),
+    (lambda model: shard(nn.ModuleDict({"zero": model})), "called `zero`.*rename"),
+    (lambda model: shard(model, Lamb(model.parameters(), 1e-3)), "Lamb looks at whole tensors"),
+    (lambda model: ADAMW(shard(model)[0].parameters()).step(), "AdamW has parameters of a sharded model.*make it first"),
+    (lambda model: takes_other_memory(*shard(model, ADAMW(model.parameters()), 1)), "'first.weight' was given other memory"),
     (lambda model: shard(model, heart={"reduse": print}), "function 'reduse'.*reduce, step, unshard, reshard"),
     (lambda model: shard(model)[0].double(), "keeps its dtype and device"),
     (lambda model: copy.deepcopy(shard(model)[0]), "cannot be copied"),
@@ -380,6 +465,37 @@ def penalised(model, step, micro, rank):
     out = model(x).square().sum()
     (gradient,) = torch.autograd.grad(out, x, create_graph=True)
     return out + gradient.square().sum()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_is_freed_with_its_last_reference(stage):
+    model = Stack()
+    model, optimizer = shard(model, worlds.adamw(model.parameters()), stage)
+    squares(model, 0, 0, 0).backward()
+    optimizer.step()
+    alive = weakref.ref(model), weakref.ref(model.zero.flats[0])
+    del model, optimizer
+    gc.collect()
+    assert alive[0]() is None and alive[1]() is None
+
+
+@pytest.mark.parametrize("stage", (0, 1, 2))
+def test_a_write_in_place_reaches_the_master_weights(stage):
+    model = Stack()
+    model, optimizer = shard(model, worlds.sgd(model.parameters()), stage, param_dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.first.weight.fill_(5.0)
+    before = model.last.weight.clone()
+    optimizer.step()
+    assert model.first.weight.eq(5).all() and model.last.weight.equal(before)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.complex128))
+def test_the_norm_of_a_double_is_a_double(dtype):
+    model = nn.Linear(3, 3, dtype=dtype)
+    shard(model, stage=1)
+    model(torch.ones(1, 3, dtype=dtype)).abs().sum().backward()
+    assert model.zero.grad_norm().dtype is torch.float64
 
 
 def test_a_gradient_penalty_below_stage_3(pool):

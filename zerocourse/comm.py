@@ -63,15 +63,15 @@ class Comm:
     """The ranks of one process group, seen from one of them.
 
     group: a torch process group, None for the default one; without any, a world of one rank.
-    timeout: seconds that a wait may last (on NCCL the group's own counts instead).
+    timeout: seconds that a wait may last; None: as long as the group's own (on NCCL that one counts always).
     sent: bytes sent by this rank so far, by verb; elements: the same in elements of parameters or gradients, without
     padding; padding and control (agreement between ranks, norms, start-up) are bytes counted apart.
     Raises BadInput on a rank that is not in the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = 120.0):
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float | None = None):
         alone = not dist.is_initialized()
-        self.group, self.timeout = group, timedelta(seconds=timeout)
+        self.group, self.timeout = group, group_timeout(group) if timeout is None else timedelta(seconds=timeout)
         self.rank = 0 if alone else dist.get_rank(group)
         if self.rank < 0:
             raise BadInput(f"rank {dist.get_rank()} is not in the process group: only its members may use it")
@@ -282,6 +282,16 @@ class Comm:
             yield
         except RuntimeError as error:
             raise self._notes.compare(call, error, self.timeout) from error
+
+
+def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
+    """What was said to `init_process_group`, which is torch's half an hour when nothing was."""
+    if not dist.is_initialized():
+        return dist.distributed_c10d.default_pg_timeout
+    group = group or dist.group.WORLD
+    device = "cuda" if "nccl" in dist.get_backend_config(group) else "cpu"
+    options = getattr(group._get_backend(torch.device(device)), "options", None)  # a fake group has none
+    return getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
 
 
 def fail_all(reason: str | Exception) -> None:

@@ -9,6 +9,8 @@ from torch import nn
 from .errors import BadInput
 from .zero.ddp import DataParallel
 
+EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # of what `get_extra_state` returns
+
 
 @contextmanager
 def gathered(stage: DataParallel, unit):
@@ -23,18 +25,34 @@ def gathered(stage: DataParallel, unit):
             stage.release(unit)
 
 
+def names(model: nn.Module) -> dict[str, object]:
+    """What the model's own `state_dict` names: its parameters and buffers themselves, and whatever else it adds."""
+    return type(model).state_dict(model, keep_vars=True)
+
+
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """What `model.state_dict()` would be on one process: whole parameters and persistent buffers, on every rank.
 
-    Parameters are copies in their training dtype; tied names share one tensor.
+    Parameters are copies in their training dtype; tied names share one tensor. Raises BadInput for an entry that the
+    model made out of parameters of which this rank has only slices.
     """
     stage, whole = model.zero, {}
     for unit in stage.units:
         with gathered(stage, unit):
             for flat in unit.flats:
                 whole |= {flat.params[key]: view.detach().clone() for key, view in flat.views.items()}
-    named = dict(model.named_parameters(remove_duplicate=False))
-    return {name: whole[named[name]] if name in named else deepcopy(kept) for name, kept in type(model).state_dict(model).items()}
+    found = {}
+    for name, kept in names(model).items():
+        if isinstance(kept, nn.Parameter):
+            found[name] = whole[kept]
+        elif isinstance(kept, torch.Tensor):
+            if kept.numel() and not kept.untyped_storage().nbytes():
+                raise BadInput(f"{type(model).__name__}.state_dict() makes {name!r} out of a parameter of which a rank has a slice: "
+                               "name the parameter itself")
+            found[name] = kept.detach().clone()
+        else:
+            found[name] = deepcopy(kept)
+    return found
 
 
 def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
@@ -42,24 +60,26 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
 
     Raises BadInput, before anything changes, that names a missing, unexpected or wrongly shaped tensor.
     """
-    stage, named = model.zero, dict(model.named_parameters(remove_duplicate=False))
-    mine = type(model).state_dict(model)
+    stage, mine = model.zero, names(model)
     for name in [*mine, *state]:
         if name not in state or name not in mine:
             raise BadInput(f"the state to load {'lacks' if name in mine else 'has an unexpected'} {name!r}")
-        if state[name].shape != mine[name].shape:
+        if isinstance(mine[name], torch.Tensor) and state[name].shape != mine[name].shape:
             raise BadInput(f"{name!r} is {tuple(state[name].shape)} in the state to load, {tuple(mine[name].shape)} in the model")
-    by_param = {named[name]: state[name] for name in mine if name in named}
+    by_param = {kept: state[name] for name, kept in mine.items() if isinstance(kept, nn.Parameter)}
     with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name in state:
-                buffer.copy_(state[name])
+        for name, kept in mine.items():
+            if name.endswith(EXTRA):
+                model.get_submodule(name.removesuffix(EXTRA).removesuffix(".")).set_extra_state(state[name])
+            elif kept not in by_param:
+                kept.copy_(state[name])
         for unit in stage.units:
             with gathered(stage, unit):
                 for flat in unit.flats:
-                    for key, param in flat.params.items():
-                        flat.views[key].copy_(by_param[param])
+                    given = {key: by_param[param] for key, param in flat.params.items() if param in by_param}
+                    for key, value in given.items():
+                        flat.views[key].copy_(value)
                     flat.shard.copy_(flat.full[flat.own])
                     for place in flat.places if flat.steps_copies else []:
-                        value = by_param[flat.params[place.name]].reshape(-1)[place.start : place.stop]
-                        flat.part(flat.master, place).copy_(value)
+                        if place.name in given:
+                            flat.part(flat.master, place).copy_(given[place.name].reshape(-1)[place.start : place.stop])

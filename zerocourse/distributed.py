@@ -23,7 +23,7 @@ def device() -> torch.device:
     return torch.device("cuda", local_rank() % torch.cuda.device_count())
 
 
-def init(timeout_seconds: float = 60) -> None:
+def init(timeout_seconds: float = 120) -> None:
     """Initialise `torch.distributed` for this rank and select its GPU. A process group that is up is used as it is.
 
     Under torchrun the world is torchrun's; outside it is a world of one rank, without a port or a file.

@@ -40,7 +40,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
         raise BadInput(f"initialize needs model=, a torch.nn.Module, not a {type(model).__name__}")
     if config is None:
         raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
-    distributed.init()
+    distributed.init(timeout_seconds=1800)  # torch's own: one rank may write a checkpoint meanwhile
     comm = Comm()
     resolved = Config.load(config, comm.world_size)
     of_ranks = comm.gather_objects(resolved.as_dict())
@@ -143,10 +143,10 @@ class Engine:
         self._norm = (self.zero.clip_grad_norm_(clip) if clip else self.zero.grad_norm()).item()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.lr_scheduler is not None:
-            self.lr_scheduler.step()
         self.global_steps += 1
         self._window, self._boundary = 0, None
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Is the present micro-batch the last of its window?"""

@@ -6,13 +6,14 @@ before it builds the next, so that stage 3 never holds more than its slices and 
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from functools import wraps
+from functools import cache, wraps
 from itertools import zip_longest
 from types import MethodType
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .comm import Comm
 from .errors import BadInput
@@ -27,7 +28,8 @@ from .zero.stage3 import Stage3
 from .zero.unit import Unit, cut_into_rows, cut_into_units
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
-NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam", "Shampoo", "SOAP", "LAMB", "LARS")
+NOT_ELEMENTWISE = {"lbfgs", "adafactor", "muon", "sparseadam", "shampoo", "soap", "lamb", "lars"}
+SHARDED = "_zerocourse_sharded"  # the mark of a parameter that a stage has in its flats
 
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
@@ -92,8 +94,12 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     model.zero = of_stage(model, made, comm, **options)
     for name, buffer in model.named_buffers():
         comm.broadcast(buffer, f"buffer {name}")
+    for param in model.parameters():
+        setattr(param, SHARDED, True)
+    watch_optimizers()
     model.zero_grad = model.zero.zero_grad
-    model._apply = stays(model)
+    for module in model.modules():
+        module._apply = stays(module)
     model.__deepcopy__ = refuse("a sharded model cannot be copied, since a copy would be one on this rank alone", "state_dict")
     model.load_state_dict = refuse("load_state_dict() of a sharded model would not reach what the optimizer steps", "load_state_dict")
     if stage == 3:
@@ -110,9 +116,14 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise BadInput(f"optimizer is {of_what(optimizer)}: it must be made already, such as "
                        "torch.optim.AdamW(model.parameters())")
-    if hasattr(model, "zero"):
+    if isinstance(getattr(model, "zero", None), DataParallel):
         raise BadInput(f"this {type(model).__name__} is sharded already: shard a model once")
-    if type(optimizer).__name__ in NOT_ELEMENTWISE:
+    if hasattr(model, "zero"):
+        raise BadInput(f"this {type(model).__name__} has something of its own called `zero`, where shard() puts the stage: rename it")
+    taken = next((name for name, param in model.named_parameters() if hasattr(param, SHARDED)), None)
+    if taken is not None:
+        raise BadInput(f"parameter {taken!r} is in another sharded model already: shard the model that holds all of it")
+    if {base.__name__.lower() for base in type(optimizer).__mro__} & NOT_ELEMENTWISE:
         raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: "
                        "use an optimizer whose update is element-wise, such as AdamW or SGD")
 
@@ -176,6 +187,18 @@ def refuse(why: str, instead: str) -> Callable:
         raise BadInput(f"{why}: call zerocourse.{instead} on every rank")
 
     return call
+
+
+@cache
+def watch_optimizers() -> None:
+    """From now on, any optimizer that steps a sharded model's own parameters is refused: they get no gradients."""
+
+    def look(optimizer: Optimizer, *_) -> None:
+        if any(hasattr(param, SHARDED) for group in optimizer.param_groups for param in group["params"]):
+            raise BadInput(f"this {type(optimizer).__name__} has parameters of a sharded model, which get no gradients: make it "
+                           "first, and give it to shard(model, optimizer)")
+
+    register_optimizer_step_pre_hook(look)
 
 
 def stays(model: nn.Module) -> Callable:

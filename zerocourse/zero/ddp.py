@@ -104,9 +104,11 @@ class DataParallel:
             if self.in_backward:
                 self.queue.append(unit)
         self.use(unit, "forward")
+        unit.computes = True
         self._mark("forward", unit)
 
     def post_forward(self, unit: Unit) -> None:
+        unit.computes = False
         self._mark("forward", unit, over=True)
         if unit is self.root:
             self.in_forward = False
@@ -186,7 +188,7 @@ class DataParallel:
             self.finish()
         else:
             self.unreduced = True
-        self.new_pass()
+        self.new_pass(within_forward=self.in_forward)
 
     def finish(self) -> None:
         """Reduce what is left (of earlier backwards, or later than its unit), and hand the gradients to the optimizer."""
@@ -201,13 +203,14 @@ class DataParallel:
             if not flat.steps_copies:
                 flat.publish_gradients()
 
-    def new_pass(self) -> None:
-        """Nothing of a forward or a backward is left over."""
-        self.in_forward = self.in_backward = False
+    def new_pass(self, within_forward: bool = False) -> None:
+        """Nothing of a forward or a backward is left over; of a backward only, when the forward took a gradient itself."""
+        self.in_forward, self.in_backward = within_forward, False
         self.order_is_old, self.queue = True, []
         self._began.clear()
         for unit in self.units:
             unit.launched, unit.open, unit.over = 0, 0, False
+            unit.computes = unit.computes and within_forward
             for flat in unit.flats:
                 flat.arrived.clear()
 
@@ -223,6 +226,8 @@ class DataParallel:
             self.cast_gradients()
             return loss
 
+        for flat in self.flats:
+            flat.take_writes()
         with self.recorder.span("step", "optimizer"), torch.no_grad():
             self.cast_gradients()
             result = self.heart.step(self.flats, self.comm, partial(optimizer_step, with_gradients) if closure else optimizer_step)
@@ -261,8 +266,9 @@ class DataParallel:
         self.flush()
         shards = [flat.grad_shard for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
         shards = [torch.view_as_real(shard) if shard.is_complex() else shard for shard in shards]
-        parts = [torch.linalg.vector_norm(shard, dtype=torch.float32) for shard in shards]
-        total = torch.stack(parts).square().sum() if parts else torch.zeros((), device=self.device)
+        precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
+        parts = [torch.linalg.vector_norm(shard, dtype=precise) for shard in shards]
+        total = torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
         return (self.comm.add(total) if self.shards_optimizer else total).sqrt()
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:

@@ -17,6 +17,7 @@ In stage 0 nothing is divided among ranks and `own` is the whole row.
 import torch
 from torch import nn
 
+from ..errors import BadInput
 from ..freeable import Memory
 from ..rankmap import Layout, Piece
 
@@ -70,12 +71,30 @@ class Flat:
             Memory(nothing).free()
         self.lasting_bytes = self.shard.nbytes if self.sharded_parameters else 0
         self.lasting_bytes += self.master.nbytes if self.steps_copies else 0
+        self.versions = {key: param._version for key, param in self.params.items()}  # a write in place moves it on
         self.show()
 
     def show(self) -> None:
         """Let the modules see the gathered parameters."""
         for key, param in self.params.items():
             param.data = self.views[key]
+
+    def take_writes(self) -> None:
+        """Before a step: what was written into parameters in place since the last one, in fp32 copies too.
+
+        Raises BadInput for a parameter that was given other memory, which the optimizer would not reach. (Stage 3 hides
+        its parameters between steps.)
+        """
+        if self.sharded_parameters:
+            return
+        for key, param in self.params.items():
+            if param.data_ptr() != self.views[key].data_ptr():
+                raise BadInput(f"parameter {key!r} was given other memory after shard(), which no optimizer reaches: write into "
+                               "it under no_grad, as in param.copy_(values), instead of assigning param.data")
+        for place in self.places if self.steps_copies else []:
+            if self.params[place.name]._version != self.versions[place.name]:
+                self.part(self.master, place).copy_(self.part(self.shard, place))
+                self.versions[place.name] = self.params[place.name]._version
 
     def hide(self) -> None:
         """Let the modules see the right shapes, and no memory: they read as NaN or raise, and writing to them raises."""

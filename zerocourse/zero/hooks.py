@@ -13,6 +13,7 @@ The order of verbs is the same on every rank, because it follows the units and n
 used. That is what keeps collectives in order without asking.
 """
 
+import weakref
 from dataclasses import fields, is_dataclass
 
 import torch
@@ -32,16 +33,19 @@ def attach(stage) -> None:
 
 
 def watch_gradients(stage, unit: Unit) -> None:
-    """Hook every parameter of the unit that needs it; called again before each forward, for those just unfrozen."""
+    """Hook every parameter of the unit that needs it; called again before each forward, for those just unfrozen.
+
+    Python's collector does not look into these hooks: what they hold for good would never be freed.
+    """
     for flat in unit.flats:
         trainable = {key for key, param in flat.params.items() if param.requires_grad}
         flat.expected = len(trainable)
         for key in trainable - flat.watched:
             flat.watched.add(key)
 
-            def hook(param, flat=flat, key=key):
-                begin_backward(stage)
-                stage.on_gradient(flat, key, param)
+            def hook(param, stage=weakref.ref(stage), flat=weakref.ref(flat), key=key):
+                begin_backward(stage())
+                stage().on_gradient(flat(), key, param)
 
             flat.params[key].register_post_accumulate_grad_hook(hook)
 
@@ -94,7 +98,10 @@ def _before(stage, unit: Unit):
                 if unit.open == 0 and stage.in_backward:
                     stage.post_backward(unit)
 
-            register_multi_grad_hook(edges, inputs_have_gradients)
+            if len(edges) == 1:  # torch's hook for several holds the graph that holds it, until the collector comes round
+                edges[0].register_hook(inputs_have_gradients)
+            else:
+                register_multi_grad_hook(edges, inputs_have_gradients)
         return args, kwargs
 
     return hook
@@ -121,11 +128,19 @@ def own_edges(thing, edges: list[torch.Tensor], views: dict[int, torch.Tensor]):
 
 
 def _after(stage, unit: Unit):
-    def begins(_):
-        begin_backward(stage)
-        stage.pre_backward(unit)
-
     def hook(module: nn.Module, args, output):
+        begun_in = None  # the backward in which this forward's own backward began
+
+        def begins(_):
+            nonlocal begun_in
+            begun_in = torch._C._current_graph_task_id()
+            begin_backward(stage)
+            stage.pre_backward(unit)
+
+        def begins_late(_):
+            if begun_in != torch._C._current_graph_task_id():
+                begins(_)
+
         outputs = tensors_in(output)
         if torch.is_grad_enabled() and not outputs:  # an object we cannot look into: who knows when its backward comes
             unit.external = True
@@ -134,5 +149,8 @@ def _after(stage, unit: Unit):
             if tensor.grad_fn is not None:
                 # On the node and not on the tensor: one that has several of the outputs begins once.
                 tensor.grad_fn.register_prehook(begins)
+            if tensor._base is not None and tensor._base.grad_fn is not None:
+                # A view that is changed in place later gets another node, and the old one takes no part in the backward.
+                tensor._base.grad_fn.register_prehook(begins_late)
 
     return hook

@@ -4,6 +4,7 @@
 forward and once for the backward, gradients once.
 """
 
+from collections.abc import ItemsView, ValuesView
 from dataclasses import replace
 
 import torch
@@ -156,7 +157,9 @@ class Stage3(Stage2):
     def end_backward(self) -> None:
         self.gather_ahead()
         super().end_backward()
-        self.release_all()
+        for unit in self.units:
+            if not unit.computes:
+                self.release(unit)
 
     def step(self, *args) -> object:
         self.release_all()
@@ -175,16 +178,27 @@ class Stage3(Stage2):
 class FetchedOnUse(dict):
     """A module's parameters: one that is taken out during a forward while its unit is not gathered, is gathered.
 
-    That happens when another unit uses it, as in `F.linear(x, other.weight)`. The unit then stays gathered for as long
-    as the root is, now and in the backward.
+    That happens when another unit uses it, as in `F.linear(x, other.weight)` or `for param in model.parameters()`. The
+    unit then stays gathered for as long as the root is, now and in the backward.
     """
 
     def __init__(self, stage: Stage3, unit: Unit, params: dict):
         super().__init__(params)
         self.stage, self.unit = stage, unit
 
-    def __getitem__(self, name: str) -> nn.Parameter | None:
-        if self.stage.in_forward and not self.unit.gathered:
+    def fetch(self) -> None:
+        if self.stage.in_forward and not self.unit.computes:
             self.unit.external = True
             self.stage.gather(self.unit)
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        self.fetch()
         return super().__getitem__(name)
+
+    def items(self) -> ItemsView:
+        self.fetch()
+        return super().items()
+
+    def values(self) -> ValuesView:
+        self.fetch()
+        return super().values()

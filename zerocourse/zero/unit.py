@@ -18,6 +18,7 @@ class Unit:
         self.flats: list[Flat] = []  # in the order of the forward
         self.launched = 0  # flats reduced in this backward, from the last one
         self.open = 0  # forwards whose backward is still to come
+        self.computes = False  # its forward is under way
         self.over = False  # no more gradients will come in this backward
         self.gathers: list = []  # collectives under way that bring the parameters
         self.external = False  # used when no hook of its own tells: it stays gathered as long as the root does
