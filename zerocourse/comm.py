@@ -71,10 +71,11 @@ class Comm:
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: float | None = None):
         alone = not dist.is_initialized()
-        self.group, self.timeout = group, group_timeout(group) if timeout is None else timedelta(seconds=timeout)
+        self.group = group
         self.rank = 0 if alone else dist.get_rank(group)
         if self.rank < 0:
             raise BadInput(f"rank {dist.get_rank()} is not in the process group: only its members may use it")
+        self.timeout = group_timeout(group) if timeout is None else timedelta(seconds=timeout)
         self.world_size = 1 if alone else dist.get_world_size(group)
         self.peers = [peer for peer in range(self.world_size) if peer != self.rank]
         self.backends = "" if alone else dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
