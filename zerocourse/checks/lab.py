@@ -29,8 +29,11 @@ def _ranks(world: int) -> Ranks:
     return Ranks(world, env=quiet, quiet=True, oversubscribe=True)
 
 
-def _ready() -> None:
-    """Nothing, on a rank: it is there."""
+def _ready(loads_compiler: bool) -> None:
+    """On a rank: it is there, and torch's compiler, which a process's first optimizer loads, if that is to be."""
+    if loads_compiler:
+        import torch
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
 
 class Lab:
@@ -57,8 +60,8 @@ class Lab:
         Ends the check when an answer fails, hangs or is not there.
         """
         pool, limit = _ranks(world), timeout or self.timeout
-        if not pool.pids:
-            pool.run(_ready, timeout=START_SECONDS)
+        if not pool.pids or self.exercise.loads_compiler:  # before the clock starts: either takes seconds
+            pool.run(_ready, self.exercise.loads_compiler, timeout=START_SECONDS)
         try:
             reports = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
                                world > 1, timeout=limit)
@@ -116,6 +119,8 @@ class Lab:
         said = tell and tell(cases[first], got[first], right[first])
         said = said or _difference(got[first], right[first], exact, close)
         said = f"`{call_text(name, cases[first])}`: {ended(said)}"
+        if type(got[first]) is float and got[first] == right[first]:  # its kind alone is wrong, and that is said
+            self.wrong(said)
         self.wrong(f"{said} {why}" if (why := explanation(cases, got, bad, mistakes, close)) else said)
 
     def expect(self, got, want, what: str, mistakes: Iterable[tuple[str, object]] = (), *, exact: bool = True,
