@@ -89,7 +89,7 @@ class Lab:
 
         allow: names of exceptions that may come; each shows up as a `Raised` in its place.
         """
-        return self.run(call_all, list(cases), allow)[0]
+        return self.run(call_all, list(cases), allow)[0][0]
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
@@ -110,12 +110,16 @@ class Lab:
         close: relative, between floats.
         """
         cases = list(cases)
-        got = self.calls(cases, allow)
+        got, changed = self.run(call_all, cases, allow)[0]
         right = [_outcome(want, case) for case in cases]
         bad = [i for i in range(len(cases)) if not same(got[i], right[i], exact=exact, close=close)]
+        name = self.exercise.answers[0]
+        if changed and not bad:
+            self.wrong(f"`{call_text(name, cases[changed[0]])}`: the values are right, but it changed its "
+                       "argument, which others use as well: work on a copy.")
         if not bad:
             return
-        name, first = self.exercise.answers[0], bad[0]
+        first = bad[0]
         said = tell and tell(cases[first], got[first], right[first])
         said = said or _difference(got[first], right[first], exact, close)
         said = f"`{call_text(name, cases[first])}`: {ended(said)}"

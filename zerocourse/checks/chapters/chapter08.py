@@ -201,6 +201,8 @@ def exposed_seconds(lab: Lab):
         ("You counted what is hidden: the part of the communication during which nothing computes is wanted.",
          lambda events: exposed_in(events, computes=(), waits=False)
          - exposed_in(events)),
+        ("You took every other event for computing: only `forward`, `backward` and `step` compute.",
+         lambda events: exposed_in(events, computes=(*COMPUTES, "reshard"))),
         ("You left out `backward` or `step`: they compute as well.",
          lambda events: exposed_in(events, computes=("forward",))),
         ("You left out `step`: the optimizer computes as well.",

@@ -165,12 +165,15 @@ def _judge_bucketed(lab, found, case, world):
             lab.wrong(f"{case}: the values are right, but after finish() rank {rank} holds {now['held']} bytes of "
                       f"gradients, and {size} are right, its slices alone. Is a bucket kept, or is a shard a view of "
                       "one?")
+        late = sum(phase == "finish" for phase, _ in now["calls"])
+        if late and len(uses(rank)) == len(SIZES):
+            when = ("only in finish(): until then the whole gradient piled up. A bucket leaves when it is full, in the "
+                    "backward." if case.endswith("every parameter is used") else
+                    "in finish(), though all were full. When a bucket leaves, the next may have waited for it, and the "
+                    "one after that: let them follow at once (`while`, not `if`).")
+            lab.wrong(f"{case}: the values are right, but rank {rank} reduced {late} of {len(now['calls'])} buckets "
+                      f"{when}")
         if case.endswith("every parameter is used"):
-            late = sum(phase == "finish" for phase, _ in now["calls"])
-            if late:
-                lab.wrong(f"{case}: the values are right, but rank {rank} reduced {late} of {len(now['calls'])} "
-                          "buckets only in finish(): until then the whole gradient piled up. A bucket leaves when it "
-                          "is full, in the backward.")
             most = size + 4 * max(layout.padded for layout in layouts)
             if seen["most"] > most:
                 lab.wrong(f"{case}: the values are right, but during the backward rank {rank} held {seen['most']} "
