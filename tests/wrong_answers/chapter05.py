@@ -218,6 +218,17 @@ def keeps_gradients(slices, gradients, state, lr, betas, eps, weight_decay):
         p -= lr * m / (1 - betas[0] ** state["t"]) / ((v / (1 - betas[1] ** state["t"])).sqrt() + eps)
 
 
+@wrong("5.3", "begin to count at 0")
+def counted_from_0(slices, gradients, state, lr, betas, eps, weight_decay):
+    for (p, m, v), g in zip(_averages(slices, state), gradients):
+        p.mul_(1 - lr * weight_decay)
+        m.mul_(betas[0]).add_((1 - betas[0]) * g)
+        v.mul_(betas[1]).add_((1 - betas[1]) * g * g)
+        m_hat, v_hat = (a / torch.tensor(1 - beta**state["t"]) for a, beta in zip((m, v), betas))
+        p.sub_(lr * m_hat / (v_hat.sqrt() + eps))
+    state["t"] += 1
+
+
 # 5.4 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("5.4", "called no collective")

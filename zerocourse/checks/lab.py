@@ -176,7 +176,7 @@ def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:
     waiting = [f"rank {rank} was {where}" if world > 1 else f"it was {where}" for rank, where in error.waiting.items()]
     text = f"it did not end within {limit:g} s: {'; '.join(waiting)}"
     if world == 1:
-        return f"{text}. Does every loop in it end?"
+        return f"{text}. Does every loop in it end, or is it too slow?"
     done = world - len(waiting)
     if done:
         return (f"{text}; {done} of the {world} ranks were done. Every rank must call the same collectives, in the "
@@ -188,4 +188,5 @@ def _death_text(error: RankDied, world: int) -> str:
     who = f"the process of rank {error.rank} of {world}" if world > 1 else "the process in which it ran"
     how = "" if error.exit_code is None else f" with exit code {error.exit_code}" if error.exit_code >= 0 else \
         f", killed by {signal.Signals(-error.exit_code).name}"
-    return f"{who} ended{how}: does it call os._exit, recurse without end, or take all memory?"
+    return (f"{who} ended{how}: does it call os._exit, recurse without end, read a tensor whose memory is freed, or "
+            "take all memory?")

@@ -253,6 +253,8 @@ def adamw(lab: Lab):
              adamw_model(swap=True)),
         ]
         why = next((why for why, model in models if like(model)), "")
+        if not all(row.isfinite().all() for row in found["seen"][0]):  # near to no model
+            why = "You begin to count at 0, and 1 - beta^0 is 0: in the first step it is 1."
         step = next(i for i in range(STEPS) if not all(map(near, found["seen"][i], right[i])))
         lab.wrong(f"after step {step + 1} the two rows are {_short(found['seen'][step])}, and {_short(right[step])} "
                   f"are right. {why}".rstrip())

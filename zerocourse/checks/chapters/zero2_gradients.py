@@ -206,6 +206,7 @@ def _judge_shards(lab, case, found, layouts, uses, micro, rank):
         models = [
             ("You summed over the ranks and never divided by their number: the average is wanted.",
              model(bucket, so_far, 1, everybody)),
+            ("You averaged over the micro-batches: their gradients add up.", right / (micro + 1)),
             ("You divided twice: once by the number of ranks is right.",
              model(bucket, so_far, world * world, everybody)),
             ("You kept the last micro-batch alone: add to the shard what earlier ones left.",
