@@ -474,3 +474,9 @@ for _phrase, _methods in [
 @wrong("8.6", "a list of events (what, block, start, end) is wanted")
 def seconds_only(blocks, prefetch, bucket_bytes, rate):
     return max(event[3] for event in _Step(blocks, prefetch, bucket_bytes, rate).play())
+
+
+@wrong("8.6", "behind them comes gather 0")
+def gathers_for_the_next_step(blocks, prefetch, bucket_bytes, rate):
+    events = sorted(_simulator()(blocks, prefetch, bucket_bytes, rate), key=lambda event: event[3])
+    return [*events, ("gather", 0, events[-1][3], events[-1][3] + blocks[0][2] / rate)]
