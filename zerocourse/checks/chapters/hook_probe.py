@@ -186,7 +186,7 @@ def judge_hooks(lab: Lab) -> None:
             if EVALUATIONS.get(phase) is False:  # the one in the mode of training was right
                 why = " The mode must make no difference: every forward needs the weights, and frees them."
             if saw["piled up"]:
-                why = " There are more hooks than before: those that are registered in a forward pile up. Register once."
+                why = " There are more hooks than before: those registered in a forward pile up. Register once."
             lab.wrong(f"{'' if phase in EVALUATIONS else 'the '}{phase} of blocks 0, 1, 2 gave {_words(came)}, and "
                       f"{_words(right)} is right.{why}")
     if any(grad.isnan().any() for got, *_ in saw["sums"] for grad in got if grad is not None):
