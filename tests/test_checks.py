@@ -14,7 +14,7 @@ from zerocourse.checks import check, judge, progress
 from zerocourse.checks.compare import difference
 from zerocourse.checks.exercise import Exercise, find
 from zerocourse.checks.guard import Delegated, Guard, functions
-from zerocourse.checks.lab import Lab, explanation
+from zerocourse.checks.lab import Lab, _ranks, explanation
 from zerocourse.checks.verdict import Verdict
 
 RIGHT = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
@@ -277,6 +277,26 @@ def swallowed(tensor):
 def test_worlds_of_several_ranks(answer, status, words, survivors):
     verdict = judge(Lab(MEAN, [answer]))
     assert verdict.status == status and words in verdict.message, verdict
+
+
+def count_new_modules(answer):
+    before = len(sys.modules)
+    answer()
+    return len(sys.modules) - before
+
+
+def makes_an_optimizer():
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+
+
+@pytest.mark.parametrize("ranks_are_there", [False, True])
+def test_what_the_first_optimizer_loads_is_loaded_before_the_clock_starts(ranks_are_there):
+    pool = _ranks(2)
+    pool.close()
+    if ranks_are_there:
+        pool.run(len, "")
+    lab = Lab(replace(MEAN, loads_compiler=True), [makes_an_optimizer])
+    assert max(lab.run(count_new_modules, world=2)) < 5  # else hundreds, and seconds
 
 
 def test_a_broken_check_does_not_blame_the_answer():

@@ -110,6 +110,13 @@ def bytes_rounded(params, stage, ranks):
     return (16 - shared) * params + -(-shared * params // ranks)
 
 
+@wrong("1.2", "floats lose whole numbers")
+def ceil_of_a_float(params, stage, ranks):
+    share = math.ceil(params / ranks)
+    return 16 * params if stage == 0 else sum(size * (share if stage >= first else params)
+                                              for size, first in ((2, 3), (2, 2), (12, 1)))
+
+
 @wrong("1.2", "has to be an int")
 def a_float(params, stage, ranks):
     shared = [0, 12, 14, 16][stage]
@@ -167,6 +174,18 @@ def below(card_bytes, stage, ranks):
     return low
 
 
+@wrong("1.3", "floats lose whole numbers")
+def bisects_with_a_float(card_bytes, stage, ranks):
+    fits, too_many = 0, card_bytes * ranks + 1
+    while too_many - fits > 1:
+        params = (fits + too_many) // 2
+        if ceil_of_a_float(params, stage, ranks) <= card_bytes:
+            fits = params
+        else:
+            too_many = params
+    return fits
+
+
 # 1.4 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("1.4", "all-reduce once")
@@ -214,6 +233,12 @@ def gathers_each_time(params, stage, ranks, accumulation):
 @wrong("1.4", "round params / ranks up")
 def without_padding(params, stage, ranks, accumulation):
     return 2 * [2, 2, accumulation + 1, 3 * accumulation][stage] * params * (ranks - 1) // ranks
+
+
+@wrong("1.4", "floats lose whole numbers")
+def ceil_of_a_float_sent(params, stage, ranks, accumulation):
+    once = 2 * (ranks - 1) * math.ceil(params / ranks)
+    return once * (2, 2, accumulation + 1, 3 * accumulation)[stage]
 
 
 # 1.5 ----------------------------------------------------------------------------------------------------------------

@@ -422,3 +422,8 @@ def never_reset(model, rank, world_size, seed):
         size = -(-param.numel() // world_size)
         found[name] = torch.empty(size, dtype=param.dtype)
     return found
+
+
+@wrong("2.5", "torch.bfloat16 of shape")
+def always_fp32(model, rank, world_size, seed):
+    return {name: part.float() for name, part in _made(model, rank, world_size, seed).items()}

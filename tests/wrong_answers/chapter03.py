@@ -303,6 +303,15 @@ def sorted_by_name(shapes, world_size, owner):
     return _offsets(shapes, names)[0], _by_owner(shapes, world_size, owner)[1]
 
 
+@wrong("3.4", "they come in the order")
+def offsets_in_the_models_order(shapes, world_size, owner):
+    if owner is None:
+        offsets, end = _offsets(shapes)
+        return offsets, [rank * -(-end // world_size) for rank in range(world_size + 1)]
+    offsets, bounds = _by_owner(shapes, world_size, owner)
+    return {name: offsets[name] for name in shapes}, bounds
+
+
 # 3.5 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("3.5", "that a cut goes through")
@@ -497,3 +506,11 @@ def without_padding(own, shapes, before, after, rank, world_size, exchange):
 def stays_at_home(own, shapes, before, after, rank, world_size, exchange):
     exchange([own[:0] for _ in range(world_size)])
     return own.clone()
+
+
+@wrong("3.6", "the old slice's own memory")
+def nothing_moves(own, shapes, before, after, rank, world_size, exchange):
+    if before == after:
+        exchange([own[:0]] * world_size)
+        return own
+    return _moved(own, shapes, before, after, rank, world_size, exchange)

@@ -120,6 +120,22 @@ def not_in_place(slices, max_norm, comm):
     return norm
 
 
+@wrong("5.2", "multiply in place")
+def other_slices_in_the_list(slices, max_norm, comm):
+    norm = comm.add(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
+    for number, part in enumerate(slices):
+        slices[number] = part * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    return norm
+
+
+@wrong("5.2", "cut off single numbers")
+def numbers_cut_off(slices, max_norm, comm):
+    norm = comm.add(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
+    for part in slices:
+        part.clamp_(-max_norm, max_norm)
+    return norm
+
+
 # 5.3 ----------------------------------------------------------------------------------------------------------------
 
 def _averages(slices, state):
@@ -202,6 +218,17 @@ def keeps_gradients(slices, gradients, state, lr, betas, eps, weight_decay):
         p -= lr * m / (1 - betas[0] ** state["t"]) / ((v / (1 - betas[1] ** state["t"])).sqrt() + eps)
 
 
+@wrong("5.3", "begin to count at 0")
+def counted_from_0(slices, gradients, state, lr, betas, eps, weight_decay):
+    for (p, m, v), g in zip(_averages(slices, state), gradients):
+        p.mul_(1 - lr * weight_decay)
+        m.mul_(betas[0]).add_((1 - betas[0]) * g)
+        v.mul_(betas[1]).add_((1 - betas[1]) * g * g)
+        m_hat, v_hat = (a / torch.tensor(1 - beta**state["t"]) for a, beta in zip((m, v), betas))
+        p.sub_(lr * m_hat / (v_hat.sqrt() + eps))
+    state["t"] += 1
+
+
 # 5.4 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("5.4", "called no collective")
@@ -267,6 +294,29 @@ def waits_inside(flat, comm):
 def copy_before(flat, comm):
     flat.grad_shard = flat.grad[flat.own].clone()
     return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own])
+
+
+@wrong("5.4", "a second sum added to the first")
+def added_to_itself(flat, comm):
+    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own], done=flat.accumulate)
+
+
+@wrong("5.4", "another rank's slice of the bucket")
+def at_the_beginning(flat, comm):
+    def arrived(total):
+        flat.grad_shard = total
+
+    place = flat.grad[:flat.own.stop - flat.own.start]
+    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=place, done=arrived)
+
+
+@wrong("5.4", "arrived beside the bucket")
+def copied_back(flat, comm):
+    def arrived(total):
+        flat.grad[flat.own] = total
+        flat.grad_shard = flat.grad[flat.own]
+
+    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, done=arrived)
 
 
 # 5.5 ----------------------------------------------------------------------------------------------------------------
@@ -480,3 +530,16 @@ class NotShardedAtAll:
         self.inner.step()
         for param in self.params:
             param.grad = None
+
+
+@wrong("5.6", "no gradient for the first parameter")
+class MovesUp(Right):
+    skips = False
+
+    def step(self):
+        without = [param for param in self.params if param.grad is None]
+        row = torch.cat([param.grad.flatten() for param in self.params if param.grad is not None] + [torch.zeros(0)])
+        row = torch.nn.functional.pad(row, (0, sum(param.numel() for param in without)))
+        for param, place in zip(self.params, self.places):
+            param.grad = row[place].view_as(param)
+        super().step()

@@ -349,6 +349,28 @@ def first_instead_of_last(model, optimizer, micro_batches):
     return total
 
 
+@wrong("6.5", "needs a backward of its own")
+def one_backward(model, optimizer, micro_batches):
+    loss = sum(model(x, y) for x, y in micro_batches) / len(micro_batches)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+@wrong("6.5", "still holds")
+def clears_at_the_beginning(model, optimizer, micro_batches):
+    optimizer.zero_grad()
+    losses = []
+    for number, (x, y) in enumerate(micro_batches):
+        with model.zero.no_sync() if number + 1 < len(micro_batches) else torch.enable_grad():
+            loss = model(x, y)
+            (loss / len(micro_batches)).backward()
+        losses.append(loss.item())
+    optimizer.step()
+    return sum(losses) / len(losses)
+
+
 # 6.6 ----------------------------------------------------------------------------------------------------------------
 
 class Right:
@@ -498,3 +520,19 @@ class NeverWaits(Right):
             if number not in self.left:
                 self.reduce(number)
         self.open, self.came, self.left, self.under_way = {}, {}, [], []
+
+
+@wrong("6.6", "`while`, not `if`")
+class OneAtATime(Right):
+    def send(self):
+        number = len(self.layouts) - 1 - len(self.left)
+        if number >= 0 and self.full(number):
+            self.reduce(number)
+
+
+@wrong("6.6", "averaged over the micro-batches")
+class MeanOfOldAndNew(Right):
+    def finish(self):
+        before = list(self.shards)
+        super().finish()
+        self.shards = [new if old is None else new / 2 for old, new in zip(before, self.shards)]

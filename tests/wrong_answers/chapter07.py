@@ -304,6 +304,13 @@ class Cleared:
         full.zero_()
 
 
+@wrong("7.4", "after a second `take`")
+class TakesMoreEachTime:
+    def take(full):
+        storage = full.untyped_storage()
+        storage.resize_(storage.nbytes() + full.numel() * full.element_size())
+
+
 # 7.5 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("7.5", "`flat.memory.take()` comes first")
@@ -675,6 +682,50 @@ def full_backward_hook(block, unshard, reshard, reduce):
 @wrong("7.6", "`reduce` was never called")
 def never_reduces(block, unshard, reshard, reduce):
     _attach(block, unshard, reshard, lambda: None)
+
+
+@wrong("7.6", "do not replace `forward`")
+def another_forward(block, unshard, reshard, reduce):
+    forward = block.forward
+
+    def between(x):
+        unshard()
+        out = forward(x)
+        reshard()
+        if out.requires_grad:
+            out.register_hook(lambda gradient: unshard())
+        return out
+
+    block.forward = between
+    _attach(block, lambda: None, lambda: None, reduce, again=False)
+
+
+@wrong("7.6", "pile up")
+def hooks_in_every_forward(block, unshard, reshard, reduce):
+    params, count = list(block.parameters()), [0]
+
+    def on_gradient(param):
+        count[0] += 1
+        if count[0] == len(params):
+            count[0] = 0
+            reduce()
+            reshard()
+
+    def after(block, inputs, output):
+        reshard()
+        if output.requires_grad:
+            output.register_hook(lambda gradient: unshard())
+            for param in params:
+                param.register_post_accumulate_grad_hook(on_gradient)
+
+    block.register_forward_pre_hook(lambda block, inputs: unshard())
+    block.register_forward_hook(after)
+
+
+@wrong("7.6", "takes 0 positional arguments but 3 were given")
+def hands_over_what_a_hook_gets(block, unshard, reshard, reduce):
+    block.register_forward_pre_hook(lambda block, inputs: unshard())
+    block.register_forward_hook(reshard)
 
 
 # 7.7 ----------------------------------------------------------------------------------------------------------------

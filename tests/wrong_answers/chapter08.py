@@ -103,6 +103,15 @@ def backwards(recorded, so_far, depth):
     return _unique(recorded[here:here + depth], so_far[-1])[::-1] if recorded[here - 1:here] == so_far[-1:] else []
 
 
+@wrong("8.2", "it changed its argument")
+def takes_from_the_record(recorded, so_far, depth):
+    here = len(so_far) - 1
+    if recorded[here:here + 1] != so_far[-1:]:
+        return []
+    del recorded[:here + 1]
+    return _unique(recorded[:depth], so_far[-1])
+
+
 # 8.3 ----------------------------------------------------------------------------------------------------------------
 
 def _deepest(blocks, need, room):
@@ -236,6 +245,19 @@ def one_after_the_other(events):
         return total
 
     return sum(alone(event) for event in events if event["verb"] in SENDS)
+
+
+@wrong("8.4", "took every other event for computing")
+def all_but_traffic_and_waits(events):
+    sends, waits = _cover(events, SENDS), _cover(events, {"wait"})
+    computes = _cover(events, {event["verb"] for event in events} - SENDS - {"wait"})
+    times = sorted({time for spans in (sends, waits, computes) for span in spans for time in span})
+    exposed = 0.0
+    for start, end in zip(times, times[1:]):
+        inside = [any(a <= start < b for a, b in spans) for spans in (sends, waits, computes)]
+        if inside[0] and (inside[1] or not inside[2]):
+            exposed += end - start
+    return exposed
 
 
 # 8.5 ----------------------------------------------------------------------------------------------------------------
@@ -452,3 +474,9 @@ for _phrase, _methods in [
 @wrong("8.6", "a list of events (what, block, start, end) is wanted")
 def seconds_only(blocks, prefetch, bucket_bytes, rate):
     return max(event[3] for event in _Step(blocks, prefetch, bucket_bytes, rate).play())
+
+
+@wrong("8.6", "behind them comes gather 0")
+def gathers_for_the_next_step(blocks, prefetch, bucket_bytes, rate):
+    events = sorted(_simulator()(blocks, prefetch, bucket_bytes, rate), key=lambda event: event[3])
+    return [*events, ("gather", 0, events[-1][3], events[-1][3] + blocks[0][2] / rate)]

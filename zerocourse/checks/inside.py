@@ -4,6 +4,7 @@ While it runs, the package's own functions that answer the exercise raise, memor
 kept. Whatever it raises, `sys.exit` included, goes back to the check as a sentence.
 """
 
+import copy
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import cloudpickle
 
 from ..processes import payload
 from . import guard as guards
+from .compare import same
 from .verdict import Wrong
 from .words import a, blank_of, call_text, line_text
 
@@ -101,12 +103,16 @@ def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, 
     return report
 
 
-def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> list:
-    """The answer's value for each case (a tuple of arguments); a `Raised` where it raised one of `allowed`."""
-    values = []
-    for case in cases:
+def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> tuple[list, list[int]]:
+    """The answer's value for each case (a tuple of arguments); a `Raised` where it raised one of `allowed`.
+
+    And the numbers of the cases whose arguments it changed. Cases share arguments, so each call gets copies.
+    """
+    values, changed = [], []
+    for number, case in enumerate(cases):
+        given = tuple(map(copy.deepcopy, case))  # one by one: of a list that comes twice, two
         try:
-            value = answer(*case)
+            value = answer(*given)
         except BaseException as error:
             if type(error).__name__ not in allowed:
                 error.add_note(call_text(answer.__name__, case))
@@ -115,7 +121,9 @@ def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> li
         if not _can_travel(value):
             raise Wrong(f"`{call_text(answer.__name__, case)}` {NO_TRAVELLER.format(a(value))}")
         values.append(value)
-    return values
+        if not same(given, case):
+            changed.append(number)
+    return values, changed
 
 
 def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:

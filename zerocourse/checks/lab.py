@@ -29,8 +29,11 @@ def _ranks(world: int) -> Ranks:
     return Ranks(world, env=quiet, quiet=True, oversubscribe=True)
 
 
-def _ready() -> None:
-    """Nothing, on a rank: it is there."""
+def _ready(loads_compiler: bool) -> None:
+    """On a rank: it is there, and torch's compiler, which a process's first optimizer loads, if that is to be."""
+    if loads_compiler:
+        import torch
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
 
 class Lab:
@@ -57,8 +60,8 @@ class Lab:
         Ends the check when an answer fails, hangs or is not there.
         """
         pool, limit = _ranks(world), timeout or self.timeout
-        if not pool.pids:
-            pool.run(_ready, timeout=START_SECONDS)
+        if not pool.pids or self.exercise.loads_compiler:  # before the clock starts: either takes seconds
+            pool.run(_ready, self.exercise.loads_compiler, timeout=START_SECONDS)
         try:
             reports = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
                                world > 1, timeout=limit)
@@ -86,7 +89,7 @@ class Lab:
 
         allow: names of exceptions that may come; each shows up as a `Raised` in its place.
         """
-        return self.run(call_all, list(cases), allow)[0]
+        return self.run(call_all, list(cases), allow)[0][0]
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
@@ -107,15 +110,21 @@ class Lab:
         close: relative, between floats.
         """
         cases = list(cases)
-        got = self.calls(cases, allow)
+        got, changed = self.run(call_all, cases, allow)[0]
         right = [_outcome(want, case) for case in cases]
         bad = [i for i in range(len(cases)) if not same(got[i], right[i], exact=exact, close=close)]
+        name = self.exercise.answers[0]
+        if changed and not bad:
+            self.wrong(f"`{call_text(name, cases[changed[0]])}`: the values are right, but it changed its "
+                       "argument, which others use as well: work on a copy.")
         if not bad:
             return
-        name, first = self.exercise.answers[0], bad[0]
+        first = bad[0]
         said = tell and tell(cases[first], got[first], right[first])
         said = said or _difference(got[first], right[first], exact, close)
         said = f"`{call_text(name, cases[first])}`: {ended(said)}"
+        if type(got[first]) is float and got[first] == right[first]:  # its kind alone is wrong, and that is said
+            self.wrong(said)
         self.wrong(f"{said} {why}" if (why := explanation(cases, got, bad, mistakes, close)) else said)
 
     def expect(self, got, want, what: str, mistakes: Iterable[tuple[str, object]] = (), *, exact: bool = True,
@@ -167,7 +176,7 @@ def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:
     waiting = [f"rank {rank} was {where}" if world > 1 else f"it was {where}" for rank, where in error.waiting.items()]
     text = f"it did not end within {limit:g} s: {'; '.join(waiting)}"
     if world == 1:
-        return f"{text}. Does every loop in it end?"
+        return f"{text}. Does every loop in it end, or is it too slow?"
     done = world - len(waiting)
     if done:
         return (f"{text}; {done} of the {world} ranks were done. Every rank must call the same collectives, in the "
@@ -179,4 +188,5 @@ def _death_text(error: RankDied, world: int) -> str:
     who = f"the process of rank {error.rank} of {world}" if world > 1 else "the process in which it ran"
     how = "" if error.exit_code is None else f" with exit code {error.exit_code}" if error.exit_code >= 0 else \
         f", killed by {signal.Signals(-error.exit_code).name}"
-    return f"{who} ended{how}: does it call os._exit, recurse without end, or take all memory?"
+    return (f"{who} ended{how}: does it call os._exit, recurse without end, read a tensor whose memory is freed, or "
+            "take all memory?")

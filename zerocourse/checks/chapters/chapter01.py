@@ -1,11 +1,14 @@
 """The checks of chapter 01, memory math: formulas, so one process and no collectives."""
 
+import math
+
 from ... import memory
 from ..exercise import exercise
 from ..lab import Lab
 from .moments import first_wrong_moment, moments
 
 FORMULAS = ("zerocourse.memory:*",)
+FLOATS = "`/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b)."
 
 
 # 1.1 ----------------------------------------------------------------------------------------------------------------
@@ -49,9 +52,18 @@ def count_params(lab: Lab):
 
 # 1.2 ----------------------------------------------------------------------------------------------------------------
 
+def share_of(params, ranks):
+    """What the rank that owns most owns of so many parameters."""
+    return -(-params // ranks)
+
+
+def float_share(params, ranks):
+    return math.ceil(params / ranks)
+
+
 def states(params, stage, ranks, *, sizes=(2, 2, 12), from_stage=(3, 2, 1), share=None):
     """Bytes a rank of parameters, gradients and optimizer; `from_stage`: the first stage that shards each."""
-    share = -(-params // ranks) if share is None else share
+    share = share_of(params, ranks) if share is None else share
     return sum(size * (share if stage >= first else params) for size, first in zip(sizes, from_stage, strict=True))
 
 
@@ -96,6 +108,7 @@ def state_bytes(lab: Lab):
     ], exact=False)
     ragged = [(1601, stage, 4) for stage in (1, 2, 3)] + [(10, 3, 64), (10**18 + 1, 1, 3)]
     lab.compare(even + ragged, states, [
+        (FLOATS, lambda params, stage, ranks: states(params, stage, ranks, share=float_share(params, ranks))),
         ("You rounded a share down: four ranks that own 400 of 1601 parameters each leave one to nobody. Round up.",
          lambda params, stage, ranks: states(params, stage, ranks, share=params // ranks)),
         ("You rounded the bytes: it is the parameters that are shared out, so round a rank's share of them up to a "
@@ -109,12 +122,15 @@ def state_bytes(lab: Lab):
 
 # 1.3 ----------------------------------------------------------------------------------------------------------------
 
-def largest(card_bytes, stage, ranks):
+def largest(card_bytes, stage, ranks, share=share_of):
     """The most parameters that fit, by bisection: slow to read, hard to get wrong."""
+    def needs(params):
+        return states(params, stage, ranks, share=share(params, ranks))
+
     low, high = 0, card_bytes * ranks
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if states(middle, stage, ranks) <= card_bytes else (low, middle - 1)
+        low, high = (middle, high) if needs(middle) <= card_bytes else (low, middle - 1)
     return low
 
 
@@ -158,6 +174,7 @@ def largest_model(lab: Lab):
     ragged = [(card, stage, ranks) for card in (15, 100, 1001, 24 * 10**9, 24 * 2**30) for stage in range(4)
               for ranks in (3, 7)] + [(10**17 + 3, 3, 3)]
     lab.compare(ragged, largest, [
+        (FLOATS, lambda *case: largest(*case, share=float_share)),
         ("You counted only whole rows of parameters, a multiple of the number of ranks: some ranks may own one more "
          "than others.",
          lambda card, stage, ranks: card // (per_parameter(stage)[0] * ranks + per_parameter(stage)[1]) * ranks),
@@ -185,17 +202,17 @@ def passes(stage, accumulation):
     return (2, 2, accumulation + 1, 3 * accumulation)[stage]
 
 
-def sends(passes=passes):
+def sends(passes=passes, share=share_of):
     """Bytes sent, if all parameters or gradients travel so many times."""
     return lambda params, stage, ranks, accumulation: (2 * passes(stage, accumulation) * (ranks - 1)
-                                                       * -(-params // ranks))
+                                                       * share(params, ranks))
 
 
 @exercise("1.4", "What a rank sends", minutes=20, difficulty=2, answer="step_traffic", own=memory.sent_bytes,
           replaces=FORMULAS, sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3),
                                                     random.randint(1, 1024), random.randint(1, 16)))
 def step_traffic(lab: Lab):
-    even = [(1600, stage, ranks, accumulation) for accumulation in (1, 4) for stage in range(4) for ranks in (2, 4, 1)]
+    even = [(1600, stage, ranks, accumulation) for accumulation in (1, 3) for stage in range(4) for ranks in (2, 4, 1)]
     lab.compare(even, sends(), [
         ("You counted an all-reduce once: it is a reduce-scatter and an all-gather, two passes.",
          sends(lambda stage, G: (1, 2, G + 1, 3 * G)[stage])),
@@ -227,6 +244,7 @@ def step_traffic(lab: Lab):
     ], exact=False)
     ragged = [(1601, stage, 4, 3) for stage in range(4)] + [(10, 3, 64, 1), (10**17 + 1, 0, 3, 1)]
     lab.compare(even + ragged, sends(), [
+        (FLOATS, sends(share=float_share)),
         ("A share is a whole number of parameters, and the padding of the last one travels too: round params / ranks up "
          "before you multiply.",
          lambda params, stage, ranks, G: int(2 * passes(stage, G) * (ranks - 1) * params // ranks),

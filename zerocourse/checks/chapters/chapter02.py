@@ -246,7 +246,7 @@ def _judge_slices(lab: Lab, found: dict, right: dict, rank: int, world: int, whe
     _judge_entries(lab, slices, right, rank, world, who)
     for name, value in right.items():
         size = -(-value.numel() // world)
-        own = torch.zeros(size * world)
+        own = torch.zeros(size * world, dtype=value.dtype)
         own[:value.numel()] = value.flatten()
         own = own[rank * size:(rank + 1) * size]
         if not torch.equal(slices[name], own):
@@ -266,7 +266,7 @@ def _judge_slices(lab: Lab, found: dict, right: dict, rank: int, world: int, whe
         lab.wrong(f"{who}, torch's generator is in another state afterwards: put it back, for example with "
                   "torch.random.fork_rng(devices=[]).")
     whole = sum(value.nbytes for value in right.values())
-    share = sum(4 * -(-value.numel() // world) for value in right.values())
+    share = sum(value.element_size() * -(-value.numel() // world) for value in right.values())
     if found["held"] > share:
         why = "A slice is a view, and a view keeps the whole parameter's memory alive: clone it." \
             if found["held"] >= whole else ""
@@ -300,7 +300,8 @@ def _judge_entries(lab: Lab, slices, right: dict, rank: int, world: int, who: st
                       f"where a real tensor of {size:_} elements is right")
         if got.shape != (size,) or got.dtype != value.dtype:
             last = max(0, min(size, count - rank * size))
-            why = ("Nothing is cut: that is the whole parameter." if world > 1 and got.numel() == count != size else
+            why = ("A slice has the dtype of its parameter." if got.shape == (size,) else
+                   "Nothing is cut: that is the whole parameter." if world > 1 and got.numel() == count != size else
                    "The last slices are padded with zeros: all ranks hold the same number of elements."
                    if got.shape == (last,) else
                    "You rounded down: a slice is rounded up, or the last elements belong to nobody."

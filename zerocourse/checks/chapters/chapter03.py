@@ -10,7 +10,7 @@ from ...rankmap import Layout
 from ..exercise import exercise
 from ..inside import Raised
 from ..lab import Lab
-from ..words import a, value_text
+from ..words import a, call_text, value_text
 from . import map_probe as probe
 
 MAPS = ("zerocourse.rankmap:*", "zerocourse.rankmap:Layout.build", "zerocourse.rankmap:Layout.place",
@@ -213,6 +213,11 @@ def row_layout(lab: Lab):
     lab.compare(swapped, probe.row, [
         ("You sorted the names of one owner: tensors of one rank stay in the order of the model.",
          lambda shapes, n, owner: probe.row({name: shapes[name] for name in sorted(shapes)}, n, owner))])
+    for case, (offsets, _) in zip(owners, lab.calls(owners), strict=True):
+        order = list(probe.row(*case)[0])
+        if list(offsets) != order:
+            lab.wrong(f"`{call_text('row_layout', case)}`: the offsets are right, but they come in the order "
+                      f"{list(offsets)}. The row has the order {order}, and who walks along it wants theirs.")
     return "equal slices with padding at the end, and whole tensors sorted by owner: both are a row and N + 1 bounds."
 
 
@@ -330,6 +335,9 @@ def _judge_slice(lab: Lab, found: dict, old: Layout, new: Layout, rank: int, who
         lab.wrong(f"{who}, place {place} of the new slice has {came}, and {wanted} is right. {why}".rstrip())
     if not found["same"]:
         lab.wrong(f"{who}, the old slice was changed: write into memory of your own.")
+    if not found["apart"]:
+        lab.wrong(f"{who}, it returned the old slice's own memory: whoever frees or changes one of the two has both. "
+                  "Copy it, also where nothing moves.")
     if found["held"] > right.nbytes:
         lab.wrong(f"{who}, the new slice holds {found['held']} bytes, and {right.nbytes} are right: it is a view into "
                   "something larger, which stays alive with it. Clone it.")

@@ -73,7 +73,8 @@ def adam_bytes(lab: Lab):
 
 def clip_cases(world):
     """(what it shows, this rank's slices for each rank, max_norm)."""
-    slices = [[torch.tensor([3.0, 4.0]) * (rank + 1), torch.tensor([12.0]) * (rank + 1)] for rank in range(world)]
+    slices = [[torch.tensor([3.0, 4.0]), torch.tensor([12.0, -5.0])], [torch.tensor([8.0, -6.0]), torch.tensor([2.0])],
+              [torch.tensor([-1.0, 2.0]), torch.tensor([7.0, 4.0])]][:world]
     return [("a gradient that is too long", slices, 6.5), ("a gradient that is short enough", slices, 1000.0),
             ("a last rank that owns nothing", [*slices[:-1], []], 6.5),
             ("a very small gradient that is too long", [[part * 1e-7 for part in mine] for mine in slices], 1e-6)]
@@ -84,7 +85,7 @@ def clip_on_a_rank(answer, case, world):
     comm = WatchedComm()
     mine = [part.clone() for part in slices[comm.rank]]
     with same_calls("a rank whose list is empty takes part too, with 0"):
-        norm = answer(mine, max_norm, comm)
+        norm = answer(list(mine), max_norm, comm)  # others hold the slices, and nobody its list
     try:
         norm = float(norm)
     except (TypeError, ValueError):
@@ -149,6 +150,8 @@ def _judge_clip(lab, found, case, slices, max_norm, world):
             ("You changed nothing: multiply in place, with mul_, since others hold the same slices.", slices[rank]),
             ("You scaled every slice by its own norm: the direction of the whole gradient changes. One factor for all.",
              [part * min(1.0, max_norm / part.norm()) for part in slices[rank]]),
+            ("You cut off single numbers, as clamp_ does: the direction of the gradient changes. One factor for all.",
+             [part.clamp(-max_norm, max_norm) for part in slices[rank]]),
             ("You scaled by this rank's own norm: one factor for all ranks.",
              [part * min(1.0, max_norm / lengths[rank]) for part in slices[rank]]),
         ]
@@ -250,6 +253,8 @@ def adamw(lab: Lab):
              adamw_model(swap=True)),
         ]
         why = next((why for why, model in models if like(model)), "")
+        if not all(row.isfinite().all() for row in found["seen"][0]):  # near to no model
+            why = "You begin to count at 0, and 1 - beta^0 is 0: in the first step it is 1."
         step = next(i for i in range(STEPS) if not all(map(near, found["seen"][i], right[i])))
         lab.wrong(f"after step {step + 1} the two rows are {_short(found['seen'][step])}, and {_short(right[step])} "
                   f"are right. {why}".rstrip())

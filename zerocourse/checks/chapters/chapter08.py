@@ -181,7 +181,8 @@ def deepest_prefetch(lab: Lab):
 
 # 8.4 ----------------------------------------------------------------------------------------------------------------
 
-@exercise("8.4", "What a timeline exposes", minutes=30, difficulty=2, answer="exposed_seconds")
+@exercise("8.4", "What a timeline exposes", minutes=30, difficulty=2, answer="exposed_seconds",
+          loads_compiler=True)
 def exposed_seconds(lab: Lab):
     lab.compare([(events,) for events in TIMELINES], exposed_in, [
         ("You added up all collectives: what travels while the rank computes is hidden.",
@@ -200,6 +201,8 @@ def exposed_seconds(lab: Lab):
         ("You counted what is hidden: the part of the communication during which nothing computes is wanted.",
          lambda events: exposed_in(events, computes=(), waits=False)
          - exposed_in(events)),
+        ("You took every other event for computing: only `forward`, `backward` and `step` compute.",
+         lambda events: exposed_in(events, computes=(*COMPUTES, "reshard"))),
         ("You left out `backward` or `step`: they compute as well.",
          lambda events: exposed_in(events, computes=("forward",))),
         ("You left out `step`: the optimizer computes as well.",

@@ -26,12 +26,13 @@ class WatchedComm(Comm):
     """A Comm that notes each of the two collectives of ZeRO.
 
     calls: (phase, verb, unit) of each.   handles: what came back.   open: those that nobody has waited for.
+    in_place: of each reduction, is its sum to arrive in the row that is reduced?
     phase: yours to set, so that a call tells when it was made.
     """
 
     def __init__(self, timeout: float = 5.0):
         super().__init__(timeout=timeout)
-        self.phase, self.calls, self.handles = "", [], []
+        self.phase, self.calls, self.handles, self.in_place = "", [], [], []
         self.open: list[Handle] = []
 
     def all_gather(self, row: torch.Tensor, layout: Layout, unit: str) -> Handle:
@@ -41,6 +42,7 @@ class WatchedComm(Comm):
     def reduce_scatter(self, row: torch.Tensor, layout: Layout, unit: str, into: torch.Tensor | None = None,
                        done: Callable[[torch.Tensor], None] | None = None) -> Handle:
         self.calls.append((self.phase, "reduce_scatter", unit))
+        self.in_place.append(into is not None and into.untyped_storage()._cdata == row.untyped_storage()._cdata)
         return self._noted(super().reduce_scatter(row, layout, unit, into, done))
 
     def wait_for_forgotten(self) -> int:
@@ -72,7 +74,7 @@ def data(rank: int, count: int, batch: int = 2) -> torch.Tensor:
 
 
 def train(heart: dict[str, Callable], stage: int, *, steps: int = 3, accumulation: int = 1, timeout: float = 5.0,
-          lr: float = 0.01, **options) -> dict:
+          lr: float = 0.01, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options) -> dict:
     """Train the tiny GPT-2 on the ranks of the default process group, each with data of its own. Collective.
 
     heart: as `shard` takes it; {} for the package's own.   options: of `shard`.   Returns, of this rank,
@@ -87,7 +89,7 @@ def train(heart: dict[str, Callable], stage: int, *, steps: int = 3, accumulatio
     comm = WatchedComm(timeout)
     with blueprint():
         model = GPT(CONFIG)
-    model, optimizer = shard(model, torch.optim.AdamW(model.parameters(), lr=lr), stage=stage, comm=comm, heart=heart,
+    model, optimizer = shard(model, optimizer(model.parameters(), lr=lr), stage=stage, comm=comm, heart=heart,
                              **options)
     losses, held, tokens = [], {}, data(comm.rank, steps * accumulation)
     for step in range(steps):

@@ -31,7 +31,7 @@ def see_storage(free, take) -> list[dict]:
             if storage.nbytes() == found["wanted"] and found["same"] and found["shape"] == (12,):
                 full.copy_(torch.arange(100, 112))
                 take(full)  # it is there already: nothing may happen
-                found["view"] = view.tolist()
+                found["view"], found["again"] = view.tolist(), storage.nbytes()
                 if dtype is torch.float32:
                     out.backward()
                     found["grads"] = [x.grad, weight.grad]
@@ -59,6 +59,9 @@ def judge_storage(lab: Lab) -> None:
             why = {12: f"You counted elements: each takes {size} bytes.",
                    48: f"You took 4 bytes an element: here an element takes {size}."}.get(saw["taken"], "")
             lab.wrong(f"{here} after `take` its storage holds {saw['taken']} bytes. {why}".rstrip())
+        if saw["again"] != saw["wanted"]:
+            lab.wrong(f"{here} after a second `take` its storage holds {saw['again']} bytes: the memory was there "
+                      "already, so nothing may happen.")
         lab.expect(saw["view"], list(range(102, 108)), f"{here} freed, taken, filled with 100 to 111, and taken again, "
                    "which must change nothing; the view of elements 2 to 8", exact=False, verb="it shows")
         if "grads" in saw:
@@ -97,24 +100,29 @@ def see_hooks(attach) -> dict:
     def note(event, number):
         log.append((event, number, sum(param.grad is not None for param in blocks[number].parameters())))
 
-    for number, block in enumerate(blocks):
-        fill(number, [float("nan")] * 4)
-
-        def unshard(number=number):
+    def attach_to(number, block):  # the three take no argument, not even a default: a hook gives them what it has
+        def unshard():
             note("unshard", number)
             fill(number, kept[number])
 
-        def reshard(number=number):
+        def reshard():
             note("reshard", number)
             fill(number, [float("nan")] * 4)
 
-        def reduce(number=number, block=block):
+        def reduce():
             note("reduce", number)
             sums[number].append([None if param.grad is None else param.grad.clone() for param in block.parameters()])
             for param in block.parameters():
                 param.grad = None
 
         attach(block, unshard, reshard, reduce)
+
+    for number, block in enumerate(blocks):
+        fill(number, [float("nan")] * 4)
+        attach_to(number, block)
+    if any("forward" in vars(block) for block in blocks):
+        return {"replaced": True}
+    hooks = _hooks_of(blocks)
     x, phases, error = torch.arange(6.0).view(2, 3) / 6, {}, ""
     for step, training in STEPS.items():
         blocks.train(training)
@@ -140,7 +148,14 @@ def see_hooks(attach) -> dict:
     log.clear()
     reference(x).square().sum().backward()
     right = [[param.grad for param in block.parameters()] for block in reference]
-    return {"phases": phases, "error": error, "sums": sums, "right": right}
+    return {"replaced": False, "phases": phases, "error": error, "sums": sums, "right": right,
+            "piled up": _hooks_of(blocks) > hooks}
+
+
+def _hooks_of(blocks: nn.Sequential) -> int:
+    """How many hooks there are on the blocks and their parameters."""
+    return (sum(len(block._forward_pre_hooks) + len(block._forward_hooks) for block in blocks)
+            + sum(len(param._post_accumulate_grad_hooks or ()) for param in blocks.parameters()))
 
 
 STEPS = {"first": True, "second": True, "third": False}  # in the mode of training, and not
@@ -153,6 +168,8 @@ EITHER_MODE = " It was under `model.eval()`, which must make no difference: grad
 
 def judge_hooks(lab: Lab) -> None:
     saw, = lab.run(see_hooks)
+    if saw["replaced"]:
+        lab.wrong("the block has another `forward` now: use hooks; do not replace `forward`.")
     phases = saw["phases"]
     for number in range(3):
         _judge_forward([each[0] for each in phases["first forward"] if each[1] == number], number, lab)
@@ -168,6 +185,8 @@ def judge_hooks(lab: Lab) -> None:
                    "third backward": EITHER_MODE}.get(phase, "")
             if EVALUATIONS.get(phase) is False:  # the one in the mode of training was right
                 why = " The mode must make no difference: every forward needs the weights, and frees them."
+            if saw["piled up"]:
+                why = " There are more hooks than before: those registered in a forward pile up. Register once."
             lab.wrong(f"{'' if phase in EVALUATIONS else 'the '}{phase} of blocks 0, 1, 2 gave {_words(came)}, and "
                       f"{_words(right)} is right.{why}")
     if any(grad.isnan().any() for got, *_ in saw["sums"] for grad in got if grad is not None):

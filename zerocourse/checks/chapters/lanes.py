@@ -107,7 +107,9 @@ def first_difference(got, right) -> str:
             return f"{text}, and it says from {mine[same_kind][2]:g} to {mine[same_kind][3]:g}."
         extra = next((other for other in got if not any(_same(other, each) for each in right)), got[number])
         return f"it has {extra[0]} {extra[1]} from {extra[2]:g} to {extra[3]:g}, which is one too many."
-    return f"it has {len(got)} events where {len(right)} are right."
+    extra = got[len(right)]
+    return (f"it has {len(got)} events where {len(right)} are right: behind them comes {extra[0]} {extra[1]} from "
+            f"{extra[2]:g} to {extra[3]:g}.")
 
 
 def _key(event):

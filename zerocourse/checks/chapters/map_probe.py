@@ -268,6 +268,8 @@ def move(answer: Callable, moves: list[tuple[str, str]]) -> list[dict]:
         new = answer(own, dict(SHAPES), owner_by(before, world), owner_by(after, world), rank, world, post)
         post.close()
         found.append({"new": new, "sent": post.sent, "calls": post.calls, "same": bool(torch.equal(own, kept)),
+                      "apart": not isinstance(new, Tensor) or not new.numel() or
+                      new.untyped_storage()._cdata != own.untyped_storage()._cdata,
                       "held": new.untyped_storage().nbytes() if isinstance(new, Tensor) else 0})
     return found
 

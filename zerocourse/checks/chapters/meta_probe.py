@@ -210,11 +210,11 @@ def draw_here(answer: Callable) -> dict:
 # Slices of a model ---------------------------------------------------------------------------------------------------
 
 class Gain(nn.Module):
-    """Two small parameters, and a buffer that only `__init__` can fill."""
+    """Two small parameters, one of another dtype, and a buffer that only `__init__` can fill."""
 
     def __init__(self):
         super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(5))
+        self.scale, self.shift = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(5, dtype=torch.bfloat16))
         self.register_buffer("table", torch.arange(6.0) ** 2, persistent=False)
         self.reset_parameters()
 

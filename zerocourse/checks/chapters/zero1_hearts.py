@@ -34,22 +34,25 @@ def reduce_on_a_rank(answer):
         shard, bucket = flat.grad_shard, flat.grad
         inside = None not in (shard, bucket) and torch.is_tensor(shard) and \
             shard.untyped_storage()._cdata == bucket.untyped_storage()._cdata
+        elsewhere = inside and shard.numel() and shard.storage_offset() != flat.own.start
         seen.append({"returned": returned, "kind": type(handle).__name__, "started": started, "waited": waited,
                      "bucket": bucket is not None, "shard": shard.clone() if torch.is_tensor(shard) else None,
-                     "inside": inside, "before": before,
+                     "inside": inside, "elsewhere": elsewhere, "in place": all(comm.in_place), "before": before,
                      "sent": dict(comm.elements), "forgotten": comm.wait_for_forgotten()})
         comm.calls.clear()
+        comm.in_place.clear()
     return seen
 
 
 @exercise("5.4", "Reduce your slice", minutes=20, difficulty=2, answer="reduce_slice", own=reduce_scatter_in_place,
-          replaces=STAGE_1, timeout=15)
+          replaces=STAGE_1, timeout=15, loads_compiler=True)
 def reduce_slice(lab: Lab):
     for world in (2, 3):
         found = lab.run(reduce_on_a_rank, world=world)
         for number, shape in enumerate(SHAPES):
             _judge_reduce(lab, [seen[number] for seen in found], shape[0], world)
-    hearts.judge(lab, ["reduce"], 1, 2, accumulation=2)
+    hearts.judge(lab, ["reduce"], 1, 2, accumulation=2, optimizer=torch.optim.SGD, lr=0.5,  # AdamW forgives a factor
+                 why={"losses": "Alone it was right: is a second sum added to the first, which it holds already?"})
     return "GPT-2 trains with it as with the package's own, and a rank sends (N - 1) / N of the gradient once."
 
 
@@ -108,6 +111,12 @@ def _judge_reduce(lab, found, numel, world):
             lab.wrong(f"{case}: the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, "
                       "beside a bucket that is kept as well. Let the sum go into the slice of the bucket: "
                       "into=flat.grad[flat.own].")
+        if seen["elsewhere"]:
+            lab.wrong(f"{case}: the values are right, but `flat.grad_shard` of rank {rank} lies where another rank's "
+                      "slice of the bucket is, whose gradients it overwrites: into=flat.grad[flat.own].")
+        if not seen["in place"]:
+            lab.wrong(f"{case}: the values are right, but on rank {rank} the sum arrived beside the bucket, and was "
+                      "copied into it. Let it arrive there: into=flat.grad[flat.own].")
 
 
 # 5.5 ----------------------------------------------------------------------------------------------------------------
@@ -144,7 +153,7 @@ def step_on_a_rank(answer, dtype):
 
 
 @exercise("5.5", "Update, then tell the others", minutes=20, difficulty=2, answer="update_and_gather", own=sharded_step,
-          replaces=STAGE_1, timeout=15)
+          replaces=STAGE_1, timeout=15, loads_compiler=True)
 def update_and_gather(lab: Lab):
     for world, dtype in ((2, "float32"), (3, "float32"), (3, "bfloat16")):
         found = lab.run(step_on_a_rank, dtype, world=world)

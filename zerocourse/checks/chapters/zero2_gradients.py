@@ -109,7 +109,7 @@ def gpt_on_a_rank(answer, steps=3, micros=2):
 @exercise("6.6", "Gradients that never pile up", minutes=60, difficulty=3, answer="ShardedGradients",
           replaces=("zerocourse:shard", "zerocourse.zero.stage2:*", "zerocourse.zero.stage1:*",
                     "zerocourse.zero.ddp:*"),
-          timeout=15)
+          timeout=15, loads_compiler=True)
 def sharded_gradients(lab: Lab):
     for world in (2, 3):
         for case in CASES:
@@ -165,12 +165,15 @@ def _judge_bucketed(lab, found, case, world):
             lab.wrong(f"{case}: the values are right, but after finish() rank {rank} holds {now['held']} bytes of "
                       f"gradients, and {size} are right, its slices alone. Is a bucket kept, or is a shard a view of "
                       "one?")
+        late = sum(phase == "finish" for phase, _ in now["calls"])
+        if late and len(uses(rank)) == len(SIZES):
+            when = ("only in finish(): until then the whole gradient piled up. A bucket leaves when it is full, in the "
+                    "backward." if case.endswith("every parameter is used") else
+                    "in finish(), though all were full. When a bucket leaves, the next may have waited for it, and the "
+                    "one after that: let them follow at once (`while`, not `if`).")
+            lab.wrong(f"{case}: the values are right, but rank {rank} reduced {late} of {len(now['calls'])} buckets "
+                      f"{when}")
         if case.endswith("every parameter is used"):
-            late = sum(phase == "finish" for phase, _ in now["calls"])
-            if late:
-                lab.wrong(f"{case}: the values are right, but rank {rank} reduced {late} of {len(now['calls'])} "
-                          "buckets only in finish(): until then the whole gradient piled up. A bucket leaves when it "
-                          "is full, in the backward.")
             most = size + 4 * max(layout.padded for layout in layouts)
             if seen["most"] > most:
                 lab.wrong(f"{case}: the values are right, but during the backward rank {rank} held {seen['most']} "
@@ -203,6 +206,7 @@ def _judge_shards(lab, case, found, layouts, uses, micro, rank):
         models = [
             ("You summed over the ranks and never divided by their number: the average is wanted.",
              model(bucket, so_far, 1, everybody)),
+            ("You averaged over the micro-batches: their gradients add up.", right / (micro + 1)),
             ("You divided twice: once by the number of ranks is right.",
              model(bucket, so_far, world * world, everybody)),
             ("You kept the last micro-batch alone: add to the shard what earlier ones left.",

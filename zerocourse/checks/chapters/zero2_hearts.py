@@ -60,7 +60,8 @@ def dropped_on_a_rank(answer):
 
 
 @exercise("6.4", "Drop the bucket", minutes=25, difficulty=2, answer="reduce_and_drop", own=reduce_scatter_and_free,
-          replaces=("zerocourse.zero.stage2:*", "zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*"), timeout=15)
+          replaces=("zerocourse.zero.stage2:*", "zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*"), timeout=15,
+          loads_compiler=True)
 def reduce_and_drop(lab: Lab):
     for world in (2, 3):
         found = lab.run(dropped_on_a_rank, world=world)
@@ -191,12 +192,14 @@ def _steps(train_step, stage):
         with same_calls():
             losses.append(train_step(model, optimizer, [(x[:, :-1], x[:, 1:]) for x in batch]))
             calls.append([phase for phase, verb, _ in comm.calls if verb == "reduce_scatter"])
+    left = model.zero.memory()["gradients_bytes"]
     moved = torch.cat([flat.full - before for flat, before in zip(model.zero.flats, start, strict=True)])
     return {"losses": [float(loss) if isinstance(loss, float | torch.Tensor) else None for loss in losses],
-            "phases": calls, "steps": steps, "forwards": count[0], "moved": moved}
+            "phases": calls, "steps": steps, "forwards": count[0], "moved": moved, "left": left}
 
 
-@exercise("6.5", "Which micro-batches are reduced", minutes=20, difficulty=2, answer="train_step", timeout=15)
+@exercise("6.5", "Which micro-batches are reduced", minutes=20, difficulty=2, answer="train_step", timeout=15,
+          loads_compiler=True)
 def train_step(lab: Lab):
     for stage in (1, 2):
         _judge_accumulation(lab, lab.run(accumulated_on_a_rank, stage, world=2), stage)
@@ -237,6 +240,12 @@ def _judge_accumulation(lab, found, stage):
         if stage == 1 and where == {str(i) for i in range(G)}:
             lab.wrong(f"{case}: rank {rank} reduced every micro-batch, {G} times the traffic. Stage 1 has room for the "
                       "whole gradient: add up under model.zero.no_sync(), and reduce with the last micro-batch.")
+        if stage == 2 and where != {str(i) for i in range(G)}:
+            lab.wrong(f"{case}: rank {rank} reduced in {_places(where)}: each micro-batch needs a backward of its own, "
+                      "before the next forward, or the activations of all are alive at once.")
+        if mine["left"]:
+            lab.wrong(f"{case}: after a step rank {rank} still holds {mine['left']} bytes of gradients: call "
+                      "optimizer.zero_grad() at its end, and they are free until the next.")
         if stage == 1 and where != {str(G - 1)}:
             lab.wrong(f"{case}: rank {rank} reduced in {_places(where)}: the last micro-batch alone should do it, when "
                       "the sum is complete.")
