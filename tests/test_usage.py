@@ -133,22 +133,27 @@ def test_a_backward_within_the_forward(pool):
     check_exact(pool, of_stack(Differentiates))
 
 
-class AddsUpItself(Stack):
-    """Reads all its parameters in the forward, by iterating."""
+class Counts(Stack):
+    """Looks at its parameters in the forward, as models do to know their device, and notes which units are whole."""
 
     def forward(self, x):
-        return super().forward(x) + sum(param.square().sum() for param in self.parameters())
+        assert all(param.device == x.device for param in self.parameters())
+        if hasattr(self, "zero"):
+            self.whole = [unit.name for unit in self.zero.units if unit.gathered]
+        return super().forward(x)
 
 
-def test_parameters_read_by_iterating(pool):
-    check_exact(pool, of_stack(AddsUpItself))
+def test_looking_at_parameters_gathers_none():
+    model, _ = shard(Counts(), stage=3, prefetch=0)
+    squares(model, 0, 0, 0)
+    assert model.whole == ["root"]
 
 
 class BorrowsLate(Stack):
     """Reads a block's weight after the block has run, when `reshard_after_forward=False` still has it there."""
 
     def forward(self, x):
-        return super().forward(x) + next(self.blocks[1].parameters()).sum()
+        return super().forward(x) + self.blocks[1].up.weight.sum()
 
 
 def looks_in_between(model, step, micro, rank):

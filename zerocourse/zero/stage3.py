@@ -4,7 +4,6 @@
 forward and once for the backward, gradients once.
 """
 
-from collections.abc import ItemsView, ValuesView
 from dataclasses import replace
 
 import torch
@@ -178,27 +177,16 @@ class Stage3(Stage2):
 class FetchedOnUse(dict):
     """A module's parameters: one that is taken out during a forward while its unit is not gathered, is gathered.
 
-    That happens when another unit uses it, as in `F.linear(x, other.weight)` or `for param in model.parameters()`. The
-    unit then stays gathered for as long as the root is, now and in the backward.
+    That happens when another unit uses it, as in `F.linear(x, other.weight)`. The unit then stays gathered for as long
+    as the root is, now and in the backward. Whoever iterates over parameters gets none of them: most only want to count.
     """
 
     def __init__(self, stage: Stage3, unit: Unit, params: dict):
         super().__init__(params)
         self.stage, self.unit = stage, unit
 
-    def fetch(self) -> None:
+    def __getitem__(self, name: str) -> nn.Parameter | None:
         if self.stage.in_forward and not self.unit.computes:
             self.unit.external = True
             self.stage.gather(self.unit)
-
-    def __getitem__(self, name: str) -> nn.Parameter | None:
-        self.fetch()
         return super().__getitem__(name)
-
-    def items(self) -> ItemsView:
-        self.fetch()
-        return super().items()
-
-    def values(self) -> ValuesView:
-        self.fetch()
-        return super().values()
