@@ -295,7 +295,7 @@ def test_what_the_first_optimizer_loads_is_loaded_before_the_clock_starts(ranks_
     pool.close()
     if ranks_are_there:
         pool.run(len, "")
-    lab = Lab(replace(MEAN, loads_compiler=True), [makes_an_optimizer])
+    lab = Lab(MEAN, [makes_an_optimizer])
     assert max(lab.run(count_new_modules, world=2)) < 5  # else hundreds, and seconds
 
 

@@ -24,8 +24,6 @@ class Exercise:
         "zerocourse.comm:Comm.all_gather", or "zerocourse.memory:*" for all functions of a module. `own` always is.
     sample(random) -> args: random arguments, on which the tests compare the solution with `own`.
     timeout: seconds for each trip to the ranks.
-    loads_compiler: on the ranks an optimizer is made, or operators are watched. A process's first loads torch's
-        compiler; these seconds do not count.
     """
 
     id: str
@@ -38,7 +36,6 @@ class Exercise:
     replaces: tuple[str, ...]
     sample: Callable | None
     timeout: float
-    loads_compiler: bool = False
 
     @property
     def stars(self) -> str:
@@ -50,13 +47,12 @@ class Exercise:
 
 
 def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...], own=(),
-             replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20,
-             loads_compiler: bool = False):
+             replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20):
     """Make the decorated function the check of a new exercise. `answer` and `own`: one, or a tuple of several."""
     def register(run: Callable) -> Callable:
         answers = (answer,) if isinstance(answer, str) else tuple(answer)
         _found[id] = Exercise(id, title, minutes, difficulty, answers, run, own if isinstance(own, tuple) else (own,),
-                              replaces, sample, timeout, loads_compiler)
+                              replaces, sample, timeout)
         return run
     return register
 

@@ -29,11 +29,10 @@ def _ranks(world: int) -> Ranks:
     return Ranks(world, env=quiet, quiet=True, oversubscribe=True)
 
 
-def _ready(loads_compiler: bool) -> None:
-    """On a rank: it is there, and torch's compiler, which a process's first optimizer loads, if that is to be."""
-    if loads_compiler:
-        import torch
-        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+def _ready() -> None:
+    """On a rank: it is there, with torch's compiler, which a process's first optimizer loads (a forked rank has it)."""
+    import torch
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
 
 class Lab:
@@ -60,8 +59,8 @@ class Lab:
         Ends the check when an answer fails, hangs or is not there.
         """
         pool, limit = _ranks(world), timeout or self.timeout
-        if not pool.pids or self.exercise.loads_compiler:  # before the clock starts: either takes seconds
-            pool.run(_ready, self.exercise.loads_compiler, timeout=START_SECONDS)
+        if not pool.pids:  # before the clock starts: both take seconds
+            pool.run(_ready, timeout=START_SECONDS)
         try:
             reports = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
                                world > 1, timeout=limit)

@@ -88,6 +88,7 @@ def nursery() -> Nursery | None:
 def main() -> None:
     """The nursery itself: import, then fork on request and tell how each child ended."""
     import torch
+    import torch._dynamo  # torch's compiler: each rank's first optimizer would load it, in 2 s and more
     import torch.distributed
 
     gc.collect()

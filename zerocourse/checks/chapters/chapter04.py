@@ -80,7 +80,6 @@ def joined(gradients):
 
 
 @exercise("4.2", "Average the gradients", minutes=15, difficulty=1, answer="average_gradients", timeout=15,
-          loads_compiler=True,
           replaces=("zerocourse.zero.ddp:*", "zerocourse.comm:Comm.reduce_scatter", "zerocourse.comm:Comm.all_gather",
                     "zerocourse.comm:Comm.add"))
 def average_gradients(lab: Lab):
@@ -292,14 +291,14 @@ def replay(lab: Lab):
 # 4.5 and 4.6 --------------------------------------------------------------------------------------------------------
 
 @exercise("4.5", "Half a ring: reduce-scatter", minutes=30, difficulty=2, answer="ring_reduce_scatter",
-          own=ring.ring_reduce_scatter, replaces=RING, timeout=15, loads_compiler=True)
+          own=ring.ring_reduce_scatter, replaces=RING, timeout=15)
 def ring_reduce_scatter(lab: Lab):
     rings.judge_all(lab, False, rings.judge_scattered)
     return "rank r has the sum of part r, and each rank sent what it had to: n less its own part."
 
 
 @exercise("4.6", "The other half: all-gather", minutes=20, difficulty=2, answer="ring_all_gather",
-          own=ring.ring_all_gather, replaces=RING, timeout=15, loads_compiler=True)
+          own=ring.ring_all_gather, replaces=RING, timeout=15)
 def ring_all_gather(lab: Lab):
     rings.judge_all(lab, True, rings.judge_gathered)
     return "everyone has every part. With 4.5 before it that is an all-reduce: 2n(N-1)/N elements a rank."
@@ -307,7 +306,7 @@ def ring_all_gather(lab: Lab):
 
 # 4.7 ----------------------------------------------------------------------------------------------------------------
 
-@exercise("4.7", "Data parallel with buckets", minutes=75, difficulty=3, answer="DataParallel", loads_compiler=True,
+@exercise("4.7", "Data parallel with buckets", minutes=75, difficulty=3, answer="DataParallel",
           replaces=("zerocourse.zero.ddp:*", "zerocourse.sharding:shard", "zerocourse.comm:Comm.reduce_scatter",
                     "zerocourse.comm:Comm.all_gather", "zerocourse.comm:Comm.add", "zerocourse.comm:Comm.broadcast"))
 def data_parallel(lab: Lab):

@@ -187,7 +187,7 @@ def free_and_take(lab: Lab):
 # 7.5 ----------------------------------------------------------------------------------------------------------------
 
 @exercise("7.5", "The heart of stage 3", minutes=30, difficulty=2, answer=("unshard", "reshard", "step"),
-          own=(OWN.unshard, OWN.reshard, OWN.step), timeout=20, loads_compiler=True)
+          own=(OWN.unshard, OWN.reshard, OWN.step), timeout=20)
 def heart(lab: Lab):
     for world in WORLDS:
         stage3_probe.judge_reshard(lab, world)
@@ -210,7 +210,7 @@ def attach(lab: Lab):
 
 @exercise("7.7", "Stage 3 from nothing", minutes=75, difficulty=3, answer="shard_stack",
           replaces=("zerocourse:shard", *(f"zerocourse.comm:Comm.{name}" for name in ("all_gather", "reduce_scatter")),
-                    "zerocourse.zero.flat:Flat.fill", "zerocourse.zero.stage3:*"), timeout=15, loads_compiler=True)
+                    "zerocourse.zero.flat:Flat.fill", "zerocourse.zero.stage3:*"), timeout=15)
 def shard_stack(lab: Lab):
     for world in WORLDS:
         stack_probe.judge_stack(lab, world)

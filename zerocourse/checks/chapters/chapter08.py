@@ -181,8 +181,7 @@ def deepest_prefetch(lab: Lab):
 
 # 8.4 ----------------------------------------------------------------------------------------------------------------
 
-@exercise("8.4", "What a timeline exposes", minutes=30, difficulty=2, answer="exposed_seconds",
-          loads_compiler=True)
+@exercise("8.4", "What a timeline exposes", minutes=30, difficulty=2, answer="exposed_seconds")
 def exposed_seconds(lab: Lab):
     lab.compare([(events,) for events in TIMELINES], exposed_in, [
         ("You added up all collectives: what travels while the rank computes is hidden.",

@@ -45,7 +45,7 @@ def reduce_on_a_rank(answer):
 
 
 @exercise("5.4", "Reduce your slice", minutes=20, difficulty=2, answer="reduce_slice", own=reduce_scatter_in_place,
-          replaces=STAGE_1, timeout=15, loads_compiler=True)
+          replaces=STAGE_1, timeout=15)
 def reduce_slice(lab: Lab):
     for world in (2, 3):
         found = lab.run(reduce_on_a_rank, world=world)
@@ -153,7 +153,7 @@ def step_on_a_rank(answer, dtype):
 
 
 @exercise("5.5", "Update, then tell the others", minutes=20, difficulty=2, answer="update_and_gather", own=sharded_step,
-          replaces=STAGE_1, timeout=15, loads_compiler=True)
+          replaces=STAGE_1, timeout=15)
 def update_and_gather(lab: Lab):
     for world, dtype in ((2, "float32"), (3, "float32"), (3, "bfloat16")):
         found = lab.run(step_on_a_rank, dtype, world=world)

@@ -133,7 +133,7 @@ def gpt_on_a_rank(answer, steps=3):
 @exercise("5.6", "A sharded optimizer of your own", minutes=60, difficulty=3, answer="ShardedAdamW",
           replaces=("zerocourse:shard", "zerocourse.zero.stage1:*", "zerocourse.comm:Comm.reduce_scatter",
                     "zerocourse.comm:Comm.all_gather", "torch.distributed.optim:ZeroRedundancyOptimizer.__init__"),
-          timeout=15, loads_compiler=True)
+          timeout=15)
 def sharded_adamw(lab: Lab):
     seen = {}
     for world in (2, 3):

@@ -109,7 +109,7 @@ def gpt_on_a_rank(answer, steps=3, micros=2):
 @exercise("6.6", "Gradients that never pile up", minutes=60, difficulty=3, answer="ShardedGradients",
           replaces=("zerocourse:shard", "zerocourse.zero.stage2:*", "zerocourse.zero.stage1:*",
                     "zerocourse.zero.ddp:*"),
-          timeout=15, loads_compiler=True)
+          timeout=15)
 def sharded_gradients(lab: Lab):
     for world in (2, 3):
         for case in CASES:

@@ -60,8 +60,7 @@ def dropped_on_a_rank(answer):
 
 
 @exercise("6.4", "Drop the bucket", minutes=25, difficulty=2, answer="reduce_and_drop", own=reduce_scatter_and_free,
-          replaces=("zerocourse.zero.stage2:*", "zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*"), timeout=15,
-          loads_compiler=True)
+          replaces=("zerocourse.zero.stage2:*", "zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*"), timeout=15)
 def reduce_and_drop(lab: Lab):
     for world in (2, 3):
         found = lab.run(dropped_on_a_rank, world=world)
@@ -198,8 +197,7 @@ def _steps(train_step, stage):
             "phases": calls, "steps": steps, "forwards": count[0], "moved": moved, "left": left}
 
 
-@exercise("6.5", "Which micro-batches are reduced", minutes=20, difficulty=2, answer="train_step", timeout=15,
-          loads_compiler=True)
+@exercise("6.5", "Which micro-batches are reduced", minutes=20, difficulty=2, answer="train_step", timeout=15)
 def train_step(lab: Lab):
     for stage in (1, 2):
         _judge_accumulation(lab, lab.run(accumulated_on_a_rank, stage, world=2), stage)
