@@ -145,7 +145,7 @@ def weights_are_reduced(own):
     """The hook's argument is the parameter, and not its gradient: this averages the weights."""
     def reduce(flat, comm):
         flat.grad_shard = flat.grad[flat.own].clone()
-        comm.add(flat.shard).div_(comm.world_size)
+        comm.all_reduce(flat.shard).div_(comm.world_size)
 
     return reduce
 

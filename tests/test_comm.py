@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from zerocourse import comm as comm_module
 from zerocourse import notes
-from zerocourse.comm import Comm, add_in_order
+from zerocourse.comm import Comm, add_in_order, fail_all
 from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.events import MOST_EVENTS, Recorder
 from zerocourse.rankmap import Layout
@@ -151,17 +151,17 @@ def test_large_rows_travel_in_pieces(pool, least, pieces):
 def control_values() -> dict:
     comm, found = Comm(), {}
     r = comm.rank
-    found["max"] = comm.agree_max(torch.tensor([r, 5 - r, 3], dtype=torch.uint8)).tolist()
+    found["max"] = comm.all_reduce(torch.tensor([r, 5 - r, 3], dtype=torch.uint8), "max").tolist()
     scalar = torch.tensor(0.1 + r)
-    found["add"] = (comm.add(scalar) is scalar, scalar.item())
-    found["add half"] = comm.add(row_of(r, layouts(3)["even"], torch.bfloat16)).tolist()
+    found["sum"] = (comm.all_reduce(scalar) is scalar, scalar.item())
+    found["sum of halves"] = comm.all_reduce(row_of(r, layouts(3)["even"], torch.bfloat16)).tolist()
     table = (torch.arange(6.0).view(2, 3) if r == 0 else torch.full((2, 3), -1.0)).t()[::2]  # not in one piece
     found["broadcast"] = comm.broadcast(table, "table").tolist(), table.is_contiguous()
     flags = torch.tensor([[r == 0, False], [False, r == 0]])
     found["bool"] = comm.broadcast(flags, "flags").tolist()
     found["scalar"] = comm.broadcast(torch.tensor(7 if r == 0 else 0), "n").item()
     found["empty"] = comm.broadcast(torch.ones(0, 3), "none").tolist()
-    found["objects"] = comm.gather_objects({"rank": r, "text": "é" * r})
+    found["objects"] = comm.all_gather_object({"rank": r, "text": "é" * r})
     return found
 
 
@@ -171,8 +171,8 @@ def test_control_messages(pool, world_size):
     for rank in range(1, world_size):
         summed = summed + torch.tensor(0.1 + rank)
     half = [row_of(rank, layouts(3)["even"], torch.bfloat16).float() for rank in range(world_size)]
-    expected = {"max": [world_size - 1, 5, 3], "add": (True, summed.item()),
-                "add half": sum(half[1:], half[0]).bfloat16().tolist(),
+    expected = {"max": [world_size - 1, 5, 3], "sum": (True, summed.item()),
+                "sum of halves": sum(half[1:], half[0]).bfloat16().tolist(),
                 "broadcast": ([[0.0, 3.0], [2.0, 5.0]], False), "bool": [[True, False], [False, True]],
                 "scalar": 7, "empty": [],
                 "objects": [{"rank": rank, "text": "é" * rank} for rank in range(world_size)]}
@@ -191,11 +191,11 @@ def counted() -> dict:
     found["all_gather"] = (comm.sent["all_gather"], comm.elements["all_gather"], comm.padding, comm.control)
     comm.reduce_scatter(torch.zeros(layout.padded), layout, "a").wait()
     found["reduce_scatter"] = (comm.sent["reduce_scatter"], comm.elements["reduce_scatter"], comm.padding, comm.control)
-    comm.agree_max(torch.zeros(5, dtype=torch.uint8))
-    comm.add(torch.zeros(()))
+    comm.all_reduce(torch.zeros(5, dtype=torch.uint8), "max")
+    comm.all_reduce(torch.zeros(()))
     found["agreed"] = (comm.sent.total(), comm.padding, comm.control)
     comm.broadcast(torch.zeros(4), "a")
-    comm.gather_objects(1)
+    comm.all_gather_object(1)
     found["broadcast"] = (comm.sent.total(), comm.padding, comm.control)
     return found
 
@@ -220,9 +220,9 @@ def on_loopback(elements: int) -> dict:
     comm = Comm()
 
     def carried() -> int:
-        comm.agree_max(torch.zeros(1))
+        comm.all_reduce(torch.zeros(1), "max")
         line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
-        comm.agree_max(torch.zeros(1))
+        comm.all_reduce(torch.zeros(1), "max")
         return int(line.split(":")[1].split()[8])  # sent
 
     layout = Layout.build({"a": (elements,)}, comm.world_size)
@@ -345,9 +345,9 @@ def test_without_a_process_group():
     comm.reduce_scatter(row, layout, "a", done=got.append).wait()
     comm.reduce_scatter(row, layout, "a", into=row, done=got.append).wait()
     assert got[0].tolist() == got[1].tolist() == [0, 1, 2, 3, 4] and got[0] is not row and got[1] is row
-    assert comm.agree_max(row) is row and comm.add(row) is row and comm.broadcast(row, "a") is row
-    assert comm.gather_objects("x") == ["x"]
-    comm.fail("nobody hears it")
+    assert comm.all_reduce(row, "max") is row and comm.all_reduce(row) is row and comm.broadcast(row, "a") is row
+    assert comm.all_gather_object("x") == ["x"]
+    fail_all("nobody hears it")
     assert (comm.rank, comm.world_size, comm.sent.total(), comm.padding, comm.control) == (0, 1, 0, 0, 0)
 
 
@@ -372,8 +372,8 @@ def side_by_side() -> dict:
         handle.wait()
         found[name] = row.tolist()
     found["ranks"] = comms["pair a"].rank, comms["all b"].rank
-    found["sum"] = comms["pair a"].add(torch.tensor(rank)).item(), comms["all a"].add(torch.tensor(rank)).item()
-    found["objects"] = comms["pair b"].gather_objects(rank)
+    found["sum"] = comms["pair a"].all_reduce(torch.tensor(rank)).item(), comms["all a"].all_reduce(torch.tensor(rank)).item()
+    found["objects"] = comms["pair b"].all_gather_object(rank)
     return found
 
 
@@ -412,10 +412,10 @@ def disagree(case: str, timeout: float) -> tuple[float, str, str]:
     calls = {
         "unit": lambda: comm.all_gather(row, layout, "h.1" if odd else "h.0").wait(),
         "verb": lambda: (comm.reduce_scatter if odd else comm.all_gather)(row, layout, "h.0").wait(),
-        "ahead": lambda: [comm.all_gather(row, layout, "h.0").wait() for _ in range(2 - odd)] + [comm.add(row)],
-        "control": lambda: (comm.add if odd else comm.agree_max)(row),
-        "broadcast": lambda: comm.broadcast(row, "bias" if odd else "weight") if comm.rank < 2 else comm.add(row),
-        "objects": lambda: comm.gather_objects(1) if odd else comm.add(row),
+        "ahead": lambda: [comm.all_gather(row, layout, "h.0").wait() for _ in range(2 - odd)] + [comm.all_reduce(row)],
+        "control": lambda: comm.all_reduce(row, "sum" if odd else "max"),
+        "broadcast": lambda: comm.broadcast(row, "bias" if odd else "weight") if comm.rank < 2 else comm.all_reduce(row),
+        "objects": lambda: comm.all_gather_object(1) if odd else comm.all_reduce(row),
         "dtype": lambda: comm.all_gather(row.int() if odd else row, layout, "h.0").wait(),
         "layout": lambda: comm.all_gather(row, swapped, "h.0").wait(),
     }
@@ -429,11 +429,11 @@ def disagree(case: str, timeout: float) -> tuple[float, str, str]:
 
 EVEN, ODD = {  # what ranks 0 (and 2) and rank 1 are said to be in
     "unit": "all_gather of h.0 ", "verb": "all_gather of h.0 ", "ahead": "all_gather of h.0 (8 float32) #2",
-    "control": "agree_max ", "broadcast": "broadcast of weight ", "objects": "add ",
+    "control": "all_reduce_max ", "broadcast": "broadcast of weight ", "objects": "all_reduce_sum ",
     "dtype": "all_gather of h.0 (8 float32)", "layout": "all_gather of h.0 ",
 }, {
-    "unit": "all_gather of h.1 ", "verb": "reduce_scatter of h.0 ", "ahead": "add ", "control": "add ",
-    "broadcast": "broadcast of bias ", "objects": "gather_objects ", "dtype": "all_gather of h.0 (8 int32)",
+    "unit": "all_gather of h.1 ", "verb": "reduce_scatter of h.0 ", "ahead": "all_reduce_sum ", "control": "all_reduce_sum ",
+    "broadcast": "broadcast of bias ", "objects": "all_gather_object ", "dtype": "all_gather of h.0 (8 int32)",
     "layout": "all_gather of h.0 ",
 }
 
@@ -466,7 +466,7 @@ def absent(timeout: float) -> tuple[float, str]:
     begun, words = time.monotonic(), ""
     time.sleep(comm.rank * (timeout + 4))  # after rank 0 has waited for the call, and then for a note
     try:
-        comm.add(torch.zeros(1))
+        comm.all_reduce(torch.zeros(1))
     except CollectiveError as error:
         words = str(error)
     return time.monotonic() - begun, words
@@ -475,32 +475,32 @@ def absent(timeout: float) -> tuple[float, str]:
 def test_13_a_rank_that_never_came(spoiled):
     here, there = spoiled[2].run(absent, 1)
     assert 1 <= here[0] < 5
-    assert here[1] == ("a collective did not complete within 1 s: rank 0 was in add (1 float32) #1; "
+    assert here[1] == ("a collective did not complete within 1 s: rank 0 was in all_reduce_sum (1 float32) #1; "
                        "rank 1 did not answer: it computes, or is gone")
-    assert there[0] < 9 and "rank 0 was in add (1 float32) #1; rank 1 was in add (1 float32) #1" in there[1]
+    assert there[0] < 9 and "rank 0 was in all_reduce_sum (1 float32) #1; rank 1 was in all_reduce_sum (1 float32) #1" in there[1]
 
 
 def leaves(waiting_in: str, leaving: list[int]) -> tuple[float, str]:
     """Some ranks leave with a reason while the others wait; seconds from then on, and what they heard."""
     comm, notes.HEARD_SECONDS = Comm(timeout=30), 20
     layout = Layout.build({"a": (8,)}, comm.world_size)
-    comm.gather_objects("all are here")
+    comm.all_gather_object("all are here")
     begun = time.monotonic()
     try:
         if comm.rank in leaving:
             time.sleep(0.5)
-            comm.fail(f"out of memory at {comm.rank} GiB")
+            fail_all(f"out of memory at {comm.rank} GiB")
             return time.monotonic() - begun, "left"
         {"all_gather": lambda: comm.all_gather(torch.zeros(layout.padded), layout, "h.0").wait(),
          "reduce_scatter": lambda: comm.reduce_scatter(torch.zeros(layout.padded), layout, "h.0").wait(),
-         "gather_objects": lambda: comm.gather_objects(1), "add": lambda: comm.add(torch.zeros(3))}[waiting_in]()
+         "all_gather_object": lambda: comm.all_gather_object(1), "all_reduce_sum": lambda: comm.all_reduce(torch.zeros(3))}[waiting_in]()
         return time.monotonic() - begun, "nothing"
     except CollectiveError as error:
         return time.monotonic() - begun, str(error)
 
 
-@pytest.mark.parametrize("waiting_in, leaving", [("all_gather", [0]), ("reduce_scatter", [1]), ("gather_objects", [0]),
-                                                 ("add", [2]), ("add", [0, 2])])
+@pytest.mark.parametrize("waiting_in, leaving", [("all_gather", [0]), ("reduce_scatter", [1]), ("all_gather_object", [0]),
+                                                 ("all_reduce_sum", [2]), ("all_reduce_sum", [0, 2])])
 def test_a_rank_that_leaves_tells_the_others_why_at_once(waiting_in, leaving):
     with Ranks(3, timeout=60, quiet=True) as ranks:
         found = ranks.run(leaves, waiting_in, leaving)
@@ -519,7 +519,7 @@ def test_the_reason_arrives_although_the_rank_that_left_takes_the_store_with_it(
     def slow_to_look(rank):
         compare = notes.Notes.compare
         notes.Notes.compare = lambda *args: (time.sleep(0.5), compare(*args))[1]
-        return leaves("add", [0])
+        return leaves("all_reduce_sum", [0])
 
     found = forked(3, slow_to_look, own_store=False)
     assert found[0][1] == "left"
@@ -581,7 +581,7 @@ def forked_once(world_size: int, fn, *args, own_store: bool) -> tuple[dict[int, 
 def dies(rank: int, who: int) -> tuple[float, str]:
     comm = Comm(timeout=30)
     layout = Layout.build({"a": (1_000_000,)}, comm.world_size)
-    comm.gather_objects("all are here")
+    comm.all_gather_object("all are here")
     begun = time.monotonic()
     if rank == who:
         comm.all_gather(torch.zeros(layout.padded), layout, "h.0")  # on its way, and nobody will ever complete it
@@ -644,7 +644,7 @@ def as_on_nccl(rank: int, old_names: bool) -> tuple[list, dict]:
         if name in ("even", "nearly"):
             wrong += [] if (("batch_isend_irecv" in used) == (name == "nearly")) else [(name, dict(used))]
     used.clear()
-    values = comm.agree_max(torch.tensor([rank, -rank])).tolist(), comm.add(torch.tensor(rank)).item()
+    values = comm.all_reduce(torch.tensor([rank, -rank]), "max").tolist(), comm.all_reduce(torch.tensor(rank)).item()
     wrong += [] if values == ([comm.world_size - 1, 0], 3) else [values]
     wrong += [] if comm.broadcast(torch.full((2, 2), rank), "b").sum().item() == 0 else ["broadcast"]
     comm.all_gather(torch.zeros(6), Layout.build({"a": (6,)}, 3), "z").wait()
@@ -677,7 +677,7 @@ def as_on_a_shared_gpu(rank: int) -> list:
     row, values = torch.zeros(layout.padded), torch.tensor([rank])
     foreign.clear()
     comm.all_gather(row, layout, "a").wait()
-    comm.add(values)
+    comm.all_reduce(values)
     comm.broadcast(values, "values")
     own = {row.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()}
     wrong += [] if foreign and not own & set(foreign) else ["it was sent from the tensor itself"]

@@ -455,6 +455,7 @@ def test_no_optimizer_is_for_looking_only(alone):
 @pytest.mark.parametrize("arguments, words", [
     (lambda: {"config": None}, ["config="]),
     (lambda: {"config": "no such file.json"}, ["no such file.json", "cannot be read"]),
+    (lambda: {"config": None, "args": SimpleNamespace(deepspeed_config="theirs.json")}, ["theirs.json", "cannot be read"]),
     (lambda: {"config": settings(4, 1)}, ["zero_optimization.stage is 4"]),
     (lambda: {"optimizer": sgd(Net().parameters())}, ["parameter group 0", "not a parameter of the model"]),
     (lambda: {"optimizer": "AdamW"}, ["optimizer is a str", "torch optimizer"]),

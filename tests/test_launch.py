@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -329,3 +330,13 @@ def test_functions_of_cells(kernel):
     assert "Cell In[6], line 3" in text and "zerocourse" not in text
     assert "[1] 1" in kernel.run("%%ranks\nx")
     assert "UsageError" in kernel.run("%%ranks --nope\nx")
+
+
+def test_the_example_of_the_readme(tmp_path):
+    (text,) = re.findall(r"```python\n(# train_mine.*?)```", (Path(ROOT) / "README.md").read_text(), re.DOTALL)
+    script = write(tmp_path, "train_mine.py", text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ | {"PYTHONPATH": ROOT})
+    assert done.returncode == 0, done.stderr
+    losses = dict(re.findall(r"(rank \d, step \d): ([\d.]+)", done.stdout))
+    assert len(losses) == 20 and all(losses[f"rank {rank}, step 9"] < losses[f"rank {rank}, step 0"] for rank in range(2))

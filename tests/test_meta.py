@@ -9,7 +9,7 @@ from torch import nn
 
 from zerocourse.errors import BadInput
 from zerocourse.ledger import Ledger
-from zerocourse.meta import Materializer, assert_materializable, blueprint, materialize, materialize_model
+from zerocourse.meta import Materializer, assert_materializable, blueprint, materialize_model
 from zerocourse.model import GPT, build_model
 
 
@@ -209,7 +209,7 @@ def test_the_whole_model_equals_module_by_module_in_any_order(build):
     values = {}
     for name, module in reversed(list(model.named_modules())):  # any order
         before = dict(module.named_parameters(recurse=False))
-        values |= materialize(module, name, 3, root=model)
+        values |= Materializer(model, seed=3).module(name)
         assert all(param is before[key] and param.is_meta for key, param in module.named_parameters(recurse=False))
     assert values.keys() == dict(whole.named_parameters()).keys()  # each once, under its first name
     for name, param in whole.named_parameters():
@@ -219,7 +219,7 @@ def test_the_whole_model_equals_module_by_module_in_any_order(build):
         for name in list(first.params)[::2]:
             first.install(name, torch.full_like(values[name], 7))
     rest = [name for name, param in model.named_parameters() if param.is_meta]
-    again = Materializer(model, seed=3).values(dict(model.named_parameters()))
+    again = dict(Materializer(model, seed=3).stream(dict(model.named_parameters())))
     assert list(again) == rest and all(torch.equal(again[name], values[name]) for name in rest)
     assert all((param == 7).all() for param in model.parameters() if not param.is_meta)
 
@@ -264,15 +264,13 @@ def test_seeds_and_names_decide_and_nothing_else():
     model = sketch(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    first = materialize(model[0], "0", seed=1, root=model)["0.weight"]
+    first = Materializer(model, seed=1).module("0")["0.weight"]
     assert torch.equal(torch.get_rng_state(), state)  # the global generator is untouched
     torch.manual_seed(6)
-    assert torch.equal(materialize(model[0], "0", seed=1, root=model)["0.weight"], first)
-    assert torch.equal(materialize(model[0], "0", seed=1)["0.weight"], first)
-    assert not torch.equal(materialize(model[1], "1", seed=1)["1.weight"], first)
-    assert not torch.equal(materialize(model[0], "0", seed=2)["0.weight"], first)
-    with pytest.raises(BadInput, match="'1' is not the name of this Linear"):
-        materialize(model[0], "1", root=model)
+    assert torch.equal(Materializer(model, seed=1).module("0")["0.weight"], first)
+    assert torch.equal(Materializer(model[:1], seed=1).module("0")["0.weight"], first)  # whatever else is in the model
+    assert not torch.equal(Materializer(model, seed=1).module("1")["1.weight"], first)
+    assert not torch.equal(Materializer(model, seed=2).module("0")["0.weight"], first)
 
 
 def test_the_values_are_what_building_would_have_drawn():
@@ -321,8 +319,7 @@ def test_the_order_of_initialisers():
     model = materialize_model(sketch(Root), init_fn=lambda module: [p.fill_(5) for p in module.parameters()])
     assert [param[0].item() for param in model.parameters()] == [5, 5, 5, 5]
     alone = sketch(Inner)
-    assert [value[0].item() for value in materialize(alone, "x.inner").values()] == [1, 1, 1, 1]
-    assert list(materialize(alone, "x.inner")) == [f"x.inner.{name}" for name in "abcd"]
+    assert {name: value[0].item() for name, value in Materializer(alone).module("").items()} == dict.fromkeys("abcd", 1)
 
 
 def test_a_model_in_a_model_fills_its_own():
@@ -445,9 +442,9 @@ def test_an_init_function_may_assign_a_new_parameter_of_the_same_shape():
         return init_fn
 
     model = sketch(Gate)
-    assert materialize(model, "g", init_fn=assign(3))["g.scale"].tolist() == [2, 2, 2]
-    with pytest.raises(BadInput, match=r"init_fn replaced g\.scale of Gate by something else than a tensor \(3,\)"):
-        materialize(model, "g", init_fn=assign(4))
+    assert Materializer(model, init_fn=assign(3)).module("")["scale"].tolist() == [2, 2, 2]
+    with pytest.raises(BadInput, match=r"init_fn replaced scale of Gate by something else than a tensor \(3,\)"):
+        Materializer(model, init_fn=assign(4)).module("")
     assert model.scale.is_meta
 
 
@@ -494,13 +491,12 @@ def test_scalars_empty_parameters_and_part_real_models():
 
 
 def test_one_seed_gives_one_model_in_every_precision():
-    in_fp32 = materialize(sketch(lambda: nn.Linear(8, 8)))
+    in_fp32 = Materializer(sketch(lambda: nn.Linear(8, 8))).module("")
     half = sketch(lambda: nn.Linear(8, 8).to(torch.bfloat16))
     assert half.weight.dtype is torch.bfloat16 and half.weight.is_meta
-    in_bf16 = materialize(half)
+    in_bf16 = Materializer(half).module("")
     assert in_bf16["weight"].dtype is torch.bfloat16
     assert torch.equal(in_bf16["weight"], in_fp32["weight"].bfloat16())
-    assert torch.equal(materialize(half, dtype=torch.float32)["weight"], in_fp32["weight"])  # master weights
 
 
 def test_parameters_that_are_watched_are_refused():

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -18,6 +19,7 @@ from zerocourse.processes import parent, payload
 from zerocourse.processes.channels import Inbox, Lines
 from zerocourse.processes.failures import LaunchInterrupted, LaunchTimeout, RankDied, RankError
 from zerocourse.processes.jobs import Job
+from zerocourse.processes.nursery import nursery
 from zerocourse.ranks import Ranks, check_nproc, shared
 from zerocourse.worker import progress, report
 
@@ -386,6 +388,22 @@ def test_who_failed_first():
         assert [f.rank for f in job.failed()] == [2, 1, 0]  # not alike: in order of time
     finally:
         job.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+def test_a_process_number_that_comes_again(monkeypatch):
+    """The code of a rank that ended under the same number long ago is not the new rank's."""
+    there = nursery(parent.QUIET | os.environ)
+    real = there._hear
+
+    def hear():
+        answer = real()
+        there.codes |= dict.fromkeys((answer or {}).get("pids", ()), -signal.SIGKILL)
+        return answer
+
+    monkeypatch.setattr(there, "_hear", hear)
+    with Ranks(2, quiet=True) as ranks:
+        assert ranks.run(total, 1)[1].tolist() == [21.0] * 2
 
 
 def test_nproc_is_checked():

@@ -167,6 +167,33 @@ def test_bytes_held(pool, world_size):
         check_bytes(case, by_rank)
 
 
+def counted_quickly(case: Case) -> list[tuple[int, int]]:
+    """`bytes_held`, and the sum over the storages of `tensors()`: after a backward, as the optimizer steps, after it."""
+    model, optimizer = worlds.sharded(case)
+    found = []
+
+    def look(*_):
+        tensors = [tensor for kind in model.zero.tensors().values() for tensor in kind]
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+        found.append((model.zero.bytes_held(), sum(storages.values())))
+
+    optimizer.register_step_pre_hook(look)
+    for step in range(2):
+        case.loss(model, step, 0, model.zero.comm.rank).backward()
+        look()
+        optimizer.step()
+        look()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16))
+@pytest.mark.parametrize("stage", STAGES)
+def test_bytes_held_are_those_of_the_tensors(pool, stage, dtype):
+    for found in pool(2).run(counted_quickly, Case(stage, param_dtype=dtype)):
+        assert [quick for quick, _ in found] == [exact for _, exact in found]
+
+
 def storages() -> dict[int, int]:
     """Bytes by storage of every tensor that Python knows of."""
     tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]

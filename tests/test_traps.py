@@ -863,7 +863,7 @@ def round_trip() -> list:
         other = {name: tensor + 1 for name, tensor in first.items()}
         refused = []
         for wrong in (other | {"nobody": torch.ones(1)}, {name: other[name] for name in list(other)[1:]},
-                      other | {"gain": torch.ones(2)}):
+                      other | {"gain": torch.ones(2)}, other | {"gain": 2.0}):
             with pytest.raises(BadInput) as error:
                 load_state_dict(model, wrong)
             refused.append(str(error.value))
@@ -886,7 +886,7 @@ def test_trap_23_the_state_dict(pool):
             check_same_state(first, expected, f"stage {stage}")
             check_same_state(loaded, more, f"stage {stage}, loaded")
             assert names == list(expected)
-            assert all(word in said for word, said in zip(("'nobody'", f"'{names[0]}'", "'gain'"), refused, strict=True))
+            assert all(word in said for word, said in zip(("'nobody'", f"'{names[0]}'", "'gain'", "'gain' is a float"), refused, strict=True))
 
 
 class Renamed(Stack):
@@ -895,7 +895,8 @@ class Renamed(Stack):
     note = "new"
 
     def state_dict(self, *args, **kwargs):
-        return {f"net.{name}" if name[0] != "_" else name: tensor for name, tensor in super().state_dict(*args, **kwargs).items()}
+        own = super().state_dict(*args, **kwargs)
+        return {f"net.{name}" if name[0] != "_" else name: tensor for name, tensor in own.items()} | {"_epoch": [3]}
 
     def get_extra_state(self):
         return {"note": self.note}
@@ -929,6 +930,7 @@ def test_trap_23_a_state_with_names_of_its_own(pool, stage):
     expected = Renamed().state_dict()
     for first, loaded, note, said in pool(2).run(renamed, stage):
         assert list(first) == list(loaded) == list(expected) and note == "old"
+        assert first.pop("_epoch") == loaded.pop("_epoch") == [3]
         assert first.pop("_extra_state") == {"note": "new"} and loaded.pop("_extra_state") == {"note": "old"}
         check_same_state(first, {name: expected[name] for name in first}, f"stage {stage}")
         check_same_state(loaded, {name: expected[name] + 1 for name in loaded}, f"stage {stage}, loaded")

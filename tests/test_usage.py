@@ -17,6 +17,9 @@ from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, ro
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
+from zerocourse.ledger import Ledger
+from zerocourse.meta import blueprint, materialize_model
+from zerocourse.zero.unit import cut_into_units
 
 
 def of_stack(make=Stack, **fields) -> list[Case]:
@@ -548,3 +551,55 @@ def with_a_scaler() -> str:
 
 def test_a_gradient_scaler_is_refused_on_every_rank(pool):
     assert all("GradScaler" in said for said in pool(2).run(with_a_scaler))
+
+
+# -- where models come from ------------------------------------------------------------------------------------------
+
+def real_in_part() -> tuple[dict, dict]:
+    """On rank 1 one half of a block has values; what both ranks then train with, and what they should."""
+    with blueprint():
+        model, other = Stack(), Stack()
+    whole = copy.deepcopy(materialize_model(other).state_dict())
+    if dist.get_rank() == 1:
+        model.blocks[1].up = other.blocks[1].up
+    return state_dict(shard(model, stage=3)[0]), whole
+
+
+def test_ranks_may_have_different_parameters_on_meta(pool):
+    for found, whole in pool(2).run(real_in_part):
+        check_same_state(found, whole, "rank 0's values")
+
+
+class OnlyBlocks(nn.ModuleList):
+    """The model itself is the list, and its first entry holds another one."""
+
+    def __init__(self):
+        torch.manual_seed(1)
+        super().__init__([nn.ModuleDict({"inner": nn.ModuleList([Block(), Block()])}), Block()])
+
+    def forward(self, x):
+        for block in self[0]["inner"]:
+            x = block(x)
+        return self[1](x)
+
+
+def test_a_model_that_is_a_list():
+    assert [unit.name for unit in cut_into_units(OnlyBlocks())] == ["root", "0", "1"]
+
+
+def peak_of_shard() -> tuple[int, int, int, int]:
+    """Bytes: the peak of sharding a blueprint at stage 3, what is kept, a block, and the largest module of it."""
+    with Ledger() as ledger:
+        with blueprint():
+            model = worlds.gpt(n_layer=8, n_embd=64)
+        block = sum(4 * param.numel() for param in model.h[0].parameters())
+        module = max(sum(4 * param.numel() for param in module.parameters(recurse=False)) for module in model.h[0].modules())
+        shard(model, stage=3)
+        return ledger.peak, ledger.now().total, block, module
+
+
+def test_a_blueprint_takes_its_slices_one_unit_and_one_module_of_it(pool):
+    for peak, kept, block, module in pool(2).run(peak_of_shard):
+        slack = 25_000  # the state of the random generator, saved twice; padding
+        while_drawn, when_cut = kept - block // 2 + block + module, kept + block
+        assert when_cut <= peak <= max(while_drawn, when_cut) + slack

@@ -30,6 +30,7 @@ from .rankmap import Layout
 
 PIECE_BYTES = 1 << 20  # one large send and receive run half-duplex; pieces of this size reach 96 % of a link
 MOST_PIECES = 16
+OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _living: weakref.WeakSet = weakref.WeakSet()  # Comms with peers
 _opened = weakref.WeakKeyDictionary()  # how many Comms a group has seen: keeps the messages of one from another's
 
@@ -140,13 +141,25 @@ class Comm:
 
     # -- small messages that keep the ranks together ------------------------------------------------------------------
 
-    def agree_max(self, values: torch.Tensor) -> torch.Tensor:
-        """The element-wise maximum over ranks, in place."""
-        return self._combine("agree_max", values, dist.ReduceOp.MAX)
-
-    def add(self, values: torch.Tensor) -> torch.Tensor:
-        """The element-wise sum over ranks, in place."""
-        return self._combine("add", values, dist.ReduceOp.SUM)
+    def all_reduce(self, values: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """The element-wise sum over ranks (or op="max": the maximum), in place. Each rank sends all its values to all."""
+        if op not in OPS:
+            raise BadInput(f"op is {op!r}: it must be {' or '.join(map(repr, OPS))}")
+        call, flat = self._next(f"all_reduce_{op}", "", values), values.detach().reshape(-1)
+        if not self.peers or not values.numel():
+            return values
+        if self._nccl(flat):
+            self.complete([dist.all_reduce(flat, OPS[op], self.group, async_op=True)], call, flat)
+        else:
+            received = {peer: torch.empty_like(flat) for peer in self.peers}
+            self._exchange_now(call, dict.fromkeys(self.peers, flat), received)
+            terms = [received.get(rank, flat) for rank in range(self.world_size)]
+            if op == "sum":
+                add_in_order(terms, flat)
+            else:
+                torch.amax(torch.stack(terms), dim=0, out=flat)
+        self.control += len(self.peers) * flat.nbytes
+        return _put(flat, values)
 
     def broadcast(self, values: torch.Tensor, unit: str) -> torch.Tensor:
         """Rank 0's values on every rank, in place."""
@@ -162,21 +175,13 @@ class Comm:
         self.control += 0 if self.rank else len(self.peers) * flat.nbytes
         return _put(flat, values)
 
-    def gather_objects(self, thing: object) -> list:
+    def all_gather_object(self, thing: object) -> list:
         """Every rank's object (anything JSON can hold), in rank order, through the store."""
         if not self.peers:
             return [thing]
-        call = self._next("gather_objects")
+        call = self._next("all_gather_object")
         with self._explained(call):
             return self._notes.exchange(call, thing, self.timeout)
-
-    def fail(self, reason: str | Exception) -> None:
-        """Tell the other ranks why this one leaves, and leave: whoever waits for it fails at once, with the reason.
-
-        They raise CollectiveError; OutOfMemory if that is the reason.
-        """
-        if self.peers:
-            leave([self._notes], [self.group], reason)
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
@@ -238,23 +243,6 @@ class Comm:
         self.complete(works, call, next(iter((sends | receives).values())))
         arrived()
 
-    def _combine(self, verb: str, values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
-        call, flat = self._next(verb, "", values), values.detach().reshape(-1)
-        if not self.peers or not values.numel():
-            return values
-        if self._nccl(flat):
-            self.complete([dist.all_reduce(flat, op, self.group, async_op=True)], call, flat)
-        else:
-            received = {peer: torch.empty_like(flat) for peer in self.peers}
-            self._exchange_now(call, dict.fromkeys(self.peers, flat), received)
-            terms = [received.get(rank, flat) for rank in range(self.world_size)]
-            if op == dist.ReduceOp.SUM:
-                add_in_order(terms, flat)
-            else:
-                torch.amax(torch.stack(terms), dim=0, out=flat)
-        self.control += len(self.peers) * flat.nbytes
-        return _put(flat, values)
-
     def complete(self, works: list, call: str, row: torch.Tensor) -> None:
         """Wait for all works. Raises CollectiveError."""
         with self._explained(call):
@@ -296,7 +284,10 @@ def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
 
 
 def fail_all(reason: str | Exception) -> None:
-    """Leave every group that this process has a Comm of: what stops it here would leave the others waiting there."""
+    """Leave every group that this process has a Comm of, since the others would wait there for it; they hear the reason.
+
+    They raise CollectiveError at once; OutOfMemory if that is the reason.
+    """
     living = [comm for comm in _living if comm._is_open()]
     leave([comm._notes for comm in living], [comm.group for comm in living], reason)
 

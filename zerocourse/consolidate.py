@@ -58,20 +58,23 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Set parameters and persistent buffers from whole tensors (the same on every rank).
 
-    Raises BadInput, before anything changes, that names a missing, unexpected or wrongly shaped tensor.
+    What the model itself adds to its state, other than by `get_extra_state`, is passed over: only the model knows how to
+    load it. Raises BadInput, before anything changes, that names a missing, unexpected or wrongly shaped tensor.
     """
     stage, mine = model.zero, names(model)
     for name in [*mine, *state]:
         if name not in state or name not in mine:
             raise BadInput(f"the state to load {'lacks' if name in mine else 'has an unexpected'} {name!r}")
-        if isinstance(mine[name], torch.Tensor) and state[name].shape != mine[name].shape:
-            raise BadInput(f"{name!r} is {tuple(state[name].shape)} in the state to load, {tuple(mine[name].shape)} in the model")
+        if isinstance(mine[name], torch.Tensor):
+            given = tuple(state[name].shape) if isinstance(state[name], torch.Tensor) else f"a {type(state[name]).__name__}"
+            if given != tuple(mine[name].shape):
+                raise BadInput(f"{name!r} is {given} in the state to load, {tuple(mine[name].shape)} in the model")
     by_param = {kept: state[name] for name, kept in mine.items() if isinstance(kept, nn.Parameter)}
     with torch.no_grad():
         for name, kept in mine.items():
             if name.endswith(EXTRA):
                 model.get_submodule(name.removesuffix(EXTRA).removesuffix(".")).set_extra_state(state[name])
-            elif kept not in by_param:
+            elif isinstance(kept, torch.Tensor) and not isinstance(kept, nn.Parameter):
                 kept.copy_(state[name])
         for unit in stage.units:
             with gathered(stage, unit):

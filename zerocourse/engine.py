@@ -27,23 +27,25 @@ from .sharding import shard
 
 def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None,
                model_parameters=None, training_data: Dataset | None = None, lr_scheduler=None,
-               config: dict | str | Path | None = None):
+               config: dict | str | Path | None = None, args=None):
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
     A process group that is there is used; under torchrun one is started; else there is one rank.
     optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters`.
     training_data: a map-style dataset; the loader gives each rank its own micro-batches.
     lr_scheduler: anything with a `step()`, or a function that makes one from the optimizer.
+    args: what DeepSpeed's launcher leaves a script with; its `deepspeed_config` counts when `config` is not given.
     Raises BadInput for a config that cannot be (see `config`), or that differs from rank to rank.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(f"initialize needs model=, a torch.nn.Module, not a {type(model).__name__}")
+    config = getattr(args, "deepspeed_config", None) if config is None else config
     if config is None:
         raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
     distributed.init(timeout_seconds=1800)  # torch's own: one rank may write a checkpoint meanwhile
     comm = Comm()
     resolved = Config.load(config, comm.world_size)
-    of_ranks = comm.gather_objects(resolved.as_dict())
+    of_ranks = comm.all_gather_object(resolved.as_dict())
     for key, value in of_ranks[0].items():
         other = next((rank for rank in range(comm.world_size) if of_ranks[rank][key] != value), None)
         if other is not None:

@@ -1,7 +1,7 @@
 """Models that take no memory until a rank takes its part: built as a blueprint, then materialised module by module.
 
 It communicates nothing. A model built under `blueprint()` has its parameters on the meta device (a shape and a dtype,
-no memory) and its buffers real, because nothing but `__init__` knows what is in a buffer. `materialize` then makes
+no memory) and its buffers real, because nothing but `__init__` knows what is in a buffer. A `Materializer` then makes
 real values for the parameters of one module at a time, so that a rank never holds more than one module beyond its own
 shard. The values of a module depend on its name and the seed alone: any number of ranks, any stage and any order give
 the same model.
@@ -103,15 +103,14 @@ class Materializer:
         module and of those around it (see `initialise.initialise`). They must draw from torch's generator.
     device: where values end up. They are drawn on the CPU, in fp32 or wider, so that one seed gives the same model on
         every device and in every precision, up to rounding.
-    prefix: the qualified name of `model`, where it is itself a part.
 
     While a module is drawn, all other parameters are hidden, so that no initialiser can change what is installed
     already. Tied parameters are drawn once, under their first name in `named_parameters()`.
     """
 
     def __init__(self, model: nn.Module, seed: int = 0, init_fn: InitFn | None = None,
-                 device: torch.device | str = "cpu", prefix: str = ""):
-        self.model, self.seed, self.init_fn, self.device, self.prefix = model, seed, init_fn, device, prefix
+                 device: torch.device | str = "cpu"):
+        self.model, self.seed, self.init_fn, self.device = model, seed, init_fn, device
         self.modules = dict(model.named_modules())
         self.params = dict(model.named_parameters())
         # {module: {parameter that is drawn with it: its key there}}, and every place where a parameter is used
@@ -122,7 +121,7 @@ class Materializer:
         for module_name, module in self.modules.items():
             for key, param in module._parameters.items():
                 if isinstance(param, UninitializedTensorMixin):
-                    raise BadInput(f"{_join(prefix, module_name, key)} of {type(module).__name__} has no shape yet: "
+                    raise BadInput(f"{_join(module_name, key)} of {type(module).__name__} has no shape yet: "
                                    "run the model on one input first, or give the layer its sizes")
                 if param is not None:
                     if not self._places[names[param]]:
@@ -132,11 +131,11 @@ class Materializer:
         for module in self.modules.values():
             self._hidden[module] = {key: twins.get(param) for key, param in module._parameters.items()}
 
-    def module(self, name: str, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def module(self, name: str) -> dict[str, Tensor]:
         """Values of the module's direct parameters that are on the meta device, by their names in the model.
 
-        dtype: of floating-point values; by default each parameter's own. Takes the module's parameters in fp32 while
-        drawing. Raises BadInput that names the parameter which no initialiser filled.
+        Takes the module's parameters in fp32 while drawing. Raises BadInput that names the parameter which no
+        initialiser filled.
         """
         module, keys = self.modules[name], self._direct[name]
         if not any(self.params[param].is_meta for param in keys):
@@ -150,22 +149,17 @@ class Materializer:
         for param in keys:  # one after the other, so that the fp32 of each is freed
             value, shape = drawn.pop(param), self.params[param]
             if shape.is_meta:
-                self._check(value, shape, f"{_join(self.prefix, param)} of {type(module).__name__}", tried)
-                wanted = dtype if dtype is not None and value.is_floating_point() else shape.dtype
-                values[param] = value.detach().to(self.device, wanted)
+                self._check(value, shape, f"{param} of {type(module).__name__}", tried)
+                values[param] = value.detach().to(self.device, shape.dtype)
         return values
 
-    def stream(self, names: Iterable[str], dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """(name, values) of those named parameters that are on the meta device: memory of one module at a time."""
         wanted = set(names)
         for module_name in [module for module, keys in self._direct.items() if not wanted.isdisjoint(keys)]:
-            values = self.module(module_name, dtype)
+            values = self.module(module_name)
             for name in [name for name in values if name in wanted]:
                 yield name, values.pop(name)
-
-    def values(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The same, all at once."""
-        return dict(self.stream(names, dtype))
 
     def install(self, name: str, value: Tensor) -> None:
         """Let the meta parameter `name` have `value` for its memory and stay the same object, wherever it is used.
@@ -177,17 +171,18 @@ class Materializer:
             module._flat_weight_refs = []  # its weak references to the parameter would forbid the swap
         param = self.params[name]
         try:
-            torch.utils.swap_tensors(param, _twin(param, value))
+            # .data counts writes by itself: one elsewhere in the memory that `value` is a view of is none into this.
+            torch.utils.swap_tensors(param, _twin(param, value.data))
         except RuntimeError as error:
-            raise BadInput(f"parameter {_join(self.prefix, name)} cannot get its memory while something else refers to "
-                           f"it ({error}): materialise before anything watches the model") from error
+            raise BadInput(f"parameter {name} cannot get its memory while something else refers to it "
+                           f"({error}): materialise before anything watches the model") from error
         for module in lists:
             module._init_flat_weights()
 
     @contextmanager
     def _drawing(self, name: str, real: dict[str, nn.Parameter]) -> Iterator[None]:
         """Show the initialisers `real` and nothing else, under random numbers of this module's own."""
-        seed = zlib.crc32(f"{self.seed}:{_join(self.prefix, name)}".encode())  # the CPU's generator takes 32 bits
+        seed = zlib.crc32(f"{self.seed}:{name}".encode())  # the CPU's generator takes 32 bits
         shown = [(module, module.__dict__["_parameters"]) for module in self._hidden]
         try:
             for module, hidden in self._hidden.items():
@@ -217,25 +212,6 @@ class Materializer:
             right = "let init_fn set it" if self.init_fn else (
                 "give its module a reset_parameters(), the model an _init_weights(module) for it, or pass init_fn")
             raise BadInput(f"parameter {said} has no values: {by}; {right}")
-
-
-def materialize(module: nn.Module, name: str = "", seed: int = 0, init_fn: InitFn | None = None,
-                root: nn.Module | None = None, device: torch.device | str = "cpu",
-                dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Real values for the direct parameters of one module, by qualified name; the module itself stays as it is.
-
-    name: the module's qualified name, which with `seed` decides the values.   root: the model it is `name` of, for its
-    `_init_weights` and its ties; by default the module stands alone. The rest is as in `Materializer`, which is the
-    one to keep when there are many modules.
-    """
-    if root is None:
-        values = Materializer(module, seed, init_fn, device, prefix=name).module("", dtype)
-        return {_join(name, key): value for key, value in values.items()}
-    materializer = Materializer(root, seed, init_fn, device)
-    if materializer.modules.get(name) is not module:
-        raise BadInput(f"{name!r} is not the name of this {type(module).__name__} in {type(root).__name__}: "
-                       "use the first name that named_modules() gives it")
-    return materializer.module(name, dtype)
 
 
 def materialize_model(model: nn.Module, seed: int = 0, init_fn: InitFn | None = None,

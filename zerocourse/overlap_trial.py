@@ -237,9 +237,9 @@ class Busy:
     def others(self, comm: Comm) -> float:
         """The share of the cores' time that went to processes other than the ranks. Collective."""
         machine, mine, seconds = (now - then for now, then in zip(self.now(), self.begun, strict=True))
-        return max(0.0, slowest(comm, machine) - sum(comm.gather_objects(mine))) / (seconds * os.cpu_count())
+        return max(0.0, slowest(comm, machine) - sum(comm.all_gather_object(mine))) / (seconds * os.cpu_count())
 
 
 def slowest(comm: Comm, seconds: float) -> float:
     """The largest of the ranks' numbers."""
-    return max(comm.gather_objects(seconds))
+    return max(comm.all_gather_object(seconds))

@@ -11,7 +11,6 @@ from .sizes import gb
 KIND_COLORS = {"parameters": "#4c72b0", "gradients": "#dd8452", "optimizer": "#55a868", "the rest, at the peak": "#c7c7c7"}
 VERB_COLORS = {"forward": "#9ecae1", "backward": "#fdae6b", "step": "#a1d99b", "all_gather": "#3182bd",
                "reduce_scatter": "#e6550d", "wait": "#de2d26", "reshard": "#756bb1"}
-COLLECTIVES = ("all_gather", "reduce_scatter")
 
 
 def tour_figure(modes: dict[str, list[dict]], expected: dict[str, dict[str, int]]) -> Figure:

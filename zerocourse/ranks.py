@@ -144,7 +144,7 @@ class Ranks:
                      "MASTER_PORT": port}
             environments = [{**job.env, **{key: str(value) for key, value in world.items()}, "RANK": str(rank),
                              "LOCAL_RANK": str(rank)} for rank in range(self.nproc)]
-            home = nursery() if self.fork else None
+            home = nursery(environments[0]) if self.fork else None
             if home:
                 job.adopt(home, boot, environments)
             else:

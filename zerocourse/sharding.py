@@ -1,7 +1,8 @@
 """From a model and its optimizer to a stage: checks that the ranks agree, fills the flats, hands the optimizer its pieces.
 
-It broadcasts rank 0's values once (start-up traffic, counted as control), and frees each unit's original tensors
-before it builds the next, so that stage 3 never holds more than its slices and one unit.
+It broadcasts rank 0's values once (start-up traffic, counted as control). Each unit's values are drawn, or moved,
+straight into its row, before the next unit has any: so a blueprint under stage 3 never holds more than the rank's
+slices, one unit, and the module of it that is being drawn.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,22 +37,23 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
           units: Iterable[str | type] | None = None, *, bucket_size: int | None = None,
           param_dtype: torch.dtype | None = None, prefetch: int = 1, in_flight: int = 1,
           reshard_after_forward: bool = True, init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
-          comm: Comm | None = None, heart: dict[str, Callable] | Heart | None = None,
+          comm: Comm | None = None, heart: dict[str, Callable] | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
     """Train `model` with ZeRO: afterwards plain `loss.backward(); optimizer.step()` does the rest. Collective.
 
     model: changed in place and returned; `model.zero` is its stage (see `zero.ddp.DataParallel`). Parameters on the
-        meta device are materialised, each rank its slices: by `init_fn(module)`, else the model's `_init_weights`, else
+        meta device are materialised, unit by unit, of which a rank keeps its slices: by `init_fn(module)`, else the model's `_init_weights`, else
         `reset_parameters`, from `seed` and the parameter's name, so that any number of ranks begins alike.
     optimizer: any whose update is element-wise; changed in place (its parameters become 1-D pieces of this rank's
-        slices; groups and hyper-parameters stay) and returned. `step` and `zero_grad` are collective and local.
+        slices; groups and hyper-parameters stay) and returned. `step` is collective, `zero_grad` is local.
     stage: 0 (data parallel), 1, 2 or 3.
     rank_map: None or "flat" for equal slices; "round_robin", "contiguous", "greedy" or a function for whole tensors.
     units: names or classes of the modules that are gathered and freed as a whole; by default a ModuleList's entries.
-    bucket_size: the most elements reduced at once; None: a unit at once.
+    bucket_size: the most elements reduced at once (a longer parameter goes alone); None: a unit at once.
     param_dtype: train fp32 parameters in bf16 or fp16; the optimizer then steps fp32 master weights.
-    prefetch: units gathered ahead (stage 3).   in_flight: units whose reductions may be under way at once;
-        1: a gather ahead waits for it in the backward, which saves memory; 0: the backward does: no overlap.
+    prefetch: units gathered ahead (stage 3).
+    in_flight: units whose reductions may be under way at once. 0: the backward waits for each, so nothing overlaps;
+        1: it goes on, and at stage 3 the next gather waits instead (least memory with overlap); more: nobody waits.
     reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
     comm: the ranks; by default the default process group, or one rank when there is none.
     heart: functions in place of the stage's own, by name (see `zero.ddp.Heart`).
@@ -68,7 +70,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if param_dtype is not None and not (isinstance(param_dtype, torch.dtype) and param_dtype.is_floating_point):
         raise BadInput(f"param_dtype is {param_dtype!r}: it must be a dtype such as torch.bfloat16")
     comm, of_stage = comm or Comm(), STAGES[stage]
-    heart = with_functions(of_stage.heart, heart) if isinstance(heart, dict) else heart
+    functions = with_functions(of_stage.heart, heart or {})
     shapes = {name: param.shape for name, param in model.named_parameters()}
     if not shapes:
         raise BadInput(f"{type(model).__name__} has no parameters, so there is nothing to train")
@@ -88,12 +90,12 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     for unit in made:
         fill_unit(unit, of_stage, comm, owner, bucket_size, param_dtype, materializer)
     model.to(device)  # the buffers: the parameters are there
-    options = {"heart": heart, "in_flight": in_flight}
+    for name, buffer in model.named_buffers():
+        comm.broadcast(buffer, f"buffer {name}")
+    options = {"heart": functions, "in_flight": in_flight}
     if of_stage is Stage3:
         options |= {"prefetch": prefetch, "reshard_after_forward": reshard_after_forward}
     model.zero = of_stage(model, made, comm, **options)
-    for name, buffer in model.named_buffers():
-        comm.broadcast(buffer, f"buffer {name}")
     for param in model.parameters():
         setattr(param, SHARDED, True)
     watch_optimizers()
@@ -145,20 +147,20 @@ def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[
               bucket_size: int | None, param_dtype: torch.dtype | None, materializer: Materializer) -> None:
     """Make the unit's flats, and free everything of it that this rank does not own."""
     rows = [row for run in unit.runs for row in cut_into_rows(run, bucket_size)]  # a run's gradients come together
-    for name, value in materializer.stream(unit.params):
-        materializer.install(name, value)
     for index, row in enumerate(rows):
         name = unit.name if len(rows) == 1 else f"{unit.name}[{index}]"
         dtype = train_dtype(next(iter(row.values())), param_dtype)
         shapes = {key: param.shape for key, param in row.items()}
         layout = Layout.build(shapes, comm.world_size, owner and {key: owner[key] for key in shapes})
-        flat = Flat(name, row, layout, comm.rank, of_stage.shards_optimizer,
-                    of_stage.shards_parameters, dtype)
-        flat.fill(materializer.device, lambda full: comm.broadcast(full, name))
+        unit.flats.append(Flat(name, row, layout, comm.rank, of_stage.shards_optimizer, of_stage.shards_parameters, dtype))
+    places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
+    for key, value in materializer.stream(unit.params):  # straight into the row: no second copy of the unit
+        materializer.install(key, places[key].copy_(value))
+    for flat in unit.flats:
+        flat.fill(lambda row, name=flat.name: comm.broadcast(row, name))
         if of_stage.shards_parameters:
             flat.hide()
             flat.memory.free()
-        unit.flats.append(flat)
 
 
 def describe(model: nn.Module) -> list[str]:
@@ -174,7 +176,7 @@ def train_dtype(param: nn.Parameter, param_dtype: torch.dtype | None) -> torch.d
 
 def check_same(described: list[str], comm: Comm) -> None:
     """Raise BadInput, on every rank, that names the first thing in which a rank differs from rank 0."""
-    of_ranks = comm.gather_objects(described)
+    of_ranks = comm.all_gather_object(described)
     for rank, other in enumerate(of_ranks):
         for here, there in zip_longest(of_ranks[0], other, fillvalue="nothing more"):
             if here != there:

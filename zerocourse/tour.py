@@ -75,8 +75,11 @@ def run_mode(mode: str, plan: Plan, plant: Callable | None = None, tell: Callabl
             with Ledger(model, optimizer, plan.budget) as ledger:
                 if plant is not None:
                     plant(model, optimizer)
-                found = watched_step(ledger, model, optimizer, comm, lambda: step(model, optimizer, x_BT, y_BT, parts))
+                comm.recorder.alive = lambda: ledger.alive
+                watched = comm.recorder.step
+                found = watched_step(ledger, optimizer, comm, lambda: step(model, optimizer, x_BT, y_BT, parts))
             losses.append(found.pop("loss"))
+            found["events"] = comm.recorder.of_step(watched)
         else:
             began = time.perf_counter()
             losses.append(step(model, optimizer, x_BT, y_BT, parts))
@@ -97,21 +100,22 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x_BT: torch.T
     return total
 
 
-def watched_step(ledger: Ledger, model, optimizer, comm: Comm, run: Callable[[], float]) -> dict:
-    """Run one step under the ledger and say what was held and sent."""
-    before = {}
-    hook = optimizer.register_step_pre_hook(lambda *_: before.update(snapshot=ledger.now()))
-    sent, elements = comm.sent.total(), comm.elements.total()
-    padding, control, number = comm.padding, comm.control, comm.recorder.step
-    comm.recorder.alive = lambda: ledger.alive
+def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[], float]) -> dict:
+    """Run one step under the ledger and say what was held (gradients just before the update, the rest after it) and
+    what `comm` counted as sent, each None without one."""
+    def sent() -> tuple[int, ...]:
+        return (comm.sent.total(), comm.elements.total(), comm.padding, comm.control) if comm else ()
+
+    at_update, before = [], sent()
+    hook = optimizer.register_step_pre_hook(lambda *_: at_update.append(ledger.now()))
     loss = run()
     hook.remove()
     after = ledger.now().as_dict()
-    return {"loss": loss, "gradients_bytes": before["snapshot"].gradients,
+    counts = [now - then for now, then in zip(sent(), before)] or [None] * 4
+    return {"loss": loss, "gradients_bytes": at_update[0].gradients,
             **{kind: after[kind] for kind in ("parameters_bytes", "optimizer_bytes", "buffers_bytes", "rest_bytes")},
-            "peak_bytes": ledger.peak, "sent_bytes": comm.sent.total() - sent,
-            "sent_elements": comm.elements.total() - elements, "padding_bytes": comm.padding - padding,
-            "control_bytes": comm.control - control, "events": comm.recorder.of_step(number)}
+            "peak_bytes": ledger.peak,
+            **dict(zip(("sent_bytes", "sent_elements", "padding_bytes", "control_bytes"), counts, strict=True))}
 
 
 def rows_of(model: torch.nn.Module) -> list[tuple[int, int]]:

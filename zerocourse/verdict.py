@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .memory import CONVENTIONS, Passes, gpt2_peak_bytes, model_states, passes, sent_elements
+from .memory import CONVENTIONS, ModelStates, gpt2_peak_bytes, model_states, passes, sent_elements
 from .peak import gpt2_step_peak
 from .tour import STAGE, Plan
 
@@ -42,9 +42,8 @@ def checks(plan: Plan, modes: dict[str, list[dict]]) -> Iterator[Check]:
     for mode, ranks in modes.items():
         for rank, got in enumerate(ranks):
             yield from rank_checks(plan, mode, rank, got)
-        times = passes(STAGE[mode]) if mode in STAGE else Passes(0, 0)
-        sent, total = sum(got["sent_elements"] for got in ranks), (times.parameters + times.gradients) * \
-            (plan.ranks - 1) * plan.model.params
+        times = passes(STAGE[mode]).total if mode in STAGE else 0
+        sent, total = sum(got["sent_elements"] for got in ranks), times * (plan.ranks - 1) * plan.model.params
         yield Check(mode, "sent", sent == total, f"the ranks sent {sent:,} elements in all, the formula says {total:,}")
     for mode in modes.keys() - {"single"}:
         furthest = max(abs(here / there - 1) for here, there in zip(mean_losses(modes[mode]), mean_losses(modes["single"]), strict=True))
@@ -58,10 +57,7 @@ def rank_checks(plan: Plan, mode: str, rank: int, got: dict) -> Iterator[Check]:
     padded = sum(length for length, _ in got["rows"]) or plan.model.params
     own = sum(own for _, own in got["rows"]) or plan.model.params
     stage, ranks = (STAGE[mode], plan.ranks) if mode in STAGE else (0, 1)
-    exact = model_states(padded, stage, ranks, FP32, shard=own)
-    for kind in KINDS:
-        want = getattr(exact, kind)
-        yield Check(mode, kind, got[kind] == want, f"rank {rank} holds {got[kind]:,} bytes, the formula says {want:,}")
+    yield from held(mode, rank, got, model_states(padded, stage, ranks, FP32, shard=own))
     padding = padded - plan.model.params
     yield Check(mode, "padding", padding < max(1, ranks * len(got["rows"])),
                 f"{padding:,} elements of padding in {len(got['rows'])} rows: it must be less than one a rank and row")
@@ -72,6 +68,13 @@ def rank_checks(plan: Plan, mode: str, rank: int, got: dict) -> Iterator[Check]:
     want = expected(plan, mode)["peak_bytes"]
     yield Check(mode, "peak", abs(got["peak_bytes"] / want - 1) <= PEAK_TOLERANCE,
                 f"rank {rank} peaked at {got['peak_bytes']:,} bytes, the formula says about {want:,}")
+
+
+def held(mode: str, rank: int, got: dict, states: ModelStates) -> Iterator[Check]:
+    """Of each kind exactly the formula's bytes."""
+    for kind in KINDS:
+        want = getattr(states, kind)
+        yield Check(mode, kind, got[kind] == want, f"rank {rank} holds {got[kind]:,} bytes, the formula says {want:,}")
 
 
 def mean_losses(ranks: list[dict]) -> list[float]:

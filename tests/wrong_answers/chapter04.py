@@ -147,7 +147,7 @@ def delegated(model):
     comm = Comm()
     for param in model.parameters():
         if param.grad is not None:
-            comm.add(param.grad).div_(comm.world_size)
+            comm.all_reduce(param.grad).div_(comm.world_size)
 
 
 # 4.3 ----------------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def local_norm_by_torch(slices, max_norm, comm):
 
 @wrong("5.2", "added up norms")
 def norms_added(slices, max_norm, comm):
-    norm = comm.add(sum((part.norm() for part in slices), torch.zeros(())))
+    norm = comm.all_reduce(sum((part.norm() for part in slices), torch.zeros(())))
     factor = min(1.0, max_norm / (norm.item() + 1e-6))
     for part in slices:
         part *= factor
@@ -86,7 +86,7 @@ def norms_added(slices, max_norm, comm):
 
 @wrong("5.2", "made a short gradient longer")
 def always_scaled(slices, max_norm, comm):
-    norm = comm.add(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
+    norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
     for part in slices:
         part.mul_(max_norm / (norm + 1e-6))
     return norm
@@ -96,7 +96,7 @@ def always_scaled(slices, max_norm, comm):
 def nothing_to_do(slices, max_norm, comm):
     if not slices:
         return torch.zeros(())
-    norm = comm.add(sum(part.square().sum() for part in slices)).sqrt()
+    norm = comm.all_reduce(sum(part.square().sum() for part in slices)).sqrt()
     for part in slices:
         part.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm
@@ -106,7 +106,7 @@ def nothing_to_do(slices, max_norm, comm):
 def one_message_a_slice(slices, max_norm, comm):
     total = torch.zeros(())
     for part in slices:
-        total += comm.add(part.square().sum())
+        total += comm.all_reduce(part.square().sum())
     norm = total.sqrt()
     for part in slices:
         part.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
@@ -115,14 +115,14 @@ def one_message_a_slice(slices, max_norm, comm):
 
 @wrong("5.2", "multiply in place")
 def not_in_place(slices, max_norm, comm):
-    norm = comm.add(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
+    norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
     slices = [part * torch.clamp(max_norm / (norm + 1e-6), max=1.0) for part in slices]
     return norm
 
 
 @wrong("5.2", "multiply in place")
 def other_slices_in_the_list(slices, max_norm, comm):
-    norm = comm.add(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
+    norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
     for number, part in enumerate(slices):
         slices[number] = part * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     return norm
@@ -130,7 +130,7 @@ def other_slices_in_the_list(slices, max_norm, comm):
 
 @wrong("5.2", "cut off single numbers")
 def numbers_cut_off(slices, max_norm, comm):
-    norm = comm.add(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
+    norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
     for part in slices:
         part.clamp_(-max_norm, max_norm)
     return norm

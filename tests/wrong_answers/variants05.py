@@ -71,7 +71,7 @@ def what_is_left(rows, ranks):
 @wrong("5.2", "measured this rank's slices only")
 def vector_norm_of_mine(slices, max_norm, comm):
     length = torch.linalg.vector_norm(torch.cat([*slices, torch.zeros(1)]))
-    comm.add(torch.ones(()))  # everybody is here
+    comm.all_reduce(torch.ones(()))  # everybody is here
     if length > max_norm:
         for part in slices:
             part *= max_norm / (length + 1e-6)
@@ -82,7 +82,7 @@ def vector_norm_of_mine(slices, max_norm, comm):
 def lengths_of_the_ranks_added(slices, max_norm, comm):
     mine = torch.cat(slices) if slices else torch.zeros(1)
     total = torch.sqrt(mine @ mine)
-    comm.add(total)
+    comm.all_reduce(total)
     if total > max_norm:
         for part in slices:
             part.mul_(max_norm / (total + 1e-6))
@@ -92,7 +92,7 @@ def lengths_of_the_ranks_added(slices, max_norm, comm):
 @wrong("5.2", "made a short gradient longer")
 def always_to_the_limit(slices, max_norm, comm):
     squares = torch.tensor([float((part * part).sum()) for part in slices]).sum()
-    length = comm.add(squares) ** 0.5
+    length = comm.all_reduce(squares) ** 0.5
     torch._foreach_mul_(list(slices), float(max_norm / (length + 1e-6))) if slices else None
     return length
 
@@ -103,7 +103,7 @@ def only_if_mine_is_long(slices, max_norm, comm):
     for part in slices:
         square += (part ** 2).sum()
     if square > 0:
-        square = comm.add(square)
+        square = comm.all_reduce(square)
     length = square.sqrt()
     scale = min(1.0, float(max_norm / (length + 1e-6)))
     for part in slices:
@@ -113,7 +113,7 @@ def only_if_mine_is_long(slices, max_norm, comm):
 
 @wrong("5.2", "multiply in place")
 def a_new_name_for_it(slices, max_norm, comm):
-    norm = torch.sqrt(comm.add(sum([p.pow(2).sum() for p in slices], start=torch.tensor(0.0))))
+    norm = torch.sqrt(comm.all_reduce(sum([p.pow(2).sum() for p in slices], start=torch.tensor(0.0))))
     if norm > max_norm:
         for part in slices:
             part = part * (max_norm / (norm + 1e-6))
@@ -122,7 +122,7 @@ def a_new_name_for_it(slices, max_norm, comm):
 
 @wrong("5.2", "never infinite")
 def no_epsilon(slices, max_norm, comm):
-    norm = comm.add(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
+    norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
     if norm > max_norm:
         for part in slices:
             part.mul_(max_norm / norm)

@@ -235,7 +235,8 @@ def built_of_flats(model):
         params = dict(block.named_parameters())
         layout = Layout.build({name: param.shape for name, param in params.items()}, comm.world_size)
         flat = Flat("block", params, layout, comm.rank, True, True, torch.float32)
-        flat.fill(torch.device("cpu"), lambda row: None)
+        flat.begin(torch.device("cpu"))
+        flat.fill(lambda row: None)
         shard = nn.Parameter(flat.shard)
 
         def fetch():

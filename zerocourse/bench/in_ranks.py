@@ -17,7 +17,7 @@ from torch import Tensor
 from ..data import batches, load_text
 from ..ledger import Ledger
 from ..sampler import ShardSampler
-from ..tour import rows_of
+from ..tour import rows_of, watched_step
 from .meters import Heap, loopback_bytes
 from .modes import Trained, alone, build, prepare
 from .plan import AGAIN, ALONE, BASELINE, MODES, Mode, Plan
@@ -32,8 +32,7 @@ def watch(plan: Plan, entry: Entry, private: bool) -> dict:
 
     private: this network namespace is the bench's own, so that loopback's counter counts us and nobody else.
     Returns losses; heap_peak_bytes and heap_held_bytes (after a step), above what was held before the model was built;
-    wire_bytes (what all ranks sent, divided by their number); parameters_bytes, gradients_bytes (just before the
-    update), optimizer_bytes, rest_bytes, peak_bytes; ours also sent_bytes, padding_bytes, control_bytes and rows.
+    wire_bytes (what all ranks sent, divided by their number); what `watched_step` returns, and rows.
     """
     torch.set_num_threads(plan.threads)
     mode, heap, stream = MODES[entry[0]], Heap(), samples(plan)
@@ -49,7 +48,9 @@ def watch(plan: Plan, entry: Entry, private: bool) -> dict:
     dist.barrier()
 
     with Ledger(trained.model, trained.optimizer) as ledger:
-        found |= under_ledger(ledger, trained, *next(stream), losses)
+        x_BT, y_BT = next(stream)
+        found |= watched_step(ledger, trained.optimizer, trained.comm, lambda: trained.step(x_BT, y_BT))
+    losses.append(found.pop("loss"))
     return found | {"losses": losses, "rows": rows_of(trained.model)}
 
 
@@ -63,21 +64,6 @@ def under_meters(heap: Heap, private: bool, trained: Trained, x_BT: Tensor, y_BT
     losses.append(trained.step(x_BT, y_BT))
     dist.barrier()
     return heap.peak() or 0, loopback_bytes() - sent if private else 0
-
-
-def under_ledger(ledger: Ledger, trained: Trained, x_BT: Tensor, y_BT: Tensor, losses: list[float]) -> dict:
-    """One step whose every tensor is counted."""
-    comm, at_update = trained.comm, []
-    hook = trained.optimizer.register_step_pre_hook(lambda *_: at_update.append(ledger.now()))
-    before = (comm.sent.total(), comm.padding, comm.control) if comm else ()
-    losses.append(trained.step(x_BT, y_BT))
-    hook.remove()
-    counted = (comm.sent.total(), comm.padding, comm.control) if comm else ()
-    sent = [now - then for now, then in zip(counted, before)] or [None] * 3
-    after = ledger.now()
-    return {"parameters_bytes": after.parameters, "gradients_bytes": at_update[0].gradients,
-            "optimizer_bytes": after.optimizer, "rest_bytes": after.rest, "peak_bytes": ledger.peak,
-            **dict(zip(("sent_bytes", "padding_bytes", "control_bytes"), sent, strict=True))}
 
 
 def warm_up(mode: Mode, plan: Plan) -> None:

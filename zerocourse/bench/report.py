@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ..sizes import gib
-from ..verdict import mean_losses
+from ..verdict import KINDS, mean_losses
 from .plan import AGAIN, ALONE, BASELINE, Mode, Plan
 from .verdict import CLOCK, PROCESSOR, Ratio, checks, noise, profiles, ratio
 
-KINDS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
 COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "control_bytes")
 
 

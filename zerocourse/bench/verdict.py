@@ -8,11 +8,10 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..memory import CONVENTIONS, model_states
-from ..verdict import Check
+from ..memory import model_states, passes
+from ..verdict import FP32, Check, held
 from .plan import AGAIN, ALONE, BASELINE, Mode, Plan
 
-FP32 = CONVENTIONS["fp32"]
 LOSS_TOLERANCE = 2e-5  # relative: ranks add up in different orders
 WIRE_TOLERANCE = 0.01  # TCP's and IP's headers, and acknowledgements
 FRAME_BYTES = 400  # of headers and acknowledgements around one small message, both ways
@@ -101,46 +100,24 @@ def checks(plan: Plan, modes: list[Mode], watched: dict[str, list[dict]]) -> Ite
                     f"losses are up to {furthest:.1e} (relative) from {BASELINE}'s, more than {LOSS_TOLERANCE:.0e}")
         if mode.ours:
             for rank, got in enumerate(ranks):
-                yield from held(plan, mode, rank, got)
+                padded, own = map(sum, zip(*got["rows"], strict=True))  # with the padding of every row
+                yield from held(mode.name, rank, got, model_states(padded, mode.stage, plan.ranks, FP32, shard=own))
             yield from wire(plan, mode, ranks)
-
-
-def held(plan: Plan, mode: Mode, rank: int, got: dict) -> Iterator[Check]:
-    """Exactly the formulas' bytes, with the padding of every row."""
-    padded, own = (sum(column) for column in zip(*got["rows"], strict=True))
-    exact = model_states(padded, mode.stage, plan.ranks, FP32, shard=own)
-    for kind in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
-        want = getattr(exact, kind)
-        yield Check(mode.name, kind, got[kind] == want,
-                    f"rank {rank} holds {got[kind]:,} bytes, the formula says {want:,}")
 
 
 def wire(plan: Plan, mode: Mode, ranks: list[dict]) -> Iterator[Check]:
     """What the interface counted against what the formula says and our own count of everything else."""
     sent = [got["sent_bytes"] for got in ranks]
-    want = 4 * formula_elements(plan, mode)
+    times = passes(mode.stage, scheme="keep" if mode.keep else "zero").total
+    want = 4 * times * (plan.ranks - 1) * plan.params  # all ranks together send (N - 1)Ψ elements a pass
     yield Check(mode.name, "sent", sum(sent) == want,
                 f"the ranks say they sent {sum(sent):,} bytes, the formula says {want:,}")
     if ranks[0]["wire_bytes"] is None:
         return
     counted = ranks[0]["wire_bytes"] * plan.ranks
     extra = sum(got["padding_bytes"] + got["control_bytes"] for got in ranks)
-    slack = FRAME_BYTES * messages(plan, mode, ranks)
+    # A message a pass, row and pair of ranks, and some to agree and to start.
+    slack = FRAME_BYTES * plan.ranks**2 * (times * len(ranks[0]["rows"]) + 8)
     yield Check(mode.name, "wire", want <= counted <= (want + extra) * (1 + WIRE_TOLERANCE) + slack,
                 f"the interface counted {counted:,} bytes, the formula says {want:,}, with {extra:,} of padding "
                 "and agreement")
-
-
-def passes(mode: Mode) -> int:
-    """How often all parameters, or all gradients, travel in a step."""
-    return 3 if mode.stage == 3 and not mode.keep else 2
-
-
-def formula_elements(plan: Plan, mode: Mode) -> int:
-    """Elements that all ranks together send in a step: (N - 1)Ψ a pass."""
-    return passes(mode) * (plan.ranks - 1) * plan.params
-
-
-def messages(plan: Plan, mode: Mode, ranks: list[dict]) -> int:
-    """About how many messages all ranks send: one a pass, row and pair of ranks, and some to agree and to start."""
-    return plan.ranks * plan.ranks * (passes(mode) * len(ranks[0]["rows"]) + 8)

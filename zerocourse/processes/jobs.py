@@ -19,7 +19,7 @@ from . import payload
 from .channels import Inbox
 from .failures import Failure, RankDied, where
 from .guard import FOLDER, MARK, end_all, marked
-from .parent import PACKAGE_FOLDER, boot_text, cores, import_path, owner, uninterrupted
+from .parent import PACKAGE_FOLDER, QUIET, boot_text, cores, import_path, owner, uninterrupted
 
 TORCHRUN_SETS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
                  "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -50,12 +50,13 @@ class Job:
         self.nproc, self.mark, self.cwd = nproc, f"{boss.mark}{number}/", os.path.abspath(cwd or os.getcwd())
         self.folder, self.closed, self.processes = boss.folder / str(number), False, []
         self.folder.mkdir(mode=0o700)
-        self.env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SETS
-                    and not key.startswith("TORCHELASTIC_") and not value.startswith("module://")}  # MPLBACKEND
+        self.env = QUIET | {
+            key: value for key, value in os.environ.items() if key not in TORCHRUN_SETS
+            and not key.startswith("TORCHELASTIC_") and not value.startswith("module://")  # MPLBACKEND
+        }
         self.env |= {MARK: self.mark, FOLDER: str(self.folder)}
         self.env |= {key: str(value) for key, value in (env or {}).items()}
         self.env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // nproc)))
-        self.env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self.pids, self.local_ranks = {}, {}  # process id by rank, rank by local rank
         self.forked = {}  # process ids by rank, of ranks that were forked and so do not carry the job's own mark
         self.ready, self.gone, self.gone_first = set(), [], []  # ranks; `gone_first` before any failure of another

@@ -17,9 +17,12 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 
 from .guard import MARK
-from .parent import boot_text, owner
+from .parent import QUIET, boot_text, owner
+
+READ_AT_IMPORT = ("TORCH_", "TRITON_")  # how variables begin that torch and triton read once, as they are imported
 
 
 class Nursery:
@@ -29,11 +32,12 @@ class Nursery:
         boot = boss.folder / "nursery.py"
         boot.write_text(boot_text("zerocourse.processes.nursery"))
         single = {key: "1" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment = QUIET | os.environ | single | {MARK: f"{boss.mark}nursery/"}
         with open(boss.folder / "nursery.txt", "wb") as log:
             self.process = subprocess.Popen([sys.executable, str(boot)], stdin=subprocess.PIPE, stderr=log,
-                                            stdout=subprocess.PIPE, start_new_session=True,
-                                            env={**os.environ, **single, MARK: f"{boss.mark}nursery/"})
+                                            stdout=subprocess.PIPE, start_new_session=True, env=environment)
         self.lock, self.codes, self.requests = threading.Lock(), {}, itertools.count()
+        self.settings = settings(environment)
         answer = self._hear()
         self.usable = bool(answer and answer["safe"])
 
@@ -46,6 +50,8 @@ class Nursery:
             self.process.stdin.flush()
             while answer := self._hear():
                 if answer.get("number") == number:  # an interrupt may have left an earlier answer unread
+                    for pid in answer["pids"]:  # the system gives a number again, and the code would be an earlier rank's
+                        self.codes.pop(pid, None)
                     return answer["pids"]
         raise OSError("the process that forks ranks is gone")
 
@@ -74,15 +80,19 @@ def _nursery_of(pid: int) -> Nursery:
     return Nursery(owner())
 
 
-def nursery() -> Nursery | None:
-    """This process's, or None where forking is not safe or not known."""
+def nursery(environment: Mapping[str, str]) -> Nursery | None:
+    """This process's; None where forking is not safe or not known, or comes too late for what `environment` says."""
     if sys.platform != "linux":
         return None
     found = _nursery_of(os.getpid())
     if found.process.poll() is not None:
         _nursery_of.cache_clear()
         found = _nursery_of(os.getpid())
-    return found if found.usable else None
+    return found if found.usable and found.settings == settings(environment) else None
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if key.startswith(READ_AT_IMPORT)}
 
 
 def main() -> None:

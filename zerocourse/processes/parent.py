@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .guard import FOLDER, MARK
 
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # of every rank, unless somebody says otherwise
 PACKAGE_FOLDER = str(Path(__file__).parents[1])
 
 

@@ -42,7 +42,7 @@ class Buffers:
     def compare_shapes(self, comm: Comm) -> None:
         """Take the new shapes for known, if all ranks have the same. Raises CollectiveError, on all ranks, if not."""
         now = {name: buffer.shape for name, buffer in self.model.named_buffers()}
-        of_ranks = comm.gather_objects({name: list(shape) for name, shape in now.items()})
+        of_ranks = comm.all_gather_object({name: list(shape) for name, shape in now.items()})
         for rank, other in enumerate(of_ranks):
             for name, shape in of_ranks[0].items():
                 if other.get(name) != shape:
@@ -71,7 +71,7 @@ def agree(stage) -> list[tuple[Unit, Flat]]:
     questions = ([key in flat.present for flat, key in keys], [bool(flat.fresh) for _, flat in left],
                  stage.buffers.look(), [stage.buffers.reshaped()], ran, [not flag for flag in ran])
     flags = torch.tensor(sum(questions, []), dtype=torch.uint8, device=stage.device)
-    answers = iter(stage.comm.agree_max(flags).tolist())
+    answers = iter(stage.comm.all_reduce(flags, "max").tolist())
     present, fresh, changed, (reshaped,), somewhere, nowhere = ([next(answers) for _ in question] for question in questions)
     for unit, here, yes, no in zip(stage.units, ran, somewhere, nowhere, strict=True):
         if yes and no:

@@ -269,7 +269,7 @@ class DataParallel:
         precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
         parts = [torch.linalg.vector_norm(shard, dtype=precise) for shard in shards]
         total = torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
-        return (self.comm.add(total) if self.shards_optimizer else total).sqrt()
+        return (self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply all gradients, in place."""

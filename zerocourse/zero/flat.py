@@ -2,9 +2,9 @@
 
 A *unit* is a part of the model that is gathered and freed as a whole (a transformer block, or what is left: the
 root). Its parameters are laid in one or more *flats*: rows of parameters of one dtype, all trainable or all frozen,
-at most `bucket_size` elements long. With N ranks, n elements in the padded row, and `own` this rank's part of it:
+at most `bucket_size` elements long (unless one parameter alone is longer). With N ranks, n elements in the padded row, and `own` this rank's part of it:
 
-    full        (n,)    parameters of all ranks' slices; the modules' parameters are views of it
+    full        (n,)    the whole row of parameters, gathered; the modules' parameters are views of it
     shard       (own,)  this rank's slice of the parameters; a view of `full`, or in stage 3 memory of its own
     master      (own,)  what the optimizer steps: `shard` itself, or fp32 copies when the model trains in half precision
     grad        (n,)    the bucket: this rank's gradients as they arrive, already divided by N; None when empty
@@ -46,22 +46,30 @@ class Flat:
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
-    def fill(self, device: torch.device, equalise) -> None:
-        """Build full, shard, master and pieces from the parameters, which become views.
-
-        equalise(row): makes the row the same on all ranks (rank 0's). The row is padded with zeros.
-        """
+    def begin(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """Move the parameters into a row, padded with zeros. Returns the places of those on meta, which have no values yet."""
         exact = torch.float32 if self.dtype in HALF else self.dtype
-        row = torch.zeros(self.layout.padded, dtype=exact, device=device)
+        self.row = torch.zeros(self.layout.padded, dtype=exact, device=device)
+        places = {key: self.row[self.layout.place(key)].view(shape) for key, shape in self.layout.shapes.items()}
         for key, param in self.params.items():
-            row[self.layout.place(key)].copy_(param.detach().reshape(-1))
+            if not param.is_meta:
+                param.data = places.pop(key).copy_(param.detach())
+        return places
+
+    def fill(self, equalise) -> None:
+        """Build full, shard, master and pieces from the row; the parameters become views of full.
+
+        equalise(row): makes the row the same on all ranks (rank 0's).
+        """
+        row, device = self.row, self.row.device
+        del self.row
         equalise(row)
         self.full = row.to(self.dtype)
         self.memory = Memory(self.full)
         self.views = {key: self.full[self.layout.place(key)].view(shape) for key, shape in self.layout.shapes.items()}
         self.strides = {key: (view.shape, view.stride(), view.storage_offset()) for key, view in self.views.items()}
         self.shard = self.full[self.own].clone() if self.sharded_parameters else self.full[self.own]
-        self.master = self.shard if exact is self.dtype else row[self.own].clone()
+        self.master = self.shard if row.dtype is self.dtype else row[self.own].clone()
         trainable = self.dtype.is_floating_point or self.dtype.is_complex
         self.places = self.layout.pieces(self.own) if trainable else []
         self.pieces = {place.name: nn.Parameter(self.part(self.master, place)) for place in self.places}
@@ -140,7 +148,8 @@ class Flat:
             self.collect(key, self.params[key])
 
     def open_bucket(self) -> None:
-        """Make room for gradients. What an earlier reduction left in it (stages 0 and 1) stays, once over all ranks."""
+        """Make room for gradients. Of what an earlier reduction left in it (stages 0 and 1) each rank keeps its own slice
+        alone, so that the next sum counts it once."""
         if self.grad is None:
             self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=self.full.device)
             self.filled.clear()  # a heart from outside may have dropped the bucket by hand
@@ -216,4 +225,6 @@ class Flat:
             held += self.memory.nbytes
         if self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad):  # not in the bucket
             held += self.shard.nbytes
+        if self.steps_copies and any(piece.grad is not None for piece in self.pieces.values()):
+            held += self.master.nbytes  # the gradient in fp32
         return held

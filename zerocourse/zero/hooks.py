@@ -35,7 +35,7 @@ def attach(stage) -> None:
 def watch_gradients(stage, unit: Unit) -> None:
     """Hook every parameter of the unit that needs it; called again before each forward, for those just unfrozen.
 
-    Python's collector does not look into these hooks: what they hold for good would never be freed.
+    The hooks hold weak references: Python's collector does not see into them, and would never free a cycle through one.
     """
     for flat in unit.flats:
         trainable = {key for key, param in flat.params.items() if param.requires_grad}
@@ -111,9 +111,10 @@ def own_edges(thing, edges: list[torch.Tensor], views: dict[int, torch.Tensor]):
     """An argument as the unit gets it: with a view in place of a tensor that needs a gradient, also in tuples.
 
     So each unit has an edge of the graph of its own, which has its gradient when this unit's backward is over; the
-    tensor itself has it when everybody's is who uses it. It takes two views: the first is hooked, and the unit that
-    returns the second as it came begins its backward before it ends it. A tensor that comes twice stays one tensor.
-    What is in lists, dictionaries and other objects stays as it is, for the unit may want to change them.
+    tensor itself has its gradient only when the backward of all its users is. Two views are chained: our hook is on the
+    first, the unit gets the second. When it returns its input unchanged, the second view is its output, whose backward
+    runs before the first's, so that `pre_backward` still comes before `post_backward`. A tensor that comes twice stays
+    one tensor. What is in lists, dictionaries and other objects stays as it is, for the unit may want to change them.
     """
     if isinstance(thing, torch.Tensor) and thing.requires_grad and thing.layout is torch.strided:
         if id(thing) not in views:

@@ -48,11 +48,9 @@ class Stage3(Stage2):
         self.prefetcher, self.reshard_after_forward = Prefetcher(prefetch), reshard_after_forward
         self.current = self.root  # the unit that computes
         self.ahead: list[Unit] = []  # those that are to be gathered meanwhile, and are not begun yet
-        for unit in units:
-            self.release(unit)
-            if unit is not self.root:
-                for module in unit.module.modules():
-                    module._parameters = FetchedOnUse(self, unit, module._parameters)
+        for unit in units[1:]:  # not the root
+            for module in unit.module.modules():
+                module._parameters = FetchedOnUse(self, unit, module._parameters)
 
     # -- gather and release -------------------------------------------------------------------------------------------
 
@@ -175,10 +173,10 @@ class Stage3(Stage2):
 
 
 class FetchedOnUse(dict):
-    """A module's parameters: one that is taken out during a forward while its unit is not gathered, is gathered.
+    """A module's parameters: who takes one out in a forward, while its unit does not compute, has the unit gathered.
 
-    That happens when another unit uses it, as in `F.linear(x, other.weight)`. The unit then stays gathered for as long
-    as the root is, now and in the backward. Whoever iterates over parameters gets none of them: most only want to count.
+    That happens when another unit uses it, as in `F.linear(x, other.weight)`. From then on the unit stays gathered for
+    as long as the root is, also in the backward. Whoever iterates over parameters gets none of them: most only want to count.
     """
 
     def __init__(self, stage: Stage3, unit: Unit, params: dict):

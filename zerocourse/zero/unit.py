@@ -33,7 +33,7 @@ class Unit:
 
     @property
     def half_done(self) -> bool:
-        """Have half of its parameters their gradient, in this backward?"""
+        """Have at least half of its parameters got their gradient, in this backward?"""
         return 2 * sum(len(flat.arrived) for flat in self.flats) >= sum(flat.expected for flat in self.flats)
 
     @property
@@ -56,7 +56,7 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
     modules = dict(model.named_modules())
     if units is None:
         lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
-        inside = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists if other != name)]
+        inside = [name for name in lists if not any(name.startswith(f"{other}." if other else "") for other in lists if other != name)]
         chosen = [f"{name}.{index}" if name else str(index) for name in inside for index in range(len(modules[name]))]
     else:
         units = [units] if isinstance(units, str | type) else list(units)
@@ -89,7 +89,7 @@ def cut_into_rows(params: dict[str, nn.Parameter], bucket_size: int | None) -> l
     """
     rows: dict[tuple, list[dict[str, nn.Parameter]]] = {}
     for name, param in params.items():
-        of_kind = rows.setdefault((param.dtype, param.requires_grad, param.device.type), [{}])
+        of_kind = rows.setdefault((param.dtype, param.requires_grad), [{}])
         size = sum(other.numel() for other in of_kind[-1].values())
         if of_kind[-1] and bucket_size is not None and size + param.numel() > bucket_size:
             of_kind.append({})

@@ -7,9 +7,8 @@ from ..lab import Lab
 from ..words import a, value_text
 from . import meta_probe as probe
 
-MATERIALISING = ("zerocourse.meta:materialize", "zerocourse.meta:materialize_model",
-                 "zerocourse.meta:Materializer.module", "zerocourse.meta:Materializer.stream",
-                 "zerocourse.meta:Materializer.values")
+MATERIALISING = ("zerocourse.meta:materialize_model", "zerocourse.meta:Materializer.module",
+                 "zerocourse.meta:Materializer.stream")
 
 
 # 2.1 ----------------------------------------------------------------------------------------------------------------

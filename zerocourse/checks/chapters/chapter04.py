@@ -81,7 +81,7 @@ def joined(gradients):
 
 @exercise("4.2", "Average the gradients", minutes=15, difficulty=1, answer="average_gradients", timeout=15,
           replaces=("zerocourse.zero.ddp:*", "zerocourse.comm:Comm.reduce_scatter", "zerocourse.comm:Comm.all_gather",
-                    "zerocourse.comm:Comm.add"))
+                    "zerocourse.comm:Comm.all_reduce"))
 def average_gradients(lab: Lab):
     for world in (2, 3):
         ranks = lab.run(averages, world=world)
@@ -308,7 +308,7 @@ def ring_all_gather(lab: Lab):
 
 @exercise("4.7", "Data parallel with buckets", minutes=75, difficulty=3, answer="DataParallel",
           replaces=("zerocourse.zero.ddp:*", "zerocourse.sharding:shard", "zerocourse.comm:Comm.reduce_scatter",
-                    "zerocourse.comm:Comm.all_gather", "zerocourse.comm:Comm.add", "zerocourse.comm:Comm.broadcast"))
+                    "zerocourse.comm:Comm.all_gather", "zerocourse.comm:Comm.all_reduce", "zerocourse.comm:Comm.broadcast"))
 def data_parallel(lab: Lab):
     for scenario in buckets.SCENARIOS:
         for world in (2, 3):

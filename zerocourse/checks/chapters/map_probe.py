@@ -247,7 +247,7 @@ class Post:
         self._meet(None)
 
     def _meet(self, parcels: list | None) -> list:
-        others = self.comm.gather_objects(parcels)
+        others = self.comm.all_gather_object(parcels)
         done = [rank for rank, other in enumerate(others) if other is None]
         if 0 < len(done) < len(others):
             waits = next(rank for rank, other in enumerate(others) if other is not None)

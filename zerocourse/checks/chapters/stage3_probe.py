@@ -74,7 +74,8 @@ def make_flat(rank: int, world: int, dtype: torch.dtype = torch.float32) -> Flat
     seed = torch.Generator().manual_seed(7)
     params = {name: nn.Parameter(torch.randn(shape, generator=seed)) for name, shape in SHAPES.items()}
     flat = Flat("h.0", params, Layout.build(SHAPES, world), rank, True, True, dtype)
-    flat.fill(torch.device("cpu"), lambda row: None)
+    flat.begin(torch.device("cpu"))
+    flat.fill(lambda row: None)
     flat.hide()
     flat.memory.free()
     return flat
@@ -112,7 +113,7 @@ def see_unshard(unshard, reshard, step) -> dict:
             if handle is not None and not hasattr(handle, "wait"):
                 raise Wrong(f"it returned {handle!r}: return the all-gather's handle")
             waited = any(gather.row is None for gather in comm.gathers)  # complete before it returned
-            counts = probe.gather_objects(len(comm.gathers))
+            counts = probe.all_gather_object(len(comm.gathers))
             if len(set(counts)) > 1:
                 raise Wrong(f"`unshard` called `comm.all_gather` {_by_rank(counts)}. {SAME_CALLS}")
             if handle is not None:

@@ -104,7 +104,7 @@ class Plain:
     def step(self):
         self.t += 1
         for p, (m, v) in zip(self.params, self.averages, strict=True):
-            gradient = self.comm.add(p.grad).div_(self.comm.world_size)
+            gradient = self.comm.all_reduce(p.grad).div_(self.comm.world_size)
             m.lerp_(gradient, 0.1)
             v.lerp_(gradient.square(), 0.001)
             p.mul_(1 - self.lr * self.decay)

@@ -98,7 +98,7 @@ def gpt_on_a_rank(answer, steps=3, micros=2):
                 gradients.shards = [None] * len(gradients.layouts)
             else:
                 for param in params:
-                    comm.add(param.grad).div_(comm.world_size)
+                    comm.all_reduce(param.grad).div_(comm.world_size)
                 optimizer.step()
             for param in params if not mine else ():
                 param.grad = None
