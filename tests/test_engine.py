@@ -4,6 +4,7 @@ import copy
 import warnings
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch

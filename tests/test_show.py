@@ -122,6 +122,17 @@ def test_live_bytes_draws_each_curve_in_the_order_of_time():
     assert [line.get_ydata().tolist() for line in axes.get_lines()] == [[5, 7, 4, 0], [5]]
 
 
+def test_live_bytes_gives_a_forward_the_left_half():
+    events = [{"verb": verb, "start": begin, "end": begin + 1, "alive": 1} for begin, verb in enumerate(("forward",) * 3 + ("wait", "backward", "backward"))]
+    axes = plots.live_bytes({"a": events, "b": events[2:]}, "title", "MB").axes[0]
+    assert [line.get_xdata().tolist() for line in axes.get_lines()[::2]] == [pytest.approx([0, 0.125, 0.25, 0.375, 0.5, 1]), [0, 0.25, 0.5, 1]]
+
+
+def test_a_timeline_says_the_highest_and_the_last():
+    events = [event | {"alive": alive} for event, alive in zip(step(), (5_000_000, 7_000_000, 4_000_000, 3_000_000))]
+    assert [text.get_text() for text in plots.timeline(events).axes[1].texts] == ["7.0", "3.0"]
+
+
 def test_a_timeline_can_stop_at_a_moment():
     events = step()
     whole, first = plots.timeline(events), plots.timeline_until(events, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -69,13 +70,16 @@ def timeline(events: Sequence[dict], title: str = "") -> Figure:
             lane = {"wait": 1, "all_gather": 2, "reduce_scatter": 3, "reshard": 1}.get(event["verb"], 0)
             left, width = (event["start"] - start) * 1e3, (event["end"] - event["start"]) * 1e3
             lanes.barh(lane, width, left=left, height=0.8, color=VERB_COLORS[event["verb"]], edgecolor="white", linewidth=0.3)
-        lanes.set(yticks=range(4), yticklabels=["compute", "wait, reshard", "all_gather", "reduce_scatter"], ylim=(3.6, -0.6),
+        idle = "wait, reshard" if any(event["verb"] == "reshard" for event in events) else "wait"
+        lanes.set(yticks=range(4), yticklabels=["compute", idle, "all_gather", "reduce_scatter"], ylim=(3.6, -0.6),
                   title=f"{title} rank {rank}".strip())
         ordered = sorted(mine, key=lambda event: event["end"])
         alive.step([(event["end"] - start) * 1e3 for event in ordered], [event["alive"] / 1e6 for event in ordered], where="post")
-        alive.set(ylabel="MB alive", ylim=(0, 1.1 * max(event["alive"] for event in mine) / 1e6 or 1))
-        end, left = ordered[-1]["alive"] / 1e6, (ordered[-1]["end"] - start) * 1e3
-        alive.annotate(f"{end:.1f}", (left, end), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        highest = max(ordered, key=lambda event: event["alive"])
+        alive.set(ylabel="MB alive", ylim=(0, 1.3 * highest["alive"] / 1e6 or 1))
+        for event, offset, place in ((highest, (0, 3), "center"), (ordered[-1], (4, 0), "left")):
+            alive.annotate(f"{event['alive'] / 1e6:.1f}", ((event["end"] - start) * 1e3, event["alive"] / 1e6), offset,
+                           textcoords="offset points", ha=place, va="bottom" if event is highest else "center", fontsize=8)
     rows[-1].set_xlabel("milliseconds since the step began")
     verbs = [verb for verb in VERB_COLORS if any(event["verb"] == verb for event in events)]
     handles = [rows[0].barh(0, 0, color=VERB_COLORS[verb]) for verb in verbs]
@@ -86,14 +90,23 @@ def timeline(events: Sequence[dict], title: str = "") -> Figure:
 def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figure:
     """Bytes alive after each event, one curve for each name, event by event: the stages need different times.
 
+    Where there are forwards, they take the left half and the backwards the right one, in each curve.
     curves: name → events of one rank, as in `timeline`.   what: the label of the axis; its unit is MB.
     """
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     axes = figure.subplots()
+    axes.set(title=title, ylabel=what, xlabel="from the first event to the last", xticks=[])
     for name, events in curves.items():
-        alive = [event["alive"] / 1e6 for event in sorted(events, key=lambda event: event["end"])]
-        axes.step([index / max(1, len(alive) - 1) for index in range(len(alive))], alive, where="post", label=name)
-    axes.set(title=title, ylabel=what, xlabel="from the first event to the last", xticks=[], ylim=(0, None))
+        ordered = sorted(events, key=lambda event: event["end"])
+        begins = min((event["start"] for event in ordered if event["verb"] == "backward"), default=float("-inf"))
+        before = sum(event["end"] <= begins for event in ordered)
+        known, places = ([0, before, len(ordered) - 1], [0, 0.5, 1]) if before else ([0, len(ordered) - 1], [0, 1])
+        axes.step(np.interp(range(len(ordered)), known, places), [event["alive"] / 1e6 for event in ordered], where="post", label=name)
+        if before:
+            axes.axvline(0.5, color="grey", linewidth=1, linestyle=":", zorder=0)
+            axes.set_xticks([0.25, 0.75], ["forward", "backward"])
+            axes.set_xlabel("event by event")
+    axes.set_ylim(0, None)
     axes.margins(x=0.01)
     axes.legend(loc="lower right")
     return figure
