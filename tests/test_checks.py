@@ -279,6 +279,21 @@ def test_worlds_of_several_ranks(answer, status, words, survivors):
     assert verdict.status == status and words in verdict.message, verdict
 
 
+def forgets_a_message(tensor):
+    """It arrives when the tensor that waited for it is gone."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    own_mean(tensor)
+    dist.irecv(torch.zeros(3), (rank - 1) % world_size, tag=5)
+    dist.isend(torch.zeros(3), (rank + 1) % world_size, tag=5).wait()
+
+
+@pytest.mark.parametrize("answer, kept", [(forgets_a_message, False), (summed, True), (own_mean, True)])
+def test_a_message_that_nobody_takes_ends_the_ranks(answer, kept):
+    """While it lies there, gloo's thread takes a whole core of an idle rank."""
+    judge(Lab(MEAN, [answer]))
+    assert bool(_ranks(2).pids) is kept
+
+
 def count_new_modules(answer):
     before = len(sys.modules)
     answer()

@@ -66,3 +66,5 @@ def judge(lab: Lab) -> Verdict:
     except Exception as error:
         sentence = f"the check itself failed, not your answer: {type(error).__name__}: {error}"
         return Verdict(id, FAILED, sentence, lab.printed)
+    finally:
+        lab.tidy()

@@ -8,10 +8,11 @@ import copy
 import io
 import json
 import os
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import cloudpickle
@@ -23,7 +24,9 @@ from .verdict import Wrong
 from .words import a, blank_of, call_text, line_text
 
 try:
+    import fcntl
     import resource
+    import termios
 except ImportError:  # Windows
     resource = None
 
@@ -194,3 +197,13 @@ def _memory_limit() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def untaken() -> int:
+    """Bytes that came for this process, and that nobody takes: the tensor that was to receive them is gone."""
+    found = 0
+    for number in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):  # the descriptor of the listing itself is closed by now
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                found += int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return found

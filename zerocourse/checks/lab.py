@@ -9,11 +9,11 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 
 from ..processes import payload
-from ..processes.failures import LaunchTimeout, RankDied, RankError, name_cells
+from ..processes.failures import LaunchError, LaunchTimeout, RankDied, RankError, name_cells
 from ..ranks import Ranks
 from .compare import CLOSE, difference, same
 from .exercise import Exercise
-from .inside import Raised, Report, call_all, perform
+from .inside import Raised, Report, call_all, perform, untaken
 from .verdict import NotDone, Wrong
 from .words import call_text, ended
 
@@ -47,7 +47,7 @@ class Lab:
         self.sent = payload.pack(answers[0], answers[1:])  # by value: ranks that live on never have an older version
         self.timeout = timeout or exercise.timeout
         self.forbidden = ((), ()) if own_allowed else (exercise.replaces, exercise.own)
-        self.printed = ""
+        self.printed, self.worlds = "", set()
 
     # Running the answer ----------------------------------------------------------------------------------------------
 
@@ -59,6 +59,7 @@ class Lab:
         Ends the check when an answer fails, hangs or is not there.
         """
         pool, limit = _ranks(world), timeout or self.timeout
+        self.worlds.add(world)
         if not pool.pids:  # before the clock starts: both take seconds
             pool.run(_ready, timeout=START_SECONDS)
         try:
@@ -82,6 +83,15 @@ class Lab:
             if report.kind == "wrong":
                 raise Wrong(name_cells(str(report.value)))
         return [report.value for report in reports]
+
+    def tidy(self) -> None:
+        """End ranks for which a message came that the answer never waited for: gloo's thread would never rest again."""
+        for pool in map(_ranks, self.worlds - {1}):
+            try:
+                if pool.pids and any(pool.run(untaken, timeout=START_SECONDS)):
+                    pool.close()
+            except LaunchError:
+                pool.close()
 
     def calls(self, cases: Iterable[tuple], allow: tuple[str, ...] = ()) -> list:
         """What the (only) answer returns for each case, a tuple of arguments, in one process without peers.
