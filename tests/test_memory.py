@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.memory import (CONVENTIONS, Convention, fewest_ranks, gpt2_block_params, gpt2_params, gpt2_peak_bytes,
-                               head_activation_bytes, largest_params, layer_activation_bytes, model_states,
-                               paper_table1, passes, sent_bytes, sent_elements)
+from zerocourse.memory import (CONVENTIONS, Convention, accelerate_bytes, bus_factor, deepspeed_host_bytes,
+                               deepspeed_zero2_gpu_bytes, deepspeed_zero3_gpu_bytes, fewest_ranks, gpt2_block_params,
+                               gpt2_params, gpt2_peak_bytes, head_activation_bytes, largest_params,
+                               layer_activation_bytes, model_states, paper_table1, passes, sent_bytes, sent_elements,
+                               tensor_parallel_elements)
 from zerocourse.model import CONFIGS
 
 GB, GIB = 10**9, 2**30
@@ -159,16 +161,26 @@ def test_l_seven_billion_on_8_cards():
     assert [total(7 * GB, 3, 8, name) / GB for name in ("16", "18", "20")] == [14.0, 15.75, 17.5]
 
 
-# --- DeepSpeed's estimators ---
+# --- other people's estimators ---
 
 @settings(deadline=None)
 @given(params_.map(lambda n: 64 * n), st.sampled_from([1, 2, 8, 64]))
 def test_deepspeed_counts_18_and_20(params, ranks):
-    # What its estimators add for ZeRO-3, besides the largest layer, and for ZeRO-2.
-    assert 18 * params // ranks == total(params, 3, ranks, "18")
-    assert 2 * params + 18 * params // ranks == total(params, 2, ranks, "20")
+    assert deepspeed_zero3_gpu_bytes(params, 0, ranks) == total(params, 3, ranks, "18")
+    assert deepspeed_zero2_gpu_bytes(params, ranks) == total(params, 2, ranks, "20")
     # Its prose, 4P + 16P/N, is stage 1 of the same 20.
     assert 4 * params + 16 * params // ranks == total(params, 1, ranks, "20")
+
+
+def test_deepspeed_numbers():
+    assert deepspeed_zero2_gpu_bytes(10**9, 8) == 4_250_000_000
+    assert deepspeed_zero3_gpu_bytes(10**9, 50_000_000, 8) == 2_450_000_000
+    assert deepspeed_host_bytes(10**9, 8) == int(4 * 10**9 * 8 * 1.5)
+
+
+def test_accelerate_takes_a_maximum():
+    assert accelerate_bytes(7 * GB) == 56 * GB and round(56 * GB / GIB, 2) == 52.15
+    assert accelerate_bytes(7 * GB, "float32") == total(7 * GB, 0, 1, "fp32")  # there the maximum is the sum
 
 
 # --- communication ---
@@ -196,6 +208,11 @@ def test_volume_in_bytes():
     assert sent_bytes(1001, 2, 4, 3, convention=one) == sent_elements(1001, 2, 4, 3)
 
 
+def test_bus_factors():
+    names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+    assert [bus_factor(name, 4) for name in names] == [Fraction(3, 2), Fraction(3, 4), Fraction(3, 4), 1, 1]
+
+
 # --- activations ---
 
 def test_activations_of_a_layer():
@@ -218,6 +235,9 @@ def test_partitioned_checkpoints():
         return 125 * layer_activation_bytes(batch, 1024, 8192, 64, t, sequence_parallel=True, recompute="full")
     assert [round(checkpoints(32, t) / GB, 1) for t in (1, 16)] == [67.1, 4.2]
     assert [round(checkpoints(16, t) / GB) for t in (1, 16)] == [34, 2]
+    plain = tensor_parallel_elements(32, 1024, 8192)
+    added = tensor_parallel_elements(32, 1024, 8192, partition_checkpoints=True) - plain
+    assert added == 32 * 1024 * 8192 and added / plain < 0.1
 
 
 # --- GPT-2 ---
@@ -255,6 +275,7 @@ def test_gpt2_peak():
     (lambda: sent_elements(7, 3, 2, accumulation=0), "accumulation must be"),
     (lambda: sent_elements(7, 3, 0, shard=4), "ranks must be"),
     (lambda: passes(3, scheme="mics"), "no scheme 'mics': there are zero, keep and deepspeed"),
+    (lambda: bus_factor("gossip", 2), "no bus factor of 'gossip'"),
     (lambda: layer_activation_bytes(1, 1, 1, 1, recompute="some"), "none, selective or full, not 'some'"),
 ])
 def test_bad_input(call, words):

@@ -91,7 +91,49 @@ def paper_table1() -> dict[int, dict[str, tuple[int, int, int]]]:
                     for name, params in models.items()} for ranks in (1, 4, 16, 64, 256, 1024)}
 
 
+# --- other people's estimators, counting as they do ---
+
+def deepspeed_zero2_gpu_bytes(params: int, ranks: int) -> int:
+    """DeepSpeed's estimate_zero2_model_states_mem_needs without offload."""
+    return 2 * params + 18 * params // ranks
+
+
+def deepspeed_zero3_gpu_bytes(params: int, largest_layer: int, ranks: int) -> int:
+    """DeepSpeed's estimate_zero3_model_states_mem_needs without offload; `largest_layer` in parameters."""
+    return 4 * largest_layer + 18 * params // ranks
+
+
+def deepspeed_host_bytes(params: int, ranks_per_node: int) -> int:
+    """The same two, host memory: every process first builds the model in fp32, and half as much again is kept spare.
+
+    params: of the largest layer where ZeRO-3 builds the model under zero.Init.
+    """
+    return 6 * params * ranks_per_node
+
+
+def accelerate_bytes(params: int, dtype: str = "float16") -> int:
+    """Accelerate's `estimate-memory` for training with Adam, which takes the largest of its numbers, not their sum.
+
+    It divides by 2^30 and prints "GB".
+    """
+    model = 4 * params
+    gradients = model if dtype == "float32" else model + model // 2
+    optimizer = 2 * model
+    step = 4 * model if dtype == "float32" else optimizer
+    return max(model, gradients, optimizer, step)
+
+
 # --- communication (section 7) ---
+
+def bus_factor(collective: str, ranks: int) -> Fraction:
+    """What a rank sends in one collective, as a share of the whole buffer. Raises BadInput."""
+    ring = Fraction(ranks - 1, _positive("ranks", ranks))
+    factors = {"all_reduce": 2 * ring, "reduce_scatter": ring, "all_gather": ring, "broadcast": Fraction(1),
+               "reduce": Fraction(1)}
+    if collective not in factors:
+        raise BadInput(f"There is no bus factor of {collective!r}: there is one of {', '.join(factors)}.")
+    return factors[collective]
+
 
 @dataclass(frozen=True)
 class Passes:
@@ -165,6 +207,14 @@ def layer_activation_bytes(micro_batch: int, seq: int, width: int, heads: int, t
 def head_activation_bytes(micro_batch: int, seq: int, width: int, vocab: int, element: int = 2) -> int:
     """The inputs of the last LayerNorm and of the head, and the logits in fp32: 4sbh(1 + v/h) in fp16."""
     return micro_batch * seq * (2 * element * width + 4 * vocab)
+
+
+def tensor_parallel_elements(micro_batch: int, seq: int, width: int, partition_checkpoints: bool = False) -> int:
+    """Elements that a layer's collectives carry with recomputation; of each a rank sends (t-1)/t.
+
+    Six all-reduces, each a reduce-scatter and an all-gather, make 12; partitioned checkpoints (P_a) add an all-gather.
+    """
+    return (13 if partition_checkpoints else 12) * micro_batch * seq * width
 
 
 # --- GPT-2 ---

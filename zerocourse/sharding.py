@@ -42,8 +42,9 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     """Train `model` with ZeRO: afterwards plain `loss.backward(); optimizer.step()` does the rest. Collective.
 
     model: changed in place and returned; `model.zero` is its stage (see `zero.ddp.DataParallel`). Parameters on the
-        meta device are materialised, unit by unit, of which a rank keeps its slices: by `init_fn(module)`, else the model's `_init_weights`, else
-        `reset_parameters`, from `seed` and the parameter's name, so that any number of ranks begins alike.
+        meta device are materialised unit by unit, and a rank keeps its slices: by `init_fn(module)`, else the model's
+        `_init_weights`, else `reset_parameters`, from `seed` and the parameter's name, so that any number of ranks
+        begins alike.
     optimizer: any whose update is element-wise; changed in place (its parameters become 1-D pieces of this rank's
         slices; groups and hyper-parameters stay) and returned. `step` is collective, `zero_grad` is local.
     stage: 0 (data parallel), 1, 2 or 3.

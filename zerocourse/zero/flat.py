@@ -2,7 +2,8 @@
 
 A *unit* is a part of the model that is gathered and freed as a whole (a transformer block, or what is left: the
 root). Its parameters are laid in one or more *flats*: rows of parameters of one dtype, all trainable or all frozen,
-at most `bucket_size` elements long (unless one parameter alone is longer). With N ranks, n elements in the padded row, and `own` this rank's part of it:
+at most `bucket_size` elements long (unless one parameter alone is longer). With N ranks, n elements in the padded row,
+and `own` this rank's part of it:
 
     full        (n,)    the whole row of parameters, gathered; the modules' parameters are views of it
     shard       (own,)  this rank's slice of the parameters; a view of `full`, or in stage 3 memory of its own

@@ -56,8 +56,9 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
     modules = dict(model.named_modules())
     if units is None:
         lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
-        inside = [name for name in lists if not any(name.startswith(f"{other}." if other else "") for other in lists if other != name)]
-        chosen = [f"{name}.{index}" if name else str(index) for name in inside for index in range(len(modules[name]))]
+        outermost = [name for name in lists if not any(
+            name.startswith(f"{other}." if other else "") for other in lists if other != name)]
+        chosen = [f"{name}.{index}" if name else str(index) for name in outermost for index in range(len(modules[name]))]
     else:
         units = [units] if isinstance(units, str | type) else list(units)
         classes = tuple(unit for unit in units if isinstance(unit, type))
