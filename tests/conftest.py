@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: sever
 import pytest
 import torch
 
-from zerocourse.ranks import Ranks
+from zerocourse.launch.ranks import Ranks
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script is told to ignore it

@@ -8,8 +8,8 @@ from pathlib import Path
 import nbformat
 
 from tools.exercises import EXERCISES, ROOT, sets
-from zerocourse.checks import exercises
-from zerocourse.checks.answers import read_cells
+from zerocourse.course.checks import exercises
+from zerocourse.course.checks.answers import read_cells
 
 SETS = {path.stem: path for path in sets()}
 IDS = [f"chapter{each.chapter:02}-{id}" for id, each in exercises().items()]  # so that -k chapter05 chooses a chapter

@@ -17,10 +17,10 @@ import pytest
 from zerocourse import bench, cli
 from zerocourse.bench import meters, runner
 from zerocourse.bench.in_ranks import turns
-from zerocourse.bench.plan import AGAIN, ALONE, BASELINE, MODES, Mode, Plan, find_modes
+from zerocourse.bench.settings import AGAIN, ALONE, BASELINE, MODES, Mode, Plan, find_modes
 from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
-from zerocourse.bench.verdict import Profile, checks, noise, profiles, ratio
-from zerocourse.commands.bench import write
+from zerocourse.bench.judge import Profile, checks, noise, profiles, ratio
+from zerocourse.commands.bench_command import write
 from zerocourse.errors import BadInput
 
 ROOT = Path(__file__).parents[1]

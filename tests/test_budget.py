@@ -8,7 +8,7 @@ from torch import nn
 
 from zerocourse import shard
 from zerocourse.errors import CollectiveError, OutOfMemory
-from zerocourse.ledger import Ledger
+from zerocourse.measure.ledger import Ledger
 
 
 def mlp() -> nn.Module:

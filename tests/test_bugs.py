@@ -16,10 +16,10 @@ import worlds
 from worlds import STAGES, Case, Stack, check_exact, check_whole, runs_of, squares
 
 from zerocourse.comm import Comm
-from zerocourse.processes.failures import RankError
-from zerocourse.sharding import STAGES as STAGE_TYPES
+from zerocourse.launch.processes.failures import RankError
+from zerocourse.zero.shard import STAGES as STAGE_TYPES
 from zerocourse.zero.ddp import DataParallel
-from zerocourse.zero.flat import Flat
+from zerocourse.zero.buffer import Flat
 
 
 def with_heart(case: Case, **functions) -> Case:

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from zerocourse import memory
-from zerocourse.checks import check, judge, progress
-from zerocourse.checks.compare import difference
-from zerocourse.checks.exercise import Exercise, find
-from zerocourse.checks.guard import Delegated, Guard, functions
-from zerocourse.checks.lab import Lab, _ranks, explanation
-from zerocourse.checks.verdict import Verdict
+from zerocourse.formulas import memory
+from zerocourse.course.checks import check, judge, progress
+from zerocourse.course.checks.compare import difference
+from zerocourse.course.checks.exercise import Exercise, find
+from zerocourse.course.checks.delegation import Delegated, Guard, functions
+from zerocourse.course.checks.lab import Lab, _ranks, explanation
+from zerocourse.course.checks.verdict import Verdict
 
 RIGHT = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
 
@@ -83,7 +83,7 @@ def text(params, stage, ranks):
 
 
 def delegates(params, stage, ranks):
-    from zerocourse.memory import model_states as mine
+    from zerocourse.formulas.memory import model_states as mine
     return mine(params, stage, ranks).total_bytes
 
 
@@ -111,9 +111,9 @@ def delegates_to_something_near(params, stage, ranks):
     (takes_memory_in_torch, "can't allocate memory"),
     (takes_memory_bit_by_bit, "it ran out of memory"),
     (text, "'120000000000', a str, where 120_000_000_000 is right"),
-    (delegates, "calls the package's own `zerocourse.memory.model_states`: write it yourself"),
-    (delegates_and_hides_it, "calls the package's own `zerocourse.memory.model_states`: write it yourself"),
-    (delegates_to_something_near, "calls the package's own `zerocourse.memory.largest_params`"),
+    (delegates, "calls the package's own `zerocourse.formulas.memory.model_states`: write it yourself"),
+    (delegates_and_hides_it, "calls the package's own `zerocourse.formulas.memory.model_states`: write it yourself"),
+    (delegates_to_something_near, "calls the package's own `zerocourse.formulas.memory.largest_params`"),
     (3, "call it as `check(\"1.2\", state_bytes)`: it needs a function, and was given int"),
     (None, "was given NoneType"),
 ])
@@ -227,7 +227,7 @@ def check_mean(lab):
                        [("You summed and never divided.", torch.arange(4.) * (world + 1) * world)])
 
 
-MEAN = Exercise("99.1", "Mean", 5, 1, ("mean",), check_mean, (), ("zerocourse.comm:Comm.all_gather",), None, 3.0)
+MEAN = Exercise("99.1", "Mean", 5, 1, ("mean",), check_mean, (), ("zerocourse.comm.group:Comm.all_gather",), None, 3.0)
 
 
 def own_mean(tensor):
@@ -326,14 +326,14 @@ def test_a_broken_check_does_not_blame_the_answer():
 
 def test_a_guard_replaces_code_wherever_it_was_imported():
     kept = memory.sent_bytes
-    with Guard(["zerocourse.memory:*"]).on():
+    with Guard(["zerocourse.formulas.memory:*"]).on():
         with pytest.raises(Delegated):
             kept(1, 1, 1)
     assert kept(2, 1, 2) == 2 * 2
 
 
 def test_a_guard_reaches_methods_closures_and_cached_functions():
-    found = [fn.__qualname__ for spec in ("zerocourse.comm:Comm.all_gather", "zerocourse.ranks:shared")
+    found = [fn.__qualname__ for spec in ("zerocourse.comm.group:Comm.all_gather", "zerocourse.launch.ranks:shared")
              for fn in functions(spec)]
     assert found == ["Comm.all_gather", "shared"]
 
@@ -349,7 +349,7 @@ def test_a_guard_reaches_methods_closures_and_cached_functions():
 
 
 def test_every_guarded_name_exists():
-    from zerocourse.checks import exercises
+    from zerocourse.course.checks import exercises
     for exercise in exercises().values():
         for spec in exercise.replaces:
             assert list(functions(spec)), f"{exercise.id}: {spec} is no function of the package"

@@ -23,13 +23,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from zerocourse import comm as comm_module
-from zerocourse import notes
+from zerocourse.comm.group import group as comm_module
+from zerocourse.comm.group import desync as notes
 from zerocourse.comm import Comm, add_in_order, fail_all
 from zerocourse.errors import BadInput, CollectiveError
-from zerocourse.events import MOST_EVENTS, Recorder
-from zerocourse.rankmap import Layout
-from zerocourse.ranks import Ranks
+from zerocourse.comm.events import MOST_EVENTS, Recorder
+from zerocourse.layout.rankmap import Layout
+from zerocourse.launch.ranks import Ranks
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 HALF = (torch.bfloat16, torch.float16)
@@ -695,7 +695,7 @@ def trains_under_old_names(rank: int) -> tuple[list, list]:
     for name in [name for name in sys.modules if name.partition(".")[0] == "zerocourse"]:
         del sys.modules[name]
     from zerocourse import shard
-    from zerocourse.model import build_model
+    from zerocourse.models.gpt2 import build_model
 
     def losses(model, optimizer, rows):
         found = []

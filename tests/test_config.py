@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from zerocourse.config import CHANGES_NOTHING, NEVER, NOT_YET, Config, ZeroConfig
+from zerocourse.engine.config import CHANGES_NOTHING, NEVER, NOT_YET, Config, ZeroConfig
 from zerocourse.errors import BadInput
 
 

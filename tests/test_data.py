@@ -10,10 +10,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from zerocourse import data
-from zerocourse.data import TextDataset, batches, decode, encode, load_text, read_tokens, write_tokens
+from zerocourse.data.text import text as data
+from zerocourse.data.text import TextDataset, batches, decode, encode, load_text, read_tokens, write_tokens
 from zerocourse.errors import BadInput
-from zerocourse.sampler import ShardSampler
+from zerocourse.data.sampler import ShardSampler
 
 sizes = dict(length=st.integers(1, 60), world_size=st.integers(1, 5), micro_batch=st.integers(1, 4),
              shuffle=st.booleans(), seed=st.integers(0, 99), drop_last=st.booleans())

@@ -11,8 +11,8 @@ from test_notebooks import SECONDS, nbval
 from wrong_answers import bank
 
 from tools.exercises import EXERCISES, SOLUTION, SOLUTIONS, problems
-from zerocourse.checks import check, exercises
-from zerocourse.checks.compare import difference
+from zerocourse.course.checks import check, exercises
+from zerocourse.course.checks.compare import difference
 
 EVERY_EXERCISE = pytest.mark.parametrize("name", IDS)
 EVERY_SET = pytest.mark.parametrize("name", [f"chapter{stem}" for stem in SETS])

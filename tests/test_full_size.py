@@ -8,8 +8,8 @@ import torch
 
 from zerocourse import shard
 from zerocourse.launch import launch
-from zerocourse.meta import blueprint
-from zerocourse.model import CONFIGS, GPT
+from zerocourse.init.deferred import blueprint
+from zerocourse.models.gpt2 import CONFIGS, GPT
 
 GIB = 1 << 30
 

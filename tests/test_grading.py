@@ -12,8 +12,8 @@ import pytest
 from exercise_sets import SETS, answering, environment, filled
 
 from tools.exercises import EXERCISES, ROOT
-from zerocourse.checks import exercises
-from zerocourse.checks.answers import Limits, grade, ids_of, read_cells
+from zerocourse.course.checks import exercises
+from zerocourse.course.checks.answers import Limits, grade, ids_of, read_cells
 from zerocourse.cli import main
 from zerocourse.errors import BadInput
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from zerocourse.errors import BadInput
-from zerocourse.ranks import Ranks
+from zerocourse.launch.ranks import Ranks
 
 pytest.importorskip("triton", reason="kernels need triton (Linux; the `triton` extra)")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a compiled kernel needs a GPU; torch sees none")
@@ -187,7 +187,7 @@ def test_adamw_refuses_what_it_cannot_walk_through(interpreter):
 
 def sharded_losses(fused):
     import zerocourse
-    from zerocourse.model import build_model
+    from zerocourse.models.gpt2 import build_model
 
     torch.manual_seed(0)
     model = build_model("gpt2-tiny", n_layer=2, n_embd=32)

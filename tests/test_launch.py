@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from zerocourse.errors import BadInput
 from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, launch
-from zerocourse.processes import jobs, parent
-from zerocourse.processes.channels import free_port
-from zerocourse.worker import progress, report
+from zerocourse.launch.processes import jobs, parent
+from zerocourse.launch.processes.channels import free_port
+from zerocourse.launch.worker import progress, report
 
 ROOT = str(Path(__file__).parents[1])
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -137,7 +137,7 @@ def test_a_timeout_says_where_and_leaves_nothing(survivors, monkeypatch):
 
     heard = []
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + (1000 if len(heard) == 2 else 0))
-    monkeypatch.setattr(sys.modules["zerocourse.launch"], "time", clock)  # time is up when both ranks are stuck
+    monkeypatch.setattr(sys.modules["zerocourse.launch.launcher"], "time", clock)  # time is up when both ranks are stuck
     mark = uuid.uuid4().hex
     with pytest.raises(LaunchTimeout) as caught:
         launch(stuck, env={"TEST_MARK": mark}, echo=lambda line: (time.sleep(0.3), heard.append(line)), timeout=900)
@@ -241,7 +241,7 @@ class Kernel:
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self.run("from zerocourse.launch import launch\nfrom zerocourse.magics import load_ipython_extension\n"
+        self.run("from zerocourse.launch import launch\nfrom zerocourse.launch.magics import load_ipython_extension\n"
                  "load_ipython_extension(get_ipython())")
 
     def run(self, code, until=None, count=1, seconds=60):
@@ -300,8 +300,8 @@ def test_interrupting_a_cell(kernel, survivors):
 @linux
 def test_killing_the_kernel(kernel, survivors):
     """SIGKILL, with all four kinds of work and kept ranks running at once: nothing is left after two seconds."""
-    folder = Path(kernel.run("from zerocourse.processes.parent import owner\nprint(owner().folder)").strip())
-    kernel.run("import threading\nfrom zerocourse.ranks import Ranks\n"
+    folder = Path(kernel.run("from zerocourse.launch.processes.parent import owner\nprint(owner().folder)").strip())
+    kernel.run("import threading\nfrom zerocourse.launch.ranks import Ranks\n"
                f"for name in {list(BODIES)!r}:\n"
                "    threading.Thread(target=launch, args=(f'{name}.py',)).start()\n"
                "def stuck():\n    import time\n    print('go')\n    time.sleep(1000)\n"

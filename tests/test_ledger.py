@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from torch.utils.checkpoint import checkpoint
 
 from zerocourse.errors import BadInput, OutOfMemory
-from zerocourse.ledger import Ledger, Snapshot
-from zerocourse.model import build_model
+from zerocourse.measure.ledger import Ledger, Snapshot
+from zerocourse.models.gpt2 import build_model
 
 MIB = 2**20
 
@@ -545,7 +545,7 @@ def test_one_device_alone():
 
 
 def test_compiled_tools_are_not_loaded():
-    code = ("import sys, torch; from zerocourse.ledger import Ledger\n"
+    code = ("import sys, torch; from zerocourse.measure.ledger import Ledger\n"
             "with Ledger(): torch.ones(3) + 1\n"
             "sys.exit('torch._dynamo' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

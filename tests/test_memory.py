@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.memory import (CONVENTIONS, Convention, accelerate_bytes, bus_factor, deepspeed_host_bytes,
+from zerocourse.formulas.memory import (CONVENTIONS, Convention, accelerate_bytes, bus_factor, deepspeed_host_bytes,
                                deepspeed_zero2_gpu_bytes, deepspeed_zero3_gpu_bytes, fewest_ranks, gpt2_block_params,
                                gpt2_params, gpt2_peak_bytes, head_activation_bytes, largest_params,
                                layer_activation_bytes, model_states, paper_table1, passes, sent_bytes, sent_elements,
                                tensor_parallel_elements)
-from zerocourse.model import CONFIGS
+from zerocourse.models.gpt2 import CONFIGS
 
 GB, GIB = 10**9, 2**30
 XL = CONFIGS["gpt2-xl"].params
@@ -288,5 +288,5 @@ def test_whole_floats_are_fine():
 
 
 def test_formulas_do_not_import_torch():
-    code = "import sys, zerocourse.memory, zerocourse.commands.memory; assert 'torch' not in sys.modules"
+    code = "import sys, zerocourse.formulas.memory, zerocourse.commands.memory_command; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from zerocourse.cli import main
-from zerocourse.memory import gpt2_peak_bytes, model_states, paper_table1
-from zerocourse.model import CONFIGS
+from zerocourse.formulas.memory import gpt2_peak_bytes, model_states, paper_table1
+from zerocourse.models.gpt2 import CONFIGS
 
 GB = 10**9
 XL = CONFIGS["gpt2-xl"].params

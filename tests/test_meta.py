@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from zerocourse.errors import BadInput
-from zerocourse.ledger import Ledger
-from zerocourse.meta import Materializer, assert_materializable, blueprint, materialize_model
-from zerocourse.model import GPT, build_model
+from zerocourse.measure.ledger import Ledger
+from zerocourse.init.deferred import Materializer, assert_materializable, blueprint, materialize_model
+from zerocourse.models.gpt2 import GPT, build_model
 
 
 def nbytes(tensors) -> int:

@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from zerocourse.errors import BadInput
-from zerocourse.model import CONFIGS, GPT, GPTConfig, build_model, generate
+from zerocourse.models.gpt2 import CONFIGS, GPT, GPTConfig, build_model, generate
 
 PUBLISHED = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=32)

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.run import get_args_parser
 
-from zerocourse import link
+from zerocourse.launch import link
 from zerocourse.errors import BadInput
-from zerocourse.overlap_trial import Round, over_limited_link, summary
+from zerocourse.course.overlap_trial import Round, over_limited_link, summary
 
 ROOT = Path(__file__).parents[1]
 SLURM = ROOT / "slurm" / "train.sbatch"
@@ -26,7 +26,7 @@ needs_link = pytest.mark.skipif(reason is not None, reason=str(reason))
 def train_stage3():
     """This rank's number and losses, of three steps on data of its own."""
     import zerocourse
-    from zerocourse.model import build_model
+    from zerocourse.models.gpt2 import build_model
 
     torch.manual_seed(0)
     model = build_model("gpt2-tiny", n_layer=2, n_embd=32)
@@ -88,7 +88,7 @@ def left_over(pid):
 
 HOLD = """
 import subprocess, time
-from zerocourse.link import limited_link
+from zerocourse.launch.link import limited_link
 with limited_link(100) as nodes:
     print(subprocess.Popen(["ip", "netns", "exec", nodes.namespaces[1], "sleep", "600"]).pid, flush=True)
     while len(nodes.processes()) < 1:

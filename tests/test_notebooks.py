@@ -82,7 +82,7 @@ def outdated(text: str) -> list[str]:
 
 
 def test_outdated_source_is_found():
-    from zerocourse import show
+    from zerocourse.course import show
     from zerocourse.zero.stage1 import Stage1
     from zerocourse.zero.stage2 import Stage2
 

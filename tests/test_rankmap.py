@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.model import build_model
-from zerocourse.balance import Plan
-from zerocourse.rankmap import MAPS, Layout, contiguous, greedy, owners, round_robin
+from zerocourse.models.gpt2 import build_model
+from zerocourse.layout.balance import Plan
+from zerocourse.layout.rankmap import MAPS, Layout, contiguous, greedy, owners, round_robin
 
 sizes = st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=9)  # [] is 0-d, a zero in it is an empty tensor
 shapes = sizes.map(lambda found: {f"p{index}": torch.Size(shape) for index, shape in enumerate(found)})

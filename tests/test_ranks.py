@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
-from zerocourse.processes import parent, payload
-from zerocourse.processes.channels import Inbox, Lines
-from zerocourse.processes.failures import LaunchInterrupted, LaunchTimeout, RankDied, RankError
-from zerocourse.processes.jobs import Job
-from zerocourse.processes.nursery import nursery
-from zerocourse.ranks import Ranks, check_nproc, shared
-from zerocourse.worker import progress, report
+from zerocourse.launch.processes import parent, payload
+from zerocourse.launch.processes.channels import Inbox, Lines
+from zerocourse.launch.processes.failures import LaunchInterrupted, LaunchTimeout, RankDied, RankError
+from zerocourse.launch.processes.jobs import Job
+from zerocourse.launch.processes.fork_server import nursery
+from zerocourse.launch.ranks import Ranks, check_nproc, shared
+from zerocourse.launch.worker import progress, report
 
 SCALE = 10  # a global that functions below use: it travels with them
 
@@ -421,7 +421,7 @@ def test_one_pool_for_everybody():
 
 def test_the_process_group_of_a_single_process():
     def alone():
-        from zerocourse.distributed import device, init
+        from zerocourse.comm.bootstrap import device, init
         for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name)
         init()

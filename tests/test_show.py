@@ -8,10 +8,10 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from zerocourse import machine, plots, show, widgets
+from zerocourse.course import machine, plots, show, widgets
 from zerocourse.errors import BadInput
-from zerocourse.events import Recorder
-from zerocourse.memory import model_states
+from zerocourse.comm.events import Recorder
+from zerocourse.formulas.memory import model_states
 from zerocourse.zero.ddp import DataParallel
 from zerocourse.zero.stage1 import Stage1
 from zerocourse.zero.stage2 import Stage2
@@ -191,7 +191,7 @@ def test_a_control_refuses_a_start_that_is_none_of_its_values():
 
 def test_without_ipywidgets_there_is_the_picture_and_a_sentence():
     code = ("import sys; sys.modules['ipywidgets'] = None\n"
-            "from zerocourse import widgets; widgets.memory(params=7 * 10**9, stage=3, ranks=8)")
+            "from zerocourse.course import widgets; widgets.memory(params=7 * 10**9, stage=3, ranks=8)")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     first, *rest = ended.stdout.splitlines()

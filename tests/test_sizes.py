@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.sizes import both, gb, gib, parse_bytes, parse_count
+from zerocourse.formulas.units import both, gb, gib, parse_bytes, parse_count
 
 
 @pytest.mark.parametrize("text, count", [

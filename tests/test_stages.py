@@ -8,7 +8,7 @@ import torch
 import worlds
 from worlds import STAGES, Case, check_bitwise, check_exact, check_near, check_whole, runs_of
 
-from zerocourse.peak import states_peak
+from zerocourse.formulas.peak import states_peak
 
 WORLDS = (1, 2, 3, 4)
 MAPS = ("flat", "round_robin", "contiguous", "greedy", worlds.by_name_length)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from zerocourse.cli import main
-from zerocourse.model import CONFIGS
-from zerocourse.tour import MODES, Plan, run_modes
-from zerocourse.verdict import checks, rank_checks
+from zerocourse.models.gpt2 import CONFIGS
+from zerocourse.course.tour import MODES, Plan, run_modes
+from zerocourse.course.tour_checks import checks, rank_checks
 
 PLAN = Plan(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
 

@@ -17,7 +17,7 @@ from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, ro
 from zerocourse import load_state_dict, shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput, CollectiveError
-from zerocourse.freeable import Memory
+from zerocourse.zero.storage import Memory
 
 
 def of_stack(make=Stack, stages=STAGES, **fields) -> list[Case]:

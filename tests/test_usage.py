@@ -17,8 +17,8 @@ from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, ro
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
-from zerocourse.ledger import Ledger
-from zerocourse.meta import blueprint, materialize_model
+from zerocourse.measure.ledger import Ledger
+from zerocourse.init.deferred import blueprint, materialize_model
 from zerocourse.zero.unit import cut_into_units
 
 

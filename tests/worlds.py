@@ -16,7 +16,7 @@ from torch import nn
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.engine import Engine, initialize
-from zerocourse.model import GPT, GPTConfig
+from zerocourse.models.gpt2 import GPT, GPTConfig
 
 T, V = 5, 29
 STAGES = (0, 1, 2, 3)

@@ -1,7 +1,7 @@
 """Makes exercises/ from solutions/, the only source of an exercise. `python -m tools.exercises` writes all sets,
 `--check` says what is stale or out of order, `--run 01` first executes solutions/01_*.ipynb in place.
 
-A set is a notebook. Its author writes, for each exercise of `zerocourse.checks`, a text that begins with "## 1.1", a
+A set is a notebook. Its author writes, for each exercise of `zerocourse.course.checks`, a text that begins with "## 1.1", a
 cell with the answer between `### BEGIN SOLUTION` and `### END SOLUTION`, and a cell `check("1.1", fn)`; cells that the
 answers need (imports, constants) have the tag `given`. nbgrader's metadata, its hidden test, and the line with minutes
 and difficulty come from here.
@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from tools import notebooks
-from zerocourse.checks import Exercise, exercises
+from zerocourse.course.checks import Exercise, exercises
 
 ROOT = notebooks.ROOT
 SOLUTIONS, EXERCISES = ROOT / "solutions", ROOT / "exercises"

@@ -13,9 +13,9 @@ __version__ = "0.1.0"
 # Where each public name lives. It is imported when it is asked for: the formulas need no torch, and torch takes seconds.
 _HOME = {
     "initialize": "engine", "Engine": "engine",
-    "shard": "sharding", "state_dict": "consolidate", "load_state_dict": "consolidate",
-    "blueprint": "meta", "materialize_model": "meta", "Ledger": "ledger", "Comm": "comm",
-    "Ranks": "ranks", "load_ipython_extension": "magics",
+    "shard": "zero.shard", "state_dict": "zero.consolidate", "load_state_dict": "zero.consolidate",
+    "blueprint": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
+    "Ranks": "launch.ranks", "load_ipython_extension": "launch.magics",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for info in pkgutil.iter_modules(commands.__path__):
         module = importlib.import_module(f"{commands.__name__}.{info.name}")
-        sub = subparsers.add_parser(info.name, help=module.HELP, description=module.__doc__,
+        sub = subparsers.add_parser(info.name.removesuffix("_command"), help=module.HELP, description=module.__doc__,
                                     formatter_class=argparse.RawDescriptionHelpFormatter)
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
         module.configure(sub)

@@ -10,7 +10,7 @@ class BadInput(ZeroCourseError, ValueError):
 
 
 class OutOfMemory(ZeroCourseError, MemoryError):
-    """A rank went over the budget of its ledger (`zerocourse.ledger`)."""
+    """A rank went over the budget of its ledger (`zerocourse.measure.ledger`)."""
 
 
 class CollectiveError(ZeroCourseError, RuntimeError):

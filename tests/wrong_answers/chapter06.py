@@ -5,7 +5,7 @@ import functools
 import torch
 
 from wrong_answers import wrong
-from zerocourse.rankmap import Layout
+from zerocourse.layout.rankmap import Layout
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
 

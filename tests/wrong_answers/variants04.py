@@ -12,7 +12,7 @@ from wrong_answers import wrong
 
 from zerocourse.classics.word_count import word_count
 from zerocourse.comm import Comm
-from zerocourse.rankmap import Layout
+from zerocourse.layout.rankmap import Layout
 from zerocourse.zero.ddp import all_reduce
 
 

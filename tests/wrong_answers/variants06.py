@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from wrong_answers import wrong
 
-from zerocourse.rankmap import Layout
+from zerocourse.layout.rankmap import Layout
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
 

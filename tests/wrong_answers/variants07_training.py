@@ -8,9 +8,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from wrong_answers import wrong
 
 from zerocourse.comm import Comm
-from zerocourse.rankmap import Layout
+from zerocourse.layout.rankmap import Layout
 from zerocourse.zero import stage3
-from zerocourse.zero.flat import Flat
+from zerocourse.zero.buffer import Flat
 
 # 7.7 ----------------------------------------------------------------------------------------------------------------
 

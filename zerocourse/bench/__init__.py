@@ -6,7 +6,7 @@
     hook_cost what our Python costs a step               report    the table and the JSON
 """
 
-from .plan import BASELINE, MODES, Mode, Plan, find_modes
+from .settings import BASELINE, MODES, Mode, Plan, find_modes
 from .runner import measure
 
 __all__ = ["BASELINE", "MODES", "Mode", "Plan", "find_modes", "measure"]

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..sharding import shard
+from ..zero.shard import shard
 from .modes import adamw
-from .plan import Plan
+from .settings import Plan
 
 SIZES = ((2, 4), (8, 4), (2, 16), (8, 16))  # units, and parameters a unit
 REPEATS = 15

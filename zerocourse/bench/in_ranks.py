@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..data import batches, load_text
-from ..ledger import Ledger
-from ..sampler import ShardSampler
-from ..tour import rows_of, watched_step
+from ..data.text import batches, load_text
+from ..measure.ledger import Ledger
+from ..data.sampler import ShardSampler
+from ..course.tour import rows_of, watched_step
 from .meters import Heap, loopback_bytes
 from .modes import Trained, alone, build, prepare
-from .plan import AGAIN, ALONE, BASELINE, MODES, Mode, Plan
+from .settings import AGAIN, ALONE, BASELINE, MODES, Mode, Plan
 
 Entry = tuple[str, int | None]  # a mode's name and its bucket size
 METERED = 4  # steps under the meters of heap and wire

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..comm import Comm
-from ..model import GPT, GPTConfig
-from ..sharding import shard
-from .plan import Mode, Plan
+from ..comm.group import Comm
+from ..models.gpt2 import GPT, GPTConfig
+from ..zero.shard import shard
+from .settings import Mode, Plan
 
 
 @dataclass

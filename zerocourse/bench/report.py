@@ -5,10 +5,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ..sizes import gib
-from ..verdict import KINDS, mean_losses
-from .plan import AGAIN, ALONE, BASELINE, Mode, Plan
-from .verdict import CLOCK, PROCESSOR, Ratio, checks, noise, profiles, ratio
+from ..formulas.units import gib
+from ..course.tour_checks import KINDS, mean_losses
+from .settings import AGAIN, ALONE, BASELINE, Mode, Plan
+from .judge import CLOCK, PROCESSOR, Ratio, checks, noise, profiles, ratio
 
 COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "control_bytes")
 

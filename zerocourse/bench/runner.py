@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..data import read_tokens, write_tokens
+from ..data.text import read_tokens, write_tokens
 from ..errors import ZeroCourseError
 from .meters import available_bytes, bring_loopback_up, build_heap_meter, private_network
-from .plan import BASELINE, MODES, Mode, Plan
+from .settings import BASELINE, MODES, Mode, Plan
 
 ENOUGH_TOKENS = 2_000_000
 SHARE_OF_MEMORY = 0.6  # of what is available, that one race may take
@@ -81,7 +81,7 @@ class Bench:
     def __init__(self, plan: Plan, modes: list[Mode], private: bool, quiet: bool):
         from tqdm.auto import tqdm
 
-        from ..ranks import Ranks
+        from ..launch.ranks import Ranks
 
         self.plan, self.modes, self.private = plan, modes, private
         self.deadline = None if plan.budget is None else time.monotonic() + plan.budget

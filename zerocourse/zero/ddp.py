@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..comm import Comm, Handle
-from ..ledger import Ledger
+from ..comm.group import Comm, Handle
+from ..measure.ledger import Ledger
 from . import hooks
-from .agree import Buffers, agree
-from .flat import Flat
+from .agreement import Buffers, agree
+from .buffer import Flat
 from .unit import Unit
 
 

@@ -6,9 +6,9 @@ Each rank updates only its slice, so it needs the optimizer's state of that slic
 
 from collections.abc import Callable
 
-from ..comm import Comm, Handle
+from ..comm.group import Comm, Handle
 from .ddp import DataParallel, Heart
-from .flat import Flat
+from .buffer import Flat
 
 
 def reduce_scatter_in_place(flat: Flat, comm: Comm) -> Handle:

@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..comm import Comm, Handle
+from ..comm.group import Comm, Handle
 from ..errors import BadInput
 from . import hooks
 from .ddp import Heart, local_step
-from .flat import Flat
-from .overlap import Prefetcher
+from .buffer import Flat
+from .schedule import Prefetcher
 from .stage2 import Stage2
 from .unit import Unit
 

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from torch import nn
 
 from ..errors import BadInput
-from .flat import Flat
+from .buffer import Flat
 
 
 class Unit:

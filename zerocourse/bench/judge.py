@@ -1,0 +1,123 @@
+"""The verdict on a bench: do the losses agree, do the bytes follow the formulas, which is faster, and can one tell?
+
+Pure functions of what was measured. A ratio of times is the median over rounds of the ratio within a round, so that
+what slows down a whole round cancels out.
+"""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..formulas.memory import model_states, passes
+from ..course.tour_checks import FP32, Check, held
+from .settings import AGAIN, ALONE, BASELINE, Mode, Plan
+
+LOSS_TOLERANCE = 2e-5  # relative: ranks add up in different orders
+WIRE_TOLERANCE = 0.01  # TCP's and IP's headers, and acknowledgements
+FRAME_BYTES = 400  # of headers and acknowledgements around one small message, both ways
+NOISE = 0.10  # the most that the baseline may differ from itself: the distance of the quartiles of that ratio
+BIAS = 0.05  # ... and of its median from 1
+FEWEST_ROUNDS = 5
+
+Race = dict[str, list[tuple[float, float, float, int]]]  # by mode, a round: seconds of the slowest rank, and of all
+CLOCK, PROCESSOR, COMPUTING, FAULTS = range(4)  # ranks: processor seconds, those of threads that compute, page faults
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time of one mode over that of another. `spread` is the distance of the quartiles. `processor` is the median ratio
+    of processor time, which changes little with what others do on the machine."""
+
+    median: float
+    spread: float
+    rounds: int
+    processor: float
+
+
+def ratio(races: list[Race], mode: str, other: str) -> Ratio | None:
+    """Round by round, from every race that both took part in; None when there is none."""
+    pairs = [(here, there) for race in races if mode in race and other in race
+             for here, there in zip(race[mode], race[other], strict=True)]
+    if not pairs:
+        return None
+    clock = [here[CLOCK] / there[CLOCK] for here, there in pairs]
+    low, middle, high = statistics.quantiles(clock, n=4, method="inclusive") if len(clock) > 1 else clock * 3
+    processor = statistics.median(here[PROCESSOR] / there[PROCESSOR] for here, there in pairs)
+    return Ratio(middle, high - low, len(pairs), processor)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a mode's step goes: medians over rounds, means over ranks.
+
+    step_seconds: on the clock. computing_seconds: processor time of the thread that runs the model, its hooks and the
+    optimizer; talking_seconds: that of all other threads, gloo's. page_faults: pages taken from the system anew.
+    """
+
+    step_seconds: float
+    computing_seconds: float
+    talking_seconds: float
+    page_faults: float
+
+
+def profiles(races: list[Race], ranks: int) -> dict[str, Profile]:
+    """Of every mode, and of a rank alone; the least talkative first."""
+    found = {}
+    for name in dict.fromkeys([ALONE, *(name for race in races for name in race)]):
+        rounds = [spent for race in races for spent in race.get(name, ())]
+        if rounds and name != AGAIN:
+            clock, processor, computing, faults = map(statistics.median, zip(*rounds, strict=True))
+            talking = max(0, processor - computing)  # read one after the other: nothing may come out as less
+            found[name] = Profile(clock, computing / ranks, talking / ranks, faults / ranks)
+    return found
+
+
+def noise(races: list[Race]) -> list[str]:
+    """Why the times cannot be judged, one sentence each; empty when they can."""
+    found = []
+    for race in races:
+        names = ", ".join(name for name in race if name not in (AGAIN, ALONE))
+        control = ratio([race], AGAIN, BASELINE)
+        if control is None:
+            continue
+        if control.rounds < FEWEST_ROUNDS:
+            found.append(f"only {control.rounds} rounds ({names}): it takes {FEWEST_ROUNDS} to judge")
+        elif control.spread > NOISE or abs(control.median - 1) > BIAS:
+            found.append(f"{BASELINE} against itself took {control.median:.2f} of its own time, with quartiles "
+                         f"{control.spread:.2f} apart ({names}): more than {BIAS:.2f} off 1, or {NOISE:.2f} apart, is "
+                         "too noisy to judge")
+    return found
+
+
+def checks(plan: Plan, modes: list[Mode], watched: dict[str, list[dict]]) -> Iterator[Check]:
+    """Everything but time: losses of all modes, and of ours the bytes held and sent. Decides the exit status."""
+    reference = watched[BASELINE]
+    for mode in modes:
+        ranks = watched[mode.name]
+        furthest = max(abs(here / there - 1) for got, other in zip(ranks, reference, strict=True)
+                       for here, there in zip(got["losses"], other["losses"], strict=True))
+        yield Check(mode.name, "losses", furthest <= LOSS_TOLERANCE,
+                    f"losses are up to {furthest:.1e} (relative) from {BASELINE}'s, more than {LOSS_TOLERANCE:.0e}")
+        if mode.ours:
+            for rank, got in enumerate(ranks):
+                padded, own = map(sum, zip(*got["rows"], strict=True))  # with the padding of every row
+                yield from held(mode.name, rank, got, model_states(padded, mode.stage, plan.ranks, FP32, shard=own))
+            yield from wire(plan, mode, ranks)
+
+
+def wire(plan: Plan, mode: Mode, ranks: list[dict]) -> Iterator[Check]:
+    """What the interface counted against what the formula says and our own count of everything else."""
+    sent = [got["sent_bytes"] for got in ranks]
+    times = passes(mode.stage, scheme="keep" if mode.keep else "zero").total
+    want = 4 * times * (plan.ranks - 1) * plan.params  # all ranks together send (N - 1)Ψ elements a pass
+    yield Check(mode.name, "sent", sum(sent) == want,
+                f"the ranks say they sent {sum(sent):,} bytes, the formula says {want:,}")
+    if ranks[0]["wire_bytes"] is None:
+        return
+    counted = ranks[0]["wire_bytes"] * plan.ranks
+    extra = sum(got["padding_bytes"] + got["control_bytes"] for got in ranks)
+    # A message a pass, row and pair of ranks, and some to agree and to start.
+    slack = FRAME_BYTES * plan.ranks**2 * (times * len(ranks[0]["rows"]) + 8)
+    yield Check(mode.name, "wire", want <= counted <= (want + extra) * (1 + WIRE_TOLERANCE) + slack,
+                f"the interface counted {counted:,} bytes, the formula says {want:,}, with {extra:,} of padding "
+                "and agreement")

@@ -1,0 +1,28 @@
+"""The exercises of the course: what there is, how long each takes and how hard it is.
+
+  zerocourse list
+  zerocourse list 5
+"""
+
+from ..course.checks import exercises
+from ..course.checks.exercise import chapters
+from ..errors import BadInput
+from . import Outcome
+
+HELP = "the exercises: what there is"
+
+
+def configure(parser):
+    parser.add_argument("chapter", nargs="?", type=int, help="of this chapter alone")
+
+
+def run(args) -> Outcome:
+    if args.chapter is not None and args.chapter not in chapters():
+        raise BadInput(f"chapter {args.chapter} has no exercises: chapters {', '.join(map(str, chapters()))} have.")
+    found = exercises(args.chapter)
+    data = {id: {"title": each.title, "minutes": each.minutes, "difficulty": each.difficulty, "chapter": each.chapter}
+            for id, each in found.items()}
+    width = max((len(each.title) for each in found.values()), default=0)
+    rows = [f"{id:>5}  {each.title:{width}}  {each.minutes:3} minutes  {each.stars}" for id, each in found.items()]
+    hours = sum(each.minutes for each in found.values()) / 60
+    return Outcome("\n".join([*rows, "", f"{len(found)} exercises, about {hours:.0f} hours"]), data)

@@ -1,0 +1,103 @@
+"""How many bytes a rank holds and sends at each ZeRO stage, by formula.
+
+  zerocourse memory --params 7e9 --stage 3 --ranks 8
+  zerocourse memory --model gpt2-xl --ranks 2 --card 24GiB --micro-batch 4
+  zerocourse memory --table1
+"""
+
+from dataclasses import asdict
+
+from ..errors import BadInput
+from ..formulas.memory import (CONVENTIONS, fewest_ranks, gpt2_peak_bytes, largest_params, model_states, paper_table1,
+                               sent_bytes)
+from ..formulas.units import both, gb, parse_bytes, parse_count
+from . import Outcome
+
+HELP = "bytes a rank holds and sends at each stage, by formula"
+STAGES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+BAR = 20  # characters for the largest total
+
+
+def configure(parser):
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--params", metavar="P", help="number of parameters: 7e9, 7B, 124M")
+    what.add_argument("--model", metavar="NAME", help="a GPT-2 by name, gpt2-xl for one: also estimates the peak")
+    what.add_argument("--table1", action="store_true", help="the ZeRO paper's Table 1, computed")
+    parser.add_argument("--stage", type=int, default=3, help="0 to 3 (default 3)")
+    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="world size (default 8)")
+    parser.add_argument("--convention", choices=CONVENTIONS, default="16",
+                        help="bytes a parameter: Adam in mixed precision (16, 18 or 20), or fp32 training (default 16)")
+    parser.add_argument("--accumulation", type=int, default=1, metavar="G", help="micro-batches a step (default 1)")
+    parser.add_argument("--card", default="24GiB", metavar="SIZE", help="memory of a rank's card (default 24GiB)")
+    activations = parser.add_argument_group("activations, with --model")
+    activations.add_argument("--micro-batch", type=int, metavar="B", help="samples in a micro-batch (default 1)")
+    activations.add_argument("--seq", type=int, metavar="T", help="tokens in a sample (default: the model's most)")
+    activations.add_argument("--recompute", choices=("none", "selective", "full"),
+                             help="what backward makes again (default selective: attention scores)")
+
+
+def run(args) -> Outcome:
+    if args.table1:
+        return _table1()
+    if args.stage not in range(4):
+        raise BadInput(f"--stage must be 0, 1, 2 or 3, not {args.stage}.")
+    params, peaks = _params_and_peaks(args)
+    stages = []
+    for stage, peak in enumerate(peaks):
+        states = model_states(params, stage, args.ranks, CONVENTIONS[args.convention])
+        sent = sent_bytes(params, stage, args.ranks, args.accumulation, convention=CONVENTIONS[args.convention])
+        stages.append({"params": params, "stage": stage, "ranks": args.ranks, **asdict(states),
+                       "total_bytes": states.total_bytes, "peak_bytes": peak, "sent_bytes": sent})
+    return Outcome(_text(args, stages), stages[args.stage])
+
+
+def _params_and_peaks(args) -> tuple[int, list[int | None]]:
+    """The number of parameters, and the peak at each stage where a model is known."""
+    if args.model is None:
+        if (args.micro_batch, args.seq, args.recompute) != (None, None, None):
+            raise BadInput("--micro-batch, --seq and --recompute need --model: activations depend on its shape.")
+        return parse_count(args.params), [None] * 4
+    from ..models.gpt2 import find_config  # here, because it takes torch two seconds to import
+    config = find_config(args.model)
+    seq = config.block_size if args.seq is None else args.seq
+    if seq > config.block_size:
+        raise BadInput(f"--seq can be at most {config.block_size} for {args.model}, not {seq}.")
+    micro_batch = 1 if args.micro_batch is None else args.micro_batch
+    return config.params, [gpt2_peak_bytes(config, stage, args.ranks, micro_batch, seq, CONVENTIONS[args.convention],
+                                           args.recompute or "selective") for stage in range(4)]
+
+
+def _text(args, stages: list[dict]) -> str:
+    convention, card, params = CONVENTIONS[args.convention], parse_bytes(args.card), stages[0]["params"]
+    name = f"{args.model}: " if args.model else ""
+    lines = [f"{name}{params:,} parameters on {args.ranks} ranks, {sum(convention.sizes)} bytes a parameter "
+             "({} parameter + {} gradient + {} optimizer)".format(*convention.sizes), "",
+             f"{'':16}{'parameters':>11}{'gradients':>11}{'optimizer':>11}  {'total a rank':{BAR + 22}}"
+             f"{'sent a step':>12}   {'peak' if args.model else ''}".rstrip()]
+    for row in stages:
+        total, peak = row["total_bytes"], row["peak_bytes"]
+        bar = "#" * max(1, round(BAR * total / stages[0]["total_bytes"]))
+        verdict = "fits" if (peak or total) <= card else "too large"
+        lines.append(f"{'>' if row['stage'] == args.stage else ' '} {STAGES[row['stage']]:14}"
+                     f"{gb(row['parameters_bytes']):>11}{gb(row['gradients_bytes']):>11}"
+                     f"{gb(row['optimizer_bytes']):>11}  {bar:{BAR}} {both(total):21}{gb(row['sent_bytes']):>12}   "
+                     f"{both(peak) + ', ' if peak else ''}{verdict}")
+    largest = largest_params(card, args.stage, args.ranks, convention)
+    fewest = fewest_ranks(params, args.stage, card, convention)
+    needed = f"{fewest} rank{'s' * (fewest > 1)} or more" if fewest else "a larger card on any number of ranks"
+    return "\n".join(lines + [
+        "", f"Model states at stage {args.stage} on a card of {both(card)}: {args.ranks} ranks hold at most "
+        f"{largest:,} parameters, and {params:,} need {needed}.",
+        "The peak adds activations and what is gathered; a framework's own memory comes on top." if args.model
+        else "Activations, buffers and a framework's own memory come on top."])
+
+
+def _table1() -> Outcome:
+    table = paper_table1()
+    lines = ["Model states a rank in GB at stage 1 / 2 / 3 (ZeRO paper, Table 1)", "",
+             f"{'ranks':>5}" + "".join(f"{name:>26}" for name in table[1])]
+    for ranks, models in table.items():
+        cells = (" / ".join(f"{nbytes / 1e9:.2f}".rstrip("0").rstrip(".") for nbytes in stages)
+                 for stages in models.values())
+        lines.append(f"{ranks:>5}" + "".join(f"{cell:>26}" for cell in cells))
+    return Outcome("\n".join(lines), table)

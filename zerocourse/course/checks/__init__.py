@@ -1,0 +1,70 @@
+"""The checks of the course's exercises: the same for a notebook, the command line and the tests.
+
+`check("1.1", fn)` runs an answer in processes of its own and returns a verdict, which shows itself.
+"""
+
+from ...errors import BadInput, ZeroCourseError
+from .exercise import Exercise, exercises, find
+from .lab import Lab
+from .verdict import FAILED, NOT_DONE, PASSED, NotDone, Progress, Verdict, Wrong
+
+__all__ = ["Exercise", "Verdict", "check", "exercises", "progress"]
+
+_last: dict[str, Verdict] = {}  # of this session, for `progress`
+_passed: dict[str, tuple[bytes, Verdict]] = {}  # the last answer that passed, as it was sent: not run twice
+
+
+def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = False) -> Verdict:
+    """Check an answer to exercise `id`. Never raises; only an interrupt (Ctrl-C) goes through.
+
+    answers: the function, or the several that the exercise asks for.   timeout: seconds for each trip to the ranks.
+    own_allowed: the package's own implementation may be called; the tests use this to check it.
+    """
+    verdict = _verdict(str(id), answers, timeout, own_allowed)
+    _last[verdict.id] = verdict
+    return verdict
+
+
+def progress(chapter: int) -> Progress:
+    """How far this session is with the exercises of a chapter."""
+    return Progress({id: found.title for id, found in exercises(chapter).items()}, _last)
+
+
+def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) -> Verdict:
+    try:
+        found = find(id)
+        if len(answers) != len(found.answers) or not all(map(callable, answers)):
+            return Verdict(id, FAILED, _usage(found, answers))
+        lab = Lab(found, answers, timeout, own_allowed)
+    except (ZeroCourseError, ImportError) as error:
+        return Verdict(id, FAILED, str(error))
+    before, known = _passed.get(id, (None, None))
+    if lab.sent == before and not own_allowed:
+        return known
+    verdict = judge(lab)
+    if verdict.passed and not own_allowed:
+        _passed[id] = lab.sent, verdict
+    return verdict
+
+
+def _usage(found: Exercise, answers: tuple) -> str:
+    wanted, given = ", ".join(found.answers), ", ".join(type(answer).__name__ for answer in answers) or "nothing"
+    return (f"call it as `check(\"{found.id}\", {wanted})`: it needs "
+            f"{'a function' if len(found.answers) == 1 else 'functions'}, and was given {given}")
+
+
+def judge(lab: Lab) -> Verdict:
+    """Run the check of the lab's exercise; whatever happens becomes a verdict."""
+    id = lab.exercise.id
+    try:
+        praise = lab.exercise.run(lab)
+        return Verdict(id, PASSED, praise or "right", lab.printed)
+    except NotDone as blank:
+        return Verdict(id, NOT_DONE, str(blank), lab.printed)
+    except (Wrong, BadInput) as error:  # BadInput: something cannot be sent to the ranks
+        return Verdict(id, FAILED, str(error), lab.printed)
+    except Exception as error:
+        sentence = f"the check itself failed, not your answer: {type(error).__name__}: {error}"
+        return Verdict(id, FAILED, sentence, lab.printed)
+    finally:
+        lab.tidy()

@@ -1,0 +1,113 @@
+"""What the checks of chapters 05 to 07 put around an answer on a rank: small flats, eyes on memory."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from .... import shard
+from ....errors import CollectiveError
+from ....measure.storages import tensors_in
+from ....zero.buffer import Flat
+from ..inside import Answer
+from ..verdict import Wrong
+from .hearts import WatchedComm
+
+NOT_THEIRS = ("torch", "zerocourse", "builtins")  # a learner's own classes are looked into
+SAME_CALLS = "Every rank must call the same collectives, in the same order"
+
+
+class Rows(nn.Module):
+    """Parameters w0, w1, ... of these shapes, each a unit of its own; `forward` uses none of them."""
+
+    def __init__(self, *shapes: tuple[int, ...]):
+        super().__init__()
+        self.rows = nn.ModuleList(nn.ParameterList([nn.Parameter(torch.zeros(shape))]) for shape in shapes)
+
+
+def flats_of(shapes: list[tuple[int, ...]], stage: int, comm: WatchedComm, dtype: torch.dtype | None = None
+             ) -> list[Flat]:
+    """One flat for each shape, its parameters 1, 2, 3, ..., as `shard` makes it. Collective."""
+    model = Rows(*shapes)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(torch.arange(1.0, param.numel() + 1).view(param.shape))
+    shard(model, None, stage=stage, comm=comm, param_dtype=dtype)
+    comm.calls.clear()
+    return [flat for flat in model.zero.flats if flat.layout.numel]
+
+
+def give_gradient(flat: Flat, row: torch.Tensor) -> None:
+    """Put a whole row (numel,) into the flat's bucket, through its parameters: there it is divided by N."""
+    for key, param in flat.params.items():
+        param.grad = row[flat.layout.place(key)].view(param.shape).to(param.dtype)
+        flat.collect(key, param)
+    flat.complete_bucket()
+
+
+def near(got, want, tolerance: float = 1e-5) -> bool:
+    """The same shape and values; NaN is near nothing."""
+    return isinstance(got, torch.Tensor) and got.shape == want.shape and bool(
+        ((got.double() - want.double()).abs() <= tolerance * want.double().abs().clamp(min=1)).all())
+
+
+@contextmanager
+def same_calls(why: str = "") -> Iterator[None]:
+    """A collective inside that does not complete ends the check with the rule, and with `why`."""
+    try:
+        yield
+    except CollectiveError as error:
+        raise Wrong(f"{error}. {SAME_CALLS}{': ' * bool(why)}{why}.") from None
+
+
+def calling(answer: Answer, fn: Callable, *args):
+    """Call something that the answer made, such as a method, as guarded as the answer itself."""
+    with answer.guard.on():
+        try:
+            return fn(*args)
+        except BaseException as error:
+            answer.error = answer.error or error
+            raise
+
+
+def storages_under(things, but: Iterable[torch.Tensor] = ()) -> list[int]:
+    """Bytes of each storage of the tensors in `things`; without counters of one element, and without those of `but`."""
+    storages = {}
+    for tensor in _reachable(things, set()):
+        if tensor.numel() > 1:
+            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    for tensor in but:
+        storages.pop(tensor.untyped_storage()._cdata, None)
+    return list(storages.values())
+
+
+def bytes_under(things, but: Iterable[torch.Tensor] = ()) -> int:
+    return sum(storages_under(things, but))
+
+
+def _reachable(value, seen: set[int]) -> Iterator[torch.Tensor]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+        if value.is_leaf and value.grad is not None:
+            yield value.grad
+    elif isinstance(value, torch.optim.Optimizer | nn.Module):
+        yield from tensors_in(value)
+    elif isinstance(value, dict | list | tuple | set):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _reachable(item, seen)
+    elif hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in NOT_THEIRS:
+        yield from _reachable(vars(value), seen)
+
+
+def numbers(count: int, rank: int) -> torch.Tensor:
+    """Gradients (count,) that tell rank and place: rank 0 has 1, 2, 3, ..., rank 1 has 10, 20, 30, ..., and so on."""
+    return torch.arange(1.0, count + 1) * 10**rank
+
+
+def size_of(shapes: list[tuple[int, ...]]) -> int:
+    return sum(map(math.prod, shapes))

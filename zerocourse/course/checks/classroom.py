@@ -1,0 +1,72 @@
+"""Class mode: grades every notebook below a folder, and writes one table for the teacher."""
+
+import csv
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import BadInput
+from .answers import Limits, grade
+from .verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Row:
+    """One notebook. name: its path below the folder.   problem: why it could not be graded, or nothing."""
+
+    name: str
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def passed(self) -> int:
+        return sum(verdict.passed for verdict in self.verdicts.values())
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        if self.problem:
+            return {"problem": self.problem}
+        return {id: {"status": each.status, "message": each.message} for id, each in self.verdicts.items()}
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem or f'{self.passed} of {len(self.verdicts)} passed'}"
+
+
+def notebooks_in(folder: Path) -> list[Path]:
+    """Every notebook below, those of editors' backups left out. Raises BadInput when there is none."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder")
+    found = sorted(path for path in folder.rglob("*.ipynb") if not any(part.startswith(".") for part in path.parts))
+    if not found:
+        raise BadInput(f"there is no notebook (.ipynb) below {folder}")
+    return found
+
+
+def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int,
+                 on_done: Callable = lambda _: None) -> list[Row]:
+    """A row for each notebook, in order; `jobs` of them are graded at once, each in processes of its own."""
+    def one(path: Path) -> Row:
+        name = str(path.relative_to(folder))
+        try:
+            row = Row(name, grade(path, ids, limits))
+        except BadInput as error:
+            row = Row(name, problem=str(error))
+        on_done(row)
+        return row
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, notebooks_in(folder)))
+
+
+def save_csv(rows: Iterable[Row], path: Path) -> None:
+    """A line a notebook: how many passed, the status of every exercise, and then what was said to each."""
+    ids = sorted({id for row in rows for id in row.verdicts}, key=lambda id: tuple(map(int, id.split("."))))
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["notebook", "passed", "of", "problem", *ids, *(f"{id} message" for id in ids)])
+        for row in rows:
+            each = [row.verdicts.get(id) for id in ids]
+            table.writerow([row.name, row.passed, len(row.verdicts), row.problem,
+                            *(verdict.status if verdict else "" for verdict in each),
+                            *(verdict.message if verdict else "" for verdict in each)])

@@ -1,0 +1,87 @@
+"""What an exercise is, and where the check of each is found: chapter NN's are in `chapters/chapterNN.py`."""
+
+import functools
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import BadInput
+
+_found: dict[str, "Exercise"] = {}
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise and its check.
+
+    id: "5.1", chapter 5's first.   answers: the names that the learner defines, in the order that `check` gets them.
+    minutes: for somebody who has read the chapter.   difficulty: 1 to 3.
+    run(lab): the check; it returns what to say to a right answer, and ends with `lab.wrong(...)` at a wrong one.
+    own: the package's implementation of each answer, where it has one; () where it has none.
+    replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.memory:model_states",
+        "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.memory:*" for all functions of a module. `own` always is.
+    sample(random) -> args: random arguments, on which the tests compare the solution with `own`.
+    timeout: seconds for each trip to the ranks.
+    """
+
+    id: str
+    title: str
+    minutes: int
+    difficulty: int
+    answers: tuple[str, ...]
+    run: Callable
+    own: tuple[Callable, ...]
+    replaces: tuple[str, ...]
+    sample: Callable | None
+    timeout: float
+
+    @property
+    def stars(self) -> str:
+        return "●" * self.difficulty + "○" * (3 - self.difficulty)
+
+    @property
+    def chapter(self) -> int:
+        return int(self.id.partition(".")[0])
+
+
+def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...], own=(),
+             replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20):
+    """Make the decorated function the check of a new exercise. `answer` and `own`: one, or a tuple of several."""
+    def register(run: Callable) -> Callable:
+        answers = (answer,) if isinstance(answer, str) else tuple(answer)
+        _found[id] = Exercise(id, title, minutes, difficulty, answers, run, own if isinstance(own, tuple) else (own,),
+                              replaces, sample, timeout)
+        return run
+    return register
+
+
+def chapters() -> list[int]:
+    """The chapters that have exercises."""
+    from . import chapters as folder
+    found = (re.fullmatch(r"chapter(\d\d)", info.name) for info in pkgutil.iter_modules(folder.__path__))
+    return sorted(int(match[1]) for match in found if match)
+
+
+@functools.cache
+def _load(chapter: int) -> None:
+    importlib.import_module(f"{__package__}.chapters.chapter{chapter:02}")
+
+
+def exercises(chapter: int | None = None) -> dict[str, Exercise]:
+    """All exercises, or a chapter's, by id in order."""
+    for number in chapters() if chapter is None else [chapter]:
+        _load(number)
+    order = sorted(_found, key=lambda id: tuple(map(int, id.split("."))))
+    return {id: _found[id] for id in order if chapter in (None, _found[id].chapter)}
+
+
+def find(id: str) -> Exercise:
+    """The exercise of that id. Raises BadInput that says what there is."""
+    number = str(id).partition(".")[0]
+    chapter = int(number) if number.isdecimal() and int(number) in chapters() else None
+    found = exercises(chapter)
+    if str(id) not in found:
+        raise BadInput(f"there is no exercise {str(id)!r}: there are {', '.join(found)}")
+    return found[str(id)]

@@ -1,0 +1,209 @@
+"""The rank's side of a check: runs the learner's function so that nothing it does can harm what comes after.
+
+While it runs, the package's own functions that answer the exercise raise, memory is limited, and what it prints is
+kept. Whatever it raises, `sys.exit` included, goes back to the check as a sentence.
+"""
+
+import copy
+import io
+import json
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import cloudpickle
+
+from ...launch.processes import payload
+from . import delegation as guards
+from .compare import same
+from .verdict import Wrong
+from .words import a, blank_of, call_text, line_text
+
+try:
+    import fcntl
+    import resource
+    import termios
+except ImportError:  # Windows
+    resource = None
+
+MEMORY = 3 * 2**30  # bytes that an answer may take beyond what its process had before
+PRINTED = 4000  # characters that are kept
+WORDS = 400  # characters of an exception's message
+NO_TRAVELLER = ("returned {}, which cannot be sent from one process to another: return numbers, tensors, or lists and "
+                "dictionaries of them")
+
+
+class AnswerFailed(Exception):
+    """How a rank in a world of several tells that its answer failed; its text is the report as JSON."""
+
+
+@dataclass
+class Report:
+    """What a rank saw. kind: "value", "not done", or "wrong" with a sentence in `value`."""
+
+    kind: str
+    value: object
+    printed: str
+    clean: bool  # no thread of the answer's runs on in this process
+
+
+@dataclass(frozen=True)
+class Raised:
+    """Stands for a value where the answer raised what the check allows."""
+
+    kind: str
+    message: str
+
+    def __repr__(self) -> str:
+        return f"(raises {self.kind})"
+
+
+class Answer:
+    """The learner's function (or class). Calling it runs it guarded; `fn` is the thing itself."""
+
+    def __init__(self, fn: Callable, name: str, guard: guards.Guard):
+        self.fn, self.__name__, self.guard = fn, name, guard
+        self.error: BaseException | None = None  # the first it raised, whoever swallowed it
+        self.misfit = ""
+
+    def __call__(self, *args, **kwargs):
+        with self.guard.on():
+            try:
+                return self.fn(*args, **kwargs)
+            except BaseException as error:
+                self.error = self.error or error
+                if isinstance(error, TypeError) and error.__traceback__.tb_next is None:  # it did not even begin
+                    self.misfit = f"it is called as `{call_text(self.__name__, args, kwargs)}`, and {error}"
+                raise
+
+
+def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, several: bool) -> Report:
+    """Run `observe(*answers, *args, **kwargs)` with the answers, which `sent` holds, guarded, and report.
+
+    In a world of several ranks a failure is raised, as AnswerFailed: else the others would be waited for.
+    """
+    guards.sprung.clear()
+    guard, guarded = guards.Guard(replaces, own), []
+    threads, printed = set(threading.enumerate()), _Bounded()
+    try:
+        with _output_to(printed), _memory_limit():
+            first, others, _ = payload.unpack(sent)
+            guarded += [Answer(fn, name, guard) for fn, name in zip((first, *others), names, strict=True)]
+            kind, value = "value", observe(*guarded, *args, **kwargs)
+    except BaseException as error:
+        kind, value = _failure(guarded, error)
+    if guards.sprung:
+        kind, value = "wrong", f"this calls the package's own `{guards.sprung[0]}`: write it yourself"
+    if kind == "value" and not _can_travel(value):
+        kind, value = "wrong", f"it {NO_TRAVELLER.format(a(value))}"
+    report = Report(kind, value, printed.getvalue(), set(threading.enumerate()) <= threads)
+    if several and kind != "value":
+        raise AnswerFailed(json.dumps(vars(report)))
+    return report
+
+
+def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> tuple[list, list[int]]:
+    """The answer's value for each case (a tuple of arguments); a `Raised` where it raised one of `allowed`.
+
+    And the numbers of the cases whose arguments it changed. Cases share arguments, so each call gets copies.
+    """
+    values, changed = [], []
+    for number, case in enumerate(cases):
+        given = tuple(map(copy.deepcopy, case))  # one by one: of a list that comes twice, two
+        try:
+            value = answer(*given)
+        except BaseException as error:
+            if type(error).__name__ not in allowed:
+                error.add_note(call_text(answer.__name__, case))
+                raise
+            answer.error, value = None, Raised(type(error).__name__, str(error))
+        if not _can_travel(value):
+            raise Wrong(f"`{call_text(answer.__name__, case)}` {NO_TRAVELLER.format(a(value))}")
+        values.append(value)
+        if not same(given, case):
+            changed.append(number)
+    return values, changed
+
+
+def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
+    """Kind and sentence for an exception; the answer's own comes before what it led to."""
+    error = next((answer.error for answer in answers if answer.error), raised)
+    if blank := blank_of(error):
+        name = answers[0].__name__ if answers and blank == "__init__" else blank
+        return "not done", f"not done yet: `{name}` is still a blank"
+    if isinstance(raised, Wrong):
+        return "wrong", str(raised)
+    misfit = next((answer.misfit for answer in answers if answer.misfit), "")
+    if misfit:
+        return "wrong", misfit
+    case = f"`{raised.__notes__[0]}`: " if getattr(raised, "__notes__", None) else ""
+    line = line_text(error)
+    if not answers:
+        return "wrong", f"it cannot be loaded in another process: {type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        return "wrong", f"{case}it ended the program (exit or sys.exit){line}: return a value instead"
+    if isinstance(error, MemoryError):
+        return "wrong", f"{case}it ran out of memory{line}: {MEMORY / 2**30:.0f} GiB is what it may take"
+    if isinstance(error, EOFError):
+        return "wrong", f"{case}it waits for input{line}, and nobody is there to type: use the arguments"
+    message = " ".join(str(error).split())
+    message = f": {message[:WORDS]}{'...' * (len(message) > WORDS)}" if message else ""
+    who = "it raised" if any(answer.error for answer in answers) else "it returned, but then what it left behind led to"
+    return "wrong", f"{case}{who} {type(error).__name__}{message}{line}"
+
+
+def _can_travel(value) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+class _Bounded(io.StringIO):
+    """Keeps the beginning of what is written."""
+
+    def write(self, text: str) -> int:
+        super().write(text[:max(0, PRINTED - self.tell())])
+        return len(text)
+
+
+@contextmanager
+def _output_to(stream) -> Iterator[None]:
+    before = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = stream
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def _memory_limit() -> Iterator[None]:
+    """Inside, this process may take MEMORY bytes more than it has."""
+    if resource is None or not os.path.exists("/proc/self/status"):
+        yield
+        return
+    with open("/proc/self/status") as file:
+        has = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = has + MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def untaken() -> int:
+    """Bytes that came for this process, and that nobody takes: the tensor that was to receive them is gone."""
+    found = 0
+    for number in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):  # the descriptor of the listing itself is closed by now
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                found += int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return found

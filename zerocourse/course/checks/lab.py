@@ -1,0 +1,201 @@
+"""What a check works with: it sends the learner's function to real ranks, and explains what comes back.
+
+The check itself runs in the caller's process, the learner's function never does.
+"""
+
+import functools
+import json
+import signal
+from collections.abc import Callable, Iterable, Sequence
+
+from ...launch.processes import payload
+from ...launch.processes.failures import LaunchError, LaunchTimeout, RankDied, RankError, name_cells
+from ...launch.ranks import Ranks
+from .compare import CLOSE, difference, same
+from .exercise import Exercise
+from .inside import Raised, Report, call_all, perform, untaken
+from .verdict import NotDone, Wrong
+from .words import call_text, ended
+
+START_SECONDS = 120  # for ranks that are not there yet, on a busy machine
+# A sentence to the learner, and what somebody who makes this mistake would return: one function for each way to make it.
+Mistake = tuple[str, *tuple[Callable, ...]]
+
+
+@functools.cache
+def _ranks(world: int) -> Ranks:
+    """The checks' own, so that no answer can end the ranks on which a notebook keeps variables."""
+    quiet = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # verdicts are the same with and without a GPU
+    return Ranks(world, env=quiet, quiet=True, oversubscribe=True)
+
+
+def _ready() -> None:
+    """On a rank: it is there, with torch's compiler, which a process's first optimizer loads (a forked rank has it)."""
+    import torch
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+
+
+class Lab:
+    """One exercise, and the answers of one learner (`answers`, in the exercise's order).
+
+    Raises BadInput when an answer cannot be sent to another process.
+    """
+
+    def __init__(self, exercise: Exercise, answers: Sequence[Callable], timeout: float | None = None,
+                 own_allowed: bool = False):
+        self.exercise = exercise
+        self.sent = payload.pack(answers[0], answers[1:])  # by value: ranks that live on never have an older version
+        self.timeout = timeout or exercise.timeout
+        self.forbidden = ((), ()) if own_allowed else (exercise.replaces, exercise.own)
+        self.printed, self.worlds = "", set()
+
+    # Running the answer ----------------------------------------------------------------------------------------------
+
+    def run(self, observe: Callable, *args, world: int = 1, timeout: float | None = None, **kwargs) -> list:
+        """`observe(*answers, *args, **kwargs)` on every rank of a world; what each returned, in rank order.
+
+        observe: a function of the check's module. It finds torch.distributed initialised, the seed of torch 0, and
+        the answers as callables; it returns what the check wants to see, of numbers, tensors, lists, dictionaries.
+        Ends the check when an answer fails, hangs or is not there.
+        """
+        pool, limit = _ranks(world), timeout or self.timeout
+        self.worlds.add(world)
+        if not pool.pids:  # before the clock starts: both take seconds
+            pool.run(_ready, timeout=START_SECONDS)
+        try:
+            reports = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
+                               world > 1, timeout=limit)
+        except LaunchTimeout as error:
+            raise Wrong(_hang_text(error, world, limit)) from None
+        except RankDied as error:
+            raise Wrong(_death_text(error, world)) from None
+        except RankError as error:
+            reports = [_failed_report(error)]
+            world_words = f"on rank {error.rank} of {world}, " if world > 1 else ""
+            if reports[0].kind == "wrong":
+                reports[0].value = world_words + str(reports[0].value)
+        if not all(report.clean for report in reports):
+            pool.close()
+        self.printed = self.printed or next((report.printed for report in reports if report.printed), "")
+        for report in reports:
+            if report.kind == "not done":
+                raise NotDone(report.value)
+            if report.kind == "wrong":
+                raise Wrong(name_cells(str(report.value)))
+        return [report.value for report in reports]
+
+    def tidy(self) -> None:
+        """End ranks for which a message came that the answer never waited for: gloo's thread would never rest again."""
+        for pool in map(_ranks, self.worlds - {1}):
+            try:
+                if pool.pids and any(pool.run(untaken, timeout=START_SECONDS)):
+                    pool.close()
+            except LaunchError:
+                pool.close()
+
+    def calls(self, cases: Iterable[tuple], allow: tuple[str, ...] = ()) -> list:
+        """What the (only) answer returns for each case, a tuple of arguments, in one process without peers.
+
+        allow: names of exceptions that may come; each shows up as a `Raised` in its place.
+        """
+        return self.run(call_all, list(cases), allow)[0][0]
+
+    # Judging ---------------------------------------------------------------------------------------------------------
+
+    def wrong(self, sentence: str):
+        """End the check: the answer is wrong, and this sentence says which case, what was expected, what came, why."""
+        raise Wrong(sentence)
+
+    def compare(self, cases: Iterable[tuple], want: Callable, mistakes: Iterable[Mistake] = (), *, exact: bool = True,
+                allow: tuple[str, ...] = (), tell: Callable | None = None, close: float = CLOSE) -> None:
+        """Call the answer with every case, and end the check where it differs from `want(*case)`.
+
+        The sentence is that of the mistake that returns what the answer returned, in every case or at least in every
+        case that is wrong; without one it says only case, expectation and result.
+        exact=False: whole numbers may come as floats. Use it first, on cases where rounding plays no role, so that a
+        wrong idea is told from a wrong rounding; then compare exactly.
+        allow: names of exceptions that `want` raises where they are right.
+        tell(case, got, right) -> str: the difference in better words than "it returned 3 where 4 is right".
+        close: relative, between floats.
+        """
+        cases = list(cases)
+        got, changed = self.run(call_all, cases, allow)[0]
+        right = [_outcome(want, case) for case in cases]
+        bad = [i for i in range(len(cases)) if not same(got[i], right[i], exact=exact, close=close)]
+        name = self.exercise.answers[0]
+        if changed and not bad:
+            self.wrong(f"`{call_text(name, cases[changed[0]])}`: the values are right, but it changed its "
+                       "argument, which others use as well: work on a copy.")
+        if not bad:
+            return
+        first = bad[0]
+        said = tell and tell(cases[first], got[first], right[first])
+        said = said or _difference(got[first], right[first], exact, close)
+        said = f"`{call_text(name, cases[first])}`: {ended(said)}"
+        if type(got[first]) is float and got[first] == right[first]:  # its kind alone is wrong, and that is said
+            self.wrong(said)
+        self.wrong(f"{said} {why}" if (why := explanation(cases, got, bad, mistakes, close)) else said)
+
+    def expect(self, got, want, what: str, mistakes: Iterable[tuple[str, object]] = (), *, exact: bool = True,
+               verb: str = "it has", tolerance: float = 1e-6) -> None:
+        """End the check unless `got` is `want`. what: the case in words. mistakes: sentence, and the value it leads to.
+
+        tolerance: of elements of tensors, relative where they are larger than 1.
+        """
+        found = difference(got, want, exact=exact, verb=verb, tolerance=tolerance)
+        if found:
+            why = [sentence for sentence, value in mistakes if same(got, value, exact=False, tolerance=tolerance)]
+            self.wrong(f"{what}: {ended(found)} {why[0] if why else ''}".rstrip())
+
+
+def explanation(cases: list[tuple], got: list, bad: list[int], mistakes: Iterable[Mistake],
+                close: float = CLOSE) -> str:
+    """The sentence of the mistake that explains all of `got`, else of one that explains all that is wrong in it."""
+    told = [(sentence, [_outcome(fn, case) for case in cases]) for sentence, *forms in mistakes for fn in forms]
+    for among in (range(len(cases)), bad):
+        for sentence, values in told:
+            if all(same(got[i], values[i], exact=False, close=close) for i in among):
+                return sentence
+    return ""
+
+
+def _outcome(fn: Callable, case: tuple):
+    try:
+        return fn(*case)
+    except Exception as error:  # what should happen, or a mistake that cannot be made in this case
+        return Raised(type(error).__name__, str(error))
+
+
+def _difference(got, right, exact: bool, close: float) -> str:
+    if isinstance(right, Raised):
+        return f"it returned {got!r} where a {right.kind} is right" if not isinstance(got, Raised) else \
+            f"it raised {got.kind} where a {right.kind} is right"
+    return f"it raised {got.kind}: {got.message}" if isinstance(got, Raised) else \
+        difference(got, right, exact=exact, close=close)
+
+
+def _failed_report(error: RankError) -> Report:
+    for failure in error.failures:
+        if failure.kind == "AnswerFailed":
+            return Report(**json.loads(failure.message))
+    raise error
+
+
+def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:
+    waiting = [f"rank {rank} was {where}" if world > 1 else f"it was {where}" for rank, where in error.waiting.items()]
+    text = f"it did not end within {limit:g} s: {'; '.join(waiting)}"
+    if world == 1:
+        return f"{text}. Does every loop in it end, or is it too slow?"
+    done = world - len(waiting)
+    if done:
+        return (f"{text}; {done} of the {world} ranks were done. Every rank must call the same collectives, in the "
+                "same order: does one sit behind an `if` that is not true on every rank?")
+    return f"{text}. Do all ranks call the same collectives, in the same order, and does every loop end?"
+
+
+def _death_text(error: RankDied, world: int) -> str:
+    who = f"the process of rank {error.rank} of {world}" if world > 1 else "the process in which it ran"
+    how = "" if error.exit_code is None else f" with exit code {error.exit_code}" if error.exit_code >= 0 else \
+        f", killed by {signal.Signals(-error.exit_code).name}"
+    return (f"{who} ended{how}: does it call os._exit, recurse without end, read a tensor whose memory is freed, or "
+            "take all memory?")

@@ -1,0 +1,54 @@
+"""What this machine has for the course, row by row, each with a verdict. Changes nothing and starts nothing."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+
+from ..launch.processes.parent import cores
+from ..formulas.units import gib
+
+OLDEST_TORCH = (2, 10)
+LITTLE_MEMORY = 4 * 2**30  # bytes: two ranks import torch in each of them, and a browser runs beside them
+
+
+def report() -> list[dict[str, str]]:
+    """Rows of "what", "found" and "verdict", for `zerocourse.course.show.table`."""
+    rows = [_python(), _torch(), _processors(), _memory(), _widgets()]
+    return [dict(zip(("what", "found", "verdict"), row, strict=True)) for row in rows]
+
+
+def _python() -> tuple[str, str, str]:
+    good = (3, 11) <= sys.version_info[:2] < (3, 14)
+    return "Python", platform.python_version(), "good" if good else "the course needs 3.11, 3.12 or 3.13"
+
+
+def _torch() -> tuple[str, str, str]:
+    version = importlib.metadata.version("torch")
+    good = tuple(map(int, version.split(".")[:2])) >= OLDEST_TORCH
+    return "PyTorch", version, "good" if good else f"the course needs {'.'.join(map(str, OLDEST_TORCH))} or newer"
+
+
+def _processors() -> tuple[str, str, str]:
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = f"{gpus} × {torch.cuda.get_device_name(0)}" if gpus else f"no GPU, {cores()} CPU cores"
+    if gpus >= 2:
+        return "processors", found, "good: a GPU for each of two ranks, they talk over NCCL"
+    where = "share the GPU" if gpus else "run on the CPU"
+    return "processors", found, f"good: two ranks {where} and talk over gloo"
+
+
+def _memory() -> tuple[str, str, str]:
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return "memory", "not known", "4 GiB are enough"
+    nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return "memory", gib(nbytes), "good" if nbytes >= LITTLE_MEMORY else "little: close other programs"
+
+
+def _widgets() -> tuple[str, str, str]:
+    try:
+        return "ipywidgets", importlib.metadata.version("ipywidgets"), "good: pictures have sliders"
+    except importlib.metadata.PackageNotFoundError:
+        return "ipywidgets", "not installed", "pictures stand still; everything else works"

@@ -1,0 +1,191 @@
+"""The package shows itself in a notebook: its source, what one stage changes in another, tables, figures with words.
+
+Each function returns a `Shown`. A notebook draws it; where nothing is drawn there is its plain text.
+"""
+
+import base64
+import inspect
+import io
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import SequenceMatcher, unified_diff
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from ..errors import BadInput
+
+ROOT = Path(__file__).parents[1]
+CODE = "margin:0; padding:0 6px; text-align:left; line-height:1.3; color:#222222; background-color:#f8f8f8"
+REMOVED, ADDED = "#ffd7d5", "#ccffd8"
+NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( ?[A-Za-z%×/]+)*")
+
+
+@dataclass(frozen=True, repr=False)
+class Shown:
+    """Something in the forms that a notebook may choose from. text: also the alternative text of the picture."""
+
+    text: str
+    html: str | None = None
+    png: bytes | None = None
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+        data, metadata = {"text/plain": self.text}, {}
+        if self.html is not None:
+            data["text/html"] = self.html
+        if self.png is not None:
+            data["image/png"] = base64.b64encode(self.png).decode()
+            metadata["image/png"] = {"alt": self.text}
+        return data, metadata
+
+
+def figure(drawn: Figure, alt: str) -> Shown:
+    """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it.
+
+    It goes where hosts look for it: the output's metadata, its plain text, and the PNG's own description.
+    """
+    if len(alt.split()) < 4:
+        raise BadInput(f"alt is {alt!r}: say in a sentence what the figure shows")
+    file = io.BytesIO()
+    drawn.savefig(file, format="png", dpi=100, metadata={"Description": alt, "Software": None})
+    return Shown(alt, png=file.getvalue())
+
+
+def sentence(text: str) -> Shown:
+    """A line of text between pictures."""
+    return Shown(text, f"<div>{escape(text)}</div>")
+
+
+def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> Shown:
+    """Rows as dictionaries with the same keys; integers get their thousands separated, numbers stand to the right."""
+    if not rows or any(list(row) != list(rows[0]) for row in rows):
+        raise BadInput("rows must be dictionaries with the same keys in the same order, and at least one")
+    head = list(map(str, rows[0]))
+    body = [[f"{cell:,}" if type(cell) is int else str(cell) for cell in row.values()] for row in rows]
+    columns = list(zip(*body, strict=True))
+    right = [all(NUMBER.fullmatch(cell) or not cell.strip("–-") for cell in column) for column in columns]
+    widths = [max(map(len, [name, *column])) for name, column in zip(head, columns, strict=True)]
+
+    def line(cells):
+        return "  ".join(cell.rjust(width) if numbers else cell.ljust(width)
+                         for cell, width, numbers in zip(cells, widths, right, strict=True)).rstrip()
+
+    def row_of(tag, cells):
+        return "<tr>" + "".join(f'<{tag} style="text-align:{"right" if numbers else "left"}">{escape(cell)}</{tag}>'
+                                for cell, numbers in zip(cells, right, strict=True)) + "</tr>"
+
+    text = "\n".join([*([caption, ""] if caption else []), line(head), line(["-" * width for width in widths]),
+                      *map(line, body)])
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return Shown(text, f"<table>{title}<thead>{row_of('th', head)}</thead><tbody>"
+                 + "".join(row_of("td", cells) for cells in body) + "</tbody></table>")
+
+
+def source(thing: Callable | type) -> Shown:
+    """The text of a function or class of the package, as it stands in its file."""
+    code = code_of(thing)
+    where = f"{file_of(thing)}: {thing.__qualname__}"
+    return Shown(f"# {where}\n\n{code}", f"<div><code>{escape(where)}</code></div>" + pre(coloured(code)))
+
+
+def difference(before: type, after: type, only: Sequence[str] | None = None) -> Shown:
+    """What class `after` says otherwise than class `before`: a table of it, then the code of both, side by side.
+
+    A stage is a class, and its verbs are functions in its `heart`: `heart.reduce`. only: the names whose code is shown.
+    """
+    changed = list(changes(before, after))
+    unknown = set(only or ()) - {name for name, _, _ in changed}
+    if unknown:
+        raise BadInput(f"{after.__name__} does not change {', '.join(sorted(unknown))} of {before.__name__}; "
+                       f"it changes {', '.join(name for name, _, _ in changed)}")
+    heads = table([{"what changes": name, before.__name__: short(name, old), after.__name__: short(name, new)}
+                   for name, old, new in changed])
+    text, html = [heads.text], [heads.html]
+    for name, old, new in changed:
+        if not callable(getattr(new, "fget", new)) or (only is not None and name not in only):
+            continue
+        left, right = (code_of(one).splitlines() if callable(getattr(one, "fget", one)) else [] for one in (old, new))
+        titles = file_of(old) if left else f"not in {before.__name__}", file_of(new)
+        text += ["", name, *unified_diff(left, right, *titles, n=99, lineterm="")]
+        html.append(f"<div><b><code>{escape(name)}</code></b></div>" + side_by_side(left, right, *titles))
+    return Shown("\n".join(text), "".join(html))
+
+
+def changes(before: type, after: type) -> Iterator[tuple[str, object, object]]:
+    """(name, old, new) of what `after` defines, old None where it is new; a dataclass, as a `heart` is, field by field."""
+    for name, new in vars(after).items():
+        old = getattr(before, name, None)
+        if name.startswith("__") and name != "__init__":
+            continue
+        if is_dataclass(new) and type(old) is type(new):
+            for field in (field.name for field in fields(new)):
+                if getattr(old, field) is not getattr(new, field):
+                    yield f"{name}.{field}", getattr(old, field), getattr(new, field)
+        elif old != new:
+            yield name, old, new
+
+
+def short(name: str, value: object) -> str:
+    """A value in a table: a function by its name, or, where both have that name, by the file it is in."""
+    if value is None:
+        return "–"
+    function = getattr(value, "fget", value)
+    known_as = getattr(function, "__name__", repr(value))
+    if known_as == "<lambda>":
+        return "nothing"
+    return f"in {file_of(value).split('/')[-1]}" if known_as == name else known_as
+
+
+def code_of(thing) -> str:
+    function = getattr(thing, "fget", thing)
+    if getattr(function, "__name__", "") == "<lambda>":
+        return ""
+    return textwrap.dedent(inspect.getsource(function)).rstrip()
+
+
+def file_of(thing) -> str:
+    """Where it stands, from the checkout's root, or the name of its module when it is not this package's."""
+    function = getattr(thing, "fget", thing)
+    path = Path(inspect.getsourcefile(function))
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else function.__module__
+
+
+def coloured(code: str) -> list[str]:
+    """The lines of `code` as HTML, each complete in itself."""
+    try:
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import PythonLexer
+    except ImportError:  # it comes with IPython
+        return [escape(line) for line in code.splitlines()]
+    html = highlight(code, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True, noclasses=True))
+    return html.removesuffix("\n").split("\n")
+
+
+def pre(lines: Sequence[str]) -> str:
+    """Lines as they stand. HTML drops a line break at the very beginning, and a lone empty line has no height."""
+    return f'<pre style="{CODE}">\n' + ("\n".join(lines) or " ") + "</pre>"
+
+
+def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, right_title: str) -> str:
+    """Two texts as a table of two columns: lines that are in both stand beside each other, the others are coloured."""
+    shown_left, shown_right = coloured("\n".join(left)), coloured("\n".join(right))
+
+    def cell(lines, color=""):
+        marked = [f'<span style="background-color:{color}">{line or " "}</span>' for line in lines] if color else lines
+        return f'<td style="vertical-align:top; text-align:left; padding:0">{pre(marked)}</td>'
+
+    def head(title):
+        return f'<th style="text-align:left"><code>{escape(title)}</code></th>'
+
+    rows = [head(left_title) + head(right_title)]
+    for what, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        same = what == "equal"  # a row for each run of lines: where a narrow page breaks one, the next stay side by side
+        rows.append(cell(shown_left[i:j], "" if same else REMOVED) + cell(shown_right[k:m], "" if same else ADDED))
+    return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"

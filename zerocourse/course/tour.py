@@ -1,0 +1,145 @@
+"""The tour: one GPT-2 trained on the same text in five ways, measured on every rank. What `zerocourse tour` runs.
+
+    single   one process, the whole batch: plain PyTorch, nothing of ours
+    ddp      stage 0: every rank holds everything
+    zero1    optimizer states are sharded          zero2   gradients too          zero3   parameters too
+
+`run_mode` runs in the ranks and only measures; `zerocourse.course.tour_checks` says what the numbers should be.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..comm.group import Comm
+from ..data.text import batches, load_text
+from ..launch.launcher import launch
+from ..measure.ledger import Ledger
+from ..init.deferred import blueprint, materialize_model
+from ..models.gpt2 import GPT, GPTConfig
+from ..data.sampler import ShardSampler
+from ..zero.shard import shard
+from ..launch.worker import progress
+
+MODES = ("single", "ddp", "zero1", "zero2", "zero3")
+STAGE = {mode: stage for stage, mode in enumerate(MODES[1:])}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every mode does alike. Batches and lengths in samples and tokens."""
+
+    model: GPTConfig
+    ranks: int = 2
+    micro_batch: int = 4  # samples a rank and step; `single` takes all ranks' at once
+    steps: int = 8
+    lr: float = 1e-3
+    seed: int = 0
+    source: str | None = None  # text: a file or folder, None for Python's standard library
+    budget: int | None = None  # bytes a rank may hold before it is out of memory
+
+
+def run_mode(mode: str, plan: Plan, plant: Callable | None = None, tell: Callable = lambda step, loss: None) -> dict:
+    """Train in one mode on this rank, and return what was measured.
+
+    The last step but one is watched by the ledger and not timed; the others are timed and not watched.
+    plant(model, optimizer): called in the watched step; tests plant faults with it.   tell(step, loss): called after each.
+
+    Returns a dictionary: losses (one a step, this rank's); step_seconds (median); parameters_bytes, optimizer_bytes,
+    buffers_bytes, rest_bytes (after the watched step); gradients_bytes (just before its update); peak_bytes;
+    sent_bytes, sent_elements, padding_bytes, control_bytes (of that step); rows (see `rows_of`); events.
+    """
+    comm = Comm()
+    train, _ = load_text(plan.source, plan.model.block_size)
+    alone = mode == "single"
+    sampler = (ShardSampler(len(train), 0, 1, plan.micro_batch * plan.ranks, seed=plan.seed) if alone else
+               ShardSampler(len(train), comm.rank, comm.world_size, plan.micro_batch, seed=plan.seed))
+    with blueprint():
+        model = GPT(plan.model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, fused=True)
+    if alone:
+        materialize_model(model, seed=plan.seed)
+    else:
+        shard(model, optimizer, STAGE[mode], comm=comm, seed=plan.seed)
+
+    parts = plan.ranks if alone else 1  # the same micro-batches, one after the other, so that the sums are the same
+    losses, seconds, found = [], [], {}
+    stream = batches(train, sampler)
+    for number in range(plan.steps):
+        x_BT, y_BT = next(stream)
+        if number == plan.steps - 2:
+            with Ledger(model, optimizer, plan.budget) as ledger:
+                if plant is not None:
+                    plant(model, optimizer)
+                comm.recorder.alive = lambda: ledger.alive
+                watched = comm.recorder.step
+                found = watched_step(ledger, optimizer, comm, lambda: step(model, optimizer, x_BT, y_BT, parts))
+            losses.append(found.pop("loss"))
+            found["events"] = comm.recorder.of_step(watched)
+        else:
+            began = time.perf_counter()
+            losses.append(step(model, optimizer, x_BT, y_BT, parts))
+            seconds.append(time.perf_counter() - began)
+        tell(number + 1, losses[-1])
+    return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds), **found, "rows": rows_of(model)}
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x_BT: torch.Tensor, y_BT: torch.Tensor, parts: int) -> float:
+    """One optimizer step on the batch in `parts` micro-batches; returns its mean loss."""
+    total = 0.0
+    for x, y in zip(x_BT.chunk(parts), y_BT.chunk(parts), strict=True):
+        loss = model(x, y) / parts
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[], float]) -> dict:
+    """Run one step under the ledger and say what was held (gradients just before the update, the rest after it) and
+    what `comm` counted as sent, each None without one."""
+    def sent() -> tuple[int, ...]:
+        return (comm.sent.total(), comm.elements.total(), comm.padding, comm.control) if comm else ()
+
+    at_update, before = [], sent()
+    hook = optimizer.register_step_pre_hook(lambda *_: at_update.append(ledger.now()))
+    loss = run()
+    hook.remove()
+    after = ledger.now().as_dict()
+    counts = [now - then for now, then in zip(sent(), before)] or [None] * 4
+    return {"loss": loss, "gradients_bytes": at_update[0].gradients,
+            **{kind: after[kind] for kind in ("parameters_bytes", "optimizer_bytes", "buffers_bytes", "rest_bytes")},
+            "peak_bytes": ledger.peak,
+            **dict(zip(("sent_bytes", "sent_elements", "padding_bytes", "control_bytes"), counts, strict=True))}
+
+
+def rows_of(model: torch.nn.Module) -> list[tuple[int, int]]:
+    """(padded length, length of this rank's slice) of each row of parameters, in elements; empty without a stage."""
+    if not hasattr(model, "zero"):
+        return []
+    return [(flat.layout.padded, flat.own.stop - flat.own.start) for flat in model.zero.flats]
+
+
+def run_modes(modes: Sequence[str], plan: Plan, plant: Callable | None) -> dict[str, dict]:
+    """Several modes one after the other, on this rank."""
+    found = {}
+    for index, mode in enumerate(modes):
+        def tell(step, loss, mode=mode, before=index * plan.steps):
+            progress(before + step, len(modes) * plan.steps, mode=mode, loss=round(loss, 3))
+
+        found[mode] = run_mode(mode, plan, plant, tell)
+        gc.collect()  # a stage and its hooks refer to each other: its memory must not be there for the next mode
+    return found
+
+
+def measure(plan: Plan, plant: Callable | None = None) -> dict[str, list[dict]]:
+    """Every mode on real ranks: {mode: what each rank measured}. Raises what `launch` raises."""
+    options = {"quiet": True, "timeout": 900, "env": {"OMP_NUM_THREADS": "1"}}  # a rank, a core: the same for one rank
+    alone = launch(run_modes, MODES[:1], plan, plant, nproc=1, **options)
+    ranks = launch(run_modes, MODES[1:], plan, plant, nproc=plan.ranks, **options)
+    return {mode: [found[mode] for found in (alone if mode in MODES[:1] else ranks)] for mode in MODES}

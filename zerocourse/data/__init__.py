@@ -1,0 +1,1 @@
+"""Real text, and which rank reads which part of it."""

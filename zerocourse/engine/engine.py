@@ -1,0 +1,205 @@
+"""The engine: DeepSpeed's training loop over the stages. Accumulates, clips, steps; sends nothing of its own.
+
+    engine, optimizer, loader, scheduler = zerocourse.initialize(model=model, optimizer=optimizer,
+                                                                 config="ds_config.json")
+    for batch in batches:
+        loss = engine(batch)
+        engine.backward(loss)
+        engine.step()
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from ..comm import bootstrap as distributed
+from ..comm.group import Comm
+from .config import Config
+from ..zero.consolidate import state_dict
+from ..errors import BadInput
+from ..data.sampler import ShardSampler
+from ..zero.shard import shard
+
+
+def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None,
+               model_parameters=None, training_data: Dataset | None = None, lr_scheduler=None,
+               config: dict | str | Path | None = None, args=None):
+    """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
+
+    A process group that is there is used; under torchrun one is started; else there is one rank.
+    optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters`.
+    training_data: a map-style dataset; the loader gives each rank its own micro-batches.
+    lr_scheduler: anything with a `step()`, or a function that makes one from the optimizer.
+    args: what DeepSpeed's launcher leaves a script with; its `deepspeed_config` counts when `config` is not given.
+    Raises BadInput for a config that cannot be (see `config`), or that differs from rank to rank.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"initialize needs model=, a torch.nn.Module, not a {type(model).__name__}")
+    config = getattr(args, "deepspeed_config", None) if config is None else config
+    if config is None:
+        raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
+    distributed.init(timeout_seconds=1800)  # torch's own: one rank may write a checkpoint meanwhile
+    comm = Comm()
+    resolved = Config.load(config, comm.world_size)
+    of_ranks = comm.all_gather_object(resolved.as_dict())
+    for key, value in of_ranks[0].items():
+        other = next((rank for rank in range(comm.world_size) if of_ranks[rank][key] != value), None)
+        if other is not None:
+            raise BadInput(f"the ranks disagree on the config: {key} is {value} on rank 0 and "
+                           f"{of_ranks[other][key]} on rank {other}; give every rank the same")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        if not callable(optimizer):
+            raise BadInput(f"optimizer is a {type(optimizer).__name__}: it must be a torch optimizer, or a function "
+                           "that makes one from a list of parameters")
+        optimizer = optimizer(list(model_parameters or model.parameters()))
+    if callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
+        lr_scheduler = lr_scheduler(optimizer)
+    engine = Engine(model, optimizer, resolved, comm, lr_scheduler)
+    loader = engine.loader(training_data) if training_data is not None else None
+    return engine, optimizer, loader, lr_scheduler
+
+
+class Engine:
+    """A model under a stage of ZeRO, its optimizer, and where the training stands."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None, config: Config, comm: Comm, lr_scheduler=None):
+        self.config, self.lr_scheduler = config, lr_scheduler
+        zero = config.zero_optimization
+        overlap = zero.overlap_comm if zero.overlap_comm is not None else zero.stage == 3
+        self.module, self.optimizer = shard(
+            model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
+            param_dtype=torch.bfloat16 if config.bf16.enabled else None,
+            prefetch=int(overlap), in_flight=int(overlap))
+        self.zero = self.module.zero
+        self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
+        self.device, self.zero_stage = self.zero.device, zero.stage
+        self.global_steps = self.micro_steps = 0
+        self._window = 0  # micro-batches since the last update
+        self._has_gradients = False  # of a backward whose step is still to come
+        self._spoiled = False  # a backward failed: what is there of the window's gradients is not to be used
+        self._boundary: bool | None = None  # forced by the user
+        self._norm: float | None = None
+
+    def __call__(self, *args, **kwargs):
+        if self._spoiled:
+            self.zero.zero_grad()
+            self._window, self._spoiled = 0, False
+        return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> "Engine":
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> "Engine":
+        return self.train(False)
+
+    # -- one micro-batch ----------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor) -> torch.Tensor:
+        """Add this micro-batch's gradients, so that a window of them averages; returns the scaled loss.
+
+        After an exception the window begins anew with the next forward. Raises BadInput for what is no loss.
+        """
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise BadInput(f"engine.backward needs the loss, a tensor with one element, not {_say(loss)}")
+        if not loss.requires_grad:
+            raise BadInput("engine.backward got a loss without a gradient: compute it by engine(...), not under "
+                           "no_grad, and do not detach it")
+        if self._has_gradients:
+            raise BadInput("engine.backward was called twice without engine.step between: call step after every "
+                           "backward, it updates at the end of a window only")
+        scaled = loss / self.gradient_accumulation_steps()
+        try:
+            if self.is_gradient_accumulation_boundary():
+                scaled.backward()
+            else:
+                with self.zero.no_sync():
+                    scaled.backward()
+        except BaseException:
+            self._spoiled = True
+            raise
+        self._has_gradients = True
+        return scaled
+
+    def step(self) -> None:
+        """At the end of a window: clip, update, forget the gradients, step the scheduler. Else only count.
+
+        Raises BadInput without an optimizer, or without a backward before it.
+        """
+        if self.optimizer is None:
+            raise BadInput("engine.step has no optimizer: give initialize one")
+        if not self._has_gradients:
+            raise BadInput("engine.step was called without engine.backward before it: there are no new gradients")
+        update, self._has_gradients = self.is_gradient_accumulation_boundary(), False
+        self._window += 1
+        self.micro_steps += 1
+        if not update:
+            return
+        if self._window != self.gradient_accumulation_steps():  # a short last window: average what there is
+            self.zero.scale_gradients(self.gradient_accumulation_steps() / self._window)
+        clip = self.gradient_clipping()
+        self._norm = (self.zero.clip_grad_norm_(clip) if clip else self.zero.grad_norm()).item()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.global_steps += 1
+        self._window, self._boundary = 0, None
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Is the present micro-batch the last of its window?"""
+        if self._boundary is not None:
+            return self._boundary
+        return self._window + 1 >= self.gradient_accumulation_steps()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Say it yourself, until the next update: for a last window that is shorter than the others."""
+        self._boundary = is_boundary
+
+    def loader(self, dataset: Dataset) -> DataLoader:
+        """This rank's micro-batches of a map-style dataset, reshuffled every epoch."""
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise BadInput(f"training_data is a {type(dataset).__name__} without a length or an index: it must be a "
+                           "map-style dataset")
+        sampler = ShardSampler(len(dataset), self.global_rank, self.world_size, self.train_micro_batch_size_per_gpu())
+        return DataLoader(dataset, batch_sampler=sampler)
+
+    # -- what one may ask ---------------------------------------------------------------------------------------------
+
+    def train_batch_size(self) -> int:
+        return self.config.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self.config.train_micro_batch_size_per_gpu
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.config.gradient_accumulation_steps
+
+    def gradient_clipping(self) -> float:
+        return self.config.gradient_clipping
+
+    def get_global_grad_norm(self) -> float | None:
+        """The 2-norm of the whole gradient before clipping, at the last step."""
+        return self._norm
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Whole parameters and persistent buffers, on every rank. Collective."""
+        return state_dict(self.module)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this rank holds now, by kind: parameters, gradients, optimizer states with master weights."""
+        return self.zero.memory(self.optimizer)
+
+    def communication(self) -> dict[str, int | dict[str, int]]:
+        """Bytes this rank has sent so far: by collective, and padding and control messages apart."""
+        comm = self.zero.comm
+        return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
+                "padding_bytes": comm.padding, "control_bytes": comm.control}
+
+
+def _say(loss: object) -> str:
+    return f"one of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"

@@ -1,0 +1,1 @@
+"""Deferred initialization: models without memory, and the values that each rank draws for its own part."""

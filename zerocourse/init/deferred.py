@@ -1,0 +1,232 @@
+"""Models that take no memory until a rank takes its part: built as a blueprint, then materialised module by module.
+
+It communicates nothing. A model built under `blueprint()` has its parameters on the meta device (a shape and a dtype,
+no memory) and its buffers real, because nothing but `__init__` knows what is in a buffer. A `Materializer` then makes
+real values for the parameters of one module at a time, so that a rank never holds more than one module beyond its own
+shard. The values of a module depend on its name and the seed alone: any number of ranks, any stage and any order give
+the same model.
+
+Why not `to_empty()` on a model from `torch.device("meta")`: it gives tied weights a memory each, and fills buffers,
+such as the frequencies of rotary embeddings, with whatever the memory held.
+"""
+
+import threading
+import traceback
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..errors import BadInput
+from .initializers import InitFn, initialise, is_unset, misses_values, unset
+
+# -- building -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def blueprint() -> Iterator[None]:
+    """Modules built inside have their parameters on the meta device; buffers, and everything else, stay real.
+
+    Each parameter keeps its class, its attributes and its ties: one object registered in two places stays one object.
+    What `__init__` does to fill parameters (`reset_parameters()`, `nn.init`) costs nothing and does nothing. At most
+    one parameter's memory is taken at a time, while `__init__` makes it. Other threads are not affected; blueprints
+    nest. Lazy modules are left as they are.
+
+    Raises BadInput, with the module and the line, when an `__init__` reads a parameter's values.
+    """
+    builder, twins = threading.get_ident(), WeakTensorKeyDictionary()
+
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter) -> nn.Parameter | None:
+        if param.is_meta or threading.get_ident() != builder:
+            return None
+        if isinstance(param, UninitializedTensorMixin) or is_traceable_wrapper_subclass(param):
+            return None
+        if param not in twins:
+            twins[param] = _twin(param, torch.empty_like(param, device="meta"))
+        return twins[param]
+
+    handle = register_module_parameter_registration_hook(on_meta)
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
+        if not misses_values(error):
+            raise
+        raise BadInput(f"{_where(error)} reads the values of a parameter, and under blueprint() it has none: compute "
+                       "that in forward or from the config, or build this model without blueprint()") from error
+    finally:
+        handle.remove()
+
+
+def _twin(param: Tensor, data: Tensor) -> nn.Parameter:
+    """`data` as a parameter of the class, the attributes and the requires_grad of `param`."""
+    twin = torch.Tensor._make_subclass(type(param), data.detach(), param.requires_grad)
+    # transformers marks what needs no initialisation any more; a twin has no values yet.
+    twin.__dict__.update((key, value) for key, value in param.__dict__.items() if key != "_is_hf_initialized")
+    return twin
+
+
+def _where(error: Exception) -> str:
+    """ "GPT.__init__ (model.py:12)": the innermost method of a module in the traceback."""
+    found = "the code"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owner, code = frame.f_locals.get("self"), frame.f_code
+        if isinstance(owner, nn.Module) and not code.co_filename.startswith(nn.__path__[0]):
+            found = f"{type(owner).__name__}.{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}:{line})"
+    return found
+
+
+def assert_materializable(model: nn.Module) -> None:
+    """Raise BadInput that names what has no values and no initialiser can give it any: buffers on the meta device."""
+    for name, module in model.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
+        for kind, tensors in (("buffer", module._buffers), ("tensor", plain)):
+            for key, tensor in tensors.items():
+                if tensor is not None and tensor.is_meta:
+                    raise BadInput(f"{kind} {_join(name, key)} of {type(module).__name__} is on the meta device, and "
+                                   "nothing but its __init__ knows its values: build the model under blueprint()")
+
+
+# -- materialising --------------------------------------------------------------------------------------------------
+
+
+class Materializer:
+    """Draws values for the meta parameters of `model`, one module at a time, and leaves the model as it was.
+
+    init_fn: `init_fn(module)` fills the parameters that `module` itself has, and is asked alone. Without one, modules
+        are filled as building the model would have: by `reset_parameters()`, then `_init_weights(module)`, of the
+        module and of those around it (see `initialise.initialise`). They must draw from torch's generator.
+    device: where values end up. They are drawn on the CPU, in fp32 or wider, so that one seed gives the same model on
+        every device and in every precision, up to rounding.
+
+    While a module is drawn, all other parameters are hidden, so that no initialiser can change what is installed
+    already. Tied parameters are drawn once, under their first name in `named_parameters()`.
+    """
+
+    def __init__(self, model: nn.Module, seed: int = 0, init_fn: InitFn | None = None,
+                 device: torch.device | str = "cpu"):
+        self.model, self.seed, self.init_fn, self.device = model, seed, init_fn, device
+        self.modules = dict(model.named_modules())
+        self.params = dict(model.named_parameters())
+        # {module: {parameter that is drawn with it: its key there}}, and every place where a parameter is used
+        self._direct: dict[str, dict[str, str]] = {name: {} for name in self.modules}
+        self._places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in self.params}
+        self._hidden: dict[nn.Module, dict[str, nn.Parameter]] = {}
+        names = {param: name for name, param in self.params.items()}
+        for module_name, module in self.modules.items():
+            for key, param in module._parameters.items():
+                if isinstance(param, UninitializedTensorMixin):
+                    raise BadInput(f"{_join(module_name, key)} of {type(module).__name__} has no shape yet: "
+                                   "run the model on one input first, or give the layer its sizes")
+                if param is not None:
+                    if not self._places[names[param]]:
+                        self._direct[module_name][names[param]] = key
+                    self._places[names[param]].append((module, key))
+        twins = {param: _twin(param, torch.empty_like(param, device="meta")) for param in names}
+        for module in self.modules.values():
+            self._hidden[module] = {key: twins.get(param) for key, param in module._parameters.items()}
+
+    def module(self, name: str) -> dict[str, Tensor]:
+        """Values of the module's direct parameters that are on the meta device, by their names in the model.
+
+        Takes the module's parameters in fp32 while drawing. Raises BadInput that names the parameter which no
+        initialiser filled.
+        """
+        module, keys = self.modules[name], self._direct[name]
+        if not any(self.params[param].is_meta for param in keys):
+            return {}
+        # All of them are drawn, also those that are installed: what comes after them must not change.
+        real = {param: _twin(self.params[param], unset(self._hidden[module][key])) for param, key in keys.items()}
+        with self._drawing(name, real):
+            tried = initialise(self._around(name), self.init_fn)
+            drawn = {param: module._parameters.get(key) for param, key in keys.items()}
+        values = {}
+        for param in keys:  # one after the other, so that the fp32 of each is freed
+            value, shape = drawn.pop(param), self.params[param]
+            if shape.is_meta:
+                self._check(value, shape, f"{param} of {type(module).__name__}", tried)
+                values[param] = value.detach().to(self.device, shape.dtype)
+        return values
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """(name, values) of those named parameters that are on the meta device: memory of one module at a time."""
+        wanted = set(names)
+        for module_name in [module for module, keys in self._direct.items() if not wanted.isdisjoint(keys)]:
+            values = self.module(module_name)
+            for name in [name for name in values if name in wanted]:
+                yield name, values.pop(name)
+
+    def install(self, name: str, value: Tensor) -> None:
+        """Let the meta parameter `name` have `value` for its memory and stay the same object, wherever it is used.
+
+        (`param.data = value` is refused by torch when the device changes from meta.)
+        """
+        lists = [module for module, _ in self._places[name] if isinstance(module, nn.RNNBase)]
+        for module in lists:
+            module._flat_weight_refs = []  # its weak references to the parameter would forbid the swap
+        param = self.params[name]
+        try:
+            # .data counts writes by itself: one elsewhere in the memory that `value` is a view of is none into this.
+            torch.utils.swap_tensors(param, _twin(param, value.data))
+        except RuntimeError as error:
+            raise BadInput(f"parameter {name} cannot get its memory while something else refers to it "
+                           f"({error}): materialise before anything watches the model") from error
+        for module in lists:
+            module._init_flat_weights()
+
+    @contextmanager
+    def _drawing(self, name: str, real: dict[str, nn.Parameter]) -> Iterator[None]:
+        """Show the initialisers `real` and nothing else, under random numbers of this module's own."""
+        seed = zlib.crc32(f"{self.seed}:{name}".encode())  # the CPU's generator takes 32 bits
+        shown = [(module, module.__dict__["_parameters"]) for module in self._hidden]
+        try:
+            for module, hidden in self._hidden.items():
+                module.__dict__["_parameters"] = dict(hidden)
+            for key, param in real.items():
+                for module, local in self._places[key]:
+                    module._parameters[local] = param
+            real.clear()  # the caller frees values one by one
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.default_generator.manual_seed(seed)
+                yield
+        finally:
+            for module, params in shown:
+                module.__dict__["_parameters"] = params
+
+    def _around(self, name: str) -> list[nn.Module]:
+        """The module, the one it is in, and so on to the whole model."""
+        parts = name.split(".") if name else []
+        return [self.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
+
+    def _check(self, value: Tensor | None, param: nn.Parameter, said: str, tried: list[str]) -> None:
+        by = ", ".join(tried)
+        if value is None or value.shape != param.shape or value.is_meta:
+            raise BadInput(f"{by} replaced {said} by something else than a tensor {tuple(param.shape)}: write in place")
+        if is_unset(value):
+            by = f"{by} left it unset" if by else "nothing sets it"
+            right = "let init_fn set it" if self.init_fn else (
+                "give its module a reset_parameters(), the model an _init_weights(module) for it, or pass init_fn")
+            raise BadInput(f"parameter {said} has no values: {by}; {right}")
+
+
+def materialize_model(model: nn.Module, seed: int = 0, init_fn: InitFn | None = None,
+                      device: torch.device | str = "cpu") -> nn.Module:
+    """Give the whole model memory, in place, on one device: the same values as shard by shard. Returns the model.
+
+    Parameters stay the same objects, so ties, and an optimizer that was made before, stay right.
+    """
+    assert_materializable(model)
+    materializer = Materializer(model, seed, init_fn, device)
+    for name in materializer.modules:
+        for key, value in materializer.module(name).items():
+            materializer.install(key, value)
+    return model.to(device)
+
+
+def _join(*names: str) -> str:
+    return ".".join(filter(None, names))

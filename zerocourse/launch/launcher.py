@@ -1,0 +1,164 @@
+"""`launch(target)`: a function, a script or a module on several ranks, always under a real torchrun.
+
+Lines come as they are printed, with their rank in front; what functions return comes back as a list. When it is
+over, however it ended, none of its processes is left: not after an interrupt, a timeout, or the parent's death.
+"""
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import time
+
+from ..errors import BadInput
+from .processes import payload
+from .processes.failures import Failure, LaunchError, LaunchInterrupted, LaunchTimeout, RankDied, RankError  # noqa: F401
+from .processes.jobs import Job, Results
+from .ranks import check_nproc, shower
+
+PEERS_SECONDS = 0.7  # after one rank failed, for the others to fail by themselves; then they are stuck
+
+
+def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None, env=None, nnodes: int = 1,
+           node_rank: int = 0, rdzv_endpoint: str | None = None, quiet: bool = False, only=None, progress: bool = True,
+           cwd=None, echo=print, oversubscribe: bool = False, init: bool = True, **kwargs) -> Results:
+    """Run `target` on `nproc` ranks of this machine and return what each returned (None for scripts and modules).
+
+    target: a function (also one defined in a notebook cell), called with `args` and `kwargs` in every rank; a path to
+        a script; or a module's name, "pkg.mod". Scripts and modules get `argv`.
+    timeout: seconds for everything, the start included; None waits for ever.
+    env: added to the environment. OMP_NUM_THREADS is the rank's share of the cores unless it is set.
+    nnodes, node_rank, rdzv_endpoint: the same command on each of several machines; "host:port" is on node 0. Each
+        gets the results of its own ranks.
+    only: the ranks whose lines are shown; quiet: show none. `Results.lines` has them all. `echo` shows a line.
+    progress: draw a bar when rank 0 calls `zerocourse.launch.worker.progress`.
+    init: have `torch.distributed` initialised before a function is called; scripts and modules do so themselves.
+
+    A function's rank ends as soon as it has returned; a script's ends as Python does, exit handlers and all.
+
+    Raises RankError (a rank raised; it has that rank's traceback), RankDied (a rank ended without a word),
+    LaunchTimeout (which ranks were still running, and where), LaunchInterrupted, and BadInput.
+    """
+    check_nproc(nproc, oversubscribe)
+    spec, work = _describe(target, args, kwargs, argv, os.path.abspath(cwd or os.getcwd()), init)
+    command = _torchrun(nproc, nnodes, node_rank, rdzv_endpoint)
+    started, job, bar = time.monotonic(), None, _Bar(progress)
+    try:
+        job = Job(nproc, env, cwd)
+        job.on_progress = bar.move
+        if not quiet:
+            job.on_line = shower(only, lambda line: bar.write(line, echo))
+        job.write_work(**work)
+        job.start([*command, job.boot(**spec)])
+        _wait(job, spec["kind"], nnodes, started, timeout)
+        return Results(job.values(), job.records, job.lines, time.monotonic() - started)
+    except KeyboardInterrupt:
+        raise LaunchInterrupted(f"interrupted: all {nproc} ranks were stopped") from None
+    finally:
+        bar.close()
+        if job:
+            job.close()
+
+
+def _describe(target, args, kwargs, argv, cwd: str, init: bool) -> tuple[dict, dict]:
+    """What a rank is to do, and the call it needs for that."""
+    if callable(target):
+        if argv:
+            raise BadInput("argv goes to scripts and modules; a function takes arguments: launch(fn, 1, x=2)")
+        return {"kind": "call", "init": init}, {"call": payload.pack(target, args, kwargs)}
+    if args or kwargs:
+        raise BadInput(f"arguments of a script or a module are given as argv=[...], not as {[*args, *kwargs]}")
+    if not isinstance(target, str | os.PathLike):
+        raise BadInput(f"target is {target!r}; it is a function, a path to a script, or a module's name")
+    argv, path = [str(a) for a in argv], os.path.join(cwd, os.fspath(target))
+    if os.path.isfile(path):
+        return {"kind": "script", "target": path, "argv": argv}, {}
+    if isinstance(target, str) and all(part.isidentifier() for part in target.split(".")) and _is_module(target, cwd):
+        return {"kind": "module", "target": target, "argv": argv}, {}
+    raise BadInput(f"there is no script {path!r} and no module {str(target)!r} to launch")
+
+
+def _is_module(name: str, cwd: str) -> bool:
+    """Whether `python -m name` would find it from `cwd`, without importing anything."""
+    top, *rest = name.split(".")
+    spec = importlib.machinery.PathFinder.find_spec(top, [cwd, *sys.path]) or importlib.util.find_spec(top)
+    for part in rest:
+        spec = spec and importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations or ()))
+    return spec is not None
+
+
+def _torchrun(nproc: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None) -> list[str]:
+    """The command, up to the program that ranks run."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}", "--max-restarts=0"]
+    if nnodes == 1 and rdzv_endpoint is None:
+        return [*command, "--standalone"]
+    if not rdzv_endpoint or ":" not in rdzv_endpoint:
+        raise BadInput(f"rdzv_endpoint is {rdzv_endpoint!r}; for nnodes={nnodes} it is 'host:port' of node 0")
+    if not 0 <= node_rank < nnodes:
+        raise BadInput(f"node_rank={node_rank} is not one of the {nnodes} nodes, 0 to {nnodes - 1}")
+    return [*command, f"--nnodes={nnodes}", f"--node-rank={node_rank}", "--rdzv-backend=c10d", "--rdzv-id=zerocourse",
+            f"--rdzv-endpoint={rdzv_endpoint}", f"--rdzv-conf=is_host={node_rank == 0}"]
+
+
+def _wait(job: Job, kind: str, nnodes: int, started: float, timeout: float | None) -> None:
+    """Until the work is done. Raises when a rank failed, once the others had their time to, and when time is up."""
+    torchrun, failed_at = job.processes[0], None
+    while True:
+        over = torchrun.poll() is not None
+        job.pump(0 if over else 0.1)
+        now = time.monotonic()
+        # A function is done when it has returned. A script is done when its process has ended, exit handlers too,
+        # and other nodes need our torchrun until they are done themselves.
+        if kind == "call" and len(job.done) == job.nproc and nnodes == 1:
+            break
+        lost = [rank for rank in job.gone if rank not in job.done and kind == "call"]
+        if job.failures or lost or job.in_trouble():
+            failed_at = failed_at or now
+        settled = {*job.done, *job.gone, *(f.rank for f in job.failed())}
+        if over or (failed_at and (len(settled) == job.nproc or now - failed_at > PEERS_SECONDS)):
+            break
+        if timeout is not None and now - started > timeout:
+            waiting = [rank for rank in sorted(job.pids) or range(job.nproc) if rank not in job.done]
+            raise LaunchTimeout(timeout, sorted(job.done), job.where(waiting))
+    job.drain()
+    _raise_if_failed(job, kind, torchrun.poll())
+
+
+def _raise_if_failed(job: Job, kind: str, torchrun_code: int | None) -> None:
+    """Raise what went wrong first: a rank that died takes its peers with it, and they only complain of that."""
+    died = job.death(certain=kind == "call")
+    if died:
+        raise died
+    if job.failures:
+        raise RankError(job.failed())
+    if torchrun_code:
+        raise LaunchError(f"torchrun ended with exit code {torchrun_code}:\n{job.agent_text()[-3000:]}")
+
+
+class _Bar:
+    """A progress bar that appears with the first progress, and lines that do not run through it."""
+
+    def __init__(self, wanted: bool):
+        self.wanted, self.bar = wanted, None
+
+    def move(self, rank: int, step: int, total: int, info: dict) -> None:
+        if self.wanted and self.bar is None:
+            with contextlib.suppress(ImportError):
+                from tqdm.auto import tqdm
+                self.bar = tqdm(total=total)
+            self.wanted = self.bar is not None
+        if self.bar is not None:
+            self.bar.total, self.bar.n = total, step
+            self.bar.set_postfix(info, refresh=False)
+            self.bar.refresh()
+
+    def write(self, line: str, echo) -> None:
+        if self.bar is not None and echo is print:
+            self.bar.write(line)
+        else:
+            echo(line)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()

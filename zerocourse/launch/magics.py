@@ -1,0 +1,67 @@
+"""Cells on several ranks: `%%torchrun` runs a cell as a script, `%%ranks` runs it on ranks that are kept alive.
+
+`%load_ext zerocourse` makes them known. `%%torchrun --help` and `%%ranks --help` say what they take.
+"""
+
+import argparse
+import shlex
+
+from .launcher import launch
+from .processes.failures import CELLS
+from .processes.parent import owner
+from .ranks import shared
+
+
+class _Words(argparse.ArgumentParser):
+    """Arguments on a magic's line; a mistake there is a usage error of IPython's, not the end of the kernel."""
+
+    def __init__(self, name: str, description: str):
+        super().__init__(f"%%{name}", description=description, allow_abbrev=False)
+        self.add_argument("--nproc", type=int, default=2, help="how many ranks (2)")
+        self.add_argument("--timeout", type=float, help="seconds after which the ranks are stopped")
+        self.add_argument("--only", type=lambda text: [int(rank) for rank in text.split(",")],
+                          help="show the lines of these ranks, as in 0,2")
+        self.add_argument("--quiet", action="store_true", help="show no lines")
+
+    def exit(self, status=0, message=None):
+        from IPython.core.error import UsageError
+        raise UsageError(message or "")
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}")
+
+
+def _number(ip) -> int:
+    """The number of the cell that runs now; IPython counts on before or after a cell, depending on its version."""
+    return next(reversed(getattr(ip.compile, "_filename_map", {}).values()), ip.execution_count)
+
+
+def load_ipython_extension(ip) -> None:
+    """Register the magics with an IPython shell."""
+
+    def torchrun(line: str, cell: str) -> None:
+        words = _Words("torchrun", "Run this cell as a script under torchrun; what is not an option below is its argv.")
+        words.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="add to the environment")
+        options, argv = words.parse_known_args(shlex.split(line))
+        number = _number(ip)
+        script = owner().folder / f"cell{number}.py"
+        script.write_text(f"# %%torchrun {line}\n{cell}")  # the first line too, so that line numbers are the cell's
+        CELLS[str(script)] = number
+        env = dict(pair.partition("=")[::2] for pair in options.env)
+        ip.user_ns["_results"] = launch(script, nproc=options.nproc, argv=[a for a in argv if a != "--"], env=env,
+                                        timeout=options.timeout, only=options.only, quiet=options.quiet)
+
+    def ranks(line: str, cell: str) -> None:
+        words = _Words("ranks", "Run this cell on ranks that are kept alive; they keep its variables.")
+        words.add_argument("--restart", action="store_true", help="begin with new ranks, without variables")
+        options = words.parse_args(shlex.split(line))
+        pool = shared(options.nproc)
+        pool.only, pool.quiet = options.only, options.quiet
+        if options.restart:
+            pool.close()
+        name = f"<cell {_number(ip)}>"
+        CELLS[name] = _number(ip)
+        ip.user_ns["_results"] = pool.exec(f"# %%ranks {line}\n{cell}", name=name, timeout=options.timeout)
+
+    for magic in (torchrun, ranks):
+        ip.register_magic_function(magic, "cell")

@@ -1,0 +1,181 @@
+"""A process that has torch imported and forks ranks on request: a rank starts in 0.2 s instead of 2.
+
+There is one for each parent, started with the first `Ranks`. It never computes and never touches a GPU, since
+neither threads nor a CUDA context survive a fork; where it finds that it has them it says so, and ranks are started
+the slow way. It dies with its parent: standard input closes.
+"""
+
+import contextlib
+import functools
+import gc
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+
+from .cleanup import MARK
+from .parent import QUIET, boot_text, owner
+
+READ_AT_IMPORT = ("TORCH_", "TRITON_")  # how variables begin that torch and triton read once, as they are imported
+
+
+class Nursery:
+    """The parent's side."""
+
+    def __init__(self, boss):
+        boot = boss.folder / "nursery.py"
+        boot.write_text(boot_text("zerocourse.launch.processes.fork_server"))
+        single = {key: "1" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment = QUIET | os.environ | single | {MARK: f"{boss.mark}nursery/"}
+        with open(boss.folder / "nursery.txt", "wb") as log:
+            self.process = subprocess.Popen([sys.executable, str(boot)], stdin=subprocess.PIPE, stderr=log,
+                                            stdout=subprocess.PIPE, start_new_session=True, env=environment)
+        self.lock, self.codes, self.requests = threading.Lock(), {}, itertools.count()
+        self.settings = settings(environment)
+        answer = self._hear()
+        self.usable = bool(answer and answer["safe"])
+
+    def fork(self, boot: str, environments: list[dict], cwd: str) -> list[int]:
+        """Process ids of new ranks, each with its environment, that run `boot`."""
+        with self.lock:
+            number = next(self.requests)
+            request = {"number": number, "boot": boot, "environments": environments, "cwd": cwd}
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            while answer := self._hear():
+                if answer.get("number") == number:  # an interrupt may have left an earlier answer unread
+                    for pid in answer["pids"]:  # the system gives a number again, and the code would be an earlier rank's
+                        self.codes.pop(pid, None)
+                    return answer["pids"]
+        raise OSError("the process that forks ranks is gone")
+
+    def exit_code(self, pid: int) -> int | None:
+        """The exit code of a rank that it forked; None while it lives."""
+        with self.lock:
+            while pid not in self.codes and select.select([self.process.stdout], [], [], 0)[0] and self._hear():
+                pass
+        return self.codes.get(pid)
+
+    def _hear(self) -> dict | None:
+        # Byte by byte from the descriptor: what a buffered reader holds would be invisible to select.
+        line = b""
+        while byte := os.read(self.process.stdout.fileno(), 1):
+            if byte == b"\n":
+                answer = json.loads(line)
+                if "exit" in answer:
+                    self.codes[answer["exit"]] = answer["code"]
+                return answer
+            line += byte
+        return None
+
+
+@functools.cache
+def _nursery_of(pid: int) -> Nursery:
+    return Nursery(owner())
+
+
+def nursery(environment: Mapping[str, str]) -> Nursery | None:
+    """This process's; None where forking is not safe or not known, or comes too late for what `environment` says."""
+    if sys.platform != "linux":
+        return None
+    found = _nursery_of(os.getpid())
+    if found.process.poll() is not None:
+        _nursery_of.cache_clear()
+        found = _nursery_of(os.getpid())
+    return found if found.usable and found.settings == settings(environment) else None
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if key.startswith(READ_AT_IMPORT)}
+
+
+def main() -> None:
+    """The nursery itself: import, then fork on request and tell how each child ended."""
+    import torch
+    import torch._dynamo  # torch's compiler: each rank's first optimizer would load it, in 2 s and more
+    import torch.distributed
+
+    gc.collect()
+    gc.freeze()  # children need not look at what was here before them, nor copy its pages
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    _say({"safe": _may_fork()})
+    buffer = b""
+    while True:
+        ready, _, _ = select.select([0, reader], [], [])
+        if reader in ready:
+            os.read(reader, 4096)
+            _reap()
+        if 0 in ready:
+            chunk = os.read(0, 1 << 16)
+            if not chunk:
+                break
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                pids = [_fork(request, environment) for environment in request["environments"]]
+                _say({"number": request["number"], "pids": pids})
+
+
+def _say(message: dict) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def _may_fork() -> bool:
+    """One thread, and no driver open."""
+    handles = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            handles.append(os.readlink(f"/proc/self/fd/{name}"))
+    return len(os.listdir("/proc/self/task")) == 1 and not any("nvidia" in handle for handle in handles)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            _say({"exit": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _fork(request: dict, environment: dict) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _become_rank(request, environment)
+    except BaseException:  # a rank that could not begin: its words go to the nursery's log
+        traceback.print_exc()
+    finally:
+        os._exit(70)
+
+
+def _become_rank(request: dict, environment: dict) -> None:
+    """Undo what makes this process a nursery, and run the boot file as a program."""
+    import runpy
+
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)  # else the parent would take what a rank prints early for the nursery's answers
+    os.close(null)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(request["cwd"])
+    sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # every fork would draw the same numbers
+    runpy.run_path(request["boot"], run_name="__main__")

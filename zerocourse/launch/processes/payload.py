@@ -1,0 +1,126 @@
+"""Carries functions to ranks and values back: cloudpickle, by value where the code is the caller's own.
+
+Code outside any installed package (a notebook cell, a script, a test) travels by value, so that ranks that are
+kept alive always run the version the caller sees. The text of notebook cells goes along for tracebacks.
+"""
+
+import contextlib
+import linecache
+import os
+import pickle
+import sys
+import sysconfig
+import threading
+
+import cloudpickle
+
+from ...errors import BadInput
+
+_registry = threading.Lock()
+PACKAGE = __name__.partition(".")[0]
+
+
+def pack(fn, args=(), kwargs=None) -> bytes:
+    """Pickle a call. Raises BadInput, in one sentence that names the object that cannot be sent."""
+    kwargs = kwargs or {}
+    modules = {m for value in (fn, *args, *kwargs.values()) if (m := _own_module(value))}
+    with _by_value(modules):
+        try:
+            return cloudpickle.dumps((fn, args, kwargs))
+        except Exception as error:  # pickling runs the objects' own code, which may raise anything
+            culprit = _culprit(fn, args, kwargs, set()) or error
+    raise BadInput(f"{_name(fn)} cannot be sent to the ranks: {culprit}; create it inside the function, or pass what "
+                   "it is made from")
+
+
+@contextlib.contextmanager
+def _by_value(modules):
+    """What is pickled in the block takes the code of `modules` along."""
+    with _registry:  # cloudpickle has one for the whole process
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def unpack(blob: bytes):
+    """The inverse of `pack`: `(fn, args, kwargs)`."""
+    return pickle.loads(blob)
+
+
+def cell_sources() -> dict[str, list[str]]:
+    """Lines of code that lives in no file (notebook cells), by the name that tracebacks give it."""
+    entries = linecache.cache.items()
+    return {name: list(entry[2]) for name, entry in list(entries) if len(entry) == 4 and not os.path.exists(name)}
+
+
+class _Sender(cloudpickle.Pickler):
+    """Pickles a rank's value; accelerator tensors go as CPU tensors, since the caller may have no such device."""
+
+    def reducer_override(self, obj):
+        torch = sys.modules.get("torch")
+        if torch and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+            return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(obj)
+
+
+def save(value, path: str) -> None:
+    """Write a rank's value, of any size, for `load`."""
+    with open(path, "wb") as file:
+        _Sender(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+
+
+def load(path: str):
+    """Read what `save` wrote."""
+    with open(path, "rb") as file:
+        return pickle.load(file)
+
+
+def _own_module(value):
+    """The module of a function, if its file is in no installed package and not in this one."""
+    value = getattr(value, "func", value)  # functools.partial
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if not callable(value) or not file or module.__name__ == "__main__" or module.__name__.startswith(PACKAGE + "."):
+        return None
+    installed = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return None if os.path.abspath(file).startswith(tuple(p + os.sep for p in installed)) else module
+
+
+def _name(fn) -> str:
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def _sendable(value) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _names(code) -> set[str]:
+    """Every global name that a function, or a function inside it, mentions."""
+    return set(code.co_names).union(*(_names(c) for c in code.co_consts if hasattr(c, "co_names")))
+
+
+def _culprit(fn, args, kwargs, seen: set) -> str | None:
+    """Words for the first argument, closure variable or global of `fn` that cannot be pickled."""
+    fn = getattr(fn, "func", fn)
+    parts = [(f"argument {i}", value) for i, value in enumerate(args)]
+    parts += [(f"the argument {name!r}", value) for name, value in kwargs.items()]
+    code = getattr(fn, "__code__", None)
+    if code and id(fn) not in seen:
+        seen.add(id(fn))
+        cells = zip(code.co_freevars, fn.__closure__ or ())
+        parts += [(f"the outer variable {name!r}", cell.cell_contents) for name, cell in cells]
+        found = sorted(_names(code) & fn.__globals__.keys())
+        parts += [(f"the global {name!r}", fn.__globals__[name]) for name in found]
+    for words, value in parts:
+        if not _sendable(value):
+            deeper = _culprit(value, (), {}, seen) if hasattr(value, "__code__") else None
+            return deeper or f"{words} (a {type(value).__module__}.{type(value).__qualname__}) cannot be pickled"
+    return None

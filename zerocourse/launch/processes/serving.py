@@ -1,0 +1,89 @@
+"""What a rank that is kept alive does: answer requests one after another, with the process group up.
+
+A function finds the rank as new. A cell finds the variables of the cells before it.
+"""
+
+import ast
+import gc
+import os
+import sys
+import types
+
+from ..worker import attempt, done, process_group, progress, report, take_work
+from . import payload
+
+NEW_SEED = 67280421310721  # the seed of torch in a new process
+
+
+def serve(spec: dict, channel) -> None:
+    """Answer requests one after another, with the process group up and variables of cells kept."""
+    main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if not attempt(_prepare, spec, vars(main_module)):
+        os._exit(1)
+    channel.send("ready")
+    while True:
+        request = channel.requests.get()
+        if not attempt(_answer, spec, request, vars(main_module)):
+            channel.send("done", ok=False, calls=_collective_calls())
+        if request["kind"] == "call":
+            _forget()
+
+
+def _prepare(spec: dict, namespace: dict) -> None:
+    if spec["init"]:
+        import torch
+
+        from ...comm import bootstrap as distributed
+        distributed.init()
+        namespace |= {"torch": torch, "dist": torch.distributed, "world_size": torch.distributed.get_world_size()}
+    namespace |= {"rank": spec["rank"], "report": report, "progress": progress}
+
+
+def _answer(spec: dict, request: dict, namespace: dict) -> None:
+    work = take_work(spec)
+    if request["kind"] == "call":
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(NEW_SEED)
+        fn, args, kwargs = payload.unpack(work["call"])
+        done(spec, fn(*args, **kwargs), calls=_collective_calls())
+    else:
+        value = _execute(work["code"], work["name"], namespace)
+        try:
+            done(spec, value, calls=_collective_calls())
+        except TypeError:  # it was printed; that it cannot travel is no failure of the cell
+            done(spec, None, calls=_collective_calls())
+
+
+def _execute(code: str, name: str, namespace: dict):
+    """Run a cell; the value of a last line that is an expression is printed and returned, as a notebook does."""
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), namespace)
+    value = eval(compile(ast.Expression(last.value), name, "eval"), namespace) if last else None
+    if value is not None:
+        print(repr(value))
+    return value
+
+
+def _collective_calls() -> int | None:
+    """How many collectives this rank has issued on the default group, -1 if its backend does not count, None if there
+    is no group. Ranks whose counts differ are out of step."""
+    dist = process_group()
+    try:
+        return dist.group.WORLD._get_sequence_number_for_group() if dist else None
+    except RuntimeError:
+        return -1
+
+
+def _forget() -> None:
+    """Give back what a function left behind, so that the next one finds a rank as new."""
+    torch, dist = sys.modules.get("torch"), process_group()
+    if torch:
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+    if dist:
+        world = dist.group.WORLD
+        for group in list(dist.distributed_c10d._world.pg_map):
+            if group is not world:
+                dist.destroy_process_group(group)
+    gc.collect()

@@ -1,0 +1,185 @@
+"""Ranks that are kept alive: the process group stays up, and a function or a cell answers in milliseconds."""
+
+import functools
+import itertools
+import linecache
+import os
+import sys
+import threading
+import time
+
+from ..errors import BadInput
+from .processes import payload
+from .processes.channels import free_port
+from .processes.failures import LaunchInterrupted, LaunchTimeout, RankError
+from .processes.jobs import Job, Results
+from .processes.fork_server import nursery
+from .processes.parent import cores
+
+START_SECONDS = 120  # to import torch on a slow disk and bring the process group up
+PEERS_SECONDS = {"call": 0.3, "cell": 1.0}  # that the others get to come back after one rank failed
+
+_cells = itertools.count(1)
+
+
+class Ranks:
+    """`nproc` processes with `torch.distributed` initialised, which run functions and cells until closed.
+
+    They start with the first use, and again by themselves after they were stopped: by an interrupt, a timeout, a
+    rank that died or is stuck, or any failure in `run`. `timeout` (seconds) is the default of each call, `env` adds
+    to the environment, `only` is the ranks whose lines are shown through `echo`, `quiet` shows none, `init=False`
+    leaves the process group to the caller, `fork=False` starts each rank as a new Python.
+    """
+
+    def __init__(self, nproc: int = 2, *, timeout: float | None = None, env=None, echo=print, quiet: bool = False,
+                 only=None, init: bool = True, fork: bool = True, oversubscribe: bool = False):
+        self.nproc, self.timeout, self.env, self.init, self.fork = nproc, timeout, env, init, fork
+        self.echo, self.quiet, self.only = echo, quiet, only  # may be changed between calls
+        self._job, self._has_variables, self._lock = None, False, threading.Lock()
+        check_nproc(nproc, oversubscribe)
+
+    def run(self, fn, *args, timeout: float | None = None, **kwargs) -> Results:
+        """`fn(*args, **kwargs)` on every rank; what each returned. Raises RankError, RankDied, LaunchTimeout.
+
+        Each call finds ranks as new: the seed of torch is 0, and after a failure they are started afresh.
+        """
+        call = payload.pack(fn, args, kwargs)
+        with self._lock:
+            return self._do("call", {"call": call}, timeout)
+
+    def exec(self, code: str, *, name: str | None = None, timeout: float | None = None) -> Results:
+        """Run the text of a cell on every rank; variables are kept for the next one, also after an exception in it.
+
+        Cells find `rank`, `world_size`, `torch`, `dist`, `report` and `progress`. A last line that is an expression
+        is printed, and is the rank's value. `name` is the file name that tracebacks give.
+        """
+        name = name or f"<ranks cell {next(_cells)}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)  # for errors, here and there
+        with self._lock:
+            try:
+                return self._do("cell", {"code": code, "name": name}, timeout)
+            finally:
+                self._has_variables = True
+
+    def close(self) -> None:
+        """End the ranks; the next use starts new ones."""
+        job, self._job = self._job, None
+        if job:
+            job.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process id of each rank that runs now."""
+        return dict(self._job.pids) if self._job else {}
+
+    def _do(self, kind: str, work: dict, timeout: float | None) -> Results:
+        started, limit = time.monotonic(), self.timeout if timeout is None else timeout
+        try:
+            job = self._living() or self._start()
+            job.expect()
+            job.on_line, job.cwd = self._shower(), os.getcwd()
+            job.write_work(**work)
+            job.send({"kind": kind})
+            self._wait(job, started, limit, PEERS_SECONDS[kind])
+            failures, values = job.failed(), job.values()
+        except KeyboardInterrupt:
+            self.close()
+            raise LaunchInterrupted(f"interrupted: all {self.nproc} ranks were stopped") from None
+        except BaseException:
+            self.close()
+            raise
+        # Ranks that issued different numbers of collectives would pair the wrong ones from now on.
+        counts = {done.get("calls") for done in job.done.values()}
+        if len(counts) > 1 or (kind == "call" and (failures or (self.init and None in counts))):
+            self.close()
+        if failures:
+            raise RankError(failures)
+        return Results(values, job.records, job.lines, time.monotonic() - started)
+
+    def _wait(self, job: Job, started: float, limit: float | None, patience: float) -> None:
+        """Until every rank is done. Raises when one died, is stuck after another failed, or time is up."""
+        failed_at = None
+        while len(job.done) < self.nproc:
+            job.pump(0.1)
+            now = time.monotonic()
+            if job.gone:
+                raise job.death() or RankError(job.failed())
+            if job.failures:
+                failed_at = failed_at or now
+                if now - failed_at > patience:
+                    raise RankError(job.failed())
+            if limit is not None and now - started > limit:
+                waiting = [rank for rank in range(self.nproc) if rank not in job.done]
+                raise LaunchTimeout(limit, sorted(job.done), job.where(waiting))
+        job.drain()
+
+    def _living(self) -> Job | None:
+        """The job, unless one of its ranks has died since it was last used."""
+        if self._job:
+            self._job.pump(0)
+            if self._job.gone:
+                self.close()
+        return self._job
+
+    def _shower(self):
+        return (lambda *_: None) if self.quiet else shower(self.only, self.echo)
+
+    def _start(self) -> Job:
+        """Start the ranks and wait for their process group."""
+        if self._has_variables:
+            self._has_variables = False
+            self.echo("(the ranks were started afresh: variables of earlier cells are gone)")
+        for attempt in range(3):
+            port = free_port()
+            job = self._job = Job(self.nproc, self.env)
+            job.on_line = self._shower()
+            boot = job.boot(kind="serve", init=self.init)
+            world = {"WORLD_SIZE": self.nproc, "LOCAL_WORLD_SIZE": self.nproc, "MASTER_ADDR": "127.0.0.1",
+                     "MASTER_PORT": port}
+            environments = [{**job.env, **{key: str(value) for key, value in world.items()}, "RANK": str(rank),
+                             "LOCAL_RANK": str(rank)} for rank in range(self.nproc)]
+            home = nursery(environments[0]) if self.fork else None
+            if home:
+                job.adopt(home, boot, environments)
+            else:
+                job.spawn([sys.executable, boot], environments)
+            deadline = time.monotonic() + START_SECONDS
+            while len(job.ready) < self.nproc and not job.failures and not job.exit_codes():
+                job.pump(0.1)
+                if time.monotonic() > deadline:
+                    raise LaunchTimeout(START_SECONDS, sorted(job.ready), job.where(set(range(self.nproc)) - job.ready))
+            if len(job.ready) == self.nproc:
+                return job
+            job.pump(0.5)
+            failures = job.failed()
+            port_taken = any("EADDRINUSE" in failure.message for failure in failures)
+            if not (port_taken and attempt < 2):
+                raise (None if failures else job.death()) or RankError(failures)
+            job.close()
+
+
+def shower(only, echo):
+    """`show(rank, text)` that gives `echo` the lines of the ranks in `only` (one rank, several, or None for all)."""
+    wanted = {only} if isinstance(only, int) else only if only is None else set(only)
+    return lambda rank, text: echo(f"[{rank}] {text}") if wanted is None or rank in wanted else None
+
+
+def check_nproc(nproc, oversubscribe: bool = False) -> None:
+    """Raise BadInput unless this machine can reasonably run `nproc` ranks: four for each core, more if asked."""
+    if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
+        raise BadInput(f"nproc is {nproc!r}; it is the number of ranks, a positive integer")
+    if nproc > 4 * cores() and not oversubscribe:
+        raise BadInput(f"nproc={nproc} is more than four ranks for each of the {cores()} cores of this machine; "
+                       "ask for fewer, or pass oversubscribe=True")
+
+
+@functools.cache
+def shared(nproc: int = 2) -> Ranks:
+    """This process's ranks for everybody who needs `nproc` of them: checks, `%%ranks`, tests."""
+    return Ranks(nproc)

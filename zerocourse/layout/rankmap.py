@@ -1,0 +1,159 @@
+"""Who owns what: rank maps and layouts. It communicates nothing and allocates nothing.
+
+Two ways to divide a model among N ranks:
+
+- **flat**: lay the parameters of a unit in a row, pad the row to a multiple of N, cut it into N equal slices.
+  A cut may go through the middle of a tensor; the balance is perfect.
+- an **owner map**: every tensor belongs, whole, to one rank. A map is a function
+  `rank_map(shapes: dict[str, torch.Size], world_size: int) -> dict[str, int]`. The balance is what the map makes of it.
+
+Both become a `Layout`: the order of the parameters in one row, and N + 1 bounds that cut the row into one slice a
+rank. An owner map only sorts the row by owner first, so that everything above this floor sees slices and nothing else.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import BadInput
+
+Shape = Sequence[int]
+RankMap = Callable[[Mapping[str, Shape], int], Mapping[str, int]]
+
+
+def round_robin(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
+    """Parameter number i goes to rank i % world_size: no communication to agree on it, and no thought of balance."""
+    return {name: index % world_size for index, name in enumerate(shapes)}
+
+
+def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
+    """Runs of neighbours, cut where a tensor's middle passes the next N-th of all elements."""
+    total, start, owner = sum(map(math.prod, shapes.values())), 0, {}
+    for name, shape in shapes.items():
+        twice_the_middle = 2 * start + math.prod(shape)
+        owner[name] = min(twice_the_middle * world_size // (2 * total), world_size - 1) if total else 0
+        start += math.prod(shape)
+    return owner
+
+
+def greedy(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
+    """Largest tensor first, each to the rank that has least so far (ties: lowest rank, first in the model)."""
+    load, owner = [0] * world_size, {}
+    for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):
+        rank = load.index(min(load))
+        owner[name] = rank
+        load[rank] += math.prod(shapes[name])
+    return owner
+
+
+MAPS: dict[str, RankMap] = {"round_robin": round_robin, "contiguous": contiguous, "greedy": greedy}
+
+
+def owners(rank_map: str | RankMap | None, shapes: Mapping[str, Shape], world_size: int) -> dict[str, int] | None:
+    """Apply a map and check its answer: every parameter once, every rank in range. None for the flat map.
+
+    Raises BadInput, with the parameter's name, for an unknown map, a dropped or invented parameter, or a bad rank.
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise BadInput(f"world_size is {world_size!r}: it must be an integer of at least 1")
+    if rank_map is None or rank_map == "flat":
+        return None
+    known = f"use one of flat, {', '.join(MAPS)}, or a function of (shapes, world_size)"
+    if isinstance(rank_map, str):
+        if rank_map not in MAPS:
+            raise BadInput(f"rank_map {rank_map!r} is unknown: {known}")
+        rank_map = MAPS[rank_map]
+    if not callable(rank_map):
+        raise BadInput(f"rank_map is a {type(rank_map).__name__}: {known}")
+    answer = rank_map(dict(shapes), world_size)
+    if not isinstance(answer, Mapping):
+        raise BadInput(f"the rank map returned a {type(answer).__name__}: "
+                       "it must return a dictionary with a rank for every parameter")
+    for name in answer:
+        if name not in shapes:
+            raise BadInput(f"the rank map names {name!r}, which is not a parameter of the model")
+    for name in shapes:
+        if name not in answer:
+            raise BadInput(f"the rank map dropped parameter {name!r}: it must give a rank to every parameter")
+    return {name: checked_rank(answer[name], name, world_size) for name in shapes}
+
+
+def checked_rank(rank: object, name: str, world_size: int) -> int:
+    """The rank as an int: what `argmin` returns in NumPy or PyTorch is one too. Raises BadInput."""
+    try:
+        number = -1 if isinstance(rank, bool) else operator.index(rank)
+    except TypeError:
+        number = -1
+    if not 0 <= number < world_size:
+        raise BadInput(f"the rank map sent parameter {name!r} to rank {rank!r}: "
+                       f"with {world_size} ranks it must be an integer from 0 to {world_size - 1}")
+    return number
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of one parameter: its elements [start, stop), which lie at [at, at + stop - start) of a rank's slice."""
+
+    name: str
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One row of parameters and where it is cut. All numbers are elements.
+
+    offset: name → where the parameter begins in the row.   numel: elements that are parameters, without the padding.
+    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]).   padded: the length of the row, bounds[-1].
+    """
+
+    shapes: dict[str, Shape]
+    offset: dict[str, int]
+    bounds: tuple[int, ...]
+    numel: int
+
+    @classmethod
+    def build(cls, shapes: Mapping[str, Shape], world_size: int, owner: Mapping[str, int] | None = None) -> "Layout":
+        """Equal slices with padding at the end when `owner` is None, else whole tensors sorted by owner."""
+        names = sorted(shapes, key=owner.__getitem__) if owner else list(shapes)
+        offset, end, bounds = {}, 0, [0] * (world_size + 1)
+        for name in names:
+            offset[name] = end
+            end += math.prod(shapes[name])
+            if owner:
+                bounds[owner[name] + 1] = end
+        if owner:
+            for rank in range(world_size):  # a rank that owns nothing has an empty slice where the one before ended
+                bounds[rank + 1] = max(bounds[rank], bounds[rank + 1])
+        else:
+            size = -(-end // world_size)  # ceil
+            bounds = [rank * size for rank in range(world_size + 1)]
+        return cls({name: shapes[name] for name in names}, offset, tuple(bounds), end)
+
+    @property
+    def padded(self) -> int:
+        return self.bounds[-1]
+
+    def slice(self, rank: int) -> slice:
+        """Rank r's part of the row."""
+        return slice(self.bounds[rank], self.bounds[rank + 1])
+
+    def real(self, rank: int) -> int:
+        """Elements of rank r's slice that are parameters and not padding."""
+        return max(0, min(self.bounds[rank + 1], self.numel) - self.bounds[rank])
+
+    def place(self, name: str) -> slice:
+        """Where a parameter lies in the row."""
+        return slice(self.offset[name], self.offset[name] + math.prod(self.shapes[name]))
+
+    def pieces(self, own: slice) -> list[Piece]:
+        """The parts of parameters that lie inside `own` (a part of the row), in order; empty parameters have none."""
+        found = []
+        for name in self.shapes:
+            place = self.place(name)
+            start, stop = max(place.start, own.start), min(place.stop, own.stop)
+            if start < stop:
+                found.append(Piece(name, start - place.start, stop - place.start, start - own.start))
+        return found

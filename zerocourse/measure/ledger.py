@@ -1,0 +1,291 @@
+"""The ledger: bytes alive on this rank, now and at peak, by kind. It frees nothing, and it communicates nothing
+but the word that a rank is over its budget.
+
+It proves and does not repeat: nothing here comes from a formula or from what a stage says of itself. A dispatch mode
+sees the tensors that go into and come out of every operation, forward and backward, and notes each *storage* once,
+however many views it has. A weak reference to the storage tells when the memory is given back; autograd's saved
+tensors hold theirs, so they stay counted. Which kind a storage belongs to is read from the real objects: the model's
+parameters, their `.grad`, the optimizer's state, the model's buffers, and the tensors a ZeRO stage lists.
+
+Not seen: memory that a kernel takes and gives back inside one operation, and what C++ allocates without any tensor
+passing through Python (DDP's buckets, gloo's scratch, code made by torch.compile). `heap_peak_bytes` is for those.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..comm.group import fail_all
+from ..errors import BadInput, OutOfMemory
+from ..formulas.units import gib, parse_bytes
+from .storages import params_of, states_of, storages_of, tensors_in, unwatch_resize, watch_resize
+
+KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
+PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, SCALARS, REST = range(len(KINDS))
+LISTED = KINDS[:SCALARS]  # what a stage may list
+UNSORTED_SHARE = 200  # at a new peak, up to 1/200 of its bytes may be storages whose kind was not looked up yet
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Bytes alive at one moment. A storage has one kind, the first of these that claims it.
+
+    parameters, gradients, optimizer: the model states.   buffers: of the model.
+    scalars: one-element optimizer states such as Adam's step counters, which no formula counts.
+    rest: everything else: activations, gathered copies, buckets under way, inputs.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    buffers: int = 0
+    scalars: int = 0
+    rest: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def as_dict(self) -> dict[str, int]:
+        """`parameters_bytes` ... `rest_bytes`, and their sum as `alive_bytes`."""
+        return {f"{kind}_bytes": nbytes for kind, nbytes in asdict(self).items()} | {"alive_bytes": self.total}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{kind} {gib(nbytes)}" for kind, nbytes in asdict(self).items() if nbytes) or "nothing"
+
+
+class _Entry(weakref.ref):
+    """A storage that is alive: what we counted for it, and as which kind."""
+
+    __slots__ = ("key", "nbytes", "kind")
+
+
+class Ledger(TorchDispatchMode):
+    """Counts the bytes alive on this rank while it is entered: `with Ledger(model, optimizer) as ledger: ...`
+
+    model, optimizer, state: counted from the start, and asked for the kinds. `state` is any object whose `tensors()`
+        gives `dict[kind, list[Tensor]]`; by default `model.zero`, the model's ZeRO stage, once it has one.
+    budget: bytes, or "2GiB", above which an operation raises `zerocourse.errors.OutOfMemory`: on this rank, and on
+        those that then wait for it in a collective. The process groups it shares with them are closed.
+    device: count this device type alone ("cuda", "cpu"); by default all of them together.
+
+    alive, peak: bytes, always up to date, cheap to read. The peak holds until `reset_peak()`.
+    Other tensors that existed before are counted from `track(...)` or from the first operation that uses them. Tensors
+    on the meta device have no memory; fake tensors count as if real when the ledger is entered inside their mode.
+    Ledgers nest. Source of the method: torch.distributed._tools.mem_tracker, which agrees with this one.
+    """
+
+    def __init__(self, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None,
+                 budget: int | str | None = None, state: Any = None, device: str | torch.device | None = None):
+        super().__init__()
+        self.model, self.optimizer, self.state = model, optimizer, state
+        self.budget = parse_bytes(budget) if isinstance(budget, str) else budget
+        self.device = None if device is None else torch.device(device).type
+        self.alive = self.peak = 0
+        self._kinds = [0] * len(KINDS)  # of `alive`, as of when each storage's kind was last looked up
+        self._peak_kinds = (0,) * len(KINDS)
+        self._entries: dict[int, _Entry] = {}
+        self._on_death = self._died
+        self._unsorted = 0  # bytes of storages that came since kinds were last looked up
+        self._depth = 0
+        self._fake_mode = None
+
+    # -- what people read --------------------------------------------------------------------------------------------
+
+    def now(self) -> Snapshot:
+        """Read every storage again, and say who holds what at this moment."""
+        self._sort()
+        self._look_for_peak()
+        return Snapshot(*self._kinds)
+
+    @property
+    def at_peak(self) -> Snapshot:
+        """The moment of the peak. The total is exact. A gradient on its way into `.grad` is still `rest`, and so may be
+        up to 0.5 % of the peak that got there since kinds were last looked up."""
+        return Snapshot(*self._peak_kinds)
+
+    def reset_peak(self) -> None:
+        """Let the peak be what is alive now; on a GPU its allocator's peak too."""
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        self.peak = 0
+        self.now()
+
+    @property
+    def device_peak(self) -> int | None:
+        """The GPU allocator's own peak in bytes since `reset_peak()`, to set beside ours; None without a GPU in use."""
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+
+    def track(self, *objects: Any) -> "Ledger":
+        """Count tensors that exist already: tensors, modules, optimizers, stages, or containers of these."""
+        before = self.alive
+        for tensor in tensors_in(objects):
+            self._see(tensor)
+        self._grew("track()", self.alive - before)
+        return self
+
+    # -- the life of a storage ---------------------------------------------------------------------------------------
+
+    def _see(self, tensor: Tensor) -> None:
+        if type(tensor) is FakeTensor and tensor.fake_mode is not self._fake_mode:
+            return  # DTensor works out shapes under a fake mode of its own
+        device = tensor.device.type
+        if device == "meta" or (self.device is not None and device != self.device):
+            return
+        for storage in storages_of(tensor):
+            # A storage keeps one Python object for life, held by C++ while Python has forgotten it, so id() names it
+            # until the weak reference says that it is gone.
+            entry, nbytes = self._entries.get(id(storage)), storage.nbytes()
+            if entry is None:
+                entry = self._entries[id(storage)] = _Entry(storage, self._on_death)
+                entry.key, entry.nbytes, entry.kind = id(storage), 0, REST
+            if entry.nbytes != nbytes:
+                self._recount(entry, nbytes)
+
+    def _recount(self, entry: _Entry, nbytes: int) -> None:
+        # Storages die at any time, on any thread. Nothing is called between the read and the write of a += on ints,
+        # so no other thread and no finalizer can come between.
+        change = nbytes - entry.nbytes
+        entry.nbytes = nbytes
+        self.alive += change
+        self._kinds[entry.kind] += change
+        self._unsorted += change
+
+    def _died(self, entry: _Entry) -> None:
+        nbytes = entry.nbytes
+        self.alive -= nbytes
+        self._kinds[entry.kind] -= nbytes
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+
+    def _look_for_peak(self) -> None:
+        if self.alive > self.peak:
+            if self._unsorted * UNSORTED_SHARE > self.alive:
+                self._sort()
+            self.peak, self._peak_kinds = self.alive, tuple(self._kinds)
+
+    def _grew(self, by: Any, asked: int) -> None:
+        """`asked` bytes were added by an operation: is it a new peak, is it too much?"""
+        self._look_for_peak()
+        if self.budget is not None and self.alive > self.budget:
+            raise self._out_of_memory(by, asked, self.alive)
+
+    def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage we know is about to have `nbytes`: refuse before the memory is taken."""
+        entry = self._entries.get(id(storage))
+        if entry is not None and self.budget is not None:
+            asked = nbytes - entry.nbytes
+            if asked > 0 and self.alive + asked > self.budget:
+                raise self._out_of_memory("resize_", asked, self.alive + asked)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        entry = self._entries.get(id(storage))  # one we do not know is seen by the first operation that uses it
+        if entry is not None:
+            self._recount(entry, storage.nbytes())
+            self._look_for_peak()
+
+    def _out_of_memory(self, by: Any, asked: int, alive: int) -> OutOfMemory:
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        error = OutOfMemory(f"rank {rank} ran out of memory: {by} asked for {gib(asked)} and would bring it to "
+                            f"{alive:,} bytes, over its budget of {self.budget:,} bytes ({gib(self.budget)}); "
+                            f"alive: {self.now()}.")
+        fail_all(error)
+        return error
+
+    # -- who holds what ----------------------------------------------------------------------------------------------
+
+    def _sort(self) -> None:
+        """Read every known storage's size again and give it its kind."""
+        claimed: dict[int, int] = {}
+        for kind, tensor in self._claims():
+            self._see(tensor)
+            for storage in storages_of(tensor):
+                claimed.setdefault(id(storage), kind)
+        kinds = [0] * len(KINDS)
+        held = [(entry, entry()) for entry in list(self._entries.values())]  # nothing dies while we add up
+        for entry, storage in held:
+            entry.kind = claimed.get(entry.key, REST)
+            entry.nbytes = 0 if storage is None else storage.nbytes()  # None: dying, and its callback is still to come
+            kinds[entry.kind] += entry.nbytes
+        self._kinds, self.alive, self._unsorted = kinds, sum(kinds), 0
+
+    def _claims(self) -> Iterator[tuple[int, Tensor]]:
+        """Each tensor whose kind can be told from where it hangs; the first claim on a storage holds."""
+        stage = self.state if self.state is not None else getattr(self.model, "zero", None)
+        listed = stage.tensors() if hasattr(stage, "tensors") else {}
+        for kind in listed:
+            if kind not in LISTED:
+                raise BadInput(f"{type(stage).__name__}.tensors() lists {kind!r}: the kinds are {', '.join(LISTED)}")
+        params = list(self.model.parameters()) if self.model is not None else []
+        of_optimizer = params_of(self.optimizer)
+        states = list(states_of(self.optimizer))
+        yield from ((PARAMETERS, param) for param in params)
+        yield from ((PARAMETERS, tensor) for tensor in listed.get("parameters", ()))
+        yield from ((GRADIENTS, param.grad) for param in params if param.grad is not None)
+        yield from ((GRADIENTS, tensor) for tensor in listed.get("gradients", ()))
+        yield from ((SCALARS if scalar else OPTIMIZER, tensor) for tensor, scalar in states)
+        yield from ((OPTIMIZER, tensor) for tensor in listed.get("optimizer", ()))
+        yield from ((BUFFERS, buffer) for buffer in (self.model.buffers() if self.model is not None else ()))
+        yield from ((BUFFERS, tensor) for tensor in listed.get("buffers", ()))
+        # What the optimizer trains comes last, so that fp32 master weights a stage listed are not parameters again.
+        yield from ((PARAMETERS, param) for param in of_optimizer)
+        yield from ((GRADIENTS, param.grad) for param in of_optimizer if param.grad is not None)
+
+    # -- while it is entered -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation imports torch._dynamo: seconds, and memory that is not the program's
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for cls in types:
+            if hasattr(cls, "__tensor_flatten__"):
+                return NotImplemented  # a DTensor: let it become operations on plain tensors, and see those
+        kwargs = kwargs or {}
+        before = self.alive
+        self._see_all(args)
+        if kwargs:
+            self._see_all(kwargs.values())
+        out = func(*args, **kwargs)
+        self._see_all(out if isinstance(out, tuple | list) else (out,))
+        if self.alive > before:
+            asked = self.alive - before
+            if self.budget is not None and self.alive > self.budget:
+                error = self._out_of_memory(func, asked, self.alive)
+                del out  # the traceback keeps this frame, and must not keep the memory
+                raise error
+            self._look_for_peak()
+        return out
+
+    def _see_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                self._see(value)
+            elif isinstance(value, list | tuple):
+                self._see_all(value)
+
+    def __enter__(self) -> "Ledger":
+        if self._depth == 0:
+            self._fake_mode = active_fake_mode()
+            before = self.alive
+            self._sort()
+            self._grew("what exists already", self.alive - before)
+            watch_resize(self)
+            super().__enter__()
+        self._depth += 1
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            unwatch_resize(self)
+            super().__exit__(*exception)
+
