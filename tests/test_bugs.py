@@ -1,6 +1,6 @@
 """The tests of the tests: famous bugs, planted one at a time, and the check that goes red for each.
 
-A bug is planted from outside, as one of the functions that a stage takes (`heart=`), as an optimizer, a rank map or a
+A bug is planted from outside, as one of the functions that a stage takes (`ops=`), as an optimizer, a rank map or a
 loss, or as a change of a class for the time of the run. The checks are those of the real tests.
 """
 
@@ -19,13 +19,13 @@ from zerocourse.comm import Comm
 from zerocourse.launch.processes.failures import RankError
 from zerocourse.zero.shard import STAGES as STAGE_TYPES
 from zerocourse.zero.ddp import DataParallel
-from zerocourse.zero.buffer import Flat
+from zerocourse.zero.buffer import FlatBuffer
 
 
-def with_heart(case: Case, **functions) -> Case:
+def with_ops(case: Case, **functions) -> Case:
     """The case with functions in place of the stage's own; each is `bug(own)`, and gives a function like `own`."""
-    own = STAGE_TYPES[case.stage].heart
-    return replace(case, options=case.options + (("heart", {name: bug(getattr(own, name)) for name, bug in functions.items()}),))
+    own = STAGE_TYPES[case.stage].ops
+    return replace(case, options=case.options + (("ops", {name: bug(getattr(own, name)) for name, bug in functions.items()}),))
 
 
 def red(check, *args, match: str | None = None, **kwargs) -> None:
@@ -50,7 +50,7 @@ def of_stack(stage: int, **fields) -> Case:
 
 
 def test_the_checks_are_green_without_a_bug(pool):
-    check_exact(pool, [with_heart(of_stack(stage), reduce=lambda own: own, step=lambda own: own) for stage in STAGES])
+    check_exact(pool, [with_ops(of_stack(stage), reduce=lambda own: own, step=lambda own: own) for stage in STAGES])
 
 
 # -- who takes part --------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def skip_rank_zero(own):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_bug_rank_zero_is_skipped(pool, stage):
-    red(check_exact, pool, [with_heart(of_stack(stage), step=skip_rank_zero)], match="differ|losses")
+    red(check_exact, pool, [with_ops(of_stack(stage), step=skip_rank_zero)], match="differ|losses")
 
 
 def only_where_it_was_used(own):
@@ -113,7 +113,7 @@ def one_batch(model, step, micro, rank):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_bug_the_sum_for_the_average(pool, stage):
-    case = with_heart(Case(stage, optimizer=worlds.sgd, loss=one_batch), reduce=sum_of_ranks)
+    case = with_ops(Case(stage, optimizer=worlds.sgd, loss=one_batch), reduce=sum_of_ranks)
     (_, runs), = runs_of(pool, [case])
     assert runs[0].losses[0] > runs[0].losses[1] > runs[0].losses[2]  # the loss falls, which proves nothing
     red(worlds.check_bitwise, runs[0], worlds.exact(case)[0], case, match="losses")
@@ -129,7 +129,7 @@ def own_gradients(own):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_bug_nothing_is_reduced(pool, stage):
-    red(check_exact, pool, [with_heart(of_stack(stage), reduce=own_gradients)], match="differs|losses")
+    red(check_exact, pool, [with_ops(of_stack(stage), reduce=own_gradients)], match="differs|losses")
 
 
 def same_rows(model, step, micro, rank):
@@ -138,7 +138,7 @@ def same_rows(model, step, micro, rank):
 
 def test_the_same_data_on_every_rank_hides_that(pool):
     """Green, with nothing reduced: why every rank has other data in these tests."""
-    check_exact(pool, [with_heart(of_stack(stage, loss=same_rows), reduce=own_gradients) for stage in (0, 2)])
+    check_exact(pool, [with_ops(of_stack(stage, loss=same_rows), reduce=own_gradients) for stage in (0, 2)])
 
 
 def weights_are_reduced(own):
@@ -162,7 +162,7 @@ def weights_are_broadcast(own):
 @pytest.mark.parametrize("bug", (weights_are_reduced, weights_are_broadcast))
 @pytest.mark.parametrize("stage", (0, 1))
 def test_bug_weights_for_gradients(pool, stage, bug):
-    red(check_exact, pool, [with_heart(of_stack(stage), reduce=bug)], match="differs|losses")
+    red(check_exact, pool, [with_ops(of_stack(stage), reduce=bug)], match="differs|losses")
 
 
 def only_the_last_micro_batch(own):
@@ -175,7 +175,7 @@ def only_the_last_micro_batch(own):
 
 @contextmanager
 def micro_batches_overwrite_each_other():
-    with patched(Flat, "collect", only_the_last_micro_batch):
+    with patched(FlatBuffer, "collect", only_the_last_micro_batch):
         yield
 
 
@@ -201,7 +201,7 @@ def in_bf16(own):
 
 def test_bug_sums_in_half_precision(pool):
     case = Case(2, 4, param_dtype=torch.bfloat16)
-    red(check_exact, pool, [with_heart(case, reduce=in_bf16)], match="differs|losses")
+    red(check_exact, pool, [with_ops(case, reduce=in_bf16)], match="differs|losses")
 
 
 def norm_of_a_shard(own):
@@ -298,10 +298,10 @@ def thrown_away(own):
     def unshard(flat, comm):
         own(flat, comm).wait()
         rest = flat.full.clone()
-        flat.memory.free()
+        flat.storage.free()
         flat.full.set_(rest.untyped_storage(), 0, rest.shape)
         for key, shape in flat.layout.shapes.items():
-            flat.views[key] = flat.full[flat.layout.place(key)].view(shape)
+            flat.views[key] = flat.full[flat.layout.param_slice(key)].view(shape)
 
     return unshard
 
@@ -313,7 +313,7 @@ def kept(own):
 
 @pytest.mark.parametrize("functions", ({"unshard": thrown_away}, {"reshard": kept}))
 def test_bug_a_gather_that_shards_nothing(pool, functions):
-    case = with_heart(test_stages.prefetching(1, True), **functions)
+    case = with_ops(test_stages.prefetching(1, True), **functions)
     for found in pool(2).run(test_stages.in_flight, case):
         red(test_stages.check_in_flight, found, 1, True)
 
@@ -330,7 +330,7 @@ def at_once(own):
 
 @pytest.mark.parametrize("verb", ("forward", "backward"))
 def test_bug_an_overlap_that_is_none(pool, verb):
-    case = with_heart(test_stages.prefetching(1, True), unshard=at_once)
+    case = with_ops(test_stages.prefetching(1, True), unshard=at_once)
     check_exact(pool, [case])  # nothing else is wrong with it
     for found in pool(2).run(test_stages.events, case):
         red(test_stages.check_overlap, found, verb, match="is not being gathered")

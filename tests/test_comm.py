@@ -186,17 +186,17 @@ def counted() -> dict:
     """Ten elements on each rank's three: bytes by kind after each call."""
     comm = Comm()
     layout = Layout.build({"a": (7,), "b": (3,)}, comm.world_size)
-    found = {"start": (comm.sent.total(), comm.elements.total(), comm.padding, comm.control)}
+    found = {"start": (comm.sent.total(), comm.elements.total(), comm.padding, comm.metadata)}
     comm.all_gather(torch.zeros(layout.padded, dtype=torch.bfloat16), layout, "a").wait()
-    found["all_gather"] = (comm.sent["all_gather"], comm.elements["all_gather"], comm.padding, comm.control)
+    found["all_gather"] = (comm.sent["all_gather"], comm.elements["all_gather"], comm.padding, comm.metadata)
     comm.reduce_scatter(torch.zeros(layout.padded), layout, "a").wait()
-    found["reduce_scatter"] = (comm.sent["reduce_scatter"], comm.elements["reduce_scatter"], comm.padding, comm.control)
+    found["reduce_scatter"] = (comm.sent["reduce_scatter"], comm.elements["reduce_scatter"], comm.padding, comm.metadata)
     comm.all_reduce(torch.zeros(5, dtype=torch.uint8), "max")
     comm.all_reduce(torch.zeros(()))
-    found["agreed"] = (comm.sent.total(), comm.padding, comm.control)
+    found["agreed"] = (comm.sent.total(), comm.padding, comm.metadata)
     comm.broadcast(torch.zeros(4), "a")
     comm.all_gather_object(1)
-    found["broadcast"] = (comm.sent.total(), comm.padding, comm.control)
+    found["broadcast"] = (comm.sent.total(), comm.padding, comm.metadata)
     return found
 
 
@@ -348,7 +348,7 @@ def test_without_a_process_group():
     assert comm.all_reduce(row, "max") is row and comm.all_reduce(row) is row and comm.broadcast(row, "a") is row
     assert comm.all_gather_object("x") == ["x"]
     fail_all("nobody hears it")
-    assert (comm.rank, comm.world_size, comm.sent.total(), comm.padding, comm.control) == (0, 1, 0, 0, 0)
+    assert (comm.rank, comm.world_size, comm.sent.total(), comm.padding, comm.metadata) == (0, 1, 0, 0, 0)
 
 
 def side_by_side() -> dict:
@@ -517,8 +517,8 @@ def test_a_rank_that_leaves_tells_the_others_why_at_once(waiting_in, leaving):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_reason_arrives_although_the_rank_that_left_takes_the_store_with_it():
     def slow_to_look(rank):
-        compare = notes.Notes.compare
-        notes.Notes.compare = lambda *args: (time.sleep(0.5), compare(*args))[1]
+        compare = notes.DesyncReport.compare
+        notes.DesyncReport.compare = lambda *args: (time.sleep(0.5), compare(*args))[1]
         return leaves("all_reduce_sum", [0])
 
     found = forked(3, slow_to_look, own_store=False)

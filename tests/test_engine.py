@@ -231,7 +231,7 @@ def test_bytes_held_and_sent(pool, stage):
         assert memory["total_bytes"] == sum(value for key, value in memory.items() if key != "total_bytes")
         after = found["after"]
         assert after["sent_bytes"] == sum(after["by_collective"].values()) and found["before"]["sent_bytes"] == 0
-        assert set(after) == {"sent_bytes", "by_collective", "padding_bytes", "control_bytes"}
+        assert set(after) == {"sent_bytes", "by_collective", "padding_bytes", "metadata_bytes"}
         values = [*memory.values(), *after.pop("by_collective").values(), *after.values()]
         assert {type(value) for value in values} == {int}
     # All ranks together send 2Ψ(N-1) elements a step, and stage 3 3Ψ(N-1).

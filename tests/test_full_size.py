@@ -8,7 +8,7 @@ import torch
 
 from zerocourse import shard
 from zerocourse.launch import launch
-from zerocourse.init.deferred import blueprint
+from zerocourse.init.deferred import deferred_init
 from zerocourse.models.gpt2 import CONFIGS, GPT
 
 GIB = 1 << 30
@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 def train_two_steps() -> tuple[list[float], int]:
     """This rank's losses and the most memory that its process ever had resident, bytes."""
-    with blueprint():
+    with deferred_init():
         model = GPT(replace(CONFIGS["gpt2"], tied=False))
     assert sum(param.numel() for param in model.parameters()) == 163_037_184
     model, optimizer = shard(model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), stage=3)

@@ -9,7 +9,7 @@ from torch import nn
 
 from zerocourse.errors import BadInput
 from zerocourse.measure.ledger import Ledger
-from zerocourse.init.deferred import Materializer, assert_materializable, blueprint, materialize_model
+from zerocourse.init.deferred import Materializer, assert_materializable, deferred_init, materialize_model
 from zerocourse.models.gpt2 import GPT, build_model
 
 
@@ -22,7 +22,7 @@ def all_meta(model: nn.Module) -> bool:
 
 
 def sketch(build):
-    with blueprint():
+    with deferred_init():
         return build()
 
 
@@ -56,7 +56,7 @@ class Net(nn.Module):
         return self.head(torch.cat([self.attention(y, y, y)[0], y[..., :2]], -1))
 
 
-# -- blueprint ------------------------------------------------------------------------------------------------------
+# -- deferred init ---------------------------------------------------------------------------------------------------
 
 
 def test_parameters_are_meta_and_buffers_real():
@@ -129,19 +129,19 @@ def test_everything_that_fills_parameters_runs_in_init():
 
 
 def test_it_ends_with_its_block_and_nests():
-    with blueprint():
-        with blueprint():
+    with deferred_init():
+        with deferred_init():
             assert all_meta(nn.Linear(2, 2))
         assert all_meta(nn.Linear(2, 2))
     assert not nn.Linear(2, 2).weight.is_meta
-    with pytest.raises(ZeroDivisionError), blueprint():
+    with pytest.raises(ZeroDivisionError), deferred_init():
         raise ZeroDivisionError
     assert not nn.Linear(2, 2).weight.is_meta
 
 
 def test_other_threads_build_for_real():
     built = []
-    with blueprint():
+    with deferred_init():
         thread = threading.Thread(target=lambda: built.append(nn.Linear(2, 2)))
         thread.start()
         thread.join()
@@ -175,7 +175,7 @@ def test_the_line_is_the_users_and_not_torchs():
 
 
 def test_other_errors_pass_through():
-    with pytest.raises(RuntimeError, match="metadata of mine") as caught, blueprint():
+    with pytest.raises(RuntimeError, match="metadata of mine") as caught, deferred_init():
         raise RuntimeError("metadata of mine")
     assert type(caught.value) is RuntimeError
 
@@ -183,7 +183,7 @@ def test_other_errors_pass_through():
 def test_meta_buffers_are_refused_by_name():
     with torch.device("meta"):
         plain = nn.Sequential(Net())
-    with pytest.raises(BadInput, match=r"^buffer 0\.frequencies of Net .*blueprint"):
+    with pytest.raises(BadInput, match=r"^buffer 0\.frequencies of Net .*deferred_init"):
         assert_materializable(plain)
     with pytest.raises(BadInput, match="buffer"):
         materialize_model(plain)
@@ -584,7 +584,7 @@ def test_the_peak_of_init_is_a_shard_and_one_module():
         return shards
 
     sharding, shards = peak(shard)
-    print(f"whole {whole:,}; blueprint {sketching:,}; shard by shard {sharding:,}; the shard {nbytes(shards):,}")
+    print(f"whole {whole:,}; deferred {sketching:,}; shard by shard {sharding:,}; the shard {nbytes(shards):,}")
     slack = 20_000  # the state of the random generator, saved twice
     assert nbytes(shards) < size / 7.9
     assert sharding <= size / 8 + one_module * 1.13 + slack  # one value's slice is copied while the value is held

@@ -36,7 +36,7 @@ def test_every_element_in_exactly_one_slice(shapes, world_size, rank_map):
     times = {name: [0] * math.prod(shape) for name, shape in shapes.items()}
     for rank in range(world_size):
         own = layout.slice(rank)
-        pieces = layout.pieces(own)
+        pieces = layout.shard_ranges(own)
         for piece in pieces:
             assert 0 <= piece.start < piece.stop <= math.prod(shapes[piece.name])
             for element in range(piece.start, piece.stop):
@@ -54,11 +54,11 @@ def test_a_piece_lies_where_it_says(shapes, world_size, rank_map):
     for name, shape in shapes.items():
         values[name] = torch.arange(number, number + math.prod(shape))
         number += math.prod(shape)
-        row[layout.place(name)] = values[name]
+        row[layout.param_slice(name)] = values[name]
     assert sorted(row.tolist()) == [-1] * (layout.padded - layout.numel) + list(range(number))
     for rank in range(world_size):
         mine, at = row[layout.slice(rank)], 0
-        for piece in layout.pieces(layout.slice(rank)):
+        for piece in layout.shard_ranges(layout.slice(rank)):
             assert piece.at == at, "pieces follow each other without gaps"
             at += piece.stop - piece.start
             assert mine[piece.at : at].tolist() == values[piece.name][piece.start : piece.stop].tolist()
@@ -79,7 +79,7 @@ def test_owner_maps_keep_tensors_whole_and_have_no_padding(shapes, world_size, r
     owner, layout = owners(rank_map, shapes, world_size), build(shapes, world_size, rank_map)
     assert layout.padded == layout.numel
     for rank in range(world_size):
-        found = {piece.name: (piece.start, piece.stop) for piece in layout.pieces(layout.slice(rank))}
+        found = {piece.name: (piece.start, piece.stop) for piece in layout.shard_ranges(layout.slice(rank))}
         theirs = {name: math.prod(shape) for name, shape in shapes.items() if owner[name] == rank}
         assert found == {name: (0, size) for name, size in theirs.items() if size}
         assert layout.real(rank) == sum(theirs.values())

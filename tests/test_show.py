@@ -72,13 +72,13 @@ def test_a_difference_names_all_that_a_stage_defines(before, after):
 
 
 def test_a_difference_of_one_verb():
-    shown = show.difference(Stage1, Stage2, only=["heart.reduce"])
-    assert re.search(r"^heart.reduce +reduce_scatter_in_place +reduce_scatter_and_free$", shown.text, re.M)
+    shown = show.difference(Stage1, Stage2, only=["ops.reduce"])
+    assert re.search(r"^ops.reduce +reduce_scatter_in_place +reduce_scatter_and_free$", shown.text, re.M)
     assert re.search(r"^shards_gradients +False +True$", shown.text, re.M)
     assert "\n--- zerocourse/zero/stage1.py\n+++ zerocourse/zero/stage2.py\n" in shown.text
     assert "\n+def reduce_scatter_and_free(" in shown.text and "\n-def reduce_scatter_in_place(" in shown.text
     assert shown.html.count("</th></tr>") == 2, "the table, and one pair of sources"
-    with pytest.raises(BadInput, match="does not change forward of Stage1; it changes .*heart.reduce"):
+    with pytest.raises(BadInput, match="does not change forward of Stage1; it changes .*ops.reduce"):
         show.difference(Stage1, Stage2, only=["forward"])
 
 

@@ -368,12 +368,12 @@ def sent(cases: list[Case]) -> list[dict]:
         model, optimizer = worlds.sharded(case)
         comm = model.zero.comm
         worlds.train_plain(replace(case, steps=1), model, optimizer)
-        before = sum(comm.elements.values()), sum(comm.sent.values()), comm.padding, comm.control
+        before = sum(comm.elements.values()), sum(comm.sent.values()), comm.padding, comm.metadata
         worlds.train_plain(replace(case, steps=1), model, optimizer)
         if case.stage == 3:  # state_dict gathers once more
             gathers = (comm.world_size - 1) * sum(flat.layout.real(comm.rank) for flat in model.zero.flats)
             before = before[0] + gathers, before[1] + gathers * model.zero.flats[0].full.element_size(), *before[2:]
-        after = sum(comm.elements.values()), sum(comm.sent.values()), comm.padding, comm.control
+        after = sum(comm.elements.values()), sum(comm.sent.values()), comm.padding, comm.metadata
         found.append([now - then for now, then in zip(after, before, strict=True)])
     return found
 

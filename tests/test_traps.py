@@ -17,7 +17,7 @@ from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, ro
 from zerocourse import load_state_dict, shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput, CollectiveError
-from zerocourse.zero.storage import Memory
+from zerocourse.zero.storage import FreeableStorage
 
 
 def of_stack(make=Stack, stages=STAGES, **fields) -> list[Case]:
@@ -1020,7 +1020,7 @@ def kept() -> list:
     return [said, worlds.train_plain(case, model, optimizer)]
 
 
-@pytest.mark.skipif(not Memory(torch.zeros(4)).readable,
+@pytest.mark.skipif(not FreeableStorage(torch.zeros(4)).readable,
                     reason="before torch 2.11, and outside Linux, to read a view of freed memory ends the process")
 def test_trap_27_tensors_kept_after_release(pool):
     for rank, (said, run) in enumerate(pool(2).run(kept)):
@@ -1049,7 +1049,7 @@ def step_counts() -> list[dict[str, float]]:
         model, optimizer = worlds.sharded(case)
         worlds.train_plain(case, model, optimizer)
         found.append({key: optimizer.state[piece]["step"].item() for flat in model.zero.flats
-                      for key, piece in flat.pieces.items()})
+                      for key, piece in flat.shard_params.items()})
     return found
 
 
@@ -1084,8 +1084,8 @@ def trampled(cases: list[Case]) -> list[worlds.Run]:
     runs = []
     for case in cases:
         model, optimizer = worlds.sharded(case)
-        heart = model.zero.heart
-        model.zero.heart = replace(heart, reduce=trampling(heart.reduce), unshard=trampling(heart.unshard))
+        ops = model.zero.ops
+        model.zero.ops = replace(ops, reduce=trampling(ops.reduce), unshard=trampling(ops.unshard))
         runs.append(worlds.train_plain(case, model, optimizer))
     return runs
 

@@ -18,7 +18,7 @@ from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.measure.ledger import Ledger
-from zerocourse.init.deferred import blueprint, materialize_model
+from zerocourse.init.deferred import deferred_init, materialize_model
 from zerocourse.zero.unit import cut_into_units
 
 
@@ -289,7 +289,7 @@ def test_an_optimizer_of_a_part_of_the_model(pool):
 
 def names_fit(optimizer, model) -> bool:
     """Has each piece its parameter's name, in every group?"""
-    of_piece = {piece: key for flat in model.zero.flats for key, piece in flat.pieces.items()}
+    of_piece = {piece: key for flat in model.zero.flats for key, piece in flat.shard_params.items()}
     return all([of_piece[piece] for piece in group["params"]] == group["param_names"] for group in optimizer.param_groups)
 
 
@@ -456,7 +456,7 @@ def takes_other_memory(model, optimizer):
     (lambda model: shard(model, Lamb(model.parameters(), 1e-3)), "Lamb looks at whole tensors"),
     (lambda model: ADAMW(shard(model)[0].parameters()).step(), "AdamW has parameters of a sharded model.*make it first"),
     (lambda model: takes_other_memory(*shard(model, ADAMW(model.parameters()), 1)), "'first.weight' was given other memory"),
-    (lambda model: shard(model, heart={"reduse": print}), "function 'reduse'.*reduce, step, unshard, reshard"),
+    (lambda model: shard(model, ops={"reduse": print}), "function 'reduse'.*reduce, step, unshard, reshard"),
     (lambda model: shard(model)[0].double(), "keeps its dtype and device"),
     (lambda model: copy.deepcopy(shard(model)[0]), "cannot be copied"),
     (lambda model: shard(model, ADAMW(model.parameters()))[1].add_param_group({"params": [torch.ones(3)]}), "not a parameter"),
@@ -557,7 +557,7 @@ def test_a_gradient_scaler_is_refused_on_every_rank(pool):
 
 def real_in_part() -> tuple[dict, dict]:
     """On rank 1 one half of a block has values; what both ranks then train with, and what they should."""
-    with blueprint():
+    with deferred_init():
         model, other = Stack(), Stack()
     whole = copy.deepcopy(materialize_model(other).state_dict())
     if dist.get_rank() == 1:
@@ -588,9 +588,9 @@ def test_a_model_that_is_a_list():
 
 
 def peak_of_shard() -> tuple[int, int, int, int]:
-    """Bytes: the peak of sharding a blueprint at stage 3, what is kept, a block, and the largest module of it."""
+    """Bytes: the peak of sharding a deferred model at stage 3, what is kept, a block, and the largest module of it."""
     with Ledger() as ledger:
-        with blueprint():
+        with deferred_init():
             model = worlds.gpt(n_layer=8, n_embd=64)
         block = sum(4 * param.numel() for param in model.h[0].parameters())
         module = max(sum(4 * param.numel() for param in module.parameters(recurse=False)) for module in model.h[0].modules())
@@ -598,7 +598,7 @@ def peak_of_shard() -> tuple[int, int, int, int]:
         return ledger.peak, ledger.now().total, block, module
 
 
-def test_a_blueprint_takes_its_slices_one_unit_and_one_module_of_it(pool):
+def test_a_deferred_model_takes_its_slices_one_unit_and_one_module_of_it(pool):
     for peak, kept, block, module in pool(2).run(peak_of_shard):
         slack = 25_000  # the state of the random generator, saved twice; padding
         while_drawn, when_cut = kept - block // 2 + block + module, kept + block

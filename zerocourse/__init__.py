@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _HOME = {
     "initialize": "engine", "Engine": "engine",
     "shard": "zero.shard", "state_dict": "zero.consolidate", "load_state_dict": "zero.consolidate",
-    "blueprint": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
+    "deferred_init": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
     "Ranks": "launch.ranks", "load_ipython_extension": "launch.magics",
 }
 __all__ = ["__version__", *_HOME]

@@ -404,14 +404,14 @@ class Right:
         numel = sum(param.numel() for param in params)
         self.size = (numel + self.world - 1) // self.world
         self.row = torch.zeros(self.size * self.world)
-        self.places, at = [], 0
+        self.shard_ranges, at = [], 0
         for param in params:
-            self.places.append(slice(at, at + param.numel()))
+            self.shard_ranges.append(slice(at, at + param.numel()))
             at += param.numel()
-            self.row[self.places[-1]] = param.detach().flatten()
+            self.row[self.shard_ranges[-1]] = param.detach().flatten()
         if self.starts_alike:
             dist.broadcast(self.row, src=0)
-        for param, place in zip(params, self.places):
+        for param, place in zip(params, self.shard_ranges):
             param.data = self.row[place].view_as(param) if self.views else self.row[place].view_as(param).clone()
         length = self.row.numel() if self.whole_states else self.size
         self.m, self.v = torch.zeros(length), torch.zeros(length)
@@ -424,7 +424,7 @@ class Right:
         if self.skips and any(param.grad is None for param in self.params):
             return
         row = torch.zeros_like(self.row)
-        for param, place in zip(self.params, self.places):
+        for param, place in zip(self.params, self.shard_ranges):
             if param.grad is not None:
                 row[place] = param.grad.flatten()
             if self.frees:
@@ -540,6 +540,6 @@ class MovesUp(Right):
         without = [param for param in self.params if param.grad is None]
         row = torch.cat([param.grad.flatten() for param in self.params if param.grad is not None] + [torch.zeros(0)])
         row = torch.nn.functional.pad(row, (0, sum(param.numel() for param in without)))
-        for param, place in zip(self.params, self.places):
+        for param, place in zip(self.params, self.shard_ranges):
             param.grad = row[place].view_as(param)
         super().step()

@@ -144,7 +144,7 @@ def unused_ignored(buckets, arrivals):
 def takes_the_argument(params, bucket, layout, world_size):
     for name, param in params.items():
         def hook(gradient, name=name):
-            bucket[layout.place(name)] += gradient.detach().flatten() / world_size
+            bucket[layout.param_slice(name)] += gradient.detach().flatten() / world_size
             gradient.grad = None
         param.register_post_accumulate_grad_hook(hook)
 
@@ -153,7 +153,7 @@ def takes_the_argument(params, bucket, layout, world_size):
 def not_divided(params, bucket, layout, world_size):
     def make(name):
         def hook(param):
-            bucket[layout.place(name)].view_as(param).add_(param.grad)
+            bucket[layout.param_slice(name)].view_as(param).add_(param.grad)
             param.grad = None
         return hook
 
@@ -165,7 +165,7 @@ def not_divided(params, bucket, layout, world_size):
 def late_binding(params, bucket, layout, world_size):
     for name, param in params.items():
         def hook(param):
-            bucket[layout.place(name)] += param.grad.flatten() / world_size
+            bucket[layout.param_slice(name)] += param.grad.flatten() / world_size
             param.grad = None
         param.register_post_accumulate_grad_hook(hook)
 
@@ -176,14 +176,14 @@ def not_freed(params, bucket, layout, world_size):
         bucket[place].add_(param.grad.flatten(), alpha=1 / world_size)
 
     for name, param in params.items():
-        param.register_post_accumulate_grad_hook(functools.partial(collect, layout.place(name)))
+        param.register_post_accumulate_grad_hook(functools.partial(collect, layout.param_slice(name)))
 
 
 @wrong("6.3", "overwrote what the first backward")
 def overwritten(params, bucket, layout, world_size):
     for name, param in params.items():
         def hook(param, name=name):
-            bucket[layout.place(name)] = param.grad.flatten() / world_size
+            bucket[layout.param_slice(name)] = param.grad.flatten() / world_size
             param.grad = None
         param.register_post_accumulate_grad_hook(hook)
 
@@ -193,7 +193,7 @@ def divides_the_weights(params, bucket, layout, world_size):
     for name, param in params.items():
         def hook(param, name=name):
             param.data /= world_size
-            bucket[layout.place(name)] += param.grad.flatten()
+            bucket[layout.param_slice(name)] += param.grad.flatten()
             param.grad = None
         param.register_post_accumulate_grad_hook(hook)
 
@@ -402,7 +402,7 @@ class Right:
             row = self.open.setdefault(number, torch.zeros(0))
             if not row.numel():
                 row = self.open[number] = torch.zeros(layout.padded)
-            row[layout.place(name)] = param.grad.flatten() / (self.comm.world_size if self.divides else 1)
+            row[layout.param_slice(name)] = param.grad.flatten() / (self.comm.world_size if self.divides else 1)
             if self.frees:
                 param.grad = None
             self.came.setdefault(number, set()).add(name)

@@ -313,7 +313,7 @@ class TakesMoreEachTime:
 
 # 7.5 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("7.5", "`flat.memory.take()` comes first")
+@wrong("7.5", "`flat.storage.allocate()` comes first")
 class NotTaken:
     def unshard(flat, comm):
         flat.full[flat.own] = flat.shard
@@ -323,14 +323,14 @@ class NotTaken:
 @wrong("7.5", "was not yet in its place")
 class OwnSliceMissing:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         return comm.all_gather(flat.full, flat.layout, flat.name)
 
 
 @wrong("7.5", "was not yet in its place")
 class OwnSliceTooLate:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         handle = comm.all_gather(flat.full, flat.layout, flat.name)
         handle.wait()
         flat.full[flat.own].copy_(flat.shard)
@@ -339,7 +339,7 @@ class OwnSliceTooLate:
 @wrong("7.5", "was not yet in its place")
 class SliceAtTheFront:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[:flat.shard.numel()].copy_(flat.shard)
         return comm.all_gather(flat.full, flat.layout, flat.name)
 
@@ -356,7 +356,7 @@ class FreshRow:
 @wrong("7.5", "nobody has its handle")
 class HandleLost:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own].copy_(flat.shard)
         comm.all_gather(flat.full, flat.layout, flat.name)
 
@@ -364,7 +364,7 @@ class HandleLost:
 @wrong("7.5", "The computation stands still")
 class WaitsAndReturns:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own].copy_(flat.shard)
         handle = comm.all_gather(flat.full, flat.layout, flat.name)
         handle.wait()
@@ -374,7 +374,7 @@ class WaitsAndReturns:
 @wrong("7.5", "is a view of `flat.full`")
 class ShardIsAView:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own].copy_(flat.shard)
         flat.shard = flat.full[flat.own]
         return comm.all_gather(flat.full, flat.layout, flat.name)
@@ -383,14 +383,14 @@ class ShardIsAView:
 @wrong("7.5", "no `comm.all_gather` was called")
 class NothingGathered:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own].copy_(flat.shard)
 
 
 @wrong("7.5", "must call the same collectives")
 class OnlyTheOwnerGathers:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own].copy_(flat.shard)
         if comm.rank == 0:
             return comm.all_gather(flat.full, flat.layout, flat.name)
@@ -418,7 +418,7 @@ class ZeroedRow:
 @wrong("7.5", "the memory of `flat.shard` is gone too")
 class ShardFreedToo:
     def reshard(flat):
-        flat.memory.free()
+        flat.storage.free()
         flat.shard.untyped_storage().resize_(0)
 
 
@@ -428,10 +428,10 @@ class GathersInStep:
         result = optimizer_step()
         for flat in flats:
             flat.publish_shard()
-            flat.memory.take()
+            flat.storage.allocate()
             flat.full[flat.own].copy_(flat.shard)
             comm.all_gather(flat.full, flat.layout, flat.name).wait()
-            flat.memory.free()
+            flat.storage.free()
         return result
 
 
@@ -469,7 +469,7 @@ class NothingReturned:
 @wrong("7.5", "must call the same collectives")
 class OnlyTheOwnerGathersAndWaits:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own].copy_(flat.shard)
         if flat.rank > 0:
             return
@@ -480,20 +480,20 @@ class OnlyTheOwnerGathersAndWaits:
 class RootIsKept:
     def reshard(flat):
         if not flat.name.startswith("root"):
-            flat.memory.free()
+            flat.storage.free()
 
 
 @wrong("7.5", "with `flat.memory`, on every rank")
 class FreedOnRankZero:
     def reshard(flat):
         if flat.rank == 0:
-            flat.memory.free()
+            flat.storage.free()
 
 
 @wrong("7.5", "write it yourself")
 class Delegates:
-    unshard = staticmethod(Stage3.heart.unshard)
-    step = staticmethod(Stage3.heart.step)
+    unshard = staticmethod(Stage3.ops.unshard)
+    step = staticmethod(Stage3.ops.step)
 
 
 # 7.6 ----------------------------------------------------------------------------------------------------------------

@@ -162,11 +162,11 @@ def stage_0_of_the_package(model):
     layout = Layout.build({name: tuple(grad.shape) for name, grad in grads.items()}, comm.world_size)
     row = torch.zeros(layout.padded)
     for name, grad in grads.items():
-        row[layout.place(name)] = grad.flatten() / comm.world_size
+        row[layout.param_slice(name)] = grad.flatten() / comm.world_size
     bucket = SimpleNamespace(name="gradients", grad=row, layout=layout, own=slice(None))
     all_reduce(bucket, comm).wait()
     for name, grad in grads.items():
-        grad.copy_(bucket.grad_shard[layout.place(name)].view_as(grad))
+        grad.copy_(bucket.grad_shard[layout.param_slice(name)].view_as(grad))
 
 
 # 4.3 ----------------------------------------------------------------------------------------------------------------

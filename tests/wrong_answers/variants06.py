@@ -140,13 +140,13 @@ def copies_the_parameter(params, bucket, layout, world_size):
         params[name].register_post_accumulate_grad_hook(move)
 
     for name in params:
-        bind(name, layout.place(name))
+        bind(name, layout.param_slice(name))
 
 
 @wrong("6.3", "gradient as it is")
 def divides_nothing(params, bucket, layout, world_size):
     for name, param in params.items():
-        place = layout.place(name)
+        place = layout.param_slice(name)
 
         def hook(p, place=place):
             torch.add(bucket[place], p.grad.view(-1), out=bucket[place])
@@ -162,7 +162,7 @@ def lambda_in_a_loop(params, bucket, layout, world_size):
         p.grad = None
 
     for name in params:
-        place = layout.place(name)
+        place = layout.param_slice(name)
         params[name].register_post_accumulate_grad_hook(lambda p: move(p, place))
 
 
@@ -170,14 +170,14 @@ def lambda_in_a_loop(params, bucket, layout, world_size):
 def zeroes_it(params, bucket, layout, world_size):
     for name in params:
         def hook(p, name=name):
-            bucket[layout.place(name)].add_(p.grad.flatten() / world_size)
+            bucket[layout.param_slice(name)].add_(p.grad.flatten() / world_size)
             p.grad.zero_()
         params[name].register_post_accumulate_grad_hook(hook)
 
 
 @wrong("6.3", "overwrote what the first backward")
 def copy_into_the_place(params, bucket, layout, world_size):
-    views = {id(params[name]): bucket[layout.place(name)] for name in params}
+    views = {id(params[name]): bucket[layout.param_slice(name)] for name in params}
 
     def hook(p):
         views[id(p)].copy_(p.grad.reshape(-1)).div_(world_size)
@@ -191,7 +191,7 @@ def copy_into_the_place(params, bucket, layout, world_size):
 def frees_the_data(params, bucket, layout, world_size):
     for name, param in params.items():
         def hook(p, name=name):
-            bucket[layout.place(name)] += p.grad.flatten() / world_size
+            bucket[layout.param_slice(name)] += p.grad.flatten() / world_size
             p.grad = None
             p.data.zero_()
         param.register_post_accumulate_grad_hook(hook)
@@ -203,7 +203,7 @@ def remembers_gradients(params, bucket, layout, world_size):
 
     def move(param, name):
         flat[name] = param.grad.reshape(-1)
-        bucket[layout.place(name)] += flat[name] / world_size
+        bucket[layout.param_slice(name)] += flat[name] / world_size
         param.grad = None
 
     for name, param in params.items():
@@ -421,7 +421,7 @@ class _ByHand:
     def moved(self, bucket, i, p):
         if bucket.row is None:
             bucket.row = torch.zeros(bucket.layout.padded)
-        bucket.row[bucket.layout.place(str(i))].copy_(p.grad.flatten()).div_(self.comm.world_size)
+        bucket.row[bucket.layout.param_slice(str(i))].copy_(p.grad.flatten()).div_(self.comm.world_size)
         p.grad = None
         bucket.came.add(i)
         self.depart()

@@ -430,7 +430,7 @@ class ResizedTwice:
 @wrong("7.5", "was not yet in its place")
 class CopiedAfterTheStart:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         handle = comm.all_gather(flat.full, flat.layout, flat.name)
         flat.full[flat.own].copy_(flat.shard)
         return handle
@@ -447,7 +447,7 @@ class ZerosForFull:
 @wrong("7.5", "nobody has its handle")
 class ReturnsTheRow:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own] = flat.shard
         handle = comm.all_gather(flat.full, flat.layout, flat.name)
         return flat.full if handle is None else None
@@ -465,12 +465,12 @@ class LikeStageTwo:
         result, handles = optimizer_step(), []
         for flat in flats:
             flat.publish_shard()
-            flat.memory.take()
+            flat.storage.allocate()
             flat.full[flat.own] = flat.shard
             handles.append(comm.all_gather(flat.full, flat.layout, flat.name))
         for flat, handle in zip(flats, handles):
             handle.wait()
-            flat.memory.free()
+            flat.storage.free()
         return result
 
 
@@ -500,19 +500,19 @@ class ReturnsTheFlats:
         return [flat.publish_shard() for flat in flats][:0] or None
 
 
-@wrong("7.5", "`flat.memory.take()` comes first")
+@wrong("7.5", "`flat.storage.allocate()` comes first")
 class TakenWhileItTravels:
     def unshard(flat, comm):
         flat.full[flat.own].copy_(flat.shard)
         handle = comm.all_gather(flat.full, flat.layout, flat.name)
-        flat.memory.take()
+        flat.storage.allocate()
         return handle
 
 
 @wrong("7.5", "The computation stands still")
 class WaitsInOneLine:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own] = flat.shard
         return comm.all_gather(flat.full, flat.layout, flat.name).wait()
 
@@ -520,7 +520,7 @@ class WaitsInOneLine:
 @wrong("7.5", "is a view of `flat.full`")
 class ShardMovesIn:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         place = flat.full[flat.own]
         place.copy_(flat.shard)
         flat.shard.data = place
@@ -530,14 +530,14 @@ class ShardMovesIn:
 @wrong("7.5", "no `comm.all_gather` was called")
 class OwnSliceEverywhere:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full.copy_(flat.shard.repeat(flat.full.numel() // flat.shard.numel()))
 
 
 @wrong("7.5", "must call the same collectives")
 class TheFirstHasItInPlace:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own].copy_(flat.shard)
         return comm.all_gather(flat.full, flat.layout, flat.name) if flat.own.start > 0 else None
 
@@ -560,7 +560,7 @@ class KeepsItsPart:
 @wrong("7.5", "the memory of `flat.shard` is gone too")
 class NothingIsLeft:
     def reshard(flat):
-        flat.memory.free()
+        flat.storage.free()
         flat.shard.data = flat.shard.new_empty(0)
 
 
@@ -568,14 +568,14 @@ class NothingIsLeft:
 class EmbeddingsStay:
     def reshard(flat):
         if not any("wte" in name or "wpe" in name for name in flat.params):
-            flat.memory.free()
+            flat.storage.free()
 
 
 @wrong("7.5", "with `flat.memory`, on every rank")
 class TheFirstRankKeepsTheModel:
     def reshard(flat):
         if flat.own.start:
-            flat.memory.free()
+            flat.storage.free()
 
 
 @wrong("7.5", "write it yourself")
@@ -590,13 +590,13 @@ class AsInTheChapter:
 @wrong("7.5", "`flat.shard` must not change")
 class WritesBack:
     def unshard(flat, comm):
-        flat.memory.take()
+        flat.storage.allocate()
         flat.full[flat.own].copy_(flat.shard)
         return comm.all_gather(flat.full, flat.layout, flat.name)
 
     def reshard(flat):
         flat.shard.copy_(flat.full[flat.own])  # keep what is ours
-        flat.memory.free()
+        flat.storage.free()
 
     def step(flats, comm, optimizer_step):
         result = optimizer_step()

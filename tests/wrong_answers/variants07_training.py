@@ -10,7 +10,7 @@ from wrong_answers import wrong
 from zerocourse.comm import Comm
 from zerocourse.layout.rankmap import Layout
 from zerocourse.zero import stage3
-from zerocourse.zero.buffer import Flat
+from zerocourse.zero.buffer import FlatBuffer
 
 # 7.7 ----------------------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ def built_of_flats(model):
     def one(block):
         params = dict(block.named_parameters())
         layout = Layout.build({name: param.shape for name, param in params.items()}, comm.world_size)
-        flat = Flat("block", params, layout, comm.rank, True, True, torch.float32)
+        flat = FlatBuffer("block", params, layout, comm.rank, True, True, torch.float32)
         flat.begin(torch.device("cpu"))
         flat.fill(lambda row: None)
         shard = nn.Parameter(flat.shard)

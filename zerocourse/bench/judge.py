@@ -115,7 +115,7 @@ def wire(plan: Plan, mode: Mode, ranks: list[dict]) -> Iterator[Check]:
     if ranks[0]["wire_bytes"] is None:
         return
     counted = ranks[0]["wire_bytes"] * plan.ranks
-    extra = sum(got["padding_bytes"] + got["control_bytes"] for got in ranks)
+    extra = sum(got["padding_bytes"] + got["metadata_bytes"] for got in ranks)
     # A message a pass, row and pair of ranks, and some to agree and to start.
     slack = FRAME_BYTES * plan.ranks**2 * (times * len(ranks[0]["rows"]) + 8)
     yield Check(mode.name, "wire", want <= counted <= (want + extra) * (1 + WIRE_TOLERANCE) + slack,

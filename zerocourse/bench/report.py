@@ -10,7 +10,7 @@ from ..course.tour_checks import KINDS, mean_losses
 from .settings import AGAIN, ALONE, BASELINE, Mode, Plan
 from .judge import CLOCK, PROCESSOR, Ratio, checks, noise, profiles, ratio
 
-COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "control_bytes")
+COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")
 
 
 def summarise(plan: Plan, modes: Sequence[Mode], found: dict, settings: dict) -> dict:

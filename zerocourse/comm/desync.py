@@ -16,7 +16,7 @@ COMPARE_SECONDS = 3.0  # that a rank whose collective failed waits for what the 
 HEARD_SECONDS = 1.0  # that a rank which leaves waits until the others know why: its process may keep the store
 
 
-class Notes:
+class DesyncReport:
     """A rank's access to the store that it shares with its `peers`."""
 
     def __init__(self, store: dist.Store, rank: int, peers: list[int]):
@@ -87,7 +87,7 @@ class Notes:
         return self.store.get(key).decode()
 
 
-def leave(notes: list[Notes], groups: list[dist.ProcessGroup | None], reason: str | Exception) -> None:
+def leave(notes: list[DesyncReport], groups: list[dist.ProcessGroup | None], reason: str | Exception) -> None:
     """Say why this rank leaves; close its connections, so that whoever waits for it looks here; let them read.
 
     notes: of all that have used these groups, and one of which the peers are waiting in.

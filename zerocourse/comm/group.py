@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from ..errors import BadInput
 from .events import Recorder
-from .desync import Notes, leave
+from .desync import DesyncReport, leave
 from ..layout.rankmap import Layout
 
 PIECE_BYTES = 1 << 20  # one large send and receive run half-duplex; pieces of this size reach 96 % of a link
@@ -81,7 +81,7 @@ class Comm:
         self.peers = [peer for peer in range(self.world_size) if peer != self.rank]
         self.backends = "" if alone else dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
         self.recorder = Recorder(self.rank)
-        self.sent, self.elements, self.padding, self.control = Counter(), Counter(), 0, 0
+        self.sent, self.elements, self.padding, self.metadata = Counter(), Counter(), 0, 0
         self._calls: Counter = Counter()
         if self.peers:
             group = group or dist.group.WORLD
@@ -90,7 +90,7 @@ class Comm:
             _opened[group] = _opened.get(group, 0) + 1
             self._id = f"{group.group_name}.{_opened[group]}"
             store = dist.distributed_c10d._get_process_group_store(group)
-            self._notes = Notes(dist.PrefixStore(f"zerocourse {self._id}", store), self.rank, self.peers)
+            self._desync = DesyncReport(dist.PrefixStore(f"zerocourse {self._id}", store), self.rank, self.peers)
 
     # -- the two collectives of ZeRO ---------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Comm:
                 add_in_order(terms, flat)
             else:
                 torch.amax(torch.stack(terms), dim=0, out=flat)
-        self.control += len(self.peers) * flat.nbytes
+        self.metadata += len(self.peers) * flat.nbytes
         return _put(flat, values)
 
     def broadcast(self, values: torch.Tensor, unit: str) -> torch.Tensor:
@@ -172,7 +172,7 @@ class Comm:
             self._exchange_now(call, dict.fromkeys(self.peers, flat), {})
         else:
             self._exchange_now(call, {}, {0: flat})
-        self.control += 0 if self.rank else len(self.peers) * flat.nbytes
+        self.metadata += 0 if self.rank else len(self.peers) * flat.nbytes
         return _put(flat, values)
 
     def all_gather_object(self, thing: object) -> list:
@@ -181,7 +181,7 @@ class Comm:
             return [thing]
         call = self._next("all_gather_object")
         with self._explained(call):
-            return self._notes.exchange(call, thing, self.timeout)
+            return self._desync.exchange(call, thing, self.timeout)
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Comm:
         try:
             yield
         except RuntimeError as error:
-            raise self._notes.compare(call, error, self.timeout) from error
+            raise self._desync.compare(call, error, self.timeout) from error
 
 
 def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
@@ -289,7 +289,7 @@ def fail_all(reason: str | Exception) -> None:
     They raise CollectiveError at once; OutOfMemory if that is the reason.
     """
     living = [comm for comm in _living if comm._is_open()]
-    leave([comm._notes for comm in living], [comm.group for comm in living], reason)
+    leave([comm._desync for comm in living], [comm.group for comm in living], reason)
 
 
 def add_in_order(terms: list[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:

@@ -54,7 +54,7 @@ def summarise(ranks: list[dict]) -> dict:
     from ..course.tour_checks import mean_losses
 
     kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
-    columns = {kind: [got[kind] for got in ranks] for kind in (*kinds, "peak_bytes", "sent_bytes", "padding_bytes", "control_bytes")}
+    columns = {kind: [got[kind] for got in ranks] for kind in (*kinds, "peak_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")}
     return {**columns, "total_bytes": [sum(got[kind] for kind in kinds) for got in ranks],
             "losses": mean_losses(ranks), "step_seconds": max(got["step_seconds"] for got in ranks)}
 

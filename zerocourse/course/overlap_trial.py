@@ -28,7 +28,7 @@ from ..launch.link import limit_here, limited_link
 from ..models.gpt2 import GPTConfig, build_model
 from ..layout.rankmap import Layout
 from ..zero.shard import shard
-from ..zero.buffer import Flat
+from ..zero.buffer import FlatBuffer
 
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
 SEQUENCES = 24  # a rank and step, of block_size tokens: so many that the cores compute, and are not busy sending bytes
@@ -204,7 +204,7 @@ class Answer:
         finish()
 
 
-def talk(flat: Flat, comm: Comm) -> tuple[float, float]:
+def talk(flat: FlatBuffer, comm: Comm) -> tuple[float, float]:
     """Seconds that a gather and a reduction of the row take by themselves."""
     row, times = torch.zeros(flat.layout.padded, dtype=flat.dtype), []
     for collective in (comm.all_gather, comm.reduce_scatter):

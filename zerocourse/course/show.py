@@ -97,7 +97,7 @@ def source(thing: Callable | type) -> Shown:
 def difference(before: type, after: type, only: Sequence[str] | None = None) -> Shown:
     """What class `after` says otherwise than class `before`: a table of it, then the code of both, side by side.
 
-    A stage is a class, and its verbs are functions in its `heart`: `heart.reduce`. only: the names whose code is shown.
+    A stage is a class, and its verbs are functions in its `ops`: `ops.reduce`. only: the names whose code is shown.
     """
     changed = list(changes(before, after))
     unknown = set(only or ()) - {name for name, _, _ in changed}
@@ -118,7 +118,7 @@ def difference(before: type, after: type, only: Sequence[str] | None = None) -> 
 
 
 def changes(before: type, after: type) -> Iterator[tuple[str, object, object]]:
-    """(name, old, new) of what `after` defines, old None where it is new; a dataclass, as a `heart` is, field by field."""
+    """(name, old, new) of what `after` defines, old None where it is new; a dataclass, as `StageOps` is, field by field."""
     for name, new in vars(after).items():
         old = getattr(before, name, None)
         if name.startswith("__") and name != "__init__":

@@ -19,7 +19,7 @@ from ..comm.group import Comm
 from ..data.text import batches, load_text
 from ..launch.launcher import launch
 from ..measure.ledger import Ledger
-from ..init.deferred import blueprint, materialize_model
+from ..init.deferred import deferred_init, materialize_model
 from ..models.gpt2 import GPT, GPTConfig
 from ..data.sampler import ShardSampler
 from ..zero.shard import shard
@@ -51,14 +51,14 @@ def run_mode(mode: str, plan: Plan, plant: Callable | None = None, tell: Callabl
 
     Returns a dictionary: losses (one a step, this rank's); step_seconds (median); parameters_bytes, optimizer_bytes,
     buffers_bytes, rest_bytes (after the watched step); gradients_bytes (just before its update); peak_bytes;
-    sent_bytes, sent_elements, padding_bytes, control_bytes (of that step); rows (see `rows_of`); events.
+    sent_bytes, sent_elements, padding_bytes, metadata_bytes (of that step); rows (see `rows_of`); events.
     """
     comm = Comm()
     train, _ = load_text(plan.source, plan.model.block_size)
     alone = mode == "single"
     sampler = (ShardSampler(len(train), 0, 1, plan.micro_batch * plan.ranks, seed=plan.seed) if alone else
                ShardSampler(len(train), comm.rank, comm.world_size, plan.micro_batch, seed=plan.seed))
-    with blueprint():
+    with deferred_init():
         model = GPT(plan.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, fused=True)
     if alone:
@@ -104,7 +104,7 @@ def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[],
     """Run one step under the ledger and say what was held (gradients just before the update, the rest after it) and
     what `comm` counted as sent, each None without one."""
     def sent() -> tuple[int, ...]:
-        return (comm.sent.total(), comm.elements.total(), comm.padding, comm.control) if comm else ()
+        return (comm.sent.total(), comm.elements.total(), comm.padding, comm.metadata) if comm else ()
 
     at_update, before = [], sent()
     hook = optimizer.register_step_pre_hook(lambda *_: at_update.append(ledger.now()))
@@ -115,7 +115,7 @@ def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[],
     return {"loss": loss, "gradients_bytes": at_update[0].gradients,
             **{kind: after[kind] for kind in ("parameters_bytes", "optimizer_bytes", "buffers_bytes", "rest_bytes")},
             "peak_bytes": ledger.peak,
-            **dict(zip(("sent_bytes", "sent_elements", "padding_bytes", "control_bytes"), counts, strict=True))}
+            **dict(zip(("sent_bytes", "sent_elements", "padding_bytes", "metadata_bytes"), counts, strict=True))}
 
 
 def rows_of(model: torch.nn.Module) -> list[tuple[int, int]]:

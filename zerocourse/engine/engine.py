@@ -198,7 +198,7 @@ class Engine:
         """Bytes this rank has sent so far: by collective, and padding and control messages apart."""
         comm = self.zero.comm
         return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
-                "padding_bytes": comm.padding, "control_bytes": comm.control}
+                "padding_bytes": comm.padding, "metadata_bytes": comm.metadata}
 
 
 def _say(loss: object) -> str:

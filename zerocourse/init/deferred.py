@@ -1,6 +1,6 @@
-"""Models that take no memory until a rank takes its part: built as a blueprint, then materialised module by module.
+"""Models that take no memory until a rank takes its part: built without values, then materialised module by module.
 
-It communicates nothing. A model built under `blueprint()` has its parameters on the meta device (a shape and a dtype,
+It communicates nothing. A model built under `deferred_init()` has its parameters on the meta device (a shape and a dtype,
 no memory) and its buffers real, because nothing but `__init__` knows what is in a buffer. A `Materializer` then makes
 real values for the parameters of one module at a time, so that a rank never holds more than one module beyond its own
 shard. The values of a module depend on its name and the seed alone: any number of ranks, any stage and any order give
@@ -30,12 +30,12 @@ from .initializers import InitFn, initialise, is_unset, misses_values, unset
 
 
 @contextmanager
-def blueprint() -> Iterator[None]:
+def deferred_init() -> Iterator[None]:
     """Modules built inside have their parameters on the meta device; buffers, and everything else, stay real.
 
     Each parameter keeps its class, its attributes and its ties: one object registered in two places stays one object.
     What `__init__` does to fill parameters (`reset_parameters()`, `nn.init`) costs nothing and does nothing. At most
-    one parameter's memory is taken at a time, while `__init__` makes it. Other threads are not affected; blueprints
+    one parameter's memory is taken at a time, while `__init__` makes it. Other threads are not affected; deferred_init
     nest. Lazy modules are left as they are.
 
     Raises BadInput, with the module and the line, when an `__init__` reads a parameter's values.
@@ -57,8 +57,8 @@ def blueprint() -> Iterator[None]:
     except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
         if not misses_values(error):
             raise
-        raise BadInput(f"{_where(error)} reads the values of a parameter, and under blueprint() it has none: compute "
-                       "that in forward or from the config, or build this model without blueprint()") from error
+        raise BadInput(f"{_where(error)} reads the values of a parameter, and under deferred_init() it has none: compute "
+                       "that in forward or from the config, or build this model without deferred_init()") from error
     finally:
         handle.remove()
 
@@ -89,7 +89,7 @@ def assert_materializable(model: nn.Module) -> None:
             for key, tensor in tensors.items():
                 if tensor is not None and tensor.is_meta:
                     raise BadInput(f"{kind} {_join(name, key)} of {type(module).__name__} is on the meta device, and "
-                                   "nothing but its __init__ knows its values: build the model under blueprint()")
+                                   "nothing but its __init__ knows its values: build the model under deferred_init()")
 
 
 # -- materialising --------------------------------------------------------------------------------------------------

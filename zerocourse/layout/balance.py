@@ -46,7 +46,7 @@ class Plan:
         for rank, count in enumerate(self.elements):
             y = 24 + rank * (high + gap)
             rows.append(f'<text x="4" y="{y + 15}">rank {rank}</text>')
-            for piece in self.layout.pieces(self.layout.slice(rank)):
+            for piece in self.layout.shard_ranges(self.layout.slice(rank)):
                 size = piece.stop - piece.start
                 edge = ' stroke="white" stroke-width="0.4"' if size * scale > 2 else ""  # it would hide a narrow cell
                 rows.append(

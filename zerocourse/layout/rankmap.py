@@ -92,7 +92,7 @@ def checked_rank(rank: object, name: str, world_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardRange:
     """A part of one parameter: its elements [start, stop), which lie at [at, at + stop - start) of a rank's slice."""
 
     name: str
@@ -144,16 +144,16 @@ class Layout:
         """Elements of rank r's slice that are parameters and not padding."""
         return max(0, min(self.bounds[rank + 1], self.numel) - self.bounds[rank])
 
-    def place(self, name: str) -> slice:
+    def param_slice(self, name: str) -> slice:
         """Where a parameter lies in the row."""
         return slice(self.offset[name], self.offset[name] + math.prod(self.shapes[name]))
 
-    def pieces(self, own: slice) -> list[Piece]:
+    def shard_ranges(self, own: slice) -> list[ShardRange]:
         """The parts of parameters that lie inside `own` (a part of the row), in order; empty parameters have none."""
         found = []
         for name in self.shapes:
-            place = self.place(name)
+            place = self.param_slice(name)
             start, stop = max(place.start, own.start), min(place.stop, own.stop)
             if start < stop:
-                found.append(Piece(name, start - place.start, stop - place.start, start - own.start))
+                found.append(ShardRange(name, start - place.start, stop - place.start, start - own.start))
         return found

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..comm.group import Comm
 from ..errors import CollectiveError
-from .buffer import Flat
+from .buffer import FlatBuffer
 from .unit import Unit
 
 READ = 1 << 16  # elements: a buffer up to this size is read to see whether it changed, at every backward's end
@@ -59,7 +59,7 @@ class Buffers:
         self.changed = []
 
 
-def agree(stage) -> list[tuple[Unit, Flat]]:
+def agree(stage) -> list[tuple[Unit, FlatBuffer]]:
     """One small message in which the ranks tell what only some of them may know; all act on the same answer.
 
     Who has a gradient? Which buckets (returned) hold something that is not reduced? Which buffers changed? Did all run

@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 from ..errors import BadInput
-from .storage import Memory
-from ..layout.rankmap import Layout, Piece
+from .storage import FreeableStorage
+from ..layout.rankmap import Layout, ShardRange
 
 HALF = (torch.bfloat16, torch.float16)
 
 
-class Flat:
+class FlatBuffer:
     """One row of parameters. `name` is the unit's, with a number when the unit has several rows."""
 
     def __init__(self, name: str, params: dict[str, nn.Parameter], layout: Layout, rank: int, sharded_optimizer: bool,
@@ -51,7 +51,7 @@ class Flat:
         """Move the parameters into a row, padded with zeros. Returns the places of those on meta, which have no values yet."""
         exact = torch.float32 if self.dtype in HALF else self.dtype
         self.row = torch.zeros(self.layout.padded, dtype=exact, device=device)
-        places = {key: self.row[self.layout.place(key)].view(shape) for key, shape in self.layout.shapes.items()}
+        places = {key: self.row[self.layout.param_slice(key)].view(shape) for key, shape in self.layout.shapes.items()}
         for key, param in self.params.items():
             if not param.is_meta:
                 param.data = places.pop(key).copy_(param.detach())
@@ -66,18 +66,18 @@ class Flat:
         del self.row
         equalise(row)
         self.full = row.to(self.dtype)
-        self.memory = Memory(self.full)
-        self.views = {key: self.full[self.layout.place(key)].view(shape) for key, shape in self.layout.shapes.items()}
+        self.storage = FreeableStorage(self.full)
+        self.views = {key: self.full[self.layout.param_slice(key)].view(shape) for key, shape in self.layout.shapes.items()}
         self.strides = {key: (view.shape, view.stride(), view.storage_offset()) for key, view in self.views.items()}
         self.shard = self.full[self.own].clone() if self.sharded_parameters else self.full[self.own]
         self.master = self.shard if row.dtype is self.dtype else row[self.own].clone()
         trainable = self.dtype.is_floating_point or self.dtype.is_complex
-        self.places = self.layout.pieces(self.own) if trainable else []
-        self.pieces = {place.name: nn.Parameter(self.part(self.master, place)) for place in self.places}
+        self.shard_ranges = self.layout.shard_ranges(self.own) if trainable else []
+        self.shard_params = {place.name: nn.Parameter(self.part(self.master, place)) for place in self.shard_ranges}
         nothing = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype, device=device)
         self._hidden = {key: nothing.expand(shape) for key, shape in self.layout.shapes.items()}
-        if Memory(nothing).readable:
-            Memory(nothing).free()
+        if FreeableStorage(nothing).readable:
+            FreeableStorage(nothing).free()
         self.lasting_bytes = self.shard.nbytes if self.sharded_parameters else 0
         self.lasting_bytes += self.master.nbytes if self.steps_copies else 0
         self.versions = {key: param._version for key, param in self.params.items()}  # a write in place moves it on
@@ -100,7 +100,7 @@ class Flat:
             if param.data_ptr() != self.views[key].data_ptr():
                 raise BadInput(f"parameter {key!r} was given other memory after shard(), which no optimizer reaches: write into "
                                "it under no_grad, as in param.copy_(values), instead of assigning param.data")
-        for place in self.places if self.steps_copies else []:
+        for place in self.shard_ranges if self.steps_copies else []:
             if self.params[place.name]._version != self.versions[place.name]:
                 self.part(self.master, place).copy_(self.part(self.shard, place))
                 self.versions[place.name] = self.params[place.name]._version
@@ -113,7 +113,7 @@ class Flat:
     @property
     def gathered(self) -> bool:
         """Is the memory of `full` held (or, in an empty flat, is there nothing to hold)?"""
-        return self.memory.held
+        return self.storage.held
 
     @property
     def steps_copies(self) -> bool:
@@ -163,7 +163,7 @@ class Flat:
         """Zeros where nothing arrived: the bucket is ready to be reduced."""
         self.open_bucket()
         for key in self.params.keys() - self.filled:
-            self.grad[self.layout.place(key)].zero_()
+            self.grad[self.layout.param_slice(key)].zero_()
         self.grad[self.layout.numel :].zero_()
         self.filled = set(self.params)
         self.fresh.clear()
@@ -189,7 +189,7 @@ class Flat:
             self.params[self.late.pop()].grad = None
         self.arrived.clear()
         self.present.clear()
-        for piece in self.pieces.values():
+        for piece in self.shard_params.values():
             piece.grad = None
 
     def publish_gradients(self) -> None:
@@ -200,12 +200,12 @@ class Flat:
         if self.grad_shard is None:
             return
         gradient = self.grad_shard.to(self.master.dtype)
-        for place in self.places:
+        for place in self.shard_ranges:
             if place.name in self.present:
-                self.pieces[place.name].grad = self.part(gradient, place)
+                self.shard_params[place.name].grad = self.part(gradient, place)
 
     @staticmethod
-    def part(own: torch.Tensor, place: Piece) -> torch.Tensor:
+    def part(own: torch.Tensor, place: ShardRange) -> torch.Tensor:
         """A parameter's part (1-D) of this rank's slice."""
         return own[place.at : place.at + place.stop - place.start]
 
@@ -213,7 +213,7 @@ class Flat:
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """The real tensors by kind, for a ledger that reads their storages."""
-        gradients = [self.grad, self.grad_shard, *(piece.grad for piece in self.pieces.values())]
+        gradients = [self.grad, self.grad_shard, *(piece.grad for piece in self.shard_params.values())]
         return {"parameters": [self.full, self.shard],
                 "gradients": [tensor for tensor in gradients if tensor is not None],
                 "optimizer": [self.master] if self.steps_copies else []}
@@ -221,11 +221,11 @@ class Flat:
     @property
     def bytes_held(self) -> int:
         """What `tensors()` sums to, without looking: cheap enough to be asked at every event."""
-        held = self.lasting_bytes + (self.memory.nbytes if self.gathered else 0)
+        held = self.lasting_bytes + (self.storage.nbytes if self.gathered else 0)
         if self.grad is not None:
-            held += self.memory.nbytes
+            held += self.storage.nbytes
         if self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad):  # not in the bucket
             held += self.shard.nbytes
-        if self.steps_copies and any(piece.grad is not None for piece in self.pieces.values()):
+        if self.steps_copies and any(piece.grad is not None for piece in self.shard_params.values()):
             held += self.master.nbytes  # the gradient in fp32
         return held

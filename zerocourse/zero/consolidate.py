@@ -83,6 +83,6 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                     for key, value in given.items():
                         flat.views[key].copy_(value)
                     flat.shard.copy_(flat.full[flat.own])
-                    for place in flat.places if flat.steps_copies else []:
+                    for place in flat.shard_ranges if flat.steps_copies else []:
                         if place.name in given:
                             flat.part(flat.master, place).copy_(given[place.name].reshape(-1)[place.start : place.stop])

@@ -18,11 +18,11 @@ from ..comm.group import Comm, Handle
 from ..measure.ledger import Ledger
 from . import hooks
 from .agreement import Buffers, agree
-from .buffer import Flat
+from .buffer import FlatBuffer
 from .unit import Unit
 
 
-def all_reduce(flat: Flat, comm: Comm) -> Handle:
+def all_reduce(flat: FlatBuffer, comm: Comm) -> Handle:
     """Sum the bucket over the ranks, on every rank: a reduce-scatter, then an all-gather. 2Ψ(N-1)/N elements."""
 
     def gather(_):
@@ -32,7 +32,7 @@ def all_reduce(flat: Flat, comm: Comm) -> Handle:
     return comm.reduce_scatter(flat.grad, flat.layout, flat.name, flat.grad[flat.layout.slice(comm.rank)], done=gather)
 
 
-def local_step(flats: list[Flat], comm: Comm, optimizer_step: Callable[[], object]) -> object:
+def local_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[[], object]) -> object:
     """Every rank updates every parameter."""
     result = optimizer_step()
     for flat in flats:
@@ -41,7 +41,7 @@ def local_step(flats: list[Flat], comm: Comm, optimizer_step: Callable[[], objec
 
 
 @dataclass(frozen=True)
-class Heart:
+class StageOps:
     """The functions that make a stage what it is. Any of them can be given from outside.
 
     reduce(flat, comm): the bucket `flat.grad` is complete, zeros where there was no gradient; bring this rank's part of
@@ -51,10 +51,10 @@ class Heart:
     reshard(flat): free `flat.full` (stage 3).
     """
 
-    reduce: Callable[[Flat, Comm], Handle | None]
-    step: Callable[[list[Flat], Comm, Callable[[], object]], object]
-    unshard: Callable[[Flat, Comm], Handle | None] = lambda flat, comm: None
-    reshard: Callable[[Flat], None] = lambda flat: None
+    reduce: Callable[[FlatBuffer, Comm], Handle | None]
+    step: Callable[[list[FlatBuffer], Comm, Callable[[], object]], object]
+    unshard: Callable[[FlatBuffer, Comm], Handle | None] = lambda flat, comm: None
+    reshard: Callable[[FlatBuffer], None] = lambda flat: None
 
 
 class DataParallel:
@@ -64,11 +64,11 @@ class DataParallel:
     shards_optimizer = False  # does a rank update only its slice?
     shards_gradients = False  # is the full gradient dropped after each backward?
     shards_parameters = False  # is the full parameter dropped after use?
-    heart = Heart(all_reduce, local_step)
+    ops = StageOps(all_reduce, local_step)
 
-    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 1):
+    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, ops: StageOps | None = None, in_flight: int = 1):
         self.model, self.units, self.comm = model, units, comm
-        self.heart = heart or self.heart
+        self.ops = ops or self.ops
         self.in_flight = in_flight  # units whose reduction may be under way at once; 0: the backward waits for each
         self.root = units[0]
         self.flats = [flat for unit in units for flat in unit.flats]
@@ -79,7 +79,7 @@ class DataParallel:
         self.order: list[Unit] = []  # units that record gradients, as they ran since the last backward
         self.order_is_old = False  # that backward is over
         self.queue: list[Unit] = []  # those of them that are still to be reduced in this backward, the next one last
-        self.reducing: list[tuple[Unit, Flat, Handle]] = []  # under way
+        self.reducing: list[tuple[Unit, FlatBuffer, Handle]] = []  # under way
         self.buffers = Buffers(model)
         self.recorder = comm.recorder
         self.recorder.alive = self.bytes_held
@@ -122,7 +122,7 @@ class DataParallel:
         self.use(unit, "backward")
         self._mark("backward", unit)
 
-    def on_gradient(self, flat: Flat, key: str, param: nn.Parameter) -> None:
+    def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         """Move the gradient into its bucket. If that is on its way, the gradient stays where it is until `finish`: to
         wait here, where only this rank may come by, would be to wait for ranks that wait for this one."""
         if param.grad is None:  # it was frozen after the forward, or an autograd function returned None
@@ -158,14 +158,14 @@ class DataParallel:
                 self.reduce(unit, flat)
             self.queue.pop()
 
-    def is_full(self, unit: Unit, flat: Flat) -> bool:
+    def is_full(self, unit: Unit, flat: FlatBuffer) -> bool:
         return len(flat.arrived) >= flat.expected
 
-    def reduce(self, unit: Unit, flat: Flat) -> None:
+    def reduce(self, unit: Unit, flat: FlatBuffer) -> None:
         """Start one bucket's reduction, once there is room among those under way."""
         self.wait_for_reductions(keep=max(0, self.in_flight - 1), but=unit)
         flat.complete_bucket()
-        handle = self.heart.reduce(flat, self.comm)
+        handle = self.ops.reduce(flat, self.comm)
         if handle is not None:
             self.reducing.append((unit, flat, handle))
         if self.in_flight == 0:
@@ -230,10 +230,10 @@ class DataParallel:
             flat.take_writes()
         with self.recorder.span("step", "optimizer"), torch.no_grad():
             self.cast_gradients()
-            result = self.heart.step(self.flats, self.comm, partial(optimizer_step, with_gradients) if closure else optimizer_step)
+            result = self.ops.step(self.flats, self.comm, partial(optimizer_step, with_gradients) if closure else optimizer_step)
         for flat in self.flats:
             if flat.steps_copies:  # their fp32 gradients
-                for piece in flat.pieces.values():
+                for piece in flat.shard_params.values():
                     piece.grad = None
         self.buffers.equalise(self.comm)
         self.recorder.next_step()

@@ -1,7 +1,7 @@
 """From a model and its optimizer to a stage: checks that the ranks agree, fills the flats, hands the optimizer its pieces.
 
 It broadcasts rank 0's values once (start-up traffic, counted as control). Each unit's values are drawn, or moved,
-straight into its row, before the next unit has any: so a blueprint under stage 3 never holds more than the rank's
+straight into its row, before the next unit has any: so a deferred model under stage 3 never holds more than the rank's
 slices, one unit, and the module of it that is being drawn.
 """
 
@@ -19,10 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..comm.group import Comm
 from ..errors import BadInput
 from ..init.deferred import Materializer, assert_materializable
-from ..layout.rankmap import Layout, Piece, RankMap, owners
+from ..layout.rankmap import Layout, ShardRange, RankMap, owners
 from ..formulas.units import integer
-from .ddp import DataParallel, Heart
-from .buffer import Flat
+from .ddp import DataParallel, StageOps
+from .buffer import FlatBuffer
 from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
@@ -37,7 +37,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
           units: Iterable[str | type] | None = None, *, bucket_size: int | None = None,
           param_dtype: torch.dtype | None = None, prefetch: int = 1, in_flight: int = 1,
           reshard_after_forward: bool = True, init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
-          comm: Comm | None = None, heart: dict[str, Callable] | None = None,
+          comm: Comm | None = None, ops: dict[str, Callable] | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
     """Train `model` with ZeRO: afterwards plain `loss.backward(); optimizer.step()` does the rest. Collective.
 
@@ -57,7 +57,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         1: it goes on, and at stage 3 the next gather waits instead (least memory with overlap); more: nobody waits.
     reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
     comm: the ranks; by default the default process group, or one rank when there is none.
-    heart: functions in place of the stage's own, by name (see `zero.ddp.Heart`).
+    ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).
     device: where the model trains; by default where its parameters are (those on meta: the GPU with NCCL, else the CPU).
 
     Gradients live in the pieces (`optimizer.param_groups[i]["params"][j].grad`), not in the model's parameters; clip
@@ -71,7 +71,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if param_dtype is not None and not (isinstance(param_dtype, torch.dtype) and param_dtype.is_floating_point):
         raise BadInput(f"param_dtype is {param_dtype!r}: it must be a dtype such as torch.bfloat16")
     comm, of_stage = comm or Comm(), STAGES[stage]
-    functions = with_functions(of_stage.heart, heart or {})
+    functions = with_functions(of_stage.ops, ops or {})
     shapes = {name: param.shape for name, param in model.named_parameters()}
     if not shapes:
         raise BadInput(f"{type(model).__name__} has no parameters, so there is nothing to train")
@@ -93,7 +93,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     model.to(device)  # the buffers: the parameters are there
     for name, buffer in model.named_buffers():
         comm.broadcast(buffer, f"buffer {name}")
-    options = {"heart": functions, "in_flight": in_flight}
+    options = {"ops": functions, "in_flight": in_flight}
     if of_stage is Stage3:
         options |= {"prefetch": prefetch, "reshard_after_forward": reshard_after_forward}
     model.zero = of_stage(model, made, comm, **options)
@@ -131,13 +131,13 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
                        "use an optimizer whose update is element-wise, such as AdamW or SGD")
 
 
-def with_functions(heart: Heart, given: dict[str, Callable]) -> Heart:
-    """The heart with some functions replaced. Raises BadInput for a name that it does not have."""
-    names = [field.name for field in fields(heart)]
+def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
+    """The operations of a stage with some functions replaced. Raises BadInput for a name that it does not have."""
+    names = [field.name for field in fields(ops)]
     for name in given:
         if name not in names:
-            raise BadInput(f"heart has a function {name!r}, which no stage would call: there are {', '.join(names)}")
-    return replace(heart, **given)
+            raise BadInput(f"ops has a function {name!r}, which no stage would call: there are {', '.join(names)}")
+    return replace(ops, **given)
 
 
 def of_what(thing: object) -> str:
@@ -153,7 +153,7 @@ def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[
         dtype = train_dtype(next(iter(row.values())), param_dtype)
         shapes = {key: param.shape for key, param in row.items()}
         layout = Layout.build(shapes, comm.world_size, owner and {key: owner[key] for key in shapes})
-        unit.flats.append(Flat(name, row, layout, comm.rank, of_stage.shards_optimizer, of_stage.shards_parameters, dtype))
+        unit.flats.append(FlatBuffer(name, row, layout, comm.rank, of_stage.shards_optimizer, of_stage.shards_parameters, dtype))
     places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
     for key, value in materializer.stream(unit.params):  # straight into the row: no second copy of the unit
         materializer.install(key, places[key].copy_(value))
@@ -161,7 +161,7 @@ def fill_unit(unit: Unit, of_stage: type[DataParallel], comm: Comm, owner: dict[
         flat.fill(lambda row, name=flat.name: comm.broadcast(row, name))
         if of_stage.shards_parameters:
             flat.hide()
-            flat.memory.free()
+            flat.storage.free()
 
 
 def describe(model: nn.Module) -> list[str]:
@@ -233,8 +233,8 @@ def take_over(optimizer: Optimizer, stage: DataParallel) -> None:
     """Give the optimizer this rank's pieces in place of the parameters, group by group, and route its calls."""
     pieces = {}
     for flat in stage.flats:
-        for place in flat.places:
-            param, piece = flat.params[place.name], flat.pieces[place.name]
+        for place in flat.shard_ranges:
+            param, piece = flat.params[place.name], flat.shard_params[place.name]
             pieces[param] = piece
             if param in optimizer.state:  # of a checkpoint, or made by the constructor (Adagrad)
                 optimizer.state[piece] = {key: cut(value, key, param, place, piece) for key, value in optimizer.state[param].items()}
@@ -265,7 +265,7 @@ def take_over(optimizer: Optimizer, stage: DataParallel) -> None:
     optimizer.add_param_group, optimizer.zero_grad = add_param_group, stage.zero_grad
 
 
-def cut(value: object, key: str, param: torch.Tensor, place: Piece, piece: nn.Parameter) -> object:
+def cut(value: object, key: str, param: torch.Tensor, place: ShardRange, piece: nn.Parameter) -> object:
     """This rank's part of an optimizer's state, when it has an element for each of the parameter's."""
     if not isinstance(value, torch.Tensor) or key == "step" or value.shape != param.shape:
         return value

@@ -7,11 +7,11 @@ Each rank updates only its slice, so it needs the optimizer's state of that slic
 from collections.abc import Callable
 
 from ..comm.group import Comm, Handle
-from .ddp import DataParallel, Heart
-from .buffer import Flat
+from .ddp import DataParallel, StageOps
+from .buffer import FlatBuffer
 
 
-def reduce_scatter_in_place(flat: Flat, comm: Comm) -> Handle:
+def reduce_scatter_in_place(flat: FlatBuffer, comm: Comm) -> Handle:
     """Sum this rank's slice of the bucket over the ranks. Ψ(N-1)/N elements."""
 
     def done(summed):
@@ -20,7 +20,7 @@ def reduce_scatter_in_place(flat: Flat, comm: Comm) -> Handle:
     return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own], done=done)
 
 
-def sharded_step(flats: list[Flat], comm: Comm, optimizer_step: Callable[[], object]) -> object:
+def sharded_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[[], object]) -> object:
     """Every rank updates its slice, then all fetch the slices of the others. Ψ(N-1)/N elements."""
     result = optimizer_step()
     handles = []
@@ -37,4 +37,4 @@ class Stage1(DataParallel):
 
     number = 1
     shards_optimizer = True
-    heart = Heart(reduce_scatter_in_place, sharded_step)
+    ops = StageOps(reduce_scatter_in_place, sharded_step)

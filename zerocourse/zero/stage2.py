@@ -5,12 +5,12 @@ with accumulation over G micro-batches (G+1)Ψ(N-1)/N elements are sent a step i
 """
 
 from ..comm.group import Comm, Handle
-from .ddp import Heart
-from .buffer import Flat
+from .ddp import StageOps
+from .buffer import FlatBuffer
 from .stage1 import Stage1, sharded_step
 
 
-def reduce_scatter_and_free(flat: Flat, comm: Comm) -> Handle:
+def reduce_scatter_and_free(flat: FlatBuffer, comm: Comm) -> Handle:
     """Sum this rank's slice of the bucket over the ranks, add it to `grad_shard`, free the bucket."""
     bucket = flat.drop_bucket()  # the handle has the last reference: the memory goes when the sum is there
     return comm.reduce_scatter(bucket, flat.layout, flat.name, done=flat.accumulate)
@@ -21,7 +21,7 @@ class Stage2(Stage1):
 
     number = 2
     shards_gradients = True
-    heart = Heart(reduce_scatter_and_free, sharded_step)
+    ops = StageOps(reduce_scatter_and_free, sharded_step)
 
     @property
     def reduces_now(self) -> bool:

@@ -12,23 +12,23 @@ from torch import nn
 from ..comm.group import Comm, Handle
 from ..errors import BadInput
 from . import hooks
-from .ddp import Heart, local_step
-from .buffer import Flat
+from .ddp import StageOps, local_step
+from .buffer import FlatBuffer
 from .schedule import Prefetcher
 from .stage2 import Stage2
 from .unit import Unit
 
 
-def unshard(flat: Flat, comm: Comm) -> Handle:
+def unshard(flat: FlatBuffer, comm: Comm) -> Handle:
     """Give `full` memory again and gather all slices into it. Ψ(N-1)/N elements."""
-    flat.memory.take()
+    flat.storage.allocate()
     flat.full[flat.own].copy_(flat.shard)
     return comm.all_gather(flat.full, flat.layout, flat.name)
 
 
-def reshard(flat: Flat) -> None:
+def reshard(flat: FlatBuffer) -> None:
     """Free `full`. What autograd saved of it becomes valid again with the next unshard."""
-    flat.memory.free()
+    flat.storage.free()
 
 
 class Stage3(Stage2):
@@ -40,11 +40,11 @@ class Stage3(Stage2):
 
     number = 3
     shards_parameters = True
-    heart = replace(Stage2.heart, step=local_step, unshard=unshard, reshard=reshard)
+    ops = replace(Stage2.ops, step=local_step, unshard=unshard, reshard=reshard)
 
-    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, heart: Heart | None = None, in_flight: int = 1,
+    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, ops: StageOps | None = None, in_flight: int = 1,
                  prefetch: int = 1, reshard_after_forward: bool = True):
-        super().__init__(model, units, comm, heart, in_flight)
+        super().__init__(model, units, comm, ops, in_flight)
         self.prefetcher, self.reshard_after_forward = Prefetcher(prefetch), reshard_after_forward
         self.current = self.root  # the unit that computes
         self.ahead: list[Unit] = []  # those that are to be gathered meanwhile, and are not begun yet
@@ -57,7 +57,7 @@ class Stage3(Stage2):
     def start_gather(self, unit: Unit) -> None:
         for flat in unit.flats:
             if not flat.gathered:
-                handle = self.heart.unshard(flat, self.comm)
+                handle = self.ops.unshard(flat, self.comm)
                 unit.gathers.append((flat, handle))
 
     def gather(self, unit: Unit) -> None:
@@ -75,8 +75,8 @@ class Stage3(Stage2):
             self.gather(unit)
         for flat in unit.flats:
             if flat.gathered:
-                with self.recorder.span("reshard", flat.name, flat.memory.nbytes):
-                    self.heart.reshard(flat)
+                with self.recorder.span("reshard", flat.name, flat.storage.nbytes):
+                    self.ops.reshard(flat)
                 if not flat.gathered:
                     flat.hide()
 
@@ -134,12 +134,12 @@ class Stage3(Stage2):
         for unit in lasting:
             self.gather(unit)
 
-    def on_gradient(self, flat: Flat, key: str, param: nn.Parameter) -> None:
+    def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         super().on_gradient(flat, key, param)
         if self.ahead and self.current.half_done:
             self.gather_ahead()
 
-    def is_full(self, unit: Unit, flat: Flat) -> bool:
+    def is_full(self, unit: Unit, flat: FlatBuffer) -> bool:
         """While units gather for their backward, a reduction waits for its unit's end, to come at the same point of this
         sequence on all ranks, whichever parameters a rank has used. A unit none of whose inputs needs a gradient has no
         such end: its reduction comes after all gathers."""

@@ -34,8 +34,8 @@ def _nan_pages(nbytes: int) -> int | None:
     return start
 
 
-class Memory:
-    """The memory of one tensor: `free()` and `take()` by turns. While free, its storage holds 0 bytes."""
+class FreeableStorage:
+    """The memory of one tensor: `free()` and `allocate()` by turns. While free, its storage holds 0 bytes."""
 
     def __init__(self, tensor: torch.Tensor):
         self.storage, self.nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
@@ -60,7 +60,7 @@ class Memory:
             if self._nan is not None:
                 self.storage._swap_data_ptr_(self._nan)
 
-    def take(self) -> None:
+    def allocate(self) -> None:
         """New memory, its content undefined."""
         if self.nbytes and not self.held:
             if self._nan is not None:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from torch import nn
 
 from ..errors import BadInput
-from .buffer import Flat
+from .buffer import FlatBuffer
 
 
 class Unit:
@@ -15,7 +15,7 @@ class Unit:
     def __init__(self, name: str, module: nn.Module, runs: list[dict[str, nn.Parameter]]):
         self.name, self.module, self.runs = name, module, runs  # runs: parameters that are neighbours in the model
         self.params = {key: param for run in runs for key, param in run.items()}
-        self.flats: list[Flat] = []  # in the order of the forward
+        self.flats: list[FlatBuffer] = []  # in the order of the forward
         self.launched = 0  # flats reduced in this backward, from the last one
         self.open = 0  # forwards whose backward is still to come
         self.computes = False  # its forward is under way
@@ -27,7 +27,7 @@ class Unit:
         return f"{self.name} ({sum(param.numel() for param in self.params.values()):,} elements)"
 
     @property
-    def to_reduce(self) -> list[Flat]:
+    def to_reduce(self) -> list[FlatBuffer]:
         """Flats whose gradients are still to be reduced in this backward, in the order in which that is done."""
         return [flat for flat in reversed(self.flats) if flat.expected][self.launched :]
 

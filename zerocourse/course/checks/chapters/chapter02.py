@@ -14,7 +14,7 @@ MATERIALISING = ("zerocourse.init.deferred:materialize_model", "zerocourse.init.
 # 2.1 ----------------------------------------------------------------------------------------------------------------
 
 COUNTS = {  # model: its words, what is right, and what some mistakes give: {key: {value: sentence}}
-    "plain": ("two linear layers in fp32 under blueprint()", (104, 0, 0), {
+    "plain": ("two linear layers in fp32 under deferred_init()", (104, 0, 0), {
         "parameters": {26: "You counted elements: an fp32 element is 4 bytes."},
         "now": {104: "You counted the meta parameters as if they were in memory: a meta tensor has a size, and its "
                      "storage says one too, but there is no memory under it."}}),
@@ -25,12 +25,12 @@ COUNTS = {  # model: its words, what is right, and what some mistakes give: {key
         "parameters": {352: "You counted the tied tensor twice: two names, and one memory."}}),
     "frozen": ("a model with a frozen layer", (104, 0, 0), {
         "parameters": {40: "You left out the frozen layer: it is not trained, but it takes memory."}}),
-    "buffers": ("a model with three buffers under blueprint()", (32, 79, 79), {
+    "buffers": ("a model with three buffers under deferred_init()", (32, 79, 79), {
         "parameters": {111: "You counted the buffers among the parameters."},
         "buffers": {23: "You left out the buffer that is not persistent: it is in no state_dict, but it takes memory.",
                     0: "You left out the buffers.",
                     60: "You took 4 bytes for every element of a buffer: an int64 has 8 and a bool has 1."},
-        "now": {0: "Under blueprint() the buffers are real already, and so they count as memory that is taken now: ask "
+        "now": {0: "Under deferred_init() the buffers are real already, and so they count as memory that is taken now: ask "
                    "each tensor whether it is on the meta device, and not the model.",
                 23: "The buffer that is not persistent is in memory too."}}),
     "half": ("a model of which one layer is real and one is planned", (116, 0, 36), {
@@ -38,7 +38,7 @@ COUNTS = {  # model: its words, what is right, and what some mistakes give: {key
                    "the meta device.",
                 116: "You decided once for the whole model: ask each tensor whether it is on the meta device."}}),
     "meta": ("a model that is on the meta device with its buffers", (32, 79, 0), {
-        "now": {79: "You took every buffer for real: without blueprint() buffers are on the meta device too."}}),
+        "now": {79: "You took every buffer for real: without deferred_init() buffers are on the meta device too."}}),
 }
 
 
@@ -131,7 +131,7 @@ def lost_names(lab: Lab):
         ("You looked at parameters only: a buffer is lost too.", ["layer.bias"]),
         ("Parameters come first, then buffers, each in the order of the model.", ["positions", "seen", "layer.bias"]),
     ], verb="it returned")
-    lab.expect(said["real"], ["mean", "positions", "seen"], "for a blueprint with real buffers", [
+    lab.expect(said["real"], ["mean", "positions", "seen"], "for a deferred model with real buffers", [
         ("You spared the real buffers: `to_empty()` takes new memory for every tensor, real or not.", [])],
         verb="it returned")
     lab.expect(said["passed over"], ["positions"], "for a checkpoint that also has the buffer that is not persistent", [

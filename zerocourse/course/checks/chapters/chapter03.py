@@ -13,8 +13,8 @@ from ..lab import Lab
 from ..words import a, call_text, value_text
 from . import map_probe as probe
 
-MAPS = ("zerocourse.layout.rankmap:*", "zerocourse.layout.rankmap:Layout.build", "zerocourse.layout.rankmap:Layout.place",
-        "zerocourse.layout.rankmap:Layout.pieces", "zerocourse.layout.rankmap:Layout.slice", "zerocourse.layout.rankmap:Layout.real",
+MAPS = ("zerocourse.layout.rankmap:*", "zerocourse.layout.rankmap:Layout.build", "zerocourse.layout.rankmap:Layout.param_slice",
+        "zerocourse.layout.rankmap:Layout.shard_ranges", "zerocourse.layout.rankmap:Layout.slice", "zerocourse.layout.rankmap:Layout.real",
         "zerocourse.layout.balance:Plan.build")
 
 
@@ -241,7 +241,7 @@ def _piece(sentence: str, **how):
 
 @exercise("3.5", "What lies in a slice", minutes=25, difficulty=2, answer="pieces", own=probe.own_pieces, replaces=MAPS,
           sample=_any_slice)
-def pieces(lab: Lab):
+def shard_ranges(lab: Lab):
     shapes = {"a": (2, 2), "b": (5,), "c": (1,), "d": (2, 7), "e": (3,)}
     flat = [(shapes, *probe.row(shapes, ranks, None), rank) for ranks in (2, 4, 8) for rank in range(ranks)]
     lab.compare(flat, probe.parts, [

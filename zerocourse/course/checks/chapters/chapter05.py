@@ -10,8 +10,8 @@ from ....layout.rankmap import Layout
 from ..exercise import exercise
 from ..lab import Lab
 from ..verdict import Wrong
-from . import zero1_hearts, zero1_optimizer  # noqa: F401  (5.4, 5.5 and 5.6 are there)
-from .hearts import WatchedComm
+from . import zero1_ops, zero1_optimizer  # noqa: F401  (5.4, 5.5 and 5.6 are there)
+from .stage_runs import WatchedComm
 from .stage_probe import bytes_under, near, same_calls
 
 # 5.1 ----------------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def clip_on_a_rank(answer, case, world):
     except (TypeError, ValueError):
         raise Wrong(f"it returned {type(norm).__name__} {norm!r:.80}, and the norm is wanted, a tensor of one "
                     "number") from None
-    return {"norm": norm, "slices": mine, "elements": comm.elements.total(), "control": comm.control}
+    return {"norm": norm, "slices": mine, "elements": comm.elements.total(), "control": comm.metadata}
 
 
 @exercise("5.2", "The norm of a gradient in slices", minutes=15, difficulty=2, answer="clip_slices",

@@ -11,7 +11,7 @@ from ....layout.rankmap import Layout
 from ....zero.unit import cut_into_rows
 from ..exercise import exercise
 from ..lab import Lab
-from . import zero2_gradients, zero2_hearts  # noqa: F401  (6.4, 6.5 and 6.6 are there)
+from . import zero2_gradients, zero2_ops  # noqa: F401  (6.4, 6.5 and 6.6 are there)
 from .stage_probe import near, numbers
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
@@ -155,21 +155,21 @@ def hooked_on_a_rank(answer, world):
 
 
 def _slope(layout, name, micro):
-    return numbers(layout.padded, micro)[layout.place(name)]
+    return numbers(layout.padded, micro)[layout.param_slice(name)]
 
 
 @exercise("6.3", "The hook", minutes=20, difficulty=2, answer="watch",
-          replaces=("zerocourse.zero.buffer:Flat.collect", "zerocourse.zero.hooks:*"))
+          replaces=("zerocourse.zero.buffer:FlatBuffer.collect", "zerocourse.zero.hooks:*"))
 def watch(lab: Lab):
     world = 2
     found, layout = lab.run(hooked_on_a_rank, world)[0], Layout.build(WATCHED, world)
     rows = [torch.zeros(layout.padded) for _ in range(2)]
     for micro, row in enumerate(rows):
         for name in WATCHED:
-            row[layout.place(name)] = _slope(layout, name, micro)
+            row[layout.param_slice(name)] = _slope(layout, name, micro)
     weights = torch.zeros(layout.padded)
     for i, name in enumerate(WATCHED):
-        weights[layout.place(name)] = 7.0 + i
+        weights[layout.param_slice(name)] = 7.0 + i
     first, second = rows[0] / world, (rows[0] + rows[1]) / world
     if found["moved"]:
         lab.wrong(f"after a backward the parameters {', '.join(found['moved'])} have other values: you changed the "
@@ -187,7 +187,7 @@ def watch(lab: Lab):
              first * world),
         ]
         why = next((why for why, model in models if near(got, model)), "")
-        places = [layout.place(name) for name in WATCHED]
+        places = [layout.param_slice(name) for name in WATCHED]
         if not why and not got[:places[1].stop].any() and got[places[2]].any():
             why = ("Every hook wrote to the place of the last parameter: a function made in a loop reads the loop's "
                    "variable when it is called. Bind it, as in `lambda param, name=name: ...`.")

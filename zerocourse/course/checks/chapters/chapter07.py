@@ -3,10 +3,10 @@
 from ....zero.stage3 import Stage3
 from ..exercise import exercise
 from ..lab import Lab
-from . import hearts, hook_probe, stack_probe, stage3_probe
+from . import stage_runs, hook_probe, stack_probe, stage3_probe
 
 WORLDS = (2, 3)
-OWN = Stage3.heart
+OWN = Stage3.ops
 
 
 # 7.1 ----------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def step_events(lab: Lab):
 # 7.4 ----------------------------------------------------------------------------------------------------------------
 
 @exercise("7.4", "Memory that comes and goes", minutes=15, difficulty=2, answer=("free", "take"),
-          replaces=("zerocourse.zero.buffer:Memory.free", "zerocourse.zero.buffer:Memory.take"))
+          replaces=("zerocourse.zero.storage:FreeableStorage.free", "zerocourse.zero.storage:FreeableStorage.allocate"))
 def free_and_take(lab: Lab):
     hook_probe.judge_storage(lab)
     return "0 bytes while free, and afterwards every view, also autograd's, reads the new numbers."
@@ -186,14 +186,14 @@ def free_and_take(lab: Lab):
 
 # 7.5 ----------------------------------------------------------------------------------------------------------------
 
-@exercise("7.5", "The heart of stage 3", minutes=30, difficulty=2, answer=("unshard", "reshard", "step"),
+@exercise("7.5", "The operations of stage 3", minutes=30, difficulty=2, answer=("unshard", "reshard", "step"),
           own=(OWN.unshard, OWN.reshard, OWN.step), timeout=20)
-def heart(lab: Lab):
+def stage3_ops(lab: Lab):
     for world in WORLDS:
         stage3_probe.judge_reshard(lab, world)
         stage3_probe.judge_unshard(lab, world)
         stage3_probe.judge_step(lab, world)
-        hearts.judge(lab, ["unshard", "reshard", "step"], stage=3, world=world)
+        stage_runs.judge(lab, ["unshard", "reshard", "step"], stage=3, world=world)
     return "GPT-2 trained with it on 2 and 3 ranks: the package's losses, its bytes held, its elements sent."
 
 
@@ -210,7 +210,7 @@ def attach(lab: Lab):
 
 @exercise("7.7", "Stage 3 from nothing", minutes=75, difficulty=3, answer="shard_stack",
           replaces=("zerocourse:shard", *(f"zerocourse.comm.group:Comm.{name}" for name in ("all_gather", "reduce_scatter")),
-                    "zerocourse.zero.buffer:Flat.fill", "zerocourse.zero.stage3:*"), timeout=15)
+                    "zerocourse.zero.buffer:FlatBuffer.fill", "zerocourse.zero.stage3:*"), timeout=15)
 def shard_stack(lab: Lab):
     for world in WORLDS:
         stack_probe.judge_stack(lab, world)

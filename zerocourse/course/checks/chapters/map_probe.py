@@ -27,7 +27,7 @@ def own_layout(shapes, world_size, owner):
 def own_pieces(shapes, offsets, bounds, rank):
     in_row = {name: shapes[name] for name in offsets}
     layout = Layout(in_row, offsets, tuple(bounds), sum(map(math.prod, shapes.values())))
-    return [(piece.name, piece.start, piece.stop, piece.at) for piece in layout.pieces(layout.slice(rank))]
+    return [(piece.name, piece.start, piece.stop, piece.at) for piece in layout.shard_ranges(layout.slice(rank))]
 
 
 # Random questions ---------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def coded_row(layout: Layout) -> Tensor:
     values, number = torch.zeros(layout.padded), 1
     for name, shape in SHAPES.items():
         count = math.prod(shape)
-        values[layout.place(name)] = torch.arange(number, number + count, dtype=torch.float32)
+        values[layout.param_slice(name)] = torch.arange(number, number + count, dtype=torch.float32)
         number += count
     return values
 

@@ -76,7 +76,7 @@ class Both(nn.Module):
 
 
 def planned(make: Callable[[], nn.Module], buffers: bool = False) -> nn.Module:
-    """The model of `make` as `blueprint()` leaves it: parameters on the meta device, ties kept, buffers real.
+    """The model of `make` as `deferred_init()` leaves it: parameters on the meta device, ties kept, buffers real.
 
     Made real first, since the first random numbers on the meta device import much of torch, in each process anew.
     buffers: these on the meta device too, as under `torch.device("meta")`.

@@ -1,4 +1,4 @@
-"""What the check of the heart of stage 3 looks at: one flat in the answer's hands, before GPT-2 is trained with it."""
+"""What the check of the operations of stage 3 looks at: one flat in the answer's hands, before GPT-2 is trained with it."""
 
 from contextlib import contextmanager
 
@@ -10,7 +10,7 @@ from ....measure import storages
 from ....comm.group import Comm
 from ....errors import CollectiveError
 from ....layout.rankmap import Layout
-from ....zero.buffer import Flat
+from ....zero.buffer import FlatBuffer
 from ..lab import Lab
 from ..verdict import Wrong
 
@@ -24,7 +24,7 @@ class ProbeComm(Comm):
     freed: what to say to somebody who gathers into a row whose memory is freed.
     """
 
-    def __init__(self, flats: list[Flat], freed: str, timeout: float = 4.0):
+    def __init__(self, flats: list[FlatBuffer], freed: str, timeout: float = 4.0):
         super().__init__(timeout=timeout)
         self.rows = [(flat.full.untyped_storage()._cdata, flat) for flat in flats]
         self.gathers, self.slice_there, self.freed = [], [], freed
@@ -32,7 +32,7 @@ class ProbeComm(Comm):
     def all_gather(self, row: torch.Tensor, layout: Layout, unit: str):
         flat = next((flat for storage, flat in self.rows if storage == row.untyped_storage()._cdata), None)
         if flat is not None:
-            if not flat.memory.held:
+            if not flat.storage.held:
                 raise Wrong(self.freed)
             self.slice_there.append(bool(torch.equal(row[flat.own], flat.shard)))
         handle = super().all_gather(row, layout, unit)
@@ -43,7 +43,7 @@ class ProbeComm(Comm):
 class Poison:
     """Fills memory that a flat takes with NaN, so that nobody finds old values there by luck."""
 
-    def __init__(self, flats: list[Flat]):
+    def __init__(self, flats: list[FlatBuffer]):
         self.rows = {id(flat.full.untyped_storage()): flat.full for flat in flats}
 
     def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None:
@@ -56,7 +56,7 @@ class Poison:
 
 
 @contextmanager
-def poisoned(flats: list[Flat]):
+def poisoned(flats: list[FlatBuffer]):
     poison = Poison(flats)
     storages.watch_resize(poison)
     try:
@@ -64,20 +64,20 @@ def poisoned(flats: list[Flat]):
     finally:
         storages.unwatch_resize(poison)
         for flat in flats:  # an answer may have written where a freed storage points to: NaN again, for those to come
-            if not flat.memory.held and flat.memory.readable:
+            if not flat.storage.held and flat.storage.readable:
                 flat.full.view(torch.uint8 if flat.full.element_size() == 1 else
                                torch.int16 if flat.full.element_size() == 2 else torch.int32).fill_(-1)
 
 
-def make_flat(rank: int, world: int, dtype: torch.dtype = torch.float32) -> Flat:
+def make_flat(rank: int, world: int, dtype: torch.dtype = torch.float32) -> FlatBuffer:
     """A flat as stage 3 has it between uses: the memory of `full` is freed. All ranks make the same."""
     seed = torch.Generator().manual_seed(7)
     params = {name: nn.Parameter(torch.randn(shape, generator=seed)) for name, shape in SHAPES.items()}
-    flat = Flat("h.0", params, Layout.build(SHAPES, world), rank, True, True, dtype)
+    flat = FlatBuffer("h.0", params, Layout.build(SHAPES, world), rank, True, True, dtype)
     flat.begin(torch.device("cpu"))
     flat.fill(lambda row: None)
     flat.hide()
-    flat.memory.free()
+    flat.storage.free()
     return flat
 
 
@@ -89,7 +89,7 @@ def whole_row(world: int) -> torch.Tensor:
 
 # unshard ------------------------------------------------------------------------------------------------------------
 
-NOT_TAKEN = "`unshard` used `flat.full` while its memory was freed: `flat.memory.take()` comes first"
+NOT_TAKEN = "`unshard` used `flat.full` while its memory was freed: `flat.storage.allocate()` comes first"
 NOT_NEEDED = ("`step` used `flat.full`, whose memory is freed. A rank updates its slice; the next `unshard` brings it "
               "to the others")
 SAME_CALLS = ("Every rank must call the same collectives, or those that did wait forever: a gather may not sit behind "
@@ -121,10 +121,10 @@ def see_unshard(unshard, reshard, step) -> dict:
         except CollectiveError as error:
             raise Wrong(f"`unshard`: {error}. {SAME_CALLS}") from error
         except RuntimeError as error:
-            if flat.memory.held:
+            if flat.storage.held:
                 raise
             raise Wrong(NOT_TAKEN) from error
-        found = {"bytes": storage.nbytes(), "full bytes": flat.memory.nbytes, "gathers": len(comm.gathers),
+        found = {"bytes": storage.nbytes(), "full bytes": flat.storage.nbytes, "gathers": len(comm.gathers),
                  "under way": any(gather.row is not None for gather in comm.gathers), "shard": shard,
                  "slice there": all(comm.slice_there), "waited": waited,
                  "returned": "None" if handle is None else "the handle",
@@ -145,7 +145,7 @@ def judge_unshard(lab: Lab, world: int) -> None:
         here = f"`unshard` on rank {rank} of {world}:"
         if not saw["same storage"]:
             lab.wrong(f"{here} afterwards `flat.full` stands on another storage. The parameters, and all that autograd "
-                      "saved, are views of the old one: give that one its memory again, with `flat.memory.take()`.")
+                      "saved, are views of the old one: give that one its memory again, with `flat.storage.allocate()`.")
         if saw["bytes"] != saw["full bytes"]:
             lab.wrong(f"{here} the storage of `flat.full` holds {saw['bytes']} bytes afterwards, and "
                       f"{saw['full bytes']} are right: you never took the memory.")
@@ -179,8 +179,8 @@ def see_reshard(unshard, reshard, step) -> dict:
     """A forward, `reshard`, and when the memory was given back: taken again, filled, and a backward. Sends nothing."""
     world = dist.get_world_size()
     flat = make_flat(dist.get_rank(), world)
-    row, storage, held = whole_row(world), flat.full.untyped_storage(), flat.memory.nbytes
-    flat.memory.take()
+    row, storage, held = whole_row(world), flat.full.untyped_storage(), flat.storage.nbytes
+    flat.storage.allocate()
     flat.full.copy_(row)
     flat.show()
     params, full, shard = flat.params, flat.full, flat.shard.clone()
@@ -195,13 +195,13 @@ def see_reshard(unshard, reshard, step) -> dict:
              "shard bytes": 0 if flat.shard is None else flat.shard.untyped_storage().nbytes(),
              "shard wanted": shard.nbytes, "grads": None}
     if not storage.nbytes() and found["shard bytes"]:
-        flat.memory.take()
+        flat.storage.allocate()
         full.copy_(row)
         flat.show()
         loss.backward()
         found["grads"] = [params[name].grad.clone() for name in SHAPES]
         found["shard"], found["shard was"] = flat.shard.clone(), shard
-        weight, bias = (row[flat.layout.place(name)].view(shape).clone().requires_grad_()
+        weight, bias = (row[flat.layout.param_slice(name)].view(shape).clone().requires_grad_()
                         for name, shape in SHAPES.items())
         ((x @ weight.T).square().square().sum() + bias.square().sum()).backward()
         found["right"] = [weight.grad, bias.grad]
@@ -240,7 +240,7 @@ def see_step(unshard, reshard, step) -> dict:
     probe = Comm()
     flats = [make_flat(probe.rank, probe.world_size, dtype) for dtype in (torch.float32, torch.bfloat16)]
     comm, steps = ProbeComm(flats, NOT_NEEDED), []
-    pieces = [piece for flat in flats for piece in flat.pieces.values()]
+    pieces = [piece for flat in flats for piece in flat.shard_params.values()]
     for number, piece in enumerate(pieces):
         piece.grad = torch.full_like(piece, 1 + number + 10 * probe.rank)
     before = [flat.shard.clone() for flat in flats]

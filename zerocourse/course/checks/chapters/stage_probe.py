@@ -10,10 +10,10 @@ from torch import nn
 from .... import shard
 from ....errors import CollectiveError
 from ....measure.storages import tensors_in
-from ....zero.buffer import Flat
+from ....zero.buffer import FlatBuffer
 from ..inside import Answer
 from ..verdict import Wrong
-from .hearts import WatchedComm
+from .stage_runs import WatchedComm
 
 NOT_THEIRS = ("torch", "zerocourse", "builtins")  # a learner's own classes are looked into
 SAME_CALLS = "Every rank must call the same collectives, in the same order"
@@ -28,7 +28,7 @@ class Rows(nn.Module):
 
 
 def flats_of(shapes: list[tuple[int, ...]], stage: int, comm: WatchedComm, dtype: torch.dtype | None = None
-             ) -> list[Flat]:
+             ) -> list[FlatBuffer]:
     """One flat for each shape, its parameters 1, 2, 3, ..., as `shard` makes it. Collective."""
     model = Rows(*shapes)
     with torch.no_grad():
@@ -39,10 +39,10 @@ def flats_of(shapes: list[tuple[int, ...]], stage: int, comm: WatchedComm, dtype
     return [flat for flat in model.zero.flats if flat.layout.numel]
 
 
-def give_gradient(flat: Flat, row: torch.Tensor) -> None:
+def give_gradient(flat: FlatBuffer, row: torch.Tensor) -> None:
     """Put a whole row (numel,) into the flat's bucket, through its parameters: there it is divided by N."""
     for key, param in flat.params.items():
-        param.grad = row[flat.layout.place(key)].view(param.shape).to(param.dtype)
+        param.grad = row[flat.layout.param_slice(key)].view(param.shape).to(param.dtype)
         flat.collect(key, param)
     flat.complete_bucket()
 

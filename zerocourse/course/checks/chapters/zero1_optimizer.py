@@ -11,8 +11,8 @@ from ....models.gpt2 import GPT
 from ..exercise import exercise
 from ..lab import Lab
 from ..verdict import Wrong
-from . import hearts
-from .hearts import CONFIG
+from . import stage_runs
+from .stage_runs import CONFIG
 from .stage_probe import calling, near, size_of, storages_under
 from .wire import Wire
 
@@ -119,7 +119,7 @@ def gpt_on_a_rank(answer, steps=3):
         model = GPT(CONFIG)
         params = list(model.parameters())
         optimizer, of_run = answer(params, 0.01, DECAY) if mine else Plain(params, 0.01, DECAY, comm), []
-        for tokens_BT in hearts.data(comm.rank, steps):
+        for tokens_BT in stage_runs.data(comm.rank, steps):
             loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:])
             loss.backward()
             of_run.append(loss.item())
@@ -150,7 +150,7 @@ def sharded_adamw(lab: Lab):
                       "zeros in its place of the row, and the average is still over all ranks.")
     for world in (2, 3):
         for rank, (mine, own) in enumerate(lab.run(gpt_on_a_rank, world=world)):
-            if not all(abs(a - b) < hearts.CLOSE for a, b in zip(mine, own, strict=True)):
+            if not all(abs(a - b) < stage_runs.CLOSE for a, b in zip(mine, own, strict=True)):
                 lab.wrong(f"training GPT-2 on {world} ranks, rank {rank} has the losses {[round(x, 4) for x in mine]}, "
                           f"and {[round(x, 4) for x in own]} are right.")
     return "no package, and GPT-2 trains as in data parallel, with 1/N of the states on each rank."

@@ -8,8 +8,8 @@ from ....layout.rankmap import Layout
 from ..exercise import exercise
 from ..lab import Lab
 from ..verdict import Wrong
-from . import hearts
-from .hearts import CONFIG, WatchedComm
+from . import stage_runs
+from .stage_runs import CONFIG, WatchedComm
 from .stage_probe import bytes_under, calling, near, numbers, same_calls
 
 SIZES = [4, 6, 3, 5, 2, 7]
@@ -71,14 +71,14 @@ def gpt_on_a_rank(answer, steps=3, micros=2):
     for mine in (True, False):
         torch.manual_seed(0)
         model, of_run = GPT(CONFIG), []
-        params, tokens = list(model.parameters()), hearts.data(comm.rank, steps * micros)
+        params, tokens = list(model.parameters()), stage_runs.data(comm.rank, steps * micros)
         if mine:
             gradients = answer(params, 2000, comm)
             rows = [torch.zeros(layout.padded) for layout in gradients.layouts]
             for row, layout in zip(rows, gradients.layouts, strict=True):
                 for name in layout.shapes:
-                    row[layout.place(name)] = params[int(name)].data.reshape(-1)
-                    params[int(name)].data = row[layout.place(name)].view(params[int(name)].shape)
+                    row[layout.param_slice(name)] = params[int(name)].data.reshape(-1)
+                    params[int(name)].data = row[layout.param_slice(name)].view(params[int(name)].shape)
             slices = [nn.Parameter(row[layout.slice(comm.rank)])
                       for row, layout in zip(rows, gradients.layouts, strict=True)]
         optimizer = torch.optim.AdamW(slices if mine else params, lr=0.01)
@@ -116,7 +116,7 @@ def sharded_gradients(lab: Lab):
             if world == 2 or case.startswith("every"):
                 _judge_bucketed(lab, lab.run(bucketed_on_a_rank, case, 2, world=world), case, world)
     for rank, (mine, own) in enumerate(lab.run(gpt_on_a_rank, world=2)):
-        if not all(abs(a - b) < hearts.CLOSE for a, b in zip(mine, own, strict=True)):
+        if not all(abs(a - b) < stage_runs.CLOSE for a, b in zip(mine, own, strict=True)):
             lab.wrong(f"training GPT-2 on 2 ranks, rank {rank} has the losses {[round(x, 4) for x in mine]}, and "
                       f"{[round(x, 4) for x in own]} are right.")
     return "no more than one bucket is open at a time, nobody waits for ever, and GPT-2 trains as in data parallel."

@@ -1,6 +1,6 @@
-"""A tiny GPT-2 trained with a learner's heart, and what that shows: for the checks of chapters 05 to 07.
+"""A tiny GPT-2 trained with a learner's collective operations, and what that shows: for the checks of chapters 05 to 07.
 
-On a rank:    found = train({"reduce": answer}, stage=1)          # and train({}, stage=1) for the package's own heart
+On a rank:    found = train({"reduce": answer}, stage=1)          # and train({}, stage=1) for the package's own
 In a check:   for world in (2, 3): judge(lab, ["reduce"], stage=1, world=world)
 """
 
@@ -11,7 +11,7 @@ import torch
 
 from .... import shard
 from ....comm.group import Comm, Handle
-from ....init.deferred import blueprint
+from ....init.deferred import deferred_init
 from ....models.gpt2 import GPT, GPTConfig
 from ....layout.rankmap import Layout
 from ..lab import Lab
@@ -73,11 +73,11 @@ def data(rank: int, count: int, batch: int = 2) -> torch.Tensor:
     return torch.randint(CONFIG.vocab_size, (count, batch, CONFIG.block_size + 1), generator=seed)
 
 
-def train(heart: dict[str, Callable], stage: int, *, steps: int = 3, accumulation: int = 1, timeout: float = 5.0,
+def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation: int = 1, timeout: float = 5.0,
           lr: float = 0.01, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options) -> dict:
     """Train the tiny GPT-2 on the ranks of the default process group, each with data of its own. Collective.
 
-    heart: as `shard` takes it; {} for the package's own.   options: of `shard`.   Returns, of this rank,
+    ops: as `shard` takes it; {} for the package's own.   options: of `shard`.   Returns, of this rank,
 
     losses      one a micro-batch
     parameters  {unit: (n,)} all parameters as this rank has them after the last step; not in stage 3
@@ -87,9 +87,9 @@ def train(heart: dict[str, Callable], stage: int, *, steps: int = 3, accumulatio
     calls       [(phase, verb, unit)] of the last step, in order; the phase is that in which it was called
     """
     comm = WatchedComm(timeout)
-    with blueprint():
+    with deferred_init():
         model = GPT(CONFIG)
-    model, optimizer = shard(model, optimizer(model.parameters(), lr=lr), stage=stage, comm=comm, heart=heart,
+    model, optimizer = shard(model, optimizer(model.parameters(), lr=lr), stage=stage, comm=comm, ops=ops,
                              **options)
     losses, held, tokens = [], {}, data(comm.rank, steps * accumulation)
     for step in range(steps):
@@ -112,7 +112,7 @@ def train(heart: dict[str, Callable], stage: int, *, steps: int = 3, accumulatio
 
 
 def train_both(*args, names: Sequence[str], stage: int, **how) -> dict[str, dict]:
-    """What `lab.run` calls: the answers (by their names in the heart), and the package's own heart."""
+    """What `lab.run` calls: the answers (by their names in `StageOps`), and the package's own ops."""
     return {"mine": train(dict(zip(names, args, strict=True)), stage, **how), "own": train({}, stage, **how)}
 
 
@@ -142,7 +142,7 @@ def differences(found: list[dict[str, dict]]) -> Iterable[tuple[str, int, object
 
 def judge(lab: Lab, names: Sequence[str], stage: int, world: int, why: dict[str, str] | None = None,
           **how) -> list[dict]:
-    """Train with the answers as the heart's `names`; end the check where that differs from the package's own heart.
+    """Train with the answers as the stage's `names`; end the check where that differs from the package's own ops.
 
     why: {beginning of what differs, as `differences` names it: a sentence that is said too}. how: for `train`.
     Returns what was found, by rank: {"mine": ..., "own": ...}.
@@ -165,4 +165,4 @@ def _words(what: str, rank: int, came, expected) -> str:
     if kind == "losses":
         number = next(i for i, (a, b) in enumerate(zip(came, expected, strict=True)) if not abs(a - b) < CLOSE)
         return f"loss number {number} of rank {rank} is {came[number]:.4f}, and {expected[number]:.4f} is right."
-    return f"rank {rank} ends with other parameters than the package's own heart gives."
+    return f"rank {rank} ends with other parameters than the package's own gives."

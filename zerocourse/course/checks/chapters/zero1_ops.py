@@ -1,4 +1,4 @@
-"""The checks of 5.4 and 5.5: the two functions of stage 1's heart, alone and in the training of a tiny GPT-2."""
+"""The checks of 5.4 and 5.5: the two functions of stage 1's operations, alone and in the training of a tiny GPT-2."""
 
 import torch
 
@@ -7,8 +7,8 @@ from ....layout.rankmap import Layout
 from ....zero.stage1 import reduce_scatter_in_place, sharded_step
 from ..exercise import exercise
 from ..lab import Lab
-from . import hearts
-from .hearts import WatchedComm
+from . import stage_runs
+from .stage_runs import WatchedComm
 from .stage_probe import SAME_CALLS, flats_of, give_gradient, near, numbers, same_calls
 
 STAGE_1 = ("zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*")
@@ -51,7 +51,7 @@ def reduce_slice(lab: Lab):
         found = lab.run(reduce_on_a_rank, world=world)
         for number, shape in enumerate(SHAPES):
             _judge_reduce(lab, [seen[number] for seen in found], shape[0], world)
-    hearts.judge(lab, ["reduce"], 1, 2, accumulation=2, optimizer=torch.optim.SGD, lr=0.5,  # AdamW forgives a factor
+    stage_runs.judge(lab, ["reduce"], 1, 2, accumulation=2, optimizer=torch.optim.SGD, lr=0.5,  # AdamW forgives a factor
                  why={"losses": "Alone it was right: is a second sum added to the first, which it holds already?"})
     return "GPT-2 trains with it as with the package's own, and a rank sends (N - 1) / N of the gradient once."
 
@@ -158,7 +158,7 @@ def update_and_gather(lab: Lab):
     for world, dtype in ((2, "float32"), (3, "float32"), (3, "bfloat16")):
         found = lab.run(step_on_a_rank, dtype, world=world)
         _judge_step(lab, found, world, f"three rows in {dtype} on {world} ranks")
-    hearts.judge(lab, ["step"], 1, 2)
+    stage_runs.judge(lab, ["step"], 1, 2)
     return "every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it."
 
 

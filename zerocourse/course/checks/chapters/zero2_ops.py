@@ -8,14 +8,14 @@ import torch
 
 from .... import shard
 from ....comm.group import Handle
-from ....init.deferred import blueprint
+from ....init.deferred import deferred_init
 from ....models.gpt2 import GPT
 from ....layout.rankmap import Layout
 from ....zero.stage2 import reduce_scatter_and_free
 from ..exercise import exercise
 from ..lab import Lab
-from . import hearts
-from .hearts import CONFIG, WatchedComm
+from . import stage_runs
+from .stage_runs import CONFIG, WatchedComm
 from .stage_probe import flats_of, give_gradient, near, numbers, same_calls
 
 # 6.4 ----------------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def reduce_and_drop(lab: Lab):
         for number, shape in enumerate(SHAPES):
             for micro in range(MICROS):
                 _judge_drop(lab, [[seen[number][m] for m in range(micro + 1)] for seen in found], shape[0], world)
-    hearts.judge(lab, ["reduce"], 2, 2, accumulation=2)
+    stage_runs.judge(lab, ["reduce"], 2, 2, accumulation=2)
     return "no full gradient outlives its reduction, micro-batches add up, and GPT-2 trains with it."
 
 
@@ -168,7 +168,7 @@ def _loop(scale=1 / G, only=range(G), clear=True):
 
 def _steps(train_step, stage):
     comm = WatchedComm()
-    with blueprint():
+    with deferred_init():
         model = GPT(CONFIG)
     model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.5), stage=stage, comm=comm)
     start = [flat.full.clone() for flat in model.zero.flats]
@@ -185,7 +185,7 @@ def _steps(train_step, stage):
 
     optimizer.step = stepped
     model.register_forward_pre_hook(forward)
-    losses, calls, tokens = [], [], hearts.data(comm.rank, 2 * G)
+    losses, calls, tokens = [], [], stage_runs.data(comm.rank, 2 * G)
     for batch in (tokens[:G], tokens[G:]):
         comm.calls = []
         with same_calls():
