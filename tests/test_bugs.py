@@ -57,7 +57,7 @@ def test_the_checks_are_green_without_a_bug(pool):
 
 def skip_rank_zero(own):
     """`if rank_id:` was meant to ask whether there is a rank."""
-    return lambda flats, comm, optimizer_step: own(flats, comm, optimizer_step if comm.rank else lambda: None)
+    return lambda flats, comm, optimizer_step: own(flats, comm, optimizer_step if comm.rank else lambda *flats: None)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -68,7 +68,7 @@ def test_bug_rank_zero_is_skipped(pool, stage):
 def only_where_it_was_used(own):
     """A collective in a branch that only some ranks take."""
     def reduce(self, unit, flat):
-        if flat.fresh:
+        if flat.unreduced:
             own(self, unit, flat)
 
     return reduce

@@ -132,6 +132,11 @@ class Layout:
             bounds = [rank * size for rank in range(world_size + 1)]
         return cls({name: shapes[name] for name in names}, offset, tuple(bounds), end)
 
+    @classmethod
+    def split(cls, numel: int, world_size: int) -> "Layout":
+        """A tensor of so many elements in parts as even as can be, without padding."""
+        return cls({"": (numel,)}, {"": 0}, tuple(rank * numel // world_size for rank in range(world_size + 1)), numel)
+
     @property
     def padded(self) -> int:
         return self.bounds[-1]

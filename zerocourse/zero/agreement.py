@@ -1,85 +1,50 @@
-"""What the ranks tell each other at the end of a backward: one small message, and the buffers that have changed."""
+"""What the ranks tell each other at the end of a backward: one small message of yes and no, and all act on its answer.
+
+Who has a gradient? Which buckets hold something that is not reduced? Which of the model's buffers changed, which
+parameters were written? Did all run the same units? A question is a name and a list of flags, one for each thing that it
+is about, in an order that all ranks share; the answer has a flag for whatever is true on any of them.
+"""
 
 from itertools import compress
 
 import torch
-from torch import nn
 
-from ..comm.group import Comm
 from ..errors import CollectiveError
-from .buffer import FlatBuffer
-from .unit import Unit
-
-READ = 1 << 16  # elements: a buffer up to this size is read to see whether it changed, at every backward's end
+from .groups import Groups
 
 
-def fingerprint(buffer: torch.Tensor) -> tuple[int, float]:
-    """Differs when the buffer changed. Its version does not always tell: batch norm's kernels write without counting.
-    What is large (a causal mask) only has its version: to add it up would take time at every step."""
-    real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-    return buffer._version, real.sum(dtype=torch.float64).item() if buffer.numel() <= READ else 0.0
+def ask(groups: Groups, questions: dict[str, list[bool]], device: torch.device) -> dict[str, list[bool]]:
+    """Each question's flags, or-ed over all ranks. Collective: one message of a byte for each flag."""
+    on_host = "gloo" in groups.shard.backends  # to read the answer on a GPU would wait for all that it still computes
+    flags = torch.tensor(sum(questions.values(), []), dtype=torch.uint8, device="cpu" if on_host else device)
+    answers = iter(groups.all_reduce(flags, "max").bool().tolist())
+    return {name: [next(answers) for _ in asked] for name, asked in questions.items()}
 
 
-class Buffers:
-    """The model's buffers (batch statistics), which must stay the same on all ranks."""
+def agree(stage) -> list[tuple]:
+    """The buckets, as (unit, flat buffer), that all ranks must still reduce.
 
-    def __init__(self, model: nn.Module):
-        self.model = model
-        self.known = {name: fingerprint(buffer) for name, buffer in model.named_buffers()}  # as all ranks have them
-        self.shapes = {name: buffer.shape for name, buffer in model.named_buffers()}
-        self.changed: list[str] = []  # on some rank, before the last backward's end
-
-    def look(self) -> list[bool]:
-        """Which have changed on this rank?"""
-        now = dict(self.model.named_buffers())
-        return [name in now and fingerprint(now[name]) != before for name, before in self.known.items()]
-
-    def reshaped(self) -> bool:
-        """Has one that changed another shape on this rank?"""
-        now = dict(self.model.named_buffers())
-        return any(now[name].shape != self.shapes[name] for name in self.known if name in now)
-
-    def compare_shapes(self, comm: Comm) -> None:
-        """Take the new shapes for known, if all ranks have the same. Raises CollectiveError, on all ranks, if not."""
-        now = {name: buffer.shape for name, buffer in self.model.named_buffers()}
-        of_ranks = comm.all_gather_object({name: list(shape) for name, shape in now.items()})
-        for rank, other in enumerate(of_ranks):
-            for name, shape in of_ranks[0].items():
-                if other.get(name) != shape:
-                    raise CollectiveError(f"buffer {name!r} is {tuple(shape)} on rank 0 and {tuple(other.get(name, ()))} on rank "
-                                          f"{rank}: all ranks get rank 0's buffers at each step, so give them one shape")
-        self.shapes = now
-
-    def equalise(self, comm: Comm) -> None:
-        """Rank 0's values for those that changed on any rank."""
-        now = dict(self.model.named_buffers())
-        for name in self.changed:
-            comm.broadcast(now[name], f"buffer {name}")
-            self.known[name] = fingerprint(now[name])
-        self.changed = []
-
-
-def agree(stage) -> list[tuple[Unit, FlatBuffer]]:
-    """One small message in which the ranks tell what only some of them may know; all act on the same answer.
-
-    Who has a gradient? Which buckets (returned) hold something that is not reduced? Which buffers changed? Did all run
-    the same units? Raises CollectiveError with the name of a unit that some ranks skipped.
+    Also marks who has a gradient on any rank, and passes on what the model's buffers and written parameters ask.
+    Raises CollectiveError with the name of a unit that some ranks skipped in their forward.
     """
     keys = [(flat, key) for flat in stage.flats for key in flat.params]
     left = [(unit, flat) for unit in reversed(stage.units) for flat in reversed(unit.flats)]
-    ran = [unit in stage.order for unit in stage.units]
-    questions = ([key in flat.present for flat, key in keys], [bool(flat.fresh) for _, flat in left],
-                 stage.buffers.look(), [stage.buffers.reshaped()], ran, [not flag for flag in ran])
-    flags = torch.tensor(sum(questions, []), dtype=torch.uint8, device=stage.device)
-    answers = iter(stage.comm.all_reduce(flags, "max").tolist())
-    present, fresh, changed, (reshaped,), somewhere, nowhere = ([next(answers) for _ in question] for question in questions)
-    for unit, here, yes, no in zip(stage.units, ran, somewhere, nowhere, strict=True):
-        if yes and no:
+    if not stage.options.agreement:
+        return [(unit, flat) for unit, flat in left if flat.unreduced]
+    ran = {unit for each in stage.passes for unit in each.calls}
+    questions = {"has_grad": [key in flat.has_grad for flat, key in keys],
+                 "unreduced": [bool(flat.unreduced) for _, flat in left],
+                 "ran": [unit in ran for unit in stage.units],
+                 "skipped": [bool(ran) and unit not in ran for unit in stage.units]}
+    for watcher in stage.watchers:
+        questions |= watcher.questions()
+    answers = ask(stage.groups, questions, stage.device)
+    for unit, ran_somewhere, skipped in zip(stage.units[1:], answers["ran"][1:], answers["skipped"][1:], strict=True):
+        if ran_somewhere and skipped:
             raise CollectiveError(f"unit {unit.name!r} ran on some ranks and was skipped on others (rank {stage.comm.rank} "
-                                  f"{'ran' if here else 'skipped'} it): every rank must run the same units")
-    for flat, key in compress(keys, present):
-        flat.present.add(key)
-    if reshaped:
-        stage.buffers.compare_shapes(stage.comm)
-    stage.buffers.changed = list(compress(stage.buffers.known, changed))
-    return list(compress(left, fresh))
+                                  f"{'ran' if unit in ran else 'skipped'} it): every rank must run the same units")
+    for flat, key in compress(keys, answers["has_grad"]):
+        flat.has_grad.add(key)
+    for watcher in stage.watchers:
+        watcher.answered(answers)
+    return list(compress(left, answers["unreduced"]))

@@ -1,6 +1,7 @@
 """Whole parameters from their slices, and back: all-gathers a unit at a time. Collective: every rank must call it."""
 
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 
 import torch
@@ -8,13 +9,16 @@ from torch import nn
 
 from ..errors import BadInput
 from .ddp import DataParallel
+from .extras.refusals import SHARDED
+from .extras.written import checksum
+from .unit import Unit
 
 EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # of what `get_extra_state` returns
 
 
 @contextmanager
-def gathered(stage: DataParallel, unit):
-    """The unit's parameters are whole inside."""
+def whole(stage: DataParallel, unit: Unit) -> Iterator[None]:
+    """The unit's parameters are gathered inside."""
     was = unit.gathered
     if stage.shards_parameters:
         stage.gather(unit)
@@ -23,6 +27,37 @@ def gathered(stage: DataParallel, unit):
     finally:
         if stage.shards_parameters and not was:
             stage.release(unit)
+
+
+@contextmanager
+def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterator[None]:
+    """Inside, the parameters of these parts of a sharded model are whole on every rank. Collective.
+
+    write: what rank 0 wrote into them is kept, on all ranks. Without it they are there to be read: raises BadInput at the end
+    that names a parameter which was written. At stages 0 to 2 parameters are always whole, and the rest is the same.
+    """
+    params = {param for part in modules for param in ([part] if isinstance(part, nn.Parameter) else part.parameters())}
+    stages = {getattr(param, SHARDED)() for param in params if hasattr(param, SHARDED)}
+    if len(stages) != 1:
+        raise BadInput("gathered() takes modules or parameters of one sharded model, and these are of "
+                       f"{'several' if stages else 'none'}")
+    stage = stages.pop()
+    chosen = [(flat, key) for flat in stage.flats for key, param in flat.params.items() if param in params]
+    with ExitStack() as stack:
+        for unit in dict.fromkeys(stage.unit_of[flat] for flat, _ in chosen):
+            stack.enter_context(whole(stage, unit))
+        before = {key: checksum(flat.views[key]) for flat, key in chosen}
+        yield
+        with torch.no_grad():
+            if write:
+                for flat in dict.fromkeys(flat for flat, _ in chosen):
+                    stage.groups.broadcast(flat.full, flat.name)
+                    flat.shard.copy_(flat.full[flat.own])
+            for flat, key in chosen:
+                stage.written.versions[flat][key] = flat.params[key]._version
+                if not write and checksum(flat.views[key]) != before[key]:
+                    raise BadInput(f"parameter {key!r} was written inside gathered(), which forgets it: say gathered(..., write=True) "
+                                   "to keep what rank 0 writes")
 
 
 def names(model: nn.Module) -> dict[str, object]:
@@ -36,23 +71,20 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     Parameters are copies in their training dtype; tied names share one tensor. Raises BadInput for an entry that the
     model made out of parameters of which this rank has only slices.
     """
-    stage, whole = model.zero, {}
+    stage, values = model.zero, {}
     for unit in stage.units:
-        with gathered(stage, unit):
+        with whole(stage, unit):
             for flat in unit.flats:
-                whole |= {flat.params[key]: view.detach().clone() for key, view in flat.views.items()}
-    found = {}
+                values |= {flat.params[key]: view.detach().clone() for key, view in flat.views.items()}
+    state = {}
     for name, kept in names(model).items():
         if isinstance(kept, nn.Parameter):
-            found[name] = whole[kept]
+            state[name] = values[kept]
         elif isinstance(kept, torch.Tensor):
-            if kept.numel() and not kept.untyped_storage().nbytes():
-                raise BadInput(f"{type(model).__name__}.state_dict() makes {name!r} out of a parameter of which a rank has a slice: "
-                               "name the parameter itself")
-            found[name] = kept.detach().clone()
+            state[name] = kept.detach().clone()
         else:
-            found[name] = deepcopy(kept)
-    return found
+            state[name] = deepcopy(kept)
+    return state
 
 
 def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
@@ -77,12 +109,12 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
             elif isinstance(kept, torch.Tensor) and not isinstance(kept, nn.Parameter):
                 kept.copy_(state[name])
         for unit in stage.units:
-            with gathered(stage, unit):
+            with whole(stage, unit):
                 for flat in unit.flats:
                     given = {key: by_param[param] for key, param in flat.params.items() if param in by_param}
                     for key, value in given.items():
                         flat.views[key].copy_(value)
                     flat.shard.copy_(flat.full[flat.own])
-                    for place in flat.shard_ranges if flat.steps_copies else []:
-                        if place.name in given:
-                            flat.part(flat.master, place).copy_(given[place.name].reshape(-1)[place.start : place.stop])
+                    for part in flat.shard_ranges if flat.steps_masters else []:
+                        if part.name in given:
+                            flat.part(flat.master, part).copy_(given[part.name].reshape(-1)[part.start : part.stop])

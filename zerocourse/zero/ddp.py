@@ -1,41 +1,49 @@
 """Stage 0, data parallel: all-reduces the gradients, frees nothing. The ground that stages 1 to 3 step on.
 
 Every rank holds all parameters, gradients and optimizer states: 16 bytes a parameter (Rajbhandari et al. 2020,
-arXiv 1910.02054, section 3.1). Gradients are collected in one bucket a flat and reduced while the backward goes on.
+arXiv 1910.02054, section 3.1). Gradients are collected in one bucket a flat buffer and reduced while the backward goes on.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from ..comm.group import Comm, Handle
+from ..comm import Comm, Handle
 from ..measure.ledger import Ledger
 from . import hooks
-from .agreement import Buffers, agree
+from .agreement import agree
 from .buffer import FlatBuffer
+from .extras.model_buffers import ModelBuffers
+from .extras.replaced import Registered, refuse_other_memory
+from .extras.written import WrittenParameters, refuse_assigned_gradients
+from .groups import Groups
+from .options import ZeroOptions
+from .schedule import Pass
 from .unit import Unit
 
 
 def all_reduce(flat: FlatBuffer, comm: Comm) -> Handle:
     """Sum the bucket over the ranks, on every rank: a reduce-scatter, then an all-gather. 2Ψ(N-1)/N elements."""
 
-    def gather(_):
+    def gather(summed):
+        flat.sum_replicas(summed)
         comm.all_gather(flat.grad, flat.layout, flat.name).wait()
         flat.grad_shard = flat.grad[flat.own]
 
     return comm.reduce_scatter(flat.grad, flat.layout, flat.name, flat.grad[flat.layout.slice(comm.rank)], done=gather)
 
 
-def local_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[[], object]) -> object:
-    """Every rank updates every parameter."""
-    result = optimizer_step()
+def local_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
+    """Every rank updates what it holds of every parameter, and tells nobody."""
+    result = None
     for flat in flats:
+        result = optimizer_step(flat)
         flat.publish_shard()
     return result
 
@@ -47,18 +55,19 @@ class StageOps:
     reduce(flat, comm): the bucket `flat.grad` is complete, zeros where there was no gradient; bring this rank's part of
         the sum to `flat.grad_shard`. May return a Handle.
     step(flats, comm, optimizer_step): `flat.grad_shard` is there; update, and make every rank's parameters new.
+        `optimizer_step(flat)` steps one buffer, `optimizer_step()` all of them.
     unshard(flat, comm): bring all slices to `flat.full` (stage 3). May return a Handle.
     reshard(flat): free `flat.full` (stage 3).
     """
 
     reduce: Callable[[FlatBuffer, Comm], Handle | None]
-    step: Callable[[list[FlatBuffer], Comm, Callable[[], object]], object]
+    step: Callable[[list[FlatBuffer], Comm, Callable[..., object]], object]
     unshard: Callable[[FlatBuffer, Comm], Handle | None] = lambda flat, comm: None
     reshard: Callable[[FlatBuffer], None] = lambda flat: None
 
 
 class DataParallel:
-    """One model and its optimizer, trained by the ranks of `comm`. `sync` off: gradients only pile up locally."""
+    """One model and its optimizer, trained by the ranks of `groups`. `sync` off: gradients only pile up locally."""
 
     number = 0
     shards_optimizer = False  # does a rank update only its slice?
@@ -66,78 +75,138 @@ class DataParallel:
     shards_parameters = False  # is the full parameter dropped after use?
     ops = StageOps(all_reduce, local_step)
 
-    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, ops: StageOps | None = None, in_flight: int = 1):
-        self.model, self.units, self.comm = model, units, comm
-        self.ops = ops or self.ops
-        self.in_flight = in_flight  # units whose reduction may be under way at once; 0: the backward waits for each
+    def __init__(self, model: nn.Module, units: list[Unit], groups: Groups, options: ZeroOptions = ZeroOptions(),
+                 ops: StageOps | None = None):
+        self.model, self.units, self.groups, self.options = model, units, groups, options
+        self.comm, self.ops = groups.shard, ops or self.ops
         self.root = units[0]
-        self.flats = [flat for unit in units for flat in unit.flats]
+        self.unit_of = {flat: unit for unit in units for flat in unit.flats}
+        self.flats = list(self.unit_of)
         self.device = self.flats[0].full.device
-        self.in_forward = self.in_backward = self.recording = False  # recording: a forward with gradients
         self.sync = True
         self.unreduced = False  # a backward under `no_sync` left gradients that only this rank knows
-        self.order: list[Unit] = []  # units that record gradients, as they ran since the last backward
-        self.order_is_old = False  # that backward is over
-        self.queue: list[Unit] = []  # those of them that are still to be reduced in this backward, the next one last
+        self.recording = False  # is a forward with gradients under way?
+        self.current_pass = Pass()  # the last forward
+        self.passes: list[Pass] = []  # those whose backward is under way, the present one last
+        self.in_backward = False
+        self.queue: list[Unit] = []  # units that are still to be reduced in this backward, the next one first
+        self.entered: list[Unit] = []  # units whose backward has begun and is not known to be over
         self.reducing: list[tuple[Unit, FlatBuffer, Handle]] = []  # under way
-        self.buffers = Buffers(model)
-        self.recorder = comm.recorder
+        self.written = WrittenParameters(self)
+        self.watchers = [ModelBuffers(model, groups), self.written]  # extend the agreement
+        self.registered = Registered(model)
+        self.held = 0  # bytes of the flat buffers' tensors
+        self.recorder = self.comm.recorder
         self.recorder.alive = self.bytes_held
+        self._counted: dict[FlatBuffer, int] = {}
         self._began: dict[tuple[str, str], float] = {}
+        for flat in self.flats:
+            self.recount(flat)
         hooks.attach(self)
-
-    def use(self, unit: Unit, kind: str) -> None:
-        """The unit is about to compute, "forward" or "backward": its parameters must be there (below stage 3 they are)."""
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def pre_forward(self, unit: Unit) -> None:
-        if unit is self.root and not hooks.backward_is_running():
-            if self.in_forward or self.in_backward:
+        again = hooks.current_backward() != -1  # activation checkpointing computes the unit again
+        if not again and unit is self.root and not (self.root.computes and hooks.is_running(self.root.module)):
+            if self.root.computes or self.in_backward:
                 self.recover()
-            self.in_forward, self.recording = True, torch.is_grad_enabled()
-            if self.order_is_old and torch.is_grad_enabled():
-                self.order, self.order_is_old = [], False
-        # Reentrant checkpointing computes a unit without gradients first; its place is where it ran, on every rank.
-        if (torch.is_grad_enabled() or self.in_forward and self.recording) and unit not in self.order:
-            self.order.append(unit)
-            if self.in_backward:
-                self.queue.append(unit)
-        self.use(unit, "forward")
-        unit.computes = True
+            self.registered.check()
+            self.current_pass, self.recording = Pass(), torch.is_grad_enabled()
+        elif not (again or self.root.computes) and self.current_pass.had_backward:  # a unit that is called by itself
+            self.current_pass = Pass()
+        if torch.is_grad_enabled():
+            hooks.watch_gradients(self, unit)
+        unit.computes += 1
+        if again and unit is not self.root and unit not in self.pass_now.calls:  # it ran in no forward before
+            self.begin_pass(self.pass_now)
+            self.pass_now.calls.append(unit)
+            self.pass_now.ahead.append(unit)
+            self.queue.insert(0, unit)
+        self.use(unit)
         self._mark("forward", unit)
 
-    def post_forward(self, unit: Unit) -> None:
-        unit.computes = False
-        self._mark("forward", unit, over=True)
-        if unit is self.root:
-            self.in_forward = False
+    def post_forward(self, unit: Unit, failed: bool = False) -> None:
+        unit.computes = max(0, unit.computes - 1)
+        if not unit.computes:
+            self._mark("forward", unit, over=True)
+        # Reentrant checkpointing computes a unit without gradients first; its place is where it ran, on every rank.
+        records = torch.is_grad_enabled() or self.recording and self.root.computes
+        if records and unit is not self.root and not failed and hooks.current_backward() == -1:
+            self.current_pass.note(unit, within=[each for each in self.units[1:] if each.computes and each is not unit])
+
+    @property
+    def pass_now(self) -> Pass:
+        """The pass that computes: a backward's while it runs (it may compute units again), else the last forward's."""
+        return self.passes[-1] if self.passes else self.current_pass
+
+    def use(self, unit: Unit) -> None:
+        """The unit is about to compute its forward: its parameters must be there (below stage 3 they are)."""
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        self.in_backward, self.queue = True, list(self.order)
+        self.in_backward, self.backward_number = True, hooks.current_backward()
+        for flat in self.flats:
+            flat.awaited = hooks.awaited(flat)
 
-    def pre_backward(self, unit: Unit) -> None:
-        self.use(unit, "backward")
+    def begin_pass(self, of_pass: Pass) -> None:
+        """This backward also goes through the pass: its units are to be reduced in the order in which they are visited,
+        then those of which only the end tells that they are done, then the root."""
+        if not of_pass.under_way:
+            of_pass.begin_backward()
+            self.passes.append(of_pass)
+            done = [unit for unit in self.units if unit.reduced and not unit.to_reduce]
+            late = {unit for each in self.passes for unit in each.again | each.around}
+            order = [unit for unit in dict.fromkeys([*self.queue, *of_pass.ahead]) if unit is not self.root and unit not in done]
+            self.queue = [*(unit for unit in order if unit not in late), *(unit for unit in order if unit in late), self.root]
+
+    def pre_backward(self, of_pass: Pass, unit: Unit) -> None:
+        if hooks.current_backward() != self.backward_number:  # a backward inside this one: reentrant checkpointing
+            for flat in unit.flats:
+                flat.awaited |= hooks.awaited(flat)
+        self.begin_pass(of_pass)
+        if self.passes[-1] is not of_pass:
+            self.passes.remove(of_pass)
+            self.passes.append(of_pass)
         self._mark("backward", unit)
+        for each in of_pass.visit(unit):
+            self.leave_all(but=each)
+            self.enter(each)
 
-    def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
-        """Move the gradient into its bucket. If that is on its way, the gradient stays where it is until `finish`: to
-        wait here, where only this rank may come by, would be to wait for ranks that wait for this one."""
-        if param.grad is None:  # it was frozen after the forward, or an autograd function returned None
-            return
-        if flat.grad is not None and not flat.fresh and any(flat is other for _, other, _ in self.reducing):
-            flat.late.add(key)
-        else:
-            flat.collect(key, param)
-            if len(flat.arrived) >= flat.expected:
-                self.launch()
+    def enter(self, unit: Unit) -> None:
+        """The backward has come to the unit, or passes over it."""
+        self.entered.append(unit)
+
+    def leave_all(self, but: Unit | None = None) -> None:
+        """The backward is over for all units that it has entered, but for those around `but`; it comes back to those that ran
+        more than once."""
+        for unit in [unit for unit in self.entered if unit is not but]:
+            if but is None or not any(unit in each.around for each in self.passes):
+                self.entered.remove(unit)
+                unit.backward_done = not any(unit in each.again for each in self.passes)
+                self.post_backward(unit)
 
     def post_backward(self, unit: Unit) -> None:
         self._mark("backward", unit, over=True)
-        unit.over = True
         self.launch()
+
+    def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
+        """Move the gradient into its bucket. If the bucket is under way, the gradient stays at its parameter until `finish`,
+        and nobody waits here: other ranks may not come by this point, so they would wait for each other."""
+        flat.awaited.discard(key)
+        if param.grad is None:  # it was frozen after the forward, or an autograd function returned None
+            return
+        if flat.grad is not None and not flat.unreduced and any(flat is other for _, other, _ in self.reducing):
+            flat.deferred.add(key)
+            return
+        flat.collect(key, param)
+        self.recount(flat)
+        unit = self.unit_of[flat]
+        if not unit.awaits_gradients:
+            self._mark("backward", unit, over=True)
+        if self.is_full(flat) or unit.backward_done:
+            self.launch()
 
     @property
     def reduces_now(self) -> bool:
@@ -146,29 +215,31 @@ class DataParallel:
     def launch(self) -> None:
         """Reduce the buckets that are full, and those of units whose backward is over: no more gradients will come.
 
-        In the reverse order of the forward, also when a later bucket is full sooner: so all ranks do it in the same
+        Strictly in the order of the queue, also when a later bucket is full sooner: so all ranks do it in the same
         order, and no rank ever waits for one that waits for it.
         """
         while self.reduces_now and self.queue:
-            unit = self.queue[-1]
+            unit = self.queue[0]
             for flat in unit.to_reduce:
-                if not (unit.over or self.is_full(unit, flat)):
+                if not (unit.backward_done and not flat.awaited or self.is_full(flat)):
                     return
-                unit.launched += 1
+                unit.reduced += 1
                 self.reduce(unit, flat)
-            self.queue.pop()
+            self.queue.pop(0)
 
-    def is_full(self, unit: Unit, flat: FlatBuffer) -> bool:
-        return len(flat.arrived) >= flat.expected
+    def is_full(self, flat: FlatBuffer) -> bool:
+        """Have all gradients come? Of a parameter that is not used nobody knows before the backward has left the unit."""
+        return len(flat.ready) >= flat.trainable
 
     def reduce(self, unit: Unit, flat: FlatBuffer) -> None:
         """Start one bucket's reduction, once there is room among those under way."""
-        self.wait_for_reductions(keep=max(0, self.in_flight - 1), but=unit)
+        self.wait_for_reductions(keep=max(0, self.options.in_flight - 1), but=unit)
         flat.complete_bucket()
         handle = self.ops.reduce(flat, self.comm)
         if handle is not None:
             self.reducing.append((unit, flat, handle))
-        if self.in_flight == 0:
+        self.recount(flat)
+        if self.options.in_flight == 0:
             self.wait_for_reductions()
 
     def wait_for_reductions(self, keep: int = 0, but: Unit | None = None) -> None:
@@ -177,74 +248,92 @@ class DataParallel:
             try:
                 self.reducing[0][-1].wait()
             finally:
-                self.reducing.pop(0)
+                self.recount(self.reducing.pop(0)[1])
 
     def end_backward(self) -> None:
+        for each in self.passes:
+            while any(flat.trainable for unit in each.ahead for flat in unit.flats):  # units that this rank passed over
+                unit = each.ahead.pop(0)
+                self.leave_all()
+                self.enter(unit)
+        self.leave_all()
         for unit in self.units:
-            unit.over = True
+            unit.backward_done = True
             self._mark("backward", unit, over=True)
+            for flat in unit.flats:
+                flat.awaited.clear()  # autograd had nothing to bring, after all
         self.launch()
         if self.reduces_now:
             self.finish()
         else:
             self.unreduced = True
-        self.new_pass(within_forward=self.in_forward)
+        self.forget_backward()
 
     def finish(self) -> None:
-        """Reduce what is left (of earlier backwards, or later than its unit), and hand the gradients to the optimizer."""
+        """Reduce what is left (of earlier backwards, or deferred), and hand the gradients to the optimizer."""
         self.wait_for_reductions()  # a bucket must be back before its next round begins
         for flat in self.flats:
-            flat.collect_late()
+            flat.collect_deferred()
         for unit, flat in agree(self):
             self.reduce(unit, flat)
         self.wait_for_reductions()
         self.unreduced = False
         for flat in self.flats:
-            if not flat.steps_copies:
+            if not flat.steps_masters:
                 flat.publish_gradients()
+            self.recount(flat)
 
-    def new_pass(self, within_forward: bool = False) -> None:
-        """Nothing of a forward or a backward is left over; of a backward only, when the forward took a gradient itself."""
-        self.in_forward, self.in_backward = within_forward, False
-        self.order_is_old, self.queue = True, []
-        self._began.clear()
+    def forget_backward(self) -> None:
+        """Nothing of a backward is left over."""
+        self.in_backward = False
+        for each in self.passes:
+            each.under_way, each.had_backward = False, True
+        self.passes, self.queue, self.entered = [], [], []
         for unit in self.units:
-            unit.launched, unit.open, unit.over = 0, 0, False
-            unit.computes = unit.computes and within_forward
+            unit.reduced, unit.backward_done = 0, False
             for flat in unit.flats:
-                flat.arrived.clear()
+                flat.ready.clear()
+                flat.awaited.clear()
 
     # -- the optimizer ------------------------------------------------------------------------------------------------
 
-    def step(self, optimizer_step: Callable, closure: Callable[[], object] | None = None) -> object:
+    def step(self, optimizer_step: Callable[..., object], closure: Callable[[], object] | None = None) -> object:
         """One update of all parameters, on all ranks. `closure` runs the model first, as torch's optimizers allow."""
-        if self.in_forward or self.in_backward:
+        if self.in_backward or self.root.computes:
             self.recover()
-
-        def with_gradients():
-            loss = closure()
-            self.cast_gradients()
-            return loss
-
-        for flat in self.flats:
-            flat.take_writes()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.registered.check()
+        if not self.shards_parameters:
+            refuse_other_memory(self.flats)
         with self.recorder.span("step", "optimizer"), torch.no_grad():
             self.cast_gradients()
-            result = self.ops.step(self.flats, self.comm, partial(optimizer_step, with_gradients) if closure else optimizer_step)
+            refuse_assigned_gradients(self.flats)
+            for watcher in self.watchers:
+                watcher.before_step()
+            updated = [flat for flat in self.flats if flat.has_grad]
+            result = self.ops.step(updated, self.comm, optimizer_step) if updated else optimizer_step()
+            for flat in updated:  # so that the backward of an older forward is told that its weights are gone
+                increment_version(list(flat.params.values()))
         for flat in self.flats:
-            if flat.steps_copies:  # their fp32 gradients
-                for piece in flat.shard_params.values():
-                    piece.grad = None
-        self.buffers.equalise(self.comm)
+            if flat.steps_masters:  # their fp32 gradients
+                for part in flat.shard_params.values():
+                    part.grad = None
+                self.recount(flat)
+        for watcher in self.watchers:
+            watcher.after_step()
         self.recorder.next_step()
-        return result
+        return loss if closure is not None else result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, on this rank."""
+        """Forget all gradients, on this rank; without `set_to_none` those that were there become zeros."""
         self.wait_for_reductions()
         self.unreduced = False
         for flat in self.flats:
-            flat.clear_gradients()
+            flat.clear_gradients(set_to_none)
+            self.recount(flat)
 
     def flush(self) -> None:
         """Reduce what backwards under `no_sync` left; nothing when the last backward did it."""
@@ -255,8 +344,9 @@ class DataParallel:
         """Every gradient is where the optimizer looks for it, in the precision of what it steps."""
         self.flush()
         for flat in self.flats:
-            if flat.steps_copies:
+            if flat.steps_masters:
                 flat.publish_gradients()
+                self.recount(flat)
 
     def grad_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient, the same on every rank.
@@ -299,7 +389,10 @@ class DataParallel:
         """A forward or backward ended in an exception: finish what is under way, and drop what it left half done."""
         if self.in_backward:
             self.zero_grad()
-        self.new_pass()
+        self.forget_backward()
+        self._began.clear()
+        for unit in self.units:
+            unit.computes = 0
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """Every tensor this stage holds, by kind: parameters, gradients, optimizer (the fp32 master weights)."""
@@ -311,9 +404,9 @@ class DataParallel:
         return kinds
 
     def under_way(self) -> list[torch.Tensor]:
-        """Buckets that no flat holds any more, and a collective still sends (from stage 2 on)."""
-        rows = (getattr(handle, "row", None) for _, _, handle in self.reducing) if self.shards_gradients else ()
-        return [row for row in rows if row is not None]
+        """Buckets that no buffer holds any more, and a collective still sends (from stage 2 on)."""
+        buckets = (getattr(handle, "row", None) for _, _, handle in self.reducing) if self.shards_gradients else ()
+        return [bucket for bucket in buckets if bucket is not None]
 
     def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:
         """Bytes of the storages this rank holds, by kind, with the optimizer's states (scalar step counters apart)."""
@@ -321,9 +414,15 @@ class DataParallel:
         kinds = {"parameters_bytes": held.parameters, "gradients_bytes": held.gradients, "optimizer_bytes": held.optimizer}
         return kinds | {"total_bytes": sum(kinds.values())}
 
+    def recount(self, flat: FlatBuffer) -> None:
+        """The buffer took or gave back memory."""
+        held = flat.bytes_held
+        self.held += held - self._counted.get(flat, 0)
+        self._counted[flat] = held
+
     def bytes_held(self) -> int:
-        """Bytes of the tensors in `tensors()`, each storage counted once."""
-        return sum(flat.bytes_held for flat in self.flats) + sum(row.nbytes for row in self.under_way())
+        """Bytes of the tensors in `tensors()`, each storage counted once; a running count, asked at every event."""
+        return self.held + sum(bucket.nbytes for bucket in self.under_way())
 
     def _mark(self, verb: str, unit: Unit, over: bool = False) -> None:
         """Note the beginning of a unit's forward or backward; at its end, record it."""

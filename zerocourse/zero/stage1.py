@@ -6,25 +6,28 @@ Each rank updates only its slice, so it needs the optimizer's state of that slic
 
 from collections.abc import Callable
 
-from ..comm.group import Comm, Handle
-from .ddp import DataParallel, StageOps
+from ..comm import Comm, Handle
 from .buffer import FlatBuffer
+from .ddp import DataParallel, StageOps
 
 
 def reduce_scatter_in_place(flat: FlatBuffer, comm: Comm) -> Handle:
     """Sum this rank's slice of the bucket over the ranks. Ψ(N-1)/N elements."""
 
     def done(summed):
-        flat.grad_shard = summed
+        flat.grad_shard = flat.sum_replicas(summed)
 
     return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own], done=done)
 
 
-def sharded_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[[], object]) -> object:
-    """Every rank updates its slice, then all fetch the slices of the others. Ψ(N-1)/N elements."""
-    result = optimizer_step()
-    handles = []
+def sharded_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
+    """Every rank updates its slice, then all fetch the slices of the others. Ψ(N-1)/N elements.
+
+    Buffer by buffer: while one is on its way, the next is updated.
+    """
+    result, handles = None, []
     for flat in flats:
+        result = optimizer_step(flat)
         flat.publish_shard()
         handles.append(comm.all_gather(flat.full, flat.layout, flat.name))
     for handle in handles:

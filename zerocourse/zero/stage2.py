@@ -4,9 +4,9 @@
 with accumulation over G micro-batches (G+1)Ψ(N-1)/N elements are sent a step instead of 2Ψ(N-1)/N.
 """
 
-from ..comm.group import Comm, Handle
-from .ddp import StageOps
+from ..comm import Comm, Handle
 from .buffer import FlatBuffer
+from .ddp import StageOps
 from .stage1 import Stage1, sharded_step
 
 

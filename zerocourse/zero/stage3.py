@@ -9,12 +9,15 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..comm.group import Comm, Handle
+from ..comm import Comm, Handle
 from ..errors import BadInput
 from . import hooks
-from .ddp import StageOps, local_step
 from .buffer import FlatBuffer
-from .schedule import Prefetcher
+from .ddp import StageOps, local_step
+from .extras.hidden import Hiding
+from .groups import Groups
+from .options import ZeroOptions
+from .schedule import Pass, Prefetcher
 from .stage2 import Stage2
 from .unit import Unit
 
@@ -32,25 +35,21 @@ def reshard(flat: FlatBuffer) -> None:
 
 
 class Stage3(Stage2):
-    """Optimizer states, gradients and parameters are sharded.
-
-    prefetch: units gathered ahead.   reshard_after_forward: False keeps the parameters until the backward used them,
-    which sends 2Ψ instead of 3Ψ and holds them all at once.
-    """
+    """Optimizer states, gradients and parameters are sharded."""
 
     number = 3
     shards_parameters = True
     ops = replace(Stage2.ops, step=local_step, unshard=unshard, reshard=reshard)
 
-    def __init__(self, model: nn.Module, units: list[Unit], comm: Comm, ops: StageOps | None = None, in_flight: int = 1,
-                 prefetch: int = 1, reshard_after_forward: bool = True):
-        super().__init__(model, units, comm, ops, in_flight)
-        self.prefetcher, self.reshard_after_forward = Prefetcher(prefetch), reshard_after_forward
-        self.current = self.root  # the unit that computes
-        self.ahead: list[Unit] = []  # those that are to be gathered meanwhile, and are not begun yet
-        for unit in units[1:]:  # not the root
-            for module in unit.module.modules():
-                module._parameters = FetchedOnUse(self, unit, module._parameters)
+    def __init__(self, model: nn.Module, units: list[Unit], groups: Groups, options: ZeroOptions = ZeroOptions(),
+                 ops: StageOps | None = None):
+        self.current = units[0]  # the unit that computes
+        self.upcoming: list[Unit] = []  # those that are to be gathered meanwhile, and are not begun yet
+        self.prefetcher = Prefetcher(options.prefetch)
+        super().__init__(model, units, groups, options, ops)
+        self.hiding = Hiding(self.flats, self.gather_for_use)
+        for flat in self.flats:
+            self.hiding.show(flat) if flat.gathered else self.hiding.hide(flat)
 
     # -- gather and release -------------------------------------------------------------------------------------------
 
@@ -59,6 +58,7 @@ class Stage3(Stage2):
             if not flat.gathered:
                 handle = self.ops.unshard(flat, self.comm)
                 unit.gathers.append((flat, handle))
+                self.recount(flat)
 
     def gather(self, unit: Unit) -> None:
         """The unit's parameters are there when this returns."""
@@ -67,124 +67,125 @@ class Stage3(Stage2):
             flat, handle = unit.gathers.pop(0)
             if handle is not None:
                 handle.wait()
-            flat.show()
+            self.hiding.show(flat)
 
     def release(self, unit: Unit) -> None:
         """Free the unit's parameters."""
         if unit.gathers:  # never free memory that a collective still writes to
             self.gather(unit)
         for flat in unit.flats:
-            if flat.gathered:
+            if flat.gathered and flat.storage.nbytes:
+                self.written.keep(flat)
                 with self.recorder.span("reshard", flat.name, flat.storage.nbytes):
                     self.ops.reshard(flat)
+                    self.recount(flat)
                 if not flat.gathered:
-                    flat.hide()
+                    self.hiding.hide(flat)
 
-    def use(self, unit: Unit, kind: str) -> None:
+    def release_all(self) -> None:
+        for unit in self.units:
+            if not unit.computes:
+                self.release(unit)
+
+    def come_to(self, unit: Unit, upcoming: list[Unit]) -> None:
         """Gather the unit, and start gathering those that come next (before the wait: the link is never idle).
 
         With one reduction in flight, those that come next wait in the backward until the middle of the unit: the
         reduction has the link until then, and they take memory that it gave back.
         """
-        if kind == "forward" and hooks.backward_is_running():  # checkpointing computes it again; its backward follows
-            self.gather(unit)
-            return
-        if kind == "forward" and unit is self.root:
-            self.prefetcher.start("forward")
-        self.gather_ahead()
+        self.start_upcoming()
         self.start_gather(unit)
         self.current = unit
-        self.ahead = [each for each in self.prefetcher.next_after(unit, kind) if not each.gathering]
-        if self.in_flight != 1 or not self.reducing:
-            self.gather_ahead()
+        self.upcoming = [each for each in upcoming if not each.gathering]
+        if self.options.in_flight != 1 or not self.reducing:
+            self.start_upcoming()
         self.gather(unit)
 
-    def gather_ahead(self) -> None:
+    def start_upcoming(self) -> None:
         """Start gathering those that come next. On every rank that is after the reduction of the unit before `current`,
         and before anything else is gathered or reduced."""
-        if self.ahead and self.in_flight == 1:
+        if self.upcoming and self.options.in_flight == 1:
             self.wait_for_reductions()
-        while self.ahead:
-            self.start_gather(self.ahead.pop(0))
+        while self.upcoming:
+            self.start_gather(self.upcoming.pop(0))
+
+    def gather_for_use(self, flat: FlatBuffer) -> bool:
+        """A parameter is used while its unit does not compute."""
+        if not (self.root.computes or self.in_backward):
+            return False
+        unit = self.unit_of[flat]
+        unit.used_outside = True
+        self.gather(unit)
+        return True
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
 
-    def post_forward(self, unit: Unit) -> None:
-        super().post_forward(unit)
-        if hooks.backward_is_running():
+    def use(self, unit: Unit) -> None:
+        if hooks.current_backward() != -1:  # checkpointing computes it again; its backward follows
+            self.gather(unit)
             return
+        if unit is self.root and unit.computes == 1:
+            self.prefetcher.start()
+        self.come_to(unit, self.prefetcher.next_after(unit))
+
+    def post_forward(self, unit: Unit, failed: bool = False) -> None:
+        super().post_forward(unit, failed)
+        if hooks.current_backward() != -1 or unit.computes:
+            return
+        keeps = torch.is_grad_enabled() and not failed
         if unit is self.root:  # whoever was gathered early or held for another unit goes now
-            keep = not self.reshard_after_forward or unit.external
-            if not (keep and torch.is_grad_enabled()):
-                self.release_all()
-        elif self.reshard_after_forward and not unit.external:
+            for each in self.units if self.options.reshard_after_forward or not keeps else ():
+                if not (each.used_outside and keeps):
+                    self.release(each)
+        elif self.options.reshard_after_forward and not unit.used_outside:
             self.release(unit)
 
-    def pre_backward(self, unit: Unit) -> None:
+    def begin_pass(self, of_pass: Pass) -> None:
+        begins = not of_pass.under_way
+        super().begin_pass(of_pass)
+        if begins:
+            lasting = [unit for unit in self.units if unit.used_outside or unit is self.root]
+            for unit in [*lasting, *of_pass.ahead[: 1 + self.options.prefetch if self.options.prefetch else 0]]:
+                self.start_gather(unit)
+            for unit in lasting:
+                self.gather(unit)
+
+    def pre_backward(self, of_pass: Pass, unit: Unit) -> None:
         if torch.is_grad_enabled():  # create_graph=True
             raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
                            "needs: use stage 2 for a gradient penalty")
-        super().pre_backward(unit)
+        super().pre_backward(of_pass, unit)
 
-    def begin_backward(self) -> None:
-        super().begin_backward()
-        lasting = [unit for unit in self.units if unit.external or unit is self.root]
-        for unit in [*lasting, *self.prefetcher.start("backward")]:
-            self.start_gather(unit)
-        for unit in lasting:
-            self.gather(unit)
+    def enter(self, unit: Unit) -> None:
+        super().enter(unit)
+        self.come_to(unit, self.passes[-1].ahead[: self.options.prefetch])
 
     def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         super().on_gradient(flat, key, param)
-        if self.ahead and self.current.half_done:
-            self.gather_ahead()
+        if self.upcoming and self.current.half_done:
+            self.start_upcoming()
 
-    def is_full(self, unit: Unit, flat: FlatBuffer) -> bool:
-        """While units gather for their backward, a reduction waits for its unit's end, to come at the same point of this
-        sequence on all ranks, whichever parameters a rank has used. A unit none of whose inputs needs a gradient has no
-        such end: its reduction comes after all gathers."""
-        return unit is self.root and super().is_full(unit, flat)
+    def is_full(self, flat: FlatBuffer) -> bool:
+        """A reduction waits until the backward has left its unit, to come at the same point among the gathers on all ranks,
+        whichever parameters a rank has used. Behind the last gather nothing else is asked for."""
+        return not any(each.ahead or each.again for each in self.passes) and super().is_full(flat)
 
     def post_backward(self, unit: Unit) -> None:
-        self.gather_ahead()
+        self.start_upcoming()
         super().post_backward(unit)
-        if not unit.external:
+        if not unit.used_outside and not unit.computes:
             self.release(unit)
 
     def end_backward(self) -> None:
-        self.gather_ahead()
+        self.start_upcoming()
         super().end_backward()
-        for unit in self.units:
-            if not unit.computes:
-                self.release(unit)
+        self.release_all()
 
     def step(self, *args) -> object:
         self.release_all()
         return super().step(*args)
 
     def recover(self) -> None:
-        self.ahead = []
+        self.upcoming = []
         super().recover()
         self.release_all()
-
-    def release_all(self) -> None:
-        for unit in self.units:
-            self.release(unit)
-
-
-class FetchedOnUse(dict):
-    """A module's parameters: who takes one out in a forward, while its unit does not compute, has the unit gathered.
-
-    That happens when another unit uses it, as in `F.linear(x, other.weight)`. From then on the unit stays gathered for
-    as long as the root is, also in the backward. Whoever iterates over parameters gets none of them: most only want to count.
-    """
-
-    def __init__(self, stage: Stage3, unit: Unit, params: dict):
-        super().__init__(params)
-        self.stage, self.unit = stage, unit
-
-    def __getitem__(self, name: str) -> nn.Parameter | None:
-        if self.stage.in_forward and not self.unit.computes:
-            self.unit.external = True
-            self.stage.gather(self.unit)
-        return super().__getitem__(name)

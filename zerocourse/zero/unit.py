@@ -1,4 +1,4 @@
-"""Cutting a model into units, and units into flats. It communicates nothing."""
+"""Cutting a model into units, and units into flat buffers. It communicates nothing."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -10,31 +10,35 @@ from .buffer import FlatBuffer
 
 
 class Unit:
-    """A part of the model that is gathered, used and freed as a whole, and where it stands in the present pass."""
+    """A part of the model that is gathered, used and freed as a whole, and how far the present backward has come with it."""
 
     def __init__(self, name: str, module: nn.Module, runs: list[dict[str, nn.Parameter]]):
         self.name, self.module, self.runs = name, module, runs  # runs: parameters that are neighbours in the model
         self.params = {key: param for run in runs for key, param in run.items()}
         self.flats: list[FlatBuffer] = []  # in the order of the forward
-        self.launched = 0  # flats reduced in this backward, from the last one
-        self.open = 0  # forwards whose backward is still to come
-        self.computes = False  # its forward is under way
-        self.over = False  # no more gradients will come in this backward
+        self.computes = 0  # forwards of it that are running, one inside the other
+        self.reduced = 0  # buffers reduced in this backward, counted from the last one
+        self.backward_done = False  # no more gradients will come in this backward
         self.gathers: list = []  # collectives under way that bring the parameters
-        self.external = False  # used when no hook of its own tells: it stays gathered as long as the root does
+        self.used_outside = False  # something else than its module uses a parameter: it stays gathered as long as the root
 
     def __repr__(self) -> str:
         return f"{self.name} ({sum(param.numel() for param in self.params.values()):,} elements)"
 
     @property
     def to_reduce(self) -> list[FlatBuffer]:
-        """Flats whose gradients are still to be reduced in this backward, in the order in which that is done."""
-        return [flat for flat in reversed(self.flats) if flat.expected][self.launched :]
+        """Buffers whose gradients are still to be reduced in this backward, in the order in which that is done."""
+        return [flat for flat in reversed(self.flats) if flat.trainable][self.reduced :]
+
+    @property
+    def awaits_gradients(self) -> bool:
+        """Will a gradient of one of its parameters still come in this backward, on this rank?"""
+        return any(flat.awaited for flat in self.flats)
 
     @property
     def half_done(self) -> bool:
         """Have at least half of its parameters got their gradient, in this backward?"""
-        return 2 * sum(len(flat.arrived) for flat in self.flats) >= sum(flat.expected for flat in self.flats)
+        return 2 * sum(len(flat.ready) for flat in self.flats) >= sum(flat.trainable for flat in self.flats)
 
     @property
     def gathering(self) -> bool:
@@ -83,16 +87,16 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
     return [Unit(name or "root", modules[name], runs) for name, runs in parts.items() if runs or not name]
 
 
-def cut_into_rows(params: dict[str, nn.Parameter], bucket_size: int | None) -> list[dict[str, nn.Parameter]]:
-    """The unit's parameters in rows of one dtype, all trainable or all frozen, at most `bucket_size` elements long.
+def split_into_buffers(params: dict[str, nn.Parameter], bucket_size: int | None) -> list[dict[str, nn.Parameter]]:
+    """The parameters of each flat buffer: of one dtype, all trainable or all frozen, at most `bucket_size` elements.
 
-    A parameter larger than that has a row of its own.
+    A parameter larger than that has a buffer of its own.
     """
-    rows: dict[tuple, list[dict[str, nn.Parameter]]] = {}
+    kinds: dict[tuple, list[dict[str, nn.Parameter]]] = {}
     for name, param in params.items():
-        of_kind = rows.setdefault((param.dtype, param.requires_grad), [{}])
-        size = sum(other.numel() for other in of_kind[-1].values())
-        if of_kind[-1] and bucket_size is not None and size + param.numel() > bucket_size:
-            of_kind.append({})
-        of_kind[-1][name] = param
-    return [row for of_kind in rows.values() for row in of_kind]
+        buffers = kinds.setdefault((param.dtype, param.requires_grad), [{}])
+        size = sum(other.numel() for other in buffers[-1].values())
+        if buffers[-1] and bucket_size is not None and size + param.numel() > bucket_size:
+            buffers.append({})
+        buffers[-1][name] = param
+    return [buffer for buffers in kinds.values() for buffer in buffers]

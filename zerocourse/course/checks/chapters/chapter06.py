@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ....layout.rankmap import Layout
-from ....zero.unit import cut_into_rows
+from ....zero.unit import split_into_buffers
 from ..exercise import exercise
 from ..lab import Lab
 from . import zero2_gradients, zero2_ops  # noqa: F401  (6.4, 6.5 and 6.6 are there)
@@ -37,7 +37,7 @@ def cut(units, bucket_size, *, fits=lambda size, more, limit: size + more <= lim
 def own_cut(units, bucket_size):
     with torch.device("meta"):
         named = [{str(i): nn.Parameter(torch.empty(size)) for i, size in enumerate(unit)} for unit in units]
-    return [[param.numel() for param in row.values()] for params in named for row in cut_into_rows(params, bucket_size)]
+    return [[param.numel() for param in row.values()] for params in named for row in split_into_buffers(params, bucket_size)]
 
 
 def reversed_cut(units, bucket_size):

@@ -74,9 +74,9 @@ def by_the_package(recorded, so_far, depth):
     """The same with the package's Prefetcher, which leaves the repetitions to its user."""
     prefetcher, found = Prefetcher(depth), []
     for units in (recorded, so_far):
-        prefetcher.start("forward")
+        prefetcher.start()
         for unit in units:
-            found = prefetcher.next_after(unit, "forward")
+            found = prefetcher.next_after(unit)
     return [unit for unit in dict.fromkeys(found) if unit != so_far[-1]]
 
 

@@ -1,0 +1,94 @@
+"""Parameters while stage 3 has freed them. Needed by: F.linear(x, other.weight), sum(p.square().sum() for p in parameters()).
+
+A unit's parameters are there while the unit computes. Whoever uses one at another time gets it all the same if the model
+is computing: the unit is gathered, and from then on stays gathered for as long as the root is, also in the backward. Outside
+of the model's forward and backward nothing says that the other ranks come by as well, so there it is refused, with a sentence.
+
+While it is hidden, a parameter has a class of its own, which sees every operation of torch that gets it. Shapes, dtypes and
+devices can be asked for; values cannot.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ...errors import BadInput
+from ..buffer import FlatBuffer
+
+NEEDS_NO_VALUES = {
+    "shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "dtype",
+    "device", "layout", "is_contiguous", "is_meta", "is_cuda", "is_cpu", "is_sparse", "is_quantized", "is_nested", "is_leaf",
+    "is_complex", "is_floating_point", "is_inference", "is_signed", "is_mps", "is_xpu", "is_xla", "is_mkldnn", "is_sparse_csr",
+    "requires_grad", "requires_grad_", "grad", "grad_fn", "retains_grad", "output_nr", "name", "names", "_version", "_base",
+    "_backward_hooks", "_post_accumulate_grad_hooks", "register_hook", "register_post_accumulate_grad_hook", "untyped_storage",
+    "data_ptr", "get_device", "nbytes", "itemsize", "__len__", "__hash__", "_has_symbolic_sizes_strides", "is_ipu", "is_vulkan",
+    "is_maia", "is_mtia", "__format__", "is_distributed", "has_names", "is_neg", "is_conj"}
+
+
+class HiddenParameter:
+    """Comes before a parameter's own class while it is hidden. `_hidden_in`: what gathers it, or raises."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in ("__get__", "__set__", "__delete__"):
+            name = getattr(getattr(function, "__self__", None), "__name__", name)
+            if name in ("data", "T", "mT", "H", "mH", "real", "imag"):
+                name = f".{name}"
+        with torch._C.DisableTorchFunctionSubclass():
+            if name not in NEEDS_NO_VALUES:
+                for param in _hidden_among([args, kwargs]):
+                    param._hidden_in(name)
+            return function(*args, **(kwargs or {}))
+
+    def __repr__(self, **_) -> str:
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"a parameter {tuple(self.shape)} that is sharded, and gathered while its unit computes"
+
+
+def _hidden_among(values):
+    for value in values.values() if isinstance(values, dict) else values or ():
+        if isinstance(value, HiddenParameter):
+            yield value
+        elif isinstance(value, list | tuple | dict):
+            yield from _hidden_among(value)
+
+
+@functools.cache
+def hidden_class(own: type) -> type:
+    return type(own)(f"Hidden{own.__name__}", (HiddenParameter, own), {})
+
+
+class Hiding:
+    """Hides and shows the parameters of stage 3's buffers. gather_for_use(flat), a method: called when one is used while
+    hidden; returns whether it could gather it, which it can in a forward or a backward."""
+
+    def __init__(self, flats: list[FlatBuffer], gather_for_use: Callable[[FlatBuffer], bool]):
+        self.own = {param: type(param) for flat in flats for param in flat.params.values()}
+        gather = weakref.WeakMethod(gather_for_use)  # a parameter keeps neither its stage nor its buffer alive
+        for flat in flats:
+            for key, param in flat.params.items():
+                param._hidden_in = functools.partial(use, weakref.ref(flat), key, gather)
+
+    def hide(self, flat: FlatBuffer) -> None:
+        if flat.storage.nbytes:  # an empty buffer is always there
+            flat.hide()
+            for param in flat.params.values():
+                param.__class__ = hidden_class(self.own[param])
+
+    def show(self, flat: FlatBuffer) -> None:
+        for param in flat.params.values():
+            param.__class__ = self.own[param]
+        flat.show()
+
+
+def use(flat: weakref.ref, key: str, gather_for_use: weakref.WeakMethod, operation: str) -> None:
+    """Raises BadInput where the parameter cannot be gathered."""
+    gather = gather_for_use()
+    if gather is None or not gather(flat()):
+        raise BadInput(f"parameter {key!r} is sharded at stage 3, and {operation.lstrip('.')!r} was asked of it outside of the "
+                       "model's forward: gather it on every rank, in `with zerocourse.gathered(module):`, or take "
+                       "zerocourse.state_dict(model)")

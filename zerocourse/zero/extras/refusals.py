@@ -1,0 +1,152 @@
+"""What a sharded model cannot do, said in one sentence that names what can. Needed by: habits from unsharded training."""
+
+import weakref
+from collections.abc import Callable
+from functools import cache, wraps
+from itertools import zip_longest
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ...errors import BadInput
+
+NOT_ELEMENTWISE = {"lbfgs", "adafactor", "muon", "sparseadam", "shampoo", "soap", "lamb", "lars"}
+SHARDED = "_zerocourse_sharded"  # the mark of a parameter that a stage has in its flat buffers, and of its shards
+
+
+def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Raise BadInput for what cannot be sharded, and when one of the two is not what it should be."""
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model is {said(model)}: it must be a torch.nn.Module, and comes before the optimizer")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise BadInput(f"optimizer is {said(optimizer)}: it must be made already, such as "
+                       "torch.optim.AdamW(model.parameters())")
+    kind = type(model).__name__
+    if hasattr(getattr(model, "zero", None), "shards_parameters"):
+        raise BadInput(f"this {kind} is sharded already: shard a model once")
+    if hasattr(model, "zero"):
+        raise BadInput(f"this {kind} has something of its own called `zero`, where shard() puts the stage: rename it")
+    for name, param in model.named_parameters():
+        if isinstance(param, UninitializedTensorMixin):
+            raise BadInput(f"parameter {name!r} of {kind} has no shape yet: run the model on one input first, or give the layer "
+                           "its sizes, and shard it then")
+        if hasattr(param, SHARDED):
+            raise BadInput(f"parameter {name!r} is in another sharded model already: shard the model that holds all of it")
+    if next(model.parameters(), None) is None:
+        raise BadInput(f"{kind} has no parameters, so there is nothing to train")
+    if {base.__name__.lower() for base in type(optimizer).__mro__} & NOT_ELEMENTWISE:
+        raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: "
+                       "use an optimizer whose update is element-wise, such as AdamW or SGD")
+    known_to(optimizer.param_groups if optimizer is not None else [], model)
+
+
+def said(thing: object) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
+
+
+def known_to(groups: list[dict], model: nn.Module, first: int = 0) -> None:
+    """Raise BadInput when the optimizer's groups, numbered from `first`, hold what the model does not have."""
+    params = set(model.parameters())
+    for index, group in enumerate(groups, first):
+        for param in group["params"]:
+            if param not in params:
+                raise BadInput(f"parameter group {index} of the optimizer holds a tensor {tuple(param.shape)} that is not "
+                               "a parameter of the model: build the optimizer from model.parameters(), after the model has moved")
+
+
+def describe(model: nn.Module) -> list[str]:
+    """Each parameter and buffer in words: what all ranks must agree on."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    return [f"{name} {tuple(tensor.shape)} {tensor.dtype}{' trained' * tensor.requires_grad}" for name, tensor in tensors]
+
+
+def check_same(by_rank: list[list[str]]) -> None:
+    """Raise BadInput, on every rank, that names the first thing in which a rank differs from rank 0."""
+    for rank, other in enumerate(by_rank):
+        for here, there in zip_longest(by_rank[0], other, fillvalue="nothing more"):
+            if here != there:
+                raise BadInput(f"the ranks disagree on the model: rank 0 has {here}, rank {rank} has {there}; "
+                               "build the same model, and shard it in the same way, on every rank")
+
+
+def refuse_habits(model: nn.Module) -> None:
+    """From now on the model, its modules and parameters refuse what would be silently wrong."""
+    stage = weakref.ref(model.zero)
+    for param in [*model.parameters(), *(part for flat in model.zero.flats for part in flat.shard_params.values())]:
+        setattr(param, SHARDED, stage)
+    watch_optimizers()
+    watch_clipping()
+    for module in model.modules():
+        module._apply = stays(module, model.zero.shards_parameters)
+    model.__deepcopy__ = refuse("a sharded model cannot be copied, since a copy would be one on this rank alone", "state_dict")
+    model.load_state_dict = refuse("load_state_dict() of a sharded model would not reach what the optimizer steps", "load_state_dict")
+    if model.zero.shards_parameters:
+        for module in model.modules():
+            module.state_dict = refuse("state_dict() under stage 3 would hold NaN, since this rank has slices", "state_dict",
+                                       type(module).state_dict.__get__(module))
+            if module is not model:
+                module.load_state_dict = refuse("load_state_dict() under stage 3 would write into freed memory", "load_state_dict")
+
+
+def refuse(why: str, instead: str, inner: Callable | None = None) -> Callable:
+    """A method that raises BadInput. inner: what is called when torch itself comes by, on its way through the modules."""
+    def call(*args, **kwargs):
+        if inner is not None and kwargs.get("destination") is not None:
+            return inner(*args, **kwargs)
+        raise BadInput(f"{why}: call zerocourse.{instead} with the whole model on every rank")
+
+    return call
+
+
+def stays(model: nn.Module, hidden: bool) -> Callable:
+    """In place of `model._apply`, through which .to(), .half() and their like go: parameters must stay views of their buffer."""
+    own = model._apply
+
+    def apply(change: Callable, *args, **kwargs):
+        for tensor in (*model.parameters(), *model.buffers()):
+            probe = torch.empty(1, dtype=tensor.dtype, device=tensor.device)
+            if change(probe) is not probe:
+                raise BadInput(f"a sharded {type(model).__name__} keeps its dtype and device: say param_dtype=... and device=... "
+                               "to zerocourse.shard")
+        return model if hidden else own(change, *args, **kwargs)
+
+    return apply
+
+
+def refuse_scaler(optimizer: Optimizer) -> None:
+    if hasattr(optimizer, "found_inf"):
+        raise BadInput("torch.amp.GradScaler looks for an overflow on each rank alone, and ranks would part: train in bf16 "
+                       "(param_dtype=torch.bfloat16), which needs no scaling")
+
+
+@cache
+def watch_optimizers() -> None:
+    """From now on, any optimizer that steps a sharded model's own parameters is refused: they get no gradients."""
+
+    def look(optimizer: Optimizer, *_) -> None:
+        if "add_param_group" not in vars(optimizer) and any(
+                hasattr(param, SHARDED) for group in optimizer.param_groups for param in group["params"]):
+            raise BadInput(f"this {type(optimizer).__name__} has parameters of a sharded model, which get no gradients: make it "
+                           "first, and give it to shard(model, optimizer); a model has one optimizer, with a group for each part")
+
+    register_optimizer_step_pre_hook(look)
+
+
+@cache
+def watch_clipping() -> None:
+    """From now on, torch's clip_grad_norm_ refuses parameters of a sharded model: it would see no gradient, or a rank's slices."""
+    own = clip_grad._clip_grads_with_norm_
+
+    @wraps(own)
+    def look(parameters, *args, **kwargs):
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if any(hasattr(param, SHARDED) for param in parameters):
+            raise BadInput("torch's clip_grad_norm_ on a sharded model would see no gradient, or the norm of this rank's slices "
+                           "alone: call model.zero.clip_grad_norm_(max_norm) on every rank")
+        return own(parameters, *args, **kwargs)
+
+    clip_grad._clip_grads_with_norm_ = look

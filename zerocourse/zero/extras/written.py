@@ -1,0 +1,86 @@
+"""Parameters that somebody else than the optimizer writes. Needed by: Embedding(max_norm=), weight.clamp_() in a forward.
+
+A write into a gathered parameter at stage 3 would be lost with the gathered copy, and one into a parameter that trains in
+half precision would be undone by the next step, which starts from the fp32 master weights. So what the model holds wins:
+stage 3 keeps each rank's slice of what was written, and master weights take over what their rounded values do not explain.
+If ranks write different values, as max_norm does when each has its own tokens, their replicas would part: that is refused.
+Gradients that somebody assigns by hand are no one rank's business to average, and are refused as well.
+"""
+
+import zlib
+from itertools import compress
+
+import torch
+
+from ...errors import BadInput
+from ..buffer import FlatBuffer
+
+
+class WrittenParameters:
+    """Extends the agreement by a question: which parameters were written in place, on any rank?"""
+
+    def __init__(self, stage):
+        self.flats, self.groups = stage.flats, stage.groups
+        self.versions = {flat: {key: param._version for key, param in flat.params.items()} for flat in self.flats}
+        self.checksums: dict[str, int] = {}  # of what was written at stage 3, where the memory is gone by now
+
+    def moved(self, flat: FlatBuffer) -> list[str]:
+        """Names of the buffer's parameters whose version moved: they were written in place."""
+        return [key for key, version in self.versions[flat].items() if flat.params[key]._version != version]
+
+    def keep(self, flat: FlatBuffer) -> None:
+        """Stage 3 is about to free the buffer: take this rank's slice of what was written."""
+        moved = self.moved(flat)
+        for key in moved:
+            self.checksums[key] = checksum(flat.views[key])
+            self.versions[flat][key] = flat.params[key]._version
+        if moved:
+            with torch.no_grad():
+                flat.shard.copy_(flat.full[flat.own])
+
+    def questions(self) -> dict[str, list[bool]]:
+        written = {key for flat in self.flats for key in self.moved(flat)} | self.checksums.keys()
+        return {"written": [key in written for flat in self.flats for key in flat.params]}
+
+    def answered(self, answers: dict[str, list[bool]]) -> None:
+        """Raises BadInput, on all ranks, for a parameter that they wrote in different ways."""
+        written = list(compress([(flat, key) for flat in self.flats for key in flat.params], answers["written"]))
+        if not written:
+            return
+        mine = {key: self.checksums.get(key) or (checksum(flat.views[key]) if flat.gathered else 0) for flat, key in written}
+        by_rank = self.groups.all_gather_object(mine)
+        for key in mine:
+            if len({sums[key] for sums in by_rank}) > 1:
+                raise BadInput(f"parameter {key!r} was written in place, and not alike on all ranks (max_norm= does so when each "
+                               "rank has its own tokens): write the same values everywhere, or write after the optimizer's step")
+        self.checksums.clear()
+        for flat, key in written:
+            self.versions[flat][key] = flat.params[key]._version
+
+    def before_step(self) -> None:
+        """Master weights whose rounded value is not what the model holds take over what it holds."""
+        for flat in self.flats:
+            if flat.steps_masters:
+                changed = flat.master.to(flat.dtype) != flat.shard
+                flat.master.copy_(torch.where(changed, flat.shard.to(flat.master.dtype), flat.master))
+
+    def after_step(self) -> None:
+        """The step itself moved the versions of what it updated by one."""
+        for flat in self.flats:
+            if flat.has_grad:
+                for key in flat.params:
+                    self.versions[flat][key] += 1
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Of the tensor's bytes, never 0."""
+    return 1 + zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def refuse_assigned_gradients(flats: list[FlatBuffer]) -> None:
+    """Raise BadInput for a parameter whose `.grad` no backward brought: backward's own are in the buffers by now."""
+    for flat in flats:
+        for key, param in flat.params.items():
+            if param.grad is not None:
+                raise BadInput(f"parameter {key!r} has a gradient that was assigned by hand, and a sharded model's gradients come "
+                               "from backward() alone: let a loss bring it, for example (param * gradient.detach()).sum()")

@@ -1,0 +1,58 @@
+"""The ranks that share a flat buffer: those that cut it among them, and those that hold the same slice of it.
+
+With one group for both there is plain ZeRO: the buffer is cut among all ranks. With two there is hybrid sharding
+(HSDP): the ranks of a node cut it, and the nodes hold replicas; gathers never leave the node.
+
+    shard        ranks that hold different slices: gathers and reduce-scatters run here
+    replicate    ranks that hold the same slice; the reduced slice is summed here once more; None: there are none
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..comm import Comm
+from ..layout.rankmap import Layout
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The two process groups of a buffer, as this rank sees them. What travels between all ranks goes through both."""
+
+    shard: Comm
+    replicate: Comm | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks in all: gradients are averaged over so many."""
+        return self.shard.world_size * (self.replicate.world_size if self.replicate else 1)
+
+    @property
+    def comms(self) -> list[Comm]:
+        return [comm for comm in (self.shard, self.replicate) if comm is not None]
+
+    def all_reduce(self, values: torch.Tensor, op: str) -> torch.Tensor:
+        """The sum or maximum over all ranks of a small tensor, in place."""
+        for comm in self.comms:
+            comm.all_reduce(values, op)
+        return values
+
+    def broadcast(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """The first rank's values on all ranks, in place."""
+        for comm in reversed(self.comms):
+            comm.broadcast(values, name)
+        return values
+
+    def all_gather_object(self, thing: object) -> list:
+        """Every rank's object (anything that JSON can hold)."""
+        things = self.shard.all_gather_object(thing)
+        return things if self.replicate is None else sum(self.replicate.all_gather_object(things), [])
+
+    def sum_replicas(self, slice: torch.Tensor, name: str) -> torch.Tensor:
+        """Add up the replicas of a reduced slice (own,), in place. 2 (own) (R - 1)/R elements, for R replicas."""
+        if self.replicate is not None and self.replicate.peers and slice.numel():
+            layout = Layout.split(slice.numel(), self.replicate.world_size)
+            part = slice[layout.slice(self.replicate.rank)]
+            self.replicate.reduce_scatter(slice, layout, name, into=part).wait()
+            self.replicate.all_gather(slice, layout, name).wait()
+        return slice
