@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import BadInput
-from ..formulas.memory import gpt2_params
+from ..formulas.transformer import gpt2_params
 
 BASELINE = "torch-ddp"
 AGAIN = "again"  # the control in a race: the baseline once more, which should take as long as itself

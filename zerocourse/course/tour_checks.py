@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..formulas.memory import CONVENTIONS, ModelStates, gpt2_peak_bytes, model_states, passes, sent_elements
-from ..formulas.peak import gpt2_step_peak
-from .tour import STAGE, Plan
+from ..formulas.peak import gpt2_peak_bytes
+from ..formulas.states import FP32, ModelStates, model_states
+from ..formulas.volumes import passes, sent_elements
+from .tour import STAGE, TourSettings
 
-FP32 = CONVENTIONS["fp32"]
 KINDS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
 LOOSE_BYTES = 64 * 1024  # tokens, losses and the like that a step may leave behind
 PEAK_TOLERANCE = 0.1  # the formula for the peak leaves out what an operation holds for a moment
@@ -30,9 +30,9 @@ def expected(plan: Plan, mode: str) -> dict[str, int]:
     params = plan.model.params
     states = model_states(params, stage, ranks, FP32)
     sent = sent_elements(params, stage, ranks)
-    shape = (plan.model, stage, ranks, plan.micro_batch, plan.model.block_size)
-    # The one process adds up the ranks' micro-batches: it has all gradients while it computes the second one's activations.
-    peak = gpt2_step_peak(*shape) if mode in STAGE else gpt2_peak_bytes(*shape, FP32)
+    # The one process adds up the ranks' micro-batches, so that it has all gradients while it computes the last one.
+    peak = gpt2_peak_bytes(plan.model, stage, ranks, plan.micro_batch, plan.model.block_size, FP32,
+                           accumulated=mode not in STAGE and plan.ranks > 1)
     return {kind: getattr(states, kind) for kind in (*KINDS, "total_bytes")} | {
         "peak_bytes": peak, "sent_elements": sent, "sent_bytes": 4 * sent}
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from .... import shard
+from ....zero.shard import shard
 from ....errors import CollectiveError
 from ....measure.storages import tensors_in
 from ....zero.buffer import FlatBuffer
