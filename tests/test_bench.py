@@ -17,7 +17,7 @@ import pytest
 from zerocourse import bench, cli
 from zerocourse.bench import meters, runner
 from zerocourse.bench.in_ranks import turns
-from zerocourse.bench.settings import AGAIN, ALONE, BASELINE, MODES, Mode, Plan, find_modes
+from zerocourse.bench.settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings, find_modes
 from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
 from zerocourse.bench.judge import Profile, checks, noise, profiles, ratio
 from zerocourse.commands.bench_command import write
@@ -26,7 +26,7 @@ from zerocourse.errors import BadInput
 ROOT = Path(__file__).parents[1]
 OURS = [mode.name for mode in MODES.values() if mode.ours]
 TORCH = [mode.name for mode in MODES.values() if mode.wants == "torch"]
-PLAN = Plan(2, 64, 256, 32, 4, rounds=2, tuning_rounds=0, fresh=False)
+SETTINGS = BenchSettings(2, 64, 256, 32, 4, rounds=2, tuning_rounds=0, fresh=False)
 COUNTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "peak_bytes", "heap_peak_bytes",
           "wire_bytes", "sent_bytes")
 PRIVATE = meters.private_network()
@@ -44,7 +44,7 @@ def compiled(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found():
     """A quick run of every mode that comes with torch."""
-    return runner.measure(PLAN, [MODES[name] for name in TORCH], quiet=True)
+    return runner.measure(SETTINGS, [MODES[name] for name in TORCH], quiet=True)
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def modes():
 
 @pytest.mark.timeout(240)
 def test_losses_and_bytes_agree_in_every_mode(found, modes):
-    wrong = [check for check in checks(PLAN, modes, found["watched"]) if not check.ok]
+    wrong = [check for check in checks(SETTINGS, modes, found["watched"]) if not check.ok]
     assert not wrong
     losses = {name: [got["losses"] for got in found["watched"][name]] for name in TORCH}
     assert all(losses[name] == losses[BASELINE] for name in TORCH), "at two ranks in fp32: to the last bit"
-    assert len({tuple(one) for one in losses[BASELINE]}) == PLAN.ranks, "ranks must see different data"
+    assert len({tuple(one) for one in losses[BASELINE]}) == SETTINGS.ranks, "ranks must see different data"
 
 
 @needs_network
@@ -70,7 +70,7 @@ def test_the_interface_counts_what_the_formulas_say(found):
     # gloo's own reduce-scatter is an all-reduce inside.
     peers = {"torch-ddp": 2, "torch-zro": 3, "fsdp2": 4, "fsdp2-keep": 3}
     for name, times in (passes | peers).items():
-        want = times * 4 * PLAN.params * (PLAN.ranks - 1) // PLAN.ranks
+        want = times * 4 * SETTINGS.params * (SETTINGS.ranks - 1) // SETTINGS.ranks
         got = found["watched"][name][0]
         assert want < got["wire_bytes"] < 1.03 * want, name
         if MODES[name].ours:
@@ -81,8 +81,8 @@ def test_the_interface_counts_what_the_formulas_say(found):
 @pytest.mark.timeout(240)
 def test_sharded_states_are_sharded_for_us_and_for_peers(found):
     held = {name: found["watched"][name][0] for name in TORCH}
-    states, stages = 4 * PLAN.params, ("ddp", "zero1", "zero2", "zero3")
-    half = states // PLAN.ranks
+    states, stages = 4 * SETTINGS.params, ("ddp", "zero1", "zero2", "zero3")
+    half = states // SETTINGS.ranks
     assert [held[name]["optimizer_bytes"] for name in stages] == [2 * states] + 3 * [2 * half]
     assert [held[name]["gradients_bytes"] for name in stages] == [states, states, half, half]
     assert [held[name]["parameters_bytes"] for name in stages] == [states, states, states, half]
@@ -102,7 +102,7 @@ def test_the_heap_peak_is_above_what_tensors_show_and_of_this_mode_alone(found, 
 def test_every_mode_ran_every_round_in_one_race(found):
     assert [set(race) for race in found["races"]] == [{*TORCH, AGAIN, ALONE}]
     spent = [step for steps in found["races"][0].values() for step in steps]
-    assert all(len(steps) == PLAN.rounds for steps in found["races"][0].values())
+    assert all(len(steps) == SETTINGS.rounds for steps in found["races"][0].values())
     assert all(clock > 0 and processor > 0.9 * computing > 0 and faults >= 0 for clock, processor, computing, faults in spent)
 
 
@@ -115,16 +115,16 @@ def test_the_hooks_cost_is_measured(found):
 
 @pytest.mark.timeout(240)
 def test_the_command_prints_one_object_and_writes_three_files(found, modes, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(bench, "measure", lambda plan, modes, quiet: found)
+    monkeypatch.setattr(bench, "measure", lambda settings, modes, quiet: found)
     assert cli.main(["bench", "--quick", "--json", "--modes", ",".join(TORCH), "--out", str(tmp_path)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["ok"] is True and list(said["modes"]) == TORCH
     for name, got in said["modes"].items():
         for count in COUNTS:
-            assert len(got[count]) == PLAN.ranks, (name, count)
+            assert len(got[count]) == SETTINGS.ranks, (name, count)
             assert all(one is None or type(one) is int for one in got[count]), (name, count)
         assert got["total_bytes"] == [sum(kinds) for kinds in zip(*(got[count] for count in COUNTS[:3]))]
-        assert len(got["losses"]) == PLAN.steps and got["step_seconds"] > 0
+        assert len(got["losses"]) == SETTINGS.steps and got["step_seconds"] > 0
     assert set(said["modes"]["zero3"]["ratios"]) == {BASELINE, "fsdp2"}
     assert said == json.loads((tmp_path / "bench.json").read_text())
     report = (tmp_path / "report.md").read_text()
@@ -136,11 +136,11 @@ def test_the_command_prints_one_object_and_writes_three_files(found, modes, monk
 
 @pytest.mark.timeout(240)
 def test_a_mode_that_trains_wrongly_fails_the_bench(monkeypatch, capsys, tmp_path):
-    plan, two = dataclasses.replace(PLAN, plant="zero2"), [MODES["zero2"], MODES[BASELINE]]
-    planted = runner.measure(plan, two, quiet=True)
-    summary = summarise(plan, two, planted, {})
+    settings, two = dataclasses.replace(SETTINGS, plant="zero2"), [MODES["zero2"], MODES[BASELINE]]
+    planted = runner.measure(settings, two, quiet=True)
+    summary = summarise(settings, two, planted, {})
     assert not summary["ok"] and [one.partition(":")[0] for one in summary["wrong"]] == ["zero2, losses"]
-    monkeypatch.setattr(bench, "measure", lambda plan, modes, quiet: planted)
+    monkeypatch.setattr(bench, "measure", lambda settings, modes, quiet: planted)
     assert cli.main(["bench", "--quick", "--modes", "zero2", "--out", str(tmp_path)]) == 1
     assert "WRONG zero2, losses" in capsys.readouterr().out
 
@@ -216,15 +216,15 @@ def test_a_machine_that_disagrees_with_itself_is_too_noisy():
 def test_the_table_says_when_times_cannot_be_judged(found, modes):
     rounds = {name: [(1.0, 2.0, 1.6, 8)] * 5 for name in (*TORCH, AGAIN)} | {ALONE: [(0.75, 1.5, 1.5, 0)] * 5}
     quiet = found | {"races": [rounds]}
-    text = table(PLAN, modes, summarise(PLAN, modes, quiet, {}))
+    text = table(SETTINGS, modes, summarise(SETTINGS, modes, quiet, {}))
     assert "times can be judged" in text and "TOO NOISY" not in text
     assert "alone" in text and "0.75 of zero2's" in " ".join(text.split())
     profile = [line.split() for line in text.splitlines()]
     assert ["alone", "750", "750", "0", "0"] in profile and ["zero3", "1000", "800", "200", "4"] in profile
     assert sum(line[:1] == [AGAIN] for line in profile) == 0, "the control is no mode"
     noisy = found | {"races": [rounds | {AGAIN: [(second, 2.0, 1.6, 8) for second in (0.8, 1.2, 0.7, 1.3, 1.0)]}]}
-    summary = summarise(PLAN, modes, noisy, {})
-    text = table(PLAN, modes, summary)
+    summary = summarise(SETTINGS, modes, noisy, {})
+    text = table(SETTINGS, modes, summary)
     assert "TOO NOISY" in text and "times can be judged" not in text
     assert summary["ok"], "a noisy machine is no fault of the program"
 
@@ -239,7 +239,7 @@ def test_a_number_of_ours_that_is_off_fails_by_name(found, modes, count, what):
     if got[count] is None:
         pytest.skip("not metered here")
     got[count] += got[count] // 10
-    assert [(check.mode, check.what) for check in checks(PLAN, modes, off) if not check.ok] == [("zero2", what)]
+    assert [(check.mode, check.what) for check in checks(SETTINGS, modes, off) if not check.ok] == [("zero2", what)]
 
 
 @pytest.mark.timeout(240)
@@ -248,8 +248,8 @@ def test_what_cannot_be_metered_is_null_and_said(found, modes):
     for ranks in bare["watched"].values():
         for got in ranks:
             got |= {"heap_peak_bytes": None, "wire_bytes": None}
-    summary = summarise(PLAN, modes, bare, {})
-    text = table(PLAN, modes, summary)
+    summary = summarise(SETTINGS, modes, bare, {})
+    text = table(SETTINGS, modes, summary)
     assert summary["ok"] and "No heap peak" in text and "No bytes on the wire" in text
     assert summary["modes"]["zero3"]["heap_peak_bytes"] == [None, None] == summary["modes"]["fsdp2"]["sent_bytes"]
     assert summary["modes"]["zero3"]["sent_bytes"] != [None, None], "our own count is there without any meter"
@@ -260,8 +260,8 @@ def test_the_picture_can_be_drawn_without_meters_and_times(found, modes, tmp_pat
     bare = copy.deepcopy(found) | {"races": []}
     for got in bare["watched"]["fsdp2"]:
         got["heap_peak_bytes"] = None
-    summary = summarise(PLAN, modes, bare, {})
-    write(tmp_path, table(PLAN, modes, summary), modes, summary)
+    summary = summarise(SETTINGS, modes, bare, {})
+    write(tmp_path, table(SETTINGS, modes, summary), modes, summary)
     assert "zero3 unknown and" in alt_text(modes, summary)
 
 
@@ -270,8 +270,8 @@ def test_the_picture_can_be_drawn_without_meters_and_times(found, modes, tmp_pat
 class Still(runner.Bench):
     """A bench that starts no process: each measurement takes `answers` from a list."""
 
-    def __init__(self, modes: list[Mode], room: int, answers=()):
-        super().__init__(dataclasses.replace(PLAN, tuning_rounds=3), modes, private=False, quiet=True)
+    def __init__(self, modes: list[BenchMode], room: int, answers=()):
+        super().__init__(dataclasses.replace(SETTINGS, tuning_rounds=3), modes, private=False, quiet=True)
         self.answers, self.asked, self.bytes = list(answers), [], room
 
     def room(self) -> int:
@@ -279,7 +279,7 @@ class Still(runner.Bench):
 
     def fresh(self, saying, function, *args, nproc=None):
         self.asked.append(args)
-        return [self.answers.pop(0)] * PLAN.ranks
+        return [self.answers.pop(0)] * SETTINGS.ranks
 
 
 def test_the_fastest_bucket_size_is_taken():
@@ -293,7 +293,7 @@ def test_the_fastest_bucket_size_is_taken():
 
 @pytest.mark.parametrize("room", [10**12, 4, 1])
 def test_who_is_compared_races_together_whatever_fits(room):
-    still = Still(list(MODES.values()), room + 8 * PLAN.params)
+    still = Still(list(MODES.values()), room + 8 * SETTINGS.params)
     still.held = dict.fromkeys(MODES, 1)
     groups = [set(group) for group in still.groups()]
     assert all(BASELINE in group for group in groups) and set().union(*groups) == set(MODES)
@@ -313,7 +313,7 @@ def test_rounds_stop_at_the_deadline_on_all_ranks_together(pool):
     from zerocourse.bench.in_ranks import race
 
     entries = [("zero2", None), (BASELINE, 25)]
-    ended = pool(2).run(race, PLAN, entries, 5, time.monotonic() - 1, True)
+    ended = pool(2).run(race, SETTINGS, entries, 5, time.monotonic() - 1, True)
     assert [list(rank) for rank in ended] == [["zero2", f"{BASELINE}@25", ALONE, AGAIN]] * 2
     assert {len(seconds) for rank in ended for seconds in rank.values()} == {1}, "one round is always run"
 
@@ -353,7 +353,7 @@ def test_modes_are_those_installed_and_the_baseline_is_always_there():
 def test_deepspeed_trains_the_same_model():
     names = [f"deepspeed{stage}" for stage in range(4)]
     all_of_them = [MODES[name] for name in (*names, BASELINE)]
-    summary = summarise(PLAN, all_of_them, runner.measure(PLAN, all_of_them, quiet=True), {})
+    summary = summarise(SETTINGS, all_of_them, runner.measure(SETTINGS, all_of_them, quiet=True), {})
     assert summary["ok"], summary["wrong"]
 
 

@@ -9,22 +9,22 @@ import torch
 
 from zerocourse.cli import main
 from zerocourse.models.gpt2 import CONFIGS
-from zerocourse.course.tour import MODES, Plan, run_modes
+from zerocourse.course.tour import MODES, TourSettings, run_modes
 from zerocourse.course.tour_checks import checks, rank_checks
 
-PLAN = Plan(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
+SETTINGS = TourSettings(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
 
 
 @pytest.fixture(scope="module")
 def modes(pool):
     """Every mode, measured on two ranks and one."""
-    alone = pool(1).run(run_modes, MODES[:1], PLAN, None)
-    ranks = pool(2).run(run_modes, MODES[1:], PLAN, None)
+    alone = pool(1).run(run_modes, MODES[:1], SETTINGS, None)
+    ranks = pool(2).run(run_modes, MODES[1:], SETTINGS, None)
     return {mode: [found[mode] for found in (alone if mode == "single" else ranks)] for mode in MODES}
 
 
 def test_every_number_agrees_with_its_formula(modes):
-    found = [check for check in checks(PLAN, modes) if check.what != "peak"]  # too small a model for its estimate
+    found = [check for check in checks(SETTINGS, modes) if check.what != "peak"]  # too small a model for its estimate
     assert not [check for check in found if not check.ok]
     assert {check.what for check in found} >= {"parameters_bytes", "gradients_bytes", "optimizer_bytes", "sent", "losses",
                                                "losses, bit by bit", "buffers", "the rest", "padding"}
@@ -35,14 +35,14 @@ def test_every_number_agrees_with_its_formula(modes):
 def test_one_wrong_number_turns_the_verdict_red(modes, key, change):
     wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
     wrong["zero2"][1][key] += change
-    red = [check for check in checks(PLAN, wrong) if not check.ok and check.what != "peak"]
+    red = [check for check in checks(SETTINGS, wrong) if not check.ok and check.what != "peak"]
     assert red and {check.mode for check in red} == {"zero2"}
 
 
 def test_a_wrong_loss_turns_the_verdict_red(modes):
     wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
     wrong["zero3"][0]["losses"] = [loss * 1.0001 for loss in wrong["zero3"][0]["losses"]]
-    assert {check.what for check in checks(PLAN, wrong) if not check.ok and check.what != "peak"} == {"losses", "losses, bit by bit"}
+    assert {check.what for check in checks(SETTINGS, wrong) if not check.ok and check.what != "peak"} == {"losses", "losses, bit by bit"}
 
 
 def plant_buffer(model, optimizer):
@@ -75,10 +75,10 @@ def plant_kept_gradient(model, optimizer):
 @pytest.mark.parametrize("plant, what", [(plant_buffer, "buffers"), (plant_loose_tensor, "the rest"),
                                          (plant_kept_gather, "parameters_bytes"), (plant_kept_gradient, "gradients_bytes")])
 def test_a_planted_fault_turns_the_verdict_red(pool, plant, what):
-    found = pool(2).run(run_modes, ("zero3",), PLAN, plant)
+    found = pool(2).run(run_modes, ("zero3",), SETTINGS, plant)
     gc.collect()
     for rank, measured in enumerate(found):
-        red = {check.what for check in rank_checks(PLAN, "zero3", rank, measured["zero3"]) if not check.ok}
+        red = {check.what for check in rank_checks(SETTINGS, "zero3", rank, measured["zero3"]) if not check.ok}
         assert what in red
 
 

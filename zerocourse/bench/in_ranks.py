@@ -20,31 +20,31 @@ from ..data.sampler import ShardSampler
 from ..course.tour import rows_of, watched_step
 from .meters import Heap, loopback_bytes
 from .modes import Trained, alone, build, prepare
-from .settings import AGAIN, ALONE, BASELINE, MODES, Mode, Plan
+from .settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings
 
 Entry = tuple[str, int | None]  # a mode's name and its bucket size
 METERED = 4  # steps under the meters of heap and wire
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
 
 
-def watch(plan: Plan, entry: Entry, private: bool) -> dict:
+def watch(settings: BenchSettings, entry: Entry, private: bool) -> dict:
     """Train a few steps in this mode alone and meter the last five: four by heap and wire, one by the ledger.
 
     private: this network namespace is the bench's own, so that loopback's counter counts us and nobody else.
     Returns losses; heap_peak_bytes and heap_held_bytes (after a step), above what was held before the model was built;
     wire_bytes (what all ranks sent, divided by their number); what `watched_step` returns, and rows.
     """
-    torch.set_num_threads(plan.threads)
-    mode, heap, stream = MODES[entry[0]], Heap(), samples(plan)
-    warm_up(mode, plan)
+    torch.set_num_threads(settings.threads)
+    mode, heap, stream = MODES[entry[0]], Heap(), samples(settings)
+    warm_up(mode, settings)
     before = heap.held()
-    trained = build(mode, plan, entry[1])
-    losses = [trained.step(*next(stream)) for _ in range(plan.steps - METERED - 1)]
+    trained = build(mode, settings, entry[1])
+    losses = [trained.step(*next(stream)) for _ in range(settings.steps - METERED - 1)]
     metered = [under_meters(heap, private, trained, *next(stream), losses) for _ in range(METERED)]
     found = {"heap_peak_bytes": max(peak for peak, _ in metered) - before if heap.here else None,
              "heap_held_bytes": heap.held() - before if heap.here else None,
              # On a busy machine TCP now and then sends a segment twice: the smallest count is the program's.
-             "wire_bytes": min(sent for _, sent in metered) // plan.ranks if private else None}
+             "wire_bytes": min(sent for _, sent in metered) // settings.ranks if private else None}
     dist.barrier()
 
     with Ledger(trained.model, trained.optimizer) as ledger:
@@ -66,21 +66,21 @@ def under_meters(heap: Heap, private: bool, trained: Trained, x_BT: Tensor, y_BT
     return heap.peak() or 0, loopback_bytes() - sent if private else 0
 
 
-def warm_up(mode: Mode, plan: Plan) -> None:
+def warm_up(mode: BenchMode, settings: BenchSettings) -> None:
     """Steps of a short model: what is imported or set up on first use must not count as the mode's.
 
-    Its matrices have the plan's shapes, because the library that multiplies them keeps buffers for each shape.
+    Its matrices have the settings's shapes, because the library that multiplies them keeps buffers for each shape.
     """
     prepare(mode.wants)
-    trained = build(mode, replace(plan, layers=2), mode.buckets[0] if mode.buckets else None)
-    tokens_BT = torch.zeros(plan.micro_batch, plan.tokens, dtype=torch.int64)
+    trained = build(mode, replace(settings, layers=2), mode.buckets[0] if mode.buckets else None)
+    tokens_BT = torch.zeros(settings.micro_batch, settings.tokens, dtype=torch.int64)
     for _ in range(2):
         trained.step(tokens_BT, tokens_BT)
     del trained
     gc.collect()
 
 
-def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None,
+def race(settings: BenchSettings, entries: list[Entry], rounds: int, deadline: float | None,
          control: bool) -> dict[str, list[list[float]]]:
     """Seconds of each entry's step in each round: one step each in turn, the order moved on by one every round.
 
@@ -88,14 +88,14 @@ def race(plan: Plan, entries: list[Entry], rounds: int, deadline: float | None,
     and a rank also computes alone.
     Returns {label of the entry: [what the step took of this rank, see `taken`, a round]}, the same rounds for all.
     """
-    torch.set_num_threads(plan.threads)
+    torch.set_num_threads(settings.threads)
     keep_freed_memory()
-    stream, runners = samples(plan), {}
+    stream, runners = samples(settings), {}
     for entry in entries:
         prepare(MODES[entry[0]].wants)
-        runners[label(entry)] = build(MODES[entry[0]], plan, entry[1])
+        runners[label(entry)] = build(MODES[entry[0]], settings, entry[1])
     if control:
-        runners[ALONE] = alone(plan)
+        runners[ALONE] = alone(settings)
     x_BT, y_BT = next(stream)
     for trained in runners.values():
         for _ in range(2):  # buckets are laid anew, and orders are learnt, in the first two
@@ -158,9 +158,9 @@ def label(entry: Entry) -> str:
     return entry[0] if entry[1] is None else f"{entry[0]}@{entry[1]}"
 
 
-def samples(plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+def samples(settings: BenchSettings) -> Iterator[tuple[Tensor, Tensor]]:
     """This rank's micro-batches, epoch after epoch."""
-    train, _ = load_text(plan.source, plan.tokens)
-    sampler = ShardSampler(len(train), dist.get_rank(), plan.ranks, plan.micro_batch, seed=plan.seed)
+    train, _ = load_text(settings.source, settings.tokens)
+    sampler = ShardSampler(len(train), dist.get_rank(), settings.ranks, settings.micro_batch, seed=settings.seed)
     while True:
         yield from batches(train, sampler)

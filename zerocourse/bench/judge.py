@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..formulas.memory import model_states, passes
 from ..course.tour_checks import FP32, Check, held
-from .settings import AGAIN, ALONE, BASELINE, Mode, Plan
+from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings
 
 LOSS_TOLERANCE = 2e-5  # relative: ranks add up in different orders
 WIRE_TOLERANCE = 0.01  # TCP's and IP's headers, and acknowledgements
@@ -89,7 +89,7 @@ def noise(races: list[Race]) -> list[str]:
     return found
 
 
-def checks(plan: Plan, modes: list[Mode], watched: dict[str, list[dict]]) -> Iterator[Check]:
+def checks(settings: BenchSettings, modes: list[BenchMode], watched: dict[str, list[dict]]) -> Iterator[Check]:
     """Everything but time: losses of all modes, and of ours the bytes held and sent. Decides the exit status."""
     reference = watched[BASELINE]
     for mode in modes:
@@ -101,23 +101,23 @@ def checks(plan: Plan, modes: list[Mode], watched: dict[str, list[dict]]) -> Ite
         if mode.ours:
             for rank, got in enumerate(ranks):
                 padded, own = map(sum, zip(*got["rows"], strict=True))  # with the padding of every row
-                yield from held(mode.name, rank, got, model_states(padded, mode.stage, plan.ranks, FP32, shard=own))
-            yield from wire(plan, mode, ranks)
+                yield from held(mode.name, rank, got, model_states(padded, mode.stage, settings.ranks, FP32, shard=own))
+            yield from wire(settings, mode, ranks)
 
 
-def wire(plan: Plan, mode: Mode, ranks: list[dict]) -> Iterator[Check]:
+def wire(settings: BenchSettings, mode: BenchMode, ranks: list[dict]) -> Iterator[Check]:
     """What the interface counted against what the formula says and our own count of everything else."""
     sent = [got["sent_bytes"] for got in ranks]
     times = passes(mode.stage, scheme="keep" if mode.keep else "zero").total
-    want = 4 * times * (plan.ranks - 1) * plan.params  # all ranks together send (N - 1)Ψ elements a pass
+    want = 4 * times * (settings.ranks - 1) * settings.params  # all ranks together send (N - 1)Ψ elements a pass
     yield Check(mode.name, "sent", sum(sent) == want,
                 f"the ranks say they sent {sum(sent):,} bytes, the formula says {want:,}")
     if ranks[0]["wire_bytes"] is None:
         return
-    counted = ranks[0]["wire_bytes"] * plan.ranks
+    counted = ranks[0]["wire_bytes"] * settings.ranks
     extra = sum(got["padding_bytes"] + got["metadata_bytes"] for got in ranks)
     # A message a pass, row and pair of ranks, and some to agree and to start.
-    slack = FRAME_BYTES * plan.ranks**2 * (times * len(ranks[0]["rows"]) + 8)
+    slack = FRAME_BYTES * settings.ranks**2 * (times * len(ranks[0]["rows"]) + 8)
     yield Check(mode.name, "wire", want <= counted <= (want + extra) * (1 + WIRE_TOLERANCE) + slack,
                 f"the interface counted {counted:,} bytes, the formula says {want:,}, with {extra:,} of padding "
                 "and agreement")

@@ -7,27 +7,27 @@ from dataclasses import asdict
 
 from ..formulas.units import gib
 from ..course.tour_checks import KINDS, mean_losses
-from .settings import AGAIN, ALONE, BASELINE, Mode, Plan
+from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings
 from .judge import CLOCK, PROCESSOR, Ratio, checks, noise, profiles, ratio
 
 COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")
 
 
-def summarise(plan: Plan, modes: Sequence[Mode], found: dict, settings: dict) -> dict:
+def summarise(settings: BenchSettings, modes: Sequence[BenchMode], found: dict, machine: dict) -> dict:
     """The object that `--json` prints; see the bench's help for its fields."""
-    verdict = list(checks(plan, list(modes), found["watched"]))
+    verdict = list(checks(settings, list(modes), found["watched"]))
     return {"ok": all(check.ok for check in verdict),
             "modes": {mode.name: of_mode(mode, found) for mode in modes},
             "wrong": [f"{check.mode}, {check.what}: {check.detail}" for check in verdict if not check.ok],
             "checks": len(verdict), "noisy": noise(found["races"]),
             "control": as_dict(ratio(found["races"], AGAIN, BASELINE)),
-            "profile": {name: asdict(profile) for name, profile in profiles(found["races"], plan.ranks).items()},
+            "profile": {name: asdict(profile) for name, profile in profiles(found["races"], settings.ranks).items()},
             "alone": {mode.name: as_dict(ratio(found["races"], ALONE, mode.name)) for mode in modes},
             "hooks_microseconds": found["hooks"],
-            "meters": {"heap": found["heap"], "wire": found["private"]}, "settings": settings}
+            "meters": {"heap": found["heap"], "wire": found["private"]}, "machine": machine}
 
 
-def of_mode(mode: Mode, found: dict) -> dict:
+def of_mode(mode: BenchMode, found: dict) -> dict:
     """One mode: counts as one entry a rank, mean losses, times as ratios."""
     ranks, races = found["watched"][mode.name], found["races"]
     counts = {count: [got[count] for got in ranks] for count in COUNTS}
@@ -49,12 +49,12 @@ def as_dict(found: Ratio | None) -> dict | None:
     return found and asdict(found)
 
 
-def table(plan: Plan, modes: Sequence[Mode], summary: dict) -> str:
+def table(settings: BenchSettings, modes: Sequence[BenchMode], summary: dict) -> str:
     """For people: a row a mode (of the rank that holds most), and what to think of it."""
     head = ("mode", "bucket", "params", "grads", "optim", "peak", "heap peak", "wire", "ms/step", "/ DDP",
             "/ torch peer", "/ DeepSpeed")
-    rows = [head, *(row(plan, mode, summary["modes"][mode.name]) for mode in modes)]
-    return "\n".join([about(plan, summary["settings"]), "", *aligned(rows, words=2), "", *notes(plan, modes, summary)])
+    rows = [head, *(row(settings, mode, summary["modes"][mode.name]) for mode in modes)]
+    return "\n".join([about(settings, summary["machine"]), "", *aligned(rows, words=2), "", *notes(settings, modes, summary)])
 
 
 def aligned(rows: list[tuple[str, ...]], words: int) -> list[str]:
@@ -64,7 +64,7 @@ def aligned(rows: list[tuple[str, ...]], words: int) -> list[str]:
                       for column, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in rows]
 
 
-def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
+def row(settings: BenchSettings, mode: BenchMode, got: dict) -> tuple[str, ...]:
     def most(count: str) -> str:
         return "-" if None in got[count] else gib(max(got[count]))
 
@@ -72,7 +72,7 @@ def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
         found = next((got["ratios"][other] for other in others if other in got["ratios"]), None)
         return f"{found['median']:.2f} ±{found['spread'] / 2:.2f} ({found['processor']:.2f})" if found else "-"
 
-    wire = "-" if None in got["wire_bytes"] else f"{max(got['wire_bytes']) / (4 * plan.params):.3f}Ψ"
+    wire = "-" if None in got["wire_bytes"] else f"{max(got['wire_bytes']) / (4 * settings.params):.3f}Ψ"
     seconds = "-" if got["step_seconds"] is None else f"{got['step_seconds'] * 1e3:.0f}"
     deepspeed = [name for name in mode.matches if name.startswith("deepspeed")]
     return (mode.name, f"{got['bucket']:,} {mode.unit}" if mode.buckets else "a unit", *(most(kind) for kind in KINDS),
@@ -80,14 +80,14 @@ def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
             times(*(name for name in mode.matches if name not in deepspeed)), times(*deepspeed))
 
 
-def about(plan: Plan, settings: dict) -> str:
-    return (f"GPT-2 of {plan.layers} × {plan.width}, vocabulary {plan.vocab}, {plan.params:,} parameters (Ψ); "
-            f"{plan.ranks} ranks × {plan.micro_batch} samples × {plan.tokens} tokens; seed {plan.seed}\n"
-            f"fp32, AdamW(fused=True, lr={plan.lr}) in every mode, gloo, {plan.threads} thread(s) a rank, "
-            + ", ".join(f"{name} {value}" for name, value in settings.items()))
+def about(settings: BenchSettings, machine: dict) -> str:
+    return (f"GPT-2 of {settings.layers} × {settings.width}, vocabulary {settings.vocab}, {settings.params:,} parameters (Ψ); "
+            f"{settings.ranks} ranks × {settings.micro_batch} samples × {settings.tokens} tokens; seed {settings.seed}\n"
+            f"fp32, AdamW(fused=True, lr={settings.lr}) in every mode, gloo, {settings.threads} thread(s) a rank, "
+            + ", ".join(f"{name} {value}" for name, value in machine.items()))
 
 
-def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
+def notes(settings: BenchSettings, modes: Sequence[BenchMode], summary: dict) -> list[str]:
     """What the numbers mean, whether they hold, and whether the times can be judged."""
     lines = ["peak: tensors that Python sees. heap peak: all blocks of 16 KiB and more, C++'s too, above what the",
              "process held before the model was built. wire: loopback's counter, a rank's share. Ratios of times:",
@@ -125,7 +125,7 @@ def where_time_goes(profile: dict[str, dict]) -> list[str]:
     return [*aligned([head, *rows], words=1), *about_it] if rows else []
 
 
-def alt_text(modes: Sequence[Mode], summary: dict) -> str:
+def alt_text(modes: Sequence[BenchMode], summary: dict) -> str:
     """What the picture shows, for those who cannot see it."""
     parts = []
     for mode in modes:

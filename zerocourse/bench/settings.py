@@ -11,7 +11,7 @@ ALONE = "alone"  # the floor in a race: a rank that computes its part of a step 
 
 
 @dataclass(frozen=True)
-class Mode:
+class BenchMode:
     """One way to train. `stage` is the ZeRO stage whose share it holds, `wants` a package that it needs."""
 
     name: str
@@ -31,22 +31,22 @@ class Mode:
 MIB, BLOCKS, ELEMENTS = "MiB", "blocks", "elements"
 DS_BUCKETS = (1_000_000, 4_000_000, 16_000_000)
 MODES = {mode.name: mode for mode in (
-    Mode("ddp", "our stage 0", 0, ("deepspeed0",)),
-    Mode("zero1", "our stage 1", 1, ("torch-zro", "deepspeed1")),
-    Mode("zero2", "our stage 2", 2, ("torch-zro", "deepspeed2")),
-    Mode("zero3", "our stage 3", 3, ("fsdp2", "deepspeed3")),
-    Mode("zero3-keep", "our stage 3, kept after forward", 3, ("fsdp2-keep",), keep=True),
-    Mode(BASELINE, "torch DDP", 0, buckets=(4, 25, 100), unit=MIB),
-    Mode("torch-zro", "torch DDP + ZeroRedundancyOptimizer", 1, buckets=(4, 25, 100), unit=MIB),
-    Mode("fsdp2", "torch FSDP2", 3, buckets=(1, 2, 4), unit=BLOCKS),
-    Mode("fsdp2-keep", "torch FSDP2, kept after forward", 3, buckets=(1, 2, 4), unit=BLOCKS, keep=True),
-    *(Mode(f"deepspeed{stage}", f"DeepSpeed stage {stage}", stage, buckets=DS_BUCKETS, unit=ELEMENTS, wants="deepspeed")
+    BenchMode("ddp", "our stage 0", 0, ("deepspeed0",)),
+    BenchMode("zero1", "our stage 1", 1, ("torch-zro", "deepspeed1")),
+    BenchMode("zero2", "our stage 2", 2, ("torch-zro", "deepspeed2")),
+    BenchMode("zero3", "our stage 3", 3, ("fsdp2", "deepspeed3")),
+    BenchMode("zero3-keep", "our stage 3, kept after forward", 3, ("fsdp2-keep",), keep=True),
+    BenchMode(BASELINE, "torch DDP", 0, buckets=(4, 25, 100), unit=MIB),
+    BenchMode("torch-zro", "torch DDP + ZeroRedundancyOptimizer", 1, buckets=(4, 25, 100), unit=MIB),
+    BenchMode("fsdp2", "torch FSDP2", 3, buckets=(1, 2, 4), unit=BLOCKS),
+    BenchMode("fsdp2-keep", "torch FSDP2, kept after forward", 3, buckets=(1, 2, 4), unit=BLOCKS, keep=True),
+    *(BenchMode(f"deepspeed{stage}", f"DeepSpeed stage {stage}", stage, buckets=DS_BUCKETS, unit=ELEMENTS, wants="deepspeed")
       for stage in range(4)),
 )}
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchSettings:
     """One set-up. A step is an optimizer step on `global_batch` samples of `tokens` tokens, divided among the ranks."""
 
     layers: int = 8
@@ -93,7 +93,7 @@ class Plan:
         return gpt2_params(self.layers, self.width, self.vocab, self.tokens)
 
 
-def find_modes(names: str | None, installed) -> list[Mode]:
+def find_modes(names: str | None, installed) -> list[BenchMode]:
     """The modes named, "zero3,fsdp2", with the baseline; None: all that are installed.
 
     installed(package) says whether it can be imported. Raises BadInput for a mode that is unknown or not installed.

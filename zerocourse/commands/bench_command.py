@@ -42,14 +42,14 @@ def configure(parser):
 
 
 def run(args) -> Outcome:
-    from ..bench import Plan, find_modes, measure
+    from ..bench import BenchSettings, find_modes, measure
     from ..bench.report import summarise, table
 
     modes = find_modes(args.modes, lambda package: importlib.util.find_spec(package) is not None)
-    plan = Plan(args.layers, args.width, args.vocab, args.tokens, args.batch, args.ranks, args.threads, args.rounds,
+    plan = BenchSettings(args.layers, args.width, args.vocab, args.tokens, args.batch, args.ranks, args.threads, args.rounds,
                 budget=args.budget, seed=args.seed, source=args.data)
     if args.quick:
-        plan = Plan(2, 64, 256, 32, 2 * args.ranks, args.ranks, rounds=2, tuning_rounds=0, fresh=False,
+        plan = BenchSettings(2, 64, 256, 32, 2 * args.ranks, args.ranks, rounds=2, tuning_rounds=0, fresh=False,
                     seed=args.seed, source=args.data)
     settings = about_machine({mode.wants for mode in modes})
     summary = summarise(plan, modes, measure(plan, modes, quiet=args.json), settings)

@@ -24,26 +24,26 @@ class Check:
     detail: str
 
 
-def expected(plan: Plan, mode: str) -> dict[str, int]:
+def expected(settings: TourSettings, mode: str) -> dict[str, int]:
     """By formula, per rank: bytes held by kind and in all, the peak, elements and bytes sent a step."""
-    stage, ranks = (STAGE[mode], plan.ranks) if mode in STAGE else (0, 1)
-    params = plan.model.params
+    stage, ranks = (STAGE[mode], settings.ranks) if mode in STAGE else (0, 1)
+    params = settings.model.params
     states = model_states(params, stage, ranks, FP32)
     sent = sent_elements(params, stage, ranks)
     # The one process adds up the ranks' micro-batches, so that it has all gradients while it computes the last one.
-    peak = gpt2_peak_bytes(plan.model, stage, ranks, plan.micro_batch, plan.model.block_size, FP32,
-                           accumulated=mode not in STAGE and plan.ranks > 1)
+    peak = gpt2_peak_bytes(settings.model, stage, ranks, settings.micro_batch, settings.model.block_size, FP32,
+                           accumulated=mode not in STAGE and settings.ranks > 1)
     return {kind: getattr(states, kind) for kind in (*KINDS, "total_bytes")} | {
         "peak_bytes": peak, "sent_elements": sent, "sent_bytes": 4 * sent}
 
 
-def checks(plan: Plan, modes: dict[str, list[dict]]) -> Iterator[Check]:
+def checks(settings: TourSettings, modes: dict[str, list[dict]]) -> Iterator[Check]:
     """Compare every rank of every mode with the formulas, and the losses of all modes with each other."""
     for mode, ranks in modes.items():
         for rank, got in enumerate(ranks):
-            yield from rank_checks(plan, mode, rank, got)
+            yield from rank_checks(settings, mode, rank, got)
         times = passes(STAGE[mode]).total if mode in STAGE else 0
-        sent, total = sum(got["sent_elements"] for got in ranks), times * (plan.ranks - 1) * plan.model.params
+        sent, total = sum(got["sent_elements"] for got in ranks), times * (settings.ranks - 1) * settings.model.params
         yield Check(mode, "sent", sent == total, f"the ranks sent {sent:,} elements in all, the formula says {total:,}")
     for mode in modes.keys() - {"single"}:
         furthest = max(abs(here / there - 1) for here, there in zip(mean_losses(modes[mode]), mean_losses(modes["single"]), strict=True))
@@ -52,20 +52,20 @@ def checks(plan: Plan, modes: dict[str, list[dict]]) -> Iterator[Check]:
         yield Check(mode, "losses, bit by bit", same, "losses are not to the last bit those of data parallel")
 
 
-def rank_checks(plan: Plan, mode: str, rank: int, got: dict) -> Iterator[Check]:
+def rank_checks(settings: TourSettings, mode: str, rank: int, got: dict) -> Iterator[Check]:
     """What one rank holds."""
-    padded = sum(length for length, _ in got["rows"]) or plan.model.params
-    own = sum(own for _, own in got["rows"]) or plan.model.params
-    stage, ranks = (STAGE[mode], plan.ranks) if mode in STAGE else (0, 1)
+    padded = sum(length for length, _ in got["rows"]) or settings.model.params
+    own = sum(own for _, own in got["rows"]) or settings.model.params
+    stage, ranks = (STAGE[mode], settings.ranks) if mode in STAGE else (0, 1)
     yield from held(mode, rank, got, model_states(padded, stage, ranks, FP32, shard=own))
-    padding = padded - plan.model.params
+    padding = padded - settings.model.params
     yield Check(mode, "padding", padding < max(1, ranks * len(got["rows"])),
                 f"{padding:,} elements of padding in {len(got['rows'])} rows: it must be less than one a rank and row")
     yield Check(mode, "buffers", got["buffers_bytes"] == 0,
                 f"rank {rank} holds {got['buffers_bytes']:,} bytes of buffers, and the model has none")
     yield Check(mode, "the rest", got["rest_bytes"] <= LOOSE_BYTES,
                 f"after the step rank {rank} still holds {got['rest_bytes']:,} bytes of something else")
-    want = expected(plan, mode)["peak_bytes"]
+    want = expected(settings, mode)["peak_bytes"]
     yield Check(mode, "peak", abs(got["peak_bytes"] / want - 1) <= PEAK_TOLERANCE,
                 f"rank {rank} peaked at {got['peak_bytes']:,} bytes, the formula says about {want:,}")
 
