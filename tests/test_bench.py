@@ -243,6 +243,16 @@ def test_a_number_of_ours_that_is_off_fails_by_name(found, modes, count, what):
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("step", [0, 3, SETTINGS.steps - 1])
+@pytest.mark.parametrize("name", ["zero2", "fsdp2", BASELINE])
+def test_a_loss_that_is_nan_fails_by_name(found, modes, name, step):
+    broken = copy.deepcopy(found["watched"])
+    broken[name][1]["losses"][step] = math.nan
+    red = [(check.mode, check.what) for check in checks(SETTINGS, modes, broken) if not check.ok]
+    assert red == [(mode, "losses") for mode in (TORCH if name == BASELINE else [name])]
+
+
+@pytest.mark.timeout(240)
 def test_what_cannot_be_metered_is_null_and_said(found, modes):
     bare = copy.deepcopy(found) | {"heap": False, "private": False}
     for ranks in bare["watched"].values():

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from zerocourse.cli import main
 from zerocourse.models.gpt2 import CONFIGS
 from zerocourse.course.tour import MODES, TourSettings, run_modes
-from zerocourse.course.tour_checks import checks, rank_checks
+from zerocourse.course.tour_checks import checks, furthest_apart, rank_checks
 
 SETTINGS = TourSettings(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
 
@@ -43,6 +44,28 @@ def test_a_wrong_loss_turns_the_verdict_red(modes):
     wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
     wrong["zero3"][0]["losses"] = [loss * 1.0001 for loss in wrong["zero3"][0]["losses"]]
     assert {check.what for check in checks(SETTINGS, wrong) if not check.ok and check.what != "peak"} == {"losses", "losses, bit by bit"}
+
+
+@pytest.mark.parametrize("step", range(SETTINGS.steps))
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loss_that_is_nan_turns_the_verdict_red(modes, mode, step):
+    """Also where a later step is fine, where every mode has it, and in the one process that all are compared with."""
+    wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
+    for name in MODES if mode == "ddp" else [mode]:
+        for got in wrong[name]:
+            got["losses"] = [math.nan if number == step else loss for number, loss in enumerate(got["losses"])]
+    red = {check.mode for check in checks(SETTINGS, wrong) if not check.ok and check.what == "losses"}
+    assert red == set(MODES[1:] if mode in ("single", "ddp") else [mode])
+    bits = {check.mode for check in checks(SETTINGS, wrong) if not check.ok and check.what == "losses, bit by bit"}
+    assert bits == set(MODES[1:] if mode == "ddp" else [mode] if mode != "single" else [])
+
+
+@pytest.mark.parametrize("here, there, apart", [
+    ([1.0, 2.0], [1.0, 2.0], 0.0), ([1.0, 3.0], [1.0, 2.0], 0.5), ([1.0, math.nan, 2.0], [1.0, 2.0, 2.0], math.inf),
+    ([1.0], [math.nan], math.inf), ([math.inf], [math.inf], math.inf), ([math.nan], [math.nan], math.inf),
+    ([0.0], [0.0], 0.0), ([1.0], [0.0], math.inf), ([1.0, math.inf], [1.0, 2.0], math.inf)])
+def test_how_far_losses_are_apart(here, there, apart):
+    assert furthest_apart(here, there) == apart
 
 
 def plant_buffer(model, optimizer):

@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..formulas.memory import model_states, passes
-from ..course.tour_checks import FP32, Check, held
+from ..course.tour_checks import Check, furthest_apart, held
+from ..formulas.states import FP32, model_states
+from ..formulas.volumes import passes
 from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings
 
 LOSS_TOLERANCE = 2e-5  # relative: ranks add up in different orders

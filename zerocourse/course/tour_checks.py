@@ -1,6 +1,7 @@
 """The verdict on a tour: what each number should be, by formula, and whether it is. Knows nothing of how it was measured."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..formulas.peak import gpt2_peak_bytes
@@ -46,9 +47,11 @@ def checks(settings: TourSettings, modes: dict[str, list[dict]]) -> Iterator[Che
         sent, total = sum(got["sent_elements"] for got in ranks), times * (settings.ranks - 1) * settings.model.params
         yield Check(mode, "sent", sent == total, f"the ranks sent {sent:,} elements in all, the formula says {total:,}")
     for mode in modes.keys() - {"single"}:
-        furthest = max(abs(here / there - 1) for here, there in zip(mean_losses(modes[mode]), mean_losses(modes["single"]), strict=True))
+        furthest = furthest_apart(mean_losses(modes[mode]), mean_losses(modes["single"]))
         yield Check(mode, "losses", furthest <= LOSS_TOLERANCE, f"losses are up to {furthest:.1e} (relative) from one process's")
-        same = all(got["losses"] == other["losses"] for got, other in zip(modes[mode], modes["ddp"], strict=True))
+        # Number by number: two lists are equal wherever they hold one and the same NaN.
+        same = all(here == there for got, other in zip(modes[mode], modes["ddp"], strict=True)
+                   for here, there in zip(got["losses"], other["losses"], strict=True))
         yield Check(mode, "losses, bit by bit", same, "losses are not to the last bit those of data parallel")
 
 
@@ -75,6 +78,16 @@ def held(mode: str, rank: int, got: dict, states: ModelStates) -> Iterator[Check
     for kind in KINDS:
         want = getattr(states, kind)
         yield Check(mode, kind, got[kind] == want, f"rank {rank} holds {got[kind]:,} bytes, the formula says {want:,}")
+
+
+def furthest_apart(losses: Sequence[float], others: Sequence[float]) -> float:
+    """The largest relative difference of two series of losses; infinite where a number is not finite.
+
+    A maximum alone would not do: in Python max(0.1, nan) is 0.1.
+    """
+    gaps = [0.0 if here == there and math.isfinite(here) else abs(here / there - 1) if there else math.inf
+            for here, there in zip(losses, others, strict=True)]
+    return max(math.inf if math.isnan(gap) else gap for gap in gaps)
 
 
 def mean_losses(ranks: list[dict]) -> list[float]:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..comm.group import fail_all
 from ..errors import BadInput, OutOfMemory
 from ..formulas.units import gib, parse_bytes
-from .storages import params_of, states_of, storages_of, all_tensors, unwatch_resize, watch_resize
+from .storages import all_tensors, params_of, states_of, storages_of, unwatch_resize, watch_resize
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, SCALARS, REST = range(len(KINDS))
