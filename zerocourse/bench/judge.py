@@ -21,7 +21,7 @@ BIAS = 0.05  # ... and of its median from 1
 FEWEST_ROUNDS = 5
 
 Race = dict[str, list[tuple[float, float, float, int]]]  # by mode, a round: seconds of the slowest rank, and of all
-CLOCK, PROCESSOR, COMPUTING, FAULTS = range(4)  # ranks: processor seconds, those of threads that compute, page faults
+CLOCK, PROCESSOR, MAIN_THREAD, FAULTS = range(4)  # ranks together: processor seconds, their main threads', page faults
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,27 @@ def ratio(races: list[Race], mode: str, other: str) -> Ratio | None:
 class Profile:
     """Where a mode's step goes: medians over rounds, means over ranks.
 
-    step_seconds: on the clock. computing_seconds: processor time of the thread that runs the model, its hooks and the
-    optimizer; talking_seconds: that of all other threads, gloo's. page_faults: pages taken from the system anew.
+    step_seconds: on the clock. processor_seconds: user and system, of the whole process. Of these main_thread_seconds
+    are of the thread that runs the model, its hooks and the optimizer, and communication_thread_seconds of all others:
+    gloo's (with more than one thread a rank, also those that compute along). page_faults: pages taken from the system.
     """
 
     step_seconds: float
-    computing_seconds: float
-    talking_seconds: float
+    processor_seconds: float
+    main_thread_seconds: float
+    communication_thread_seconds: float
     page_faults: float
 
 
 def profiles(races: list[Race], ranks: int) -> dict[str, Profile]:
-    """Of every mode, and of a rank alone; the least talkative first."""
+    """Of every mode, and first of the floor, a rank alone."""
     found = {}
     for name in dict.fromkeys([ALONE, *(name for race in races for name in race)]):
         rounds = [spent for race in races for spent in race.get(name, ())]
         if rounds and name != AGAIN:
-            clock, processor, computing, faults = map(statistics.median, zip(*rounds, strict=True))
-            talking = max(0, processor - computing)  # read one after the other: nothing may come out as less
-            found[name] = Profile(clock, computing / ranks, talking / ranks, faults / ranks)
+            clock, processor, main, faults = map(statistics.median, zip(*rounds, strict=True))
+            others = max(0, processor - main)  # read one after the other: nothing may come out as less
+            found[name] = Profile(clock, processor / ranks, main / ranks, others / ranks, faults / ranks)
     return found
 
 
@@ -83,7 +85,7 @@ def noise(races: list[Race]) -> list[str]:
             continue
         if control.rounds < FEWEST_ROUNDS:
             found.append(f"only {control.rounds} rounds ({names}): it takes {FEWEST_ROUNDS} to judge")
-        elif control.spread > NOISE or abs(control.median - 1) > BIAS:
+        elif not (control.spread <= NOISE and abs(control.median - 1) <= BIAS):  # so that NaN is noise
             found.append(f"{BASELINE} against itself took {control.median:.2f} of its own time, with quartiles "
                          f"{control.spread:.2f} apart ({names}): more than {BIAS:.2f} off 1, or {NOISE:.2f} apart, is "
                          "too noisy to judge")
@@ -95,8 +97,8 @@ def checks(settings: BenchSettings, modes: list[BenchMode], watched: dict[str, l
     reference = watched[BASELINE]
     for mode in modes:
         ranks = watched[mode.name]
-        furthest = max(abs(here / there - 1) for got, other in zip(ranks, reference, strict=True)
-                       for here, there in zip(got["losses"], other["losses"], strict=True))
+        furthest = max(furthest_apart(got["losses"], other["losses"])
+                       for got, other in zip(ranks, reference, strict=True))
         yield Check(mode.name, "losses", furthest <= LOSS_TOLERANCE,
                     f"losses are up to {furthest:.1e} (relative) from {BASELINE}'s, more than {LOSS_TOLERANCE:.0e}")
         if mode.ours:

@@ -1,6 +1,6 @@
 """What a bench measures: one set-up, alike for every mode, and the modes. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import BadInput
 from ..formulas.transformer import gpt2_params
@@ -63,7 +63,7 @@ class BenchSettings:
     lr: float = 1e-3
     seed: int = 0
     source: str | None = None  # text: a file or a folder; None: Python's standard library
-    fresh: bool = True  # new processes for every measurement; False: the same ones, quicker and for tests
+    fresh: bool = True  # memory of each mode in new processes; False: in the same ones, quicker and for tests
     plant: str | None = None  # tests only: the mode that trains wrongly
 
     def __post_init__(self):
@@ -79,6 +79,10 @@ class BenchSettings:
             raise BadInput(f"width must be at most 64, or a multiple of it, not {self.width}.")
         if self.budget is not None and not self.budget > 0:
             raise BadInput(f"the budget must be more than 0 seconds, not {self.budget!r}.")
+
+    def many_units(self) -> "BenchSettings":
+        """The same bench of a model of 96 small units with short samples, in which what a unit costs by itself shows."""
+        return replace(self, layers=96, width=128, vocab=256, tokens=32)
 
     @property
     def heads(self) -> int:
