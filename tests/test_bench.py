@@ -137,9 +137,10 @@ def test_the_command_prints_one_object_and_writes_three_files(found, modes, monk
 
 
 @pytest.mark.timeout(240)
-def test_a_mode_that_trains_wrongly_fails_the_bench(monkeypatch, capsys, tmp_path):
+def test_a_mode_that_trains_wrongly_fails_the_bench(found, monkeypatch, capsys, tmp_path):
     settings, two = dataclasses.replace(SETTINGS, plant="zero2"), [MODES["zero2"], MODES[BASELINE]]
-    planted = runner.measure(settings, two, quiet=True)
+    watched = runner.watch_all(settings, {"zero2": None, BASELINE: 25}, private=False, quiet=True)
+    planted = found | {"watched": watched, "heap": False, "private": False}
     summary = summarise(settings, two, planted, {})
     assert not summary["ok"] and [one.partition(":")[0] for one in summary["wrong"]] == ["zero2, losses"]
     monkeypatch.setattr(bench, "measure", lambda settings, modes, quiet: planted)
