@@ -267,8 +267,10 @@ def test_the_peak_of_gpt2_by_hand():
     assert gpt2_peak_bytes(config, 3, N, 2, 512) == 2 * root + 12 * saved + head + (2 + states) * config.params // N
     # With a short sequence the peak is at the end: all gradients below stage 2, else the root's bucket and the last block's.
     short = [gpt2_peak_bytes(config, stage, N, 1, 8) for stage in range(4)]
-    assert short[0] == (2 + 2 + states) * config.params and short[1] == 4 * config.params + states * config.params // N
-    gradients = root + block + 11 * block // N + block * (N - 1) // N  # the last: what is being received
+    arriving = block * (N - 1) // N  # what the reduction under way receives
+    assert short[0] == (2 + 2 + states) * config.params + 2 * arriving
+    assert short[1] == 4 * config.params + 2 * arriving + states * config.params // N
+    gradients = root + block + 11 * block // N + arriving
     assert short[2] == 2 * config.params + 2 * gradients + states * config.params // N
     assert short[3] == 2 * root + 2 * gradients + (2 + states) * config.params // N
 

@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from zerocourse.cli import main
-from zerocourse.models.gpt2 import CONFIGS
+from zerocourse.formulas.peak import gpt2_peak_bytes
+from zerocourse.formulas.states import FP32
+from zerocourse.init.deferred import deferred_init
+from zerocourse.measure.ledger import Ledger
+from zerocourse.models.gpt2 import CONFIGS, GPT, GPTConfig
 from zerocourse.course.tour import MODES, TourSettings, run_modes
-from zerocourse.course.tour_checks import checks, furthest_apart, rank_checks
+from zerocourse.course.tour_checks import PEAK_TOLERANCE, checks, furthest_apart, rank_checks
+from zerocourse.zero.shard import shard
 
 SETTINGS = TourSettings(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
 
@@ -66,6 +71,31 @@ def test_a_loss_that_is_nan_turns_the_verdict_red(modes, mode, step):
     ([0.0], [0.0], 0.0), ([1.0], [0.0], math.inf), ([1.0, math.inf], [1.0, 2.0], math.inf)])
 def test_how_far_losses_are_apart(here, there, apart):
     assert furthest_apart(here, there) == apart
+
+
+def accumulating_peak(stage: int, config: GPTConfig) -> int:
+    """Of the second step, which has two micro-batches of one sample."""
+    with deferred_init():
+        model = GPT(config)
+    model, optimizer = shard(model, torch.optim.AdamW(model.parameters(), fused=True), stage)
+    tokens_BT = torch.zeros(1, config.block_size, dtype=torch.int64)
+    for number in range(2):
+        with Ledger(model, optimizer) as ledger:
+            with model.zero.no_sync():
+                model(tokens_BT, tokens_BT).backward()
+            model(tokens_BT, tokens_BT).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return ledger.peak
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_recorded_peak_of_an_accumulating_step_is_the_formulas(pool, stage):
+    """For the step without accumulation the tour's own verdict says so."""
+    config = replace(CONFIGS["gpt2-laptop"], block_size=16)
+    for recorded in pool(2).run(accumulating_peak, stage, config):
+        want = gpt2_peak_bytes(config, stage, 2, 1, 16, FP32, accumulated=True)
+        assert abs(recorded / want - 1) <= PEAK_TOLERANCE / 2, (recorded, want)
 
 
 def plant_buffer(model, optimizer):

@@ -46,12 +46,9 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
             gathered = before + after + sum(units[max(0, now - ahead) : now + 1]) if stage == 3 else whole
             in_buckets = now + 1 + under_way if stage > 1 else len(units)  # units from this one on that have one
             gradients = (before if now < 0 else 0) + after + sum(units[max(0, now) : in_buckets])
-            if stage > 1:
-                gradients += earlier or sum(units[in_buckets:]) // ranks
-                gradients += sum(units[now + 1 : now + 1 + under_way]) * (ranks - 1) // ranks if received else 0
-            else:
-                gradients = earlier or gradients
-            moments.append(convention.parameter * gathered + convention.gradient * gradients
+            gradients = gradients + (earlier or sum(units[in_buckets:]) // ranks) if stage > 1 else earlier or gradients
+            arriving = sum(units[now + 1 : now + 1 + under_way]) * (ranks - 1) // ranks if received else 0
+            moments.append(convention.parameter * gathered + convention.gradient * (gradients + arriving)
                            + activations * (now + 1) + (recomputed if now >= 0 else 0))
     held_all_along = convention.optimizer * (share if stage else whole) + (convention.parameter * share if stage == 3 else 0)
     return max(moments) + held_all_along
