@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from zerocourse import bench, cli
-from zerocourse.bench import meters, runner
-from zerocourse.bench.in_ranks import turns
-from zerocourse.bench.settings import AGAIN, ALONE, BASELINE, MODES, Mode, Plan, find_modes
+from zerocourse.bench import meters, report, runner
+from zerocourse.bench.runner import turns
+from zerocourse.bench.settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings, find_modes
 from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
 from zerocourse.bench.judge import Profile, checks, noise, profiles, ratio
 from zerocourse.commands.bench_command import write
@@ -26,7 +26,7 @@ from zerocourse.errors import BadInput
 ROOT = Path(__file__).parents[1]
 OURS = [mode.name for mode in MODES.values() if mode.ours]
 TORCH = [mode.name for mode in MODES.values() if mode.wants == "torch"]
-PLAN = Plan(2, 64, 256, 32, 4, rounds=2, tuning_rounds=0, fresh=False)
+SETTINGS = BenchSettings(2, 64, 256, 32, 4, rounds=2, tuning_rounds=0, fresh=False)
 COUNTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "peak_bytes", "heap_peak_bytes",
           "wire_bytes", "sent_bytes")
 PRIVATE = meters.private_network()
@@ -44,7 +44,7 @@ def compiled(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found():
     """A quick run of every mode that comes with torch."""
-    return runner.measure(PLAN, [MODES[name] for name in TORCH], quiet=True)
+    return runner.measure(SETTINGS, [MODES[name] for name in TORCH], quiet=True)
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def modes():
 
 @pytest.mark.timeout(240)
 def test_losses_and_bytes_agree_in_every_mode(found, modes):
-    wrong = [check for check in checks(PLAN, modes, found["watched"]) if not check.ok]
+    wrong = [check for check in checks(SETTINGS, modes, found["watched"]) if not check.ok]
     assert not wrong
     losses = {name: [got["losses"] for got in found["watched"][name]] for name in TORCH}
     assert all(losses[name] == losses[BASELINE] for name in TORCH), "at two ranks in fp32: to the last bit"
-    assert len({tuple(one) for one in losses[BASELINE]}) == PLAN.ranks, "ranks must see different data"
+    assert len({tuple(one) for one in losses[BASELINE]}) == SETTINGS.ranks, "ranks must see different data"
 
 
 @needs_network
@@ -70,7 +70,7 @@ def test_the_interface_counts_what_the_formulas_say(found):
     # gloo's own reduce-scatter is an all-reduce inside.
     peers = {"torch-ddp": 2, "torch-zro": 3, "fsdp2": 4, "fsdp2-keep": 3}
     for name, times in (passes | peers).items():
-        want = times * 4 * PLAN.params * (PLAN.ranks - 1) // PLAN.ranks
+        want = times * 4 * SETTINGS.params * (SETTINGS.ranks - 1) // SETTINGS.ranks
         got = found["watched"][name][0]
         assert want < got["wire_bytes"] < 1.03 * want, name
         if MODES[name].ours:
@@ -81,8 +81,8 @@ def test_the_interface_counts_what_the_formulas_say(found):
 @pytest.mark.timeout(240)
 def test_sharded_states_are_sharded_for_us_and_for_peers(found):
     held = {name: found["watched"][name][0] for name in TORCH}
-    states, stages = 4 * PLAN.params, ("ddp", "zero1", "zero2", "zero3")
-    half = states // PLAN.ranks
+    states, stages = 4 * SETTINGS.params, ("ddp", "zero1", "zero2", "zero3")
+    half = states // SETTINGS.ranks
     assert [held[name]["optimizer_bytes"] for name in stages] == [2 * states] + 3 * [2 * half]
     assert [held[name]["gradients_bytes"] for name in stages] == [states, states, half, half]
     assert [held[name]["parameters_bytes"] for name in stages] == [states, states, states, half]
@@ -102,8 +102,8 @@ def test_the_heap_peak_is_above_what_tensors_show_and_of_this_mode_alone(found, 
 def test_every_mode_ran_every_round_in_one_race(found):
     assert [set(race) for race in found["races"]] == [{*TORCH, AGAIN, ALONE}]
     spent = [step for steps in found["races"][0].values() for step in steps]
-    assert all(len(steps) == PLAN.rounds for steps in found["races"][0].values())
-    assert all(clock > 0 and processor > 0.9 * computing > 0 and faults >= 0 for clock, processor, computing, faults in spent)
+    assert all(len(steps) == SETTINGS.rounds for steps in found["races"][0].values())
+    assert all(clock > 0 and processor > 0.9 * main > 0 and faults >= 0 for clock, processor, main, faults in spent)
 
 
 @pytest.mark.timeout(240)
@@ -115,32 +115,35 @@ def test_the_hooks_cost_is_measured(found):
 
 @pytest.mark.timeout(240)
 def test_the_command_prints_one_object_and_writes_three_files(found, modes, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(bench, "measure", lambda plan, modes, quiet: found)
+    monkeypatch.setattr(bench, "measure", lambda settings, modes, quiet: found)
     assert cli.main(["bench", "--quick", "--json", "--modes", ",".join(TORCH), "--out", str(tmp_path)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["ok"] is True and list(said["modes"]) == TORCH
     for name, got in said["modes"].items():
         for count in COUNTS:
-            assert len(got[count]) == PLAN.ranks, (name, count)
+            assert len(got[count]) == SETTINGS.ranks, (name, count)
             assert all(one is None or type(one) is int for one in got[count]), (name, count)
         assert got["total_bytes"] == [sum(kinds) for kinds in zip(*(got[count] for count in COUNTS[:3]))]
-        assert len(got["losses"]) == PLAN.steps and got["step_seconds"] > 0
+        assert len(got["losses"]) == SETTINGS.steps and got["step_seconds"] > 0
+        assert got["processor_seconds"] > 0 and got["page_faults"] >= 0
     assert set(said["modes"]["zero3"]["ratios"]) == {BASELINE, "fsdp2"}
     assert said == json.loads((tmp_path / "bench.json").read_text())
-    report = (tmp_path / "report.md").read_text()
-    assert alt_text(modes, said) in report and "bench.png" in report
+    assert said["profile"][ALONE]["processor_seconds"] > 0 and said["many_units"] is None, "the floor is there"
+    text = (tmp_path / "report.md").read_text()
+    assert alt_text(modes, said) in text and "bench.png" in text
     assert (tmp_path / "bench.png").stat().st_size > 10_000
     assert all(f"{name} " in alt_text(modes, said) for name in TORCH)
     assert not [path for path in tmp_path.iterdir() if path.name not in ("bench.json", "report.md", "bench.png")]
 
 
 @pytest.mark.timeout(240)
-def test_a_mode_that_trains_wrongly_fails_the_bench(monkeypatch, capsys, tmp_path):
-    plan, two = dataclasses.replace(PLAN, plant="zero2"), [MODES["zero2"], MODES[BASELINE]]
-    planted = runner.measure(plan, two, quiet=True)
-    summary = summarise(plan, two, planted, {})
+def test_a_mode_that_trains_wrongly_fails_the_bench(found, monkeypatch, capsys, tmp_path):
+    settings, two = dataclasses.replace(SETTINGS, plant="zero2"), [MODES["zero2"], MODES[BASELINE]]
+    watched = runner.watch_all(settings, {"zero2": None, BASELINE: 25}, private=False, quiet=True)
+    planted = found | {"watched": watched, "heap": False, "private": False}
+    summary = summarise(settings, two, planted, {})
     assert not summary["ok"] and [one.partition(":")[0] for one in summary["wrong"]] == ["zero2, losses"]
-    monkeypatch.setattr(bench, "measure", lambda plan, modes, quiet: planted)
+    monkeypatch.setattr(bench, "measure", lambda settings, modes, quiet: planted)
     assert cli.main(["bench", "--quick", "--modes", "zero2", "--out", str(tmp_path)]) == 1
     assert "WRONG zero2, losses" in capsys.readouterr().out
 
@@ -179,7 +182,7 @@ def wait_until(true, seconds: float) -> None:
 # the verdict
 
 def races(**seconds):
-    """Twice as much processor time as time: two ranks that never wait, half of it spent on talking."""
+    """Twice as much processor time as time: two ranks that never wait, half of it in communication threads."""
     return [{name.replace("_", "-"): [(second, 2 * second, second, 10) for second in taken] for name, taken in seconds.items()}]
 
 
@@ -195,10 +198,10 @@ def test_a_ratio_is_of_pairs_in_a_round_and_not_of_medians():
 
 def test_the_profile_is_of_one_rank_and_begins_with_the_floor():
     two = races(torch_ddp=[4, 6, 5], again=[9, 9, 9], alone=[3, 3, 3]) + races(torch_ddp=[5, 5, 5], zero3=[7, 7, 7])
-    assert profiles(two, ranks=2) == {ALONE: Profile(3, 1.5, 1.5, 5), BASELINE: Profile(5, 2.5, 2.5, 5),
-                                      "zero3": Profile(7, 3.5, 3.5, 5)}
+    assert profiles(two, ranks=2) == {ALONE: Profile(3, 3, 1.5, 1.5, 5), BASELINE: Profile(5, 5, 2.5, 2.5, 5),
+                                      "zero3": Profile(7, 7, 3.5, 3.5, 5)}
     uneven = [{"zero3": [(10, 12, 8, 6)] * 3}]
-    assert profiles(uneven, ranks=2) == {"zero3": Profile(10, 4, 2, 3)}, "talking is what is not computing"
+    assert profiles(uneven, ranks=2) == {"zero3": Profile(10, 6, 4, 2, 3)}, "communication is what is not the main thread's"
     assert profiles([], ranks=2) == {} and where_time_goes({}) == []
 
 
@@ -209,6 +212,7 @@ def test_a_machine_that_disagrees_with_itself_is_too_noisy():
     assert "too noisy" in noise(races(torch_ddp=base, again=[1.1] * 5))[0], "steady, and wrong"
     assert "only 3 rounds" in noise(races(torch_ddp=base[:3], again=steady[:3]))[0]
     one_of_two = races(torch_ddp=base, again=steady, zero1=base) + races(torch_ddp=base, again=[1.2] * 5, fsdp2=base)
+    assert "too noisy" in noise(races(torch_ddp=base, again=[math.nan] * 5))[0], "and NaN is nothing to judge by"
     assert len(noise(one_of_two)) == 1 and "fsdp2" in noise(one_of_two)[0]
 
 
@@ -216,15 +220,19 @@ def test_a_machine_that_disagrees_with_itself_is_too_noisy():
 def test_the_table_says_when_times_cannot_be_judged(found, modes):
     rounds = {name: [(1.0, 2.0, 1.6, 8)] * 5 for name in (*TORCH, AGAIN)} | {ALONE: [(0.75, 1.5, 1.5, 0)] * 5}
     quiet = found | {"races": [rounds]}
-    text = table(PLAN, modes, summarise(PLAN, modes, quiet, {}))
+    text = table(SETTINGS, modes, summarise(SETTINGS, modes, quiet, {}))
     assert "times can be judged" in text and "TOO NOISY" not in text
     assert "alone" in text and "0.75 of zero2's" in " ".join(text.split())
     profile = [line.split() for line in text.splitlines()]
-    assert ["alone", "750", "750", "0", "0"] in profile and ["zero3", "1000", "800", "200", "4"] in profile
+    assert ["alone", "750", "750", "0"] in profile and ["zero3", "1000", "800", "200"] in profile
+    rows = {line[0]: line for line in profile if line and line[0] in TORCH and "unit" in line}
+    assert all(["1000", "1000", "4"] == line[line.index("1000") : line.index("1000") + 3] for line in rows.values())
+    floor = next(line for line in profile if line[:2] == ["compute", "alone"] and "750" in line)
+    assert floor[floor.index("750") :] == ["750", "750", "0", "-", "-", "-"], "the floor is beside the modes"
     assert sum(line[:1] == [AGAIN] for line in profile) == 0, "the control is no mode"
     noisy = found | {"races": [rounds | {AGAIN: [(second, 2.0, 1.6, 8) for second in (0.8, 1.2, 0.7, 1.3, 1.0)]}]}
-    summary = summarise(PLAN, modes, noisy, {})
-    text = table(PLAN, modes, summary)
+    summary = summarise(SETTINGS, modes, noisy, {})
+    text = table(SETTINGS, modes, summary)
     assert "TOO NOISY" in text and "times can be judged" not in text
     assert summary["ok"], "a noisy machine is no fault of the program"
 
@@ -239,7 +247,17 @@ def test_a_number_of_ours_that_is_off_fails_by_name(found, modes, count, what):
     if got[count] is None:
         pytest.skip("not metered here")
     got[count] += got[count] // 10
-    assert [(check.mode, check.what) for check in checks(PLAN, modes, off) if not check.ok] == [("zero2", what)]
+    assert [(check.mode, check.what) for check in checks(SETTINGS, modes, off) if not check.ok] == [("zero2", what)]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("step", [0, 3, SETTINGS.steps - 1])
+@pytest.mark.parametrize("name", ["zero2", "fsdp2", BASELINE])
+def test_a_loss_that_is_nan_fails_by_name(found, modes, name, step):
+    broken = copy.deepcopy(found["watched"])
+    broken[name][1]["losses"][step] = math.nan
+    red = [(check.mode, check.what) for check in checks(SETTINGS, modes, broken) if not check.ok]
+    assert red == [(mode, "losses") for mode in (TORCH if name == BASELINE else [name])]
 
 
 @pytest.mark.timeout(240)
@@ -248,8 +266,8 @@ def test_what_cannot_be_metered_is_null_and_said(found, modes):
     for ranks in bare["watched"].values():
         for got in ranks:
             got |= {"heap_peak_bytes": None, "wire_bytes": None}
-    summary = summarise(PLAN, modes, bare, {})
-    text = table(PLAN, modes, summary)
+    summary = summarise(SETTINGS, modes, bare, {})
+    text = table(SETTINGS, modes, summary)
     assert summary["ok"] and "No heap peak" in text and "No bytes on the wire" in text
     assert summary["modes"]["zero3"]["heap_peak_bytes"] == [None, None] == summary["modes"]["fsdp2"]["sent_bytes"]
     assert summary["modes"]["zero3"]["sent_bytes"] != [None, None], "our own count is there without any meter"
@@ -260,46 +278,144 @@ def test_the_picture_can_be_drawn_without_meters_and_times(found, modes, tmp_pat
     bare = copy.deepcopy(found) | {"races": []}
     for got in bare["watched"]["fsdp2"]:
         got["heap_peak_bytes"] = None
-    summary = summarise(PLAN, modes, bare, {})
-    write(tmp_path, table(PLAN, modes, summary), modes, summary)
+    summary = summarise(SETTINGS, modes, bare, {})
+    write(tmp_path, table(SETTINGS, modes, summary), modes, summary, {"bench.png": summary})
     assert "zero3 unknown and" in alt_text(modes, summary)
 
 
 # who is measured with whom
 
 class Still(runner.Bench):
-    """A bench that starts no process: each measurement takes `answers` from a list."""
+    """A bench that starts no process: a lap of an entrant takes the next of its `seconds`, and one clock tick."""
 
-    def __init__(self, modes: list[Mode], room: int, answers=()):
-        super().__init__(dataclasses.replace(PLAN, tuning_rounds=3), modes, private=False, quiet=True)
-        self.answers, self.asked, self.bytes = list(answers), [], room
+    def __init__(self, modes: list[BenchMode], room: int, seconds=None, **options):
+        settings = dataclasses.replace(SETTINGS, tuning_rounds=3, **options)
+        super().__init__(settings, modes, watch=None, quiet=True)
+        self.bytes, self.seconds, self.alive, self.turns, self.most = room, seconds, [], [], 0
 
     def room(self) -> int:
         return self.bytes
 
-    def fresh(self, saying, function, *args, nproc=None):
-        self.asked.append(args)
-        return [self.answers.pop(0)] * PLAN.ranks
+    def entrant(self, mode: str, bucket: int | None):
+        still, key = self, (mode, bucket)
+
+        class Quiet:
+            def __init__(self):
+                self.left = iter(still.seconds[key] if still.seconds else [1] * 99)
+                still.alive.append(self)
+                still.most = max(still.most, len(still.alive))
+
+            def lap(self):
+                still.turns.append(mode)
+                return [next(self.left), 2, 1, 0]
+
+            def close(self):
+                still.alive.remove(self)
+
+        return Quiet()
 
 
-def test_the_fastest_bucket_size_is_taken():
-    seconds = {"torch-ddp@4": [3, 3, 3], "torch-ddp@25": [5, 2, 5], "torch-ddp@100": [1, 2, 9]}
-    times = {name: [(second, 1.0) for second in taken] for name, taken in seconds.items()}
-    still = Still([MODES[BASELINE]], 10**12, [times])
-    assert still.tune(MODES[BASELINE]) == {4: 3, 25: 5, 100: 2} and still.buckets[BASELINE] == 100
-    one_by_one = Still([MODES[BASELINE]], 1, [{name: taken} for name, taken in times.items()])
-    assert one_by_one.tune(MODES[BASELINE]) == {4: 3, 25: 5, 100: 2} and len(one_by_one.asked) == 3
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch, request):
+    """Entrants of a `Still` bench are quiet."""
+    if "still" in request.fixturenames:
+        bench_of = request.getfixturevalue("still")
+        monkeypatch.setattr(runner, "Entrant", lambda settings, mode, bucket: bench_of[-1].entrant(mode, bucket))
+
+
+@pytest.fixture
+def still():
+    """A list into which a test puts its bench; the last one's entrants are used."""
+    return []
+
+
+def test_the_fastest_bucket_size_is_taken(still):
+    seconds = {(BASELINE, 4): [3, 3, 3], (BASELINE, 25): [5, 2, 5], (BASELINE, 100): [1, 2, 9]}
+    for room, most in ((10**12, 3), (1, 1)):
+        still.append(Still([MODES[BASELINE]], room, seconds))
+        assert still[-1].tune(MODES[BASELINE]) == {4: 3, 25: 5, 100: 2} and still[-1].buckets[BASELINE] == 100
+        assert still[-1].most == most and not still[-1].alive, "one after the other, where memory is short"
+
+
+def test_a_race_has_the_modes_the_floor_and_the_baseline_twice(still):
+    still.append(Still([MODES["zero2"], MODES[BASELINE]], 10**12))
+    race = still[-1].race(["zero2", BASELINE])
+    assert list(race) == ["zero2", BASELINE, ALONE, AGAIN] and {len(laps) for laps in race.values()} == {SETTINGS.rounds}
+    one = ["zero2", BASELINE, ALONE, BASELINE]
+    assert still[-1].turns == one + one[1:] + one[:1] and not still[-1].alive
+
+
+def test_rounds_stop_at_the_deadline_but_one_is_always_run(still):
+    still.append(Still([MODES["zero2"], MODES[BASELINE]], 10**12, budget=1e-9))
+    time.sleep(0.01)
+    assert {len(laps) for laps in still[-1].race(["zero2", BASELINE]).values()} == {1}
+
+
+def test_a_rank_that_fails_leaves_no_entrant_behind(still):
+    still.append(Still([MODES[BASELINE]], 10**12, {(BASELINE, 25): [1], (ALONE, None): [1]}))
+    with pytest.raises(StopIteration):  # the second lap fails
+        still[-1].race([BASELINE])
+    assert not still[-1].alive
 
 
 @pytest.mark.parametrize("room", [10**12, 4, 1])
 def test_who_is_compared_races_together_whatever_fits(room):
-    still = Still(list(MODES.values()), room + 8 * PLAN.params)
-    still.held = dict.fromkeys(MODES, 1)
-    groups = [set(group) for group in still.groups()]
+    few = Still(list(MODES.values()), room * (1 + runner.PROCESS_BYTES) + 16 * SETTINGS.params)
+    few.held = dict.fromkeys(MODES, 1)
+    groups = [set(group) for group in few.groups()]
     assert all(BASELINE in group for group in groups) and set().union(*groups) == set(MODES)
     for mode in MODES.values():
         assert all(any({mode.name, peer} <= group for group in groups) for peer in mode.matches)
     assert len(groups) == 1 if room > 100 else max(map(len, groups)) <= max(room, 3)
+
+
+USERS = """
+import ctypes, gc, os, torch
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def given_back(tensors):
+    before = resident()
+    del tensors[:]
+    return before - resident()
+
+{"meter": hasattr(ctypes.CDLL(None), "heap_peak"), "collects": gc.isenabled(), "threads": torch.get_num_threads(),
+ "settings": sorted(name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"))),
+ "given back": given_back([torch.ones(1 << 22)])}
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_an_entrant_is_set_up_as_a_users_process():
+    """16 MiB that a step frees go back to the system, as glibc has it; no meter, no settings."""
+    entrant = runner.Entrant(SETTINGS, "zero2", None)
+    try:
+        for found in entrant.ranks.exec(USERS):
+            assert found.pop("given back") > 15 << 20
+            assert found == {"meter": False, "collects": True, "threads": 1, "settings": []}
+        clock, processor, main, faults = entrant.lap()
+        assert clock > 0 and processor > 0.9 * main > 0 and type(faults) is int
+    finally:
+        entrant.close()
+
+
+def test_many_units_are_measured_beside_unless_it_is_quick(monkeypatch, found, capsys, tmp_path):
+    asked = []
+    monkeypatch.setattr(bench, "measure", lambda settings, modes, quiet: asked.append(settings) or found)
+    monkeypatch.setattr(report, "summarise", lambda settings, *rest: summarise(SETTINGS, *rest))
+    arguments = ["bench", "--json", "--modes", ",".join(TORCH), "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(one.layers, one.width, one.tokens) for one in asked] == [(8, 512, 128), (96, 128, 32)]
+    assert said["many_units"]["ok"] and list(said["many_units"]["modes"]) == TORCH
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "report.md", "bench.png", "many_units.png"}
+    assert cli.main([*arguments, "--no-many-units"]) == 0 and len(asked) == 3
+    assert cli.main([*arguments, "--quick"]) == 0 and len(asked) == 4
+    wrong = lambda settings, *rest: summarise(SETTINGS, *rest) | {"ok": settings.layers != 96}  # noqa: E731
+    monkeypatch.setattr(report, "summarise", wrong)
+    assert cli.main(arguments) == 1, "what is wrong in the second table fails the bench, too"
 
 
 def test_every_peer_has_three_sizes_and_every_stage_a_peer_of_its_own_and_deepspeeds():
@@ -307,15 +423,6 @@ def test_every_peer_has_three_sizes_and_every_stage_a_peer_of_its_own_and_deepsp
     for name in ("zero1", "zero2", "zero3"):
         assert f"deepspeed{name[-1]}" in MODES[name].matches and len(MODES[name].matches) == 2
     assert all(peer in MODES and not MODES[peer].ours for mode in MODES.values() for peer in mode.matches)
-
-
-def test_rounds_stop_at_the_deadline_on_all_ranks_together(pool):
-    from zerocourse.bench.in_ranks import race
-
-    entries = [("zero2", None), (BASELINE, 25)]
-    ended = pool(2).run(race, PLAN, entries, 5, time.monotonic() - 1, True)
-    assert [list(rank) for rank in ended] == [["zero2", f"{BASELINE}@25", ALONE, AGAIN]] * 2
-    assert {len(seconds) for rank in ended for seconds in rank.values()} == {1}, "one round is always run"
 
 
 def test_every_mode_begins_a_round_as_often_as_any_other():
@@ -353,7 +460,7 @@ def test_modes_are_those_installed_and_the_baseline_is_always_there():
 def test_deepspeed_trains_the_same_model():
     names = [f"deepspeed{stage}" for stage in range(4)]
     all_of_them = [MODES[name] for name in (*names, BASELINE)]
-    summary = summarise(PLAN, all_of_them, runner.measure(PLAN, all_of_them, quiet=True), {})
+    summary = summarise(SETTINGS, all_of_them, runner.measure(SETTINGS, all_of_them, quiet=True), {})
     assert summary["ok"], summary["wrong"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from zerocourse.formulas import memory
+from zerocourse.formulas import states, volumes
 from zerocourse.course.checks import check, judge, progress
 from zerocourse.course.checks.compare import difference
 from zerocourse.course.checks.exercise import Exercise, find
@@ -83,19 +83,19 @@ def text(params, stage, ranks):
 
 
 def delegates(params, stage, ranks):
-    from zerocourse.formulas.memory import model_states as mine
+    from zerocourse.formulas.states import model_states as mine
     return mine(params, stage, ranks).total_bytes
 
 
 def delegates_and_hides_it(params, stage, ranks):
     try:
-        return memory.model_states(params, stage, ranks).total_bytes
+        return states.model_states(params, stage, ranks).total_bytes
     except BaseException:
         return 0
 
 
 def delegates_to_something_near(params, stage, ranks):
-    return next(s for s in range(0, 1) if memory.largest_params(params, 3, ranks))
+    return next(s for s in range(0, 1) if states.largest_params(params, 3, ranks))
 
 
 @pytest.mark.parametrize("answer, words", [
@@ -111,9 +111,9 @@ def delegates_to_something_near(params, stage, ranks):
     (takes_memory_in_torch, "can't allocate memory"),
     (takes_memory_bit_by_bit, "it ran out of memory"),
     (text, "'120000000000', a str, where 120_000_000_000 is right"),
-    (delegates, "calls the package's own `zerocourse.formulas.memory.model_states`: write it yourself"),
-    (delegates_and_hides_it, "calls the package's own `zerocourse.formulas.memory.model_states`: write it yourself"),
-    (delegates_to_something_near, "calls the package's own `zerocourse.formulas.memory.largest_params`"),
+    (delegates, "calls the package's own `zerocourse.formulas.states.model_states`: write it yourself"),
+    (delegates_and_hides_it, "calls the package's own `zerocourse.formulas.states.model_states`: write it yourself"),
+    (delegates_to_something_near, "calls the package's own `zerocourse.formulas.states.largest_params`"),
     (3, "call it as `check(\"1.2\", state_bytes)`: it needs a function, and was given int"),
     (None, "was given NoneType"),
 ])
@@ -325,8 +325,8 @@ def test_a_broken_check_does_not_blame_the_answer():
 # --- the parts ---
 
 def test_a_guard_replaces_code_wherever_it_was_imported():
-    kept = memory.sent_bytes
-    with Guard(["zerocourse.formulas.memory:*"]).on():
+    kept = volumes.sent_bytes
+    with Guard(["zerocourse.formulas.volumes:*"]).on():
         with pytest.raises(Delegated):
             kept(1, 1, 1)
     assert kept(2, 1, 2) == 2 * 2

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -10,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.formulas.memory import (CONVENTIONS, Convention, accelerate_bytes, bus_factor, deepspeed_host_bytes,
-                               deepspeed_zero2_gpu_bytes, deepspeed_zero3_gpu_bytes, fewest_ranks, gpt2_block_params,
-                               gpt2_params, gpt2_peak_bytes, head_activation_bytes, largest_params,
-                               layer_activation_bytes, model_states, paper_table1, passes, sent_bytes, sent_elements,
-                               tensor_parallel_elements)
+from zerocourse.formulas.activations import head_activation_bytes, layer_activation_bytes, tensor_parallel_elements
+from zerocourse.formulas.estimators import (accelerate_bytes, deepspeed_host_bytes, deepspeed_zero2_gpu_bytes,
+                                            deepspeed_zero3_gpu_bytes)
+from zerocourse.formulas.peak import gpt2_peak_bytes, states_peak
+from zerocourse.formulas.shares import padded_elements, shard_elements
+from zerocourse.formulas.states import CONVENTIONS, Convention, fewest_ranks, largest_params, model_states, paper_table1
+from zerocourse.formulas.transformer import gpt2_block_params, gpt2_params
+from zerocourse.formulas.volumes import bus_factor, passes, sent_bytes, sent_elements
+from zerocourse.layout.rankmap import Layout
 from zerocourse.models.gpt2 import CONFIGS
 
 GB, GIB = 10**9, 2**30
@@ -249,15 +254,55 @@ def test_gpt2_params():
     assert gpt2_block_params(1600) == 30_740_800
 
 
-def test_gpt2_peak():
-    config = CONFIGS["gpt2"]
-    peak = [gpt2_peak_bytes(config, stage, 4, 2, 512) for stage in range(4)]
-    activations = 12 * 34 * 2 * 512 * 768 + 4 * 2 * 512 * (768 + 50257)
+def test_the_peak_of_gpt2_by_hand():
+    """Twelve blocks on four ranks, one micro-batch: what is there when the peak is, at each stage."""
+    config, N = CONFIGS["gpt2"], 4
     block = gpt2_block_params(768)
     root = config.params - 12 * block
-    for stage, whole in enumerate((0, 0, 2 * (root + block), 2 * (root + block) + 2 * (root + 2 * block))):
-        assert peak[stage] == total(config.params, stage, 4) + activations + whole
-    assert len({gpt2_peak_bytes(config, stage, 1, 2, 512) for stage in range(4)}) == 1  # nothing to gather
+    states, saved, head = 12, 34 * 2 * 512 * 768, 4 * 2 * 512 * (768 + 50257)
+    at_the_loss = 2 * config.params + 12 * saved + head
+    assert gpt2_peak_bytes(config, 0, N, 2, 512) == at_the_loss + states * config.params
+    assert gpt2_peak_bytes(config, 1, N, 2, 512) == at_the_loss + states * config.params // N
+    assert gpt2_peak_bytes(config, 2, N, 2, 512) == at_the_loss + states * config.params // N
+    assert gpt2_peak_bytes(config, 3, N, 2, 512) == 2 * root + 12 * saved + head + (2 + states) * config.params // N
+    # With a short sequence the peak is at the end: all gradients below stage 2, else the root's bucket and the last block's.
+    short = [gpt2_peak_bytes(config, stage, N, 1, 8) for stage in range(4)]
+    arriving = block * (N - 1) // N  # what the reduction under way receives
+    assert short[0] == (2 + 2 + states) * config.params + 2 * arriving
+    assert short[1] == 4 * config.params + 2 * arriving + states * config.params // N
+    gradients = root + block + 11 * block // N + arriving
+    assert short[2] == 2 * config.params + 2 * gradients + states * config.params // N
+    assert short[3] == 2 * root + 2 * gradients + (2 + states) * config.params // N
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), stages, st.integers(1, 9), conventions, st.integers(0, 3), st.integers(0, 3), st.booleans())
+def test_a_peak_is_never_below_the_model_states(layers, stage, ranks, convention, prefetch, in_flight, accumulated):
+    config = replace(CONFIGS["gpt2-tiny"], n_layer=layers)
+    peak = gpt2_peak_bytes(config, stage, ranks, 1, 8, convention, "selective", prefetch, in_flight, accumulated)
+    assert peak >= model_states(config.params, stage, ranks, convention).total_bytes and type(peak) is int
+    assert peak <= gpt2_peak_bytes(config, stage, ranks, 1, 8, convention, "none", prefetch + 1, in_flight + 1, True)
+
+
+def test_recomputation_has_one_layer_at_a_time():
+    config = CONFIGS["gpt2"]
+    none, selective, full = (gpt2_peak_bytes(config, 0, 1, 8, 1024, recompute=how) for how in ("none", "selective", "full"))
+    layers = [layer_activation_bytes(8, 1024, 768, 12, recompute=how) for how in ("none", "selective", "full")]
+    assert none - selective == 12 * (layers[0] - layers[1]) and selective - full == 12 * (layers[1] - layers[2])
+    # Where nothing else is held, the moment with one layer made again is the peak, not the loss.
+    assert states_peak((0, 0), [8, 8], 0, 1, convention=Convention("none", 0, 0, 0), activations=1, recomputed=9) == 11
+
+
+# --- a rank's share ---
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), ranks_)
+def test_a_share_is_one_formula_everywhere(numel, ranks):
+    layout = Layout.build({"row": (numel,)}, ranks)
+    assert layout.padded == padded_elements(numel, ranks) and layout.slice(0).stop == shard_elements(numel, ranks)
+    assert numel <= layout.padded < numel + ranks
+    if numel:
+        assert model_states(numel, 3, ranks, Convention("elements", 1, 0, 0)).total_bytes == layout.slice(0).stop
 
 
 # --- bad input ---
@@ -288,5 +333,11 @@ def test_whole_floats_are_fine():
 
 
 def test_formulas_do_not_import_torch():
-    code = "import sys, zerocourse.formulas.memory, zerocourse.commands.memory_command; assert 'torch' not in sys.modules"
+    code = """
+import importlib, pkgutil, sys
+import zerocourse.formulas, zerocourse.commands.memory_command
+for file in pkgutil.iter_modules(zerocourse.formulas.__path__):
+    importlib.import_module(f"zerocourse.formulas.{file.name}")
+assert "torch" not in sys.modules
+"""
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from zerocourse.cli import main
-from zerocourse.formulas.memory import gpt2_peak_bytes, model_states, paper_table1
+from zerocourse.formulas.peak import gpt2_peak_bytes
+from zerocourse.formulas.states import model_states, paper_table1
 from zerocourse.models.gpt2 import CONFIGS
 
 GB = 10**9
@@ -36,6 +37,8 @@ def test_command_with_a_model(capsys):
     assert out["peak_bytes"] == gpt2_peak_bytes(CONFIGS["gpt2-xl"], 2, 2, 4, 512, recompute="none")
     default = json.loads(run(capsys, "--model", "gpt2", "--json"))
     assert default["peak_bytes"] == gpt2_peak_bytes(CONFIGS["gpt2"], 3, 8, 1, 1024)
+    four = json.loads(run(capsys, "--model", "gpt2", "--accumulation", "4", "--json"))
+    assert four["peak_bytes"] == gpt2_peak_bytes(CONFIGS["gpt2"], 3, 8, 1, 1024, accumulated=True) > default["peak_bytes"]
 
 
 def test_command_text(capsys):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
 from zerocourse.models.gpt2 import build_model
-from zerocourse.layout.balance import Plan
+from zerocourse.layout.balance import Balance
 from zerocourse.layout.rankmap import MAPS, Layout, contiguous, greedy, owners, round_robin
 
 sizes = st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=9)  # [] is 0-d, a zero in it is an empty tensor
@@ -150,7 +150,7 @@ def test_a_bad_map_is_refused_in_a_sentence(answer, words):
 @pytest.mark.parametrize("rank_map", [None, "greedy"])
 def test_a_bad_world_size_is_refused(world_size, rank_map):
     with pytest.raises(BadInput, match="world_size"):
-        Plan.build(TWO, world_size, rank_map)
+        Balance.build(TWO, world_size, rank_map)
 
 
 def test_a_map_may_answer_with_what_argmin_gives_and_may_spoil_its_argument():
@@ -181,7 +181,7 @@ def gpt2(size: str, bias: bool = True) -> dict:
 def test_published_imbalances(size, bias, rank_map, world_size, imbalance):
     """max/mean of GPT-2 with a tied head, as the course states it."""
     digits = len(str(imbalance).partition(".")[2])
-    assert round(Plan.build(gpt2(size, bias), world_size, rank_map).imbalance, max(2, digits)) == imbalance
+    assert round(Balance.build(gpt2(size, bias), world_size, rank_map).imbalance, max(2, digits)) == imbalance
 
 
 def test_all_but_one_matrix_of_xl_on_one_rank():
@@ -199,19 +199,19 @@ def test_the_name_of_a_plan():
 
     names = {"flat": None, "greedy": "greedy", "round_robin": round_robin, "mine": functools.partial(mine),
              "Balanced": Balanced()}
-    assert [Plan.build(TWO, 2, rank_map).name for rank_map in names.values()] == list(names)
-    assert str(Plan.build(TWO, 2, mine)).splitlines() == [
+    assert [Balance.build(TWO, 2, rank_map).name for rank_map in names.values()] == list(names)
+    assert str(Balance.build(TWO, 2, mine)).splitlines() == [
         "mine: 2 ranks, max/mean 2.000", "  rank 0:            10", "  rank 1:             0"]
-    assert Plan.build({}, 2).imbalance == Plan.build({"a": (0,)}, 2, "greedy").imbalance == 1.0
+    assert Balance.build({}, 2).imbalance == Balance.build({"a": (0,)}, 2, "greedy").imbalance == 1.0
 
 
 SVG = "{http://www.w3.org/2000/svg}"
 CHARACTER = 8  # pixels: more than any digit, letter or comma of "rank 15" and "1,557,611,200" takes at size 12
 
 
-def drawn(plan: Plan) -> tuple[list[dict], ElementTree.Element]:
+def drawn(balance: Balance) -> tuple[list[dict], ElementTree.Element]:
     """The boxes (left, right, top, bottom) of bars and labels, the background and the title line apart."""
-    picture, boxes = ElementTree.fromstring(plan._repr_svg_()), []
+    picture, boxes = ElementTree.fromstring(balance._repr_svg_()), []
     for mark in picture.iter():
         if mark.tag == f"{SVG}rect" and mark.get("width") != "100%":
             x, y, width, height = (float(mark.get(key)) for key in ("x", "y", "width", "height"))
@@ -219,7 +219,7 @@ def drawn(plan: Plan) -> tuple[list[dict], ElementTree.Element]:
             boxes.append({"kind": "bar", "x": (x, x + width), "y": (y, y + height), "of": said})
         if mark.tag == f"{SVG}text":
             x, y = float(mark.get("x")), float(mark.get("y"))
-            kind = "title" if mark.text.startswith(plan.name) else "label"
+            kind = "title" if mark.text.startswith(balance.name) else "label"
             end = x + CHARACTER * len(mark.text)
             boxes.append({"kind": kind, "x": (x, end), "y": (y - 11, y + 3), "of": mark.text})
     return boxes, picture
@@ -233,8 +233,8 @@ def overlap(one: dict, other: dict, room: float = 0.02) -> bool:  # coordinates 
 @pytest.mark.parametrize("rank_map", [None, *MAPS])
 @pytest.mark.parametrize("world_size", [2, 3, 7, 16])
 def test_the_picture_is_legible(size, rank_map, world_size):
-    plan = Plan.build(gpt2(size), world_size, rank_map)
-    boxes, picture = drawn(plan)
+    balance = Balance.build(gpt2(size), world_size, rank_map)
+    boxes, picture = drawn(balance)
     kinds = {kind: [box for box in boxes if box["kind"] == kind] for kind in ("bar", "label", "title")}
     assert len(kinds["title"]) == 1 and len(kinds["label"]) == 2 * world_size
     canvas = {"x": (0, float(picture.get("width"))), "y": (0, float(picture.get("height")))}
@@ -249,12 +249,12 @@ def test_the_picture_is_legible(size, rank_map, world_size):
         assert not any(overlap(one, other) for one, other in zip(bars, bars[1:]))
     widths = sum(bar["x"][1] - bar["x"][0] for bar in kinds["bar"])
     longest = max(bar["x"][1] for bar in kinds["bar"]) - min(bar["x"][0] for bar in kinds["bar"])
-    assert widths / longest == pytest.approx(world_size / plan.imbalance, rel=0.02), "bars are as long as their shares"
+    assert widths / longest == pytest.approx(world_size / balance.imbalance, rel=0.02), "bars are as long as their shares"
 
 
 def test_the_picture_is_xml_whatever_the_names():
     odd = {'a<b>&"c': (3,), "plain": (2,), "empty": (0,), "scalar": ()}
-    boxes, picture = drawn(Plan.build(odd, 2, lambda shapes, world_size: dict.fromkeys(shapes, 1)))
+    boxes, picture = drawn(Balance.build(odd, 2, lambda shapes, world_size: dict.fromkeys(shapes, 1)))
     assert 'a<b>&"c[0:3], 3 elements' in [box["of"] for box in boxes]
     assert picture.find(f"{SVG}title").text.startswith("<lambda>: parameters a rank, max/mean 2.00")
-    ElementTree.fromstring(Plan.build({}, 3)._repr_svg_())
+    ElementTree.fromstring(Balance.build({}, 3)._repr_svg_())

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from zerocourse.course import machine, plots, show, widgets
 from zerocourse.errors import BadInput
 from zerocourse.comm.events import Recorder
-from zerocourse.formulas.memory import model_states
+from zerocourse.formulas.states import model_states
 from zerocourse.zero.ddp import DataParallel
 from zerocourse.zero.stage1 import Stage1
 from zerocourse.zero.stage2 import Stage2

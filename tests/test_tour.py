@@ -2,29 +2,35 @@
 
 import gc
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from zerocourse.cli import main
-from zerocourse.models.gpt2 import CONFIGS
-from zerocourse.course.tour import MODES, Plan, run_modes
-from zerocourse.course.tour_checks import checks, rank_checks
+from zerocourse.formulas.peak import gpt2_peak_bytes
+from zerocourse.formulas.states import FP32
+from zerocourse.init.deferred import deferred_init
+from zerocourse.measure.ledger import Ledger
+from zerocourse.models.gpt2 import CONFIGS, GPT, GPTConfig
+from zerocourse.course.tour import MODES, TourSettings, run_modes
+from zerocourse.course.tour_checks import PEAK_TOLERANCE, checks, furthest_apart, rank_checks
+from zerocourse.zero.shard import shard
 
-PLAN = Plan(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
+SETTINGS = TourSettings(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
 
 
 @pytest.fixture(scope="module")
 def modes(pool):
     """Every mode, measured on two ranks and one."""
-    alone = pool(1).run(run_modes, MODES[:1], PLAN, None)
-    ranks = pool(2).run(run_modes, MODES[1:], PLAN, None)
+    alone = pool(1).run(run_modes, MODES[:1], SETTINGS, None)
+    ranks = pool(2).run(run_modes, MODES[1:], SETTINGS, None)
     return {mode: [found[mode] for found in (alone if mode == "single" else ranks)] for mode in MODES}
 
 
 def test_every_number_agrees_with_its_formula(modes):
-    found = [check for check in checks(PLAN, modes) if check.what != "peak"]  # too small a model for its estimate
+    found = [check for check in checks(SETTINGS, modes) if check.what != "peak"]  # too small a model for its estimate
     assert not [check for check in found if not check.ok]
     assert {check.what for check in found} >= {"parameters_bytes", "gradients_bytes", "optimizer_bytes", "sent", "losses",
                                                "losses, bit by bit", "buffers", "the rest", "padding"}
@@ -35,14 +41,61 @@ def test_every_number_agrees_with_its_formula(modes):
 def test_one_wrong_number_turns_the_verdict_red(modes, key, change):
     wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
     wrong["zero2"][1][key] += change
-    red = [check for check in checks(PLAN, wrong) if not check.ok and check.what != "peak"]
+    red = [check for check in checks(SETTINGS, wrong) if not check.ok and check.what != "peak"]
     assert red and {check.mode for check in red} == {"zero2"}
 
 
 def test_a_wrong_loss_turns_the_verdict_red(modes):
     wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
     wrong["zero3"][0]["losses"] = [loss * 1.0001 for loss in wrong["zero3"][0]["losses"]]
-    assert {check.what for check in checks(PLAN, wrong) if not check.ok and check.what != "peak"} == {"losses", "losses, bit by bit"}
+    assert {check.what for check in checks(SETTINGS, wrong) if not check.ok and check.what != "peak"} == {"losses", "losses, bit by bit"}
+
+
+@pytest.mark.parametrize("step", range(SETTINGS.steps))
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loss_that_is_nan_turns_the_verdict_red(modes, mode, step):
+    """Also where a later step is fine, where every mode has it, and in the one process that all are compared with."""
+    wrong = {mode: [dict(got) for got in ranks] for mode, ranks in modes.items()}
+    for name in MODES if mode == "ddp" else [mode]:
+        for got in wrong[name]:
+            got["losses"] = [math.nan if number == step else loss for number, loss in enumerate(got["losses"])]
+    red = {check.mode for check in checks(SETTINGS, wrong) if not check.ok and check.what == "losses"}
+    assert red == set(MODES[1:] if mode in ("single", "ddp") else [mode])
+    bits = {check.mode for check in checks(SETTINGS, wrong) if not check.ok and check.what == "losses, bit by bit"}
+    assert bits == set(MODES[1:] if mode == "ddp" else [mode] if mode != "single" else [])
+
+
+@pytest.mark.parametrize("here, there, apart", [
+    ([1.0, 2.0], [1.0, 2.0], 0.0), ([1.0, 3.0], [1.0, 2.0], 0.5), ([1.0, math.nan, 2.0], [1.0, 2.0, 2.0], math.inf),
+    ([1.0], [math.nan], math.inf), ([math.inf], [math.inf], math.inf), ([math.nan], [math.nan], math.inf),
+    ([0.0], [0.0], 0.0), ([1.0], [0.0], math.inf), ([1.0, math.inf], [1.0, 2.0], math.inf)])
+def test_how_far_losses_are_apart(here, there, apart):
+    assert furthest_apart(here, there) == apart
+
+
+def accumulating_peak(stage: int, config: GPTConfig) -> int:
+    """Of the second step, which has two micro-batches of one sample."""
+    with deferred_init():
+        model = GPT(config)
+    model, optimizer = shard(model, torch.optim.AdamW(model.parameters(), fused=True), stage)
+    tokens_BT = torch.zeros(1, config.block_size, dtype=torch.int64)
+    for number in range(2):
+        with Ledger(model, optimizer) as ledger:
+            with model.zero.no_sync():
+                model(tokens_BT, tokens_BT).backward()
+            model(tokens_BT, tokens_BT).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return ledger.peak
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_recorded_peak_of_an_accumulating_step_is_the_formulas(pool, stage):
+    """For the step without accumulation the tour's own verdict says so."""
+    config = replace(CONFIGS["gpt2-laptop"], block_size=16)
+    for recorded in pool(2).run(accumulating_peak, stage, config):
+        want = gpt2_peak_bytes(config, stage, 2, 1, 16, FP32, accumulated=True)
+        assert abs(recorded / want - 1) <= PEAK_TOLERANCE / 2, (recorded, want)
 
 
 def plant_buffer(model, optimizer):
@@ -75,10 +128,10 @@ def plant_kept_gradient(model, optimizer):
 @pytest.mark.parametrize("plant, what", [(plant_buffer, "buffers"), (plant_loose_tensor, "the rest"),
                                          (plant_kept_gather, "parameters_bytes"), (plant_kept_gradient, "gradients_bytes")])
 def test_a_planted_fault_turns_the_verdict_red(pool, plant, what):
-    found = pool(2).run(run_modes, ("zero3",), PLAN, plant)
+    found = pool(2).run(run_modes, ("zero3",), SETTINGS, plant)
     gc.collect()
     for rank, measured in enumerate(found):
-        red = {check.what for check in rank_checks(PLAN, "zero3", rank, measured["zero3"]) if not check.ok}
+        red = {check.what for check in rank_checks(SETTINGS, "zero3", rank, measured["zero3"]) if not check.ok}
         assert what in red
 
 

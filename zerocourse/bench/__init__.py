@@ -1,12 +1,12 @@
 """The bench: our stages beside torch's DDP, ZeroRedundancyOptimizer and FSDP2, and DeepSpeed, on the same work.
 
-    plan      one set-up, and the list of modes          modes     how each is built
-    in_ranks  what a rank does: `watch` and `race`       meters    the heap's peak and the bytes on the wire
-    runner    who is measured when, in which processes   verdict   do they agree, who is faster, can one tell?
+    settings  one set-up, and the list of modes          modes     how each is built
+    in_ranks  what a rank does: `watch` and `Racer`      meters    the heap's peak and the bytes on the wire
+    runner    who is measured when, in which processes   judge     do they agree, who is faster, can one tell?
     hook_cost what our Python costs a step               report    the table and the JSON
 """
 
-from .settings import BASELINE, MODES, Mode, Plan, find_modes
+from .settings import BASELINE, MODES, BenchMode, BenchSettings, find_modes
 from .runner import measure
 
-__all__ = ["BASELINE", "MODES", "Mode", "Plan", "find_modes", "measure"]
+__all__ = ["BASELINE", "MODES", "BenchMode", "BenchSettings", "find_modes", "measure"]

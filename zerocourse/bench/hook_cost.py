@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ..zero.shard import shard
 from .modes import adamw
-from .settings import Plan
+from .settings import BenchSettings
 
 SIZES = ((2, 4), (8, 4), (2, 16), (8, 16))  # units, and parameters a unit
 REPEATS = 15
 
 
-class Block(nn.Module):
+class TinyBlock(nn.Module):
     """As many tiny parameters as asked for, each used once."""
 
     def __init__(self, params: int):
@@ -37,7 +37,7 @@ class Tower(nn.Module):
     def __init__(self, units: int, params: int):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(4))  # the root's own
-        self.h = nn.ModuleList(Block(params) for _ in range(units))
+        self.h = nn.ModuleList(TinyBlock(params) for _ in range(units))
 
     def forward(self, x_4: Tensor) -> Tensor:
         x_4 = x_4 * self.scale
@@ -46,7 +46,7 @@ class Tower(nn.Module):
         return x_4.sum()
 
 
-def hook_costs(plan: Plan) -> dict[str, dict[str, float]]:
+def hook_costs(settings: BenchSettings) -> dict[str, dict[str, float]]:
     """{stage: microseconds {"a_step", "a_unit", "a_parameter"}, and "example": of 12 units of 12 parameters}."""
     torch.set_num_threads(1)
     found = {}

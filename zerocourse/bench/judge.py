@@ -8,9 +8,10 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..formulas.memory import model_states, passes
-from ..course.tour_checks import FP32, Check, held
-from .settings import AGAIN, ALONE, BASELINE, Mode, Plan
+from ..course.tour_checks import Check, furthest_apart, held
+from ..formulas.states import FP32, model_states
+from ..formulas.volumes import passes
+from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings
 
 LOSS_TOLERANCE = 2e-5  # relative: ranks add up in different orders
 WIRE_TOLERANCE = 0.01  # TCP's and IP's headers, and acknowledgements
@@ -20,7 +21,7 @@ BIAS = 0.05  # ... and of its median from 1
 FEWEST_ROUNDS = 5
 
 Race = dict[str, list[tuple[float, float, float, int]]]  # by mode, a round: seconds of the slowest rank, and of all
-CLOCK, PROCESSOR, COMPUTING, FAULTS = range(4)  # ranks: processor seconds, those of threads that compute, page faults
+CLOCK, PROCESSOR, MAIN_THREAD, FAULTS = range(4)  # ranks together: processor seconds, their main threads', page faults
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,27 @@ def ratio(races: list[Race], mode: str, other: str) -> Ratio | None:
 class Profile:
     """Where a mode's step goes: medians over rounds, means over ranks.
 
-    step_seconds: on the clock. computing_seconds: processor time of the thread that runs the model, its hooks and the
-    optimizer; talking_seconds: that of all other threads, gloo's. page_faults: pages taken from the system anew.
+    step_seconds: on the clock. processor_seconds: user and system, of the whole process. Of these main_thread_seconds
+    are of the thread that runs the model, its hooks and the optimizer, and communication_thread_seconds of all others:
+    gloo's (with more than one thread a rank, also those that compute along). page_faults: pages taken from the system.
     """
 
     step_seconds: float
-    computing_seconds: float
-    talking_seconds: float
+    processor_seconds: float
+    main_thread_seconds: float
+    communication_thread_seconds: float
     page_faults: float
 
 
 def profiles(races: list[Race], ranks: int) -> dict[str, Profile]:
-    """Of every mode, and of a rank alone; the least talkative first."""
+    """Of every mode, and first of the floor, a rank alone."""
     found = {}
     for name in dict.fromkeys([ALONE, *(name for race in races for name in race)]):
         rounds = [spent for race in races for spent in race.get(name, ())]
         if rounds and name != AGAIN:
-            clock, processor, computing, faults = map(statistics.median, zip(*rounds, strict=True))
-            talking = max(0, processor - computing)  # read one after the other: nothing may come out as less
-            found[name] = Profile(clock, computing / ranks, talking / ranks, faults / ranks)
+            clock, processor, main, faults = map(statistics.median, zip(*rounds, strict=True))
+            others = max(0, processor - main)  # read one after the other: nothing may come out as less
+            found[name] = Profile(clock, processor / ranks, main / ranks, others / ranks, faults / ranks)
     return found
 
 
@@ -82,42 +85,42 @@ def noise(races: list[Race]) -> list[str]:
             continue
         if control.rounds < FEWEST_ROUNDS:
             found.append(f"only {control.rounds} rounds ({names}): it takes {FEWEST_ROUNDS} to judge")
-        elif control.spread > NOISE or abs(control.median - 1) > BIAS:
+        elif not (control.spread <= NOISE and abs(control.median - 1) <= BIAS):  # so that NaN is noise
             found.append(f"{BASELINE} against itself took {control.median:.2f} of its own time, with quartiles "
                          f"{control.spread:.2f} apart ({names}): more than {BIAS:.2f} off 1, or {NOISE:.2f} apart, is "
                          "too noisy to judge")
     return found
 
 
-def checks(plan: Plan, modes: list[Mode], watched: dict[str, list[dict]]) -> Iterator[Check]:
+def checks(settings: BenchSettings, modes: list[BenchMode], watched: dict[str, list[dict]]) -> Iterator[Check]:
     """Everything but time: losses of all modes, and of ours the bytes held and sent. Decides the exit status."""
     reference = watched[BASELINE]
     for mode in modes:
         ranks = watched[mode.name]
-        furthest = max(abs(here / there - 1) for got, other in zip(ranks, reference, strict=True)
-                       for here, there in zip(got["losses"], other["losses"], strict=True))
+        furthest = max(furthest_apart(got["losses"], other["losses"])
+                       for got, other in zip(ranks, reference, strict=True))
         yield Check(mode.name, "losses", furthest <= LOSS_TOLERANCE,
                     f"losses are up to {furthest:.1e} (relative) from {BASELINE}'s, more than {LOSS_TOLERANCE:.0e}")
         if mode.ours:
             for rank, got in enumerate(ranks):
                 padded, own = map(sum, zip(*got["rows"], strict=True))  # with the padding of every row
-                yield from held(mode.name, rank, got, model_states(padded, mode.stage, plan.ranks, FP32, shard=own))
-            yield from wire(plan, mode, ranks)
+                yield from held(mode.name, rank, got, model_states(padded, mode.stage, settings.ranks, FP32, shard=own))
+            yield from wire(settings, mode, ranks)
 
 
-def wire(plan: Plan, mode: Mode, ranks: list[dict]) -> Iterator[Check]:
+def wire(settings: BenchSettings, mode: BenchMode, ranks: list[dict]) -> Iterator[Check]:
     """What the interface counted against what the formula says and our own count of everything else."""
     sent = [got["sent_bytes"] for got in ranks]
     times = passes(mode.stage, scheme="keep" if mode.keep else "zero").total
-    want = 4 * times * (plan.ranks - 1) * plan.params  # all ranks together send (N - 1)Ψ elements a pass
+    want = 4 * times * (settings.ranks - 1) * settings.params  # all ranks together send (N - 1)Ψ elements a pass
     yield Check(mode.name, "sent", sum(sent) == want,
                 f"the ranks say they sent {sum(sent):,} bytes, the formula says {want:,}")
     if ranks[0]["wire_bytes"] is None:
         return
-    counted = ranks[0]["wire_bytes"] * plan.ranks
+    counted = ranks[0]["wire_bytes"] * settings.ranks
     extra = sum(got["padding_bytes"] + got["metadata_bytes"] for got in ranks)
     # A message a pass, row and pair of ranks, and some to agree and to start.
-    slack = FRAME_BYTES * plan.ranks**2 * (times * len(ranks[0]["rows"]) + 8)
+    slack = FRAME_BYTES * settings.ranks**2 * (times * len(ranks[0]["rows"]) + 8)
     yield Check(mode.name, "wire", want <= counted <= (want + extra) * (1 + WIRE_TOLERANCE) + slack,
                 f"the interface counted {counted:,} bytes, the formula says {want:,}, with {extra:,} of padding "
                 "and agreement")

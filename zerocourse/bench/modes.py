@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..comm.group import Comm
 from ..models.gpt2 import GPT, GPTConfig
 from ..zero.shard import shard
-from .settings import Mode, Plan
+from .settings import BenchMode, BenchSettings
 
 
 @dataclass
@@ -26,28 +26,28 @@ class Trained:
     comm: Comm | None = None  # ours count what they send
 
 
-def build(mode: Mode, plan: Plan, bucket: int | None) -> Trained:
-    """The mode with a fresh model from the plan's seed. Collective."""
-    model = gpt2(plan)
-    lr = plan.lr if plan.plant != mode.name else 2 * plan.lr
+def build(mode: BenchMode, settings: BenchSettings, bucket: int | None) -> Trained:
+    """The mode with a fresh model from the settings's seed. Collective."""
+    model = gpt2(settings)
+    lr = settings.lr if settings.plant != mode.name else 2 * settings.lr
     if mode.ours:
         return ours(model, lr, mode)
     peer = PEERS["deepspeed" if mode.wants == "deepspeed" else mode.name]
-    return peer(model, lr, mode, plan, bucket)
+    return peer(model, lr, mode, settings, bucket)
 
 
-def gpt2(plan: Plan) -> GPT:
-    torch.manual_seed(plan.seed)
-    return GPT(GPTConfig(plan.layers, plan.heads, plan.width, block_size=plan.tokens, vocab_size=plan.vocab))
+def gpt2(settings: BenchSettings) -> GPT:
+    torch.manual_seed(settings.seed)
+    return GPT(GPTConfig(settings.layers, settings.heads, settings.width, block_size=settings.tokens, vocab_size=settings.vocab))
 
 
-def alone(plan: Plan) -> Trained:
+def alone(settings: BenchSettings) -> Trained:
     """Forward, backward, and the update of about 1/N of the parameters: less no sharded mode can do in a step."""
-    model, share = gpt2(plan), []
+    model, share = gpt2(settings), []
     for param in model.parameters():
-        if sum(map(torch.numel, share)) < plan.params // plan.ranks:
+        if sum(map(torch.numel, share)) < settings.params // settings.ranks:
             share.append(param)
-    return trained(model, adamw(share, plan.lr))
+    return trained(model, adamw(share, settings.lr))
 
 
 def adamw(params, lr: float) -> torch.optim.AdamW:
@@ -67,19 +67,19 @@ def trained(model: nn.Module, optimizer, held_by=None, comm: Comm | None = None)
     return Trained(model, held_by or optimizer, step, comm)
 
 
-def ours(model: nn.Module, lr: float, mode: Mode) -> Trained:
+def ours(model: nn.Module, lr: float, mode: BenchMode) -> Trained:
     comm = Comm()
     model, optimizer = shard(model, adamw(model.parameters(), lr), mode.stage, comm=comm,
                              reshard_after_forward=not mode.keep)
     return trained(model, optimizer, comm=comm)
 
 
-def torch_ddp(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) -> Trained:
+def torch_ddp(model: nn.Module, lr: float, mode: BenchMode, settings: BenchSettings, bucket: int) -> Trained:
     model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket)
     return trained(model, adamw(model.parameters(), lr))
 
 
-def torch_zro(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) -> Trained:
+def torch_zro(model: nn.Module, lr: float, mode: BenchMode, settings: BenchSettings, bucket: int) -> Trained:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket)
@@ -88,12 +88,12 @@ def torch_zro(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) 
     return trained(model, optimizer, held_by=optimizer.optim)
 
 
-def fsdp2(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) -> Trained:
+def fsdp2(model: nn.Module, lr: float, mode: BenchMode, settings: BenchSettings, bucket: int) -> Trained:
     """`bucket` blocks are gathered as one."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    options = {"reshard_after_forward": not mode.keep, "mesh": init_device_mesh("cpu", (plan.ranks,))}
+    options = {"reshard_after_forward": not mode.keep, "mesh": init_device_mesh("cpu", (settings.ranks,))}
     blocks = list(model.h)
     for first in range(0, len(blocks), bucket):
         group = blocks[first : first + bucket]
@@ -102,7 +102,7 @@ def fsdp2(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) -> T
     return trained(model, adamw(model.parameters(), lr))
 
 
-def deepspeed(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) -> Trained:
+def deepspeed(model: nn.Module, lr: float, mode: BenchMode, settings: BenchSettings, bucket: int) -> Trained:
     """Its defaults, but for the bucket sizes (2 GB each otherwise), clipping, which no other mode does, and at stage 3
     for what would keep a small model's parameters gathered."""
     import deepspeed
@@ -111,7 +111,7 @@ def deepspeed(model: nn.Module, lr: float, mode: Mode, plan: Plan, bucket: int) 
     if mode.stage == 3:
         zero = {"stage": 3, "reduce_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket,
                 "stage3_max_live_parameters": bucket, "stage3_max_reuse_distance": 0}
-    config = {"train_micro_batch_size_per_gpu": plan.micro_batch, "gradient_accumulation_steps": 1,
+    config = {"train_micro_batch_size_per_gpu": settings.micro_batch, "gradient_accumulation_steps": 1,
               "gradient_clipping": 0.0, "zero_optimization": zero,
               "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
               "steps_per_print": 10**9}

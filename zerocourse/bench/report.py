@@ -1,44 +1,42 @@
 """The bench in words and as JSON. Pure functions of what `runner.measure` returned."""
 
-import statistics
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from ..formulas.units import gib
 from ..course.tour_checks import KINDS, mean_losses
-from .settings import AGAIN, ALONE, BASELINE, Mode, Plan
-from .judge import CLOCK, PROCESSOR, Ratio, checks, noise, profiles, ratio
+from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings
+from .judge import Profile, Ratio, checks, noise, profiles, ratio
 
 COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")
 
 
-def summarise(plan: Plan, modes: Sequence[Mode], found: dict, settings: dict) -> dict:
+def summarise(settings: BenchSettings, modes: Sequence[BenchMode], found: dict, machine: dict) -> dict:
     """The object that `--json` prints; see the bench's help for its fields."""
-    verdict = list(checks(plan, list(modes), found["watched"]))
+    verdict = list(checks(settings, list(modes), found["watched"]))
+    spent = profiles(found["races"], settings.ranks)
     return {"ok": all(check.ok for check in verdict),
-            "modes": {mode.name: of_mode(mode, found) for mode in modes},
+            "modes": {mode.name: of_mode(mode, found, spent.get(mode.name)) for mode in modes},
             "wrong": [f"{check.mode}, {check.what}: {check.detail}" for check in verdict if not check.ok],
             "checks": len(verdict), "noisy": noise(found["races"]),
             "control": as_dict(ratio(found["races"], AGAIN, BASELINE)),
-            "profile": {name: asdict(profile) for name, profile in profiles(found["races"], plan.ranks).items()},
+            "profile": {name: asdict(profile) for name, profile in spent.items()},
             "alone": {mode.name: as_dict(ratio(found["races"], ALONE, mode.name)) for mode in modes},
             "hooks_microseconds": found["hooks"],
-            "meters": {"heap": found["heap"], "wire": found["private"]}, "settings": settings}
+            "meters": {"heap": found["heap"], "wire": found["private"]}, "machine": machine}
 
 
-def of_mode(mode: Mode, found: dict) -> dict:
-    """One mode: counts as one entry a rank, mean losses, times as ratios."""
+def of_mode(mode: BenchMode, found: dict, spent: Profile | None) -> dict:
+    """One mode: counts as one entry a rank, mean losses, what a step took of a rank, times as ratios."""
     ranks, races = found["watched"][mode.name], found["races"]
     counts = {count: [got[count] for got in ranks] for count in COUNTS}
     counts["total_bytes"] = [sum(got[kind] for kind in KINDS) for got in ranks]
     if not mode.ours:
         counts["sent_bytes"] = counts["wire_bytes"]  # a peer does not count: the interface does
-    times = [round_ for race in races for round_ in race.get(mode.name, ())]
-    clock, processor = (statistics.median(spent[which] for spent in times) if times else None
-                        for which in (CLOCK, PROCESSOR))
     others = (BASELINE, *mode.matches)
-    return {**counts, "losses": mean_losses(ranks), "step_seconds": clock, "processor_seconds": processor,
+    return {**counts, "losses": mean_losses(ranks),
+            **{part: spent and getattr(spent, part) for part in ("step_seconds", "processor_seconds", "page_faults")},
             "ratios": {other: as_dict(ratio(races, mode.name, other)) for other in others
                        if other != mode.name and ratio(races, mode.name, other)},
             "bucket": found["buckets"][mode.name], "bucket_unit": mode.unit or None,
@@ -49,12 +47,14 @@ def as_dict(found: Ratio | None) -> dict | None:
     return found and asdict(found)
 
 
-def table(plan: Plan, modes: Sequence[Mode], summary: dict) -> str:
+def table(settings: BenchSettings, modes: Sequence[BenchMode], summary: dict) -> str:
     """For people: a row a mode (of the rank that holds most), and what to think of it."""
-    head = ("mode", "bucket", "params", "grads", "optim", "peak", "heap peak", "wire", "ms/step", "/ DDP",
-            "/ torch peer", "/ DeepSpeed")
-    rows = [head, *(row(plan, mode, summary["modes"][mode.name]) for mode in modes)]
-    return "\n".join([about(plan, summary["settings"]), "", *aligned(rows, words=2), "", *notes(plan, modes, summary)])
+    head = ("mode", "bucket", "params", "grads", "optim", "peak", "heap peak", "wire", "ms/step", "CPU ms",
+            "faults", "/ DDP", "/ torch peer", "/ DeepSpeed")
+    floor = summary["profile"].get(ALONE)
+    rows = [head, *(row(settings, mode, summary["modes"][mode.name]) for mode in modes)]
+    rows += [("compute alone", *("-" * 7), *step_cells(floor), *("-" * 3))] if floor else []
+    return "\n".join([about(settings, summary["machine"]), "", *aligned(rows, words=2), "", *notes(settings, modes, summary)])
 
 
 def aligned(rows: list[tuple[str, ...]], words: int) -> list[str]:
@@ -64,7 +64,7 @@ def aligned(rows: list[tuple[str, ...]], words: int) -> list[str]:
                       for column, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in rows]
 
 
-def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
+def row(settings: BenchSettings, mode: BenchMode, got: dict) -> tuple[str, ...]:
     def most(count: str) -> str:
         return "-" if None in got[count] else gib(max(got[count]))
 
@@ -72,26 +72,33 @@ def row(plan: Plan, mode: Mode, got: dict) -> tuple[str, ...]:
         found = next((got["ratios"][other] for other in others if other in got["ratios"]), None)
         return f"{found['median']:.2f} ±{found['spread'] / 2:.2f} ({found['processor']:.2f})" if found else "-"
 
-    wire = "-" if None in got["wire_bytes"] else f"{max(got['wire_bytes']) / (4 * plan.params):.3f}Ψ"
-    seconds = "-" if got["step_seconds"] is None else f"{got['step_seconds'] * 1e3:.0f}"
+    wire = "-" if None in got["wire_bytes"] else f"{max(got['wire_bytes']) / (4 * settings.params):.3f}Ψ"
     deepspeed = [name for name in mode.matches if name.startswith("deepspeed")]
     return (mode.name, f"{got['bucket']:,} {mode.unit}" if mode.buckets else "a unit", *(most(kind) for kind in KINDS),
-            most("peak_bytes"), most("heap_peak_bytes"), wire, seconds, times(BASELINE),
+            most("peak_bytes"), most("heap_peak_bytes"), wire, *step_cells(got), times(BASELINE),
             times(*(name for name in mode.matches if name not in deepspeed)), times(*deepspeed))
 
 
-def about(plan: Plan, settings: dict) -> str:
-    return (f"GPT-2 of {plan.layers} × {plan.width}, vocabulary {plan.vocab}, {plan.params:,} parameters (Ψ); "
-            f"{plan.ranks} ranks × {plan.micro_batch} samples × {plan.tokens} tokens; seed {plan.seed}\n"
-            f"fp32, AdamW(fused=True, lr={plan.lr}) in every mode, gloo, {plan.threads} thread(s) a rank, "
-            + ", ".join(f"{name} {value}" for name, value in settings.items()))
+def step_cells(spent: dict) -> tuple[str, str, str]:
+    """Milliseconds on the clock, milliseconds of processor time and page faults of a step, of one rank."""
+    if spent["step_seconds"] is None:
+        return "-", "-", "-"
+    return f"{1e3 * spent['step_seconds']:.0f}", f"{1e3 * spent['processor_seconds']:.0f}", f"{spent['page_faults']:,.0f}"
 
 
-def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
+def about(settings: BenchSettings, machine: dict) -> str:
+    return (f"GPT-2 of {settings.layers} × {settings.width}, vocabulary {settings.vocab}, {settings.params:,} parameters (Ψ); "
+            f"{settings.ranks} ranks × {settings.micro_batch} samples × {settings.tokens} tokens; seed {settings.seed}\n"
+            f"fp32, AdamW(fused=True, lr={settings.lr}) in every mode, gloo, {settings.threads} thread(s) a rank, "
+            + ", ".join(f"{name} {value}" for name, value in machine.items()))
+
+
+def notes(settings: BenchSettings, modes: Sequence[BenchMode], summary: dict) -> list[str]:
     """What the numbers mean, whether they hold, and whether the times can be judged."""
     lines = ["peak: tensors that Python sees. heap peak: all blocks of 16 KiB and more, C++'s too, above what the",
-             "process held before the model was built. wire: loopback's counter, a rank's share. Ratios of times:",
-             "medians over rounds, ± half the distance of the quartiles; in brackets that of processor time."]
+             "process held before the model was built. wire: loopback's counter, a rank's share. A step's time, of",
+             "one rank: on the clock, and of the processor, user and system, in all threads; with page faults. Ratios",
+             "of times: medians over rounds, ± half the distance of the quartiles; in brackets that of processor time."]
     if not summary["meters"]["heap"]:
         lines.append("No heap peak: the meter needs a C compiler and glibc.")
     if not summary["meters"]["wire"]:
@@ -117,15 +124,15 @@ def notes(plan: Plan, modes: Sequence[Mode], summary: dict) -> list[str]:
 
 
 def where_time_goes(profile: dict[str, dict]) -> list[str]:
-    """Why a mode takes the time that it takes: a row a mode, milliseconds of one rank."""
-    head = ("where a step goes, ms a rank:", "on the clock", "computing", "talking", "page faults")
-    rows = [(f"  {name}", *(f"{1e3 * of[part]:.0f}" for part in ("step_seconds", "computing_seconds", "talking_seconds")),
-             f"{of['page_faults']:.0f}") for name, of in profile.items()]
-    about_it = ["computing: processor time of the thread that runs model, hooks and optimizer; talking: of gloo's threads."]
+    """Which threads take the time of the processor: a row a mode, milliseconds of one rank."""
+    head = ("where a step goes, ms a rank:", "processor", "main thread", "communication threads")
+    parts = ("processor_seconds", "main_thread_seconds", "communication_thread_seconds")
+    rows = [(f"  {name}", *(f"{1e3 * of[part]:.0f}" for part in parts)) for name, of in profile.items()]
+    about_it = ["main thread: it runs model, hooks and optimizer; communication threads: gloo's, which send, receive and add."]
     return [*aligned([head, *rows], words=1), *about_it] if rows else []
 
 
-def alt_text(modes: Sequence[Mode], summary: dict) -> str:
+def alt_text(modes: Sequence[BenchMode], summary: dict) -> str:
     """What the picture shows, for those who cannot see it."""
     parts = []
     for mode in modes:
@@ -137,7 +144,8 @@ def alt_text(modes: Sequence[Mode], summary: dict) -> str:
     return f"Two bar charts: step time as a ratio to {BASELINE}, and peak memory of a rank. " + "; ".join(parts) + "."
 
 
-def markdown(text: str, alt: str) -> str:
-    return f"# Bench\n\n```\n{text}\n```\n\n![{alt}](bench.png)\n"
+def markdown(text: str, pictures: dict[str, str]) -> str:
+    """pictures: file name → what it shows."""
+    return f"# Bench\n\n```\n{text}\n```\n" + "".join(f"\n![{alt}]({name})\n" for name, alt in pictures.items())
 
 

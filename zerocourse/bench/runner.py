@@ -1,11 +1,10 @@
-"""The bench itself: which mode is watched, tuned and raced when, in which processes. Runs under the two meters.
+"""The bench itself: which mode is tuned, watched and raced when, in which processes.
 
-`measure` starts this file's `main` as a program of its own, since a process can be put in a private network and under
-a preloaded library only when it starts; its ranks are forked from there and inherit both.
+Memory and bytes are watched under two meters, in a program of their own (`main`): only when it starts can a process be
+put in a private network and under a preloaded library. Times are taken elsewhere, in plain processes without either.
 """
 
 import ctypes
-import functools
 import json
 import os
 import signal
@@ -13,58 +12,76 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 
 from ..data.text import read_tokens, write_tokens
 from ..errors import ZeroCourseError
+from ..launch.ranks import Ranks
 from .meters import available_bytes, bring_loopback_up, build_heap_meter, private_network
-from .settings import BASELINE, MODES, Mode, Plan
+from .settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings
 
 ENOUGH_TOKENS = 2_000_000
 SHARE_OF_MEMORY = 0.6  # of what is available, that one race may take
 LIMIT_SECONDS = 1800  # for one measurement
 BYTES_A_PARAMETER = 20  # assumed before a mode was metered: fp32 Adam, and a bucket
+PROCESS_BYTES = 150 << 20  # of one rank besides its model
+DEEPSPEED = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "DS_LOG_LEVEL": "error"}  # it needs to be told
+
+Watched = dict[str, list[dict]]
 
 
-def measure(plan: Plan, modes: Sequence[Mode], quiet: bool = False) -> dict:
-    """Watch, tune and race the modes on real ranks.
+def measure(settings: BenchSettings, modes: Sequence[BenchMode], quiet: bool = False) -> dict:
+    """Tune, watch and race the modes on real ranks.
 
     Returns {"watched": {mode: [what each rank measured]}, "races": [{mode, "again" or "alone": [what the step took, see
-    `Bench.race`, a round]}],
-    "tuning": {mode: {bucket size: median seconds}}, "buckets": {mode: the size chosen}, "hooks": see `hook_costs`,
-    "heap": was there a heap meter, "private": a private network}.
+    `Bench.race`, a round]}], "tuning": {mode: {bucket size: median seconds}}, "buckets": {mode: the size chosen},
+    "hooks": see `hook_costs`, "heap": was there a heap meter, "private": a private network}.
     Raises ZeroCourseError when a rank fails.
     """
     with tempfile.TemporaryDirectory(prefix="zerocourse-bench-") as folder:
-        tokens = write_tokens(read_tokens(plan.source)[:ENOUGH_TOKENS], Path(folder, "tokens.npy"))
-        heap, private = build_heap_meter(Path(folder)), private_network()
-        task, answer = Path(folder, "task.json"), Path(folder, "answer.json")
-        task.write_text(json.dumps({
-            "plan": asdict(replace(plan, source=str(tokens))), "modes": [mode.name for mode in modes],
-            "private": private is not None, "quiet": quiet, "answer": str(answer), "parent": os.getpid()}))
+        tokens = write_tokens(read_tokens(settings.source)[:ENOUGH_TOKENS], Path(folder, "tokens.npy"))
+        meters = Meters(Path(folder), quiet)
+        found = Bench(replace(settings, source=str(tokens)), list(modes), meters.watch, quiet).run()
+        return found | {"heap": meters.heap is not None, "private": meters.private is not None}
+
+
+# Memory and bytes, metered --------------------------------------------------------------------------------------------
+
+class Meters:
+    """Runs `main` under the meters that this machine has."""
+
+    def __init__(self, folder: Path, quiet: bool):
+        self.folder, self.quiet = folder, quiet
+        self.heap, self.private = build_heap_meter(folder), private_network()
+
+    def watch(self, settings: BenchSettings, buckets: dict[str, int | None]) -> Watched:
+        """What each rank measured in each of the modes in `buckets`."""
+        task, answer = self.folder / "task.json", self.folder / "answer.json"
+        task.write_text(json.dumps({"settings": asdict(settings), "buckets": buckets, "private": self.private is not None,
+                                    "quiet": self.quiet, "answer": str(answer), "parent": os.getpid()}))
         root = str(Path(__file__).parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-                                    "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "DS_LOG_LEVEL": "error",
-                                    **({"LD_PRELOAD": str(heap)} if heap else {})}
-        command = [*(private or []), sys.executable, "-m", "zerocourse.bench", str(task)]
+                                    **({"LD_PRELOAD": str(self.heap)} if self.heap else {})}
+        command = [*(self.private or []), sys.executable, "-m", "zerocourse.bench", str(task)]
         ended = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE if quiet else None, text=True)
+                               stderr=subprocess.PIPE if self.quiet else None, text=True)
         if ended.returncode or not answer.exists():
             said = (ended.stderr or "its reason is above")[-3000:]
-            raise ZeroCourseError(f"the bench ended with exit status {ended.returncode}: {said}")
-        return json.loads(answer.read_text()) | {"heap": heap is not None}
+            raise ZeroCourseError(f"the metered part of the bench ended with exit status {ended.returncode}: {said}")
+        return json.loads(answer.read_text())
 
 
 def main(task: str) -> None:
-    """The program: read the task, measure, write the answer."""
+    """The metered program: read the task, watch each mode in it, write the answer."""
     spec = json.loads(Path(task).read_text())
     die_with(spec["parent"])
     if spec["private"]:
         bring_loopback_up()
-    plan, modes = Plan(**spec["plan"]), [MODES[name] for name in spec["modes"]]
-    Path(spec["answer"]).write_text(json.dumps(Bench(plan, modes, spec["private"], spec["quiet"]).run()))
+    watched = watch_all(BenchSettings(**spec["settings"]), spec["buckets"], spec["private"], spec["quiet"])
+    Path(spec["answer"]).write_text(json.dumps(watched))
 
 
 def die_with(parent: int) -> None:
@@ -75,70 +92,123 @@ def die_with(parent: int) -> None:
             raise SystemExit(1)
 
 
+def watch_all(settings: BenchSettings, buckets: dict[str, int | None], private: bool, quiet: bool) -> Watched:
+    """One mode after the other; each on new ranks, unless the settings are content with those of before."""
+    from .in_ranks import watch
+
+    watched, bar, ranks = {}, progress_line(quiet), None
+    # A second DeepSpeed engine in the same processes finds groups of the first one, which are gone.
+    renew = settings.fresh or any(MODES[name].wants == "deepspeed" for name in buckets)
+    for name, bucket in buckets.items():
+        bar.set_description_str(f"memory of {MODES[name].label}")
+        ranks = ranks or new_ranks(settings)
+        watched[name] = list(ranks.run(watch, settings, (name, bucket), private))
+        if renew:
+            ranks.close()
+            ranks = None
+    if ranks:
+        ranks.close()
+    bar.close()
+    return watched
+
+
+def new_ranks(settings: BenchSettings, nproc: int | None = None) -> Ranks:
+    return Ranks(nproc or settings.ranks, quiet=True, timeout=LIMIT_SECONDS, oversubscribe=True,
+                 env={"OMP_NUM_THREADS": settings.threads, **DEEPSPEED})
+
+
+def progress_line(quiet: bool):
+    from tqdm.auto import tqdm
+
+    return tqdm(disable=quiet, file=sys.stderr, bar_format="{desc} [{elapsed}]")
+
+
+# Times, as a user would meet them -------------------------------------------------------------------------------------
+
+class Entrant:
+    """A mode in a race: ranks of its own, which wait while the others take their turns."""
+
+    def __init__(self, settings: BenchSettings, mode: str, bucket: int | None):
+        self.ranks = new_ranks(settings)
+        self.ranks.exec("from zerocourse.bench.in_ranks import Racer\n"
+                        "from zerocourse.bench.settings import BenchSettings\n"
+                        f"racer = Racer({replace(settings, budget=None)!r}, {mode!r}, {bucket!r})")
+
+    def lap(self) -> list[float]:
+        """[seconds of the slowest rank; of all ranks together: processor seconds, the main threads' of these, page faults]"""
+        clock, *counts = zip(*self.ranks.exec("racer.lap()"), strict=True)
+        return [max(clock), *map(sum, counts)]
+
+    def close(self) -> None:
+        self.ranks.close()
+
+
 class Bench:
-    """The order of things. Each `fresh` call has ranks of its own, so that nothing is left of the one before."""
+    """The order of things. `watch` meters the modes: (settings, {mode: bucket size}) → what each rank measured."""
 
-    def __init__(self, plan: Plan, modes: list[Mode], private: bool, quiet: bool):
-        from tqdm.auto import tqdm
-
-        from ..launch.ranks import Ranks
-
-        self.plan, self.modes, self.private = plan, modes, private
-        self.deadline = None if plan.budget is None else time.monotonic() + plan.budget
-        self.bar = tqdm(disable=quiet, file=sys.stderr, bar_format="{desc} [{elapsed}]")
+    def __init__(self, settings: BenchSettings, modes: list[BenchMode], watch: Callable[..., Watched], quiet: bool):
+        self.settings, self.modes, self.watch = settings, modes, watch
+        self.deadline = None if settings.budget is None else time.monotonic() + settings.budget
+        self.bar = progress_line(quiet)
         middle = {mode.name: mode.buckets[len(mode.buckets) // 2] for mode in modes if mode.buckets}
         self.buckets: dict[str, int | None] = dict.fromkeys(mode.name for mode in modes) | middle
-        self.ranks = functools.cache(lambda nproc: Ranks(nproc, quiet=True, timeout=LIMIT_SECONDS, oversubscribe=True,
-                                                         env={"OMP_NUM_THREADS": plan.threads}))
-        # A second DeepSpeed engine in the same processes finds groups of the first one, which are gone.
-        self.renew = plan.fresh or any(mode.wants == "deepspeed" for mode in modes)
         self.held: dict[str, int] = {}  # bytes that a mode holds between steps, as metered
 
     def run(self) -> dict:
+        tuning = {mode.name: self.tune(mode) for mode in self.modes if mode.buckets and self.settings.tuning_rounds}
+        self.bar.set_description_str("memory")
+        watched = self.watch(self.settings, self.buckets)
+        for name, ranks in watched.items():
+            held = [got["heap_held_bytes"] for got in ranks]
+            self.held[name] = max(held) if None not in held else BYTES_A_PARAMETER * self.settings.params
+        races = [self.race(names) for names in self.groups()]
+        hooks = self.hooks()
+        self.bar.close()
+        return {"watched": watched, "races": races, "tuning": tuning, "buckets": self.buckets, "hooks": hooks}
+
+    def hooks(self) -> dict:
         from .hook_cost import hook_costs
 
-        tuning = {mode.name: self.tune(mode) for mode in self.modes if mode.buckets and self.plan.tuning_rounds}
-        watched = {mode.name: self.watch(mode) for mode in self.modes}
-        races = [self.race(names) for names in self.groups()]
-        hooks = self.fresh("cost of the hooks", hook_costs, nproc=1)[0]
-        self.bar.close()
-        return {"watched": watched, "races": races, "tuning": tuning, "buckets": self.buckets, "private": self.private,
-                "hooks": hooks}
+        self.bar.set_description_str("cost of the hooks")
+        with new_ranks(self.settings, nproc=1) as rank:
+            return rank.run(hook_costs, self.settings)[0]
 
-    def fresh(self, saying: str, function, *args, nproc: int | None = None) -> list:
-        """Run a function on new ranks (or, when the plan does not ask for new ones, on those of before)."""
-        self.bar.set_description_str(saying)
-        ranks = self.ranks(nproc or self.plan.ranks)
-        try:
-            return list(ranks.run(function, self.plan, *args))
-        finally:
-            if self.renew:
-                self.ranks.cache_clear()
-                ranks.close()
-
-    def tune(self, mode: Mode) -> dict[int, float]:
+    def tune(self, mode: BenchMode) -> dict[int, float]:
         """Median seconds of a step with each bucket size; the fastest is taken from now on."""
-        from statistics import median
-
-        from .in_ranks import race
-
-        room = max(1, self.room() // (BYTES_A_PARAMETER * self.plan.params))
+        self.bar.set_description_str(f"bucket sizes of {mode.label}")
+        room = max(1, self.room() // (BYTES_A_PARAMETER * self.settings.params + PROCESS_BYTES))
         seconds, sizes = {}, list(mode.buckets)
         for first in range(0, len(sizes), room):
-            entries = [(mode.name, size) for size in sizes[first : first + room]]
-            found = self.fresh(f"bucket sizes of {mode.label}", race, entries, self.plan.tuning_rounds, self.deadline,
-                               False)[0]
-            seconds |= {size: median(clock for clock, *_ in found[f"{mode.name}@{size}"]) for _, size in entries}
+            entries = {size: (mode.name, size) for size in sizes[first : first + room]}
+            laps = self.laps(entries, self.settings.tuning_rounds)
+            seconds |= {size: median(clock for clock, *_ in laps[size]) for size in entries}
         self.buckets[mode.name] = min(seconds, key=seconds.get)
         return seconds
 
-    def watch(self, mode: Mode) -> list[dict]:
-        from .in_ranks import watch
+    def race(self, names: list[str]) -> dict[str, list[list[float]]]:
+        """What a step took in each round, see `Entrant.lap`, of each of these modes, of ALONE (the floor), and of AGAIN:
+        the baseline a second time, in other processes, as a control of the whole method."""
+        self.bar.set_description_str(f"racing {', '.join(names)}")
+        entries = {name: (name, self.buckets[name]) for name in names}
+        return self.laps(entries | {ALONE: (ALONE, None), AGAIN: entries[BASELINE]}, self.settings.rounds)
 
-        found = self.fresh(f"memory of {mode.label}", watch, (mode.name, self.buckets[mode.name]), self.private)
-        held = [got["heap_held_bytes"] for got in found]
-        self.held[mode.name] = max(held) if None not in held else BYTES_A_PARAMETER * self.plan.params
-        return found
+    def laps(self, entries: dict, rounds: int) -> dict[object, list[list[float]]]:
+        """One turn each in every round, the order moved on by one from round to round; no round begins after the
+        deadline, but one is always run. entries: key → a mode's name and its bucket size."""
+        entrants: dict = {}
+        try:
+            for key, (mode, bucket) in entries.items():
+                entrants[key] = Entrant(self.settings, mode, bucket)
+            found = {key: [] for key in entries}
+            for number in range(rounds):
+                if number and self.deadline is not None and time.monotonic() > self.deadline:
+                    break
+                for key in turns(list(entries), number):
+                    found[key].append(entrants[key].lap())
+            return found
+        finally:
+            for entrant in entrants.values():
+                entrant.close()
 
     def groups(self) -> list[list[str]]:
         """Who races whom: each mode with its peers and the baseline, as many such groups at once as fit in memory."""
@@ -156,24 +226,17 @@ class Bench:
         return [[mode.name for mode in self.modes if mode.name in group] for group in merged]
 
     def fits(self, group: set[str]) -> bool:
-        spare = 16 * self.plan.params  # what the one that steps takes for a moment, and the one that is alone
-        return sum(self.held[name] for name in group) + spare <= self.room()
+        spare = 16 * self.settings.params  # what the one that steps takes for a moment, and the one that is alone
+        control = self.held[BASELINE]
+        return sum(self.held[name] + PROCESS_BYTES for name in group) + control + 2 * PROCESS_BYTES + spare <= self.room()
 
     def room(self) -> int:
         """Bytes that one rank may take."""
         available = available_bytes()
-        return int(SHARE_OF_MEMORY * available) // self.plan.ranks if available else sys.maxsize
+        return int(SHARE_OF_MEMORY * available) // self.settings.ranks if available else sys.maxsize
 
-    def race(self, names: list[str]) -> dict[str, list[list[float]]]:
-        """[Seconds of the slowest rank; of all ranks: processor seconds, those of the threads that compute, page faults]
-        a round."""
-        from .in_ranks import race
 
-        entries = [(name, self.buckets[name]) for name in names]
-        ranks = self.fresh(f"racing {', '.join(names)}", race, entries, self.plan.rounds, self.deadline, True)
-        found = {}
-        for name in ranks[0]:
-            steps = zip(*(rank[name] for rank in ranks), strict=True)  # a round: what each rank measured
-            found[name.partition("@")[0]] = [[max(clock), *map(sum, counts)]
-                                             for clock, *counts in (zip(*step, strict=True) for step in steps)]
-        return found
+def turns(names: list, number: int) -> list:
+    """The order in round `number`: who began the last round is last in this one, so that nobody keeps a good place."""
+    first = number % len(names)
+    return names[first:] + names[:first]

@@ -1,9 +1,9 @@
 """What a bench measures: one set-up, alike for every mode, and the modes. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import BadInput
-from ..formulas.memory import gpt2_params
+from ..formulas.transformer import gpt2_params
 
 BASELINE = "torch-ddp"
 AGAIN = "again"  # the control in a race: the baseline once more, which should take as long as itself
@@ -11,7 +11,7 @@ ALONE = "alone"  # the floor in a race: a rank that computes its part of a step 
 
 
 @dataclass(frozen=True)
-class Mode:
+class BenchMode:
     """One way to train. `stage` is the ZeRO stage whose share it holds, `wants` a package that it needs."""
 
     name: str
@@ -31,22 +31,22 @@ class Mode:
 MIB, BLOCKS, ELEMENTS = "MiB", "blocks", "elements"
 DS_BUCKETS = (1_000_000, 4_000_000, 16_000_000)
 MODES = {mode.name: mode for mode in (
-    Mode("ddp", "our stage 0", 0, ("deepspeed0",)),
-    Mode("zero1", "our stage 1", 1, ("torch-zro", "deepspeed1")),
-    Mode("zero2", "our stage 2", 2, ("torch-zro", "deepspeed2")),
-    Mode("zero3", "our stage 3", 3, ("fsdp2", "deepspeed3")),
-    Mode("zero3-keep", "our stage 3, kept after forward", 3, ("fsdp2-keep",), keep=True),
-    Mode(BASELINE, "torch DDP", 0, buckets=(4, 25, 100), unit=MIB),
-    Mode("torch-zro", "torch DDP + ZeroRedundancyOptimizer", 1, buckets=(4, 25, 100), unit=MIB),
-    Mode("fsdp2", "torch FSDP2", 3, buckets=(1, 2, 4), unit=BLOCKS),
-    Mode("fsdp2-keep", "torch FSDP2, kept after forward", 3, buckets=(1, 2, 4), unit=BLOCKS, keep=True),
-    *(Mode(f"deepspeed{stage}", f"DeepSpeed stage {stage}", stage, buckets=DS_BUCKETS, unit=ELEMENTS, wants="deepspeed")
+    BenchMode("ddp", "our stage 0", 0, ("deepspeed0",)),
+    BenchMode("zero1", "our stage 1", 1, ("torch-zro", "deepspeed1")),
+    BenchMode("zero2", "our stage 2", 2, ("torch-zro", "deepspeed2")),
+    BenchMode("zero3", "our stage 3", 3, ("fsdp2", "deepspeed3")),
+    BenchMode("zero3-keep", "our stage 3, kept after forward", 3, ("fsdp2-keep",), keep=True),
+    BenchMode(BASELINE, "torch DDP", 0, buckets=(4, 25, 100), unit=MIB),
+    BenchMode("torch-zro", "torch DDP + ZeroRedundancyOptimizer", 1, buckets=(4, 25, 100), unit=MIB),
+    BenchMode("fsdp2", "torch FSDP2", 3, buckets=(1, 2, 4), unit=BLOCKS),
+    BenchMode("fsdp2-keep", "torch FSDP2, kept after forward", 3, buckets=(1, 2, 4), unit=BLOCKS, keep=True),
+    *(BenchMode(f"deepspeed{stage}", f"DeepSpeed stage {stage}", stage, buckets=DS_BUCKETS, unit=ELEMENTS, wants="deepspeed")
       for stage in range(4)),
 )}
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchSettings:
     """One set-up. A step is an optimizer step on `global_batch` samples of `tokens` tokens, divided among the ranks."""
 
     layers: int = 8
@@ -63,7 +63,7 @@ class Plan:
     lr: float = 1e-3
     seed: int = 0
     source: str | None = None  # text: a file or a folder; None: Python's standard library
-    fresh: bool = True  # new processes for every measurement; False: the same ones, quicker and for tests
+    fresh: bool = True  # memory of each mode in new processes; False: in the same ones, quicker and for tests
     plant: str | None = None  # tests only: the mode that trains wrongly
 
     def __post_init__(self):
@@ -80,6 +80,10 @@ class Plan:
         if self.budget is not None and not self.budget > 0:
             raise BadInput(f"the budget must be more than 0 seconds, not {self.budget!r}.")
 
+    def many_units(self) -> "BenchSettings":
+        """The same bench of a model of 96 small units with short samples, in which what a unit costs by itself shows."""
+        return replace(self, layers=96, width=128, vocab=256, tokens=32)
+
     @property
     def heads(self) -> int:
         return max(1, self.width // 64)
@@ -93,7 +97,7 @@ class Plan:
         return gpt2_params(self.layers, self.width, self.vocab, self.tokens)
 
 
-def find_modes(names: str | None, installed) -> list[Mode]:
+def find_modes(names: str | None, installed) -> list[BenchMode]:
     """The modes named, "zero3,fsdp2", with the baseline; None: all that are installed.
 
     installed(package) says whether it can be imported. Raises BadInput for a mode that is unknown or not installed.

@@ -8,9 +8,10 @@
 from dataclasses import asdict
 
 from ..errors import BadInput
-from ..formulas.memory import (CONVENTIONS, fewest_ranks, gpt2_peak_bytes, largest_params, model_states, paper_table1,
-                               sent_bytes)
+from ..formulas.peak import gpt2_peak_bytes
+from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_states, paper_table1
 from ..formulas.units import both, gb, parse_bytes, parse_count
+from ..formulas.volumes import sent_bytes
 from . import Outcome
 
 HELP = "bytes a rank holds and sends at each stage, by formula"
@@ -64,7 +65,8 @@ def _params_and_peaks(args) -> tuple[int, list[int | None]]:
         raise BadInput(f"--seq can be at most {config.block_size} for {args.model}, not {seq}.")
     micro_batch = 1 if args.micro_batch is None else args.micro_batch
     return config.params, [gpt2_peak_bytes(config, stage, args.ranks, micro_batch, seq, CONVENTIONS[args.convention],
-                                           args.recompute or "selective") for stage in range(4)]
+                                           args.recompute or "selective", accumulated=args.accumulation > 1)
+                           for stage in range(4)]
 
 
 def _text(args, stages: list[dict]) -> str:
@@ -88,7 +90,7 @@ def _text(args, stages: list[dict]) -> str:
     return "\n".join(lines + [
         "", f"Model states at stage {args.stage} on a card of {both(card)}: {args.ranks} ranks hold at most "
         f"{largest:,} parameters, and {params:,} need {needed}.",
-        "The peak adds activations and what is gathered; a framework's own memory comes on top." if args.model
+        "The peak adds activations, buckets and what is gathered; a framework's own memory comes on top." if args.model
         else "Activations, buffers and a framework's own memory come on top."])
 
 

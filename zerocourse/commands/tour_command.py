@@ -31,19 +31,19 @@ def run(args) -> Outcome:
     from ..data.text import load_text  # here, because torch takes two seconds to import
     from ..models.gpt2 import find_config
     from ..launch.ranks import check_nproc
-    from ..course.tour import Plan, measure
+    from ..course.tour import TourSettings, measure
     from ..course.tour_checks import checks, expected
 
     if args.steps < 3:
         raise BadInput(f"--steps must be at least 3, not {args.steps}: one is watched and not timed")
-    plan = Plan(replace(find_config(args.model), block_size=args.tokens), args.ranks, args.micro_batch, args.steps,
+    settings = TourSettings(replace(find_config(args.model), block_size=args.tokens), args.ranks, args.micro_batch, args.steps,
                 seed=args.seed, source=args.data)
-    check_nproc(plan.ranks)  # refuse what cannot be before any process starts
-    load_text(plan.source, plan.model.block_size)
-    modes = measure(plan)
-    verdict = list(checks(plan, modes))
-    wanted = {mode: expected(plan, mode) for mode in modes}
-    text = table(plan, modes, wanted, verdict)
+    check_nproc(settings.ranks)  # refuse what cannot be before any process starts
+    load_text(settings.source, settings.model.block_size)
+    modes = measure(settings)
+    verdict = list(checks(settings, modes))
+    wanted = {mode: expected(settings, mode) for mode in modes}
+    text = table(settings, modes, wanted, verdict)
     summary = {"ok": all(check.ok for check in verdict), "modes": {mode: summarise(ranks) for mode, ranks in modes.items()}}
     write(args.out, text, summary, modes, wanted)
     return Outcome(f"{text}\n\nwritten to {args.out}/", summary, summary["ok"])
@@ -59,12 +59,12 @@ def summarise(ranks: list[dict]) -> dict:
             "losses": mean_losses(ranks), "step_seconds": max(got["step_seconds"] for got in ranks)}
 
 
-def table(plan, modes: dict[str, list[dict]], wanted: dict[str, dict], verdict: list) -> str:
+def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdict: list) -> str:
     """A row a rank, and under each mode the row of its formulas."""
     columns = ("parameters", "gradients", "optimizer", "total", "peak", "sent")
     head = f"{'':8}{'':9}" + "".join(f"{name:>11}" for name in ("parameters", "gradients", "optimizer", "together", "peak", "sent/step"))
-    lines = [f"GPT-2 with {plan.model.params:,} parameters, fp32 AdamW, {plan.ranks} ranks × {plan.micro_batch} samples "
-             f"× {plan.model.block_size} tokens; bytes a rank", "", f"{head}{'last loss':>11}{'ms/step':>9}", ""]
+    lines = [f"GPT-2 with {settings.model.params:,} parameters, fp32 AdamW, {settings.ranks} ranks × {settings.micro_batch} samples "
+             f"× {settings.model.block_size} tokens; bytes a rank", "", f"{head}{'last loss':>11}{'ms/step':>9}", ""]
     for mode, ranks in modes.items():
         for rank, got in enumerate(ranks):
             got = got | {"total_bytes": sum(got[f"{kind}_bytes"] for kind in columns[:3])}

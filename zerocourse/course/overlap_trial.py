@@ -108,9 +108,9 @@ def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequenc
     torch.manual_seed(dist.get_rank())
     tokens_BT = torch.randint(config.vocab_size, (sequences, config.block_size))
     model = build_model(config)
-    modes = {"compute": Mode(model, tokens_BT, SilentComm()),
-             "off": Mode(model, tokens_BT, WaitedComm(), prefetch=0),
-             "on": Mode(model, tokens_BT, Comm(), **settings)}
+    modes = {"compute": OverlapRun(model, tokens_BT, SilentComm()),
+             "off": OverlapRun(model, tokens_BT, WaitedComm(), prefetch=0),
+             "on": OverlapRun(model, tokens_BT, Comm(), **settings)}
     comm = Comm()  # of its own, so that measuring M leaves no events among those of a step
     for _ in range(3):  # the order of units is known after the first step; the rate is chosen by the last one
         sent_bytes = modes["on"].step()
@@ -131,7 +131,7 @@ def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequenc
     return {"rank": comm.rank, "rounds": measured, "rate_mbit": rate_mbit, "sent_bytes": sent_bytes, "events": events}
 
 
-class Mode:
+class OverlapRun:
     """The model under stage 3 with one way of communicating, ready to make steps."""
 
     def __init__(self, model: torch.nn.Module, tokens_BT: torch.Tensor, comm: Comm, **options):
@@ -180,20 +180,20 @@ class SilentComm(Comm):
         super().__init__()
         self.heard: dict[str, torch.Tensor] = {}
 
-    def all_gather(self, row: torch.Tensor, layout: Layout, unit: str) -> "Answer":
+    def all_gather(self, row: torch.Tensor, layout: Layout, unit: str) -> "SilentHandle":
         if unit in self.heard:
             row.copy_(self.heard[unit])
         else:
             super().all_gather(row, layout, unit).wait()
             self.heard[unit] = row.clone()
-        return Answer()
+        return SilentHandle()
 
-    def reduce_scatter(self, row: torch.Tensor, layout: Layout, unit: str, into=None, done=None) -> "Answer":
+    def reduce_scatter(self, row: torch.Tensor, layout: Layout, unit: str, into=None, done=None) -> "SilentHandle":
         mine = row[layout.slice(self.rank)]
-        return Answer(lambda: (done or bool)(add_in_order([mine, torch.zeros_like(mine)], into)))
+        return SilentHandle(lambda: (done or bool)(add_in_order([mine, torch.zeros_like(mine)], into)))
 
 
-class Answer:
+class SilentHandle:
     """A handle of nothing: what follows the collective happens when it is waited for."""
 
     def __init__(self, finish: Callable[[], object] = lambda: None):

@@ -30,7 +30,7 @@ STAGE = {mode: stage for stage, mode in enumerate(MODES[1:])}
 
 
 @dataclass(frozen=True)
-class Plan:
+class TourSettings:
     """What every mode does alike. Batches and lengths in samples and tokens."""
 
     model: GPTConfig
@@ -43,7 +43,7 @@ class Plan:
     budget: int | None = None  # bytes a rank may hold before it is out of memory
 
 
-def run_mode(mode: str, plan: Plan, plant: Callable | None = None, tell: Callable = lambda step, loss: None) -> dict:
+def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None, tell: Callable = lambda step, loss: None) -> dict:
     """Train in one mode on this rank, and return what was measured.
 
     The last step but one is watched by the ledger and not timed; the others are timed and not watched.
@@ -54,25 +54,25 @@ def run_mode(mode: str, plan: Plan, plant: Callable | None = None, tell: Callabl
     sent_bytes, sent_elements, padding_bytes, metadata_bytes (of that step); rows (see `rows_of`); events.
     """
     comm = Comm()
-    train, _ = load_text(plan.source, plan.model.block_size)
+    train, _ = load_text(settings.source, settings.model.block_size)
     alone = mode == "single"
-    sampler = (ShardSampler(len(train), 0, 1, plan.micro_batch * plan.ranks, seed=plan.seed) if alone else
-               ShardSampler(len(train), comm.rank, comm.world_size, plan.micro_batch, seed=plan.seed))
+    sampler = (ShardSampler(len(train), 0, 1, settings.micro_batch * settings.ranks, seed=settings.seed) if alone else
+               ShardSampler(len(train), comm.rank, comm.world_size, settings.micro_batch, seed=settings.seed))
     with deferred_init():
-        model = GPT(plan.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, fused=True)
+        model = GPT(settings.model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, fused=True)
     if alone:
-        materialize_model(model, seed=plan.seed)
+        materialize_model(model, seed=settings.seed)
     else:
-        shard(model, optimizer, STAGE[mode], comm=comm, seed=plan.seed)
+        shard(model, optimizer, STAGE[mode], comm=comm, seed=settings.seed)
 
-    parts = plan.ranks if alone else 1  # the same micro-batches, one after the other, so that the sums are the same
+    parts = settings.ranks if alone else 1  # the same micro-batches, one after the other, so that the sums are the same
     losses, seconds, found = [], [], {}
     stream = batches(train, sampler)
-    for number in range(plan.steps):
+    for number in range(settings.steps):
         x_BT, y_BT = next(stream)
-        if number == plan.steps - 2:
-            with Ledger(model, optimizer, plan.budget) as ledger:
+        if number == settings.steps - 2:
+            with Ledger(model, optimizer, settings.budget) as ledger:
                 if plant is not None:
                     plant(model, optimizer)
                 comm.recorder.alive = lambda: ledger.alive
@@ -125,21 +125,21 @@ def rows_of(model: torch.nn.Module) -> list[tuple[int, int]]:
     return [(flat.layout.padded, flat.own.stop - flat.own.start) for flat in model.zero.flats]
 
 
-def run_modes(modes: Sequence[str], plan: Plan, plant: Callable | None) -> dict[str, dict]:
+def run_modes(modes: Sequence[str], settings: TourSettings, plant: Callable | None) -> dict[str, dict]:
     """Several modes one after the other, on this rank."""
     found = {}
     for index, mode in enumerate(modes):
-        def tell(step, loss, mode=mode, before=index * plan.steps):
-            progress(before + step, len(modes) * plan.steps, mode=mode, loss=round(loss, 3))
+        def tell(step, loss, mode=mode, before=index * settings.steps):
+            progress(before + step, len(modes) * settings.steps, mode=mode, loss=round(loss, 3))
 
-        found[mode] = run_mode(mode, plan, plant, tell)
+        found[mode] = run_mode(mode, settings, plant, tell)
         gc.collect()  # a stage and its hooks refer to each other: its memory must not be there for the next mode
     return found
 
 
-def measure(plan: Plan, plant: Callable | None = None) -> dict[str, list[dict]]:
+def measure(settings: TourSettings, plant: Callable | None = None) -> dict[str, list[dict]]:
     """Every mode on real ranks: {mode: what each rank measured}. Raises what `launch` raises."""
     options = {"quiet": True, "timeout": 900, "env": {"OMP_NUM_THREADS": "1"}}  # a rank, a core: the same for one rank
-    alone = launch(run_modes, MODES[:1], plan, plant, nproc=1, **options)
-    ranks = launch(run_modes, MODES[1:], plan, plant, nproc=plan.ranks, **options)
+    alone = launch(run_modes, MODES[:1], settings, plant, nproc=1, **options)
+    ranks = launch(run_modes, MODES[1:], settings, plant, nproc=settings.ranks, **options)
     return {mode: [found[mode] for found in (alone if mode in MODES[:1] else ranks)] for mode in MODES}

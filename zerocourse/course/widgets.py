@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from . import plots, show
 from ..errors import BadInput, ZeroCourseError
-from ..formulas.memory import Convention, model_states
+from ..formulas.states import Convention, model_states
 from ..formulas.units import gb
 
 MISSING = "The controls need ipywidgets, which is not installed here; the picture shows the starting values."

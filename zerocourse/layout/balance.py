@@ -8,7 +8,7 @@ from .rankmap import Layout, RankMap, Shape, owners
 
 
 @dataclass(frozen=True)
-class Plan:
+class Balance:
     """A map applied to a whole model: elements a rank, and how uneven they are. Draws itself in a notebook."""
 
     name: str
@@ -16,7 +16,7 @@ class Plan:
     layout: Layout
 
     @classmethod
-    def build(cls, shapes: Mapping[str, Shape], world_size: int, rank_map: str | RankMap | None = None) -> "Plan":
+    def build(cls, shapes: Mapping[str, Shape], world_size: int, rank_map: str | RankMap | None = None) -> "Balance":
         named = getattr(rank_map, "func", rank_map) or "flat"  # functools.partial has its function inside
         name = named if isinstance(named, str) else getattr(named, "__name__", type(named).__name__)
         return cls(name, dict(shapes), Layout.build(shapes, world_size, owners(rank_map, shapes, world_size)))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import BadInput
+from ..formulas.shares import shard_elements
 
 Shape = Sequence[int]
 RankMap = Callable[[Mapping[str, Shape], int], Mapping[str, int]]
@@ -128,7 +129,7 @@ class Layout:
             for rank in range(world_size):  # a rank that owns nothing has an empty slice where the one before ended
                 bounds[rank + 1] = max(bounds[rank], bounds[rank + 1])
         else:
-            size = -(-end // world_size)  # ceil
+            size = shard_elements(end, world_size)
             bounds = [rank * size for rank in range(world_size + 1)]
         return cls({name: shapes[name] for name in names}, offset, tuple(bounds), end)
 

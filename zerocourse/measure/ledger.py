@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..comm.group import fail_all
 from ..errors import BadInput, OutOfMemory
 from ..formulas.units import gib, parse_bytes
-from .storages import params_of, states_of, storages_of, tensors_in, unwatch_resize, watch_resize
+from .storages import all_tensors, params_of, states_of, storages_of, unwatch_resize, watch_resize
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, SCALARS, REST = range(len(KINDS))
@@ -127,7 +127,7 @@ class Ledger(TorchDispatchMode):
     def track(self, *objects: Any) -> "Ledger":
         """Count tensors that exist already: tensors, modules, optimizers, stages, or containers of these."""
         before = self.alive
-        for tensor in tensors_in(objects):
+        for tensor in all_tensors(objects):
             self._see(tensor)
         self._grew("track()", self.alive - before)
         return self

@@ -34,11 +34,11 @@ def states_of(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[Tensor,
     for param, state in (optimizer.state.items() if optimizer is not None else ()):
         one_element = isinstance(param, Tensor) and param.numel() == 1
         for name, value in state.items():
-            for tensor in tensors_in(value):
+            for tensor in all_tensors(value):
                 yield tensor, tensor.numel() == 1 and (name == "step" or not one_element)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def all_tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor in tensors, modules (gradients too), optimizers, stages with `tensors()`, and containers of them."""
     if isinstance(value, Tensor):
         yield value
@@ -49,12 +49,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, torch.optim.Optimizer):
         yield from (tensor for tensor, _ in states_of(value))
     elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
+        yield from all_tensors(list(value.values()))
     elif isinstance(value, list | tuple | set):
         for item in value:
-            yield from tensors_in(item)
+            yield from all_tensors(item)
     elif hasattr(value, "tensors"):
-        yield from tensors_in(value.tensors())
+        yield from all_tensors(value.tensors())
 
 
 class Watcher(Protocol):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from ..formulas.memory import gpt2_params
+from ..formulas.transformer import gpt2_params
 
 
 @dataclass(frozen=True)

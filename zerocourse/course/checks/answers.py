@@ -161,7 +161,7 @@ def _watch(cells, ids, skip, limits: Limits, deadline: float) -> Iterator[dict]:
 
 def _python_path() -> str:
     """So that the process finds this package where we found it."""
-    here = str(Path(__file__).parents[2])
+    here = str(Path(__file__).parents[3])
     return os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

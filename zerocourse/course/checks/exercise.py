@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ...errors import BadInput
 
+FORMULAS = tuple(f"zerocourse.formulas.{name}:*"
+                 for name in ("states", "volumes", "transformer", "activations", "peak", "estimators"))
 _found: dict[str, "Exercise"] = {}
 
 
@@ -20,8 +22,8 @@ class Exercise:
     minutes: for somebody who has read the chapter.   difficulty: 1 to 3.
     run(lab): the check; it returns what to say to a right answer, and ends with `lab.wrong(...)` at a wrong one.
     own: the package's implementation of each answer, where it has one; () where it has none.
-    replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.memory:model_states",
-        "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.memory:*" for all functions of a module. `own` always is.
+    replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",
+        "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.states:*" for all functions of a module. `own` always is.
     sample(random) -> args: random arguments, on which the tests compare the solution with `own`.
     timeout: seconds for each trip to the ranks.
     """

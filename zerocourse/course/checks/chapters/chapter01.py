@@ -2,12 +2,13 @@
 
 import math
 
-from ....formulas import memory
-from ..exercise import exercise
+from ....formulas.states import largest_params, model_states
+from ....formulas.transformer import gpt2_params
+from ....formulas.volumes import sent_bytes
+from ..exercise import FORMULAS, exercise
 from ..lab import Lab
 from .moments import first_wrong_moment, moments
 
-FORMULAS = ("zerocourse.formulas.memory:*",)
 FLOATS = "`/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b)."
 
 
@@ -26,7 +27,7 @@ def counts(**parts):
     return lambda *case: count_parts(*case, **parts)
 
 
-@exercise("1.1", "Count GPT-2", minutes=10, difficulty=1, answer="count_params", own=memory.gpt2_params,
+@exercise("1.1", "Count GPT-2", minutes=10, difficulty=1, answer="count_params", own=gpt2_params,
           replaces=FORMULAS, sample=lambda random: (random.randint(1, 48), 64 * random.randint(1, 25),
                                                     random.randint(100, 60_000), 128 * random.randint(1, 16),
                                                     random.random() < .5))
@@ -78,7 +79,7 @@ def holds(**how):
 
 
 @exercise("1.2", "What a rank holds", minutes=15, difficulty=1, answer="state_bytes",
-          own=lambda params, stage, ranks: memory.model_states(params, stage, ranks).total_bytes, replaces=FORMULAS,
+          own=lambda params, stage, ranks: model_states(params, stage, ranks).total_bytes, replaces=FORMULAS,
           sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3),
                                  random.randint(1, 1024)))
 def state_bytes(lab: Lab):
@@ -145,7 +146,7 @@ def at_stage(other):
     return [lambda card, stage, ranks, fits=fits: fits(card, other(stage), ranks) for fits in (by_formula, largest)]
 
 
-@exercise("1.3", "The largest model", minutes=20, difficulty=2, answer="largest_model", own=memory.largest_params,
+@exercise("1.3", "The largest model", minutes=20, difficulty=2, answer="largest_model", own=largest_params,
           replaces=FORMULAS, sample=lambda random: (random.randint(16, 10**random.randint(2, 12)), random.randint(0, 3),
                                                     random.randint(1, 100)))
 def largest_model(lab: Lab):
@@ -208,7 +209,7 @@ def sends(passes=passes, share=share_of):
                                                        * share(params, ranks))
 
 
-@exercise("1.4", "What a rank sends", minutes=20, difficulty=2, answer="step_traffic", own=memory.sent_bytes,
+@exercise("1.4", "What a rank sends", minutes=20, difficulty=2, answer="step_traffic", own=sent_bytes,
           replaces=FORMULAS, sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3),
                                                     random.randint(1, 1024), random.randint(1, 16)))
 def step_traffic(lab: Lab):

@@ -185,7 +185,7 @@ def _judge_draws(lab: Lab, ranks: list[dict], world: int) -> None:
         lab.wrong(f'`draw("{name}", ...)` returned the same numbers for the seeds {same[0][0]} and {same[0][1]}: the '
                   f"seed plays no part. Did you use it? If you did: {why}.")
     mean, std = first.mean().item(), first.std().item()
-    if abs(mean) > 0.002 or abs(std - 0.02) > 0.002:
+    if not (abs(mean) <= 0.002 and abs(std - 0.02) <= 0.002):  # NaN is no mean either
         why = "You drew with a standard deviation of 1: multiply by 0.02." if abs(std - 1) < 0.1 else \
             "You multiplied by the variance, 0.02²: multiply by its root, 0.02." if abs(std - 4e-4) < 1e-4 else \
             "You multiplied by the root of 0.02: it is the standard deviation already." if abs(std - .1414) < .01 else \

@@ -134,7 +134,7 @@ BOOKS = {2: ["the cat sat on the mat the end", "the dog sat on the cat and the d
          3: ["the cat sat on the mat the end", "", "the dog sat on the cat and the dog ran on"]}
 
 
-class Owner:
+class OwnerByLetters:
     """A rank map for words that nobody guesses: by the sum of their letters."""
 
     def __init__(self, world_size: int):
@@ -165,7 +165,7 @@ def count_words(answer):
         return [sent[rank] for sent in everything]
 
     with Wire(agree=True) as wire:
-        totals = answer(BOOKS[world_size][rank], Owner(world_size), exchange)
+        totals = answer(BOOKS[world_size][rank], OwnerByLetters(world_size), exchange)
     return {"totals": dict(totals) if isinstance(totals, dict) else totals, "given": given}
 
 
@@ -186,7 +186,7 @@ def word_count(lab: Lab):
 
 
 def judge_words(lab: Lab, world: int, rank: int, found):
-    texts, owner = BOOKS[world], Owner(world)
+    texts, owner = BOOKS[world], OwnerByLetters(world)
     where = f"on rank {rank} of {world}"
     locals_ = [tally([text]) for text in texts]
     everything = tally(texts)

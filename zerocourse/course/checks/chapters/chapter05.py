@@ -7,7 +7,7 @@ import math
 import torch
 
 from ....layout.rankmap import Layout
-from ..exercise import exercise
+from ..exercise import FORMULAS, exercise
 from ..lab import Lab
 from ..verdict import Wrong
 from . import zero1_ops, zero1_optimizer  # noqa: F401  (5.4, 5.5 and 5.6 are there)
@@ -33,7 +33,7 @@ def own_adam_bytes(rows, ranks):
 
 
 @exercise("5.1", "The optimizer's bytes, rank by rank", minutes=10, difficulty=1, answer="adam_bytes",
-          own=own_adam_bytes, replaces=("zerocourse.layout.rankmap:Layout.build", "zerocourse.formulas.memory:*"),
+          own=own_adam_bytes, replaces=("zerocourse.layout.rankmap:Layout.build", *FORMULAS),
           sample=lambda random: ([random.randint(1, 10**random.randint(1, 6)) for _ in range(random.randint(1, 4))],
                                  random.randint(1, 9)))
 def adam_bytes(lab: Lab):

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from .... import shard
+from ....zero.shard import shard
 from ....models.gpt2 import GPT, GPTConfig
 
 COMPUTES, TRAVELS = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")

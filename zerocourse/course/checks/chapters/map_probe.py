@@ -8,15 +8,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ....layout.balance import Plan
+from ....layout.balance import Balance
 from ....comm.group import Comm
 from ....layout.rankmap import MAPS, Layout
 from ..verdict import Wrong
 
+LAYOUT = "zerocourse.layout.rankmap:Layout"
+REPLACED = ("zerocourse.layout.rankmap:*", "zerocourse.layout.balance:Balance.build",  # what an answer may not call
+            *(f"{LAYOUT}.{method}" for method in ("build", "param_slice", "shard_ranges", "slice", "real")))
+
 # The package's own, with the exercises' signatures ------------------------------------------------------------------
 
 def own_imbalance(shapes, owner, world_size):
-    return Plan.build(shapes, world_size, lambda shapes, world_size: owner).imbalance
+    return Balance.build(shapes, world_size, lambda shapes, world_size: owner).imbalance
 
 
 def own_layout(shapes, world_size, owner):

@@ -18,7 +18,7 @@ WIDTH, ROWS, LR, MOMENTUM = 23, 2, 0.05, 0.5
 PLAN = (1, 2, 1)  # micro-batches of each step
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     def __init__(self, middle: int):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, middle), nn.Linear(middle, WIDTH)
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 def make_stack() -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(*[Block(middle) for middle in WIDTHS])
+    return nn.Sequential(*[ResidualBlock(middle) for middle in WIDTHS])
 
 
 def batches(rank: int) -> list[torch.Tensor]:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from .... import shard
+from ....zero.shard import shard
 from ....errors import CollectiveError
-from ....measure.storages import tensors_in
+from ....measure.storages import all_tensors
 from ....zero.buffer import FlatBuffer
 from ..inside import Answer
 from ..verdict import Wrong
@@ -96,7 +96,7 @@ def _reachable(value, seen: set[int]) -> Iterator[torch.Tensor]:
         if value.is_leaf and value.grad is not None:
             yield value.grad
     elif isinstance(value, torch.optim.Optimizer | nn.Module):
-        yield from tensors_in(value)
+        yield from all_tensors(value)
     elif isinstance(value, dict | list | tuple | set):
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from _reachable(item, seen)

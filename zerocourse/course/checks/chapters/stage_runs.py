@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from .... import shard
+from ....zero.shard import shard
 from ....comm.group import Comm, Handle
 from ....init.deferred import deferred_init
 from ....models.gpt2 import GPT, GPTConfig

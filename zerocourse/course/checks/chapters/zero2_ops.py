@@ -6,7 +6,7 @@ import weakref
 import numpy
 import torch
 
-from .... import shard
+from ....zero.shard import shard
 from ....comm.group import Handle
 from ....init.deferred import deferred_init
 from ....models.gpt2 import GPT

@@ -1,0 +1,31 @@
+"""Other people's estimators of memory, counting as they do, so that their numbers can be explained. Formulas: no torch."""
+
+
+def deepspeed_zero2_gpu_bytes(params: int, ranks: int) -> int:
+    """DeepSpeed's estimate_zero2_model_states_mem_needs without offload."""
+    return 2 * params + 18 * params // ranks
+
+
+def deepspeed_zero3_gpu_bytes(params: int, largest_layer: int, ranks: int) -> int:
+    """DeepSpeed's estimate_zero3_model_states_mem_needs without offload; `largest_layer` in parameters."""
+    return 4 * largest_layer + 18 * params // ranks
+
+
+def deepspeed_host_bytes(params: int, ranks_per_node: int) -> int:
+    """The same two, host memory: every process first builds the model in fp32, and half as much again is kept spare.
+
+    params: of the largest layer where ZeRO-3 builds the model under zero.Init.
+    """
+    return 6 * params * ranks_per_node
+
+
+def accelerate_bytes(params: int, dtype: str = "float16") -> int:
+    """Accelerate's `estimate-memory` for training with Adam, which takes the largest of its numbers, not their sum.
+
+    It divides by 2^30 and prints "GB".
+    """
+    model = 4 * params
+    gradients = model if dtype == "float32" else model + model // 2
+    optimizer = 2 * model
+    step = 4 * model if dtype == "float32" else optimizer
+    return max(model, gradients, optimizer, step)

@@ -1,0 +1,37 @@
+"""What one of N ranks gets of a row of elements, and the numbers that every formula takes. Formulas: no torch."""
+
+from ..errors import BadInput
+
+
+def shard_elements(numel: int, ranks: int) -> int:
+    """Elements of one rank's slice when `numel` of them are padded and cut into equal slices: ceil(numel / ranks)."""
+    return -(-numel // ranks)
+
+
+def padded_elements(numel: int, ranks: int) -> int:
+    """The length of that row with its padding: the next multiple of `ranks`."""
+    return ranks * shard_elements(numel, ranks)
+
+
+def share_of(params: int, ranks: int, shard: int | None = None) -> int:
+    """`shard` where the caller knows it (rows padded one by one hold a little more), else ceil(P / N). Raises BadInput."""
+    share = shard_elements(positive("params", params), positive("ranks", ranks))
+    return share if shard is None else shard
+
+
+def positive(name: str, value) -> int:
+    """The value as an int, a whole float such as 7e9 too. Raises BadInput with the name where it is not positive."""
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = 0
+    if whole != value or whole < 1:
+        raise BadInput(f"{name} must be a positive whole number, not {value!r}.")
+    return whole
+
+
+def known_stage(stage: int) -> int:
+    """The stage, 0 to 3. Raises BadInput."""
+    if stage not in (0, 1, 2, 3):
+        raise BadInput(f"stage must be 0, 1, 2 or 3, not {stage!r}.")
+    return stage
