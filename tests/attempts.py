@@ -9,14 +9,18 @@ must have issued the same collectives in the same order.
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import zip_longest
 
+import torch
 import torch.distributed as dist
 import worlds
-from worlds import STAGES, Case, Run
+from torch import nn
+from worlds import STAGES, Case, Run, Stack
 
+from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
-from zerocourse.errors import BadInput
 
+A_PARAMETER = r"\b(first|last|blocks\.\d\.(up|down))\.(weight|bias)\b"  # of a Stack
 SECONDS = 1.0  # that a collective may wait: what hangs fails after this time, and a few more until ranks compared notes
 
 
@@ -46,7 +50,8 @@ def one_after_the_other(work: Callable, inputs: list[tuple], timeout: float) -> 
     return [attempt(work, *args, timeout=timeout) for args in inputs]
 
 
-def attempts(pool, work: Callable, inputs: list[tuple], world_size: int = 2, timeout: float = SECONDS) -> list[list[dict]]:
+def attempts(pool, work: Callable, inputs: list[tuple], world_size: int = 2,
+             timeout: float = SECONDS) -> list[tuple[dict, ...]]:
     """`work(comm, *args)` for each of the inputs, on ranks: for each input, what came of it on every rank."""
     return list(zip(*pool(world_size).run(one_after_the_other, work, inputs, timeout), strict=True))
 
@@ -66,9 +71,10 @@ def judge(what: str, ranks: Iterable[dict], check: Callable[[int, object], None]
             for rank, found in enumerate(ranks):
                 check(rank, found["value"])
         except AssertionError as error:
-            return f"{what}: wrong, and nothing was said: {str(error).splitlines()[0] if str(error) else 'an assertion failed'}"
-        if any(found["order"] != ranks[0]["order"] for found in ranks):
-            return f"{what}: the ranks issued their collectives in different orders: {[found['order'] for found in ranks]}"
+            return f"{what}: wrong, and nothing was said: {str(error).partition(chr(10))[0] or 'an assertion failed'}"
+        for index, calls in enumerate(zip_longest(*(found["order"] for found in ranks))):
+            if len(set(calls)) > 1:
+                return f"{what}: the ranks issued their collectives in different orders: number {index} is {calls}"
         return ""
     faults = []
     for rank, found in enumerate(ranks):
@@ -84,8 +90,8 @@ def report(complaints: Iterable[str]) -> None:
     assert not complaints, "\n  ".join(["", *complaints])
 
 
-def by_stage(pool, work: Callable, check: Callable[[int, object], None] | None, refusal: str | None = None, args: tuple = (),
-             stages: Iterable[int] = STAGES, world_size: int = 2, timeout: float = SECONDS,
+def by_stage(pool, work: Callable, check: Callable[[int, object], None] | None, refusal: str | None = None, *,
+             args: tuple = (), stages: Iterable[int] = STAGES, world_size: int = 2, timeout: float = SECONDS,
              kinds: tuple[str, ...] = ("BadInput",)) -> None:
     """`work(comm, stage, *args)` at each stage gives what `check` wants on every rank, or is refused."""
     found = attempts(pool, work, [(stage, *args) for stage in stages], world_size, timeout)
@@ -121,15 +127,49 @@ def of_stack(make: Callable = worlds.Stack, stages: Iterable[int] = STAGES, **fi
     return [replace(case, stage=stage) for stage in stages]
 
 
-def refused(do: Callable, *args) -> str:
-    """The sentence with which `do(*args)` is refused. Anything else that it raises goes on; "" when nothing is said."""
-    try:
-        do(*args)
-    except BadInput as error:
-        return str(error)
-    return ""
-
-
 def gathered_units(model) -> list[str]:
     """The units, other than the root, whose parameters are held whole on this rank."""
-    return [unit.name for unit in model.zero.units[1:] if any(flat.gathered for flat in unit.flats if flat.layout.padded)]
+    return [unit.name for unit in model.zero.units[1:] if any(flat.gathered for flat in unit.flats)]
+
+
+# -- other work: a function of (comm, stage, *args) that is also its own oracle, when the stage is None ----------------
+
+def plain_sgd(params) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def prepared(comm: Comm | None, stage: int | None, make: Callable = Stack, optimizer_of: Callable = plain_sgd,
+             **options) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer, sharded (with the options of `shard`) unless the stage is None."""
+    model = make()
+    optimizer = optimizer_of(model.parameters())
+    return (model, optimizer) if stage is None else shard(model, optimizer, stage, comm=comm, **options)
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The whole state of a model, sharded or not."""
+    state = state_dict(model) if hasattr(model, "zero") else model.state_dict()
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def is_state(expected: dict[str, torch.Tensor], tolerance: float | None = 1e-6) -> Callable[[int, object], None]:
+    """A check: each rank's state is this one, bit for bit (None) or up to a part of the largest element."""
+
+    def check(rank: int, state: dict[str, torch.Tensor]) -> None:
+        assert state.keys() == expected.keys(), f"rank {rank} has {list(state)}, not {list(expected)}"
+        if tolerance is None:
+            worlds.check_same_state(state, expected, f"rank {rank}")
+        else:
+            worlds.check_near(Run([], state, []), Run([], expected, []), f"rank {rank}", tolerance)
+
+    return check
+
+
+def unsharded(work: Callable, *args) -> Callable[[int, object], None]:
+    """A check: each rank's state is what `work` leaves without sharding, on the rows that all ranks have."""
+    return is_state(work(None, None, *args))
+
+
+def pieces_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What the optimizer steps."""
+    return [param for group in optimizer.param_groups for param in group["params"]]

@@ -5,6 +5,7 @@ error of PyTorch's own about the memory of a parameter that was freed.
 """
 
 from collections import namedtuple
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -82,9 +83,9 @@ def of_features(model, step, micro, rank):
 @pytest.mark.parametrize("make, loss", (
     (LocalLosses, squares), (DetachedLosses, squares), (LossesBeside, squares), (Stack, of_features)))
 def test_a_loss_past_the_units_output(pool, make, loss):
-    loose = {"optimizer": worlds.sgd}
-    check_cases(pool, of_stack(make, loss=loss, **loose) + of_stack(make, loss=loss, accumulation=2, stages=(2, 3), **loose)
-                + of_stack(make, loss=loss, stages=(3,), options=(("prefetch", 2),), **loose), tolerance=1e-6)
+    cases = of_stack(make, loss=loss, optimizer=worlds.sgd)
+    cases += [replace(case, accumulation=2) for case in cases[2:]]
+    check_cases(pool, cases + [replace(cases[3], options=(("prefetch", 2),))], tolerance=1e-6)
 
 
 # -- what a unit is given --------------------------------------------------------------------------------------------
@@ -113,7 +114,8 @@ class Given(Block):
 
     def forward(self, packed, also=None):
         for each in (packed, also):
-            assert each is None or type(each) is type(self.pack(torch.zeros(2, 6))), f"the unit got a {type(each).__name__}"
+            expected = type(self.pack(torch.zeros(2, 6)))
+            assert each is None or type(each) is expected, f"the unit got a {type(each).__name__}"
         return super().forward(self.unpack(packed)) + (0 if also is None else self.unpack(also))
 
 
@@ -141,7 +143,7 @@ def test_arguments_arrive_as_what_they_were(pool, way):
 
 
 class Nested(nn.Module):
-    """Linear layers alone, whose backward PyTorch has for both layouts of nested tensors; a Stack's blocks it has not."""
+    """Linear layers alone, because PyTorch has their backward for both layouts of nested tensors."""
 
     def __init__(self):
         super().__init__()
@@ -211,8 +213,9 @@ def looks_up(apart: bool):
 
 def test_a_weight_clamped_in_its_forward(pool):
     """The write is kept, since every rank writes the same values; or it is refused, with the parameter's name."""
-    check_cases(pool, of_stack(Clamped, steps=3, optimizer=worlds.sgd), 1e-6, r"blocks\.\d\.up\.weight")
-    check_cases(pool, of_stack(Clamped, steps=2, stages=(2, 3), accumulation=2, optimizer=worlds.sgd), 1e-6, r"blocks\.\d\.up\.weight")
+    cases = of_stack(Clamped, steps=3, optimizer=worlds.sgd)
+    cases += [replace(case, accumulation=2) for case in cases[2:]]
+    check_cases(pool, cases, 1e-6, r"blocks\.\d\.up\.weight")
 
 
 @pytest.mark.parametrize("in_a_unit", (False, True))
