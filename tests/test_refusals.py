@@ -121,10 +121,10 @@ def test_torchs_own_clipping_by_norm(pool, clip, pieces):
     by_stage(pool, clipped, unsharded(clipped, clip, pieces), r"model\.zero\.clip_grad_norm_", args=(clip, pieces))
 
 
-def test_torchs_own_clipping_by_value(pool):
+@pytest.mark.parametrize("pieces", (False, True))
+def test_torchs_own_clipping_by_value(pool, pieces):
     """Element by element, so on pieces it works; on the model's parameters it would clip nothing."""
-    by_stage(pool, clipped, unsharded(clipped, "value", True), args=("value", True))
-    by_stage(pool, clipped, unsharded(clipped, "value", False), THERE, args=("value", False))
+    by_stage(pool, clipped, unsharded(clipped, "value", pieces), None if pieces else THERE, args=("value", pieces))
 
 
 def test_torchs_own_clipping_by_value_under_master_weights(pool):
