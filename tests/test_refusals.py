@@ -326,7 +326,7 @@ def test_an_exception_on_one_rank_ends_all(pool, stage, place):
     with pytest.raises(RankError, match="rank 1: ArithmeticError: blown") as error:
         pool(2).run(blows_on_rank_1, stage, place)
     assert error.value.rank == 1 and "blow" in error.value.traceback
-    assert time.monotonic() - began < 5, f"it took {time.monotonic() - began:.1f} s"
+    assert time.monotonic() - began < 8, f"it took {time.monotonic() - began:.1f} s"
 
 
 def generates(comm, stage) -> None:
