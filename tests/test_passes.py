@@ -1,0 +1,427 @@
+"""Passes other than one forward and its backward, alike on every rank; what a pass sends, holds and leaves behind."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import worlds
+from attempts import attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, report, unsharded
+from torch import nn
+from worlds import Block, Case, Stack, rows, squares
+
+from zerocourse import shard, state_dict
+from zerocourse.comm import Comm
+
+# -- the same collectives in the same order --------------------------------------------------------------------------
+
+class TwoOutputs(Block):
+    def forward(self, x):
+        h = torch.tanh(self.up(x))
+        return x + self.down(h), h.sum()
+
+
+class UsesBoth(Stack):
+    """Rank 0 uses each block's first output, rank 1 both, the others the second alone."""
+
+    block = TwoOutputs
+
+    def forward(self, x, rank):
+        x, total = self.first(x), 0
+        for block in self.blocks:
+            first, second = block(x)
+            x, total = (first if rank < 2 else x + second), total + (second if rank else 0)
+        return self.last(x) + 0.1 * total
+
+
+def knows_rank(model, step, micro, rank):
+    return model(rows(step, micro, rank), rank).square().mean()
+
+
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_blocks_of_two_outputs_of_which_a_rank_uses_one(pool, world_size):
+    """`judge` compares the order of collectives; the results are compared here."""
+    check_cases(pool, [case for prefetch in (2, 3) for case in of_stack(
+        UsesBoth, stages=(3,), loss=knows_rank, steps=3, world_size=world_size, optimizer=worlds.sgd,
+        options=(("prefetch", prefetch),))], tolerance=1e-6)
+
+
+class TwoTowers(nn.Module):
+    """The second tower works on the raw input, which needs no gradient. Its blocks follow each other, or stand side by
+    side."""
+
+    def __init__(self, side_by_side: bool):
+        super().__init__()
+        torch.manual_seed(1)
+        self.side_by_side, self.first = side_by_side, nn.Linear(6, 6)
+        self.a, self.b = (nn.ModuleList(Block() for _ in range(6)) for _ in range(2))
+
+    def forward(self, x):
+        a, b = self.first(x), x
+        for block in self.a:
+            a = block(a)
+        for block in self.b:
+            b = b + block(x) if self.side_by_side else block(b)
+        return a * b
+
+
+def most_buckets(comm, side_by_side: bool) -> int:
+    """The most buckets of units, the root's apart, that hold gradients at a time."""
+    model, optimizer = shard(TwoTowers(side_by_side), stage=3, comm=comm)
+    most = 0
+
+    def count(_):
+        nonlocal most
+        most = max(most, sum(any(flat.grad is not None for flat in unit.flats) for unit in model.zero.units[1:]))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(count)
+    for step in range(3):
+        squares(model, step, 0, comm.rank).backward()
+    return most
+
+
+@pytest.mark.parametrize("side_by_side", (False, True))
+def test_towers_hold_one_bucket_at_a_time(pool, side_by_side):
+    def one(rank, most):
+        assert most == 1, f"rank {rank} held the buckets of {most} units at a time"
+
+    report([judge("two towers", ranks, one, None) for ranks in attempts(pool, most_buckets, [(side_by_side,)])])
+    check_cases(pool, of_stack(partial(TwoTowers, side_by_side), optimizer=worlds.sgd), tolerance=1e-6)
+
+
+class SideBranch(Stack):
+    """The middle block runs on every rank, and what it returns enters the loss on some of them only."""
+
+    def forward(self, x, used):
+        x = self.first(x)
+        side = self.blocks[1](x)
+        x = self.blocks[2](self.blocks[0](x))
+        return self.last(x) + (side if used else 0)
+
+
+def on_rank_0(model, step, micro, rank):
+    return model(rows(step, micro, rank), rank == 0).square().mean()
+
+
+def on_rank_1(model, step, micro, rank):
+    return model(rows(step, micro, rank), rank == 1).square().mean()
+
+
+@pytest.mark.parametrize("loss", (on_rank_0, on_rank_1))
+def test_a_unit_that_enters_the_loss_on_one_rank_only(pool, loss):
+    """Its parameters have no gradient on the other rank. Both ranks ran it: the advice to do so would not be true."""
+    advice = r"^(?!.*must run the same units).*blocks\.1"
+    cases = of_stack(SideBranch, loss=loss, optimizer=worlds.sgd)
+    cases += [replace(cases[-1], options=(("prefetch", depth),)) for depth in (0, 2)]
+    check_cases(pool, cases, 1e-6, advice, ("BadInput", "CollectiveError"))
+
+
+# -- several passes at once ------------------------------------------------------------------------------------------
+
+def only_the_root(model) -> None:
+    if hasattr(model, "zero") and model.zero.number == 3:
+        assert not gathered_units(model), f"{gathered_units(model)} stay gathered after a backward"
+
+
+def first_then_second(model, step, micro, rank):
+    """Both forwards, then the first's backward; the second's is the caller's."""
+    only_the_root(model)
+    first, second = (squares(model, step + 50 * index, micro, rank) for index in range(2))
+    first.backward()
+    only_the_root(model)
+    return second
+
+
+def second_then_first(model, step, micro, rank):
+    only_the_root(model)
+    first, second = (squares(model, step + 50 * index, micro, rank) for index in range(2))
+    second.backward()
+    only_the_root(model)
+    return first
+
+
+def interleaved(model, step, micro, rank):
+    """A pipeline's order: F1 F2 B1 F3 B2, and the caller's B3."""
+    only_the_root(model)
+    first, second = (squares(model, step + 50 * index, micro, rank) for index in range(2))
+    first.backward()
+    only_the_root(model)
+    third = squares(model, step + 100, micro, rank)
+    second.backward()
+    only_the_root(model)
+    return third
+
+
+@pytest.mark.parametrize("loss", (first_then_second, second_then_first, interleaved))
+def test_passes_that_are_alive_at_once(pool, loss):
+    cases = of_stack(loss=loss, optimizer=worlds.sgd, steps=3)
+    check_cases(pool, cases + [replace(cases[-1], options=(("prefetch", 2),))], tolerance=1e-6)
+
+
+class Recursive(Stack):
+    """Calls itself, one block a level."""
+
+    def forward(self, x, level: int = 0):
+        x = self.blocks[level](x if level else self.first(x))
+        return self(x, level + 1) if level < 2 else self.last(x)
+
+
+class RecursiveBlock(Block):
+    def forward(self, x, level: int = 0):
+        x = super().forward(x)
+        return self(x, level + 1) if level < 1 else x
+
+
+class RecursiveBlocks(Stack):
+    block = RecursiveBlock
+
+
+@pytest.mark.parametrize("make", (Recursive, RecursiveBlocks))
+def test_a_module_that_calls_itself(pool, make):
+    check_cases(pool, of_stack(make, optimizer=worlds.sgd), 1e-6, "calls itself|recurs")
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+def hybrid(_, case: Case) -> tuple[worlds.Run, dict[str, int], list]:
+    """Two shards by two replicas: what came of the training, the bytes held, and what this rank sent in which order."""
+    pairs = [dist.new_group(ranks, timeout=timedelta(seconds=3)) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    rank, model = dist.get_rank(), case.make()
+    model, optimizer = shard(model, case.optimizer(model.parameters()), case.stage,
+                             shard_group=pairs[rank // 2], replicate_group=pairs[2 + rank % 2])
+    losses, held = [], {}
+    for step in range(case.steps):
+        loss = case.loss(model, step, 0, rank)  # the rows of all four ranks differ
+        loss.backward()
+        held = {"gradients": model.zero.memory(optimizer)["gradients_bytes"]}
+        optimizer.step()
+        held |= {kind: model.zero.memory(optimizer)[f"{kind}_bytes"] for kind in ("optimizer", "parameters")}
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    local = ("forward", "backward", "wait", "reshard", "step")
+    order = [(event.verb, event.unit) for event in sorted(model.zero.recorder.events, key=lambda event: event.start)
+             if event.verb not in local]
+    return worlds.Run(losses, state_dict(model), []), held, order
+
+
+def test_shards_within_replicas(pool):
+    """Hybrid sharding on 2 x 2 ranks: the unsharded run over the rows of all four, and half of the states on each."""
+    cases, complaints = of_stack(stages=(1, 2, 3), world_size=4, optimizer=worlds.sgd), []
+    for case, ranks in zip(cases, attempts(pool, hybrid, [(case,) for case in cases], 4), strict=True):
+        whole = sum(4 * param.numel() for param in case.make().parameters())
+
+        def check(rank: int, value: tuple, case=case, whole=whole, first=ranks[0]["value"]) -> None:
+            run, held, order = value
+            worlds.check_near(run, worlds.exact(case)[rank], f"rank {rank}")
+            assert order == first[-1], f"rank {rank} issued {order}, rank 0 issued {first[-1]}"
+            for index, kind in enumerate(("optimizer", "gradients", "parameters")):
+                expected = whole // 2 if index < case.stage else whole
+                padding = 4 * 5  # an element in each of five rows
+                assert abs(held[kind] - expected) <= padding, \
+                    f"rank {rank} holds {held[kind]} bytes of {kind}, not {expected}"
+
+        complaints.append(judge(str(case), ranks, check, None))
+    report(complaints)
+
+
+# -- frozen parameters -----------------------------------------------------------------------------------------------
+
+class Adapted(Block):
+    """A frozen block with a small adapter that trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+        self.a, self.b = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+
+    def forward(self, x):
+        return super().forward(x) + self.b(self.a(x))
+
+
+class LowRank(Stack):
+    block = Adapted
+
+    def __init__(self):
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.last.requires_grad_(False)
+
+
+def sent_per_step(comm: Comm, stage: int) -> list[dict[str, int]]:
+    """Elements that the ranks sent together in each step, by verb."""
+    model = LowRank()
+    model, optimizer = shard(model, worlds.sgd(model.parameters()), stage, comm=comm)
+    sent = []
+    for step in range(3):
+        before = dict(comm.elements)
+        squares(model, step, 0, comm.rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mine = [comm.elements[verb] - before.get(verb, 0) for verb in ("reduce_scatter", "all_gather")]
+        sent.append(comm.all_reduce(torch.tensor(mine)).tolist())
+    return sent
+
+
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_frozen_parameters_are_not_sent_again(pool, world_size):
+    """Below stage 3 a step sends the gradients and the values of what trains, N - 1 times each, and nothing else."""
+    trainable = sum(param.numel() for param in LowRank().parameters() if param.requires_grad)
+
+    def check(rank: int, sent: list) -> None:
+        expected = [[trainable * (world_size - 1)] * 2] * 3
+        assert sent == expected, f"sent by reduce_scatter and all_gather in three steps: {sent}, not {expected}"
+
+    by_stage(pool, sent_per_step, check, stages=(0, 1, 2), world_size=world_size)
+
+
+def test_frozen_blocks_with_adapters(pool):
+    cases = of_stack(LowRank, optimizer=worlds.sgd)
+    check_cases(pool, cases + [replace(case, accumulation=2) for case in cases], tolerance=1e-6)
+
+
+# -- what zero_grad leaves behind ------------------------------------------------------------------------------------
+
+class TwoWays(Stack):
+    """A layer of the root and one of a block that only every second step uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.other, self.blocks[1].other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, other: bool):
+        x = self.first(x)
+        x = self.blocks[1].other(self.other(x)) if other else x
+        return super().forward(x)
+
+
+def every_second_step(model, step, micro, rank):
+    return model(rows(step, micro, rank), step % 2 == 0).square().mean()
+
+
+@pytest.mark.parametrize("optimizer", (worlds.sgd, worlds.adamw))
+def test_no_gradient_in_this_step_is_no_step(pool, optimizer):
+    """Neither decay nor momentum moves a parameter that had a gradient in the last step and has none in this one."""
+    check_cases(pool, of_stack(TwoWays, loss=every_second_step, steps=4, optimizer=optimizer), tolerance=1e-6)
+
+
+class LateRoot(Stack):
+    """The root's weight and a block's are used once more at the end: their gradients come early, and again."""
+
+    def forward(self, x):
+        return nn.functional.linear(super().forward(x) + self.first(x), self.blocks[0].up.weight)
+
+
+def discarding(around: Callable):
+    """A loss, after a backward (inside `around(model)`) whose gradients are thrown away."""
+
+    def loss(model, step, micro, rank):
+        with around(model):
+            squares(model, step + 70, micro, rank).backward()
+        model.zero_grad()
+        return squares(model, step, micro, rank)
+
+    return loss
+
+
+def plain(model):
+    return nullcontext()
+
+
+def unsynchronised(model):
+    return model.zero.no_sync() if hasattr(model, "zero") else nullcontext()
+
+
+@pytest.mark.parametrize("around", (plain, unsynchronised))
+@pytest.mark.parametrize("make", (Stack, LateRoot))
+def test_zero_grad_forgets_a_whole_backward(pool, make, around):
+    check_cases(pool, of_stack(make, loss=discarding(around), optimizer=worlds.sgd), tolerance=1e-6)
+
+
+def nested_no_sync(comm: Comm, stage: int) -> tuple[dict, int]:
+    """Three micro-batches, the second one after an inner no_sync: the state, and the buckets reduced before the third."""
+    case = of_stack(stages=(stage,), steps=1, accumulation=3, optimizer=worlds.sgd)[0]
+    model, optimizer = worlds.sharded(case, comm)
+    with model.zero.no_sync():
+        with model.zero.no_sync():
+            (case.loss(model, 0, 0, comm.rank) / 3).backward()
+        (case.loss(model, 0, 1, comm.rank) / 3).backward()
+    early = sum(event.verb == "reduce_scatter" for event in comm.recorder.events)
+    (case.loss(model, 0, 2, comm.rank) / 3).backward()
+    optimizer.step()
+    return state_dict(model), early
+
+
+def test_no_sync_inside_no_sync(pool):
+    oracle = worlds.exact(of_stack(stages=(0,), steps=1, accumulation=3, optimizer=worlds.sgd)[0])[0]
+
+    def check(rank: int, value: tuple) -> None:
+        state, early = value
+        is_state(oracle.state)(rank, state)
+        assert early == 0, f"rank {rank} reduced {early} buckets inside no_sync"
+
+    by_stage(pool, nested_no_sync, check, stages=(0, 1))
+
+
+@pytest.mark.parametrize("units", (["blocks.0", "blocks.0.up", "blocks.2"], [Block, nn.Linear]))
+def test_units_inside_units(pool, units):
+    cases = of_stack(optimizer=worlds.sgd, options=(("units", units),))
+    check_cases(pool, [replace(case, accumulation=count) for case in cases for count in (1, 2)], tolerance=1e-6)
+
+
+# -- precision and what was there before -----------------------------------------------------------------------------
+
+class Exact(Stack):
+    """A third in double precision, which neither bf16 nor fp32 can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.third = nn.Parameter(torch.full((3,), 1 / 3, dtype=torch.float64))
+
+    def forward(self, x):
+        return super().forward(x.to(self.first.weight.dtype)).double() + self.third.sum()
+
+
+def doubles(comm: Comm, stage: int) -> torch.Tensor:
+    """The double after a step of 1e-10 along a gradient of one."""
+    model = Exact()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-10)
+    shard(model, optimizer, stage, param_dtype=torch.bfloat16, comm=comm)
+    model(rows(0, 0, comm.rank)).mean().backward()
+    optimizer.step()
+    return state_dict(model)["third"]
+
+
+def test_param_dtype_leaves_doubles_alone(pool):
+    def check(rank: int, third: torch.Tensor) -> None:
+        assert third.dtype is torch.float64, f"rank {rank}: the parameter is {third.dtype}"
+        gap = (1 / 3 - third - 1e-10).abs().max().item()
+        assert gap < 1e-15, f"rank {rank}: off by {gap:.1e} after a step of 1e-10"
+
+    by_stage(pool, doubles, check)
+
+
+def trained_before(comm: Comm | None, stage: int | None, optimizer_of: Callable, through_state_dict: bool) -> dict:
+    """Four steps on the same rows everywhere, the last two of them sharded (stage None: none of them)."""
+    model = Stack()
+    optimizer = optimizer_of(model.parameters())
+    for step in range(4):
+        if step == 2 and stage is not None:
+            if through_state_dict:
+                saved, optimizer = optimizer.state_dict(), optimizer_of(model.parameters())
+                optimizer.load_state_dict(saved)
+            shard(model, optimizer, stage, comm=comm)
+        squares(model, step, 0, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict() if stage is None else state_dict(model)
+
+
+@pytest.mark.parametrize("optimizer", (worlds.sgd, worlds.adamw))
+@pytest.mark.parametrize("through_state_dict", (False, True))
+def test_an_optimizer_with_a_state_before_shard(pool, optimizer, through_state_dict):
+    by_stage(pool, trained_before, unsharded(trained_before, optimizer, False), args=(optimizer, through_state_dict))
