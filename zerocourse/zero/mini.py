@@ -27,20 +27,15 @@ computes. It neither clips gradients, nor averages batch statistics, nor recover
 step; `zerocourse.shard` does all of that. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
 """
 
-from collections.abc import Iterator
-
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from ..errors import BadInput
 
 
 # -- the ranks, and the three collectives ------------------------------------------------------------------------------
-
-def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
@@ -48,7 +43,8 @@ def world_size() -> int:
 
 def own_slice(flat: torch.Tensor) -> torch.Tensor:
     """Rank r owns slice r: a view (n/N,) of (n,)."""
-    return flat.chunk(world_size())[rank()]
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return flat.chunk(world_size())[rank]
 
 
 def all_reduce(flat: torch.Tensor) -> torch.Tensor:
@@ -80,13 +76,11 @@ class MiniStage0:
 
     def __init__(self, name: str, params: dict[str, nn.Parameter]):
         self.name, self.params = name, params
-        self.places: dict[nn.Parameter, tuple[slice, torch.Size]] = {}  # where in a flat buffer, and of what shape
-        end = 0
-        for param in params.values():
-            start, end = end, end + param.numel()
-            self.places[param] = slice(start, end), param.shape
+        self.shapes = {param: param.shape for param in params.values()}
         values = torch.cat([param.detach().flatten() for param in params.values()])
-        self.full = nn.functional.pad(values, (0, -end % world_size()))
+        padding = -len(values) % world_size()
+        self.full = nn.functional.pad(values, (0, padding))
+        self.sizes = [shape.numel() for shape in self.shapes.values()] + [padding]
         if dist.is_initialized():
             dist.broadcast(self.full, src=0)  # the ranks may have drawn different values
         self.grad: torch.Tensor | None = None
@@ -94,10 +88,14 @@ class MiniStage0:
         self.show_full()
         self.take_shard()
 
+    def views(self, flat: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
+        """Where each parameter, or its gradient, lies in a flat buffer (n,)."""
+        return {param: part.view(shape) for (param, shape), part in zip(self.shapes.items(), flat.split(self.sizes))}
+
     def show_full(self) -> None:
-        """The modules' parameters become views of `full`."""
-        for param, (place, shape) in self.places.items():
-            param.data = self.full[place].view(shape)
+        """The modules compute with views of `full`."""
+        for param, view in self.views(self.full).items():
+            param.data = view
 
     def take_shard(self) -> None:
         self.shard = self.full
@@ -111,20 +109,12 @@ class MiniStage0:
         """A parameter has its gradient: move it to `grad`. With the last one, the unit's backward is over."""
         if self.grad is None:
             self.grad = torch.zeros_like(self.full)
-        place, _ = self.places[param]
-        self.grad[place].add_(param.grad.flatten(), alpha=1 / world_size())  # so the sum over the ranks is the average
+        self.views(self.grad)[param].add_(param.grad, alpha=1 / world_size())  # the sum over the ranks is the average
         param.grad = None
         self.arrived.add(param)
         if len(self.arrived) == len(self.params):
             self.arrived.clear()
             self.post_backward()
-
-    def reduce_gradient(self) -> None:
-        self.add_to_shard(all_reduce(self.grad))
-
-    def add_to_shard(self, reduced: torch.Tensor) -> None:
-        self.shard.grad = reduced if self.shard.grad is None else self.shard.grad + reduced
-        self.grad = None
 
     def pre_step(self) -> None:
         if self.arrived or self.grad is None and self.shard.grad is None:
@@ -132,6 +122,13 @@ class MiniStage0:
             raise BadInput(f"{missing!r} has no gradient at this step: call backward() first, with a loss that uses it")
         if self.grad is not None:
             self.reduce_gradient()
+
+    def reduce_gradient(self) -> None:
+        self.add_to_shard(all_reduce(self.grad))
+
+    def add_to_shard(self, reduced: torch.Tensor) -> None:
+        self.shard.grad = reduced if self.shard.grad is None else self.shard.grad + reduced
+        self.grad = None
 
 
 class MiniStage1(MiniStage0):
@@ -158,7 +155,7 @@ class MiniStage2(MiniStage1):
 
 
 class MiniStage3(MiniStage2):
-    """The parameters are sharded too: they are gathered before the unit computes, and freed after."""
+    """The parameters are sharded too: gathered before the unit computes, freed after, and empty in between."""
 
     def take_shard(self) -> None:
         self.shard = own_slice(self.full).clone()
@@ -176,21 +173,17 @@ class MiniStage3(MiniStage2):
         self.full.untyped_storage().resize_(0)
         for param in self.params.values():
             param.data = self.full.new_empty(0)
-        self.in_backward = False
 
     def post_forward(self) -> None:
-        if not self.in_backward:  # activation checkpointing runs a forward in the middle of the backward
+        if torch._C._current_graph_task_id() == -1:  # not inside a backward, where checkpointing runs forwards again
             self.reshard()
-
-    def pre_backward(self) -> None:
-        self.unshard()
-        self.in_backward = True
 
     def post_backward(self) -> None:
         self.reduce_gradient()
         self.reshard()
 
-    pre_forward, post_step = unshard, reshard
+    pre_forward = pre_backward = unshard
+    post_step = reshard
 
 
 STAGES = (MiniStage0, MiniStage1, MiniStage2, MiniStage3)
@@ -198,7 +191,7 @@ STAGES = (MiniStage0, MiniStage1, MiniStage2, MiniStage3)
 
 # -- a model and its optimizer -----------------------------------------------------------------------------------------
 
-def mini_shard(model: nn.Module, optimizer: torch.optim.Optimizer, stage: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def mini_shard(model: nn.Module, optimizer: Optimizer, stage: int) -> tuple[nn.Module, Optimizer]:
     """Shard both, in place. Then train as before, on every rank: `backward()`, `optimizer.step()`, `zero_grad()`.
 
     stage: 0 to 3. The optimizer has to work element by element, as Adam and SGD do. `model.mini_units` has the units;
@@ -219,14 +212,14 @@ def mini_shard(model: nn.Module, optimizer: torch.optim.Optimizer, stage: int) -
     return model, optimizer
 
 
-def attach(unit: MiniStage0, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def attach(unit: MiniStage0, module: nn.Module, optimizer: Optimizer) -> None:
     """Have PyTorch call the unit at its moments."""
 
     def after_forward(module: nn.Module, inputs: tuple, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
         unit.post_forward()
         for tensor in output if isinstance(output, tuple) else [output]:
             if not isinstance(tensor, torch.Tensor):
-                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}: return a tensor or a tuple of them")
+                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}, not tensors: return those")
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient: unit.pre_backward())
 
@@ -251,27 +244,27 @@ def cut(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
     return {name: params for name, params in units.items() if params}
 
 
-def block_names(module: nn.Module, prefix: str = "") -> Iterator[str]:
+def block_names(module: nn.Module, prefix: str = "") -> list[str]:
     """The entries of the outermost ModuleLists: h.0, h.1, ..."""
-    for name, child in module.named_children():
-        if isinstance(module, nn.ModuleList):
-            yield prefix + name
-        else:
-            yield from block_names(child, f"{prefix}{name}.")
+    if isinstance(module, nn.ModuleList):
+        return [prefix + name for name, _ in module.named_children()]
+    return [block for name, child in module.named_children() for block in block_names(child, f"{prefix}{name}.")]
 
 
-def refuse_what_is_not_plain(model: nn.Module, optimizer: torch.optim.Optimizer, stage: int) -> None:
+def refuse_what_is_not_plain(model: nn.Module, optimizer: Optimizer, stage: int) -> None:
     """Raise BadInput, a sentence, for what `zerocourse.shard` can do and mini cannot."""
     if stage not in range(len(STAGES)):
         raise BadInput(f"stage is {stage!r}: say 0, 1, 2 or 3")
+    if hasattr(model, "mini_units"):
+        raise BadInput(f"the {type(model).__name__} is sharded already: build a new one")
     first = next(model.parameters())
     for name, param in model.named_parameters():
         if not param.requires_grad:
             raise BadInput(f"{name!r} is frozen, and mini trains every parameter: unfreeze it")
         if param.dtype != first.dtype:
-            raise BadInput(f"{name!r} is {param.dtype}, and the first parameter is {first.dtype}: give all of them one dtype")
-    stepped, params = set(optimizer.param_groups[0]["params"]), set(model.parameters())
-    if len(optimizer.param_groups) > 1 or optimizer.state or stepped != params:
-        raise BadInput(f"the optimizer has {len(optimizer.param_groups)} groups, {len(stepped - params)} parameters that the "
-                       f"model does not have, {len(params - stepped)} too few and {len(optimizer.state)} with states: build "
-                       "a new one from model.parameters()")
+            raise BadInput(f"{name!r} is {param.dtype}, and the first parameter {first.dtype}: give all one dtype")
+    groups, states = optimizer.param_groups, len(optimizer.state)
+    if len(groups) > 1 or states:
+        raise BadInput(f"the optimizer has {len(groups)} groups and {states} states: build a new one with one group")
+    if different := set(groups[0]["params"]) ^ set(model.parameters()):
+        raise BadInput(f"the optimizer and the model differ in {len(different)} parameters: build it from the model's")
