@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from ..errors import BadInput
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CODE = "margin:0; padding:0 6px; text-align:left; line-height:1.3; color:#222222; background-color:#f8f8f8"
 REMOVED, ADDED = "#ffd7d5", "#ccffd8"
 NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( ?[A-Za-z%×/]+)*")
