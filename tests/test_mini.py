@@ -150,14 +150,16 @@ def states_held() -> list[list[int]]:
 
 
 def states_of(stage: int) -> list[int]:
-    """Bytes of the parameters, of the gradients just before the second step, and of the optimizer's states after it."""
+    """Bytes of the parameters; of the gradients after one backward, and after another, just before the second step; of the
+    optimizer's states after it; of `full` after a forward."""
     before = bytes_alive()
     model, optimizer = sharded(Stack(), stage)
     parameters = bytes_alive() - before
     for step in range(2):
         worlds.squares(model, step, 0, 0).backward()
+        with_one = bytes_alive() - before
         worlds.squares(model, step, 1, 0).backward()
-        with_gradients = bytes_alive() - before
+        with_two = bytes_alive() - before
         optimizer.step()
         optimizer.zero_grad()
         after = bytes_alive() - before
@@ -169,17 +171,17 @@ def states_of(stage: int) -> list[int]:
     held = sum(unit.full.untyped_storage().nbytes() for unit in model.mini_units)
     held += sum(param.nbytes for param in model.parameters()) if stage == 3 else 0
     loss.backward()
-    return [parameters, with_gradients - after, states, held]
+    return [parameters, with_one - after, with_two - after, states, held]
 
 
 @pytest.mark.parametrize("world_size", (1, 2, 3))
 def test_a_rank_holds_what_its_stage_promises(pool, world_size):
     full = FULL[world_size]
     part = full // world_size
-    promised = [[full, full, 2 * full, full], [full, full, 2 * part, full],
-                [full, part, 2 * part, full], [part, part, 2 * part, 0]]
+    promised = [[full, full, full, 2 * full, full], [full, full, full, 2 * part, full],
+                [full, part, part, 2 * part, full], [part, part, part, 2 * part, 0]]
     for rank, held in enumerate(pool(world_size).run(states_held)):
-        assert held == promised, f"rank {rank}, by stage: parameters, gradients, states, `full` after a forward"
+        assert held == promised, f"rank {rank}, by stage: parameters, gradients twice, states, `full` after a forward"
 
 
 # -- one process without a group ---------------------------------------------------------------------------------------
