@@ -1,0 +1,270 @@
+"""The whole idea of ZeRO in one file: reduces gradients, gathers parameters, and frees what the other ranks keep.
+
+Every rank trains the same model on its own data. The model is cut into *units*: each entry of an outermost ModuleList
+(a block) is one, and the root is the rest. A unit's parameters lie in one flat buffer of n elements, padded so that N
+ranks can cut it into N equal slices: rank r owns slice r. Per unit, a rank has three tensors:
+
+    full    (n,)             the parameters; the modules' own are views of it
+    grad    (n,)             this rank's gradients, divided by N; None when there are none
+    shard   (n,) or (n/N,)   what the optimizer steps: all of `full` at stage 0, this rank's slice from stage 1 on;
+                             `shard.grad`, of the same shape, is the gradient averaged over the ranks
+
+A stage says what happens to a unit at six moments, and that is all there is to it:
+
+                     stage 0      stage 1          stage 2          stage 3
+    pre_forward                                                     all-gather parameters
+    post_forward                                                    free parameters
+    pre_backward                                                    all-gather parameters
+    post_backward                                  reduce-scatter   reduce-scatter, free parameters
+    pre_step         all-reduce   reduce-scatter
+    post_step                     all-gather       all-gather
+
+    elements held    4Ψ           2Ψ + 2Ψ/N        Ψ + 3Ψ/N         4Ψ/N     (Ψ parameters: they, their gradients, and
+    elements sent    2Ψ           2Ψ               2Ψ               3Ψ       Adam's two states; sent: times (N-1)/N)
+
+It is right for plain models and refuses others with a sentence. It overlaps nothing: while a collective runs, nobody
+computes. It neither clips gradients, nor averages batch statistics, nor recovers from an exception in the middle of a
+step; `zerocourse.shard` does all of that. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import BadInput
+
+
+# -- the ranks, and the three collectives ------------------------------------------------------------------------------
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def own_slice(flat: torch.Tensor) -> torch.Tensor:
+    """Rank r owns slice r: a view (n/N,) of (n,)."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return flat.chunk(world_size())[rank]
+
+
+def all_reduce(flat: torch.Tensor) -> torch.Tensor:
+    """Every rank gets the sum of all ranks' (n,)."""
+    if dist.is_initialized():
+        dist.all_reduce(flat)
+    return flat
+
+
+def reduce_scatter(flat: torch.Tensor) -> torch.Tensor:
+    """Every rank gets its slice of that sum, (n/N,), in new memory."""
+    summed = own_slice(flat).clone()
+    if dist.is_initialized():
+        dist.reduce_scatter(summed, list(flat.chunk(world_size())))
+    return summed
+
+
+def all_gather(flat: torch.Tensor, shard: torch.Tensor) -> None:
+    """Every rank gets all ranks' shards (n/N,), one after the other, in `flat` (n,)."""
+    own_slice(flat).copy_(shard)
+    if dist.is_initialized():
+        dist.all_gather(list(flat.chunk(world_size())), shard)
+
+
+# -- the stages --------------------------------------------------------------------------------------------------------
+
+class MiniStage0:
+    """A unit under data parallel: every rank holds everything, and the gradients are averaged before each step."""
+
+    def __init__(self, name: str, params: dict[str, nn.Parameter]):
+        self.name, self.params = name, params
+        self.shapes = {param: param.shape for param in params.values()}
+        values = torch.cat([param.detach().flatten() for param in params.values()])
+        padding = -len(values) % world_size()
+        self.full = nn.functional.pad(values, (0, padding))
+        self.sizes = [shape.numel() for shape in self.shapes.values()] + [padding]
+        if dist.is_initialized():
+            dist.broadcast(self.full, src=0)  # the ranks may have drawn different values
+        self.grad: torch.Tensor | None = None
+        self.arrived: set[nn.Parameter] = set()  # who has its gradient in this backward, until all of them have
+        self.show_full()
+        self.take_shard()
+
+    def views(self, flat: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
+        """Where each parameter, or its gradient, lies in a flat buffer (n,)."""
+        return {param: part.view(shape) for (param, shape), part in zip(self.shapes.items(), flat.split(self.sizes))}
+
+    def show_full(self) -> None:
+        """The modules compute with views of `full`."""
+        for param, view in self.views(self.full).items():
+            param.data = view
+
+    def take_shard(self) -> None:
+        self.shard = self.full
+
+    def nothing(self) -> None:
+        """What a stage does at most moments."""
+
+    pre_forward = post_forward = pre_backward = post_backward = post_step = nothing
+
+    def on_gradient(self, param: nn.Parameter) -> None:
+        """A parameter has its gradient: move it to `grad`. With the last one, the unit's backward is over."""
+        if self.grad is None:
+            self.grad = torch.zeros_like(self.full)
+        self.views(self.grad)[param].add_(param.grad, alpha=1 / world_size())  # the sum over the ranks is the average
+        param.grad = None
+        self.arrived.add(param)
+        if len(self.arrived) == len(self.params):
+            self.arrived.clear()
+            self.post_backward()
+
+    def pre_step(self) -> None:
+        if self.arrived or self.grad is None and self.shard.grad is None:
+            missing = next(name for name, param in self.params.items() if param not in self.arrived)
+            raise BadInput(f"{missing!r} has no gradient at this step: call backward() first, with a loss that uses it")
+        if self.grad is not None:
+            self.reduce_gradient()
+
+    def reduce_gradient(self) -> None:
+        self.add_to_shard(all_reduce(self.grad))
+
+    def add_to_shard(self, reduced: torch.Tensor) -> None:
+        self.shard.grad = reduced if self.shard.grad is None else self.shard.grad + reduced
+        self.grad = None
+
+
+class MiniStage1(MiniStage0):
+    """The optimizer's states are sharded: a rank steps its slice, then fetches those that the others stepped.
+
+    An all-reduce is a reduce-scatter and then an all-gather; here the step stands between the two, at the same price.
+    """
+
+    def take_shard(self) -> None:
+        self.shard = own_slice(self.full)
+
+    def reduce_gradient(self) -> None:
+        self.add_to_shard(reduce_scatter(self.grad))
+
+    def post_step(self) -> None:
+        all_gather(self.full, self.shard)
+
+
+class MiniStage2(MiniStage1):
+    """The gradients are sharded too: they are reduced with each unit's backward, and not all kept until the step."""
+
+    def post_backward(self) -> None:
+        self.reduce_gradient()
+
+
+class MiniStage3(MiniStage2):
+    """The parameters are sharded too: gathered before the unit computes, freed after, and empty in between."""
+
+    def take_shard(self) -> None:
+        self.shard = own_slice(self.full).clone()
+        self.reshard()
+
+    def unshard(self) -> None:
+        """What autograd saved in the forward are views of `full`, so the same storage has to get its memory back."""
+        storage = self.full.untyped_storage()
+        if storage.nbytes() == 0:
+            storage.resize_(self.full.nbytes)
+            all_gather(self.full, self.shard)
+            self.show_full()
+
+    def reshard(self) -> None:
+        self.full.untyped_storage().resize_(0)
+        for param in self.params.values():
+            param.data = self.full.new_empty(0)
+
+    def post_forward(self) -> None:
+        if torch._C._current_graph_task_id() == -1:  # not inside a backward, where checkpointing runs forwards again
+            self.reshard()
+
+    def post_backward(self) -> None:
+        self.reduce_gradient()
+        self.reshard()
+
+    pre_forward = pre_backward = unshard
+    post_step = reshard
+
+
+STAGES = (MiniStage0, MiniStage1, MiniStage2, MiniStage3)
+
+
+# -- a model and its optimizer -----------------------------------------------------------------------------------------
+
+def mini_shard(model: nn.Module, optimizer: Optimizer, stage: int) -> tuple[nn.Module, Optimizer]:
+    """Shard both, in place. Then train as before, on every rank: `backward()`, `optimizer.step()`, `zero_grad()`.
+
+    stage: 0 to 3. The optimizer has to work element by element, as Adam and SGD do. `model.mini_units` has the units;
+    at stage 3 every rank calls their `unshard()` before it reads parameters. Raises BadInput for what mini cannot do.
+    """
+    refuse_what_is_not_plain(model, optimizer, stage)
+    model.mini_units = [STAGES[stage](name, params) for name, params in cut(model).items()]
+    for unit in model.mini_units:
+        attach(unit, model.get_submodule(unit.name), optimizer)
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        for unit in model.mini_units:
+            unit.grad = unit.shard.grad = None
+            unit.arrived.clear()
+
+    model.zero_grad = optimizer.zero_grad = zero_grad
+    optimizer.param_groups[0]["params"] = [unit.shard for unit in model.mini_units]
+    return model, optimizer
+
+
+def attach(unit: MiniStage0, module: nn.Module, optimizer: Optimizer) -> None:
+    """Have PyTorch call the unit at its moments."""
+
+    def after_forward(module: nn.Module, inputs: tuple, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        unit.post_forward()
+        for tensor in output if isinstance(output, tuple) else [output]:
+            if not isinstance(tensor, torch.Tensor):
+                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}, not tensors: return those")
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: unit.pre_backward())
+
+    module.register_forward_pre_hook(lambda *_: unit.pre_forward())
+    module.register_forward_hook(after_forward)
+    for param in unit.params.values():
+        param.register_post_accumulate_grad_hook(unit.on_gradient)
+    optimizer.register_step_pre_hook(lambda *_: unit.pre_step())
+    optimizer.register_step_post_hook(lambda *_: unit.post_step())
+
+
+def cut(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
+    """The parameters of each unit: {"h.0": {"h.0.ln.weight": ..., ...}, "h.1": ..., "": those of the root}."""
+    units: dict[str, dict[str, nn.Parameter]] = {name: {} for name in [*block_names(model), ""]}
+    home: dict[nn.Parameter, str] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        unit = next((block for block in units if name.startswith(f"{block}.")), "")
+        if param not in home:
+            home[param], units[unit][name] = unit, param
+        elif home[param] != unit:  # a weight that is tied within one unit is one parameter of it
+            raise BadInput(f"{name!r} is tied over two units, {home[param] or 'root'} and {unit or 'root'}: untie it")
+    return {name: params for name, params in units.items() if params}
+
+
+def block_names(module: nn.Module, prefix: str = "") -> list[str]:
+    """The entries of the outermost ModuleLists: h.0, h.1, ..."""
+    if isinstance(module, nn.ModuleList):
+        return [prefix + name for name, _ in module.named_children()]
+    return [block for name, child in module.named_children() for block in block_names(child, f"{prefix}{name}.")]
+
+
+def refuse_what_is_not_plain(model: nn.Module, optimizer: Optimizer, stage: int) -> None:
+    """Raise BadInput, a sentence, for what `zerocourse.shard` can do and mini cannot."""
+    if stage not in range(len(STAGES)):
+        raise BadInput(f"stage is {stage!r}: say 0, 1, 2 or 3")
+    if hasattr(model, "mini_units"):
+        raise BadInput(f"the {type(model).__name__} is sharded already: build a new one")
+    first = next(model.parameters())
+    for name, param in model.named_parameters():
+        if not param.requires_grad:
+            raise BadInput(f"{name!r} is frozen, and mini trains every parameter: unfreeze it")
+        if param.dtype != first.dtype:
+            raise BadInput(f"{name!r} is {param.dtype}, and the first parameter {first.dtype}: give all one dtype")
+    groups, states = optimizer.param_groups, len(optimizer.state)
+    if len(groups) > 1 or states:
+        raise BadInput(f"the optimizer has {len(groups)} groups and {states} states: build a new one with one group")
+    if different := set(groups[0]["params"]) ^ set(model.parameters()):
+        raise BadInput(f"the optimizer and the model differ in {len(different)} parameters: build it from the model's")
