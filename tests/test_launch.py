@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
-from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, launch
+from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, launch, progress, report
 from zerocourse.launch.processes import jobs, parent
-from zerocourse.launch.processes.channels import free_port
-from zerocourse.launch.worker import progress, report
+from zerocourse.launch.processes.listener import free_port
 
 ROOT = str(Path(__file__).parents[1])
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -48,7 +47,7 @@ def work(x, y=0):
 
 
 def test_a_function(capfd):
-    shown, before = [], set(parent.owner().folder.iterdir())
+    shown, before = [], set(parent.current_parent().folder.iterdir())
     results = launch(work, 1, y=2, env={"EXTRA": 7, "OMP_NUM_THREADS": 1}, only=1, echo=shown.append, timeout=60)
     assert len(results) == 2 and [r["y"] for r in results] == [2, 2]
     for rank, result in enumerate(results):
@@ -61,7 +60,7 @@ def test_a_function(capfd):
     assert shown == ["[1] sum 3.0", "[1] \ufffd no newline"]
     assert (0, "sum 3.0") in results.lines and results.seconds > 0
     assert "3/3" in capfd.readouterr().err  # the progress bar
-    assert set(parent.owner().folder.iterdir()) == before  # values of any size leave no file
+    assert set(parent.current_parent().folder.iterdir()) == before  # values of any size leave no file
 
 
 def test_a_script_and_a_module(tmp_path):
@@ -174,11 +173,11 @@ def test_long_folders_for_temporary_files(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    boss = parent.Owner()
-    monkeypatch.setattr(jobs, "owner", lambda: boss)
+    own = parent.Parent()
+    monkeypatch.setattr(jobs, "current_parent", lambda: own)
     script = write(tmp_path, "s.py", "print('hello')")
     assert launch(script, nproc=1, quiet=True, timeout=60).lines == [(0, "hello")]
-    boss.close()
+    own.close()
     assert list(long.iterdir()) == []
 
 
@@ -300,7 +299,7 @@ def test_interrupting_a_cell(kernel, survivors):
 @linux
 def test_killing_the_kernel(kernel, survivors):
     """SIGKILL, with all four kinds of work and kept ranks running at once: nothing is left after two seconds."""
-    folder = Path(kernel.run("from zerocourse.launch.processes.parent import owner\nprint(owner().folder)").strip())
+    folder = Path(kernel.run("from zerocourse.launch.processes.parent import current_parent\nprint(current_parent().folder)").strip())
     kernel.run("import threading\nfrom zerocourse.launch.ranks import Ranks\n"
                f"for name in {list(BODIES)!r}:\n"
                "    threading.Thread(target=launch, args=(f'{name}.py',)).start()\n"

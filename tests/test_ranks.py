@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
+from zerocourse.launch import LaunchInterrupted, LaunchTimeout, RankDied, RankError, Ranks, progress, report
 from zerocourse.launch.processes import parent, payload
-from zerocourse.launch.processes.channels import Inbox, Lines
-from zerocourse.launch.processes.failures import LaunchInterrupted, LaunchTimeout, RankDied, RankError
+from zerocourse.launch.processes.fork_server import fork_server
 from zerocourse.launch.processes.jobs import Job
-from zerocourse.launch.processes.fork_server import nursery
-from zerocourse.launch.ranks import Ranks, check_nproc, shared
-from zerocourse.launch.worker import progress, report
+from zerocourse.launch.processes.listener import Lines, Listener
+from zerocourse.launch.ranks import check_nproc, shared
 
 SCALE = 10  # a global that functions below use: it travels with them
 
@@ -194,7 +193,7 @@ def test_a_timeout_names_only_those_still_running(pool):
         if dist.get_rank() == 1:
             time.sleep(60)
 
-    with pytest.raises(LaunchTimeout, match=r"ranks done: \[0\]") as caught:
+    with pytest.raises(LaunchTimeout, match="rank 0 returned after 0.0 s; rank 1 is still at") as caught:
         pool(2).run(slow, timeout=1)
     assert list(caught.value.waiting) == [1]
 
@@ -336,7 +335,7 @@ def test_ranks_end_with_what_they_started(survivors, tmp_path):
     mark = uuid.uuid4().hex
 
     def nest():
-        (tmp_path / os.environ["RANK"]).write_text(str(parent.owner().folder))
+        (tmp_path / os.environ["RANK"]).write_text(str(parent.current_parent().folder))
         inside = Ranks(1, init=False)
         inside.run(lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
         if os.environ["RANK"] == "0":
@@ -354,34 +353,35 @@ def test_without_forking():
         assert ranks.run(total, 1)[0][0] == 21
 
 
-def test_strangers_are_turned_away(tmp_path):
+def test_connections_without_the_token_are_closed(tmp_path):
     import json
     import socket
 
-    heard = []
-    inbox = Inbox(tmp_path, *[lambda *words: heard.append(words)] * 4)
-    for token in ("wrong", inbox.token):
+    events = []
+    listener = Listener(tmp_path, *[lambda *event: events.append(event)] * 4)
+    for token in ("wrong", listener.token):
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(inbox.address)
+        sock.connect(listener.address)
         hello = {"rank": 0, "local_rank": 0, "pid": 1, "token": token, "use": "events"}
         sock.sendall(json.dumps(hello).encode() + b'\n{"event": "ready"}\n')
         for _ in range(3):
-            inbox.pump(0.1)
-        assert len(heard) == (0 if token == "wrong" else 2)
-    inbox.close()
+            listener.poll(0.1)
+        assert len(events) == (0 if token == "wrong" else 2)
+    listener.close()
 
 
 def test_who_failed_first():
     """The order in which ends and errors are seen is chance within a moment; what is told must not be."""
     job = Job(3)
-    fails = {"event": "error", "time": 2.0, "kind": "RuntimeError", "message": "closed by peer", "traceback": ""}
+    fails = {"event": "error", "time": 2.0, "kind": "RuntimeError", "message": "closed by peer", "traceback": "",
+             "position": {}}
     try:
         job._event(0, dict(fails))
-        job._gone(1)  # seen after what it did to rank 0
-        job.exit_codes, job.first_failed = lambda: {1: -signal.SIGKILL}, lambda: 0
-        assert job.death().rank == 1 and job.death().exit_code == -signal.SIGKILL
-        job.exit_codes = lambda: {1: -signal.SIGTERM}  # torchrun ended it because rank 0 had failed
-        assert job.death() is None
+        job._disconnected(1)  # seen after what it did to rank 0
+        job.exits.codes, job.exits.first_failed = lambda: {1: -signal.SIGKILL}, lambda: 0
+        assert job.rank_died().rank == 1 and job.rank_died().exit_code == -signal.SIGKILL
+        job.exits.codes = lambda: {1: -signal.SIGTERM}  # torchrun ended it because rank 0 had failed
+        assert job.rank_died() is None
         job._event(2, fails | {"time": 1.0})
         assert [f.rank for f in job.failed()] == [0, 2]  # alike: the lowest rank speaks
         job._event(1, fails | {"time": 1.5, "kind": "ValueError"})
@@ -393,15 +393,15 @@ def test_who_failed_first():
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 def test_a_process_number_that_comes_again(monkeypatch):
     """The code of a rank that ended under the same number long ago is not the new rank's."""
-    there = nursery(parent.QUIET | os.environ)
-    real = there._hear
+    server = fork_server(parent.QUIET | os.environ)
+    receive = server._receive
 
-    def hear():
-        answer = real()
-        there.codes |= dict.fromkeys((answer or {}).get("pids", ()), -signal.SIGKILL)
+    def receive_late():
+        answer = receive()
+        server.codes |= dict.fromkeys((answer or {}).get("pids", ()), -signal.SIGKILL)
         return answer
 
-    monkeypatch.setattr(there, "_hear", hear)
+    monkeypatch.setattr(server, "_receive", receive_late)
     with Ranks(2, quiet=True) as ranks:
         assert ranks.run(total, 1)[1].tolist() == [21.0] * 2
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from ..errors import BadInput
 from .launcher import launch
-from .processes.cleanup import end_all
+from .processes.cleanup import end_processes
 from .processes.jobs import Results
-from .processes.parent import cores, owner
+from .processes.parent import cores, current_parent
 
 DEVICE = "cable0"  # the name of the interface in either namespace
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen in the two namespaces only, so every link can use the same
@@ -48,7 +48,7 @@ class Link:
         Takes what `launch` takes (see there), and raises what it raises, a rank's own error before its peers'.
         Torchrun numbers the ranks, and not always node 0 first: ask each for its rank.
         """
-        owner()  # our guard must not be born inside a namespace, where it would end with it
+        current_parent()  # starts the cleanup process, which inside a namespace would end with it
 
         def on_node(node: int) -> Results:
             # Torchrun gives others its host's name, and the two nodes share theirs: PET_LOCAL_ADDR is its --local-addr.
@@ -86,7 +86,7 @@ class Link:
         return [int(pid) for name in self.namespaces for pid in _run("ip", "netns", "pids", name).split()]
 
     def end_processes(self) -> None:
-        end_all(self.processes)
+        end_processes(self.processes)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def remove_stale() -> list[str]:
 def _remove(namespaces) -> None:
     """End what runs there, and take each namespace away; its end of the cable goes with it."""
     there = [name for name in namespaces if (NAMESPACES / name).exists()]
-    end_all(Link(there).processes)
+    end_processes(Link(there).processes)
     for name in there:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # another process may have been quicker
 
