@@ -22,6 +22,7 @@ from pathlib import Path
 from ..errors import BadInput
 from .launcher import launch
 from .processes.cleanup import end_processes
+from .processes.failures import RankError
 from .processes.jobs import Results
 from .processes.parent import cores, current_parent
 
@@ -63,9 +64,9 @@ class Link:
             try:
                 ended, _ = wait(nodes, return_when="FIRST_EXCEPTION")
                 if any(node.exception() for node in ended):
-                    # A rank that fails hangs up, and its peer's node may be quicker to say so than its own.
+                    # A rank that fails closes its connections, and its peer's node may be quicker to say so than its own.
                     ended, _ = wait(nodes, timeout=CAUSE_SECONDS)
-                    raise min((node.exception() for node in ended if node.exception()), key=is_a_peers)
+                    raise min((node.exception() for node in ended if node.exception()), key=broke_off)
                 return [node.result() for node in nodes]
             except BaseException:
                 self.end_processes()  # the other node may wait for ever; its launch returns when its torchrun is gone
@@ -117,9 +118,9 @@ def limited_link(rate_mbit: float | None) -> Iterator[Link]:
         _remove(link.namespaces)
 
 
-def is_a_peers(error: BaseException) -> bool:
-    """Does the error only say that the other side has hung up?"""
-    return getattr(error, "kind", "") == "CollectiveError" or "closed by peer" in str(error) or "reset by peer" in str(error)
+def broke_off(error: BaseException) -> bool:
+    """Whether the error only says that the other side has closed the connection."""
+    return isinstance(error, RankError) and error.failures[0].broke_off
 
 
 def why_not() -> str | None:

@@ -26,8 +26,8 @@ class Ranks:
     """`nproc` processes with `torch.distributed` initialised, which run functions and cells until closed.
 
     They start with the first use, and again by themselves after they were stopped: by an interrupt, a timeout, a
-    rank that died or is stuck, or any failure in `run`. `timeout` (seconds) is the default of each call, `env` adds
-    to the environment, `only` is the ranks whose lines are shown through `echo`, `quiet` shows none, `init=False`
+    rank that died or is stuck, or any failure in `run`. `timeout` (seconds, without the start of the ranks) is the
+    default of each call, `env` adds to the environment, `only` is the ranks whose lines are shown through `echo`, `quiet` shows none, `init=False`
     leaves the process group to the caller, `fork=False` starts each rank as a new Python.
     """
 
@@ -87,7 +87,7 @@ class Ranks:
             self._connect_output(job)
             job.write_work(**work)
             job.send({"kind": kind})
-            self._wait(job, started, limit, PEERS_SECONDS[kind])
+            self._wait(job, limit, PEERS_SECONDS[kind])
             values = job.values()
         except KeyboardInterrupt:
             self.close()
@@ -103,9 +103,9 @@ class Ranks:
             raise job.rank_error()
         return Results(values, job.records, job.lines, time.monotonic() - started)
 
-    def _wait(self, job: Job, started: float, limit: float | None, peers_seconds: float) -> None:
+    def _wait(self, job: Job, limit: float | None, peers_seconds: float) -> None:
         """Until every rank is done. Raises when one died, is stuck after another failed, or time is up."""
-        failed_at = None
+        started, failed_at = time.monotonic(), None
         while len(job.done) < self.nproc:
             job.poll(0.1)
             now = time.monotonic()
@@ -169,7 +169,7 @@ class Ranks:
 
 
 def line_printer(only, echo):
-    """A function `(rank, text)` that gives `echo` the lines of the ranks in `only` (one rank, several, or None for all)."""
+    """A function `(rank, text)` that gives `echo` the lines of the ranks in `only`: one rank, several, or None for all."""
     wanted = {only} if isinstance(only, int) else only if only is None else set(only)
     return lambda rank, text: echo(f"[{rank}] {text}") if wanted is None or rank in wanted else None
 

@@ -3,7 +3,8 @@
 Torchrun gives each rank a session of its own, data loaders fork further and users start programs: no process group
 holds them all, but all of them inherit one environment variable. Its value, the run id, is a path, `parent/job/`, so
 that a launch inside a launch ends with it. Run as a program (`python cleanup.py PARENT RUN_ID FOLDER`) this file waits
-until the parent is gone, kills what still carries its run id and removes its folder. It imports little, to start in 20 ms.
+until the parent is gone, kills what still carries its run id and removes its folder. It imports little and starts in
+20 ms.
 """
 
 import os
@@ -12,7 +13,7 @@ import sys
 import time
 
 RUN_VARIABLE = "ZEROCOURSE_RUN"  # the environment variable that holds the run id
-FOLDER_VARIABLE = "ZEROCOURSE_FOLDER"  # and the one that holds the job's folder, in which a launch inside it keeps its own
+FOLDER_VARIABLE = "ZEROCOURSE_FOLDER"  # the one that holds the job's folder, for the folders of launches inside it
 
 
 def find_processes(run_id: str, sessions=()) -> list[int]:

@@ -33,7 +33,7 @@ class TorchrunExits:
         return self._rank(first[2]) if first else None
 
     def any_failed(self) -> bool:
-        """Whether torchrun has seen a rank fail; ending the others can take it half a minute, so nobody waits for it."""
+        """Whether torchrun has seen a rank fail: ending the others can then take it half a minute, too long to wait."""
         text = self.text()
         return "closing signal" in text or _FIRST_FAILED.search(text) is not None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ...errors import ZeroCourseError
 from .position import Position, name_cells, waiting_text
 
-COLLECTIVE_ERRORS = {"CollectiveError", "RuntimeError", "DistError", "DistBackendError", "DistNetworkError"}
+COLLECTIVE_ERRORS = {"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"}
 RED, PLAIN = "\x1b[0;31m", "\x1b[0m"
 
 
@@ -28,9 +28,10 @@ class Failure:
     position: Position = Position()
 
     @property
-    def in_collective(self) -> bool:
-        """Whether a collective failed, which is what a rank sees of it when another one left."""
-        return bool(self.position.collective) and self.kind in COLLECTIVE_ERRORS
+    def broke_off(self) -> bool:
+        """Whether a collective failed, which is what a rank notices when another one has left."""
+        in_collective = bool(self.position.collective) or "by peer" in self.message  # "closed", "reset by peer"
+        return self.kind == "CollectiveError" or (in_collective and self.kind in COLLECTIVE_ERRORS)
 
 
 class RankError(LaunchError):
@@ -47,8 +48,8 @@ class RankError(LaunchError):
         self.rank, self.kind, self.message = first.rank, first.kind, first.message
         self.traceback = name_cells(first.traceback.rstrip())
         self.cause = ""
-        if self.returned and first.in_collective:
-            self.cause = waiting_text(self.returned, {first.rank: first.position}, verb).replace("still waits", "still waited")
+        if self.returned and first.broke_off:
+            self.cause = waiting_text(self.returned, {first.rank: first.position}, verb, past=True)
         sentence = f"rank {first.rank}: {first.kind}: {first.message}"
         super().__init__(f"{self.cause}\n{sentence}" if self.cause else sentence)
         self.add_note(self._body())  # shown below the sentence wherever a notebook does not draw it

@@ -29,7 +29,7 @@ class ForkServer:
     """The parent's side. `usable` is False where forking would not be safe."""
 
     def __init__(self, parent: Parent):
-        boot = parent.folder / "fork_server.py"
+        boot = parent.folder / "boot.py"
         boot.write_text(boot_text("zerocourse.launch.processes.fork_server"))
         single = {key: "1" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         environment = QUIET | os.environ | single | {RUN_VARIABLE: f"{parent.run_id}fork_server/"}

@@ -19,7 +19,7 @@ from .exits import ChildExits, ForkExits, TorchrunExits
 from .failures import Failure, LaunchTimeout, RankDied, RankError
 from .listener import Listener
 from .parent import QUIET, boot_text, cores, current_parent, import_path, uninterrupted
-from .position import Position, dumped_position, waiting_text
+from .position import STARTING, Position, dumped_position, waiting_text
 
 TORCHRUN_SETS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
                  "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -185,7 +185,7 @@ class Job:
         silent = asked - self.positions_told.keys()
         told = self.positions_told | self._dumped(silent)
         first = next((rank - local_rank for local_rank, rank in self.local_ranks.items()), 0)  # of this node's ranks
-        return {rank: told[rank] if rank in asked else Position()
+        return {rank: told[rank] if rank in asked else STARTING
                 for rank in range(first, first + self.nproc) if rank not in self.done}
 
     def _dumped(self, ranks, timeout: float = 0.3) -> dict[int, Position]:

@@ -1,7 +1,7 @@
 """The parent's end of the connections to its ranks, read as lines without ever waiting for the rest of one.
 
-Each rank opens two (`connection`): events (JSON lines, both ways) and output (raw bytes). The first line of a connection
-names the rank and carries the job's token.
+Each rank opens two (`connection`): events (JSON lines, both ways) and output (raw bytes). The first line of each names
+the rank and carries the job's token.
 """
 
 import contextlib

@@ -19,6 +19,7 @@ _PACKAGE, _LAUNCH = (str(Path(__file__).parents[level]) + os.sep for level in (2
 _COMM = os.path.join(_PACKAGE, "comm") + os.sep
 _TORCH = os.path.join("torch", "distributed", "distributed_c10d.py")
 _LIBRARY = ("<frozen", *(sysconfig.get_path(key) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")))
+_BOOT = re.compile(r"[/\\\\]zc-\w+[/\\\\](\d+[/\\\\])?boot\.py$")  # what a rank, or its fork server, is started with
 _DUMPED = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 CELLS: dict[str, int] = {}  # file name: execution count, of cells that the magics gave to ranks
@@ -28,17 +29,18 @@ CELLS: dict[str, int] = {}  # file name: execution count, of cells that the magi
 class Position:
     """A line of the caller's own code, and the collective ("all_gather of blocks.2") that the rank waits in there.
 
-    Without a `file` the rank has not begun with the caller's code: it is still starting.
+    Without a `file` the rank runs code that has no line in Python. `begun` is False before the caller's code begins.
     """
 
     file: str = ""
     line: int = 0
     function: str = ""
     collective: str = ""
+    begun: bool = True
 
     @property
     def place(self) -> str:
-        """As in `train.py:12 in step: loss.backward()`; cells have the name that the notebook shows."""
+        """As in "train.py:12 in step: loss.backward()"; cells have the name that the notebook shows."""
         source = linecache.getline(self.file, self.line).strip()
         cell = _cells().get(self.file)
         where = f"Cell In[{cell}], line {self.line}" if cell is not None else f"{_short(self.file)}:{self.line}"
@@ -46,24 +48,36 @@ class Position:
 
     def __str__(self) -> str:
         """Completes "rank 0 was ..."."""
-        if not self.file:
+        if not self.begun:
             return "starting"
+        if not self.file:
+            return "running"
         return f"waiting in {self.collective}, {self.place}" if self.collective else f"at {self.place}"
 
-    @property
-    def still(self) -> str:
-        """Completes "rank 0 ..."."""
-        return f"still waits in {self.collective}, {self.place}" if self.file and self.collective else f"is still {self}"
+
+STARTING = Position(begun=False)
 
 
-def waiting_text(returned: dict[int, float], positions: dict[int, Position], verb: str = "returned") -> str:
-    """One sentence on who is done, after how many seconds, and where the others are.
+def waiting_text(returned: dict[int, float], positions: dict[int, Position], verb: str = "returned",
+                 past: bool = False) -> str:
+    """One sentence on which ranks are done, after how many seconds, and where the others are (or were).
 
     As in "rank 1 returned after 0.4 s; rank 0 still waits in all_gather of blocks.2, train.py:12 in step: ...".
     """
     parts = [f"rank {rank} {verb} after {seconds:.1f} s" for rank, seconds in
              sorted(returned.items(), key=lambda item: item[1])]
-    parts += [f"rank {rank} {position.still}" for rank, position in positions.items()]
+    together: dict[Position, list[int]] = {}
+    for rank, position in positions.items():
+        together.setdefault(position, []).append(rank)
+    for position, ranks in together.items():
+        several = len(ranks) > 1
+        subject = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if several else f"rank {ranks[0]}"
+        if position.collective:
+            waits = "waited" if past else "wait" if several else "waits"
+            parts.append(f"{subject} still {waits} in {position.collective}, {position.place}")
+        else:
+            be = ("were" if several else "was") if past else "are" if several else "is"
+            parts.append(f"{subject} {be} still {position}")
     return "; ".join(parts)
 
 
@@ -116,7 +130,7 @@ def dumped_position(dump: str) -> Position:
 def _own_line(frames: list[tuple[str, int, str]], collective: str = "") -> Position:
     """The innermost line that is the caller's own: not the launcher's, nor a library's, nor this package's.
 
-    Where there is none, the innermost of the package or of a library.
+    Where there is none, the innermost of this package or of a library.
     """
     frames = [frame for frame in frames if not is_launchers(frame[0])]
     outside = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
@@ -127,7 +141,7 @@ def _own_line(frames: list[tuple[str, int, str]], collective: str = "") -> Posit
 
 def is_launchers(file: str) -> bool:
     """Whether code of that file only brings a rank to the caller's code."""
-    return file.startswith((_LAUNCH, "<frozen runpy")) or os.path.basename(file) == "boot.py"
+    return file.startswith((_LAUNCH, "<frozen runpy")) or _BOOT.search(file) is not None
 
 
 def name_cells(text: str) -> str:
