@@ -429,7 +429,7 @@ def test_ranks_end_with_what_they_started(survivors, tmp_path):
 
     def nest():
         (tmp_path / os.environ["RANK"]).write_text(str(parent.current_parent().folder))
-        inside = Ranks(1, init=False)
+        inside = Ranks(1, init=False, fork=os.environ["RANK"] == "0")  # with a fork server of its own, and without one
         inside.run(lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
         if os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)

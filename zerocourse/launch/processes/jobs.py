@@ -24,6 +24,7 @@ from .position import STARTING, Position, dumped_position, waiting_text
 TORCHRUN_SETS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
                  "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 KEPT_LINES = 100_000  # of a job's output, in `Results.lines`
+EXIT_CODE_SECONDS = 3.0  # for who started a rank to say how it ended: long enough for a busy machine
 SAME_TIME = 0.1  # seconds; what a rank's death does to the others may be seen before the death itself
 NOTICE_SECONDS = 5.0  # after a rank has returned, until it is said that another one still waits in a collective
 
@@ -214,7 +215,7 @@ class Job:
     def rank_died(self, certain: bool = True) -> RankDied | None:
         """The error for a rank that ended without a word, before any other rank failed. None: there is no such rank.
 
-        Who started the ranks knows exit codes a little later than their connections end, so this may wait a second.
+        Who started the ranks knows exit codes a little later than their connections end, so this may wait.
         `certain=False`: ranks without a bad exit code count as having ended well (a script that calls os._exit(0)).
         """
         failures = self.failed()
@@ -236,14 +237,14 @@ class Job:
         return RankDied(suspects[0], codes.get(suspects[0]), detail)
 
     def _await_codes(self, suspects: list[int]) -> None:
-        """Wait up to a second for the exit code of one of `suspects`.
+        """Wait up to EXIT_CODE_SECONDS for the exit code of one of `suspects`.
 
         Torchrun tells only when the other ranks have ended, so those that do not within 0.3 s are killed.
         """
         started = time.monotonic()
         while suspects and not any(rank in self.exits.codes() for rank in suspects):
             waited = time.monotonic() - started
-            if waited > 1:
+            if waited > EXIT_CODE_SECONDS:
                 break
             for rank in self.listener.connections if waited > 0.3 else ():
                 with contextlib.suppress(OSError):
