@@ -13,7 +13,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-from zerocourse.launch.processes.channels import free_port
+from zerocourse.launch.processes.listener import free_port
 
 START_SECONDS = 90
 QUIET_BROWSER = [  # as root in a container it has no sandbox; without these it looks for its maker's hosts

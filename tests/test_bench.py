@@ -166,7 +166,7 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path):
                 pass
         return found
 
-    wait_until(lambda: len(ours()) >= 4, 60)  # the command, the runner, its guard, and who forks ranks
+    wait_until(lambda: len(ours()) >= 4, 60)  # the command, the runner, its cleanup process and its fork server
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not ours(), 15)

@@ -3,6 +3,7 @@
 import os
 import queue
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -19,10 +20,9 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
-from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, launch
+from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, Ranks, launch, progress, report
 from zerocourse.launch.processes import jobs, parent
-from zerocourse.launch.processes.channels import free_port
-from zerocourse.launch.worker import progress, report
+from zerocourse.launch.processes.listener import free_port
 
 ROOT = str(Path(__file__).parents[1])
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -48,7 +48,7 @@ def work(x, y=0):
 
 
 def test_a_function(capfd):
-    shown, before = [], set(parent.owner().folder.iterdir())
+    shown, before = [], set(parent.current_parent().folder.iterdir())
     results = launch(work, 1, y=2, env={"EXTRA": 7, "OMP_NUM_THREADS": 1}, only=1, echo=shown.append, timeout=60)
     assert len(results) == 2 and [r["y"] for r in results] == [2, 2]
     for rank, result in enumerate(results):
@@ -61,7 +61,7 @@ def test_a_function(capfd):
     assert shown == ["[1] sum 3.0", "[1] \ufffd no newline"]
     assert (0, "sum 3.0") in results.lines and results.seconds > 0
     assert "3/3" in capfd.readouterr().err  # the progress bar
-    assert set(parent.owner().folder.iterdir()) == before  # values of any size leave no file
+    assert set(parent.current_parent().folder.iterdir()) == before  # values of any size leave no file
 
 
 def test_a_script_and_a_module(tmp_path):
@@ -76,13 +76,16 @@ def test_a_script_and_a_module(tmp_path):
         sys.exit(0)
         """
     script = write(tmp_path / "pkg", "mod.py", text)
-    results = launch(script, argv=[0, "--lr", 0.1], cwd=tmp_path, quiet=True, timeout=60)
+    with ThreadPoolExecutor() as threads:
+        as_script = threads.submit(launch, script, argv=[0, "--lr", 0.1], cwd=tmp_path, quiet=True, timeout=60)
+        as_module = threads.submit(launch, "pkg.mod", argv=[1], cwd=tmp_path, quiet=True, timeout=60)
+    results = as_script.result()
     for rank in (0, 1):
         lines = [line for r, line in results.lines if r == rank]
         assert lines == [f"{rank} __main__ ['0', '--lr', '0.1'] pkg {tmp_path}", "bye"]
     assert results == [None, None]
-    results = launch("pkg.mod", argv=[1], cwd=tmp_path, quiet=True, timeout=60)
-    assert [line for r, line in results.lines if r == 1] == [f"1 __main__ ['1'] {tmp_path.name} {tmp_path}", "bye"]
+    lines = [line for r, line in as_module.result().lines if r == 1]
+    assert lines == [f"1 __main__ ['1'] {tmp_path.name} {tmp_path}", "bye"]
 
 
 DIES = """
@@ -115,6 +118,47 @@ def test_a_death_is_told_before_what_it_does_to_others():
         launch(die, quiet=True, timeout=60)
 
 
+def gather_and_reduce(on_rank_1):
+    """Rank 0 waits for rank 1 in an all_gather of the forward, or in an all_reduce of the backward."""
+    from zerocourse.comm import Comm
+    from zerocourse.layout.rankmap import Layout
+
+    def reduce_or_raise(grad):
+        if dist.get_rank() == 1:
+            raise ValueError("in backward")
+        dist.all_reduce(grad)
+
+    comm, row = Comm(), torch.ones(4, requires_grad=True)
+    if dist.get_rank() == 1 and on_rank_1 == "returns":
+        return
+    comm.all_gather(row.detach(), Layout.build({"weight": (4,)}, 2), "blocks.2").wait()
+    loss = row.sum()
+    row.register_hook(reduce_or_raise)
+    loss.backward()
+
+
+def test_one_rank_returns_or_raises_while_the_other_waits():
+    def run(on_rank_1):
+        with pytest.raises(RankError) as caught:
+            launch(gather_and_reduce, on_rank_1, quiet=True, timeout=60)
+        return caught.value
+
+    with ThreadPoolExecutor(2) as threads:
+        returns, raises = threads.map(run, ("returns", "raises"))
+    assert str(raises) == "rank 1: ValueError: in backward" and 'raise ValueError("in backward")' in raises.traceback
+    cause, _, sentence = str(returns).partition("\n")
+    assert re.fullmatch(r"rank 1 returned after 0\.\d s; rank 0 still waited in all_gather of blocks\.2, "
+                        r".*test_launch\.py:\d+ in gather_and_reduce: comm\.all_gather.*", cause)
+    assert sentence.startswith("rank 0: CollectiveError: ") and list(returns.returned) == [1]
+    drawn = returns._render_traceback_()
+    assert cause in drawn[0] and 'comm.all_gather' in drawn[1]
+
+
+def test_ranks_that_are_still_starting():
+    with pytest.raises(LaunchTimeout, match="^stopped after 0.5 s: ranks 0 and 1 are still starting$"):
+        launch(time.sleep, 60, timeout=0.5)
+
+
 class Items(torch.utils.data.Dataset):
     def __len__(self):
         return 10**6
@@ -142,7 +186,8 @@ def test_a_timeout_says_where_and_leaves_nothing(survivors, monkeypatch):
     with pytest.raises(LaunchTimeout) as caught:
         launch(stuck, env={"TEST_MARK": mark}, echo=lambda line: (time.sleep(0.3), heard.append(line)), timeout=900)
     assert survivors(mark, 0) == []
-    assert "time.sleep(1000)" in caught.value.waiting[0] and "dist.barrier()" in caught.value.waiting[1]
+    assert "time.sleep(1000)" in caught.value.waiting[0]
+    assert caught.value.waiting[1].startswith("waiting in barrier") and "dist.barrier()" in caught.value.waiting[1]
 
 
 def test_bad_input_needs_no_process(tmp_path):
@@ -174,11 +219,11 @@ def test_long_folders_for_temporary_files(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    boss = parent.Owner()
-    monkeypatch.setattr(jobs, "owner", lambda: boss)
+    own = parent.Parent()
+    monkeypatch.setattr(jobs, "current_parent", lambda: own)
     script = write(tmp_path, "s.py", "print('hello')")
     assert launch(script, nproc=1, quiet=True, timeout=60).lines == [(0, "hello")]
-    boss.close()
+    own.close()
     assert list(long.iterdir()) == []
 
 
@@ -197,33 +242,23 @@ def test_two_nodes():
 
 # A real kernel ---------------------------------------------------------------------------------------------------
 
-BODIES = {
-    "sleep": """
-        import time
-        print("go")
-        time.sleep(1000)
-        """,
-    "stuck collective": """
-        import time, torch.distributed as dist
-        dist.init_process_group("gloo")
-        print("go")
-        dist.barrier() if dist.get_rank() == 0 else time.sleep(1000)
-        """,
-    "ignores SIGTERM": """
-        import signal, time
+STUCK = """
+    import os, signal, subprocess, time, torch.distributed as dist, torch.utils.data as data
+
+    class Items(data.Dataset):
+        def __len__(self): return 10**6
+        def __getitem__(self, index): time.sleep(0.01); return index
+
+    if os.environ["RANK"] == "1":
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        print("go")
-        time.sleep(1000)
-        """,
-    "data loader": """
-        import time, torch.utils.data as data
-        class Items(data.Dataset):
-            def __len__(self): return 10**6
-            def __getitem__(self, index): time.sleep(0.01); return index
-        for step, batch in enumerate(data.DataLoader(Items(), num_workers=2)):
-            if step == 1: print("go")
-        """}
+    loader = iter(data.DataLoader(Items(), num_workers=2))
+    next(loader)
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    dist.init_process_group("gloo")
+    print("go")
+    dist.barrier() if dist.get_rank() == 0 else time.sleep(1000)
+    """
 
 
 class Kernel:
@@ -233,8 +268,7 @@ class Kernel:
         from jupyter_client.manager import KernelManager
 
         self.mark, self.folder = uuid.uuid4().hex, folder
-        for name, text in BODIES.items():
-            write(folder, f"{name}.py", text)
+        write(folder, "stuck.py", STUCK)
         self.manager = KernelManager(kernel_name="python3")
         env = {**os.environ, "TEST_MARK": self.mark, "PYTHONPATH": ROOT, "JUPYTER_PATH": ""}
         self.manager.start_kernel(cwd=str(folder), env=env, stderr=subprocess.DEVNULL)
@@ -283,7 +317,8 @@ def kernel(tmp_path):
 
 @linux
 def test_interrupting_a_cell(kernel, survivors):
-    launches = {name: f"launch('{name}.py', env={{'LAUNCH_MARK': '{kernel.mark}'}})" for name in BODIES}
+    """A collective without its peer, data loaders, a rank that ignores signals, processes of its own: all are ended."""
+    launches = {"torchrun": f"launch('stuck.py', env={{'LAUNCH_MARK': '{kernel.mark}'}})"}
     launches["kept ranks"] = ("%%ranks\nimport os\nprint('go')\nos.environ['LAUNCH_MARK'] = '" + kernel.mark + "'\n"
                               "os.system('sleep 1000 &')\nif rank == 0: dist.barrier()\nwhile True: pass")
     for name, code in launches.items():
@@ -299,14 +334,14 @@ def test_interrupting_a_cell(kernel, survivors):
 
 @linux
 def test_killing_the_kernel(kernel, survivors):
-    """SIGKILL, with all four kinds of work and kept ranks running at once: nothing is left after two seconds."""
-    folder = Path(kernel.run("from zerocourse.launch.processes.parent import owner\nprint(owner().folder)").strip())
+    """SIGKILL, while a torchrun and ranks that are kept alive are stuck: nothing is left after two seconds."""
+    module = "zerocourse.launch.processes.parent"
+    folder = Path(kernel.run(f"from {module} import current_parent\nprint(current_parent().folder)").strip())
     kernel.run("import threading\nfrom zerocourse.launch.ranks import Ranks\n"
-               f"for name in {list(BODIES)!r}:\n"
-               "    threading.Thread(target=launch, args=(f'{name}.py',)).start()\n"
+               "threading.Thread(target=launch, args=('stuck.py',)).start()\n"
                "def stuck():\n    import time\n    print('go')\n    time.sleep(1000)\n"
-               "Ranks(2).run(stuck)", until="go", count=10)
-    assert len(survivors(kernel.mark, 0)) > 4 * 3 + 2 * 2 + 2
+               "Ranks(2).run(stuck)", until="go", count=4)
+    assert len(survivors(kernel.mark, 0)) > 3 + 2 * 2 + 2 + 3  # torchrun and its ranks, what they started, kept ranks
     assert folder.exists()
     os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
     assert survivors(kernel.mark, 2) == []
@@ -335,8 +370,12 @@ def test_functions_of_cells(kernel):
 def test_the_example_of_the_readme(tmp_path):
     (text,) = re.findall(r"```python\n(# train_mine.*?)```", (Path(ROOT) / "README.md").read_text(), re.DOTALL)
     script = write(tmp_path, "train_mine.py", text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ | {"PYTHONPATH": ROOT})
-    assert done.returncode == 0, done.stderr
-    losses = dict(re.findall(r"(rank \d, step \d): ([\d.]+)", done.stdout))
-    assert len(losses) == 20 and all(losses[f"rank {rank}, step 9"] < losses[f"rank {rank}, step 0"] for rank in range(2))
+
+    def run():
+        runpy.run_path(str(script))
+
+    with Ranks(2, init=False, quiet=True) as ranks:  # they have what torchrun gives a script, and start much sooner
+        lines = ranks.run(run).lines
+    losses = dict(re.fullmatch(r"(rank \d, step \d): ([\d.]+)", line).groups() for _, line in lines)
+    assert len(losses) == 20
+    assert all(float(losses[f"rank {rank}, step 9"]) < float(losses[f"rank {rank}, step 0"]) for rank in range(2))

@@ -1,6 +1,8 @@
 """Ranks that are kept alive: they answer fast, fail in words, and leave nothing behind."""
 
+import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,13 +17,12 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
-from zerocourse.launch.processes import parent, payload
-from zerocourse.launch.processes.channels import Inbox, Lines
-from zerocourse.launch.processes.failures import LaunchInterrupted, LaunchTimeout, RankDied, RankError
-from zerocourse.launch.processes.jobs import Job
-from zerocourse.launch.processes.fork_server import nursery
-from zerocourse.launch.ranks import Ranks, check_nproc, shared
-from zerocourse.launch.worker import progress, report
+from zerocourse.launch import LaunchInterrupted, LaunchTimeout, RankDied, RankError, Ranks, progress, report
+from zerocourse.launch.processes import jobs, parent, payload
+from zerocourse.launch.processes.fork_server import fork_server
+from zerocourse.launch.processes.listener import Lines, Listener
+from zerocourse.launch.processes.position import Position, waiting_text
+from zerocourse.launch.ranks import check_nproc, shared
 
 SCALE = 10  # a global that functions below use: it travels with them
 
@@ -183,20 +184,111 @@ def test_a_timeout_says_who_waits_and_where(pool):
         dist.barrier()
 
     with pytest.raises(LaunchTimeout) as caught:
-        pool(2).run(stuck, timeout=1)
+        pool(2).run(stuck, timeout=0.5)
     waiting = caught.value.waiting
-    assert "time.sleep(60)" in waiting[0] and "in stuck" in waiting[0]
-    assert "dist.barrier()" in waiting[1] and "test_ranks.py" in waiting[1]
+    assert re.fullmatch(r"at .*test_ranks.py:\d+ in stuck: time.sleep\(60\)", waiting[0])
+    assert re.fullmatch(r"waiting in barrier, .*test_ranks.py:\d+ in stuck: dist.barrier\(\)", waiting[1])
+    assert caught.value.returned == {}
 
 
-def test_a_timeout_names_only_those_still_running(pool):
-    def slow():
-        if dist.get_rank() == 1:
-            time.sleep(60)
+class Block(torch.nn.Module):
+    """A linear layer that does on rank 1 what `on_rank_1` says."""
 
-    with pytest.raises(LaunchTimeout, match=r"ranks done: \[0\]") as caught:
-        pool(2).run(slow, timeout=1)
-    assert list(caught.value.waiting) == [1]
+    def __init__(self, on_rank_1=""):
+        super().__init__()
+        self.inner, self.on_rank_1 = torch.nn.Linear(4, 4), on_rank_1
+
+    def forward(self, x):
+        y = self.inner(x)
+        if dist.get_rank() == 1 and self.on_rank_1 == "forward":
+            raise ValueError("in forward")
+        if dist.get_rank() == 1 and self.on_rank_1 == "backward":
+            y.register_hook(raise_in_backward)
+        return y
+
+
+def raise_in_backward(grad):
+    raise ValueError("in backward")
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self, on_rank_1):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(), Block(on_rank_1), Block()])
+        self.last = 2 if dist.get_rank() == 1 and on_rank_1 == "return" else 3
+
+    def forward(self, x):
+        for block in self.blocks[:self.last]:
+            x = block(x)
+        return x
+
+
+def train(on_rank_1):
+    """A step of stage 3, in which rank 1 returns early, or raises."""
+    import zerocourse
+    model = Blocks(on_rank_1)
+    model, optimizer = zerocourse.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=3, prefetch=0)
+    y = model(torch.ones(2, 4))
+    if on_rank_1 == "return" and dist.get_rank() == 1:
+        time.sleep(0.2)
+        return
+    y.sum().backward()
+    optimizer.step()
+
+
+def test_a_rank_that_returns_while_another_one_waits(pool, monkeypatch):
+    monkeypatch.setattr(jobs, "NOTICE_SECONDS", 0.2)
+    ranks, said = pool(2), []
+    monkeypatch.setattr(ranks, "echo", said.append)
+    with pytest.raises(LaunchTimeout) as caught:
+        ranks.run(train, "return", timeout=1)
+    sentence = (r"rank 1 returned after 0\.[2-9] s; rank 0 still waits in all_gather of blocks\.2, "
+                r".*test_ranks\.py:\d+ in forward: x = block\(x\)")
+    assert re.fullmatch(f"stopped after 1 s: {sentence}", str(caught.value))
+    assert len(said) == 1 and re.fullmatch(rf"\({sentence}\)", said[0])  # said once, while it waited
+    assert list(caught.value.returned) == [1] and list(caught.value.waiting) == [0]
+
+
+def test_a_cell_that_only_one_rank_finishes():
+    with Ranks(2, quiet=True) as ranks, pytest.raises(LaunchTimeout, match="rank 1 finished after 0.0 s; rank 0 still "
+                                                      "waits in all_reduce, <cell>:2 in <module>: dist.all_reduce"):
+        ranks.exec("if rank == 0:\n    dist.all_reduce(torch.ones(1))", name="<cell>", timeout=0.5)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_rank_that_raises_while_another_one_waits(pool, where):
+    began = time.monotonic()
+    with pytest.raises(RankError, match=f"^rank 1: ValueError: in {where}") as caught:
+        pool(2).run(train, where, timeout=30)
+    assert f'raise ValueError("in {where}")' in caught.value.traceback and time.monotonic() - began < 5
+
+
+class SlowToLoad:
+    def __reduce__(self):
+        return time.sleep, (60,)
+
+
+def test_what_comes_before_the_function_is_called_starting(pool):
+    with pytest.raises(LaunchTimeout, match="^stopped after 0.5 s: ranks 0 and 1 are still starting$") as caught:
+        pool(2).run(total, SlowToLoad(), timeout=0.5)
+    assert caught.value.waiting == {0: "starting", 1: "starting"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library is loaded by its name on Linux")
+def test_a_rank_that_cannot_answer_is_located_all_the_same():
+    def hold_the_lock():
+        ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the interpreter's lock, so that no other thread runs
+
+    with Ranks(1, quiet=True) as ranks, pytest.raises(LaunchTimeout, match=r"rank 0 is still at .* in hold_the_lock"):
+        ranks.run(hold_the_lock, timeout=0.3)
+
+
+def test_what_is_said_of_many_ranks():
+    gather = Position("train.py", 3, "step", "all_gather of blocks.1")
+    positions = {0: gather, 1: gather, 4: Position(), 5: Position("eval.py", 8, "test")}
+    assert waiting_text({3: 2.0, 2: 1.0}, positions, "finished") == (
+        "rank 2 finished after 1.0 s; rank 3 finished after 2.0 s; ranks 0 and 1 still wait in all_gather of blocks.1, "
+        "train.py:3 in step; rank 4 is still running; rank 5 is still at eval.py:8 in test")
 
 
 def test_ranks_out_of_step_are_started_afresh(pool):
@@ -336,8 +428,8 @@ def test_ranks_end_with_what_they_started(survivors, tmp_path):
     mark = uuid.uuid4().hex
 
     def nest():
-        (tmp_path / os.environ["RANK"]).write_text(str(parent.owner().folder))
-        inside = Ranks(1, init=False)
+        (tmp_path / os.environ["RANK"]).write_text(str(parent.current_parent().folder))
+        inside = Ranks(1, init=False, fork=os.environ["RANK"] == "0")  # with a fork server of its own, and without one
         inside.run(lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
         if os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -354,34 +446,35 @@ def test_without_forking():
         assert ranks.run(total, 1)[0][0] == 21
 
 
-def test_strangers_are_turned_away(tmp_path):
+def test_connections_without_the_token_are_closed(tmp_path):
     import json
     import socket
 
-    heard = []
-    inbox = Inbox(tmp_path, *[lambda *words: heard.append(words)] * 4)
-    for token in ("wrong", inbox.token):
+    events = []
+    listener = Listener(tmp_path, *[lambda *event: events.append(event)] * 4)
+    for token in ("wrong", listener.token):
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(inbox.address)
+        sock.connect(listener.address)
         hello = {"rank": 0, "local_rank": 0, "pid": 1, "token": token, "use": "events"}
         sock.sendall(json.dumps(hello).encode() + b'\n{"event": "ready"}\n')
         for _ in range(3):
-            inbox.pump(0.1)
-        assert len(heard) == (0 if token == "wrong" else 2)
-    inbox.close()
+            listener.poll(0.1)
+        assert len(events) == (0 if token == "wrong" else 2)
+    listener.close()
 
 
 def test_who_failed_first():
     """The order in which ends and errors are seen is chance within a moment; what is told must not be."""
-    job = Job(3)
-    fails = {"event": "error", "time": 2.0, "kind": "RuntimeError", "message": "closed by peer", "traceback": ""}
+    job = jobs.Job(3)
+    fails = {"event": "error", "time": 2.0, "kind": "RuntimeError", "message": "closed by peer", "traceback": "",
+             "position": {}}
     try:
         job._event(0, dict(fails))
-        job._gone(1)  # seen after what it did to rank 0
-        job.exit_codes, job.first_failed = lambda: {1: -signal.SIGKILL}, lambda: 0
-        assert job.death().rank == 1 and job.death().exit_code == -signal.SIGKILL
-        job.exit_codes = lambda: {1: -signal.SIGTERM}  # torchrun ended it because rank 0 had failed
-        assert job.death() is None
+        job._disconnected(1)  # seen after what it did to rank 0
+        job.exits.codes, job.exits.first_failed = lambda: {1: -signal.SIGKILL}, lambda: 0
+        assert job.rank_died().rank == 1 and job.rank_died().exit_code == -signal.SIGKILL
+        job.exits.codes = lambda: {1: -signal.SIGTERM}  # torchrun ended it because rank 0 had failed
+        assert job.rank_died() is None
         job._event(2, fails | {"time": 1.0})
         assert [f.rank for f in job.failed()] == [0, 2]  # alike: the lowest rank speaks
         job._event(1, fails | {"time": 1.5, "kind": "ValueError"})
@@ -393,15 +486,15 @@ def test_who_failed_first():
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 def test_a_process_number_that_comes_again(monkeypatch):
     """The code of a rank that ended under the same number long ago is not the new rank's."""
-    there = nursery(parent.QUIET | os.environ)
-    real = there._hear
+    server = fork_server(parent.QUIET | os.environ)
+    receive = server._receive
 
-    def hear():
-        answer = real()
-        there.codes |= dict.fromkeys((answer or {}).get("pids", ()), -signal.SIGKILL)
+    def receive_late():
+        answer = receive()
+        server.codes |= dict.fromkeys((answer or {}).get("pids", ()), -signal.SIGKILL)
         return answer
 
-    monkeypatch.setattr(there, "_hear", hear)
+    monkeypatch.setattr(server, "_receive", receive_late)
     with Ranks(2, quiet=True) as ranks:
         assert ranks.run(total, 1)[1].tolist() == [21.0] * 2
 
@@ -437,3 +530,18 @@ def test_the_process_group_of_a_single_process():
 def test_reports_outside_a_launch_do_nothing():
     report(step=1)
     progress(1, 2)
+
+
+def test_other_processes_import_the_same_package(monkeypatch):
+    root = str(Path(parent.__file__).parents[3])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if os.path.abspath(entry) != root])
+    assert parent.import_path()[-1] == root and os.path.isfile(os.path.join(root, "zerocourse", "__init__.py"))
+
+
+def test_a_rank_imports_nothing_that_only_the_launching_process_needs():
+    code = "import sys, zerocourse.launch.worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
+    assert "zerocourse.launch.worker" in loaded
+    assert not {"torch", "cloudpickle", "zerocourse.launch.launcher", "zerocourse.launch.processes.jobs"} & {*loaded}
+    from zerocourse import launch
+    assert all(getattr(launch, name) for name in launch.__all__)

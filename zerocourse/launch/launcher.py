@@ -13,9 +13,9 @@ import time
 
 from ..errors import BadInput
 from .processes import payload
-from .processes.failures import Failure, LaunchError, LaunchInterrupted, LaunchTimeout, RankDied, RankError  # noqa: F401
+from .processes.failures import LaunchError, LaunchInterrupted
 from .processes.jobs import Job, Results
-from .ranks import check_nproc, shower
+from .ranks import check_nproc, line_printer
 
 PEERS_SECONDS = 0.7  # after one rank failed, for the others to fail by themselves; then they are stuck
 
@@ -32,7 +32,7 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     nnodes, node_rank, rdzv_endpoint: the same command on each of several machines; "host:port" is on node 0. Each
         gets the results of its own ranks.
     only: the ranks whose lines are shown; quiet: show none. `Results.lines` has them all. `echo` shows a line.
-    progress: draw a bar when rank 0 calls `zerocourse.launch.worker.progress`.
+    progress: draw a bar when rank 0 calls `zerocourse.launch.progress`.
     init: have `torch.distributed` initialised before a function is called; scripts and modules do so themselves.
 
     A function's rank ends as soon as it has returned; a script's ends as Python does, exit handlers and all.
@@ -43,12 +43,14 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     check_nproc(nproc, oversubscribe)
     spec, work = _describe(target, args, kwargs, argv, os.path.abspath(cwd or os.getcwd()), init)
     command = _torchrun(nproc, nnodes, node_rank, rdzv_endpoint)
-    started, job, bar = time.monotonic(), None, _Bar(progress)
+    started, job, bar = time.monotonic(), None, _ProgressBar(progress)
     try:
         job = Job(nproc, env, cwd)
+        job.verb = "returned" if spec["kind"] == "call" else "finished"
         job.on_progress = bar.move
         if not quiet:
-            job.on_line = shower(only, lambda line: bar.write(line, echo))
+            job.on_notice = lambda line: bar.write(line, echo)
+            job.on_line = line_printer(only, job.on_notice)
         job.write_work(**work)
         job.start([*command, job.boot(**spec)])
         _wait(job, spec["kind"], nnodes, started, timeout)
@@ -106,37 +108,37 @@ def _wait(job: Job, kind: str, nnodes: int, started: float, timeout: float | Non
     torchrun, failed_at = job.processes[0], None
     while True:
         over = torchrun.poll() is not None
-        job.pump(0 if over else 0.1)
+        job.poll(0 if over else 0.1)
         now = time.monotonic()
         # A function is done when it has returned. A script is done when its process has ended, exit handlers too,
         # and other nodes need our torchrun until they are done themselves.
         if kind == "call" and len(job.done) == job.nproc and nnodes == 1:
             break
         lost = [rank for rank in job.gone if rank not in job.done and kind == "call"]
-        if job.failures or lost or job.in_trouble():
+        if job.failures or lost or job.torchrun.any_failed():
             failed_at = failed_at or now
-        settled = {*job.done, *job.gone, *(f.rank for f in job.failed())}
+        settled = {*job.done, *job.gone, *(failure.rank for failure in job.failed())}
         if over or (failed_at and (len(settled) == job.nproc or now - failed_at > PEERS_SECONDS)):
             break
         if timeout is not None and now - started > timeout:
-            waiting = [rank for rank in sorted(job.pids) or range(job.nproc) if rank not in job.done]
-            raise LaunchTimeout(timeout, sorted(job.done), job.where(waiting))
+            raise job.timeout(timeout)
+        job.notice_waiting()
     job.drain()
     _raise_if_failed(job, kind, torchrun.poll())
 
 
 def _raise_if_failed(job: Job, kind: str, torchrun_code: int | None) -> None:
     """Raise what went wrong first: a rank that died takes its peers with it, and they only complain of that."""
-    died = job.death(certain=kind == "call")
+    died = job.rank_died(certain=kind == "call")
     if died:
         raise died
     if job.failures:
-        raise RankError(job.failed())
+        raise job.rank_error()
     if torchrun_code:
-        raise LaunchError(f"torchrun ended with exit code {torchrun_code}:\n{job.agent_text()[-3000:]}")
+        raise LaunchError(f"torchrun ended with exit code {torchrun_code}:\n{job.torchrun.text()[-3000:]}")
 
 
-class _Bar:
+class _ProgressBar:
     """A progress bar that appears with the first progress, and lines that do not run through it."""
 
     def __init__(self, wanted: bool):

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from ..errors import BadInput
 from .launcher import launch
-from .processes.cleanup import end_all
+from .processes.cleanup import end_processes
+from .processes.failures import RankError
 from .processes.jobs import Results
-from .processes.parent import cores, owner
+from .processes.parent import cores, current_parent
 
 DEVICE = "cable0"  # the name of the interface in either namespace
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen in the two namespaces only, so every link can use the same
@@ -48,7 +49,7 @@ class Link:
         Takes what `launch` takes (see there), and raises what it raises, a rank's own error before its peers'.
         Torchrun numbers the ranks, and not always node 0 first: ask each for its rank.
         """
-        owner()  # our guard must not be born inside a namespace, where it would end with it
+        current_parent()  # starts the cleanup process, which inside a namespace would end with it
 
         def on_node(node: int) -> Results:
             # Torchrun gives others its host's name, and the two nodes share theirs: PET_LOCAL_ADDR is its --local-addr.
@@ -63,9 +64,9 @@ class Link:
             try:
                 ended, _ = wait(nodes, return_when="FIRST_EXCEPTION")
                 if any(node.exception() for node in ended):
-                    # A rank that fails hangs up, and its peer's node may be quicker to say so than its own.
+                    # A rank that fails closes its connections, and its peer's node may be quicker to say so than its own.
                     ended, _ = wait(nodes, timeout=CAUSE_SECONDS)
-                    raise min((node.exception() for node in ended if node.exception()), key=is_a_peers)
+                    raise min((node.exception() for node in ended if node.exception()), key=broke_off)
                 return [node.result() for node in nodes]
             except BaseException:
                 self.end_processes()  # the other node may wait for ever; its launch returns when its torchrun is gone
@@ -86,7 +87,7 @@ class Link:
         return [int(pid) for name in self.namespaces for pid in _run("ip", "netns", "pids", name).split()]
 
     def end_processes(self) -> None:
-        end_all(self.processes)
+        end_processes(self.processes)
 
 
 @contextmanager
@@ -117,9 +118,9 @@ def limited_link(rate_mbit: float | None) -> Iterator[Link]:
         _remove(link.namespaces)
 
 
-def is_a_peers(error: BaseException) -> bool:
-    """Does the error only say that the other side has hung up?"""
-    return getattr(error, "kind", "") == "CollectiveError" or "closed by peer" in str(error) or "reset by peer" in str(error)
+def broke_off(error: BaseException) -> bool:
+    """Whether the error only says that the other side has closed the connection."""
+    return isinstance(error, RankError) and error.failures[0].broke_off
 
 
 def why_not() -> str | None:
@@ -157,7 +158,7 @@ def remove_stale() -> list[str]:
 def _remove(namespaces) -> None:
     """End what runs there, and take each namespace away; its end of the cable goes with it."""
     there = [name for name in namespaces if (NAMESPACES / name).exists()]
-    end_all(Link(there).processes)
+    end_processes(Link(there).processes)
     for name in there:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # another process may have been quicker
 

@@ -7,12 +7,12 @@ import argparse
 import shlex
 
 from .launcher import launch
-from .processes.failures import CELLS
-from .processes.parent import owner
+from .processes.parent import current_parent
+from .processes.position import CELLS
 from .ranks import shared
 
 
-class _Words(argparse.ArgumentParser):
+class _MagicParser(argparse.ArgumentParser):
     """Arguments on a magic's line; a mistake there is a usage error of IPython's, not the end of the kernel."""
 
     def __init__(self, name: str, description: str):
@@ -40,11 +40,11 @@ def load_ipython_extension(ip) -> None:
     """Register the magics with an IPython shell."""
 
     def torchrun(line: str, cell: str) -> None:
-        words = _Words("torchrun", "Run this cell as a script under torchrun; what is not an option below is its argv.")
-        words.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="add to the environment")
-        options, argv = words.parse_known_args(shlex.split(line))
+        parser = _MagicParser("torchrun", "Run this cell as a script under torchrun; it gets what is no option below as argv.")
+        parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="add to the environment")
+        options, argv = parser.parse_known_args(shlex.split(line))
         number = _number(ip)
-        script = owner().folder / f"cell{number}.py"
+        script = current_parent().folder / f"cell{number}.py"
         script.write_text(f"# %%torchrun {line}\n{cell}")  # the first line too, so that line numbers are the cell's
         CELLS[str(script)] = number
         env = dict(pair.partition("=")[::2] for pair in options.env)
@@ -52,9 +52,9 @@ def load_ipython_extension(ip) -> None:
                                         timeout=options.timeout, only=options.only, quiet=options.quiet)
 
     def ranks(line: str, cell: str) -> None:
-        words = _Words("ranks", "Run this cell on ranks that are kept alive; they keep its variables.")
-        words.add_argument("--restart", action="store_true", help="begin with new ranks, without variables")
-        options = words.parse_args(shlex.split(line))
+        parser = _MagicParser("ranks", "Run this cell on ranks that are kept alive; they keep its variables.")
+        parser.add_argument("--restart", action="store_true", help="begin with new ranks, without variables")
+        options = parser.parse_args(shlex.split(line))
         pool = shared(options.nproc)
         pool.only, pool.quiet = options.only, options.quiet
         if options.restart:

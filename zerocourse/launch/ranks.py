@@ -10,10 +10,10 @@ import time
 
 from ..errors import BadInput
 from .processes import payload
-from .processes.channels import free_port
-from .processes.failures import LaunchInterrupted, LaunchTimeout, RankError
+from .processes.failures import LaunchInterrupted
+from .processes.fork_server import fork_server
 from .processes.jobs import Job, Results
-from .processes.fork_server import nursery
+from .processes.listener import free_port
 from .processes.parent import cores
 
 START_SECONDS = 120  # to import torch on a slow disk and bring the process group up
@@ -26,8 +26,8 @@ class Ranks:
     """`nproc` processes with `torch.distributed` initialised, which run functions and cells until closed.
 
     They start with the first use, and again by themselves after they were stopped: by an interrupt, a timeout, a
-    rank that died or is stuck, or any failure in `run`. `timeout` (seconds) is the default of each call, `env` adds
-    to the environment, `only` is the ranks whose lines are shown through `echo`, `quiet` shows none, `init=False`
+    rank that died or is stuck, or any failure in `run`. `timeout` (seconds, without the start of the ranks) is the
+    default of each call, `env` adds to the environment, `only` is the ranks whose lines are shown through `echo`, `quiet` shows none, `init=False`
     leaves the process group to the caller, `fork=False` starts each rank as a new Python.
     """
 
@@ -82,12 +82,13 @@ class Ranks:
         started, limit = time.monotonic(), self.timeout if timeout is None else timeout
         try:
             job = self._living() or self._start()
-            job.expect()
-            job.on_line, job.cwd = self._shower(), os.getcwd()
+            job.reset("returned" if kind == "call" else "finished")
+            job.cwd = os.getcwd()
+            self._connect_output(job)
             job.write_work(**work)
             job.send({"kind": kind})
-            self._wait(job, started, limit, PEERS_SECONDS[kind])
-            failures, values = job.failed(), job.values()
+            self._wait(job, limit, PEERS_SECONDS[kind])
+            values = job.values()
         except KeyboardInterrupt:
             self.close()
             raise LaunchInterrupted(f"interrupted: all {self.nproc} ranks were stopped") from None
@@ -96,39 +97,41 @@ class Ranks:
             raise
         # Ranks that issued different numbers of collectives would pair the wrong ones from now on.
         counts = {done.get("calls") for done in job.done.values()}
-        if len(counts) > 1 or (kind == "call" and (failures or (self.init and None in counts))):
+        if len(counts) > 1 or (kind == "call" and (job.failures or (self.init and None in counts))):
             self.close()
-        if failures:
-            raise RankError(failures)
+        if job.failures:
+            raise job.rank_error()
         return Results(values, job.records, job.lines, time.monotonic() - started)
 
-    def _wait(self, job: Job, started: float, limit: float | None, patience: float) -> None:
+    def _wait(self, job: Job, limit: float | None, peers_seconds: float) -> None:
         """Until every rank is done. Raises when one died, is stuck after another failed, or time is up."""
-        failed_at = None
+        started, failed_at = time.monotonic(), None
         while len(job.done) < self.nproc:
-            job.pump(0.1)
+            job.poll(0.1)
             now = time.monotonic()
             if job.gone:
-                raise job.death() or RankError(job.failed())
+                raise job.rank_died() or job.rank_error()
             if job.failures:
                 failed_at = failed_at or now
-                if now - failed_at > patience:
-                    raise RankError(job.failed())
+                if now - failed_at > peers_seconds:
+                    raise job.rank_error()
             if limit is not None and now - started > limit:
-                waiting = [rank for rank in range(self.nproc) if rank not in job.done]
-                raise LaunchTimeout(limit, sorted(job.done), job.where(waiting))
+                raise job.timeout(limit)
+            job.notice_waiting()
         job.drain()
 
     def _living(self) -> Job | None:
         """The job, unless one of its ranks has died since it was last used."""
         if self._job:
-            self._job.pump(0)
+            self._job.poll(0)
             if self._job.gone:
                 self.close()
         return self._job
 
-    def _shower(self):
-        return (lambda *_: None) if self.quiet else shower(self.only, self.echo)
+    def _connect_output(self, job: Job) -> None:
+        """Show the job's lines and notices as this object is set to now."""
+        job.on_notice = (lambda line: None) if self.quiet else self.echo
+        job.on_line = (lambda rank, text: None) if self.quiet else line_printer(self.only, self.echo)
 
     def _start(self) -> Job:
         """Start the ranks and wait for their process group."""
@@ -136,36 +139,37 @@ class Ranks:
             self._has_variables = False
             self.echo("(the ranks were started afresh: variables of earlier cells are gone)")
         for attempt in range(3):
-            port = free_port()
             job = self._job = Job(self.nproc, self.env)
-            job.on_line = self._shower()
-            boot = job.boot(kind="serve", init=self.init)
-            world = {"WORLD_SIZE": self.nproc, "LOCAL_WORLD_SIZE": self.nproc, "MASTER_ADDR": "127.0.0.1",
-                     "MASTER_PORT": port}
-            environments = [{**job.env, **{key: str(value) for key, value in world.items()}, "RANK": str(rank),
-                             "LOCAL_RANK": str(rank)} for rank in range(self.nproc)]
-            home = nursery(environments[0]) if self.fork else None
-            if home:
-                job.adopt(home, boot, environments)
-            else:
-                job.spawn([sys.executable, boot], environments)
+            self._connect_output(job)
+            self._start_processes(job, free_port())
             deadline = time.monotonic() + START_SECONDS
-            while len(job.ready) < self.nproc and not job.failures and not job.exit_codes():
-                job.pump(0.1)
+            while len(job.ready) < self.nproc and not job.failures and not job.exits.codes():
+                job.poll(0.1)
                 if time.monotonic() > deadline:
-                    raise LaunchTimeout(START_SECONDS, sorted(job.ready), job.where(set(range(self.nproc)) - job.ready))
+                    raise job.timeout(START_SECONDS)
             if len(job.ready) == self.nproc:
                 return job
-            job.pump(0.5)
-            failures = job.failed()
-            port_taken = any("EADDRINUSE" in failure.message for failure in failures)
+            job.poll(0.5)
+            port_taken = any("EADDRINUSE" in failure.message for failure in job.failed())
             if not (port_taken and attempt < 2):
-                raise (None if failures else job.death()) or RankError(failures)
+                raise (None if job.failures else job.rank_died()) or job.rank_error()
             job.close()
 
+    def _start_processes(self, job: Job, port: int) -> None:
+        boot = job.boot(kind="serve", init=self.init)
+        world = {"WORLD_SIZE": self.nproc, "LOCAL_WORLD_SIZE": self.nproc, "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": port}
+        environments = [{**job.env, **{key: str(value) for key, value in world.items()}, "RANK": str(rank),
+                         "LOCAL_RANK": str(rank)} for rank in range(self.nproc)]
+        server = fork_server(environments[0]) if self.fork else None
+        if server:
+            job.fork(server, boot, environments)
+        else:
+            job.spawn([sys.executable, boot], environments)
 
-def shower(only, echo):
-    """`show(rank, text)` that gives `echo` the lines of the ranks in `only` (one rank, several, or None for all)."""
+
+def line_printer(only, echo):
+    """A function `(rank, text)` that gives `echo` the lines of the ranks in `only`: one rank, several, or None for all."""
     wanted = {only} if isinstance(only, int) else only if only is None else set(only)
     return lambda rank, text: echo(f"[{rank}] {text}") if wanted is None or rank in wanted else None
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import BadInput
-from ...launch.processes.cleanup import MARK, end_all, marked
-from ...launch.processes.parent import owner
+from ...launch.processes.cleanup import RUN_VARIABLE, end_processes, find_processes
+from ...launch.processes.parent import current_parent
 from .exercise import exercises
 from .verdict import FAILED, Verdict
 
@@ -120,7 +120,7 @@ def grade(path: str | Path, ids: list[str] = (), limits: Limits = Limits(), on_v
 
 def _watch(cells, ids, skip, limits: Limits, deadline: float) -> Iterator[dict]:
     """Run a grading process; its events, and at last {"end": "done" or what became of it}. It is gone afterwards."""
-    mark = f"{owner().mark}answers{time.monotonic_ns()}/"
+    run_id = f"{current_parent().run_id}answers{time.monotonic_ns()}/"
     work = {"cells": [[cell.id, cell.source] for cell in cells], "ids": ids, "skip": list(skip.items()),
             "memory_bytes": limits.memory_bytes, "cell_seconds": limits.cell_seconds, "cwd": os.getcwd()}
     reader, writer = os.pipe()
@@ -128,7 +128,7 @@ def _watch(cells, ids, skip, limits: Limits, deadline: float) -> Iterator[dict]:
         process = subprocess.Popen([sys.executable, "-m", __name__, str(writer)], pass_fds=[writer],
                                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                    start_new_session=True,
-                                   env={**os.environ, MARK: mark, "PYTHONPATH": _python_path()})
+                                   env={**os.environ, RUN_VARIABLE: run_id, "PYTHONPATH": _python_path()})
         os.close(writer)
         with process.stdin as stdin:
             stdin.write(json.dumps(work).encode())
@@ -156,7 +156,7 @@ def _watch(cells, ids, skip, limits: Limits, deadline: float) -> Iterator[dict]:
         os.close(reader)
         process.kill()
         process.wait()
-        end_all(lambda: marked(mark), grace=0.0)
+        end_processes(lambda: find_processes(run_id), grace=0.0)
 
 
 def _python_path() -> str:

@@ -9,7 +9,8 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 
 from ...launch.processes import payload
-from ...launch.processes.failures import LaunchError, LaunchTimeout, RankDied, RankError, name_cells
+from ...launch.processes.failures import LaunchError, LaunchTimeout, RankDied, RankError
+from ...launch.processes.position import name_cells
 from ...launch.ranks import Ranks
 from .compare import CLOSE, difference, same
 from .exercise import Exercise

@@ -1,1 +1,1 @@
-"""What launching needs underneath: marks, channels, failures and payloads. Start at `zerocourse.launch`."""
+"""What launching needs underneath: processes, connections, payloads and failures. Start at `zerocourse.launch`."""

@@ -1,25 +1,13 @@
 """The ways in which a launch fails, each in one sentence; a failing rank speaks with its own traceback."""
 
-import linecache
-import os
-import re
 import signal
-import sys
-import sysconfig
 from dataclasses import dataclass
 
 from ...errors import ZeroCourseError
+from .position import Position, name_cells, waiting_text
 
-CELLS: dict[str, int] = {}  # file name: execution count, of cells that the magics gave to ranks
+COLLECTIVE_ERRORS = {"RuntimeError", "DistError", "DistBackendError", "DistNetworkError"}
 RED, PLAIN = "\x1b[0;31m", "\x1b[0m"
-
-
-def name_cells(text: str) -> str:
-    """`text` with the file names of notebook cells replaced by what the learner sees: `Cell In[5]`."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    for name, number in (CELLS | getattr(getattr(shell, "compile", None), "_filename_map", {})).items():
-        text = text.replace(f'File "{name}"', f"Cell In[{number}]").replace(name, f"Cell In[{number}]")
-    return text
 
 
 class LaunchError(ZeroCourseError, RuntimeError):
@@ -31,24 +19,39 @@ class LaunchError(ZeroCourseError, RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What one rank raised: the exception's class name, its message, and its traceback as text."""
+    """What one rank raised: the exception's class name, its message, its traceback as text, and where it was raised."""
 
     rank: int
     kind: str
     message: str
     traceback: str
+    position: Position = Position()
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether a collective failed, which is what a rank notices when another one has left."""
+        in_collective = bool(self.position.collective) or "by peer" in self.message  # "closed", "reset by peer"
+        return self.kind == "CollectiveError" or (in_collective and self.kind in COLLECTIVE_ERRORS)
 
 
 class RankError(LaunchError):
     """A rank raised. `.rank`, `.kind` (the exception's class name), `.message`, `.traceback` are the first one's;
-    `.failures` has every rank's, the first to fail first."""
+    `.failures` has every rank's, the first to fail first.
 
-    def __init__(self, failures: list[Failure]):
-        self.failures = failures
+    returned: seconds after which other ranks had returned. Where the first failure is a collective that broke off, that
+    is why, and the error says so before anything else.
+    """
+
+    def __init__(self, failures: list[Failure], returned: dict[int, float] | None = None, verb: str = "returned"):
+        self.failures, self.returned = failures, returned or {}
         first = failures[0]
         self.rank, self.kind, self.message = first.rank, first.kind, first.message
         self.traceback = name_cells(first.traceback.rstrip())
-        super().__init__(f"rank {first.rank}: {first.kind}: {first.message}")
+        self.cause = ""
+        if self.returned and first.broke_off:
+            self.cause = waiting_text(self.returned, {first.rank: first.position}, verb, past=True)
+        sentence = f"rank {first.rank}: {first.kind}: {first.message}"
+        super().__init__(f"{self.cause}\n{sentence}" if self.cause else sentence)
         self.add_note(self._body())  # shown below the sentence wherever a notebook does not draw it
 
     def _body(self) -> str:
@@ -57,7 +60,7 @@ class RankError(LaunchError):
 
     def _render_traceback_(self) -> list[str]:
         head, _, rest = self._body().partition("\n")
-        return [f"{RED}{head}{PLAIN}", rest]
+        return [f"{RED}{self.cause or head}{PLAIN}", rest]
 
 
 class RankDied(LaunchError):
@@ -76,13 +79,14 @@ class RankDied(LaunchError):
 
 
 class LaunchTimeout(LaunchError, TimeoutError):
-    """Time ran out. `.waiting` says, for each rank that was not done, where it was."""
+    """Time ran out. `.waiting` says where each rank was that was not done ("waiting in barrier, train.py:12 ..."),
+    `.returned` after how many seconds each other one had returned."""
 
-    def __init__(self, seconds: float, finished: list[int], waiting: dict[int, str]):
-        self.waiting = waiting
-        done = f"ranks done: {finished}" if finished else "no rank was done"
-        lines = "".join(f"\n  rank {rank} was waiting {where}" for rank, where in waiting.items())
-        super().__init__(f"stopped after {seconds:g} s ({done}); still running:{lines}")
+    def __init__(self, seconds: float, returned: dict[int, float], positions: dict[int, Position],
+                 verb: str = "returned"):
+        self.waiting = {rank: str(position) for rank, position in positions.items()}
+        self.returned = dict(returned)
+        super().__init__(f"stopped after {seconds:g} s: {waiting_text(returned, positions, verb)}")
 
 
 class LaunchInterrupted(KeyboardInterrupt):
@@ -90,24 +94,3 @@ class LaunchInterrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         return [f"{RED}{self}{PLAIN}"]
-
-
-_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARY = ("<frozen", *(sysconfig.get_path(key) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")))
-
-
-def where(dump: str, launcher: tuple[str, ...]) -> str:
-    """The innermost line of the user's own code in a `faulthandler` dump (most recent call first).
-
-    `launcher`: beginnings of file names that belong to the launcher. This package's own lines count only where
-    there are none of the user's.
-    """
-    frames = [f for f in _FRAME.findall(dump) if not f[0].startswith(launcher)]
-    ours = [f for f in frames if not f[0].startswith(_LIBRARY)]
-    own = [f for f in ours if not f[0].startswith(_PACKAGE + os.sep)] or ours
-    if not own:
-        return f"in {frames[0][2]} ({frames[0][0]}:{frames[0][1]})" if frames else "before its own code began"
-    file, line, function = own[0]
-    inner = "" if frames[0] == own[0] else f"  (inside {frames[0][2]})"
-    return name_cells(f"at {file}, line {line}, in {function}: {linecache.getline(file, int(line)).strip()}{inner}")

@@ -1,8 +1,8 @@
 """A process that has torch imported and forks ranks on request: a rank starts in 0.2 s instead of 2.
 
 There is one for each parent, started with the first `Ranks`. It never computes and never touches a GPU, since
-neither threads nor a CUDA context survive a fork; where it finds that it has them it says so, and ranks are started
-the slow way. It dies with its parent: standard input closes.
+neither threads nor a CUDA context survive a fork; where it notices that it has them it says so, and each rank is
+started as a new Python. It ends with its parent: standard input closes.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ import threading
 import traceback
 from collections.abc import Mapping
 
-from .cleanup import MARK
-from .parent import QUIET, boot_text, owner
+from .cleanup import RUN_VARIABLE
+from .parent import QUIET, Parent, boot_text, current_parent
 
 READ_AT_IMPORT = ("TORCH_", "TRITON_")  # how variables begin that torch and triton read once, as they are imported
 
 
-class Nursery:
-    """The parent's side."""
+class ForkServer:
+    """The parent's side. `usable` is False where forking would not be safe."""
 
-    def __init__(self, boss):
-        boot = boss.folder / "nursery.py"
+    def __init__(self, parent: Parent):
+        boot = parent.folder / "boot.py"
         boot.write_text(boot_text("zerocourse.launch.processes.fork_server"))
         single = {key: "1" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        environment = QUIET | os.environ | single | {MARK: f"{boss.mark}nursery/"}
-        with open(boss.folder / "nursery.txt", "wb") as log:
+        environment = QUIET | os.environ | single | {RUN_VARIABLE: f"{parent.run_id}fork_server/"}
+        with open(parent.folder / "fork_server.txt", "wb") as log:
             self.process = subprocess.Popen([sys.executable, str(boot)], stdin=subprocess.PIPE, stderr=log,
                                             stdout=subprocess.PIPE, start_new_session=True, env=environment)
         self.lock, self.codes, self.requests = threading.Lock(), {}, itertools.count()
-        self.settings = settings(environment)
-        answer = self._hear()
+        self.settings = _import_settings(environment)
+        answer = self._receive()
         self.usable = bool(answer and answer["safe"])
 
     def fork(self, boot: str, environments: list[dict], cwd: str) -> list[int]:
@@ -48,21 +48,21 @@ class Nursery:
             request = {"number": number, "boot": boot, "environments": environments, "cwd": cwd}
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-            while answer := self._hear():
+            while answer := self._receive():
                 if answer.get("number") == number:  # an interrupt may have left an earlier answer unread
-                    for pid in answer["pids"]:  # the system gives a number again, and the code would be an earlier rank's
+                    for pid in answer["pids"]:  # the system reuses ids, and the code would be an earlier rank's
                         self.codes.pop(pid, None)
                     return answer["pids"]
-        raise OSError("the process that forks ranks is gone")
+        raise OSError("the fork server is gone: it ended before it had forked the ranks")
 
     def exit_code(self, pid: int) -> int | None:
         """The exit code of a rank that it forked; None while it lives."""
         with self.lock:
-            while pid not in self.codes and select.select([self.process.stdout], [], [], 0)[0] and self._hear():
+            while pid not in self.codes and select.select([self.process.stdout], [], [], 0)[0] and self._receive():
                 pass
         return self.codes.get(pid)
 
-    def _hear(self) -> dict | None:
+    def _receive(self) -> dict | None:
         # Byte by byte from the descriptor: what a buffered reader holds would be invisible to select.
         line = b""
         while byte := os.read(self.process.stdout.fileno(), 1):
@@ -76,29 +76,31 @@ class Nursery:
 
 
 @functools.cache
-def _nursery_of(pid: int) -> Nursery:
-    return Nursery(owner())
+def _fork_server(pid: int) -> ForkServer:
+    return ForkServer(current_parent())
 
 
-def nursery(environment: Mapping[str, str]) -> Nursery | None:
-    """This process's; None where forking is not safe or not known, or comes too late for what `environment` says."""
+def fork_server(environment: Mapping[str, str]) -> ForkServer | None:
+    """This process's; None where forking is not safe or not known, or `environment` has other settings of torch's."""
     if sys.platform != "linux":
         return None
-    found = _nursery_of(os.getpid())
-    if found.process.poll() is not None:
-        _nursery_of.cache_clear()
-        found = _nursery_of(os.getpid())
-    return found if found.usable and found.settings == settings(environment) else None
+    server = _fork_server(os.getpid())
+    if server.process.poll() is not None:
+        _fork_server.cache_clear()
+        server = _fork_server(os.getpid())
+    return server if server.usable and server.settings == _import_settings(environment) else None
 
 
-def settings(environment: Mapping[str, str]) -> dict[str, str]:
+def _import_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key.startswith(READ_AT_IMPORT)}
 
 
+# In the fork server ------------------------------------------------------------------------------------------------
+
 def main() -> None:
-    """The nursery itself: import, then fork on request and tell how each child ended."""
+    """Import torch, then fork on request and report how each child ended."""
     import torch
-    import torch._dynamo  # torch's compiler: each rank's first optimizer would load it, in 2 s and more
+    import torch._dynamo  # torch's compiler: each rank's first optimizer would import it, for 2 s and more
     import torch.distributed
 
     gc.collect()
@@ -108,7 +110,7 @@ def main() -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    _say({"safe": _may_fork()})
+    _send({"safe": _may_fork()})
     buffer = b""
     while True:
         ready, _, _ = select.select([0, reader], [], [])
@@ -123,10 +125,10 @@ def main() -> None:
             for line in lines:
                 request = json.loads(line)
                 pids = [_fork(request, environment) for environment in request["environments"]]
-                _say({"number": request["number"], "pids": pids})
+                _send({"number": request["number"], "pids": pids})
 
 
-def _say(message: dict) -> None:
+def _send(message: dict) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
@@ -145,7 +147,7 @@ def _reap() -> None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
-            _say({"exit": pid, "code": os.waitstatus_to_exitcode(status)})
+            _send({"exit": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
 def _fork(request: dict, environment: dict) -> int:
@@ -154,14 +156,14 @@ def _fork(request: dict, environment: dict) -> int:
         return pid
     try:
         _become_rank(request, environment)
-    except BaseException:  # a rank that could not begin: its words go to the nursery's log
+    except BaseException:  # a rank that could not start: the fork server's log has the reason
         traceback.print_exc()
     finally:
         os._exit(70)
 
 
 def _become_rank(request: dict, environment: dict) -> None:
-    """Undo what makes this process a nursery, and run the boot file as a program."""
+    """Undo what makes this process a fork server, and run the boot file as a program."""
     import runpy
 
     os.setsid()
@@ -170,7 +172,7 @@ def _become_rank(request: dict, environment: dict) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    os.dup2(null, 1)  # else the parent would take what a rank prints early for the nursery's answers
+    os.dup2(null, 1)  # else the parent would take what a rank prints early for the fork server's answers
     os.close(null)
     os.environ.clear()
     os.environ.update(environment)

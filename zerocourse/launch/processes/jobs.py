@@ -1,32 +1,32 @@
-"""The parent's side of a launch: its processes, what they have told us, and the end of them all.
+"""The parent's side of a launch: its processes, what they have sent, and how all of them are ended.
 
-A `Job` owns a folder that only this user can read and a mark in the environment of every process it starts.
+A `Job` owns a folder that only this user can read and a run id in the environment of every process it starts.
 """
 
 import collections
 import contextlib
-import functools
 import math
 import os
 import pickle
-import re
 import shutil
 import signal
 import subprocess
 import time
 
 from . import payload
-from .channels import Inbox
-from .failures import Failure, RankDied, where
-from .cleanup import FOLDER, MARK, end_all, marked
-from .parent import PACKAGE_FOLDER, QUIET, boot_text, cores, import_path, owner, uninterrupted
+from .cleanup import FOLDER_VARIABLE, RUN_VARIABLE, end_processes, find_processes
+from .exits import ChildExits, ForkExits, TorchrunExits
+from .failures import Failure, LaunchTimeout, RankDied, RankError
+from .listener import Listener
+from .parent import QUIET, boot_text, cores, current_parent, import_path, uninterrupted
+from .position import STARTING, Position, dumped_position, waiting_text
 
 TORCHRUN_SETS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
                  "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 KEPT_LINES = 100_000  # of a job's output, in `Results.lines`
+EXIT_CODE_SECONDS = 3.0  # for who started a rank to say how it ended: long enough for a busy machine
 SAME_TIME = 0.1  # seconds; what a rank's death does to the others may be seen before the death itself
-FIRST_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-FAILED = re.compile(r"\(local_rank: (\d+)\)\s+exitcode\s+: (-?\d+)")
+NOTICE_SECONDS = 5.0  # after a rank has returned, until it is said that another one still waits in a collective
 
 
 class Results(list):
@@ -42,40 +42,48 @@ class Results(list):
 
 
 class Job:
-    """The processes of one launch on this machine. `pump` takes what they sent; nothing here waits for a rank."""
+    """The processes of one launch on this machine. `poll` handles what they sent; nothing here waits for a rank.
+
+    `verb` is what a rank has done that is done: a function "returned", a script or a cell "finished".
+    """
 
     def __init__(self, nproc: int, env=None, cwd=None):
-        boss = owner()
-        number = next(boss.numbers)
-        self.nproc, self.mark, self.cwd = nproc, f"{boss.mark}{number}/", os.path.abspath(cwd or os.getcwd())
-        self.folder, self.closed, self.processes = boss.folder / str(number), False, []
+        parent = current_parent()
+        number = next(parent.numbers)
+        self.nproc, self.run_id, self.cwd = nproc, f"{parent.run_id}{number}/", os.path.abspath(cwd or os.getcwd())
+        self.folder, self.closed, self.processes = parent.folder / str(number), False, []
         self.folder.mkdir(mode=0o700)
         self.env = QUIET | {
             key: value for key, value in os.environ.items() if key not in TORCHRUN_SETS
             and not key.startswith("TORCHELASTIC_") and not value.startswith("module://")  # MPLBACKEND
         }
-        self.env |= {MARK: self.mark, FOLDER: str(self.folder)}
+        self.env |= {RUN_VARIABLE: self.run_id, FOLDER_VARIABLE: str(self.folder)}
         self.env |= {key: str(value) for key, value in (env or {}).items()}
         self.env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // nproc)))
         self.pids, self.local_ranks = {}, {}  # process id by rank, rank by local rank
-        self.forked = {}  # process ids by rank, of ranks that were forked and so do not carry the job's own mark
+        self.forked = {}  # process ids by rank, of ranks that were forked and so do not carry the job's own run id
+        self.torchrun = self.exits = TorchrunExits(self.folder / "torchrun.txt", self.local_ranks)
         self.ready, self.gone, self.gone_first = set(), [], []  # ranks; `gone_first` before any failure of another
-        self.on_line = self.on_progress = lambda *_: None
-        self.expect()
-        self.inbox = Inbox(self.folder, self._hello, self._event, self._output, self._gone)
-        self.pump, self.drain, self.send = self.inbox.pump, self.inbox.drain, self.inbox.send
-        boss.jobs.add(self)
+        self.on_line = self.on_progress = self.on_notice = lambda *_: None
+        self.reset()
+        self.listener = Listener(self.folder, self._hello, self._event, self._output, self._disconnected)
+        self.poll, self.drain, self.send = self.listener.poll, self.listener.drain, self.listener.send
+        parent.jobs.add(self)
 
-    def expect(self) -> None:
+    def reset(self, verb: str = "returned") -> None:
         """Forget what earlier work has brought."""
-        self.done, self.failures, self.failed_at = {}, [], math.inf  # "done" events by rank; failures with their time
+        self.verb = verb
+        self.begun, self.done = set(), {}  # ranks that run the caller's code, or did; "done" events by rank
+        self.failures, self.failed_at = [], math.inf  # failures with their time
+        self.positions_told, self.notice_at = {}, math.inf
         self.records, self.lines = [], collections.deque(maxlen=KEPT_LINES)
 
     # Starting ----------------------------------------------------------------------------------------------------
 
     def boot(self, **spec) -> str:
         """Write the program that each rank runs, and return its path."""
-        spec |= {"address": self.inbox.address, "token": self.inbox.token, "folder": str(self.folder), "cwd": self.cwd}
+        spec |= {"address": self.listener.address, "token": self.listener.token, "folder": str(self.folder),
+                 "cwd": self.cwd}
         path = self.folder / "boot.py"
         path.write_text(boot_text("zerocourse.launch.worker", spec))
         return str(path)
@@ -86,30 +94,28 @@ class Job:
         (self.folder / "work").write_bytes(pickle.dumps(work))
 
     def start(self, command: list[str], env=None) -> subprocess.Popen:
-        """Start a process in a session of its own; what it says outside the channels goes to `agent_text`."""
-        with open(self.folder / "agent.txt", "ab") as log:
+        """Start a process in a session of its own; what it prints outside the connections goes to torchrun's log."""
+        with open(self.torchrun.log, "ab") as log:
             process = subprocess.Popen(command, env=env or self.env, cwd=self.cwd, stdin=subprocess.DEVNULL,
                                        stdout=log, stderr=log, start_new_session=True)
         self.processes.append(process)
         return process
 
     def spawn(self, command: list[str], environments: list[dict]) -> None:
-        """Start one process a rank."""
-        started = [self.start(command, environment) for environment in environments]
-        self.exit_codes = lambda: {rank: p.returncode for rank, p in enumerate(started) if p.poll() is not None}
+        """Start one process per rank."""
+        self.exits = ChildExits([self.start(command, environment) for environment in environments])
 
-    def adopt(self, home, boot: str, environments: list[dict]) -> None:
-        """Have one process a rank forked by the nursery `home`."""
-        self.forked = dict(enumerate(home.fork(boot, environments, self.cwd)))
-        codes = {rank: functools.partial(home.exit_code, pid) for rank, pid in self.forked.items()}
-        self.exit_codes = lambda: {rank: code() for rank, code in codes.items() if code() is not None}
+    def fork(self, server, boot: str, environments: list[dict]) -> None:
+        """Have the fork server `server` fork one process per rank."""
+        self.forked = dict(enumerate(server.fork(boot, environments, self.cwd)))
+        self.exits = ForkExits(server, self.forked)
 
-    # What the ranks say ------------------------------------------------------------------------------------------
+    # What the ranks send -----------------------------------------------------------------------------------------
 
     def _hello(self, rank: int, hello: dict) -> None:
         self.pids[rank], self.local_ranks[hello["local_rank"]] = hello["pid"], rank
 
-    def _gone(self, rank: int) -> None:
+    def _disconnected(self, rank: int) -> None:
         self.gone.append(rank)
         if time.monotonic() - self.failed_at < SAME_TIME:
             self.gone_first.append(rank)
@@ -122,15 +128,21 @@ class Job:
         match event.pop("event"):
             case "ready":
                 self.ready.add(rank)
+            case "begun":
+                self.begun.add(rank)
             case "record":
                 self.records.append((rank, event["record"]))
             case "progress":
                 self.on_progress(rank, event["step"], event["total"], event["info"])
+            case "position":
+                self.positions_told[rank] = Position(**event)
             case "done":
                 self.done[rank] = event
+                self.notice_at = time.monotonic() + NOTICE_SECONDS
             case "error":
                 self.failed_at = min(self.failed_at, time.monotonic())
-                self.failures.append((event.pop("time"), Failure(rank, **event)))
+                position = Position(**event.pop("position"))
+                self.failures.append((event.pop("time"), Failure(rank, **event, position=position)))
 
     def values(self) -> list:
         """What each rank returned, in rank order; each is read once."""
@@ -141,6 +153,54 @@ class Job:
             path.unlink(missing_ok=True)
         return values
 
+    # Who still waits, and where ----------------------------------------------------------------------------------
+
+    def returned(self) -> dict[int, float]:
+        """Seconds that the caller's code took, by rank, of the ranks that came to its end."""
+        return {rank: event["seconds"] for rank, event in self.done.items() if event["ok"]}
+
+    def timeout(self, seconds: float) -> LaunchTimeout:
+        """The error that says who was done when time was up, and where the others were."""
+        positions = self.positions()
+        return LaunchTimeout(seconds, self.returned(), positions, self.verb)
+
+    def notice_waiting(self) -> None:
+        """Say once, through `on_notice`, that a rank waits in a collective for one that has returned long ago."""
+        if time.monotonic() < self.notice_at or len(self.done) == self.nproc:
+            return
+        positions = self.positions()
+        if any(position.collective for position in positions.values()):
+            self.on_notice(f"({waiting_text(self.returned(), positions, self.verb)})")
+            self.notice_at = math.inf
+        else:  # the others compute; they may still come to a collective
+            self.notice_at = time.monotonic() + NOTICE_SECONDS
+
+    def positions(self, timeout: float = 0.5) -> dict[int, Position]:
+        """Where each rank is now that is not done. A rank that does not answer is looked up by faulthandler, from C."""
+        asked = {rank for rank in self.begun & self.pids.keys() if rank not in self.done}
+        self.positions_told = {}
+        self.send({"kind": "position"})
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and asked - self.positions_told.keys() - self.done.keys():
+            self.poll(0.02)
+        silent = asked - self.positions_told.keys()
+        told = self.positions_told | self._dumped(silent)
+        first = next((rank - local_rank for local_rank, rank in self.local_ranks.items()), 0)  # of this node's ranks
+        return {rank: told[rank] if rank in asked else STARTING
+                for rank in range(first, first + self.nproc) if rank not in self.done}
+
+    def _dumped(self, ranks, timeout: float = 0.3) -> dict[int, Position]:
+        dumps = {rank: self.folder / f"stack{rank}" for rank in ranks}
+        for rank in dumps if hasattr(signal, "SIGUSR1") else ():
+            with contextlib.suppress(OSError):
+                os.kill(self.pids[rank], signal.SIGUSR1)
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and not all(d.exists() and d.stat().st_size for d in dumps.values()):
+            time.sleep(0.02)
+        if dumps:
+            time.sleep(0.05)  # a dump is written in pieces
+        return {rank: dumped_position(d.read_text(errors="replace") if d.exists() else "") for rank, d in dumps.items()}
+
     # What went wrong ---------------------------------------------------------------------------------------------
 
     def failed(self) -> list[Failure]:
@@ -148,100 +208,67 @@ class Job:
         alike = len({(failure.kind, failure.message) for _, failure in self.failures}) == 1
         return [f for _, f in sorted(self.failures, key=lambda pair: pair[1].rank if alike else pair[0])]
 
-    def agent_text(self) -> str:
-        """What torchrun, or Python before the channels were up, had to say."""
-        path = self.folder / "agent.txt"
-        return path.read_text(errors="replace") if path.exists() and path.stat().st_size else ""
+    def rank_error(self) -> RankError:
+        """The error for what ranks raised."""
+        return RankError(self.failed(), self.returned(), self.verb)
 
-    def exit_codes(self) -> dict[int, int]:
-        """Exit codes of ranks that did not end well, as far as who started them has told."""
-        text = self.agent_text()
-        codes = {self.local_ranks.get(int(local), int(local)): int(code) for local, code in FAILED.findall(text)}
-        first = FIRST_FAILED.search(text)
-        return codes | ({self.first_failed(): int(first[1])} if first else {})
-
-    def first_failed(self) -> int | None:
-        """The rank that torchrun saw fail first."""
-        first = FIRST_FAILED.search(self.agent_text())
-        return self.local_ranks.get(int(first[2]), int(first[2])) if first else None
-
-    def in_trouble(self) -> bool:
-        """Whether torchrun has seen a rank fail; ending the others can take it half a minute, so we do not wait."""
-        return "closing signal" in (text := self.agent_text()) or FIRST_FAILED.search(text) is not None
-
-    def death(self, certain: bool = True) -> RankDied | None:
+    def rank_died(self, certain: bool = True) -> RankDied | None:
         """The error for a rank that ended without a word, before any other rank failed. None: there is no such rank.
 
-        Who started the ranks knows exit codes a little later than we see ranks go, so this may wait a second.
+        Who started the ranks knows exit codes a little later than their connections end, so this may wait.
         `certain=False`: ranks without a bad exit code count as having ended well (a script that calls os._exit(0)).
         """
         failures = self.failed()
         told = {*self.done, *(failure.rank for failure in failures)}
         suspects = [rank for rank in self.gone_first if rank not in told]
         self._await_codes(suspects)
-        codes, root = self.exit_codes(), self.first_failed()
+        codes, first_failed = self.exits.codes(), self.exits.first_failed()
         # Torchrun ends the peers of a rank that failed with SIGTERM: such a death is not the cause.
-        suspects = [r for r in suspects if not (codes.get(r) == -signal.SIGTERM and root not in (None, r))]
+        suspects = [r for r in suspects if not (codes.get(r) == -signal.SIGTERM and first_failed not in (None, r))]
         if not certain:
             suspects = [rank for rank in suspects if rank in codes]
         if not suspects and not failures:
-            suspects = [root] if root is not None else [*codes] or [r for r in self.gone if certain and r not in told]
+            unexplained = [rank for rank in self.gone if certain and rank not in told]
+            suspects = [first_failed] if first_failed is not None else [*codes] or unexplained
         if not suspects:
             return None
         after = "; ".join(f"rank {f.rank}: {f.kind}: {f.message}" for f in failures)
-        detail = f"after it, {after}" if after else "" if self.pids else self.agent_text()[-3000:]
+        detail = f"after it, {after}" if after else "" if self.pids else self.torchrun.text()[-3000:]
         return RankDied(suspects[0], codes.get(suspects[0]), detail)
 
     def _await_codes(self, suspects: list[int]) -> None:
-        """Wait up to a second for the exit code of one of `suspects`.
+        """Wait up to EXIT_CODE_SECONDS for the exit code of one of `suspects`.
 
         Torchrun tells only when the other ranks have ended, so those that do not within 0.3 s are killed.
         """
         started = time.monotonic()
-        while suspects and not any(rank in self.exit_codes() for rank in suspects):
+        while suspects and not any(rank in self.exits.codes() for rank in suspects):
             waited = time.monotonic() - started
-            if waited > 1:
+            if waited > EXIT_CODE_SECONDS:
                 break
-            for rank in self.inbox.channels if waited > 0.3 else ():
+            for rank in self.listener.connections if waited > 0.3 else ():
                 with contextlib.suppress(OSError):
                     os.kill(self.pids[rank], getattr(signal, "SIGKILL", signal.SIGTERM))
-            self.pump(0.05)
-
-    def where(self, ranks, timeout: float = 0.5) -> dict[int, str]:
-        """Where each of `ranks` is now: faulthandler answers even from a collective that is stuck in C++."""
-        if not hasattr(signal, "SIGUSR1"):
-            return {rank: "(where is not known on this system)" for rank in ranks}
-        dumps = {rank: self.folder / f"stack{rank}" for rank in ranks if rank in self.pids}
-        for rank in dumps:
-            with contextlib.suppress(OSError):
-                os.kill(self.pids[rank], signal.SIGUSR1)
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline and not all(d.exists() and d.stat().st_size for d in dumps.values()):
-            time.sleep(0.02)
-        time.sleep(0.05)  # a dump is written in pieces
-        launcher = (str(self.folder / "boot.py"), f"{PACKAGE_FOLDER}/processes/", f"{PACKAGE_FOLDER}/worker.py",
-                    f"{PACKAGE_FOLDER}/distributed.py")
-        texts = {rank: dump.read_text(errors="replace") if dump.exists() else "" for rank, dump in dumps.items()}
-        return {rank: where(texts[rank], launcher) if rank in texts else "(still starting)" for rank in ranks}
+            self.poll(0.05)
 
     # The end -----------------------------------------------------------------------------------------------------
 
     def close(self, grace: float = 0.3) -> None:
-        """End every process, wait until there is none, hang up and remove the folder. Safe to call twice."""
+        """End every process, wait until there is none, close the connections, remove the folder. Safe to call twice."""
         if self.closed:
             return
-        self.on_line = self.on_progress = lambda *_: None
+        self.on_line = self.on_progress = self.on_notice = lambda *_: None
         with uninterrupted():
-            end_all(self._living, grace)
+            end_processes(self._living, grace)
             for process in self.processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1)
-            self.inbox.close()
+            self.listener.close()
             shutil.rmtree(self.folder, ignore_errors=True)
             self.closed = True
 
     def _living(self) -> list[int]:
         started = [p.pid for p in self.processes if p.poll() is None]
         if os.path.isdir("/proc/self"):
-            return list({*started, *marked(self.mark, set(self.forked.values()))})
+            return list({*started, *find_processes(self.run_id, set(self.forked.values()))})
         return [*started, *(pid for rank, pid in self.pids.items() if rank not in self.gone and pid not in started)]

@@ -1,4 +1,4 @@
-"""This process in its role as a parent: its mark, its folder, and the guard that outlives it."""
+"""This process as the parent of ranks: its run id, its folder, and the cleanup process that outlives it."""
 
 import atexit
 import contextlib
@@ -15,31 +15,31 @@ import threading
 import weakref
 from pathlib import Path
 
-from .cleanup import FOLDER, MARK
+from . import cleanup
+from .cleanup import FOLDER_VARIABLE, RUN_VARIABLE
 
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # of every rank, unless somebody says otherwise
-PACKAGE_FOLDER = str(Path(__file__).parents[1])
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # in the environment of every rank, unless the caller sets it
+_ROOT = str(Path(__file__).parents[3])  # the folder that holds the package
 
 
-class Owner:
-    """What all jobs of this process share. `mark` begins the mark of each, `folder` holds theirs."""
+class Parent:
+    """What all jobs of this process share. `run_id` begins the run id of each, `folder` holds their folders."""
 
     def __init__(self):
-        outer = os.environ.get(MARK, "")
-        self.pid, self.mark, self.numbers = os.getpid(), f"{outer}{secrets.token_hex(8)}/", itertools.count(1)
-        home = os.environ.get(FOLDER, "")
-        self.folder = Path(tempfile.mkdtemp(prefix="zc-", dir=home if os.path.isdir(home) else None))
+        outer = os.environ.get(RUN_VARIABLE, "")
+        self.pid, self.run_id, self.numbers = os.getpid(), f"{outer}{secrets.token_hex(8)}/", itertools.count(1)
+        outer_folder = os.environ.get(FOLDER_VARIABLE, "")
+        self.folder = Path(tempfile.mkdtemp(prefix="zc-", dir=outer_folder if os.path.isdir(outer_folder) else None))
         self.jobs = weakref.WeakSet()
         if os.path.isdir("/proc/self"):
-            command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py"))]
-            nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # or a pipe of ours stays open
-            self.guard = subprocess.Popen([*command, str(self.pid), self.mark, str(self.folder)], cwd="/", **nowhere,
-                                          start_new_session=True)
+            command = [sys.executable, "-I", "-S", cleanup.__file__, str(self.pid), self.run_id, str(self.folder)]
+            closed = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # or a pipe of ours stays open
+            self.cleanup = subprocess.Popen(command, cwd="/", **closed, start_new_session=True)
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End every job; for the end of the process."""
-        if os.getpid() != self.pid:  # a fork of us that ends has nothing to close
+        """End every job; called when the process ends."""
+        if os.getpid() != self.pid:  # a fork of this process has its own jobs
             return
         for job in list(self.jobs):
             job.close()
@@ -47,18 +47,18 @@ class Owner:
 
 
 @functools.cache
-def _owner_of(pid: int) -> Owner:
-    return Owner()
+def _parent(pid: int) -> Parent:
+    return Parent()
 
 
-def owner() -> Owner:
-    """The one of this process; a fork gets its own."""
-    return _owner_of(os.getpid())
+def current_parent() -> Parent:
+    """The `Parent` of this process, made with the first call; a fork gets its own."""
+    return _parent(os.getpid())
 
 
 @contextlib.contextmanager
 def uninterrupted():
-    """Hold back Ctrl-C until the block is done, so that a second one cannot stop the cleaning up."""
+    """Hold back Ctrl-C until the block is done, so that a second one cannot stop the cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -80,12 +80,11 @@ def cores() -> int:
 def import_path() -> list[str]:
     """This process's `sys.path` as another process can use it, with the package on it."""
     path = [os.path.abspath(entry) if entry in ("", ".") else entry for entry in sys.path]
-    root = os.path.dirname(PACKAGE_FOLDER)
-    return path if root in path else [*path, root]
+    return path if _ROOT in path else [*path, _ROOT]
 
 
 def boot_text(module: str, *args) -> str:
     """A program that runs `module.main(*args)` under this process's import path; spawned copies of it do nothing."""
-    words = ", ".join(map(repr, args))
+    arguments = ", ".join(map(repr, args))
     return (f"import sys\nif __name__ == '__main__':\n    sys.path[:] = {import_path()!r}\n"
-            f"    from {module} import main\n    main({words})\n")
+            f"    from {module} import main\n    main({arguments})\n")

@@ -108,7 +108,7 @@ def _names(code) -> set[str]:
 
 
 def _culprit(fn, args, kwargs, seen: set) -> str | None:
-    """Words for the first argument, closure variable or global of `fn` that cannot be pickled."""
+    """A phrase for the first argument, closure variable or global of `fn` that cannot be pickled."""
     fn = getattr(fn, "func", fn)
     parts = [(f"argument {i}", value) for i, value in enumerate(args)]
     parts += [(f"the argument {name!r}", value) for name, value in kwargs.items()]
@@ -117,10 +117,10 @@ def _culprit(fn, args, kwargs, seen: set) -> str | None:
         seen.add(id(fn))
         cells = zip(code.co_freevars, fn.__closure__ or ())
         parts += [(f"the outer variable {name!r}", cell.cell_contents) for name, cell in cells]
-        found = sorted(_names(code) & fn.__globals__.keys())
-        parts += [(f"the global {name!r}", fn.__globals__[name]) for name in found]
-    for words, value in parts:
+        mentioned = sorted(_names(code) & fn.__globals__.keys())
+        parts += [(f"the global {name!r}", fn.__globals__[name]) for name in mentioned]
+    for phrase, value in parts:
         if not _sendable(value):
             deeper = _culprit(value, (), {}, seen) if hasattr(value, "__code__") else None
-            return deeper or f"{words} (a {type(value).__module__}.{type(value).__qualname__}) cannot be pickled"
+            return deeper or f"{phrase} (a {type(value).__module__}.{type(value).__qualname__}) cannot be pickled"
     return None

@@ -9,22 +9,22 @@ import os
 import sys
 import types
 
-from ..worker import attempt, done, process_group, progress, report, take_work
+from ..worker import attempt, begin, done, load_work, process_group, progress, report, send_done
 from . import payload
 
 NEW_SEED = 67280421310721  # the seed of torch in a new process
 
 
-def serve(spec: dict, channel) -> None:
+def serve(spec: dict, connection) -> None:
     """Answer requests one after another, with the process group up and variables of cells kept."""
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")
     if not attempt(_prepare, spec, vars(main_module)):
         os._exit(1)
-    channel.send("ready")
+    connection.send("ready")
     while True:
-        request = channel.requests.get()
+        request = connection.requests.get()
         if not attempt(_answer, spec, request, vars(main_module)):
-            channel.send("done", ok=False, calls=_collective_calls())
+            send_done(ok=False, calls=_collective_calls())
         if request["kind"] == "call":
             _forget()
 
@@ -33,20 +33,22 @@ def _prepare(spec: dict, namespace: dict) -> None:
     if spec["init"]:
         import torch
 
-        from ...comm import bootstrap as distributed
-        distributed.init()
+        from ...comm import bootstrap
+        bootstrap.init()
         namespace |= {"torch": torch, "dist": torch.distributed, "world_size": torch.distributed.get_world_size()}
     namespace |= {"rank": spec["rank"], "report": report, "progress": progress}
 
 
 def _answer(spec: dict, request: dict, namespace: dict) -> None:
-    work = take_work(spec)
+    work = load_work(spec)
     if request["kind"] == "call":
         if "torch" in sys.modules:
             sys.modules["torch"].manual_seed(NEW_SEED)
         fn, args, kwargs = payload.unpack(work["call"])
+        begin()
         done(spec, fn(*args, **kwargs), calls=_collective_calls())
     else:
+        begin()
         value = _execute(work["code"], work["name"], namespace)
         try:
             done(spec, value, calls=_collective_calls())

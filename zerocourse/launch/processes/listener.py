@@ -1,7 +1,7 @@
-"""The parent's ears: connections from ranks, read as lines without ever waiting for the rest of one.
+"""The parent's end of the connections to its ranks, read as lines without ever waiting for the rest of one.
 
-Each rank opens two: events (JSON lines, both ways) and output (raw bytes). The first line of a connection says whose
-it is, and carries the job's token.
+Each rank opens two (`connection`): events (JSON lines, both ways) and output (raw bytes). The first line of each names
+the rank and carries the job's token.
 """
 
 import contextlib
@@ -35,53 +35,53 @@ class Lines:
         return lines
 
 
-class Inbox:
-    """Listens for ranks. `on_hello(rank, hello)`, `on_event(rank, event)`, `on_output(rank, text)`, `on_gone(rank)`
-    are called from `pump`, in the caller's thread."""
+class Listener:
+    """Accepts the ranks' connections. `on_hello(rank, hello)`, `on_event(rank, event)`, `on_output(rank, text)` and
+    `on_disconnect(rank)` are called from `poll`, in the caller's thread."""
 
-    def __init__(self, folder: Path, on_hello, on_event, on_output, on_gone):
-        self.token, self.channels, self._outputs = secrets.token_hex(16), {}, {}
-        self.on_hello, self.on_event, self.on_output, self.on_gone = on_hello, on_event, on_output, on_gone
+    def __init__(self, folder: Path, on_hello, on_event, on_output, on_disconnect):
+        self.token, self.connections, self._outputs = secrets.token_hex(16), {}, {}  # events and output, by rank
+        self.on_hello, self.on_event, self.on_output, self.on_disconnect = on_hello, on_event, on_output, on_disconnect
         self._selector = selectors.DefaultSelector()
         server, self.address = _listen(folder)
         self._selector.register(server, selectors.EVENT_READ, self._accept)
 
     def send(self, message: dict) -> None:
-        """Say something to every rank; a rank that is gone hears nothing."""
+        """Send a message to every rank that is connected."""
         line = json.dumps(message).encode() + b"\n"
-        for channel in self.channels.values():
+        for connection in self.connections.values():
             with contextlib.suppress(OSError):
-                channel.sendall(line)
+                connection.sendall(line)
 
-    def pump(self, timeout: float) -> bool:
-        """Take what has come, waiting at most `timeout` seconds for it; says whether anything had."""
+    def poll(self, timeout: float) -> bool:
+        """Handle what has arrived, after waiting for it at most `timeout` seconds; returns whether anything had."""
         ready = self._selector.select(timeout)
         for key, _ in ready:
             key.data(key.fileobj)
         return bool(ready)
 
     def drain(self) -> None:
-        """Take all that has come, a last line without its newline too.
+        """Handle all that has arrived, a last line without its newline too.
 
-        What a rank wrote before it said "done" is here when that is.
+        What a rank wrote before it sent "done" has arrived when that has.
         """
-        while self.pump(0):
+        while self.poll(0):
             pass
         for rank, lines in self._outputs.items():
-            self._take_output(rank, lines.feed(b""))
+            self._handle_output(rank, lines.feed(b""))
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close every connection."""
         for key in list(self._selector.get_map().values()):
             self._drop(key.fileobj)
         self._selector.close()
 
     def _accept(self, server) -> None:
         connection, _ = server.accept()
-        self._selector.register(connection, selectors.EVENT_READ, self._greet)
+        self._selector.register(connection, selectors.EVENT_READ, self._identify)
 
-    def _greet(self, connection) -> None:
-        """Read the first line; who does not know the token is turned away."""
+    def _identify(self, connection) -> None:
+        """Read the first line; a connection without the token is closed."""
         connection.settimeout(5)  # for 100 bytes that a rank sends as soon as it connects
         with contextlib.suppress(OSError, ValueError, KeyError):
             hello = json.loads(_read_line(connection))
@@ -89,33 +89,34 @@ class Inbox:
                 rank, events = hello["rank"], hello["use"] == "events"
                 connection.settimeout(None)
                 if events:
-                    self.channels[rank], lines = connection, Lines()
+                    self.connections[rank], lines = connection, Lines()
                     self.on_hello(rank, hello)
                 else:
                     lines = self._outputs[rank] = Lines(LONGEST_PIECE)
-                take = functools.partial(self._read, rank, lines, self._take_events if events else self._take_output)
-                self._selector.modify(connection, selectors.EVENT_READ, take)
+                handle = self._handle_events if events else self._handle_output
+                read = functools.partial(self._read, rank, lines, handle)
+                self._selector.modify(connection, selectors.EVENT_READ, read)
                 return
         self._drop(connection)
 
-    def _read(self, rank: int, lines: Lines, take, connection) -> None:
+    def _read(self, rank: int, lines: Lines, handle, connection) -> None:
         try:
             chunk = connection.recv(1 << 16)
         except OSError:
             chunk = b""
-        take(rank, lines.feed(chunk))
+        handle(rank, lines.feed(chunk))
         if not chunk:
             self._drop(connection)
-            if self.channels.get(rank) is connection:
-                del self.channels[rank]
-                self.on_gone(rank)
+            if self.connections.get(rank) is connection:
+                del self.connections[rank]
+                self.on_disconnect(rank)
 
-    def _take_events(self, rank: int, lines: list[bytes]) -> None:
+    def _handle_events(self, rank: int, lines: list[bytes]) -> None:
         for line in lines:
-            with contextlib.suppress(ValueError):  # half a line of a rank that was killed while it spoke
+            with contextlib.suppress(ValueError):  # half a line of a rank that was killed meanwhile
                 self.on_event(rank, json.loads(line))
 
-    def _take_output(self, rank: int, lines: list[bytes]) -> None:
+    def _handle_output(self, rank: int, lines: list[bytes]) -> None:
         for line in lines:
             # What a progress bar overwrote with carriage returns was never meant to be kept.
             self.on_output(rank, line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2])
@@ -126,7 +127,7 @@ class Inbox:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listened on a moment ago."""
+    """A TCP port of this machine on which nobody listened a moment ago."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
