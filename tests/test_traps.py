@@ -1007,7 +1007,9 @@ def kept() -> list:
     model, optimizer = worlds.sharded(case)
     model.kept, said = [], []
     loss = squares(model, 0, 0, 0)
-    for moment in range(2):
+    assert not any(torch.isnan(tensor).any() for tensor in model.kept), "what a forward used stays until its backward"
+    loss.backward()
+    for _ in range(2):
         for tensor in model.kept:
             try:
                 said.append(bool(torch.isnan(tensor).all() and torch.isnan(tensor.sum()) and torch.isnan(tensor.clone()).all()))
@@ -1016,8 +1018,6 @@ def kept() -> list:
                 pass
             except BadInput:  # the parameter itself says that it is sharded
                 said.append(isinstance(tensor, nn.Parameter))
-        if moment == 0:
-            loss.backward()
     model.kept, optimizer = [], optimizer.zero_grad() or optimizer
     return [said, worlds.train_plain(case, model, optimizer)]
 
