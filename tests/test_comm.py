@@ -23,11 +23,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from zerocourse.comm.group import group as comm_module
-from zerocourse.comm.group import desync as notes
-from zerocourse.comm import Comm, add_in_order, fail_all
-from zerocourse.errors import BadInput, CollectiveError
+from zerocourse.comm import Comm, add_in_order, backends, desync, fail_all, watch
+from zerocourse.comm.backends import gloo
 from zerocourse.comm.events import MOST_EVENTS, Recorder
+from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.layout.rankmap import Layout
 from zerocourse.launch.ranks import Ranks
 
@@ -122,7 +121,7 @@ def test_add_in_order_wherever_the_sum_goes(dtype, into):
 
 
 def in_pieces(least: int) -> list:
-    comm, comm_module.PIECE_BYTES = Comm(), least
+    comm, gloo.PIECE_BYTES = Comm(), least
     try:
         layout = Layout.build({"a": (700_001,)}, comm.world_size)
         row, other = row_of(comm.rank, layout, torch.float32), torch.arange(layout.padded)
@@ -136,7 +135,7 @@ def in_pieces(least: int) -> list:
         ok = torch.equal(got[0], expected_sum(layout, comm.world_size, torch.float32)[layout.slice(comm.rank)])
         return [ok, torch.equal(other, torch.arange(layout.padded)), *works]
     finally:
-        comm_module.PIECE_BYTES = 1 << 20
+        gloo.PIECE_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize("least, pieces", [(1 << 20, (1, 2)), (100_000, (14, 16))])
@@ -482,7 +481,7 @@ def test_13_a_rank_that_never_came(spoiled):
 
 def leaves(waiting_in: str, leaving: list[int]) -> tuple[float, str]:
     """Some ranks leave with a reason while the others wait; seconds from then on, and what they heard."""
-    comm, notes.HEARD_SECONDS = Comm(timeout=30), 20
+    comm, desync.HEARD_SECONDS = Comm(timeout=30), 20
     layout = Layout.build({"a": (8,)}, comm.world_size)
     comm.all_gather_object("all are here")
     begun = time.monotonic()
@@ -517,8 +516,8 @@ def test_a_rank_that_leaves_tells_the_others_why_at_once(waiting_in, leaving):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_reason_arrives_although_the_rank_that_left_takes_the_store_with_it():
     def slow_to_look(rank):
-        compare = notes.DesyncReport.compare
-        notes.DesyncReport.compare = lambda *args: (time.sleep(0.5), compare(*args))[1]
+        explain = desync.DesyncReport.explain
+        desync.DesyncReport.explain = lambda *args: (time.sleep(0.5), explain(*args))[1]
         return leaves("all_reduce_sum", [0])
 
     found = forked(3, slow_to_look, own_store=False)
@@ -627,7 +626,7 @@ def as_on_nccl(rank: int, old_names: bool) -> tuple[list, dict]:
 
         if hasattr(dist, name):
             setattr(dist, name, counting)
-    Comm._nccl = lambda self, tensor: True
+    backends.choose = lambda device_type, configured: backends.Nccl
     comm, wrong = Comm(), []
     for name, layout in layouts(comm.world_size).items():
         used.clear()
@@ -661,7 +660,7 @@ def test_the_path_of_nccl_with_both_names_of_its_collectives(old_names):
 
 def as_on_a_shared_gpu(rank: int) -> list:
     """Every tensor goes through memory that is not its own, as from a GPU that ranks share."""
-    Comm._staged = lambda self, tensor: True
+    backends.choose = lambda device_type, configured: backends.StagedGloo
     foreign, given = [], {"isend": dist.isend, "irecv": dist.irecv}
 
     def watched(verb):

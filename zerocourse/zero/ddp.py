@@ -312,7 +312,7 @@ class DataParallel:
 
     def under_way(self) -> list[torch.Tensor]:
         """Buckets that no flat holds any more, and a collective still sends (from stage 2 on)."""
-        rows = (getattr(handle, "row", None) for _, _, handle in self.reducing) if self.shards_gradients else ()
+        rows = (getattr(handle, "tensor", None) for _, _, handle in self.reducing) if self.shards_gradients else ()
         return [row for row in rows if row is not None]
 
     def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:
