@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def issued_here() -> dict[str, tuple[list[int], list[tuple]]]:
-    """By Comm that this rank has made since this was last asked: the ranks of its group, and what it issued in order."""
+    """By Comm that this rank has made since the last time: the ranks of its group, and what it issued in order."""
     comms = {each.name: (each.ranks, list(each.issued)) for each in progress.recent}
     progress.recent.clear()
     return comms
@@ -55,10 +55,10 @@ def first_difference(logs: list[dict[str, tuple[list[int], list[tuple]]]]) -> st
 
 
 class OrderedRanks(Ranks):
-    """Ranks of which those in one group must issue the same collectives in the same order, which NCCL needs.
+    """Ranks of which those in one group must issue the same collectives in the same order, as NCCL needs them.
 
-    gloo would forgive another order, as its messages carry tags. Nothing is asserted where the ranks' run raises, nor in
-    a test that is marked `ranks_may_differ`.
+    gloo would forgive another order, as its messages carry tags. Nothing is asserted where the run raises, nor in a
+    test that is marked `ranks_may_differ`.
     """
 
     may_differ = False

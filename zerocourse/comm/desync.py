@@ -76,10 +76,10 @@ class DesyncReport:
                 return self._left(call)
             peers = self.where_peers_are(answers, "was", gone=not late)
         except RuntimeError:
-            return CollectiveError(f"a collective {what}: rank {self.rank} was in {call}, and the other ranks could not "
-                                   "be asked, because the process that kept the store is gone")
+            return CollectiveError(f"a collective {what}: rank {self.rank} was in {call}, and the other ranks could "
+                                   "not be asked, because the process that kept the store is gone")
         ranks = sorted([(self.rank, f"rank {self.rank} was in {call}"), *zip(self.peers, peers, strict=True)])
-        calls = {call, *(answer["call"] for answer in answers.values() if answer["call"])}
+        calls = {(call, True), *((answer["call"], answer["here"]) for answer in answers.values() if answer["call"])}
         all_waited = len(answers) == len(self.peers) and all(answer["call"] for answer in answers.values())
         rule = f". {ORDER}" if len(calls) > 1 else \
             ". They disagree on its layout, or the time was too short" if all_waited else ""

@@ -28,9 +28,10 @@ def fail_all(reason: str | Exception) -> None:
     reports = [comm.report for comm in open_comms]
     for report in reports:
         report.tell(reason)
-    for comm in open_comms:  # whoever waits for a connection that closes, looks for the reason
-        with suppress(RuntimeError, ValueError, AssertionError):  # it is closed already
-            dist.destroy_process_group(comm.group)
+    for comm in open_comms:
+        if "nccl" not in comm.backends:  # which would wait for what is under way, and nobody completes any more
+            with suppress(RuntimeError, ValueError, AssertionError):  # it is closed already
+                dist.destroy_process_group(comm.group)  # who waits there sees it, and looks for the reason
     until = time.monotonic() + desync.HEARD_SECONDS
     while reports and time.monotonic() < until and not any(report.heard() for report in reports):
         time.sleep(0.02)

@@ -119,7 +119,7 @@ class Comm:
         call = self._next("all_gather_object")
         if not self.peers:
             return [value]
-        with self._explained(call):
+        with self._explained(call, waits=True):
             values = self.report.exchange(call, value, self.timeout)
         self.progress.complete(call)
         return values
@@ -136,7 +136,7 @@ class Comm:
     def complete(self, works: list, call: str, tensor: torch.Tensor) -> None:
         """Wait for all works of a call on `tensor`. Raises CollectiveError."""
         if self.peers:
-            with self._explained(call):
+            with self._explained(call, waits=True):
                 self._backend(tensor).wait(works, self.timeout)
             self.progress.complete(call)
 
@@ -183,18 +183,22 @@ class Comm:
         return f"{call} #{self._calls[call]}"
 
     @contextmanager
-    def _explained(self, call: str) -> Iterator[None]:
-        """The watcher knows that this thread waits; a failure of the backend becomes a sentence on who called what."""
-        if not self.peers:
-            yield
-            return
-        watch.begin(self.report, call)
+    def _explained(self, call: str, waits: bool = False) -> Iterator[None]:
+        """A failure of the backend inside becomes a sentence on who called what.
+
+        waits: this thread waits inside, and the watcher is to know.
+        """
+        if waits:
+            watch.begin(self.report, call)
         try:
             yield
         except RuntimeError as error:
+            if self.report is None:
+                raise
             raise self.report.explain(call, error, self.timeout) from error
         finally:
-            watch.end()
+            if waits:
+                watch.end()
 
 
 def group_timeout(group: dist.ProcessGroup | None) -> timedelta:

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -38,7 +38,7 @@ class Wait:
 
     report: "DesyncReport"
     call: str
-    since: float = field(default_factory=time.monotonic)
+    since: float  # on the monotonic clock, as all times here
     due: float | None = None
     question: str = ""
     asked: float = 0.0
@@ -53,7 +53,7 @@ _thread: threading.Thread | None = None
 
 def begin(report: "DesyncReport", call: str) -> None:
     """This thread begins to wait."""
-    waits[threading.get_ident()] = Wait(report, call)
+    waits[threading.get_ident()] = Wait(report, call, time.monotonic())
 
 
 def end() -> None:
