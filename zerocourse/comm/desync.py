@@ -28,20 +28,20 @@ class DesyncReport:
         self.peers = [peer for peer in range(len(progress.ranks)) if peer != rank]
         # References of our own: the store must outlive the process group, which a rank that leaves destroys.
         store = dist.distributed_c10d._get_process_group_store(group)
-        self.store, self.board = dist.PrefixStore(f"zerocourse {progress.name}", store), watch.open_board()
+        self.store, self.questions = dist.PrefixStore(f"zerocourse {progress.name}", store), watch.question_store()
         with suppress(RuntimeError):  # a fake group's store keeps nothing
             self.store.set(f"made/{rank}", "")
 
     # -- a wait that takes long ---------------------------------------------------------------------------------------
 
     def ask(self) -> str:
-        """Ask all ranks where they are; the question's key."""
-        return watch.ask(self.board, self.progress)
+        """Ask all ranks where they are; returns the question's key."""
+        return watch.ask(self.questions, self.progress)
 
     def answers(self, question: str) -> dict[int, dict]:
-        """What the peers have answered so far, by rank."""
+        """What the peers have answered so far, by rank (see `watch.where_i_am`)."""
         keys = {peer: f"{question}/{peer}" for peer in self.peers}
-        return {peer: json.loads(self.board.get(key)) for peer, key in keys.items() if self.board.check([key])}
+        return {peer: json.loads(self.questions.get(key)) for peer, key in keys.items() if self.questions.check([key])}
 
     def where_peers_are(self, answers: dict[int, dict], verb: str = "is", gone: bool = False) -> list[str]:
         """A clause for each peer. verb: "is" or "was".   gone: a connection has broken, so who is silent is gone."""
@@ -71,7 +71,7 @@ class DesyncReport:
         what = f"did not complete within {timeout.total_seconds():g} s" if late else "broke off"
         try:
             self.store.set(f"failed/{self.rank}", call)
-            answers = self._hear(self.ask())
+            answers = self._collect_answers(self.ask())
             if self.somebody_left:
                 return self._left(call)
             peers = self.where_peers_are(answers, "was", gone=not late)
@@ -85,7 +85,7 @@ class DesyncReport:
             ". They disagree on its layout, or the time was too short" if all_waited else ""
         return CollectiveError(f"a collective {what}: {'; '.join(clause for _, clause in ranks)}{rule}")
 
-    def _hear(self, question: str) -> dict[int, dict]:
+    def _collect_answers(self, question: str) -> dict[int, dict]:
         """The peers' answers, as far as they come in time. Returns at once when a rank has left."""
         until = time.monotonic() + COMPARE_SECONDS
         while True:

@@ -13,7 +13,7 @@ class Progress:
     """One rank's progress in one Comm.
 
     issued: (verb, unit, elements, dtype) of the last collectives, in the order in which they were issued.
-    completed: how many are complete;   last: the call of the latest of them.
+    completed: how many are complete (on NCCL: are left to the GPU);   last: the call of the latest of them.
     failed: the call that did not complete, if one did not.
     """
 

@@ -1,12 +1,12 @@
-"""No wait is silent: a thread of this process that speaks up when a collective takes long, and answers ranks that wait.
+"""No wait is silent: a thread of this process reports a collective that takes long, and answers ranks that wait.
 
-A wait of more than `NOTICE_SECONDS` says on stderr what it waits for, since when, and where the other ranks are; then
-again every `REPEAT_SECONDS`. For that the waiting rank's watcher puts a question on a board in the store, and the
-watchers of the others answer it, also where the main thread computes. While nobody waits long, a watcher looks at one
-key of the store every `LOOK_SECONDS`, and a collective costs an entry in a dictionary.
+When a wait has lasted `NOTICE_SECONDS`, a line on stderr says what it waits for, since when, and where the other ranks
+are; another follows every `REPEAT_SECONDS`. To know that, the waiting rank's watcher writes a question into the store,
+and the watchers of the other ranks answer it, also while their main threads compute. While nobody waits long, a watcher
+reads one key of the store every `LOOK_SECONDS`, and a collective costs an entry in a dictionary.
 
-The main thread cannot do this itself: gloo ends a transfer whose wait has run into its time limit, so that a wait
-cannot be cut into slices. On NCCL the host never waits for a collective, and NCCL's own watchdog has the word.
+The waiting thread cannot do this itself. gloo ends a transfer whose wait has reached its time limit, so a wait cannot
+be cut into slices. On NCCL the host does not wait for a collective, and NCCL's own watchdog reports those that hang.
 """
 
 import atexit
@@ -34,7 +34,10 @@ QUICK_SECONDS = 0.05  # the same while a question is open
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """A thread's wait for one collective. `due`: seconds of waiting after which it speaks next."""
+    """A thread's wait for one collective. `due`: seconds of waiting after which the next line is printed.
+
+    question: the key of the question that is open, asked when the wait had lasted `asked` seconds.
+    """
 
     report: "DesyncReport"
     call: str
@@ -45,7 +48,7 @@ class Wait:
 
 
 waits: dict[int, Wait] = {}  # of this process, by thread
-_answered: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # default group: questions on its board so far
+_answered: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by default group: how many questions so far
 _wake, _stop = threading.Event(), threading.Event()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
@@ -91,15 +94,15 @@ def _run() -> None:
 
 # -- questions and answers -------------------------------------------------------------------------------------------
 
-def open_board() -> dist.Store:
-    """What all ranks of the world read, whichever group they are in."""
+def question_store() -> dist.Store:
+    """Where the ranks put questions and answers: all ranks of the world read it, whichever group they are in."""
     return dist.PrefixStore("zerocourse", dist.distributed_c10d._get_process_group_store(dist.group.WORLD))
 
 
-def ask(board: dist.Store, progress: Progress) -> str:
-    """Put the question where all members of a Comm's group are; the key under which they answer."""
-    number = board.add("asked", 1)
-    board.set(f"question {number}", json.dumps([progress.name, progress.ranks]))
+def ask(store: dist.Store, progress: Progress) -> str:
+    """Ask all members of a Comm's group where they are; returns the key under which they answer."""
+    number = store.add("asked", 1)
+    store.set(f"question {number}", json.dumps([progress.name, progress.ranks]))
     return f"answer {number}"
 
 
@@ -110,27 +113,27 @@ def _answer_questions() -> bool:
         if world is None or _answered.get(world) == -1:
             return False
         try:
-            return _answer(world, open_board())
+            return _answer(world, question_store())
         except RuntimeError:
             _answered[world] = -1  # the store went with the rank that kept it: never again
     return False
 
 
-def _answer(world: dist.ProcessGroup, board: dist.Store) -> bool:
-    if not board.check(["asked"]):
+def _answer(world: dist.ProcessGroup, store: dist.Store) -> bool:
+    if not store.check(["asked"]):
         return False
-    last, number = board.add("asked", 0), _answered.get(world, 0)
+    last, number = store.add("asked", 0), _answered.get(world, 0)
     busy = number < last
-    while number < last and board.check([f"question {number + 1}"]):
+    while number < last and store.check([f"question {number + 1}"]):
         number += 1
-        name, ranks = json.loads(board.get(f"question {number}"))
+        name, ranks = json.loads(store.get(f"question {number}"))
         if world.rank() in ranks:
-            board.set(f"answer {number}/{ranks.index(world.rank())}", json.dumps(_where_i_am(name)))
+            store.set(f"answer {number}/{ranks.index(world.rank())}", json.dumps(where_i_am(name)))
     _answered[world] = number
     return busy
 
 
-def _where_i_am(name: str) -> dict:
+def where_i_am(name: str) -> dict:
     """This rank's answer about one Comm: the call it waits in (`here`: of that Comm), and what it has completed."""
     mine, now = known.get(name), list(waits.values())
     calls = [wait.call for wait in now if wait.report.progress is mine] or [mine.failed] * bool(mine and mine.failed)

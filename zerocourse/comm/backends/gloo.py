@@ -4,7 +4,7 @@ gloo's own reduce_scatter is an all_reduce inside and sends twice the formula. A
 that both directions of a link are busy at once.
 
 Every message carries a tag made from the call and its layout. Ranks that disagree about what comes next therefore never
-pair up by accident: they wait, the wait has a limit, and then they compare notes (see `desync`).
+pair up by accident: they wait, the wait has a limit, and the error says where each rank was (see `desync`).
 """
 
 import zlib
