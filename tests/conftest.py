@@ -1,4 +1,4 @@
-"""What the tests share: quiet processes, a limit on each test, and ranks that are kept alive."""
+"""What the tests share: quiet processes, a limit on each test, and ranks that are kept alive and keep one order."""
 
 import os
 import signal
@@ -9,12 +9,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: sever
 import pytest
 import torch
 
+from zerocourse.comm import progress
 from zerocourse.launch.ranks import Ranks
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script is told to ignore it
 
 LIMIT_SECONDS = 120  # for a test that names none
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "ranks_may_differ: the ranks of `pool` issue different collectives on purpose")
+
+
+def pytest_runtest_setup(item):
+    OrderedRanks.may_differ = item.get_closest_marker("ranks_may_differ") is not None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -24,17 +33,55 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
 
 
+def issued_here() -> dict[str, tuple[list[int], list[tuple]]]:
+    """By Comm that this rank has made since the last time: the ranks of its group, and what it issued in order."""
+    comms = {each.name: (each.ranks, list(each.issued)) for each in progress.recent}
+    progress.recent.clear()
+    return comms
+
+
+def first_difference(logs: list[dict[str, tuple[list[int], list[tuple]]]]) -> str | None:
+    """Where two ranks of one group part, in words; logs: each rank's `issued_here`."""
+    for name, members in {name: ranks for log in logs for name, (ranks, _) in log.items()}.items():
+        first, *others = [(rank, logs[rank].get(name, (members, []))[1]) for rank in members]
+        for rank, issued in others:
+            if issued != first[1]:
+                at = next((i for i, (one, other) in enumerate(zip(first[1], issued)) if one != other),
+                          min(len(first[1]), len(issued)))
+                here, there = ([*calls, "nothing more"][at] for calls in (first[1], issued))
+                return (f"ranks {first[0]} and {rank} issued different collectives in Comm {name}: number {at + 1} is "
+                        f"{here} on rank {first[0]} and {there} on rank {rank}")
+    return None
+
+
+class OrderedRanks(Ranks):
+    """Ranks of which those in one group must issue the same collectives in the same order, as NCCL needs them.
+
+    gloo would forgive another order, as its messages carry tags. Nothing is asserted where the run raises, nor in a
+    test that is marked `ranks_may_differ`.
+    """
+
+    may_differ = False
+
+    def run(self, fn, *args, **kwargs):
+        results = super().run(fn, *args, **kwargs)
+        difference = first_difference(super().run(issued_here)) if self._job else None
+        assert not difference or self.may_differ, difference
+        return results
+
+
 @pytest.fixture(scope="session")
 def pool():
     """`pool(nproc).run(fn, *args)` runs `fn` on ranks that live as long as the session, in milliseconds.
 
-    Returns the list of what each rank returned; raises RankError when one raises, and starts new ranks then.
+    Returns the list of what each rank returned; raises RankError when one raises, and starts new ranks then. Asserts
+    that the ranks of a group issued the same collectives in the same order (see `OrderedRanks`).
     """
     kept = {}
 
     def ranks(nproc: int) -> Ranks:
         if nproc not in kept:
-            kept[nproc] = Ranks(nproc, timeout=60)
+            kept[nproc] = OrderedRanks(nproc, timeout=60)
         return kept[nproc]
 
     yield ranks

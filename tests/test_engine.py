@@ -13,7 +13,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import zerocourse
-from zerocourse.comm.group import bootstrap as distributed
+from zerocourse.comm import bootstrap as distributed
 from zerocourse.engine import Engine, initialize
 from zerocourse.errors import BadInput
 

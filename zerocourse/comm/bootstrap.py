@@ -1,4 +1,4 @@
-"""Brings the process group up: nccl when every local rank has a GPU of its own, else gloo."""
+"""Starts the process group: nccl where every rank of this machine has a GPU of its own, gloo everywhere else."""
 
 import os
 from datetime import timedelta
@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
-# The last of these is for its side effect. An optimizer's first step would import it; its functions take the default
-# group that they find then as a default argument, and a group that somebody keeps does not hang up when a rank leaves.
+# The last import is for its side effect. An optimizer's first step would import that module, and its functions take the
+# default group of that moment as a default argument: a group that is referenced from there keeps its connections when a
+# rank leaves, so that the others would not notice.
 
 
 def local_rank() -> int:
@@ -17,17 +18,17 @@ def local_rank() -> int:
 
 
 def device() -> torch.device:
-    """The device of this rank: its GPU, a GPU that it shares where ranks are more than GPUs, or the CPU."""
+    """This rank's device: a GPU, which it shares with others where there are more ranks than GPUs, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank() % torch.cuda.device_count())
 
 
 def init(timeout_seconds: float = 120) -> None:
-    """Initialise `torch.distributed` for this rank and select its GPU. A process group that is up is used as it is.
+    """Initialise `torch.distributed` for this rank, and select its GPU. A process group that exists is used as it is.
 
-    Under torchrun the world is torchrun's; outside it is a world of one rank, without a port or a file.
-    A collective that waits longer than `timeout_seconds` raises.
+    Under torchrun the world is torchrun's; outside it is a world of one rank, which needs neither a port nor a file.
+    A collective that waits longer than `timeout_seconds` raises an error.
     """
     here = device()
     if here.type == "cuda":

@@ -1,6 +1,7 @@
-"""What the ranks tell each other through the store when a collective fails: who was in which call, and who left why.
+"""What the ranks tell each other through the store when a collective takes long or fails: who is where, who left why.
 
-Nothing is written here while all goes well, so it costs a step nothing.
+Nothing is written here while all goes well, so it costs a step nothing. A rank that waits puts a question; every other
+rank's watcher (see `watch`) answers it, also while that rank computes. Calls and sentences are about one Comm.
 """
 
 import json
@@ -11,92 +12,130 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ..errors import CollectiveError, OutOfMemory
+from . import watch
+from .progress import Progress
 
-COMPARE_SECONDS = 3.0  # that a rank whose collective failed waits for what the others say
+COMPARE_SECONDS = 3.0  # that a rank whose collective failed waits for the others' answers
 HEARD_SECONDS = 1.0  # that a rank which leaves waits until the others know why: its process may keep the store
+ORDER = "Every rank must issue the same collectives in the same order"
 
 
 class DesyncReport:
-    """A rank's access to the store that it shares with its `peers`."""
+    """One rank's access to what the ranks of one Comm tell each other."""
 
-    def __init__(self, store: dist.Store, rank: int, peers: list[int]):
-        # A reference of our own: the store must outlive the process group, which a rank that leaves destroys.
-        self.store, self.rank, self.peers = store, rank, peers
+    def __init__(self, group: dist.ProcessGroup, rank: int, progress: Progress):
+        self.rank, self.progress = rank, progress
+        self.peers = [peer for peer in range(len(progress.ranks)) if peer != rank]
+        # References of our own: the store must outlive the process group, which a rank that leaves destroys.
+        store = dist.distributed_c10d._get_process_group_store(group)
+        self.store, self.questions = dist.PrefixStore(f"zerocourse {progress.name}", store), watch.question_store()
+        with suppress(RuntimeError):  # a fake group's store keeps nothing
+            self.store.set(f"made/{rank}", "")
 
-    def tell(self, reason: str | Exception) -> None:
-        """Write down why this rank leaves, for whoever will wait for it in vain."""
-        out_of_memory = isinstance(reason, OutOfMemory)  # whose sentence names the rank itself
-        with suppress(RuntimeError, ValueError):  # the store is gone: nobody to tell
-            self.store.set("left", json.dumps([out_of_memory, f"{'' if out_of_memory else f'rank {self.rank}: '}{reason}"]))
-            self.store.set(f"heard/{self.rank}", "")
+    # -- a wait that takes long ---------------------------------------------------------------------------------------
 
-    def heard(self) -> bool:
-        """Have all peers read it?"""
-        with suppress(RuntimeError):
-            return self.store.check([f"heard/{peer}" for peer in self.peers])
-        return True  # nobody is there any more
+    def ask(self) -> str:
+        """Ask all ranks where they are; returns the question's key."""
+        return watch.ask(self.questions, self.progress)
 
-    def compare(self, call: str, error: Exception, timeout: timedelta) -> CollectiveError | OutOfMemory:
-        """After a failed call: an error whose sentence says what this rank was in, and what the others say they were in.
+    def answers(self, question: str) -> dict[int, dict]:
+        """What the peers have answered so far, by rank (see `watch.where_i_am`)."""
+        keys = {peer: f"{question}/{peer}" for peer in self.peers}
+        return {peer: json.loads(self.questions.get(key)) for peer, key in keys.items() if self.questions.check([key])}
+
+    def where_peers_are(self, answers: dict[int, dict], verb: str = "is", gone: bool = False) -> list[str]:
+        """A clause for each peer. verb: "is" or "was".   gone: a connection has broken, so who is silent is gone."""
+        return [self._where(peer, answers.get(peer), verb, gone) for peer in self.peers]
+
+    def _where(self, peer: int, answer: dict | None, verb: str, gone: bool) -> str:
+        if not (answer and answer["made"]) and not self.store.check([f"made/{peer}"]):
+            return f"rank {peer} has not made this Comm, which every rank of its group must make"
+        if answer is None:
+            return f"rank {peer} did not answer: its process is gone{'' if gone else ', or stands still'}"
+        if answer["call"]:
+            return f"rank {peer} {verb} in {answer['call']}{'' if answer['here'] else ' of another Comm'}"
+        count, last = answer["completed"], answer["last"]
+        done = f"completed {count}, the last was {last}" if last else "has completed none"
+        return (f"rank {peer} {verb} in no collective (it {done}): it may have ended its loop earlier, "
+                "or still computes")
+
+    # -- a collective that failed -------------------------------------------------------------------------------------
+
+    def explain(self, call: str, error: Exception, timeout: timedelta) -> CollectiveError | OutOfMemory:
+        """After a failed call: an error whose sentence says what this rank was in, and where the others say they were.
 
         Where another rank ran out of memory, that is this one's error too.
         """
-        said, until = {self.rank: call}, time.monotonic() + COMPARE_SECONDS
-        with suppress(RuntimeError):  # the store may be gone, with the rank that kept it
-            self.store.set(f"call/{self.rank}", call)
-            while time.monotonic() < until and len(said) <= len(self.peers):
-                if self.somebody_left:
-                    out_of_memory, reason = json.loads(self._get("left"))
-                    self.store.set(f"heard/{self.rank}", "")  # after reading: now the one that left may end the store
-                    stopped = f"rank {self.rank} stopped in {call}, because another rank left: {reason}"
-                    return OutOfMemory(stopped) if out_of_memory else CollectiveError(stopped)
-                said |= {peer: self._get(f"call/{peer}") for peer in self.peers if self.store.check([f"call/{peer}"])}
-                time.sleep(0.02)
-        late = f"did not complete within {timeout.total_seconds():g} s"
-        what = late if "timed out" in str(error).lower() else "broke off"
-        ranks = [f"rank {rank} {f'was in {said[rank]}' if rank in said else 'did not answer: it computes, or is gone'}"
-                 for rank in sorted([self.rank, *self.peers])]
-        rule = ". Every rank must run the same units in the same order" if len(set(said.values())) > 1 else ""
-        if not rule and len(said) > len(self.peers):
-            rule = ". They disagree on its layout, or the time was too short"
-        return CollectiveError(f"a collective {what}: {'; '.join(ranks)}{rule}")
+        self.progress.failed = call
+        late = "timed out" in str(error).lower()  # gloo's words; any other failure is a connection that broke
+        what = f"did not complete within {timeout.total_seconds():g} s" if late else "broke off"
+        try:
+            self.store.set(f"failed/{self.rank}", call)
+            answers = self._collect_answers(self.ask())
+            if self.somebody_left:
+                return self._left(call)
+            peers = self.where_peers_are(answers, "was", gone=not late)
+        except RuntimeError:
+            return CollectiveError(f"a collective {what}: rank {self.rank} was in {call}, and the other ranks could "
+                                   "not be asked, because the process that kept the store is gone")
+        ranks = sorted([(self.rank, f"rank {self.rank} was in {call}"), *zip(self.peers, peers, strict=True)])
+        calls = {(call, True), *((answer["call"], answer["here"]) for answer in answers.values() if answer["call"])}
+        all_waited = len(answers) == len(self.peers) and all(answer["call"] for answer in answers.values())
+        rule = f". {ORDER}" if len(calls) > 1 else \
+            ". They disagree on its layout, or the time was too short" if all_waited else ""
+        return CollectiveError(f"a collective {what}: {'; '.join(clause for _, clause in ranks)}{rule}")
 
-    def exchange(self, call: str, thing: object, timeout: timedelta) -> list:
-        """Every rank's `thing`, in rank order. Raises RuntimeError when time is up, or a rank has left."""
-        keys = [f"{call}/{rank}" for rank in range(len(self.peers) + 1)]
-        self.store.set(keys[self.rank], json.dumps(thing))
-        if not self.wait(keys, timeout.total_seconds()):
-            raise RuntimeError("timed out")
-        return [json.loads(self._get(key)) for key in keys]
+    def _collect_answers(self, question: str) -> dict[int, dict]:
+        """The peers' answers, as far as they come in time. Returns at once when a rank has left."""
+        until = time.monotonic() + COMPARE_SECONDS
+        while True:
+            answers = self.answers(question)
+            for peer in self.peers:  # what failed on another rank is written down: it may be over and gone by now
+                if peer not in answers and self.store.check([f"failed/{peer}"]):
+                    answers[peer] = {"made": True, "here": True, "call": self._get(f"failed/{peer}")}
+            if len(answers) == len(self.peers) or self.somebody_left or time.monotonic() > until:
+                return answers
+            time.sleep(0.02)
 
-    def wait(self, keys: list[str], seconds: float) -> bool:
-        """Until the store has all keys. False when time is up, or another rank has left."""
-        until, pause = time.monotonic() + seconds, 0.001
-        while not self.store.check(keys):
-            if time.monotonic() >= until or self.somebody_left:
-                return False
-            time.sleep(pause)  # the store's own wait prints warnings when its time is up
-            pause = min(0.05, 2 * pause)
-        return True
+    # -- a rank that leaves -------------------------------------------------------------------------------------------
+
+    def tell(self, reason: str | Exception) -> None:
+        """Write down why this rank leaves, for whoever will wait for it in vain. The first reason stands."""
+        out_of_memory = isinstance(reason, OutOfMemory)  # whose sentence names the rank itself
+        said = [out_of_memory, f"{'' if out_of_memory else f'rank {self.rank}: '}{reason}"]
+        with suppress(RuntimeError, ValueError):  # the store is gone: nobody to tell
+            self.store.compare_set("left", "", json.dumps(said))
+            self.store.set(f"heard/{self.rank}", "")
+
+    def _left(self, call: str) -> CollectiveError | OutOfMemory:
+        out_of_memory, reason = json.loads(self._get("left"))
+        self.store.set(f"heard/{self.rank}", "")  # after reading: now the rank that left may end the store
+        stopped = f"rank {self.rank} stopped in {call}, because another rank left: {reason}"
+        return OutOfMemory(stopped) if out_of_memory else CollectiveError(stopped)
+
+    def heard(self) -> bool:
+        """Have all peers read why?"""
+        with suppress(RuntimeError):
+            return self.store.check([f"heard/{peer}" for peer in self.peers])
+        return True  # nobody is there any more
 
     @property
     def somebody_left(self) -> bool:
         return self.store.check(["left"])
 
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def exchange(self, call: str, value: object, timeout: timedelta) -> list:
+        """Every rank's `value`, in rank order. Raises RuntimeError when time is up, or a rank has left."""
+        keys = [f"{call}/{rank}" for rank in range(len(self.peers) + 1)]
+        self.store.set(keys[self.rank], json.dumps(value))
+        until, pause = time.monotonic() + timeout.total_seconds(), 0.001
+        while not self.store.check(keys):
+            if time.monotonic() >= until or self.somebody_left:
+                raise RuntimeError("timed out")
+            time.sleep(pause)  # the store's own wait prints warnings when its time is up
+            pause = min(0.05, 2 * pause)
+        return [json.loads(self._get(key)) for key in keys]
+
     def _get(self, key: str) -> str:
         return self.store.get(key).decode()
-
-
-def leave(notes: list[DesyncReport], groups: list[dist.ProcessGroup | None], reason: str | Exception) -> None:
-    """Say why this rank leaves; close its connections, so that whoever waits for it looks here; let them read.
-
-    notes: of all that have used these groups, and one of which the peers are waiting in.
-    """
-    for each in notes:
-        each.tell(reason)
-    for group in groups:
-        with suppress(RuntimeError, ValueError, AssertionError):  # it is closed already
-            dist.destroy_process_group(group)
-    until = time.monotonic() + HEARD_SECONDS
-    while notes and time.monotonic() < until and not any(each.heard() for each in notes):
-        time.sleep(0.02)

@@ -11,7 +11,7 @@ MOST_EVENTS = 100_000  # a rank that never steps, as in a long evaluation, forge
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that one rank did.
+    """What one rank did, from one time to another.
 
     verb: forward, backward, all_gather, reduce_scatter, wait, reshard, step.
     unit: the part of the model it was done for.   start, end: seconds of the machine's monotonic clock, so that

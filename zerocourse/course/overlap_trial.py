@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.distributed as dist
 
-from ..comm.group import Comm, Handle, add_in_order
+from ..comm import Comm, Handle, add_in_order
 from ..launch.link import limit_here, limited_link
 from ..models.gpt2 import GPTConfig, build_model
 from ..layout.rankmap import Layout

@@ -23,7 +23,7 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..comm.group import fail_all
+from ..comm import fail_all
 from ..errors import BadInput, OutOfMemory
 from ..formulas.units import gib, parse_bytes
 from .storages import all_tensors, params_of, states_of, storages_of, unwatch_resize, watch_resize

@@ -405,7 +405,7 @@ class DataParallel:
 
     def under_way(self) -> list[torch.Tensor]:
         """Buckets that no buffer holds any more, and a collective still sends (from stage 2 on)."""
-        buckets = (getattr(handle, "row", None) for _, _, handle in self.reducing) if self.shards_gradients else ()
+        buckets = (getattr(handle, "tensor", None) for _, _, handle in self.reducing) if self.shards_gradients else ()
         return [bucket for bucket in buckets if bucket is not None]
 
     def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:

@@ -64,9 +64,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     check_trainable(model, optimizer)
     options = options or ZeroOptions(bucket_size, prefetch, in_flight, reshard_after_forward)
     precision = precision or Precision(param_dtype)
-    groups = Groups(comm or Comm(shard_group), None if replicate_group is None else Comm(replicate_group))
-    if groups.replicate is not None:
-        groups.replicate.recorder = groups.shard.recorder  # one rank, one record
+    comm = comm or Comm(shard_group)
+    groups = Groups(comm, None if replicate_group is None else Comm(replicate_group, recorder=comm.recorder))
     stage_class = STAGES[stage]
     functions = with_functions(stage_class.ops, ops or {})
     shapes = {name: param.shape for name, param in model.named_parameters()}

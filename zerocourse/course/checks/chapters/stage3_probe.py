@@ -112,7 +112,7 @@ def see_unshard(unshard, reshard, step) -> dict:
             handle = unshard(flat, comm)
             if handle is not None and not hasattr(handle, "wait"):
                 raise Wrong(f"it returned {handle!r}: return the all-gather's handle")
-            waited = any(gather.row is None for gather in comm.gathers)  # complete before it returned
+            waited = any(gather.tensor is None for gather in comm.gathers)  # complete before it returned
             counts = probe.all_gather_object(len(comm.gathers))
             if len(set(counts)) > 1:
                 raise Wrong(f"`unshard` called `comm.all_gather` {_by_rank(counts)}. {SAME_CALLS}")
@@ -125,7 +125,7 @@ def see_unshard(unshard, reshard, step) -> dict:
                 raise
             raise Wrong(NOT_TAKEN) from error
         found = {"bytes": storage.nbytes(), "full bytes": flat.storage.nbytes, "gathers": len(comm.gathers),
-                 "under way": any(gather.row is not None for gather in comm.gathers), "shard": shard,
+                 "under way": any(gather.tensor is not None for gather in comm.gathers), "shard": shard,
                  "slice there": all(comm.slice_there), "waited": waited,
                  "returned": "None" if handle is None else "the handle",
                  "same storage": flat.full.untyped_storage()._cdata == storage._cdata,

@@ -28,7 +28,7 @@ def reduce_on_a_rank(answer):
         with same_calls():
             handle = answer(flat, comm)
             returned, started = isinstance(handle, Handle), bool(comm.calls)
-            waited = any(begun.row is None for begun in comm.handles)  # complete before anybody else could wait
+            waited = any(begun.tensor is None for begun in comm.handles)  # complete before anybody else could wait
             if returned:
                 handle.wait()
         shard, bucket = flat.grad_shard, flat.grad

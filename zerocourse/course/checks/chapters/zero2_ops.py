@@ -44,7 +44,7 @@ def dropped_on_a_rank(answer):
             with same_calls():
                 handle = answer(flat, comm)
                 returned, kind, under_way = isinstance(handle, Handle), type(handle).__name__, flat.grad is None
-                waited = returned and handle.row is None  # it lets go of its row when it is complete
+                waited = returned and handle.tensor is None  # it lets go of its row when it is complete
                 if returned:
                     handle.wait()
             started, forgotten = bool(comm.calls), comm.wait_for_forgotten()

@@ -1,0 +1,19 @@
+"""How a collective travels: one file a backend, all with the methods of `gloo.Gloo`.
+
+A backend starts a collective and returns a `Transfer`; it counts nothing and records nothing, which is `Comm`'s work.
+To add one (such as a fake that sends nothing), write its file and name it in `choose`.
+"""
+
+from .gloo import Gloo, Transfer
+from .nccl import Nccl, StagedGloo
+
+__all__ = ["Gloo", "Nccl", "StagedGloo", "Transfer", "choose"]
+
+BY_NAME = {"gloo": Gloo, "nccl": Nccl}
+
+
+def choose(device_type: str, configured: str) -> type[Gloo]:
+    """The backend for tensors on a device in a group whose backends are `configured`, such as "cpu:gloo,cuda:nccl"."""
+    names = dict(pair.split(":") for pair in configured.split(",") if ":" in pair)
+    backend = BY_NAME.get(names.get(device_type, configured), Gloo)
+    return StagedGloo if backend is Gloo and device_type == "cuda" else backend

@@ -1,0 +1,76 @@
+"""Collectives of tensors on GPUs: NCCL's own where each rank has a GPU, gloo through host memory where ranks share one.
+
+NCCL adds in an order of its own, and knows no tags: ranks that issue different collectives hang or mix their data,
+until NCCL's watchdog ends the process. Its waits stop the GPU's stream and never the host.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ...layout.rankmap import Layout
+from .gloo import Gloo, Transfer
+
+OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+class Nccl(Gloo):
+    """The library's own collectives. It has none for slices that are not equal: those are exchanged as on gloo."""
+
+    def all_gather(self, tensor: torch.Tensor, layout: Layout, call: str) -> Transfer:
+        if not equal_slices(layout):
+            return super().all_gather(tensor, layout, call)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+        return Transfer([gather(tensor, tensor[layout.slice(self.rank)], group=self.group, async_op=True)], nothing)
+
+    def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, into: torch.Tensor | None, call: str) -> Transfer:
+        if not equal_slices(layout):
+            return super().reduce_scatter(tensor, layout, into, call)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        summed = torch.empty_like(tensor[layout.slice(self.rank)])  # `into` may be a part of `tensor`, which NCCL reads
+        return Transfer([scatter(summed, tensor, group=self.group, async_op=True)],
+                        lambda: summed if into is None else into.copy_(summed))
+
+    def all_reduce(self, flat: torch.Tensor, op: str, call: str) -> Transfer:
+        return Transfer([dist.all_reduce(flat, OPS[op], self.group, async_op=True)], nothing)
+
+    def broadcast(self, flat: torch.Tensor, call: str) -> Transfer:
+        return Transfer([dist.broadcast(flat, group=self.group, group_src=0, async_op=True)], nothing)
+
+    def wait(self, works: list, timeout: timedelta) -> None:
+        for work in works:
+            work.wait()  # with a time, NCCL would stop the host until the GPU is done
+
+    def post(self, messages: list[tuple[Callable, torch.Tensor, int, int]]) -> list:
+        batch = [dist.P2POp(verb, piece, group=self.group, tag=tag, group_peer=peer)
+                 for verb, piece, peer, tag in messages]
+        return dist.batch_isend_irecv(batch) if batch else []
+
+
+class StagedGloo(Gloo):
+    """gloo through host memory, for ranks that share a GPU: NCCL refuses two ranks on one."""
+
+    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> Transfer:
+        copies = {tensor: tensor.to("cpu", copy=True) for tensor in sends.values()}  # one for all peers that get it
+        hosts = {peer: torch.empty_like(tensor, device="cpu") for peer, tensor in receives.items()}
+        works, arrived = super().exchange(call, {peer: copies[tensor] for peer, tensor in sends.items()}, hosts)
+        pairs = [(tensor, hosts[peer]) for peer, tensor in receives.items()]
+
+        def bring_back() -> None:
+            arrived()
+            while pairs:
+                tensor, host = pairs.pop()
+                tensor.copy_(host)
+
+        return Transfer(works, bring_back)
+
+
+def equal_slices(layout: Layout) -> bool:
+    """Are the ranks' slices equal and not empty, as NCCL's collectives require?"""
+    return layout.padded > 0 and len({end - begin for begin, end in zip(layout.bounds, layout.bounds[1:])}) == 1
+
+
+def nothing() -> None:
+    """The result is in place when the work is complete."""

@@ -1,0 +1,53 @@
+"""A rank that leaves says why, so that the others end within seconds, with its reason, instead of waiting for it."""
+
+import os
+import sys
+import time
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ..errors import OutOfMemory
+from . import desync
+
+if TYPE_CHECKING:
+    from .group import Comm
+
+living: "weakref.WeakSet[Comm]" = weakref.WeakSet()  # this process's Comms with peers
+_hooked_in = 0  # the process whose uncaught exceptions are told
+
+
+def fail_all(reason: str | Exception) -> None:
+    """Leave every group that this process has a Comm of, since the others would wait there for it, and tell them why.
+
+    They raise CollectiveError at once; OutOfMemory if that is the reason.
+    """
+    open_comms = [comm for comm in living if comm.is_open]
+    reports = [comm.report for comm in open_comms]
+    for report in reports:
+        report.tell(reason)
+    for comm in open_comms:
+        if "nccl" not in comm.backends:  # which would wait for what is under way, and nobody completes any more
+            with suppress(RuntimeError, ValueError, AssertionError):  # it is closed already
+                dist.destroy_process_group(comm.group)  # who waits there sees it, and looks for the reason
+    until = time.monotonic() + desync.HEARD_SECONDS
+    while reports and time.monotonic() < until and not any(report.heard() for report in reports):
+        time.sleep(0.02)
+
+
+def tell_uncaught_exceptions() -> None:
+    """From now on, an exception that ends this process is told to the other ranks, after its traceback is printed."""
+    global _hooked_in
+    if _hooked_in == os.getpid():
+        return
+    _hooked_in, before = os.getpid(), sys.excepthook
+
+    def tell(kind, error, trace) -> None:
+        before(kind, error, trace)
+        if os.getpid() == _hooked_in:  # not in a data loader's worker
+            first_line = str(error).partition("\n")[0]
+            fail_all(error if isinstance(error, OutOfMemory) else f"{kind.__name__}: {first_line}".removesuffix(": "))
+
+    sys.excepthook = tell

@@ -1,0 +1,35 @@
+"""What this rank has issued and completed in each Comm: for peers that wait for it, and tests that compare ranks."""
+
+import weakref
+from collections import deque
+
+import torch
+
+ISSUED = 4096  # collectives that a Comm remembers
+RECENT = 64  # Comms that are remembered after they are gone
+
+
+class Progress:
+    """One rank's progress in one Comm.
+
+    issued: (verb, unit, elements, dtype) of the last collectives, in the order in which they were issued.
+    completed: how many are complete (on NCCL: are left to the GPU);   last: the call of the latest of them.
+    failed: the call that did not complete, if one did not.
+    """
+
+    def __init__(self, name: str, ranks: list[int]):
+        self.name, self.ranks = name, ranks  # the members of the group, as numbers of the world
+        self.issued: deque[tuple[str, str, int, torch.dtype | None]] = deque(maxlen=ISSUED)
+        self.completed, self.last, self.failed = 0, "", ""
+        if len(ranks) > 1:
+            known[name] = self
+            recent.append(self)
+
+    def complete(self, call: str) -> None:
+        self.completed += 1
+        self.last, self.failed = call, ""
+
+
+# A peer may ask for a Comm that is no longer there, because its model went with the function that trained it.
+known: weakref.WeakValueDictionary[str, Progress] = weakref.WeakValueDictionary()
+recent: deque[Progress] = deque(maxlen=RECENT)

@@ -1,0 +1,167 @@
+"""No wait is silent: a thread of this process reports a collective that takes long, and answers ranks that wait.
+
+When a wait has lasted `NOTICE_SECONDS`, a line on stderr says what it waits for, since when, and where the other ranks
+are; another follows every `REPEAT_SECONDS`. To know that, the waiting rank's watcher writes a question into the store,
+and the watchers of the other ranks answer it, also while their main threads compute. While nobody waits long, a watcher
+reads one key of the store every `LOOK_SECONDS`, and a collective costs an entry in a dictionary.
+
+The waiting thread cannot do this itself. gloo ends a transfer whose wait has reached its time limit, so a wait cannot
+be cut into slices. On NCCL the host does not wait for a collective, and NCCL's own watchdog reports those that hang.
+"""
+
+import atexit
+import json
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from .progress import Progress, known
+
+if TYPE_CHECKING:
+    from .desync import DesyncReport
+
+NOTICE_SECONDS = 10.0  # until a wait says that it waits
+REPEAT_SECONDS = 60.0  # until it says so again
+LOOK_SECONDS = 2.0  # between two looks of the watcher: in this time it answers
+QUICK_SECONDS = 0.05  # the same while a question is open
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """A thread's wait for one collective. `due`: seconds of waiting after which the next line is printed.
+
+    question: the key of the question that is open, asked when the wait had lasted `asked` seconds.
+    """
+
+    report: "DesyncReport"
+    call: str
+    since: float  # on the monotonic clock, as all times here
+    due: float | None = None
+    question: str = ""
+    asked: float = 0.0
+
+
+waits: dict[int, Wait] = {}  # of this process, by thread
+_answered: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by default group: how many questions so far
+_wake, _stop = threading.Event(), threading.Event()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def begin(report: "DesyncReport", call: str) -> None:
+    """This thread begins to wait."""
+    waits[threading.get_ident()] = Wait(report, call, time.monotonic())
+
+
+def end() -> None:
+    """This thread's wait is over."""
+    waits.pop(threading.get_ident(), None)
+
+
+def start() -> None:
+    """Start this process's watcher, unless it runs; then have it look now."""
+    global _thread
+    with _lock:
+        if _thread is None or not _thread.is_alive():  # it is not there in a fork
+            _thread = threading.Thread(target=_run, daemon=True, name="zerocourse-watcher")
+            _thread.start()
+    _wake.set()
+
+
+@atexit.register
+def _end() -> None:
+    """Python must not end under a thread that is in a call of the store."""
+    _stop.set()
+    _wake.set()
+    if _thread is not None:
+        _thread.join(1)
+
+
+def _run() -> None:
+    while not _stop.is_set():
+        busy = _answer_questions()
+        for thread, wait in list(waits.items()):
+            busy |= _look_at(thread, wait)
+        _wake.wait(QUICK_SECONDS if busy else LOOK_SECONDS)
+        _wake.clear()
+
+
+# -- questions and answers -------------------------------------------------------------------------------------------
+
+def question_store() -> dist.Store:
+    """Where the ranks put questions and answers: all ranks of the world read it, whichever group they are in."""
+    return dist.PrefixStore("zerocourse", dist.distributed_c10d._get_process_group_store(dist.group.WORLD))
+
+
+def ask(store: dist.Store, progress: Progress) -> str:
+    """Ask all members of a Comm's group where they are; returns the key under which they answer."""
+    number = store.add("asked", 1)
+    store.set(f"question {number}", json.dumps([progress.name, progress.ranks]))
+    return f"answer {number}"
+
+
+def _answer_questions() -> bool:
+    """Answer what was asked since the last look. Was anything?"""
+    with suppress(RuntimeError, ValueError, KeyError, AttributeError):  # the group may be destroyed at any moment
+        world = dist.group.WORLD
+        if world is None or _answered.get(world) == -1:
+            return False
+        try:
+            return _answer(world, question_store())
+        except RuntimeError:
+            _answered[world] = -1  # the store went with the rank that kept it: never again
+    return False
+
+
+def _answer(world: dist.ProcessGroup, store: dist.Store) -> bool:
+    if not store.check(["asked"]):
+        return False
+    last, number = store.add("asked", 0), _answered.get(world, 0)
+    busy = number < last
+    while number < last and store.check([f"question {number + 1}"]):
+        number += 1
+        name, ranks = json.loads(store.get(f"question {number}"))
+        if world.rank() in ranks:
+            store.set(f"answer {number}/{ranks.index(world.rank())}", json.dumps(where_i_am(name)))
+    _answered[world] = number
+    return busy
+
+
+def where_i_am(name: str) -> dict:
+    """This rank's answer about one Comm: the call it waits in (`here`: of that Comm), and what it has completed."""
+    mine, now = known.get(name), list(waits.values())
+    calls = [wait.call for wait in now if wait.report.progress is mine] or [mine.failed] * bool(mine and mine.failed)
+    elsewhere = [wait.call for wait in now if wait.report.progress is not mine]
+    return {"made": mine is not None, "here": bool(calls), "call": (calls + elsewhere or [""])[0],
+            "completed": mine.completed if mine else 0, "last": mine.last if mine else ""}
+
+
+# -- notices ---------------------------------------------------------------------------------------------------------
+
+def _look_at(thread: int, wait: Wait) -> bool:
+    """Ask, then say where all are, when a wait has taken long. Is a question open?"""
+    waited = time.monotonic() - wait.since
+    if not wait.question and waited < (NOTICE_SECONDS if wait.due is None else wait.due):
+        return False
+    try:
+        if not wait.question:
+            wait.question, wait.asked = wait.report.ask(), waited
+        answers = wait.report.answers(wait.question)
+        if len(answers) < len(wait.report.peers) and waited - wait.asked < LOOK_SECONDS + 1:
+            return True
+        others = "; ".join(wait.report.where_peers_are(answers))
+    except RuntimeError:
+        others = "the other ranks cannot be asked: the process that kept the store is gone"
+    wait.question, wait.due = "", waited + REPEAT_SECONDS
+    if waits.get(thread) is wait:
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited))
+        sys.stderr.write(f"zerocourse: rank {wait.report.rank} has waited {waited:.3g} s, since {since}, for "
+                         f"{wait.call}: {others}\n")
+        sys.stderr.flush()
+    return False
