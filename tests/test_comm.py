@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import weakref
@@ -864,6 +865,25 @@ def test_a_rank_that_dies_is_missed_by_all_others(who, own_store):
         unknown = "the other ranks could not be asked, because the process that kept the store is gone"
         assert words.startswith("a collective broke off: ") and (silent if own_store else unknown) in words
         assert "of h." in words and "same order" not in words
+
+
+def outlives_the_store(rank: int) -> str:
+    """Rank 0 is done earlier, and takes the store along; what rank 1 has on stderr then, also from C++."""
+    watch.LOOK_SECONDS = 0.05
+    Comm().all_reduce(torch.zeros(1))
+    if rank == 0:
+        time.sleep(0.3)
+        return ""
+    with tempfile.TemporaryFile() as stderr:
+        os.dup2(stderr.fileno(), 2)
+        time.sleep(0.9)
+        stderr.seek(0)
+        return stderr.read().decode()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_rank_that_is_done_first_leaves_no_noise_to_the_others():
+    assert forked(2, outlives_the_store, own_store=False) == {0: "", 1: ""}
 
 
 # --- what this machine does not have, by stand-ins ---

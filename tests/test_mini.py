@@ -59,12 +59,14 @@ def recorded(issued: list):
         collective = getattr(dist, name)
 
         def call(*args, **kwargs):
-            issued.append((name, max(sum(part.nbytes for part in arg) if isinstance(arg, list) else arg.nbytes for arg in args)))
+            sides = [arg if isinstance(arg, list) else [arg] for arg in args]
+            issued.append((name, max(sum(tensor.nbytes for tensor in side) for side in sides)))
             return collective(*args, **kwargs)
 
         return call
 
-    return patch.multiple(dist, **{name: noting(name) for name in ("broadcast", "all_reduce", "reduce_scatter", "all_gather")})
+    names = ("broadcast", "all_reduce", "reduce_scatter", "all_gather")
+    return patch.multiple(dist, **{name: noting(name) for name in names})
 
 
 def train_all(cases: list[Case]) -> list[tuple[Run, list]]:
@@ -150,8 +152,9 @@ def states_held() -> list[list[int]]:
 
 
 def states_of(stage: int) -> list[int]:
-    """Bytes of the parameters; of the gradients after one backward, and after another, just before the second step; of the
-    optimizer's states after it; of `full` after a forward."""
+    """Bytes of the parameters; of the gradients after one backward and after another, just before the second step; of
+    the optimizer's states after it; of `full` after a forward.
+    """
     before = bytes_alive()
     model, optimizer = sharded(Stack(), stage)
     parameters = bytes_alive() - before
@@ -321,8 +324,10 @@ def test_optimizers_that_are_not_of_the_model():
     worlds.squares(model, 0, 0, 0).backward()
     used.step()
     for optimizer, sentence in (
-            (worlds.sgd([*params, other.last.bias]), "differ in 1 parameters"), (worlds.sgd(params[2:]), "differ in 2 parameters"),
-            (worlds.sgd([{"params": params[:3]}, {"params": params[3:]}]), "2 groups"), (used, f"{len(params)} states")):
+            (worlds.sgd([*params, other.last.bias]), "differ in 1 parameters"),
+            (worlds.sgd(params[2:]), "differ in 2 parameters"),
+            (worlds.sgd([{"params": params[:3]}, {"params": params[3:]}]), "2 groups"),
+            (used, f"{len(params)} states")):
         with refusal(sentence):
             mini_shard(model, optimizer, 3)
     mini_shard(model, worlds.sgd(params), 3)

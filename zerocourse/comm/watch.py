@@ -11,6 +11,7 @@ be cut into slices. On NCCL the host does not wait for a collective, and NCCL's 
 
 import atexit
 import json
+import socket
 import sys
 import threading
 import time
@@ -48,7 +49,8 @@ class Wait:
 
 
 waits: dict[int, Wait] = {}  # of this process, by thread
-_answered: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by default group: how many questions so far
+_answered = weakref.WeakKeyDictionary()  # by default group: how many questions this rank has answered
+_servers = weakref.WeakKeyDictionary()  # by default group: a connection to its store's server, or None
 _wake, _stop = threading.Event(), threading.Event()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
@@ -113,10 +115,31 @@ def _answer_questions() -> bool:
         if world is None or _answered.get(world) == -1:
             return False
         try:
-            return _answer(world, question_store())
+            if not _server_is_gone(world):
+                return _answer(world, question_store())
         except RuntimeError:
-            _answered[world] = -1  # the store went with the rank that kept it: never again
+            pass
+        _answered[world] = -1  # the store went with the rank that kept it: never again
     return False
+
+
+def _server_is_gone(world: dist.ProcessGroup) -> bool:
+    """Has the process ended that serves the store? torch's client would print a page of C++ on stderr to say so, where
+    a rank that keeps the store is merely done before the others. So a connection of our own, on which nothing is sent,
+    is looked at first: it closes with the server."""
+    try:
+        if world not in _servers:
+            store = dist.distributed_c10d._get_process_group_store(world)
+            store = getattr(store, "_underlying_non_prefix_store", store)
+            is_served = isinstance(store, dist.TCPStore)
+            _servers[world] = socket.create_connection((store.host, store.port), timeout=10) if is_served else None
+            if is_served:
+                _servers[world].setblocking(False)
+        return _servers[world] is not None and not _servers[world].recv(1)
+    except BlockingIOError:  # nothing to read: it is there
+        return False
+    except OSError:
+        return True
 
 
 def _answer(world: dist.ProcessGroup, store: dist.Store) -> bool:

@@ -19,12 +19,16 @@ A stage says what happens to a unit at six moments, and that is all there is to 
     pre_step         all-reduce   reduce-scatter
     post_step                     all-gather       all-gather
 
-    elements held    4Ψ           2Ψ + 2Ψ/N        Ψ + 3Ψ/N         4Ψ/N     (Ψ parameters: they, their gradients, and
-    elements sent    2Ψ           2Ψ               2Ψ               3Ψ       Adam's two states; sent: times (N-1)/N)
+    elements held    4Ψ           2Ψ + 2Ψ/N        Ψ + 3Ψ/N         4Ψ/N
+    elements sent    2Ψ           2Ψ               2Ψ               3Ψ        (each times (N-1)/N)
 
-It is right for plain models and refuses others with a sentence. It overlaps nothing: while a collective runs, nobody
-computes. It neither clips gradients, nor averages batch statistics, nor recovers from an exception in the middle of a
-step; `zerocourse.shard` does all of that. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
+Ψ is the number of parameters; each has a gradient and two states of Adam, and a step is one backward. (gloo has no
+reduce-scatter of its own: it all-reduces, and sends more.)
+
+Mini is right for plain models. It refuses others with a sentence: weights tied over two units, parameters that are
+frozen or unused, mixed dtypes, several parameter groups. It overlaps nothing: while a collective runs, nobody computes.
+It does not clip gradients, average batch statistics, or recover from an exception in the middle of a step; the stages
+proper, `zerocourse.shard`, do all of that. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
 """
 
 import torch
@@ -75,16 +79,16 @@ class MiniStage0:
     """A unit under data parallel: every rank holds everything, and the gradients are averaged before each step."""
 
     def __init__(self, name: str, params: dict[str, nn.Parameter]):
-        self.name, self.params = name, params
-        self.shapes = {param: param.shape for param in params.values()}
         values = torch.cat([param.detach().flatten() for param in params.values()])
         padding = -len(values) % world_size()
         self.full = nn.functional.pad(values, (0, padding))
-        self.sizes = [shape.numel() for shape in self.shapes.values()] + [padding]
         if dist.is_initialized():
             dist.broadcast(self.full, src=0)  # the ranks may have drawn different values
+        self.name, self.params = name, params
+        self.shapes = {param: param.shape for param in params.values()}
+        self.sizes = [shape.numel() for shape in self.shapes.values()] + [padding]
         self.grad: torch.Tensor | None = None
-        self.arrived: set[nn.Parameter] = set()  # who has its gradient in this backward, until all of them have
+        self.arrived: set[nn.Parameter] = set()  # whose gradient this backward has brought, until it has all
         self.show_full()
         self.take_shard()
 
@@ -117,7 +121,7 @@ class MiniStage0:
             self.post_backward()
 
     def pre_step(self) -> None:
-        if self.arrived or self.grad is None and self.shard.grad is None:
+        if self.arrived or self.grad is None and self.shard.grad is None:  # only some came, or none
             missing = next(name for name, param in self.params.items() if param not in self.arrived)
             raise BadInput(f"{missing!r} has no gradient at this step: call backward() first, with a loss that uses it")
         if self.grad is not None:
@@ -148,7 +152,7 @@ class MiniStage1(MiniStage0):
 
 
 class MiniStage2(MiniStage1):
-    """The gradients are sharded too: they are reduced with each unit's backward, and not all kept until the step."""
+    """The gradients are sharded too: a unit's are reduced when its backward is over, and never all held."""
 
     def post_backward(self) -> None:
         self.reduce_gradient()
@@ -183,7 +187,7 @@ class MiniStage3(MiniStage2):
         self.reshard()
 
     pre_forward = pre_backward = unshard
-    post_step = reshard
+    post_step = reshard  # whoever unsharded by hand holds what is old now
 
 
 STAGES = (MiniStage0, MiniStage1, MiniStage2, MiniStage3)
@@ -219,7 +223,8 @@ def attach(unit: MiniStage0, module: nn.Module, optimizer: Optimizer) -> None:
         unit.post_forward()
         for tensor in output if isinstance(output, tuple) else [output]:
             if not isinstance(tensor, torch.Tensor):
-                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}, not tensors: return those")
+                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}, where mini looks for no "
+                               "tensors: let it return a tensor, or a tuple of them")
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient: unit.pre_backward())
 
