@@ -187,7 +187,7 @@ def operated(comm, stage, name: str) -> None:
 @pytest.mark.parametrize("name", SURGERY)
 def test_a_part_that_was_replaced_after_shard(pool, name):
     """Its new parameters are in no flat buffer, so no optimizer steps them."""
-    by_stage(pool, operated, None, rf"\b{name}\b".replace(".", r"\."), args=(name,))
+    by_stage(pool, operated, None, rf"\b{name.removesuffix('.1')}\b".replace(".", r"\."), args=(name,))
 
 
 # -- other ways to run a model ---------------------------------------------------------------------------------------
@@ -354,12 +354,14 @@ def stuck(ranks: list[dict], done: int, advice: str) -> list[str]:
             for rank, found in enumerate(ranks) if rank != done]
 
 
+@pytest.mark.ranks_may_differ
 def test_generation_of_different_lengths(pool):
     (ranks,) = attempts(pool, generates, [(3,)], timeout=1.5 * SECONDS)
     assert ranks[0]["error"] is None, ranks[0]["error"]
     report(stuck(ranks, 0, "(?=.*(synced_gpus|every rank must run the same number of forwards))"))
 
 
+@pytest.mark.ranks_may_differ
 def test_a_rank_that_leaves_the_loop_early(pool):
     complaints = []
     for stage, ranks in zip((2, 3), attempts(pool, leaves_early, [(2,), (3,)], 3), strict=True):

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..comm import fail_all
 from ..errors import BadInput, OutOfMemory
 from ..formulas.units import gib, parse_bytes
-from .storages import all_tensors, params_of, states_of, storages_of, unwatch_resize, watch_resize
+from .storages import all_tensors, params_of, raw_grad, states_of, storages_of, unwatch_resize, watch_resize
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, SCALARS, REST = range(len(KINDS))
@@ -229,7 +229,7 @@ class Ledger(TorchDispatchMode):
         states = list(states_of(self.optimizer))
         yield from ((PARAMETERS, param) for param in params)
         yield from ((PARAMETERS, tensor) for tensor in listed.get("parameters", ()))
-        yield from ((GRADIENTS, param.grad) for param in params if param.grad is not None)
+        yield from ((GRADIENTS, grad) for grad in map(raw_grad, params) if grad is not None)
         yield from ((GRADIENTS, tensor) for tensor in listed.get("gradients", ()))
         yield from ((SCALARS if scalar else OPTIMIZER, tensor) for tensor, scalar in states)
         yield from ((OPTIMIZER, tensor) for tensor in listed.get("optimizer", ()))
@@ -237,7 +237,7 @@ class Ledger(TorchDispatchMode):
         yield from ((BUFFERS, tensor) for tensor in listed.get("buffers", ()))
         # What the optimizer trains comes last, so that fp32 master weights a stage listed are not parameters again.
         yield from ((PARAMETERS, param) for param in of_optimizer)
-        yield from ((GRADIENTS, param.grad) for param in of_optimizer if param.grad is not None)
+        yield from ((GRADIENTS, grad) for grad in map(raw_grad, of_optimizer) if grad is not None)
 
     # -- while it is entered -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
+raw_grad = Tensor.grad.__get__  # a sharded parameter's own `.grad` may have something to say
+
+
 def storages_of(tensor: Tensor) -> Iterable[torch.UntypedStorage]:
     """The memory a tensor stands on: one storage; several for a sparse tensor or a DTensor."""
     if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
@@ -45,7 +48,7 @@ def all_tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, nn.Module):
         yield from value.buffers()
         for param in value.parameters():
-            yield from (param,) if param.grad is None else (param, param.grad)
+            yield from (param,) if raw_grad(param) is None else (param, raw_grad(param))
     elif isinstance(value, torch.optim.Optimizer):
         yield from (tensor for tensor, _ in states_of(value))
     elif isinstance(value, Mapping):

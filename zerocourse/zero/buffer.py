@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..layout.rankmap import Layout, ShardRange
+from ..measure.storages import raw_grad
 from .groups import Groups
 from .storage import FreeableStorage
 
@@ -198,7 +199,8 @@ class FlatBuffer:
         gradient = self.grad_shard.to(self.master.dtype)
         for part in self.shard_ranges:
             if part.name in self.has_grad:
-                self.shard_params[part.name].grad = self.part(gradient, part)
+                slice = self.shard_params[part.name].grad = self.part(gradient, part)
+                slice._zerocourse_slice = True  # torch's clip_grad_norm_ must not take it for the whole
 
     @staticmethod
     def part(own: torch.Tensor, part: ShardRange) -> torch.Tensor:
@@ -209,7 +211,7 @@ class FlatBuffer:
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """The real tensors by kind, for a ledger that reads their storages."""
-        gradients = [self.grad, self.grad_shard, *(part.grad for part in self.shard_params.values())]
+        gradients = [self.grad, self.grad_shard, *map(raw_grad, self.shard_params.values())]
         return {"parameters": [self.full, self.shard],
                 "gradients": [tensor for tensor in gradients if tensor is not None],
                 "optimizer": [self.master] if self.steps_masters else []}
@@ -222,6 +224,6 @@ class FlatBuffer:
             held += self.storage.nbytes
         if self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad):  # not in the bucket
             held += self.shard.nbytes
-        if self.steps_masters and any(part.grad is not None for part in self.shard_params.values()):
+        if self.steps_masters and any(raw_grad(part) is not None for part in self.shard_params.values()):
             held += self.master.nbytes  # the gradient in fp32
         return held

@@ -53,6 +53,7 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
                 for flat in dict.fromkeys(flat for flat, _ in chosen):
                     stage.groups.broadcast(flat.full, flat.name)
                     flat.shard.copy_(flat.full[flat.own])
+            stage.written.note_shards()
             for flat, key in chosen:
                 stage.written.versions[flat][key] = flat.params[key]._version
                 if not write and checksum(flat.views[key]) != before[key]:
@@ -118,3 +119,4 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                     for part in flat.shard_ranges if flat.steps_masters else []:
                         if part.name in given:
                             flat.part(flat.master, part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
+        stage.written.note_shards()

@@ -16,12 +16,14 @@ from torch.optim import Optimizer
 
 from ..comm import Comm, Handle
 from ..measure.ledger import Ledger
+from ..measure.storages import raw_grad
 from . import hooks
 from .agreement import agree
 from .buffer import FlatBuffer
+from .extras.gradients import refuse_assigned_gradients
 from .extras.model_buffers import ModelBuffers
 from .extras.replaced import Registered, refuse_other_memory
-from .extras.written import WrittenParameters, refuse_assigned_gradients
+from .extras.written import WrittenParameters
 from .groups import Groups
 from .options import ZeroOptions
 from .schedule import Pass
@@ -112,6 +114,7 @@ class DataParallel:
             if self.root.computes or self.in_backward:
                 self.recover()
             self.registered.check()
+            self.written.check_shards()
             self.current_pass, self.recording = Pass(), torch.is_grad_enabled()
         elif not (again or self.root.computes) and self.current_pass.had_backward:  # a unit that is called by itself
             self.current_pass = Pass()
@@ -195,7 +198,7 @@ class DataParallel:
         """Move the gradient into its bucket. If the bucket is under way, the gradient stays at its parameter until `finish`,
         and nobody waits here: other ranks may not come by this point, so they would wait for each other."""
         flat.awaited.discard(key)
-        if param.grad is None:  # it was frozen after the forward, or an autograd function returned None
+        if raw_grad(param) is None:  # it was frozen after the forward, or an autograd function returned None
             return
         if flat.grad is not None and not flat.unreduced and any(flat is other for _, other, _ in self.reducing):
             flat.deferred.add(key)
@@ -306,6 +309,7 @@ class DataParallel:
             with torch.enable_grad():
                 loss = closure()
         self.registered.check()
+        self.written.check_shards()
         if not self.shards_parameters:
             refuse_other_memory(self.flats)
         with self.recorder.span("step", "optimizer"), torch.no_grad():

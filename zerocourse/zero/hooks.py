@@ -21,6 +21,12 @@ from torch.utils._pytree import tree_leaves
 from .unit import Unit
 
 
+def eager(hook):
+    """torch.compile breaks its graph at this function, and runs it as it is."""
+    hook._torchdynamo_disable = True
+    return hook
+
+
 def attach(stage) -> None:
     """Register the hooks of every unit on its module and of every parameter that records gradients."""
     for unit in stage.units:
@@ -104,6 +110,7 @@ def tensors_of(tree) -> list[torch.Tensor]:
 
 
 def _before(stage, unit: Unit):
+    @eager
     def hook(module: nn.Module, args, kwargs):
         if current_backward() != -1:  # checkpointing computes the unit again
             begin_backward(stage)
@@ -115,6 +122,7 @@ def _before(stage, unit: Unit):
 def _after(stage, unit: Unit):
     watch = _watch_outputs(stage, unit)
 
+    @eager
     def hook(module: nn.Module, args, output):
         failed = output is None and sys.exc_info()[0] is not None
         if not failed:
@@ -130,6 +138,7 @@ def _watch_outputs(stage, unit: Unit):
     """A forward hook: when a gradient of the output comes, the backward has come to the unit."""
     stage = weakref.ref(stage)
 
+    @eager
     def hook(module: nn.Module, args, output):
         if not torch.is_grad_enabled():
             return

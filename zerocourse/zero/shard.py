@@ -19,6 +19,7 @@ from ..init.deferred import Materializer, assert_materializable
 from ..layout.rankmap import Layout, RankMap, owners
 from .buffer import FlatBuffer
 from .ddp import DataParallel, StageOps
+from .extras.gradients import mark_parameters
 from .extras.refusals import check_same, check_trainable, describe, refuse_habits
 from .groups import Groups
 from .optimizer import take_over
@@ -84,6 +85,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     model.to(device)  # the buffers: the parameters are there
     for name, buffer in model.named_buffers():
         groups.broadcast(buffer, f"buffer {name}")
+    mark_parameters([flat for unit in made for flat in unit.flats])
     model.zero = stage_class(model, made, groups, options, functions)
     model.zero_grad = model.zero.zero_grad
     if optimizer is not None:

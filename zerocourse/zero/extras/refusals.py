@@ -32,8 +32,9 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
         raise BadInput(f"this {kind} has something of its own called `zero`, where shard() puts the stage: rename it")
     for name, param in model.named_parameters():
         if isinstance(param, UninitializedTensorMixin):
-            raise BadInput(f"parameter {name!r} of {kind} has no shape yet: run the model on one input first, or give the layer "
-                           "its sizes, and shard it then")
+            layer = type(model.get_submodule(name.rpartition(".")[0])).__name__
+            raise BadInput(f"{name} of {layer} has no shape yet: run the model on one input first, or give the layer its sizes, and "
+                           "shard it then")
         if hasattr(param, SHARDED):
             raise BadInput(f"parameter {name!r} is in another sharded model already: shard the model that holds all of it")
     if next(model.parameters(), None) is None:

@@ -4,7 +4,7 @@ A write into a gathered parameter at stage 3 would be lost with the gathered cop
 half precision would be undone by the next step, which starts from the fp32 master weights. So what the model holds wins:
 stage 3 keeps each rank's slice of what was written, and master weights take over what their rounded values do not explain.
 If ranks write different values, as max_norm does when each has its own tokens, their replicas would part: that is refused.
-Gradients that somebody assigns by hand are no one rank's business to average, and are refused as well.
+Who writes into the optimizer's shards writes one rank's slice, of which the others hear nothing before the next step.
 """
 
 import zlib
@@ -23,6 +23,22 @@ class WrittenParameters:
         self.flats, self.groups = stage.flats, stage.groups
         self.versions = {flat: {key: param._version for key, param in flat.params.items()} for flat in self.flats}
         self.checksums: dict[str, int] = {}  # of what was written at stage 3, where the memory is gone by now
+        alone = self.groups.shard.world_size == 1
+        # Buffers in which a write into the optimizer's shards does not reach the model before the next step.
+        self.apart = [flat for flat in self.flats if flat.shard_params and (
+            flat.steps_masters or stage.shards_optimizer and not stage.shards_parameters and not alone)]
+        self.note_shards()
+
+    def note_shards(self) -> None:
+        """The shards are as the stage left them."""
+        self.shard_versions = {flat: flat.master._version for flat in self.apart}
+
+    def check_shards(self) -> None:
+        """Raises BadInput when somebody wrote into the optimizer's shards between the steps."""
+        for flat in self.apart:
+            if flat.master._version != self.shard_versions[flat]:
+                raise BadInput(f"the optimizer's shards of {', '.join(flat.shard_params)} were written between its steps, which the "
+                               "model would not see: write into the model, in `with zerocourse.gathered(module, write=True):`")
 
     def moved(self, flat: FlatBuffer) -> list[str]:
         """Names of the buffer's parameters whose version moved: they were written in place."""
@@ -70,17 +86,10 @@ class WrittenParameters:
             if flat.has_grad:
                 for key in flat.params:
                     self.versions[flat][key] += 1
+        self.note_shards()
 
 
 def checksum(tensor: torch.Tensor) -> int:
     """Of the tensor's bytes, never 0."""
-    return 1 + zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def refuse_assigned_gradients(flats: list[FlatBuffer]) -> None:
-    """Raise BadInput for a parameter whose `.grad` no backward brought: backward's own are in the buffers by now."""
-    for flat in flats:
-        for key, param in flat.params.items():
-            if param.grad is not None:
-                raise BadInput(f"parameter {key!r} has a gradient that was assigned by hand, and a sharded model's gradients come "
-                               "from backward() alone: let a loss bring it, for example (param * gradient.detach()).sum()")
+    copied = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # numpy() would pin the storage's size
+    return 1 + zlib.crc32(copied.view(-1).view(torch.uint8).numpy()) if copied.numel() else 1

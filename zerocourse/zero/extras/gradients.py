@@ -1,0 +1,83 @@
+"""Reading and assigning `param.grad` of a sharded model. Needed by: SAM, PCGrad, clip_grad_norm_(model.parameters()).
+
+The stage takes a gradient out of its parameter as soon as it is complete, so `.grad` is None where unsharded training has
+one, and who looks there would go on without a gradient and without a word. So parameters get a class that says where the
+gradients are. The parts of parameters that the optimizer steps have their `.grad`, which is this rank's slice alone.
+"""
+
+import functools
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from ...errors import BadInput
+from ...measure.storages import raw_grad
+from ..buffer import FlatBuffer
+
+SLICE = "_zerocourse_slice"  # the mark of a gradient that is one rank's slice
+
+
+class ShardedParameter:
+    """Comes before a parameter's own class. `_has_gradient()`: is its gradient in a flat buffer?"""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        gradient = raw_grad(self)
+        if gradient is None and self._has_gradient():
+            raise BadInput("the gradients of a sharded model are not at its parameters: they are in optimizer.param_groups, each "
+                           "rank's slices (in fp32 for master weights, and only within the step); take their norm by "
+                           "model.zero.grad_norm() and clip by model.zero.clip_grad_norm_(max_norm)")
+        return gradient
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:
+        torch.Tensor.grad.__set__(self, gradient)
+
+    @grad.deleter
+    def grad(self) -> None:
+        torch.Tensor.grad.__delete__(self)
+
+
+@functools.cache
+def sharded_class(own: type) -> type:
+    return type(own)(own.__name__, (ShardedParameter, own), {"__module__": own.__module__})
+
+
+def mark_parameters(flats: list[FlatBuffer]) -> None:
+    """From now on the parameters of these buffers, and their shards, say where the gradients are."""
+    for flat in flats:
+        for params in (flat.params, flat.shard_params if flat.steps_masters else {}):
+            for key, param in params.items():
+                param.__class__ = sharded_class(type(param))
+                param._has_gradient = functools.partial(has_gradient, flat.has_grad, key)
+    watch_norms()
+
+
+def has_gradient(has_grad: set[str], key: str) -> bool:
+    return key in has_grad
+
+
+def refuse_assigned_gradients(flats: list[FlatBuffer]) -> None:
+    """Raise BadInput for a parameter whose `.grad` no backward brought: backward's own are in the buffers by now."""
+    for flat in flats:
+        for key, param in flat.params.items():
+            if raw_grad(param) is not None:
+                raise BadInput(f"parameter {key!r} has a gradient that was assigned by hand, and a sharded model's gradients come "
+                               "from backward() alone: let a loss bring it, for example (param * gradient.detach()).sum()")
+
+
+@functools.cache
+def watch_norms() -> None:
+    """From now on, torch's norm of gradients refuses slices: it would be the norm of this rank's alone."""
+    own = clip_grad._get_total_norm
+
+    @functools.wraps(own)
+    def look(tensors, *args, **kwargs):
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if any(hasattr(tensor, SLICE) for tensor in tensors):
+            raise BadInput("torch's norm of these gradients would be that of this rank's slices alone: call "
+                           "model.zero.grad_norm(), or model.zero.clip_grad_norm_(max_norm), on every rank")
+        return own(tensors, *args, **kwargs)
+
+    clip_grad._get_total_norm = nn.utils.get_total_norm = look
