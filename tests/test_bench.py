@@ -183,7 +183,8 @@ def wait_until(true, seconds: float) -> None:
 
 def races(**seconds):
     """Twice as much processor time as time: two ranks that never wait, half of it in communication threads."""
-    return [{name.replace("_", "-"): [(second, 2 * second, second, 10) for second in taken] for name, taken in seconds.items()}]
+    return [{name.replace("_", "-"): [(second, 2 * second, second, 10) for second in taken]
+             for name, taken in seconds.items()}]
 
 
 def test_a_ratio_is_of_pairs_in_a_round_and_not_of_medians():
@@ -201,7 +202,7 @@ def test_the_profile_is_of_one_rank_and_begins_with_the_floor():
     assert profiles(two, ranks=2) == {ALONE: Profile(3, 3, 1.5, 1.5, 5), BASELINE: Profile(5, 5, 2.5, 2.5, 5),
                                       "zero3": Profile(7, 7, 3.5, 3.5, 5)}
     uneven = [{"zero3": [(10, 12, 8, 6)] * 3}]
-    assert profiles(uneven, ranks=2) == {"zero3": Profile(10, 6, 4, 2, 3)}, "communication is what is not the main thread's"
+    assert profiles(uneven, ranks=2) == {"zero3": Profile(10, 6, 4, 2, 3)}, "all but the main thread"
     assert profiles([], ranks=2) == {} and where_time_goes({}) == []
 
 
@@ -340,7 +341,8 @@ def test_the_fastest_bucket_size_is_taken(still):
 def test_a_race_has_the_modes_the_floor_and_the_baseline_twice(still):
     still.append(Still([MODES["zero2"], MODES[BASELINE]], 10**12))
     race = still[-1].race(["zero2", BASELINE])
-    assert list(race) == ["zero2", BASELINE, ALONE, AGAIN] and {len(laps) for laps in race.values()} == {SETTINGS.rounds}
+    assert list(race) == ["zero2", BASELINE, ALONE, AGAIN]
+    assert {len(laps) for laps in race.values()} == {SETTINGS.rounds}
     one = ["zero2", BASELINE, ALONE, BASELINE]
     assert still[-1].turns == one + one[1:] + one[:1] and not still[-1].alive
 

@@ -181,7 +181,7 @@ def test_a_timeout_says_where_and_leaves_nothing(survivors, monkeypatch):
 
     heard = []
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + (1000 if len(heard) == 2 else 0))
-    monkeypatch.setattr(sys.modules["zerocourse.launch.launcher"], "time", clock)  # time is up when both ranks are stuck
+    monkeypatch.setattr("zerocourse.launch.launcher.time", clock)  # time is up when both ranks are stuck
     mark = uuid.uuid4().hex
     with pytest.raises(LaunchTimeout) as caught:
         launch(stuck, env={"TEST_MARK": mark}, echo=lambda line: (time.sleep(0.3), heard.append(line)), timeout=900)

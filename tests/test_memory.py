@@ -265,7 +265,7 @@ def test_the_peak_of_gpt2_by_hand():
     assert gpt2_peak_bytes(config, 1, N, 2, 512) == at_the_loss + states * config.params // N
     assert gpt2_peak_bytes(config, 2, N, 2, 512) == at_the_loss + states * config.params // N
     assert gpt2_peak_bytes(config, 3, N, 2, 512) == 2 * root + 12 * saved + head + (2 + states) * config.params // N
-    # With a short sequence the peak is at the end: all gradients below stage 2, else the root's bucket and the last block's.
+    # With a short sequence the peak is at the end: all gradients below stage 2, else two buckets.
     short = [gpt2_peak_bytes(config, stage, N, 1, 8) for stage in range(4)]
     arriving = block * (N - 1) // N  # what the reduction under way receives
     assert short[0] == (2 + 2 + states) * config.params + 2 * arriving
@@ -286,7 +286,8 @@ def test_a_peak_is_never_below_the_model_states(layers, stage, ranks, convention
 
 def test_recomputation_has_one_layer_at_a_time():
     config = CONFIGS["gpt2"]
-    none, selective, full = (gpt2_peak_bytes(config, 0, 1, 8, 1024, recompute=how) for how in ("none", "selective", "full"))
+    none, selective, full = (gpt2_peak_bytes(config, 0, 1, 8, 1024, recompute=how)
+                             for how in ("none", "selective", "full"))
     layers = [layer_activation_bytes(8, 1024, 768, 12, recompute=how) for how in ("none", "selective", "full")]
     assert none - selective == 12 * (layers[0] - layers[1]) and selective - full == 12 * (layers[1] - layers[2])
     # Where nothing else is held, the moment with one layer made again is the peak, not the loss.

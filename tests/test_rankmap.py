@@ -249,7 +249,7 @@ def test_the_picture_is_legible(size, rank_map, world_size):
         assert not any(overlap(one, other) for one, other in zip(bars, bars[1:]))
     widths = sum(bar["x"][1] - bar["x"][0] for bar in kinds["bar"])
     longest = max(bar["x"][1] for bar in kinds["bar"]) - min(bar["x"][0] for bar in kinds["bar"])
-    assert widths / longest == pytest.approx(world_size / balance.imbalance, rel=0.02), "bars are as long as their shares"
+    assert widths / longest == pytest.approx(world_size / balance.imbalance, rel=0.02), "bars are as long as shares"
 
 
 def test_the_picture_is_xml_whatever_the_names():

@@ -38,7 +38,8 @@ def build(mode: BenchMode, settings: BenchSettings, bucket: int | None) -> Train
 
 def gpt2(settings: BenchSettings) -> GPT:
     torch.manual_seed(settings.seed)
-    return GPT(GPTConfig(settings.layers, settings.heads, settings.width, block_size=settings.tokens, vocab_size=settings.vocab))
+    return GPT(GPTConfig(settings.layers, settings.heads, settings.width, block_size=settings.tokens,
+                         vocab_size=settings.vocab))
 
 
 def alone(settings: BenchSettings) -> Trained:

@@ -54,7 +54,8 @@ def table(settings: BenchSettings, modes: Sequence[BenchMode], summary: dict) ->
     floor = summary["profile"].get(ALONE)
     rows = [head, *(row(settings, mode, summary["modes"][mode.name]) for mode in modes)]
     rows += [("compute alone", *("-" * 7), *step_cells(floor), *("-" * 3))] if floor else []
-    return "\n".join([about(settings, summary["machine"]), "", *aligned(rows, words=2), "", *notes(settings, modes, summary)])
+    return "\n".join([about(settings, summary["machine"]), "", *aligned(rows, words=2), "",
+                      *notes(settings, modes, summary)])
 
 
 def aligned(rows: list[tuple[str, ...]], words: int) -> list[str]:
@@ -83,12 +84,14 @@ def step_cells(spent: dict) -> tuple[str, str, str]:
     """Milliseconds on the clock, milliseconds of processor time and page faults of a step, of one rank."""
     if spent["step_seconds"] is None:
         return "-", "-", "-"
-    return f"{1e3 * spent['step_seconds']:.0f}", f"{1e3 * spent['processor_seconds']:.0f}", f"{spent['page_faults']:,.0f}"
+    clock, processor = (f"{1e3 * spent[part]:.0f}" for part in ("step_seconds", "processor_seconds"))
+    return clock, processor, f"{spent['page_faults']:,.0f}"
 
 
 def about(settings: BenchSettings, machine: dict) -> str:
-    return (f"GPT-2 of {settings.layers} × {settings.width}, vocabulary {settings.vocab}, {settings.params:,} parameters (Ψ); "
-            f"{settings.ranks} ranks × {settings.micro_batch} samples × {settings.tokens} tokens; seed {settings.seed}\n"
+    return (f"GPT-2 of {settings.layers} × {settings.width}, vocabulary {settings.vocab}, "
+            f"{settings.params:,} parameters (Ψ); seed {settings.seed}; {settings.ranks} ranks × "
+            f"{settings.micro_batch} samples × {settings.tokens} tokens\n"
             f"fp32, AdamW(fused=True, lr={settings.lr}) in every mode, gloo, {settings.threads} thread(s) a rank, "
             + ", ".join(f"{name} {value}" for name, value in machine.items()))
 
@@ -128,7 +131,7 @@ def where_time_goes(profile: dict[str, dict]) -> list[str]:
     head = ("where a step goes, ms a rank:", "processor", "main thread", "communication threads")
     parts = ("processor_seconds", "main_thread_seconds", "communication_thread_seconds")
     rows = [(f"  {name}", *(f"{1e3 * of[part]:.0f}" for part in parts)) for name, of in profile.items()]
-    about_it = ["main thread: it runs model, hooks and optimizer; communication threads: gloo's, which send, receive and add."]
+    about_it = ["main thread: model, hooks and optimizer; communication threads: gloo's, which send, receive and add."]
     return [*aligned([head, *rows], words=1), *about_it] if rows else []
 
 

@@ -60,8 +60,8 @@ class Meters:
     def watch(self, settings: BenchSettings, buckets: dict[str, int | None]) -> Watched:
         """What each rank measured in each of the modes in `buckets`."""
         task, answer = self.folder / "task.json", self.folder / "answer.json"
-        task.write_text(json.dumps({"settings": asdict(settings), "buckets": buckets, "private": self.private is not None,
-                                    "quiet": self.quiet, "answer": str(answer), "parent": os.getpid()}))
+        task.write_text(json.dumps({"settings": asdict(settings), "buckets": buckets, "quiet": self.quiet,
+                                    "private": self.private is not None, "answer": str(answer), "parent": os.getpid()}))
         root = str(Path(__file__).parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
                                     **({"LD_PRELOAD": str(self.heap)} if self.heap else {})}
@@ -135,7 +135,7 @@ class Entrant:
                         f"racer = Racer({replace(settings, budget=None)!r}, {mode!r}, {bucket!r})")
 
     def lap(self) -> list[float]:
-        """[seconds of the slowest rank; of all ranks together: processor seconds, the main threads' of these, page faults]"""
+        """[seconds of the slowest rank; of all ranks: processor seconds, the main threads' of these, page faults]"""
         clock, *counts = zip(*self.ranks.exec("racer.lap()"), strict=True)
         return [max(clock), *map(sum, counts)]
 
@@ -186,8 +186,8 @@ class Bench:
         return seconds
 
     def race(self, names: list[str]) -> dict[str, list[list[float]]]:
-        """What a step took in each round, see `Entrant.lap`, of each of these modes, of ALONE (the floor), and of AGAIN:
-        the baseline a second time, in other processes, as a control of the whole method."""
+        """What a step took in each round, see `Entrant.lap`, of these modes, of ALONE (the floor), and of AGAIN: the
+        baseline a second time, in other processes, as a control of the whole method."""
         self.bar.set_description_str(f"racing {', '.join(names)}")
         entries = {name: (name, self.buckets[name]) for name in names}
         return self.laps(entries | {ALONE: (ALONE, None), AGAIN: entries[BASELINE]}, self.settings.rounds)
@@ -227,8 +227,8 @@ class Bench:
 
     def fits(self, group: set[str]) -> bool:
         spare = 16 * self.settings.params  # what the one that steps takes for a moment, and the one that is alone
-        control = self.held[BASELINE]
-        return sum(self.held[name] + PROCESS_BYTES for name in group) + control + 2 * PROCESS_BYTES + spare <= self.room()
+        processes = (len(group) + 2) * PROCESS_BYTES  # with the floor and the control
+        return sum(map(self.held.get, group)) + self.held[BASELINE] + processes + spare <= self.room()
 
     def room(self) -> int:
         """Bytes that one rank may take."""

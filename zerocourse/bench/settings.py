@@ -40,8 +40,8 @@ MODES = {mode.name: mode for mode in (
     BenchMode("torch-zro", "torch DDP + ZeroRedundancyOptimizer", 1, buckets=(4, 25, 100), unit=MIB),
     BenchMode("fsdp2", "torch FSDP2", 3, buckets=(1, 2, 4), unit=BLOCKS),
     BenchMode("fsdp2-keep", "torch FSDP2, kept after forward", 3, buckets=(1, 2, 4), unit=BLOCKS, keep=True),
-    *(BenchMode(f"deepspeed{stage}", f"DeepSpeed stage {stage}", stage, buckets=DS_BUCKETS, unit=ELEMENTS, wants="deepspeed")
-      for stage in range(4)),
+    *(BenchMode(f"deepspeed{stage}", f"DeepSpeed stage {stage}", stage, buckets=DS_BUCKETS, unit=ELEMENTS,
+                wants="deepspeed") for stage in range(4)),
 )}
 
 
@@ -81,7 +81,7 @@ class BenchSettings:
             raise BadInput(f"the budget must be more than 0 seconds, not {self.budget!r}.")
 
     def many_units(self) -> "BenchSettings":
-        """The same bench of a model of 96 small units with short samples, in which what a unit costs by itself shows."""
+        """The same bench of a model of 96 small units with short samples, in which what a unit costs shows."""
         return replace(self, layers=96, width=128, vocab=256, tokens=32)
 
     @property

@@ -126,7 +126,7 @@ def _answer_questions() -> bool:
 def _server_is_gone(world: dist.ProcessGroup) -> bool:
     """Has the process ended that serves the store? torch's client would print a page of C++ on stderr to say so, where
     a rank that keeps the store is merely done before the others. So a connection of our own, on which nothing is sent,
-    is looked at first: it closes with the server."""
+    is looked at first, which closes with the server (all but the moment in which that process ends)."""
     try:
         if world not in _servers:
             store = dist.distributed_c10d._get_process_group_store(world)

@@ -36,8 +36,8 @@ def run(args) -> Outcome:
 
     if args.steps < 3:
         raise BadInput(f"--steps must be at least 3, not {args.steps}: one is watched and not timed")
-    settings = TourSettings(replace(find_config(args.model), block_size=args.tokens), args.ranks, args.micro_batch, args.steps,
-                seed=args.seed, source=args.data)
+    settings = TourSettings(replace(find_config(args.model), block_size=args.tokens), args.ranks, args.micro_batch,
+                            args.steps, seed=args.seed, source=args.data)
     check_nproc(settings.ranks)  # refuse what cannot be before any process starts
     load_text(settings.source, settings.model.block_size)
     modes = measure(settings)

@@ -43,7 +43,8 @@ class TourSettings:
     budget: int | None = None  # bytes a rank may hold before it is out of memory
 
 
-def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None, tell: Callable = lambda step, loss: None) -> dict:
+def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
+             tell: Callable = lambda step, loss: None) -> dict:
     """Train in one mode on this rank, and return what was measured.
 
     The last step but one is watched by the ledger and not timed; the others are timed and not watched.

@@ -48,7 +48,8 @@ def checks(settings: TourSettings, modes: dict[str, list[dict]]) -> Iterator[Che
         yield Check(mode, "sent", sent == total, f"the ranks sent {sent:,} elements in all, the formula says {total:,}")
     for mode in modes.keys() - {"single"}:
         furthest = furthest_apart(mean_losses(modes[mode]), mean_losses(modes["single"]))
-        yield Check(mode, "losses", furthest <= LOSS_TOLERANCE, f"losses are up to {furthest:.1e} (relative) from one process's")
+        yield Check(mode, "losses", furthest <= LOSS_TOLERANCE,
+                    f"losses are up to {furthest:.1e} (relative) from one process's")
         # Number by number: two lists are equal wherever they hold one and the same NaN.
         same = all(here == there for got, other in zip(modes[mode], modes["ddp"], strict=True)
                    for here, there in zip(got["losses"], other["losses"], strict=True))

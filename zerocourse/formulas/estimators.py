@@ -1,4 +1,4 @@
-"""Other people's estimators of memory, counting as they do, so that their numbers can be explained. Formulas: no torch."""
+"""Other people's estimators of memory, counting as they do, which explains their numbers. Formulas: no torch."""
 
 
 def deepspeed_zero2_gpu_bytes(params: int, ranks: int) -> int:

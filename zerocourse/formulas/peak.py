@@ -20,14 +20,14 @@ from .states import FP32, ZERO, Convention
 from .transformer import gpt2_block_params
 
 
-def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: int, prefetch: int = 1, in_flight: int = 1,
-                convention: Convention = FP32, activations: int = 0, recomputed: int = 0, head: int = 0,
-                received: bool = False, accumulated: bool = False) -> int:
-    """The most bytes of parameters, gradients, optimizer states and activations that a rank holds at any moment of a step.
+def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: int, prefetch: int = 1,
+                in_flight: int = 1, convention: Convention = FP32, activations: int = 0, recomputed: int = 0,
+                head: int = 0, received: bool = False, accumulated: bool = False) -> int:
+    """The most bytes of model states and activations that a rank holds at any moment of a step.
 
     root: parameters before the units, and after them.   units: those of each unit, in the order of the forward. All are
         padded to a multiple of `ranks`.
-    activations: bytes that each unit saves for its backward.   recomputed: bytes that a unit makes again in its backward.
+    activations: bytes that each unit saves for its backward.   recomputed: bytes that it makes again there.
     head: bytes of what computes after the units, at the loss.
     received: count also what the reductions under way receive, N - 1 slices of each bucket.
     accumulated: the gradients of earlier micro-batches are there already, from stage 2 on this rank's slices of them.
@@ -50,12 +50,13 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
             arriving = sum(units[now + 1 : now + 1 + under_way]) * (ranks - 1) // ranks if received else 0
             moments.append(convention.parameter * gathered + convention.gradient * (gradients + arriving)
                            + activations * (now + 1) + (recomputed if now >= 0 else 0))
-    held_all_along = convention.optimizer * (share if stage else whole) + (convention.parameter * share if stage == 3 else 0)
-    return max(moments) + held_all_along
+    optimizer = convention.optimizer * (share if stage else whole)
+    return max(moments) + optimizer + (convention.parameter * share if stage == 3 else 0)
 
 
 def gpt2_peak_bytes(config, stage: int, ranks: int, micro_batch: int, seq: int, convention: Convention = ZERO,
-                    recompute: str = "selective", prefetch: int = 1, in_flight: int = 1, accumulated: bool = False) -> int:
+                    recompute: str = "selective", prefetch: int = 1, in_flight: int = 1,
+                    accumulated: bool = False) -> int:
     """An estimate of a step's peak for a `GPTConfig`: `states_peak` with the activations of Korthikanti et al. 2022.
 
     prefetch and in_flight are `shard`'s, with its defaults; recompute is `layer_activation_bytes`'s, "full" also has

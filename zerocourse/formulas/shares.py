@@ -14,7 +14,7 @@ def padded_elements(numel: int, ranks: int) -> int:
 
 
 def share_of(params: int, ranks: int, shard: int | None = None) -> int:
-    """`shard` where the caller knows it (rows padded one by one hold a little more), else ceil(P / N). Raises BadInput."""
+    """`shard` where the caller knows it (with the padding of many rows), else ceil(P / N). Raises BadInput."""
     share = shard_elements(positive("params", params), positive("ranks", ranks))
     return share if shard is None else shard
 

@@ -64,7 +64,7 @@ class Link:
             try:
                 ended, _ = wait(nodes, return_when="FIRST_EXCEPTION")
                 if any(node.exception() for node in ended):
-                    # A rank that fails closes its connections, and its peer's node may be quicker to say so than its own.
+                    # A rank that fails closes its connections, and its peer's node may report that sooner than its own.
                     ended, _ = wait(nodes, timeout=CAUSE_SECONDS)
                     raise min((node.exception() for node in ended if node.exception()), key=broke_off)
                 return [node.result() for node in nodes]
@@ -140,12 +140,12 @@ def limit_here(rate_mbit: float | None) -> None:
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
     """The calling thread, and every process it starts, is in the namespace; other threads stay where they are."""
-    with open("/proc/thread-self/ns/net") as home, open(NAMESPACES / namespace) as there:
+    with open("/proc/thread-self/ns/net") as before, open(NAMESPACES / namespace) as there:
         _enter(there)
         try:
             yield
         finally:
-            _enter(home)
+            _enter(before)
 
 
 def remove_stale() -> list[str]:

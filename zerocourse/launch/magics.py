@@ -40,7 +40,7 @@ def load_ipython_extension(ip) -> None:
     """Register the magics with an IPython shell."""
 
     def torchrun(line: str, cell: str) -> None:
-        parser = _MagicParser("torchrun", "Run this cell as a script under torchrun; it gets what is no option below as argv.")
+        parser = _MagicParser("torchrun", "Run this cell as a script under torchrun; its argv is all else here.")
         parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="add to the environment")
         options, argv = parser.parse_known_args(shlex.split(line))
         number = _number(ip)

@@ -27,8 +27,8 @@ class Ranks:
 
     They start with the first use, and again by themselves after they were stopped: by an interrupt, a timeout, a
     rank that died or is stuck, or any failure in `run`. `timeout` (seconds, without the start of the ranks) is the
-    default of each call, `env` adds to the environment, `only` is the ranks whose lines are shown through `echo`, `quiet` shows none, `init=False`
-    leaves the process group to the caller, `fork=False` starts each rank as a new Python.
+    default of each call, `env` adds to the environment, `only` is the ranks whose lines `echo` shows, `quiet`
+    shows none, `init=False` leaves the process group to the caller, `fork=False` starts each rank as a new Python.
     """
 
     def __init__(self, nproc: int = 2, *, timeout: float | None = None, env=None, echo=print, quiet: bool = False,
@@ -169,7 +169,7 @@ class Ranks:
 
 
 def line_printer(only, echo):
-    """A function `(rank, text)` that gives `echo` the lines of the ranks in `only`: one rank, several, or None for all."""
+    """A function `(rank, text)` that has `echo` show the lines of the ranks in `only` (one, several; None: all)."""
     wanted = {only} if isinstance(only, int) else only if only is None else set(only)
     return lambda rank, text: echo(f"[{rank}] {text}") if wanted is None or rank in wanted else None
 
