@@ -113,7 +113,6 @@ class DataParallel:
         if not again and unit is self.root and not (self.root.computes and hooks.is_running(self.root.module)):
             if self.root.computes or self.in_backward:
                 self.recover()
-            self.registered.check()
             self.written.check_shards()
             self.current_pass, self.recording = Pass(), torch.is_grad_enabled()
         elif not (again or self.root.computes) and self.current_pass.had_backward:  # a unit that is called by itself

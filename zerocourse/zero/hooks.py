@@ -22,9 +22,17 @@ from .unit import Unit
 
 
 def eager(hook):
-    """torch.compile breaks its graph at this function, and runs it as it is."""
-    hook._torchdynamo_disable = True
-    return hook
+    """torch.compile breaks its graph at this function and runs it as it is. (Its own decorator would load the compiler.)"""
+    uncompiled = None
+
+    def call(*args):
+        nonlocal uncompiled
+        if not torch.compiler.is_compiling():
+            return hook(*args)
+        uncompiled = uncompiled or torch.compiler.disable(hook)
+        return uncompiled(*args)
+
+    return call
 
 
 def attach(stage) -> None:

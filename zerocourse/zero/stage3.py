@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..comm import Comm, Handle
-from ..errors import BadInput
+from ..errors import BadInput, CollectiveError
 from . import hooks
 from .buffer import FlatBuffer
 from .ddp import StageOps, local_step
@@ -65,8 +65,12 @@ class Stage3(Stage2):
         self.start_gather(unit)
         while unit.gathers:
             flat, handle = unit.gathers.pop(0)
-            if handle is not None:
-                handle.wait()
+            try:
+                if handle is not None:
+                    handle.wait()
+            except CollectiveError as error:
+                raise CollectiveError(f"{error}. At stage 3 every rank must run the same number of forwards: when a model "
+                                      "generates text, say synced_gpus=True") from error
             self.hiding.show(flat)
 
     def release(self, unit: Unit) -> None:
