@@ -24,7 +24,7 @@ from zerocourse import cli, commands
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-COMMANDS = {info.name for info in pkgutil.iter_modules(commands.__path__)}
+COMMANDS = {info.name.removesuffix("_command") for info in pkgutil.iter_modules(commands.__path__)}
 ALLOWED_HOSTS = {"download.pytorch.org"}  # PyTorch's CPU wheels
 FROM_CONDA = {"pytorch": "torch", "matplotlib-base": "matplotlib"}  # conda-forge's name -> pip's
 PYTHONS = [f"3.{minor}" for minor in range(9, 17)]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ..errors import CollectiveError, OutOfMemory
 from . import watch
-from .progress import Progress
+from .progress import CollectiveProgress
 
 COMPARE_SECONDS = 3.0  # that a rank whose collective failed waits for the others' answers
 HEARD_SECONDS = 1.0  # that a rank which leaves waits until the others know why: its process may keep the store
@@ -23,7 +23,7 @@ ORDER = "Every rank must issue the same collectives in the same order"
 class DesyncReport:
     """One rank's access to what the ranks of one Comm tell each other."""
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, progress: Progress):
+    def __init__(self, group: dist.ProcessGroup, rank: int, progress: CollectiveProgress):
         self.rank, self.progress = rank, progress
         self.peers = [peer for peer in range(len(progress.ranks)) if peer != rank]
         # References of our own: the store must outlive the process group, which a rank that leaves destroys.

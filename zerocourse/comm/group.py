@@ -20,7 +20,7 @@ from . import backends, failure, watch
 from .desync import DesyncReport
 from .events import Recorder
 from .handle import Handle
-from .progress import Progress
+from .progress import CollectiveProgress
 
 OPS = ("sum", "max")
 _opened = weakref.WeakKeyDictionary()  # how many Comms a group has seen: keeps the messages of one from another's
@@ -59,7 +59,7 @@ class Comm:
             self._group = weakref.ref(group)
             _opened[group] = _opened.get(group, 0) + 1
             self._name = f"{group.group_name}.{_opened[group]}"
-        self.progress = Progress(self._name, dist.get_process_group_ranks(group) if self.peers else [0])
+        self.progress = CollectiveProgress(self._name, dist.get_process_group_ranks(group) if self.peers else [0])
         self.issued = self.progress.issued
         if self.peers:
             self.report = DesyncReport(group, self.rank, self.progress)

@@ -9,7 +9,7 @@ ISSUED = 4096  # collectives that a Comm remembers
 RECENT = 64  # Comms that are remembered after they are gone
 
 
-class Progress:
+class CollectiveProgress:
     """One rank's progress in one Comm.
 
     issued: (verb, unit, elements, dtype) of the last collectives, in the order in which they were issued.
@@ -31,5 +31,5 @@ class Progress:
 
 
 # A peer may ask for a Comm that is no longer there, because its model went with the function that trained it.
-known: weakref.WeakValueDictionary[str, Progress] = weakref.WeakValueDictionary()
-recent: deque[Progress] = deque(maxlen=RECENT)
+known: weakref.WeakValueDictionary[str, CollectiveProgress] = weakref.WeakValueDictionary()
+recent: deque[CollectiveProgress] = deque(maxlen=RECENT)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from .progress import Progress, known
+from .progress import CollectiveProgress, known
 
 if TYPE_CHECKING:
     from .desync import DesyncReport
@@ -101,7 +101,7 @@ def question_store() -> dist.Store:
     return dist.PrefixStore("zerocourse", dist.distributed_c10d._get_process_group_store(dist.group.WORLD))
 
 
-def ask(store: dist.Store, progress: Progress) -> str:
+def ask(store: dist.Store, progress: CollectiveProgress) -> str:
     """Ask all members of a Comm's group where they are; returns the key under which they answer."""
     number = store.add("asked", 1)
     store.set(f"question {number}", json.dumps([progress.name, progress.ranks]))

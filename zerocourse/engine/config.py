@@ -48,7 +48,7 @@ class ZeroConfig:
 
     stage: int = 0
     reduce_bucket_size: int = 500_000_000
-    overlap_comm: bool | None = None  # None: on for stage 3 only
+    overlap_comm: bool | None = None  # None: on, at every stage
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Engine:
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, config: Config, comm: Comm, lr_scheduler=None):
         self.config, self.lr_scheduler = config, lr_scheduler
         zero = config.zero_optimization
-        overlap = zero.overlap_comm if zero.overlap_comm is not None else zero.stage == 3
+        overlap = zero.overlap_comm is not False  # on unless it is switched off, at every stage
         self.module, self.optimizer = shard(
             model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
             param_dtype=torch.bfloat16 if config.bf16.enabled else None,
