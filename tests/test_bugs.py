@@ -162,7 +162,9 @@ def weights_are_broadcast(own):
 @pytest.mark.parametrize("bug", (weights_are_reduced, weights_are_broadcast))
 @pytest.mark.parametrize("stage", (0, 1))
 def test_bug_weights_for_gradients(pool, stage, bug):
-    red(check_exact, pool, [with_ops(of_stack(stage), reduce=bug)], match="differs|losses")
+    """Below, the numbers tell; in stage 1 a rank's slice was written, which the stage notices first."""
+    with pytest.raises((AssertionError, RankError), match="differs|losses|were written"):
+        check_exact(pool, [with_ops(of_stack(stage), reduce=bug)])
 
 
 def only_the_last_micro_batch(own):

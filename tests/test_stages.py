@@ -8,6 +8,7 @@ import torch
 import worlds
 from worlds import STAGES, Case, check_bitwise, check_exact, check_near, check_whole, runs_of
 
+from zerocourse import ZeroOptions
 from zerocourse.formulas.peak import states_peak
 
 WORLDS = (1, 2, 3, 4)
@@ -67,6 +68,11 @@ def test_with_other_options_of_shard(pool):
                {"in_flight": 1, "reshard_after_forward": False})
     compare(pool, [Case(stage, 2, options=tuple(chosen.items()), accumulation=2, bucket_size=300)
                    for stage in STAGES for chosen in options])
+
+
+def test_without_the_agreement(pool):
+    """Where all ranks are alike, nothing needs to be agreed on: no message, the same numbers."""
+    compare(pool, [Case(stage, 2, options=(("options", ZeroOptions(agreement=False)),)) for stage in STAGES])
 
 
 # -- half precision --------------------------------------------------------------------------------------------------
@@ -341,7 +347,7 @@ def gradients_at_gathers(case: Case) -> dict[str, tuple[int, int]]:
     def start_gather(unit):
         if stage.in_backward and not unit.gathering:
             flats = stage.current.flats
-            found[unit.name] = sum(len(flat.arrived) for flat in flats), sum(flat.expected for flat in flats)
+            found[unit.name] = sum(len(flat.ready) for flat in flats), sum(flat.trainable for flat in flats)
         begin(unit)
 
     stage.start_gather = start_gather

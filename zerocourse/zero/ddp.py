@@ -116,8 +116,6 @@ class DataParallel(BackwardWalk):
             self.current_pass, self.recording = Pass(), torch.is_grad_enabled()
         elif not (again or self.root.computes) and self.current_pass.had_backward:  # a unit that is called by itself
             self.current_pass = Pass()
-        if torch.is_grad_enabled():
-            hooks.watch_gradients(self, unit)
         unit.computes += 1
         if again and unit is not self.root and unit not in self.pass_now.calls:  # it ran in no forward before
             self.begin_pass(self.pass_now)
@@ -125,6 +123,8 @@ class DataParallel(BackwardWalk):
             self.pass_now.ahead.append(unit)
             self.queue.insert(0, unit)
         self.use(unit)
+        if torch.is_grad_enabled():
+            hooks.watch_gradients(self, unit)
         self._mark("forward", unit)
 
     def post_forward(self, unit: Unit, failed: bool = False) -> None:

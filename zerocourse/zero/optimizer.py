@@ -23,17 +23,26 @@ class BufferedStep:
 
     def __init__(self, optimizer: Optimizer):
         self.optimizer, self.own_step = optimizer, optimizer.step
+        self.homes: dict[torch.Tensor, int] = {}  # the group of each shard parameter
 
     def __call__(self, *flats: FlatBuffer) -> object:
         if not flats:
             return self.own_step()
-        wanted = {part for flat in flats for part in flat.shard_params.values()}
         groups = self.optimizer.param_groups
         whole = [group["params"] for group in groups]
+        if len(self.homes) != sum(map(len, whole)):  # a group was added
+            self.homes = {part: index for index, params in enumerate(whole) for part in params}
+        wanted: list[list[nn.Parameter]] = [[] for _ in groups]
+        for flat in flats:
+            for part in flat.shard_params.values():
+                if part in self.homes:
+                    wanted[self.homes[part]].append(part)
+        if not any(wanted):
+            return None
         try:
-            for group in groups:
-                group["params"] = [part for part in group["params"] if part in wanted]
-            return self.own_step() if any(group["params"] for group in groups) else None
+            for group, params in zip(groups, wanted, strict=True):
+                group["params"] = params
+            return self.own_step()
         finally:
             for group, params in zip(groups, whole, strict=True):
                 group["params"] = params

@@ -168,6 +168,10 @@ class Stage3(Stage2):
         super().on_gradient(flat, key, param)
         if self.upcoming and self.current.half_done:
             self.start_upcoming()
+        unit = self.unit_of[flat]
+        frozen = any(flat.trainable < len(flat.params) for flat in unit.flats)  # may be needed for the gradient of the input
+        if unit in self.entered and not unit.to_reduce and not frozen:  # the last unit of the walk is done before the root is
+            self.leave_all()
 
     def is_full(self, flat: FlatBuffer) -> bool:
         """A reduction waits until the backward has left its unit, to come at the same point among the gathers on all ranks,

@@ -60,11 +60,11 @@ def has_gradient(has_grad: set[str], key: str) -> bool:
 
 def refuse_assigned_gradients(flats: list[FlatBuffer]) -> None:
     """Raise BadInput for a parameter whose `.grad` no backward brought: backward's own are in the buffers by now."""
-    for flat in flats:
-        for key, param in flat.params.items():
-            if raw_grad(param) is not None:
-                raise BadInput(f"parameter {key!r} has a gradient that was assigned by hand, and a sharded model's gradients come "
-                               "from backward() alone: let a loss bring it, for example (param * gradient.detach()).sum()")
+    with torch._C.DisableTorchFunctionSubclass():  # hidden parameters look at every access
+        assigned = [key for flat in flats for key, param in flat.params.items() if raw_grad(param) is not None]
+    for key in assigned:
+        raise BadInput(f"parameter {key!r} has a gradient that was assigned by hand, and a sharded model's gradients come "
+                       "from backward() alone: let a loss bring it, for example (param * gradient.detach()).sum()")
 
 
 @functools.cache

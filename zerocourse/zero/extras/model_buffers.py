@@ -18,7 +18,8 @@ class ModelBuffers:
     """Extends the agreement by two questions: which buffers changed, and has one another shape?"""
 
     def __init__(self, model: nn.Module, groups: Groups):
-        self.model, self.groups = model, groups
+        self.groups = groups
+        self.holders = [(f"{name}." if name else "", module) for name, module in model.named_modules() if module._buffers]
         self.known = self.read()  # as all ranks have them: the tensor and its version
         self.shapes = {name: buffer.shape for name, (buffer, _) in self.known.items()}
         self.changed: list[str] = []  # on some rank, before the last backward's end
@@ -26,19 +27,19 @@ class ModelBuffers:
     def read(self) -> dict[str, tuple[torch.Tensor, int]]:
         """Each buffer and its version now. One that was assigned under inference_mode becomes an ordinary tensor."""
         seen = {}
-        for prefix, module in self.model.named_modules():
+        for prefix, module in self.holders:
             for key, buffer in module._buffers.items():
                 if buffer is None:
                     continue
                 if buffer.is_inference():
                     buffer = module._buffers[key] = buffer.clone()
-                seen[f"{prefix}.{key}" if prefix else key] = buffer, buffer._version
+                seen[prefix + key] = buffer, buffer._version
         return seen
 
     def statistics(self) -> set[str]:
         """Buffers of modules that keep running statistics, in training."""
-        return {f"{prefix}.{key}" if prefix else key for prefix, module in self.model.named_modules()
-                if module.training and getattr(module, "running_mean", None) is not None for key in module._buffers}
+        return {prefix + key for prefix, module in self.holders if module.training
+                and getattr(module, "running_mean", None) is not None for key in module._buffers}
 
     def questions(self) -> dict[str, list[bool]]:
         now, running = self.read(), self.statistics()

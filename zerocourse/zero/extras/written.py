@@ -41,7 +41,9 @@ class WrittenParameters:
                                "model would not see: write into the model, in `with zerocourse.gathered(module, write=True):`")
 
     def moved(self, flat: FlatBuffer) -> list[str]:
-        """Names of the buffer's parameters whose version moved: they were written in place."""
+        """Names of the buffer's parameters whose version moved: they were written in place. What is freed was not."""
+        if not flat.gathered:
+            return []
         return [key for key, version in self.versions[flat].items() if flat.params[key]._version != version]
 
     def keep(self, flat: FlatBuffer) -> None:
