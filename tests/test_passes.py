@@ -1,5 +1,7 @@
 """Passes other than one forward and its backward, alike on every rank; what a pass sends, holds and leaves behind."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,7 +14,7 @@ import torch.distributed as dist
 import worlds
 from attempts import attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, report, unsharded
 from torch import nn
-from worlds import Block, Case, Stack, rows, squares
+from worlds import STAGES, Block, Case, Stack, check_exact, rows, squares
 
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
@@ -425,3 +427,113 @@ def trained_before(comm: Comm | None, stage: int | None, optimizer_of: Callable,
 @pytest.mark.parametrize("through_state_dict", (False, True))
 def test_an_optimizer_with_a_state_before_shard(pool, optimizer, through_state_dict):
     by_stage(pool, trained_before, unsharded(trained_before, optimizer, False), args=(optimizer, through_state_dict))
+
+
+# -- what a reader of the core asked ---------------------------------------------------------------------------------
+
+class TwiceAround(Stack):
+    """Calls the first block, the second, and the first again; on rank 1 the first call gets no gradient."""
+
+    def forward(self, x, cut=False):
+        x = self.blocks[0](self.first(x))
+        x = self.blocks[1](x.detach() if cut else x)
+        return self.last(self.blocks[2](self.blocks[0](x)))
+
+
+def cut_on_rank_one(model, step, micro, rank):
+    return model(rows(step, micro, rank), cut=rank == 1).square().mean()
+
+
+class MayUseABias(Block):
+    def forward(self, x, bias):
+        x = super().forward(x)
+        return x + self.up.bias[:6] if bias else x + 0 * self.down.bias
+
+
+class Biases(Stack):
+    block = MayUseABias
+
+    def forward(self, x, bias):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.last(x)
+
+
+def two_passes(model, step, micro, rank):
+    """One backward for two forwards, with parameters that one rank uses more than the other."""
+    return sum(model(rows(step + 50 * number, micro, rank), bias=rank == number).square().mean() for number in range(2))
+
+
+@pytest.mark.parametrize("make, loss", ((TwiceAround, cut_on_rank_one), (Biases, two_passes)))
+def test_ranks_that_differ_within_repeated_units_and_passes(pool, make, loss):
+    """The order of collectives is the same on all ranks: `pool` asserts it."""
+    check_exact(pool, [Case(stage, make=make, loss=loss, steps=2, optimizer=worlds.sgd, options=(("prefetch", prefetch),))
+                       for stage in STAGES for prefetch in (1, 2)], tolerance=1e-6)
+
+
+def after_a_failed_backward() -> list:
+    """By stage: how far the last bias moved by a backward that comes right after one that failed."""
+    moved = []
+    for stage in STAGES:
+        model = Stack()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        shard(model, optimizer, stage)
+        x = rows(0, 0, 0).requires_grad_()
+        x.register_hook(lambda gradient: (_ for _ in ()).throw(ArithmeticError("blown")))
+        first, second = model(x).sum(), model(rows(1, 0, 0)).sum()
+        with pytest.raises(ArithmeticError):
+            first.backward()
+        if stage % 2:
+            optimizer.zero_grad()
+        before = state_dict(model)["last.bias"]
+        second.backward()
+        optimizer.step()
+        moved.append((state_dict(model)["last.bias"] - before).abs().max().item())
+    return moved
+
+
+def test_a_backward_after_one_that_failed(pool):
+    for moved in pool(2).run(after_a_failed_backward):
+        assert moved == pytest.approx([0.4] * 4, abs=1e-6)
+
+
+class KeepsItsLoss(Stack):
+    def forward(self, x):
+        x = super().forward(x)
+        self.penalty = x.square().mean()
+        return x
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_that_keeps_a_graph_is_freed(stage):
+    model = KeepsItsLoss()
+    model, optimizer = shard(model, worlds.sgd(model.parameters()), stage)
+    model(rows(0, 0, 0))
+    model.penalty.backward()
+    optimizer.step()
+    alive = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_hooks_of_an_optimizer_run_once_a_step(stage):
+    model = Stack()
+    model, optimizer = shard(model, worlds.sgd(model.parameters()), stage)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    for step in range(2):
+        squares(model, step, 0, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert calls == ["before", "after"] * 2
+
+
+def test_units_that_are_called_by_themselves_leave_no_record_behind():
+    model, _ = shard(Stack(), stage=3)
+    for _ in range(5):
+        model.blocks[0](rows(0, 0, 0)).sum().backward()
+    assert not model.zero.prefetcher.so_far and len(model.zero.current_pass.calls) <= 1

@@ -8,7 +8,7 @@ Two ways to divide a model among N ranks:
   `rank_map(shapes: dict[str, torch.Size], world_size: int) -> dict[str, int]`. The balance is what the map makes of it.
 
 Both become a `Layout`: the order of the parameters in one row, and N + 1 bounds that cut the row into one slice a
-rank. An owner map only sorts the row by owner first, so that everything above this floor sees slices and nothing else.
+rank. An owner map only sorts the row by owner first, so all higher-level code only sees slices.
 """
 
 import math

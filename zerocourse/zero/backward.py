@@ -24,10 +24,19 @@ class BackwardWalk:
         for flat in self.flats:
             flat.awaited = hooks.awaited(flat)
 
+    def finish_walk(self, of_pass: Pass) -> None:
+        """Visit the units of the pass that this rank has passed over, but for frozen ones at its end: nobody visits them."""
+        while any(flat.trainable for unit in of_pass.ahead for flat in unit.flats):
+            unit = of_pass.ahead.pop(0)
+            self.leave_all()
+            self.enter(unit)
+
     def begin_pass(self, of_pass: Pass) -> None:
-        """This backward also goes through the pass: its units are to be reduced in the order in which they are visited,
-        then those of which only the end tells that they are done, then the root."""
+        """This backward also goes through the pass: its units are reduced in the order in which they are visited, then those
+        that ran several times or contain other units, then the root."""
         if not of_pass.under_way:
+            if self.passes:  # autograd goes from the last forward to the first: the one before is over
+                self.finish_walk(self.passes[-1])
             of_pass.begin_backward()
             self.passes.append(of_pass)
             done = [unit for unit in self.units if unit.reduced and not unit.to_reduce]
@@ -40,21 +49,19 @@ class BackwardWalk:
             for flat in unit.flats:
                 flat.awaited |= hooks.awaited(flat)
         self.begin_pass(of_pass)
-        if self.passes[-1] is not of_pass:
-            self.passes.remove(of_pass)
-            self.passes.append(of_pass)
         self._mark("backward", unit)
         for each in of_pass.visit(unit):
             self.leave_all(but=each)
             self.enter(each)
 
     def enter(self, unit: Unit) -> None:
-        """The backward has come to the unit, or passes over it."""
+        """The backward has come to the unit, or passes over it. It may have left it before, in a later forward's pass."""
+        unit.backward_done = False
         self.entered.append(unit)
 
     def leave_all(self, but: Unit | None = None) -> None:
-        """The backward is over for all units that it has entered, but for those around `but`; it comes back to those that ran
-        more than once."""
+        """Mark every entered unit as left, except `but` and, while there is one, units that contain others. Those that ran more
+        than once are finished at the end only."""
         for unit in [unit for unit in self.entered if unit is not but]:
             if but is None or not any(unit in each.around for each in self.passes):
                 self.entered.remove(unit)
@@ -102,7 +109,7 @@ class BackwardWalk:
             self.queue.pop(0)
 
     def is_full(self, flat: FlatBuffer) -> bool:
-        """Have all gradients come? Of a parameter that is not used nobody knows before the backward has left the unit."""
+        """Have all gradients come? An unused parameter is only known to be unused once the backward has left the unit."""
         return len(flat.ready) >= flat.trainable
 
     def reduce(self, unit: Unit, flat: FlatBuffer) -> None:
@@ -126,10 +133,7 @@ class BackwardWalk:
 
     def end_backward(self) -> None:
         for each in self.passes:
-            while any(flat.trainable for unit in each.ahead for flat in unit.flats):  # units that this rank passed over
-                unit = each.ahead.pop(0)
-                self.leave_all()
-                self.enter(unit)
+            self.finish_walk(each)
         self.leave_all()
         for unit in self.units:
             unit.backward_done = True

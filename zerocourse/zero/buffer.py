@@ -134,8 +134,8 @@ class FlatBuffer:
             self.collect(key, self.params[key])
 
     def open_bucket(self) -> None:
-        """Make room for gradients. Of what an earlier reduction left in it (stages 0 and 1) each rank keeps its own slice
-        alone, so that the next sum counts it once."""
+        """Make room for gradients. After an earlier reduction (stages 0 and 1) the bucket holds sums: keep this rank's slice and
+        zero the rest, or the next reduction would add the same sum once per rank."""
         if self.grad is None:
             self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=self.full.device)
             self.filled.clear()  # a function given to shard() may have dropped the bucket by hand
@@ -190,7 +190,7 @@ class FlatBuffer:
             self.publish_gradients()
 
     def publish_gradients(self) -> None:
-        """Give each shard parameter its part of `grad_shard`; who has no gradient on any rank keeps None.
+        """Give each shard parameter its part of `grad_shard`. A parameter without a gradient on any rank keeps None.
 
         Master weights get it in fp32, which is memory of its own: for them this waits until just before the step.
         """

@@ -5,6 +5,7 @@ arXiv 1910.02054, section 3.1). Gradients are collected in one bucket a flat buf
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class DataParallel(BackwardWalk):
         self.registered = Registered(model)
         self.held = 0  # bytes of the flat buffers' tensors
         self.recorder = self.comm.recorder
-        self.recorder.alive = self.bytes_held
+        alive = weakref.WeakMethod(self.bytes_held)  # the buffers know the recorder, and must not keep the model
+        self.recorder.alive = lambda: alive()() if alive() else 0
         self._counted: dict[FlatBuffer, int] = {}
         self._began: dict[tuple[str, str], float] = {}
         for flat in self.flats:
@@ -179,6 +181,8 @@ class DataParallel(BackwardWalk):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, on this rank; without `set_to_none` those that were there become zeros."""
+        if self.in_backward and hooks.current_backward() == -1:  # that backward failed
+            self.forget_backward()
         self.wait_for_reductions()
         self.unreduced = False
         for flat in self.flats:

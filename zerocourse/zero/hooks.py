@@ -1,4 +1,4 @@
-"""Turns PyTorch's module and autograd hooks into the verbs of a stage.
+"""Calls the methods of a stage from PyTorch's module and autograd hooks.
 
     pre_forward(unit)           before the unit computes      (also when activation checkpointing computes it again)
     post_forward(unit, failed)  after it computed             (also when its forward raised)
@@ -41,8 +41,8 @@ def attach(stage) -> None:
         unit.module.register_forward_pre_hook(_before(stage, unit), with_kwargs=True, prepend=True)
         for module in unit.module.modules() if unit is not stage.root else ():
             # A loss may use what a unit computes on the way (a feature, a loss of its own) and not its output.
-            own = list(module.parameters(recurse=False))
-            if own and module is not unit.module and all(any(param is each for each in unit.params.values()) for param in own):
+            own = set(module.parameters(recurse=False))
+            if own and module is not unit.module and own <= set(unit.params.values()):
                 module.register_forward_hook(_watch_outputs(stage, unit))
         unit.module.register_forward_hook(_after(stage, unit), always_call=True)
         watch_gradients(stage, unit)
@@ -51,7 +51,7 @@ def attach(stage) -> None:
 def watch_gradients(stage, unit: Unit) -> None:
     """Hook every parameter of the unit that needs it; called again before each forward, for those just unfrozen.
 
-    The hooks hold weak references: Python's collector does not see into them, and would never free a cycle through one.
+    The hooks hold weak references, because the garbage collector cannot see into C++ hooks: a cycle through one would leak.
     """
     for flat in unit.flats:
         trainable = [key for key, param in flat.params.items() if param.requires_grad]
@@ -84,9 +84,20 @@ def _will_run(node) -> bool:
 
 def begin_backward(stage) -> None:
     """Once a backward: tell the stage, and have autograd call `end_backward` when all gradients are there."""
+    if stage.in_backward and current_backward() != stage.backward_number and _backwards_on_the_stack() == 1:
+        stage.recover()  # the one before failed, and its end was never called
     if not stage.in_backward:
         stage.begin_backward()
         torch.autograd.Variable._execution_engine.queue_callback(stage.end_backward)
+
+
+def _backwards_on_the_stack() -> int:
+    """How many backwards this thread is inside of: two when reentrant checkpointing computes a unit's gradient."""
+    frame, count = sys._getframe(), 0
+    while frame is not None:
+        count += frame.f_code.co_name == "_engine_run_backward"
+        frame = frame.f_back
+    return count
 
 
 def current_backward() -> int:

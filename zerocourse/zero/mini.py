@@ -1,4 +1,4 @@
-"""The whole idea of ZeRO in one file: reduces gradients, gathers parameters, and frees what the other ranks keep.
+"""The whole idea of ZeRO in one file: reduce gradients, gather parameters, and free what other ranks store.
 
 Every rank trains the same model on its own data. The model is cut into *units*: each entry of an outermost ModuleList
 (a block) is one, and the root is the rest. A unit's parameters lie in one flat buffer of n elements, padded so that N
@@ -88,7 +88,7 @@ class MiniStage0:
         self.shapes = {param: param.shape for param in params.values()}
         self.sizes = [shape.numel() for shape in self.shapes.values()] + [padding]
         self.grad: torch.Tensor | None = None
-        self.arrived: set[nn.Parameter] = set()  # whose gradient this backward has brought, until it has all
+        self.arrived: set[nn.Parameter] = set()  # their gradient has arrived in this backward; emptied when all have
         self.show_full()
         self.take_shard()
 
@@ -138,7 +138,7 @@ class MiniStage0:
 class MiniStage1(MiniStage0):
     """The optimizer's states are sharded: a rank steps its slice, then fetches those that the others stepped.
 
-    An all-reduce is a reduce-scatter and then an all-gather; here the step stands between the two, at the same price.
+    An all-reduce is a reduce-scatter and then an all-gather; here the step runs between the two, and the traffic is the same.
     """
 
     def take_shard(self) -> None:
@@ -187,7 +187,7 @@ class MiniStage3(MiniStage2):
         self.reshard()
 
     pre_forward = pre_backward = unshard
-    post_step = reshard  # whoever unsharded by hand holds what is old now
+    post_step = reshard  # a unit unsharded by hand now holds outdated parameters
 
 
 STAGES = (MiniStage0, MiniStage1, MiniStage2, MiniStage3)

@@ -24,10 +24,18 @@ class BufferedStep:
     def __init__(self, optimizer: Optimizer):
         self.optimizer, self.own_step = optimizer, optimizer.step
         self.homes: dict[torch.Tensor, int] = {}  # the group of each shard parameter
+        self.stepped = False  # everything, in this step of the stage
+
+    @property
+    def goes_by_buffer(self) -> bool:
+        """Would nobody notice several calls? An optimizer that is not torch's may count them, and so may hooks."""
+        hooked = self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks
+        return type(self.optimizer).__module__.startswith("torch.optim") and not hooked
 
     def __call__(self, *flats: FlatBuffer) -> object:
-        if not flats:
-            return self.own_step()
+        if not flats or not self.goes_by_buffer:
+            self.stepped, stepped = True, self.stepped
+            return None if flats and stepped else self.own_step()
         groups = self.optimizer.param_groups
         whole = [group["params"] for group in groups]
         if len(self.homes) != sum(map(len, whole)):  # a group was added
@@ -68,6 +76,7 @@ def take_over(optimizer: Optimizer, stage) -> None:
     @wraps(buffered.own_step)  # a scheduler made before leaves a mark there, and looks for it
     def step(optimizer: Optimizer, closure=None):
         refuse_scaler(optimizer)
+        buffered.stepped = False
         return stage.step(buffered, closure)
 
     def add_param_group(group: dict) -> None:

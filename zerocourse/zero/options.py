@@ -15,10 +15,12 @@ class ZeroOptions:
     bucket_size: the most elements reduced at once (a longer parameter goes alone); None: a unit at once.
     prefetch: units gathered ahead of the one that computes (stage 3).
     in_flight: units whose reductions may be under way at once. 0: the backward waits for each, so nothing overlaps;
-        1: it goes on, and at stage 3 the next gather waits instead (least memory with overlap); more: nobody waits.
+        1: it continues, but at stage 3 the next gather starts only after the reduction (least memory with overlap);
+        2 or more: nothing waits.
     reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
     agreement: at the end of each backward the ranks tell each other, in one small message, what only some of them know
-        (who has a gradient, what was written or left over). False saves the message, and trusts that all are alike.
+        (who has a gradient, what was written or left over, which of the model's buffers changed). False saves the message,
+        trusts that all are alike, and leaves the model's buffers, such as batch statistics, to each rank.
     """
 
     bucket_size: int | None = None

@@ -19,7 +19,7 @@ class Pass:
         self.calls: list[Unit] = []  # in the order in which they ended; a unit that runs twice is there twice
         self.around: set[Unit] = set()  # units inside of which others ran
         self.ahead: list[Unit] = []  # units that the backward has still to visit, the next one first
-        self.again: set[Unit] = set()  # units that ran more than once: when they are done, only the end tells
+        self.again: set[Unit] = set()  # units that ran more than once; only the end of the backward shows that they are finished
         self.under_way = False  # is its backward running?
         self.had_backward = False
 
@@ -35,13 +35,11 @@ class Pass:
         self.under_way = True
 
     def visit(self, unit: Unit) -> Iterator[Unit]:
-        """The units to visit now that the backward has come to `unit`: those passed over, then itself. Nothing when it
-        was visited before and has one call only, whose backward is over by then."""
+        """The units to visit now that the backward has come to `unit`: those passed over, then itself. Nothing when it was
+        visited before: a unit that ran more than once stays gathered until the end."""
         if unit in self.ahead:
             while (visited := self.ahead.pop(0)) is not unit:
                 yield visited
-            yield unit
-        elif unit in self.again:
             yield unit
 
 

@@ -106,8 +106,8 @@ class Stage3(Stage2):
         self.gather(unit)
 
     def start_upcoming(self) -> None:
-        """Start gathering those that come next. On every rank that is after the reduction of the unit before `current`,
-        and before anything else is gathered or reduced."""
+        """Start gathering those that come next. On every rank this happens after the reduction of the unit before `current`
+        and before any other collective."""
         if self.upcoming and self.options.in_flight == 1:
             self.wait_for_reductions()
         while self.upcoming:
@@ -130,7 +130,10 @@ class Stage3(Stage2):
             return
         if unit is self.root and unit.computes == 1:
             self.prefetcher.start()
-        self.come_to(unit, self.prefetcher.next_after(unit))
+        if self.root.computes:
+            self.come_to(unit, self.prefetcher.next_after(unit))
+        else:  # a unit that is called by itself
+            self.gather(unit)
 
     def post_forward(self, unit: Unit, failed: bool = False) -> None:
         super().post_forward(unit, failed)
@@ -175,13 +178,14 @@ class Stage3(Stage2):
 
     def is_full(self, flat: FlatBuffer) -> bool:
         """A reduction waits until the backward has left its unit, to come at the same point among the gathers on all ranks,
-        whichever parameters a rank has used. Behind the last gather nothing else is asked for."""
+        whichever parameters a rank has used. After the last gather full buckets are reduced at once."""
         return not any(each.ahead or each.again for each in self.passes) and super().is_full(flat)
 
     def post_backward(self, unit: Unit) -> None:
         self.start_upcoming()
         super().post_backward(unit)
-        if not unit.used_outside and not unit.computes:
+        again = any(unit in each.again for each in self.passes)  # a second gather would come on some ranks only
+        if not (unit.used_outside or unit.computes or again):
             self.release(unit)
 
     def end_backward(self) -> None:

@@ -46,6 +46,8 @@ def _nan_pages(nbytes: int) -> int | None:
     libc, file = _libc()
     none, read_write, private, fixed, anonymous = 0, 3, 0x02, 0x10, 0x20
     start = libc.mmap(None, nbytes, none, private | anonymous, -1, 0)
+    if start is None or start == ctypes.c_void_p(-1).value:  # MAP_FAILED
+        return None
     for offset in range(0, nbytes, _PIECE):  # private: a write stays in this process and in these pages
         libc.mmap(start + offset, _PIECE, read_write, private | fixed, file, 0)
     return start

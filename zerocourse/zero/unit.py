@@ -1,5 +1,6 @@
 """Cutting a model into units, and units into flat buffers. It communicates nothing."""
 
+import weakref
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -13,7 +14,9 @@ class Unit:
     """A part of the model that is gathered, used and freed as a whole, and how far the present backward has come with it."""
 
     def __init__(self, name: str, module: nn.Module, runs: list[dict[str, nn.Parameter]]):
-        self.name, self.module, self.runs = name, module, runs  # runs: parameters that are neighbours in the model
+        self.name, self.runs = name, runs  # runs: parameters that are neighbours in the model
+        # Weak, because graphs hold units, and a model may hold a graph: a cycle that no collector would see.
+        self._module = weakref.ref(module)
         self.params = {key: param for run in runs for key, param in run.items()}
         self.flats: list[FlatBuffer] = []  # in the order of the forward
         self.computes = 0  # forwards of it that are running, one inside the other
@@ -21,6 +24,10 @@ class Unit:
         self.backward_done = False  # no more gradients will come in this backward
         self.gathers: list = []  # collectives under way that bring the parameters
         self.used_outside = False  # something else than its module uses a parameter: it stays gathered as long as the root
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module()
 
     def __repr__(self) -> str:
         return f"{self.name} ({sum(param.numel() for param in self.params.values()):,} elements)"
