@@ -152,7 +152,7 @@ class Stage3(Stage2):
         super().begin_pass(of_pass)
         if begins:
             lasting = [unit for unit in self.units if unit.used_outside or unit is self.root]
-            for unit in [*lasting, *of_pass.ahead[: 1 + self.options.prefetch if self.options.prefetch else 0]]:
+            for unit in [*lasting, *of_pass.ahead[: self.options.prefetch]]:
                 self.start_gather(unit)
             for unit in lasting:
                 self.gather(unit)
