@@ -351,7 +351,7 @@ def at_in_the_row(shapes, offsets, bounds, rank):
             _overlap(shapes, offsets, bounds, rank)]
 
 
-@wrong("3.5", "no longer in the piece")
+@wrong("3.5", "no longer in the range")
 def last_included(shapes, offsets, bounds, rank):
     return [(name, start - begin, stop - begin - 1, start - bounds[rank]) for name, begin, start, stop in
             _overlap(shapes, offsets, bounds, rank)]
@@ -376,8 +376,8 @@ def order_of_the_shapes(shapes, offsets, bounds, rank):
     return [found[name] for name in shapes if name in found]
 
 
-@wrong("3.5", "without elements has no piece")
-def empty_pieces(shapes, offsets, bounds, rank):
+@wrong("3.5", "without elements has no range")
+def empty_ranges(shapes, offsets, bounds, rank):
     found = []
     for name, begin in offsets.items():
         start, stop = max(begin, bounds[rank]), min(begin + math.prod(shapes[name]), bounds[rank + 1])

@@ -31,7 +31,7 @@ def with_padding_by_position(rows, ranks):
     return held
 
 
-@wrong("5.1", "laid all rows end to end")
+@wrong("5.1", "laid all buffers end to end")
 def one_long_row(rows, ranks):
     numel = sum(rows)
     size = -(-numel // ranks)
@@ -185,7 +185,7 @@ def eps_inside(slices, gradients, state, lr, betas, eps, weight_decay):
         p -= lr * m / (1 - betas[0] ** state["t"]) * (v / (1 - betas[1] ** state["t"]) + eps).rsqrt()
 
 
-@wrong("5.3", "a new tensor is not part of the row")
+@wrong("5.3", "a new tensor is not part of the buffer")
 def out_of_place(slices, gradients, state, lr, betas, eps, weight_decay):
     state["t"] = state.get("t", 0) + 1
     for number, g in enumerate(gradients):
@@ -246,7 +246,7 @@ def divided_twice(flat, comm):
 
 @wrong("5.4", "divided by the number of ranks again")
 def divided_before(flat, comm):
-    flat.grad /= flat.world_size
+    flat.grad /= comm.world_size
     flat.grad_shard = flat.grad[flat.own]
     return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad_shard)
 
@@ -404,14 +404,14 @@ class Right:
         numel = sum(param.numel() for param in params)
         self.size = (numel + self.world - 1) // self.world
         self.row = torch.zeros(self.size * self.world)
-        self.shard_ranges, at = [], 0
+        self.places, at = [], 0
         for param in params:
-            self.shard_ranges.append(slice(at, at + param.numel()))
+            self.places.append(slice(at, at + param.numel()))
             at += param.numel()
-            self.row[self.shard_ranges[-1]] = param.detach().flatten()
+            self.row[self.places[-1]] = param.detach().flatten()
         if self.starts_alike:
             dist.broadcast(self.row, src=0)
-        for param, place in zip(params, self.shard_ranges):
+        for param, place in zip(params, self.places):
             param.data = self.row[place].view_as(param) if self.views else self.row[place].view_as(param).clone()
         length = self.row.numel() if self.whole_states else self.size
         self.m, self.v = torch.zeros(length), torch.zeros(length)
@@ -424,7 +424,7 @@ class Right:
         if self.skips and any(param.grad is None for param in self.params):
             return
         row = torch.zeros_like(self.row)
-        for param, place in zip(self.params, self.shard_ranges):
+        for param, place in zip(self.params, self.places):
             if param.grad is not None:
                 row[place] = param.grad.flatten()
             if self.frees:
@@ -540,6 +540,6 @@ class MovesUp(Right):
         without = [param for param in self.params if param.grad is None]
         row = torch.cat([param.grad.flatten() for param in self.params if param.grad is not None] + [torch.zeros(0)])
         row = torch.nn.functional.pad(row, (0, sum(param.numel() for param in without)))
-        for param, place in zip(self.params, self.shard_ranges):
+        for param, place in zip(self.params, self.places):
             param.grad = row[place].view_as(param)
         super().step()

@@ -221,7 +221,7 @@ def never_dropped(flat, comm):
 
 @wrong("6.4", "divided by the number of ranks again")
 def divided_twice(flat, comm):
-    bucket = flat.drop_bucket().div_(flat.world_size)
+    bucket = flat.drop_bucket().div_(comm.world_size)
     return comm.reduce_scatter(bucket, flat.layout, flat.name, done=flat.accumulate)
 
 

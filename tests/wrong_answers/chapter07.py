@@ -281,32 +281,32 @@ class Forgotten:
 
 @wrong("7.4", "You counted elements")
 class Elements:
-    def take(full):
+    def allocate(full):
         full.untyped_storage().resize_(full.numel())
 
 
-@wrong("7.4", "You took 4 bytes an element")
+@wrong("7.4", "You allocated 4 bytes an element")
 class FourBytes:
-    def take(full):
+    def allocate(full):
         full.untyped_storage().resize_(4 * full.numel())
 
 
 @wrong("7.4", "gave `full` a new storage")
 class NewStorage:
-    def take(full):
+    def allocate(full):
         full.data = torch.empty(full.shape, dtype=full.dtype)
 
 
 @wrong("7.4", "which must change nothing")
 class Cleared:
-    def take(full):
+    def allocate(full):
         full.untyped_storage().resize_(full.numel() * full.element_size())
         full.zero_()
 
 
-@wrong("7.4", "after a second `take`")
-class TakesMoreEachTime:
-    def take(full):
+@wrong("7.4", "after a second `allocate`")
+class AllocatesMoreEachTime:
+    def allocate(full):
         storage = full.untyped_storage()
         storage.resize_(storage.nbytes() + full.numel() * full.element_size())
 
@@ -314,20 +314,20 @@ class TakesMoreEachTime:
 # 7.5 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("7.5", "`flat.storage.allocate()` comes first")
-class NotTaken:
+class NotAllocated:
     def unshard(flat, comm):
         flat.full[flat.own] = flat.shard
         return comm.all_gather(flat.full, flat.layout, flat.name)
 
 
-@wrong("7.5", "was not yet in its place")
+@wrong("7.5", "was not yet at its position")
 class OwnSliceMissing:
     def unshard(flat, comm):
         flat.storage.allocate()
         return comm.all_gather(flat.full, flat.layout, flat.name)
 
 
-@wrong("7.5", "was not yet in its place")
+@wrong("7.5", "was not yet at its position")
 class OwnSliceTooLate:
     def unshard(flat, comm):
         flat.storage.allocate()
@@ -336,7 +336,7 @@ class OwnSliceTooLate:
         flat.full[flat.own].copy_(flat.shard)
 
 
-@wrong("7.5", "was not yet in its place")
+@wrong("7.5", "was not yet at its position")
 class SliceAtTheFront:
     def unshard(flat, comm):
         flat.storage.allocate()
@@ -449,7 +449,7 @@ class PublishedTooSoon:
         return optimizer_step()
 
 
-@wrong("7.5", "the update is made twice")
+@wrong("7.5", "each further call is a further step")
 class StepForEachFlat:
     def step(flats, comm, optimizer_step):
         for flat in flats:
@@ -483,7 +483,7 @@ class RootIsKept:
             flat.storage.free()
 
 
-@wrong("7.5", "with `flat.memory`, on every rank")
+@wrong("7.5", "with `flat.storage`, on every rank")
 class FreedOnRankZero:
     def reshard(flat):
         if flat.rank == 0:

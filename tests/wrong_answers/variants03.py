@@ -414,7 +414,7 @@ def at_is_the_place(shapes, offsets, bounds, rank):
     return [(name, hits[0][0], hits[-1][0] + 1, hits[0][2]) for name, hits in found.items()]
 
 
-@wrong("3.5", "no longer in the piece")
+@wrong("3.5", "no longer in the range")
 def first_and_last(shapes, offsets, bounds, rank):
     result = []
     for name, hits in _elements(shapes, offsets, bounds, rank).items():
@@ -452,7 +452,7 @@ def alphabetical(shapes, offsets, bounds, rank):
     return result
 
 
-@wrong("3.5", "without elements has no piece")
+@wrong("3.5", "without elements has no range")
 def beginning_in_the_slice(shapes, offsets, bounds, rank):
     low, high = bounds[rank], bounds[rank + 1]
     result = []

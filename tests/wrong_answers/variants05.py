@@ -24,7 +24,7 @@ def padded_until_it_divides(rows, ranks):
     return [2 * 4 * elements for _ in range(ranks)]
 
 
-@wrong("5.1", "laid all rows end to end")
+@wrong("5.1", "laid all buffers end to end")
 def chunks_of_the_model(rows, ranks):
     parts = torch.empty(sum(rows), device="meta").split(max(1, -(-sum(rows) // ranks)))
     held = [8 * len(part) for part in parts]
@@ -182,7 +182,7 @@ def root_of_all(slices, gradients, state, lr, betas, eps, weight_decay):
         p.copy_((1 - lr * weight_decay) * p - lr * step)
 
 
-@wrong("5.3", "a new tensor is not part of the row")
+@wrong("5.3", "a new tensor is not part of the buffer")
 def the_name_gets_another(slices, gradients, state, lr, betas, eps, weight_decay):
     state["t"] = state.get("t", 0) + 1
     if "m" not in state:
@@ -336,6 +336,46 @@ def step_inside_the_list(flats, comm, optimizer_step):
     for handle in handles:
         handle.wait()
     return results[-1]
+
+
+@wrong("5.5", "2 of 3 flat buffers were updated")
+def skips_the_last(flats, comm, optimizer_step):
+    handles = []
+    for number, flat in enumerate(flats):
+        result = optimizer_step(flat) if number < 2 else None
+        flat.publish_shard()
+        handles.append(comm.all_gather(flat.full, flat.layout, flat.name))
+    for handle in handles:
+        handle.wait()
+    return result
+
+
+@wrong("5.5", "gathered before `optimizer_step`")
+def gathers_each_before_its_update(flats, comm, optimizer_step):
+    for flat in flats:
+        flat.publish_shard()
+        comm.all_gather(flat.full, flat.layout, flat.name).wait()
+        result = optimizer_step(flat)
+    return result
+
+
+@wrong("5.5", "each further call is a further step")
+def all_and_then_each(flats, comm, optimizer_step):
+    result = optimizer_step()
+    for flat in flats:
+        optimizer_step(flat)
+        flat.publish_shard()
+        comm.all_gather(flat.full, flat.layout, flat.name).wait()
+    return result
+
+
+@wrong("5.5", "it takes flat buffers")
+def gives_the_list(flats, comm, optimizer_step):
+    result = optimizer_step(flats)
+    for flat in flats:
+        flat.publish_shard()
+        comm.all_gather(flat.full, flat.layout, flat.name).wait()
+    return result
 
 
 @wrong("5.5", "the same collectives, in the same order")

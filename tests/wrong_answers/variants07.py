@@ -391,7 +391,7 @@ class NameDeleted:
 
 @wrong("7.4", "You counted elements")
 class Products:
-    def take(full):
+    def allocate(full):
         elements = 1
         for size in full.shape:
             elements *= size
@@ -400,9 +400,9 @@ class Products:
             storage.resize_(elements)
 
 
-@wrong("7.4", "You took 4 bytes an element")
+@wrong("7.4", "You allocated 4 bytes an element")
 class AlwaysFp32:
-    def take(full):
+    def allocate(full):
         storage, nbytes = full.untyped_storage(), torch.float32.itemsize * full.numel()
         if storage.nbytes() != nbytes:
             storage.resize_(nbytes)
@@ -410,7 +410,7 @@ class AlwaysFp32:
 
 @wrong("7.4", "gave `full` a new storage")
 class SetToNew:
-    def take(full):
+    def allocate(full):
         if full.untyped_storage().size() == 0:
             with torch.no_grad():
                 full.set_(torch.empty_like(full, device="cpu").untyped_storage(), 0, full.shape)
@@ -418,7 +418,7 @@ class SetToNew:
 
 @wrong("7.4", "which must change nothing")
 class ResizedTwice:
-    def take(full):
+    def allocate(full):
         storage = full.untyped_storage()
         storage.resize_(0)
         storage.resize_(full.nbytes)
@@ -427,7 +427,7 @@ class ResizedTwice:
 
 # 7.5 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("7.5", "was not yet in its place")
+@wrong("7.5", "was not yet at its position")
 class CopiedAfterTheStart:
     def unshard(flat, comm):
         flat.storage.allocate()
@@ -483,7 +483,7 @@ class PublishesTheFirst:
         return optimizer_step()
 
 
-@wrong("7.5", "the update is made twice")
+@wrong("7.5", "each further call is a further step")
 class OneStepARow:
     def step(flats, comm, optimizer_step):
         results = []
@@ -491,6 +491,15 @@ class OneStepARow:
             results.append(optimizer_step())
         [flat.publish_shard() for flat in flats]
         return results[0]
+
+
+@wrong("7.5", "1 of 2 flat buffers were updated")
+class StepsTheFirst:
+    def step(flats, comm, optimizer_step):
+        result = optimizer_step(flats[0])
+        for flat in flats:
+            flat.publish_shard()
+        return result
 
 
 @wrong("7.5", "the loss of a closure")
@@ -501,7 +510,7 @@ class ReturnsTheFlats:
 
 
 @wrong("7.5", "`flat.storage.allocate()` comes first")
-class TakenWhileItTravels:
+class AllocatedWhileItTravels:
     def unshard(flat, comm):
         flat.full[flat.own].copy_(flat.shard)
         handle = comm.all_gather(flat.full, flat.layout, flat.name)
@@ -571,7 +580,7 @@ class EmbeddingsStay:
             flat.storage.free()
 
 
-@wrong("7.5", "with `flat.memory`, on every rank")
+@wrong("7.5", "with `flat.storage`, on every rank")
 class TheFirstRankKeepsTheModel:
     def reshard(flat):
         if flat.own.start:

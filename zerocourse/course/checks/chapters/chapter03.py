@@ -229,24 +229,24 @@ def _any_slice(random):
     return shapes, *probe.own_layout(shapes, world_size, owner), random.randrange(world_size)
 
 
-def _piece(sentence: str, **how):
+def _range(sentence: str, **how):
     return sentence, lambda *case: probe.parts(*case, **how)
 
 
-@exercise("3.5", "What lies in a slice", minutes=25, difficulty=2, answer="pieces", own=probe.own_pieces, replaces=REPLACED,
-          sample=_any_slice)
+@exercise("3.5", "What lies in a slice", minutes=25, difficulty=2, answer="shard_ranges", own=probe.own_ranges,
+          replaces=REPLACED, sample=_any_slice)
 def shard_ranges(lab: Lab):
     shapes = {"a": (2, 2), "b": (5,), "c": (1,), "d": (2, 7), "e": (3,)}
     flat = [(shapes, *probe.row(shapes, ranks, None), rank) for ranks in (2, 4, 8) for rank in range(ranks)]
     lab.compare(flat, probe.parts, [
-        _piece("You left out the tensors that a cut goes through: a slice may have a part of a tensor.", whole=True),
-        _piece("You left out a tensor that began in an earlier slice: the rest of it lies here.", begins=True),
-        _piece("start and stop count from the beginning of the parameter, and not of the row.", row_numbers=True),
-        _piece("`at` counts from the beginning of the slice, and not of the row.", row_at=True),
-        _piece("start, stop and `at` all count from the beginning of the row: start and stop belong to the parameter, "
+        _range("You left out the tensors that a cut goes through: a slice may have a part of a tensor.", whole=True),
+        _range("You left out a tensor that began in an earlier slice: the rest of it lies here.", begins=True),
+        _range("start and stop count from the beginning of the parameter, and not of the row.", row_numbers=True),
+        _range("`at` counts from the beginning of the slice, and not of the row.", row_at=True),
+        _range("start, stop and `at` all count from the beginning of the row: start and stop belong to the parameter, "
                "`at` to the slice.", row_numbers=True, row_at=True),
-        _piece("stop is the first element that is no longer in the piece, as in Python's slices.", inclusive=True),
-        _piece("A piece has at least one element: where a parameter only touches the slice, there is none.",
+        _range("stop is the first element that is no longer in the range, as in Python's slices.", inclusive=True),
+        _range("A range has at least one element: where a parameter only touches the slice, there is none.",
                touching=True),
         ("You left out a tensor that goes beyond both ends of the slice.",
          lambda *case: [part for part in probe.parts(*case) if not _beyond(case, part[0])]),
@@ -254,16 +254,16 @@ def shard_ranges(lab: Lab):
     empty = {"a": (2,), "x": (0, 3), "b": (3,), "s": ()}
     small = [(empty, *probe.row(empty, ranks, None), rank) for ranks in (1, 2, 4, 7) for rank in range(ranks)]
     lab.compare(small, probe.parts, [
-        _piece("A tensor without elements has no piece anywhere.", empty=True),
-        ("You returned the padding as a piece: only parameters have pieces.", _with_padding)])
+        _range("A tensor without elements has no range anywhere.", empty=True),
+        ("You returned the padding as a range: only parameters have ranges.", _with_padding)])
     owner = {"a": 2, "b": 0, "c": 2, "d": 0, "e": 3}
     owned = [(shapes, *probe.row(shapes, 4, owner), rank) for rank in range(4)]
     lab.compare(owned, probe.parts, [
-        ("The pieces come in the order in which they lie in the slice, which is that of the offsets.",
+        ("The ranges come in the order in which they lie in the slice, which is that of the offsets.",
          lambda *case: probe.parts(*case, order=list(case[0])))])
     mixed = {"a": (2,), "b": (3,), "c": (2,)}
     lab.compare([(mixed, {"c": 0, "a": 2, "b": 4}, [0, 4, 8], rank) for rank in range(2)], probe.parts, [
-        ("The pieces come in the order in which they lie in the slice: the offsets tell it, the shapes do not.",
+        ("The ranges come in the order in which they lie in the slice: the offsets tell it, the shapes do not.",
          lambda *case: probe.parts(*case, order=list(case[0])))])
     return "whole tensors, beginnings, middles and ends; nothing for padding and for what has no elements."
 
@@ -275,7 +275,7 @@ def _beyond(case, name) -> bool:
 
 
 def _with_padding(shapes, offsets, bounds, rank):
-    """The last tensor's piece goes on into the padding."""
+    """The last tensor's range goes on into the padding."""
     longer = probe.parts(shapes, offsets, bounds, rank)
     if longer and (gap := bounds[rank + 1] - bounds[rank] - longer[-1][3] - longer[-1][2] + longer[-1][1]):
         name, start, stop, at = longer[-1]

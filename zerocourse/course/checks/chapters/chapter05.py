@@ -17,13 +17,13 @@ from .stage_probe import bytes_under, near, same_calls
 # 5.1 ----------------------------------------------------------------------------------------------------------------
 
 def slices(numel, ranks):
-    """Elements of a row that each rank owns, without padding."""
+    """Elements of a flat buffer that each rank owns, without padding."""
     size = -(-numel // ranks)
     return [max(0, min(numel, (rank + 1) * size) - rank * size) for rank in range(ranks)]
 
 
 def by_rank(share=slices, each=8):
-    """Bytes of each rank, if a row of n elements is shared out as `share(n, ranks)`."""
+    """Bytes of each rank, if a buffer of n elements is shared out as `share(n, ranks)`."""
     return lambda rows, ranks: [each * sum(of_rank) for of_rank in zip(*(share(n, ranks) for n in rows), strict=True)]
 
 
@@ -52,7 +52,7 @@ def adam_bytes(lab: Lab):
     lab.compare(ragged, by_rank(), [
         ("You counted the padding: slices are equal, but the last one ends in padding, which is no parameter and has "
          "no states.", by_rank(lambda n, ranks: [-(-n // ranks)] * ranks)),
-        ("You laid all rows end to end and cut once: each row is cut by itself, so a rank owns a part of each.",
+        ("You laid all buffers end to end and cut once: each buffer is cut by itself, so a rank owns a part of each.",
          lambda rows, ranks: by_rank()([sum(rows)], ranks)),
         ("You rounded a slice down and gave the rest to the last rank: slices are rounded up, so the last rank has "
          "less, not more.", by_rank(lambda n, ranks: [n // ranks] * (ranks - 1) + [n - (ranks - 1) * (n // ranks)])),
@@ -232,7 +232,7 @@ def adamw(lab: Lab):
     if not like(right):
         models = [
             ("You changed nothing: write into the slices, with mul_ and sub_, since a new tensor is not part of the "
-             "row.",
+             "buffer.",
              [rows] * STEPS),
             ("That is Adam with L2: the decay went into the gradient, and so into both averages. In AdamW it shrinks "
              "the parameter itself.", adamw_model(l2=True)),
@@ -256,7 +256,7 @@ def adamw(lab: Lab):
         if not all(row.isfinite().all() for row in found["seen"][0]):  # near to no model
             why = "You begin to count at 0, and 1 - beta^0 is 0: in the first step it is 1."
         step = next(i for i in range(STEPS) if not all(map(near, found["seen"][i], right[i])))
-        lab.wrong(f"after step {step + 1} the two rows are {_short(found['seen'][step])}, and {_short(right[step])} "
+        lab.wrong(f"after step {step + 1} the two buffers are {_short(found['seen'][step])}, and {_short(right[step])} "
                   f"are right. {why}".rstrip())
     if found["spoiled"] is not None:
         lab.wrong("the parameters are right, but the gradients changed: you wrote into them in place. Whoever logs "

@@ -177,7 +177,7 @@ def step_events(lab: Lab):
 
 # 7.4 ----------------------------------------------------------------------------------------------------------------
 
-@exercise("7.4", "Memory that comes and goes", minutes=15, difficulty=2, answer=("free", "take"),
+@exercise("7.4", "Memory that comes and goes", minutes=15, difficulty=2, answer=("free", "allocate"),
           replaces=("zerocourse.zero.storage:FreeableStorage.free", "zerocourse.zero.storage:FreeableStorage.allocate"))
 def free_and_take(lab: Lab):
     hook_probe.judge_storage(lab)

@@ -10,8 +10,8 @@ from ..lab import Lab
 
 # 7.4 memory that comes and goes ---------------------------------------------------------------------------------------
 
-def see_storage(free, take) -> list[dict]:
-    """For rows of several dtypes: a view, and a weight that autograd saved, over free, take, and new numbers."""
+def see_storage(free, allocate) -> list[dict]:
+    """For buffers of several dtypes: a view, and a weight that autograd saved, over free, allocate, and new numbers."""
     seen = []
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         full = torch.arange(12).to(dtype)
@@ -26,11 +26,11 @@ def see_storage(free, take) -> list[dict]:
         found |= {"freed": storage.nbytes(), "shape": tuple(full.shape),
                   "moved": full.untyped_storage()._cdata != storage._cdata}
         if not found["freed"]:
-            take(full)
-            found |= {"taken": storage.nbytes(), "same": full.untyped_storage()._cdata == storage._cdata}
+            allocate(full)
+            found |= {"allocated": storage.nbytes(), "same": full.untyped_storage()._cdata == storage._cdata}
             if storage.nbytes() == found["wanted"] and found["same"] and found["shape"] == (12,):
                 full.copy_(torch.arange(100, 112))
-                take(full)  # it is there already: nothing may happen
+                allocate(full)  # it is there already: nothing may happen
                 found["view"], found["again"] = view.tolist(), storage.nbytes()
                 if dtype is torch.float32:
                     out.backward()
@@ -41,7 +41,7 @@ def see_storage(free, take) -> list[dict]:
 
 def judge_storage(lab: Lab) -> None:
     for saw in lab.run(see_storage)[0]:
-        here = f"a row of 12 elements in {str(saw['dtype']).removeprefix('torch.')}, {saw['wanted']} bytes:"
+        here = f"a buffer of 12 elements in {str(saw['dtype']).removeprefix('torch.')}, {saw['wanted']} bytes:"
         if saw["freed"]:
             why = "Not one byte was given back."
             if saw["moved"]:
@@ -52,18 +52,18 @@ def judge_storage(lab: Lab) -> None:
         if saw["shape"] != (12,):
             lab.wrong(f"{here} after `free` the tensor has the shape {saw['shape']}: only its storage should change.")
         if not saw["same"]:
-            lab.wrong(f"{here} `take` gave `full` a new storage. Views of the old one, and what autograd saved, stay "
-                      "without memory: let the old storage grow again.")
-        if saw["taken"] != saw["wanted"]:
+            lab.wrong(f"{here} `allocate` gave `full` a new storage. Views of the old one, and what autograd saved, "
+                      "stay without memory: let the old storage grow again.")
+        if saw["allocated"] != saw["wanted"]:
             size = saw["wanted"] // 12
             why = {12: f"You counted elements: each takes {size} bytes.",
-                   48: f"You took 4 bytes an element: here an element takes {size}."}.get(saw["taken"], "")
-            lab.wrong(f"{here} after `take` its storage holds {saw['taken']} bytes. {why}".rstrip())
+                   48: f"You allocated 4 bytes an element: here an element takes {size}."}.get(saw["allocated"], "")
+            lab.wrong(f"{here} after `allocate` its storage holds {saw['allocated']} bytes. {why}".rstrip())
         if saw["again"] != saw["wanted"]:
-            lab.wrong(f"{here} after a second `take` its storage holds {saw['again']} bytes: the memory was there "
+            lab.wrong(f"{here} after a second `allocate` its storage holds {saw['again']} bytes: the memory was there "
                       "already, so nothing may happen.")
-        lab.expect(saw["view"], list(range(102, 108)), f"{here} freed, taken, filled with 100 to 111, and taken again, "
-                   "which must change nothing; the view of elements 2 to 8", exact=False, verb="it shows")
+        lab.expect(saw["view"], list(range(102, 108)), f"{here} freed, allocated, filled with 100 to 111, and allocated "
+                   "again, which must change nothing; the view of elements 2 to 8", exact=False, verb="it shows")
         if "grads" in saw:
             right = [torch.tensor([[303.0, 312.0], [303.0, 312.0]]), torch.tensor([[4.0] * 3, [6.0] * 3])]
             lab.expect(saw["grads"], right, f"{here} the backward of a weight in it, with the new "

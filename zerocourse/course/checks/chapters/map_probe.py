@@ -28,10 +28,10 @@ def own_layout(shapes, world_size, owner):
     return dict(layout.offset), list(layout.bounds)
 
 
-def own_pieces(shapes, offsets, bounds, rank):
+def own_ranges(shapes, offsets, bounds, rank):
     in_row = {name: shapes[name] for name in offsets}
     layout = Layout(in_row, offsets, tuple(bounds), sum(map(math.prod, shapes.values())))
-    return [(piece.name, piece.start, piece.stop, piece.at) for piece in layout.shard_ranges(layout.slice(rank))]
+    return [(part.name, part.start, part.stop, part.at) for part in layout.shard_ranges(layout.slice(rank))]
 
 
 # Random questions ---------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def row(shapes, world_size, owner, *, down=False, clipped=False, each=False, by_
 
 def parts(shapes, offsets, bounds, rank, *, row_numbers=False, row_at=False, whole=False, inclusive=False, empty=False,
           touching=False, begins=False, order=None):
-    """Pieces, right or with one misunderstanding."""
+    """Shard ranges, right or with one misunderstanding."""
     first, last, found = bounds[rank], bounds[rank + 1], []
     for name in order or offsets:
         begin = offsets[name]

@@ -13,15 +13,16 @@ from ....layout.rankmap import Layout
 from ....zero.buffer import FlatBuffer
 from ..lab import Lab
 from ..verdict import Wrong
+from .stage_probe import Updates, miscounted
 
 SHAPES = {"weight": (5, 3), "bias": (4,)}  # 19 elements: padded on 2 ranks and on 3
 RETURNED = 42.0  # what the probe's optimizer step returns
 
 
 class ProbeComm(Comm):
-    """Notes each all-gather: was this rank's slice in the row when it was called?
+    """Notes each all-gather: was this rank's slice in the buffer when it was called?
 
-    freed: what to say to somebody who gathers into a row whose memory is freed.
+    freed: what to say to somebody who gathers into a buffer whose memory is freed.
     """
 
     def __init__(self, flats: list[FlatBuffer], freed: str, timeout: float = 4.0):
@@ -29,19 +30,19 @@ class ProbeComm(Comm):
         self.rows = [(flat.full.untyped_storage()._cdata, flat) for flat in flats]
         self.gathers, self.slice_there, self.freed = [], [], freed
 
-    def all_gather(self, row: torch.Tensor, layout: Layout, unit: str):
-        flat = next((flat for storage, flat in self.rows if storage == row.untyped_storage()._cdata), None)
+    def all_gather(self, tensor: torch.Tensor, layout: Layout, unit: str):
+        flat = next((flat for storage, flat in self.rows if storage == tensor.untyped_storage()._cdata), None)
         if flat is not None:
             if not flat.storage.held:
                 raise Wrong(self.freed)
-            self.slice_there.append(bool(torch.equal(row[flat.own], flat.shard)))
-        handle = super().all_gather(row, layout, unit)
+            self.slice_there.append(bool(torch.equal(tensor[flat.own], flat.shard)))
+        handle = super().all_gather(tensor, layout, unit)
         self.gathers.append(handle)
         return handle
 
 
 class Poison:
-    """Fills memory that a flat takes with NaN, so that nobody finds old values there by luck."""
+    """Fills memory that a flat buffer allocates with NaN, so that nobody finds old values there by luck."""
 
     def __init__(self, flats: list[FlatBuffer]):
         self.rows = {id(flat.full.untyped_storage()): flat.full for flat in flats}
@@ -82,14 +83,14 @@ def make_flat(rank: int, world: int, dtype: torch.dtype = torch.float32) -> Flat
 
 
 def whole_row(world: int) -> torch.Tensor:
-    """The row that such flats hold together, (padded,)."""
+    """The buffer that such shards make together, (padded,)."""
     shards = [make_flat(rank, world).shard for rank in range(world)]
     return torch.cat(shards)
 
 
 # unshard ------------------------------------------------------------------------------------------------------------
 
-NOT_TAKEN = "`unshard` used `flat.full` while its memory was freed: `flat.storage.allocate()` comes first"
+NOT_ALLOCATED = "`unshard` used `flat.full` while its memory was freed: `flat.storage.allocate()` comes first"
 NOT_NEEDED = ("`step` used `flat.full`, whose memory is freed. A rank updates its slice; the next `unshard` brings it "
               "to the others")
 SAME_CALLS = ("Every rank must call the same collectives, or those that did wait forever: a gather may not sit behind "
@@ -106,7 +107,7 @@ def see_unshard(unshard, reshard, step) -> dict:
     flat = make_flat(probe.rank, probe.world_size)
     flat.shard.mul_(2).add_(1)  # a step was done since the flat was filled
     flat.shard[flat.layout.real(probe.rank):] = 0
-    shard, storage, comm = flat.shard.clone(), flat.full.untyped_storage(), ProbeComm([flat], NOT_TAKEN)
+    shard, storage, comm = flat.shard.clone(), flat.full.untyped_storage(), ProbeComm([flat], NOT_ALLOCATED)
     with poisoned([flat]):
         try:
             handle = unshard(flat, comm)
@@ -123,7 +124,7 @@ def see_unshard(unshard, reshard, step) -> dict:
         except RuntimeError as error:
             if flat.storage.held:
                 raise
-            raise Wrong(NOT_TAKEN) from error
+            raise Wrong(NOT_ALLOCATED) from error
         found = {"bytes": storage.nbytes(), "full bytes": flat.storage.nbytes, "gathers": len(comm.gathers),
                  "under way": any(gather.tensor is not None for gather in comm.gathers), "shard": shard,
                  "slice there": all(comm.slice_there), "waited": waited,
@@ -148,13 +149,13 @@ def judge_unshard(lab: Lab, world: int) -> None:
                       "saved, are views of the old one: give that one its memory again, with `flat.storage.allocate()`.")
         if saw["bytes"] != saw["full bytes"]:
             lab.wrong(f"{here} the storage of `flat.full` holds {saw['bytes']} bytes afterwards, and "
-                      f"{saw['full bytes']} are right: you never took the memory.")
+                      f"{saw['full bytes']} are right: you never allocated the memory.")
         if not saw["gathers"]:
             lab.wrong(f"{here} no `comm.all_gather` was called. This rank has its own slice; the others' must come "
                       "from them.")
         if not saw["slice there"]:
-            lab.wrong(f"{here} when `comm.all_gather` was called, `flat.shard` was not yet in its place in "
-                      "`flat.full`, at `flat.own`. The gather sends what lies there: copy the shard to that place "
+            lab.wrong(f"{here} when `comm.all_gather` was called, `flat.shard` was not yet at its position in "
+                      "`flat.full`, at `flat.own`. The gather sends what lies there: copy the shard there "
                       "first.")
         if saw["under way"]:
             lab.wrong(f"{here} the all-gather is still under way, and nobody has its handle: return the "
@@ -176,7 +177,7 @@ def judge_unshard(lab: Lab, world: int) -> None:
 # reshard ------------------------------------------------------------------------------------------------------------
 
 def see_reshard(unshard, reshard, step) -> dict:
-    """A forward, `reshard`, and when the memory was given back: taken again, filled, and a backward. Sends nothing."""
+    """A forward, `reshard`; if the memory was freed: allocated again, filled, and a backward. Sends nothing."""
     world = dist.get_world_size()
     flat = make_flat(dist.get_rank(), world)
     row, storage, held = whole_row(world), flat.full.untyped_storage(), flat.storage.nbytes
@@ -227,10 +228,10 @@ def _judge_reshard(lab: Lab, saw: dict, here: str) -> None:
                       "they keep it alive. Free the storage itself.")
         if saw["overwritten"]:
             lab.wrong(f"{holds} You overwrote the numbers: that frees nothing.")
-        lab.wrong(f"{holds} Free it with `flat.memory`, on every rank.")
+        lab.wrong(f"{holds} Free it with `flat.storage`, on every rank.")
     lab.expect(saw["shard"], saw["shard was"], f"{here} `flat.shard` must not change")
-    lab.expect(saw["grads"], saw["right"], f"{here} the memory was taken and filled again, and then came the backward; "
-               "the gradients", verb="they have", tolerance=1e-5)
+    lab.expect(saw["grads"], saw["right"], f"{here} the memory was allocated and filled again, and then came the "
+               "backward; the gradients", verb="they have", tolerance=1e-5)
 
 
 # step ---------------------------------------------------------------------------------------------------------------
@@ -239,18 +240,17 @@ def see_step(unshard, reshard, step) -> dict:
     """One step of two flats, in fp32 and in bf16 with fp32 master weights, by SGD with a learning rate of 1."""
     probe = Comm()
     flats = [make_flat(probe.rank, probe.world_size, dtype) for dtype in (torch.float32, torch.bfloat16)]
-    comm, steps = ProbeComm(flats, NOT_NEEDED), []
-    pieces = [piece for flat in flats for piece in flat.shard_params.values()]
-    for number, piece in enumerate(pieces):
-        piece.grad = torch.full_like(piece, 1 + number + 10 * probe.rank)
+    comm = ProbeComm(flats, NOT_NEEDED)
+    parts = [part for flat in flats for part in flat.shard_params.values()]
+    for number, part in enumerate(parts):
+        part.grad = torch.full_like(part, 1 + number + 10 * probe.rank)
     before = [flat.shard.clone() for flat in flats]
 
-    def optimizer_step():
-        steps.append([flat.shard.clone() for flat in flats])
-        for piece in pieces:
-            piece.sub_(piece.grad)
-        return RETURNED
+    def update(flat):
+        for part in flat.shard_params.values():
+            part.sub_(part.grad)
 
+    optimizer_step = Updates(flats, update, RETURNED)
     with poisoned(flats), torch.no_grad():
         try:
             returned = step(flats, comm, optimizer_step)
@@ -258,18 +258,17 @@ def see_step(unshard, reshard, step) -> dict:
             if "storage of size 0" in str(error):
                 raise Wrong(NOT_NEEDED) from error
             raise
-        return {"steps": len(steps), "returned": returned, "sent": comm.elements.total(), "before": before,
+        return {"updates": optimizer_step.counts, "returned": returned, "sent": comm.elements.total(), "before": before,
                 "held": [flat.full.untyped_storage().nbytes() for flat in flats],
                 "shards": [flat.shard.clone() for flat in flats], "masters": [flat.master.clone() for flat in flats],
-                "grads": all(piece.grad is not None for piece in pieces)}
+                "grads": all(part.grad is not None for part in parts)}
 
 
 def judge_step(lab: Lab, world: int) -> None:
     for rank, saw in enumerate(lab.run(see_step, world=world)):
         here = f"`step` on rank {rank} of {world}:"
-        if saw["steps"] != 1:
-            lab.wrong(f"{here} it called `optimizer_step()` {saw['steps']} times, and once is right"
-                      + (": nothing was updated." if not saw["steps"] else ", or the update is made twice."))
+        if why := miscounted(saw["updates"]):
+            lab.wrong(f"{here} {why}")
         if saw["sent"]:
             lab.wrong(f"{here} it sent {saw['sent']} elements, and 0 are right: a rank updates its slice, and the next "
                       "`unshard` brings it to the others.")

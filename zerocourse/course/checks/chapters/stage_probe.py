@@ -39,12 +39,46 @@ def flats_of(shapes: list[tuple[int, ...]], stage: int, comm: WatchedComm, dtype
     return [flat for flat in model.zero.flats if flat.layout.numel]
 
 
-def give_gradient(flat: FlatBuffer, row: torch.Tensor) -> None:
-    """Put a whole row (numel,) into the flat's bucket, through its parameters: there it is divided by N."""
+def give_gradient(flat: FlatBuffer, gradient: torch.Tensor) -> None:
+    """Put a whole gradient (numel,) into the buffer's bucket, through its parameters: there it is divided by N."""
     for key, param in flat.params.items():
-        param.grad = row[flat.layout.param_slice(key)].view(param.shape).to(param.dtype)
+        param.grad = gradient[flat.layout.param_slice(key)].view(param.shape).to(param.dtype)
         flat.collect(key, param)
     flat.complete_bucket()
+
+
+class Updates:
+    """The `optimizer_step` of an answer: without arguments it updates every flat buffer, else those it is given.
+
+    counts: how often each of `flats` was updated.   update(flat): updates one.   result: what each call returns.
+    """
+
+    def __init__(self, flats: list[FlatBuffer], update: Callable[[FlatBuffer], object], result: object):
+        self.flats, self.update, self.result, self.counts = flats, update, result, [0] * len(flats)
+
+    def __call__(self, *wanted):
+        for each in wanted:
+            if not any(each is flat for flat in self.flats):
+                raise Wrong(f"`optimizer_step` was given {each!r:.60}: it takes flat buffers, as `optimizer_step(flat)`, "
+                            "or nothing, which updates them all")
+        for number, flat in enumerate(self.flats):
+            if not wanted or any(each is flat for each in wanted):
+                self.counts[number] += 1
+                self.update(flat)
+        return self.result
+
+
+def miscounted(counts: list[int]) -> str:
+    """What is wrong when the buffers were updated so many times each; nothing when each was updated once."""
+    if not any(counts):
+        return "`optimizer_step` was never called: without it nothing moves."
+    if max(counts) > 1:
+        return (f"a flat buffer was updated {max(counts)} times. `optimizer_step()` updates them all, and "
+                "`optimizer_step(flat)` one: each further call is a further step.")
+    if not all(counts):
+        return (f"{sum(counts)} of {len(counts)} flat buffers were updated: call `optimizer_step()` once, or "
+                "`optimizer_step(flat)` for every one.")
+    return ""
 
 
 def near(got, want, tolerance: float = 1e-5) -> bool:

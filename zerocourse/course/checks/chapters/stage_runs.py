@@ -26,7 +26,7 @@ class WatchedComm(Comm):
     """A Comm that notes each of the two collectives of ZeRO.
 
     calls: (phase, verb, unit) of each.   handles: what came back.   open: those that nobody has waited for.
-    in_place: of each reduction, is its sum to arrive in the row that is reduced?
+    in_place: of each reduction, is its sum to arrive in the tensor that is reduced?
     phase: yours to set, so that a call tells when it was made.
     """
 
@@ -35,15 +35,15 @@ class WatchedComm(Comm):
         self.phase, self.calls, self.handles, self.in_place = "", [], [], []
         self.open: list[Handle] = []
 
-    def all_gather(self, row: torch.Tensor, layout: Layout, unit: str) -> Handle:
+    def all_gather(self, tensor: torch.Tensor, layout: Layout, unit: str) -> Handle:
         self.calls.append((self.phase, "all_gather", unit))
-        return self._noted(super().all_gather(row, layout, unit))
+        return self._noted(super().all_gather(tensor, layout, unit))
 
-    def reduce_scatter(self, row: torch.Tensor, layout: Layout, unit: str, into: torch.Tensor | None = None,
+    def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, unit: str, into: torch.Tensor | None = None,
                        done: Callable[[torch.Tensor], None] | None = None) -> Handle:
         self.calls.append((self.phase, "reduce_scatter", unit))
-        self.in_place.append(into is not None and into.untyped_storage()._cdata == row.untyped_storage()._cdata)
-        return self._noted(super().reduce_scatter(row, layout, unit, into, done))
+        self.in_place.append(into is not None and into.untyped_storage()._cdata == tensor.untyped_storage()._cdata)
+        return self._noted(super().reduce_scatter(tensor, layout, unit, into, done))
 
     def wait_for_forgotten(self) -> int:
         """Wait for every collective that nobody has waited for yet; how many there were."""

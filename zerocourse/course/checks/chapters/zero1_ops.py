@@ -9,7 +9,7 @@ from ..exercise import exercise
 from ..lab import Lab
 from . import stage_runs
 from .stage_runs import WatchedComm
-from .stage_probe import SAME_CALLS, flats_of, give_gradient, near, numbers, same_calls
+from .stage_probe import SAME_CALLS, Updates, flats_of, give_gradient, miscounted, near, numbers, same_calls
 
 STAGE_1 = ("zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*")
 
@@ -60,7 +60,7 @@ def _judge_reduce(lab, found, numel, world):
     layout = Layout.build({"row": (numel,)}, world)
     rows = [seen["before"] for seen in found]
     total = torch.stack(rows).sum(0)
-    case = f"a row of {numel} gradients on {world} ranks"
+    case = f"a bucket of {numel} gradients on {world} ranks"
     for rank, seen in enumerate(found):
         own, size = layout.slice(rank), layout.bounds[1]
         right, got = total[own], seen["shard"]
@@ -102,7 +102,7 @@ def _judge_reduce(lab, found, numel, world):
         ]
         if got.shape != right.shape:
             lab.wrong(f"{case}: `flat.grad_shard` of rank {rank} has {tuple(got.shape)} elements where "
-                      f"{tuple(right.shape)} are right: its slice alone, and not the whole row.")
+                      f"{tuple(right.shape)} are right: its slice alone, and not the whole bucket.")
         why = next((why for why, model in models if near(got, model)), "")
         lab.wrong(f"{case}: `flat.grad_shard` of rank {rank} is {got.tolist()}, and {right.tolist()} is right. "
                   f"{why}".rstrip())
@@ -124,31 +124,34 @@ def _judge_reduce(lab, found, numel, world):
 def step_on_a_rank(answer, dtype):
     comm = WatchedComm()
     flats = flats_of(SHAPES, 1, comm, getattr(torch, dtype))
-    called, late = [], []
+    late, stale = [], []
 
-    def publishing(flat, publish):
+    def gathered(flat):
+        return any(unit == flat.name for _, _, unit in comm.calls)
+
+    def publishing(number, flat, publish):
         def published():
-            if called and any(unit == flat.name for _, _, unit in comm.calls):
+            if optimizer_step.counts[number] and gathered(flat):
                 late.append(flat.name)
             return publish()
         return published
 
-    for flat in flats:
-        flat.publish_shard = publishing(flat, flat.publish_shard)
+    def update(flat):
+        if gathered(flat):
+            stale.append(flat.name)
+        flat.master -= 0.5 * (comm.rank + 1)
 
-    def optimizer_step():
-        called.append(len(comm.calls))
-        for flat in flats:
-            flat.master -= 0.5 * (comm.rank + 1)
-        return f"the result of rank {comm.rank}"
+    optimizer_step = Updates(flats, update, f"the result of rank {comm.rank}")
+    for number, flat in enumerate(flats):
+        flat.publish_shard = publishing(number, flat, flat.publish_shard)
 
     before = [flat.full.clone() for flat in flats]
-    with torch.no_grad(), same_calls("a rank that owns nothing of a row gathers it too"):
+    with torch.no_grad(), same_calls("a rank that owns nothing of a buffer gathers it too"):
         result = answer(flats, comm, optimizer_step)
     early = [flat.full.clone() for flat in flats]
     forgotten = comm.wait_for_forgotten()
-    return {"result": result if isinstance(result, str) else None, "steps": len(called), "early": early,
-            "before": before, "calls": comm.calls, "first": called[0] if called else None, "forgotten": forgotten,
+    return {"result": result if isinstance(result, str) else None, "updates": optimizer_step.counts, "early": early,
+            "before": before, "calls": comm.calls, "stale": bool(stale), "forgotten": forgotten,
             "late": [flat.name in late for flat in flats]}
 
 
@@ -157,13 +160,13 @@ def step_on_a_rank(answer, dtype):
 def update_and_gather(lab: Lab):
     for world, dtype in ((2, "float32"), (3, "float32"), (3, "bfloat16")):
         found = lab.run(step_on_a_rank, dtype, world=world)
-        _judge_step(lab, found, world, f"three rows in {dtype} on {world} ranks")
+        _judge_step(lab, found, world, f"three flat buffers in {dtype} on {world} ranks")
     stage_runs.judge(lab, ["step"], 1, 2)
     return "every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it."
 
 
 def _own_alone(start, right, own):
-    """A row of which only one slice is new."""
+    """A buffer of which only one slice is new."""
     row = start.clone()
     row[own] = right[own]
     return row
@@ -171,21 +174,18 @@ def _own_alone(start, right, own):
 
 def _judge_step(lab, found, world, case):
     for rank, seen in enumerate(found):
-        if seen["steps"] != 1:
-            lab.wrong(f"{case}: rank {rank} called `optimizer_step` {seen['steps']} times. One call updates all its "
-                      "slices"
-                      + (", and each further call is a further step." if seen["steps"] else ": without it nothing "
-                                                                                            "moves."))
+        if why := miscounted(seen["updates"]):
+            lab.wrong(f"{case}: on rank {rank} {why}")
         gathers = [unit for _, verb, unit in seen["calls"] if verb == "all_gather"]
-        if seen["first"]:
-            lab.wrong(f"{case}: rank {rank} gathered before `optimizer_step`: what the others received is one step "
-                      "old.")
+        if seen["stale"]:
+            lab.wrong(f"{case}: rank {rank} gathered before `optimizer_step` had updated the slice: what the others "
+                      "received is one step old.")
         if not gathers:
             lab.wrong(f"{case}: rank {rank} gathered nothing, so the ranks keep old parameters for the slices of the "
                       "others: each now trains a model of its own.")
         if len(set(gathers)) < len(SHAPES):
-            lab.wrong(f"{case}: rank {rank} gathered {len(set(gathers))} row of {len(SHAPES)}: every flat is updated, "
-                      "so every flat is gathered.")
+            lab.wrong(f"{case}: rank {rank} gathered {len(set(gathers))} of {len(SHAPES)} buffers: every buffer is "
+                      "updated, so every buffer is gathered.")
         if seen["forgotten"]:
             lab.wrong(f"{case}: rank {rank} returned with {seen['forgotten']} of its gathers still under way. Wait for "
                       "each handle: the next forward reads these parameters.")
@@ -194,7 +194,7 @@ def _judge_step(lab, found, world, case):
         if order != orders[0]:
             lab.wrong(f"{case}: rank {rank} started the gathers in the order {', '.join(order)}, and rank 0 in the "
                       f"order {', '.join(orders[0])}. {SAME_CALLS}: NCCL pairs them by their order, and would mix up "
-                      "the rows.")
+                      "the buffers.")
     layouts = [Layout.build({"row": shape}, world) for shape in SHAPES]
     for rank, seen in enumerate(found):
         for number, layout in enumerate(layouts):
@@ -214,7 +214,7 @@ def _judge_step(lab, found, world, case):
                 why = "Only its own slice is new: " + (
                     "you called flat.publish_shard() after the gather had started, so the others got old values. "
                     "Publish first." if seen["late"][number] else "gather into `flat.full` itself.")
-            lab.wrong(f"{case}: afterwards rank {rank} has {keep.tolist()} in row {number}, and {right.tolist()} is "
+            lab.wrong(f"{case}: afterwards rank {rank} has {keep.tolist()} in buffer {number}, and {right.tolist()} is "
                       f"right. {why}".rstrip())
         if seen["result"] != f"the result of rank {rank}":
             lab.wrong(f"{case}: the parameters are right, but what `optimizer_step` returned got lost: return it. With "

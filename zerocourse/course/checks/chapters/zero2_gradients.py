@@ -192,7 +192,7 @@ def _judge_shards(lab, case, found, layouts, uses, micro, rank):
             for m in micros:
                 for r in ranks:
                     if index in uses(r):
-                        row[layouts[bucket].place(str(index))] += slope(index, r, m) / divisor
+                        row[layouts[bucket].param_slice(str(index))] += slope(index, r, m) / divisor
         return row[layouts[bucket].slice(rank)]
 
     so_far, everybody = range(micro + 1), range(world)

@@ -73,7 +73,7 @@ def reduce_and_drop(lab: Lab):
 
 def _judge_drop(lab, found, numel, world):
     layout, micro = Layout.build({"row": (numel,)}, world), len(found[0]) - 1
-    case = f"a row of {numel} gradients on {world} ranks, micro-batch {micro + 1}"
+    case = f"a bucket of {numel} gradients on {world} ranks, micro-batch {micro + 1}"
     sums = [torch.stack([seen[m]["before"] for seen in found]).sum(0) for m in range(micro + 1)]
     for rank, of_rank in enumerate(found):
         seen, own = of_rank[-1], layout.slice(rank)
@@ -134,9 +134,9 @@ def _judge_drop(lab, found, numel, world):
                       "handle. The backward stands still meanwhile: return the handle at once, and let the stage wait "
                       "for it.")
         if not seen["dropped"]:
-            lab.wrong(f"{case}: rank {rank} set `flat.grad` to None by hand. The row still takes its places for "
-                      "filled, and adds the next gradients to whatever the new memory holds: flat.drop_bucket() clears "
-                      "both.")
+            lab.wrong(f"{case}: rank {rank} set `flat.grad` to None by hand. The flat buffer still takes the "
+                      "bucket for filled, and adds the next gradients to whatever the new memory holds: "
+                      "flat.drop_bucket() clears both.")
 
 
 # 6.5 ----------------------------------------------------------------------------------------------------------------
