@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from zerocourse.data.text import text as data
+from zerocourse.data import text as data
 from zerocourse.data.text import TextDataset, batches, decode, encode, load_text, read_tokens, write_tokens
 from zerocourse.errors import BadInput
 from zerocourse.data.sampler import ShardSampler
