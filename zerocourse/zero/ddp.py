@@ -88,6 +88,7 @@ class DataParallel(BackwardWalk):
         self.sync = True
         self.unreduced = False  # a backward under `no_sync` left gradients that only this rank knows
         self.recording = False  # is a forward with gradients under way?
+        self.running: list[Unit] = []  # units whose forward is running, one inside the other
         self.current_pass = Pass()  # the last forward
         self.passes: list[Pass] = []  # those whose backward is under way, the present one last
         self.in_backward = False
@@ -119,6 +120,8 @@ class DataParallel(BackwardWalk):
         elif not (again or self.root.computes) and self.current_pass.had_backward:  # a unit that is called by itself
             self.current_pass = Pass()
         unit.computes += 1
+        if unit is not self.root:
+            self.running.append(unit)
         if again and unit is not self.root and unit not in self.pass_now.calls:  # it ran in no forward before
             self.begin_pass(self.pass_now)
             self.pass_now.calls.append(unit)
@@ -133,10 +136,12 @@ class DataParallel(BackwardWalk):
         unit.computes = max(0, unit.computes - 1)
         if not unit.computes:
             self._mark("forward", unit, over=True)
+        if unit in self.running:
+            del self.running[self.running.index(unit):]  # what an exception left inside of it, too
         # Reentrant checkpointing computes a unit without gradients first; its place is where it ran, on every rank.
         records = torch.is_grad_enabled() or self.recording and self.root.computes
         if records and unit is not self.root and not failed and hooks.current_backward() == -1:
-            self.current_pass.note(unit, within=[each for each in self.units[1:] if each.computes and each is not unit])
+            self.current_pass.note(unit, within=[each for each in self.running if each is not unit])
 
     @property
     def pass_now(self) -> Pass:
@@ -245,6 +250,7 @@ class DataParallel(BackwardWalk):
             self.zero_grad()
         self.forget_backward()
         self._began.clear()
+        self.running = []
         for unit in self.units:
             unit.computes = 0
 
