@@ -57,8 +57,8 @@ def judge(lab: Lab) -> Verdict:
     """Run the check of the lab's exercise; whatever happens becomes a verdict."""
     id = lab.exercise.id
     try:
-        praise = lab.exercise.run(lab)
-        return Verdict(id, PASSED, praise or "right", lab.printed)
+        feedback = lab.exercise.run(lab)
+        return Verdict(id, PASSED, feedback or "right", lab.printed)
     except NotDone as blank:
         return Verdict(id, NOT_DONE, str(blank), lab.printed)
     except (Wrong, BadInput) as error:  # BadInput: something cannot be sent to the ranks
