@@ -340,26 +340,6 @@ def check_whole(runs: list[Run], case: Case) -> None:
         check_near(Run(mean, runs[0].state, []), oracle, case)
 
 
-def check_near(run: Run, oracle: Run, what: object, tolerance: float = 1e-6) -> None:
-    """Losses and parameters are the same up to rounding: `tolerance` is relative to the largest parameter."""
-    for step, (loss, expected) in enumerate(zip(run.losses, oracle.losses, strict=True)):
-        assert abs(loss - expected) <= 10 * tolerance * abs(expected), f"{what}: step {step}: loss {loss}, unsharded {expected}"
-    largest = max(tensor.abs().max().item() for tensor in oracle.state.values() if tensor.numel())
-    for name, tensor in oracle.state.items():
-        assert run.state[name].dtype == tensor.dtype, f"{what}: {name} is {run.state[name].dtype}, not {tensor.dtype}"
-        gap = (run.state[name].double() - tensor.double()).abs().max().item() / largest if tensor.numel() else 0.0
-        assert gap <= tolerance, f"{what}: {name} differs by {gap:.2e} of the largest parameter"
-
-
-def check_same_state(state: dict, expected: dict, what: object) -> None:
-    assert state.keys() == expected.keys(), f"{what}: {sorted(state.keys() ^ expected.keys())} are in one state only"
-    for name, tensor in expected.items():
-        assert state[name].dtype == tensor.dtype, f"{what}: {name} is {state[name].dtype}, not {tensor.dtype}"
-        if not torch.equal(state[name], tensor):
-            gap = (state[name].double() - tensor.double()).abs().max().item()
-            raise AssertionError(f"{what}: {name} differs by up to {gap:.3e}")
-
-
 def check_close(runs: list[Run], oracle: Run, what: object, params: float | None = 1e-6) -> None:
     """The mean of the ranks' losses is within 1e-5 of the oracle's, relative; all ranks hold the same parameters, bit
     for bit, and these are within `params` of the oracle's, relative to the largest (None: Adam's noise forbids it)."""
