@@ -234,7 +234,7 @@ def test_the_kaggle_bundle_runs_where_only_the_wheel_is(tmp_path):
     execute = [python, "-m", "nbconvert", "--to", "notebook", "--execute", "--output", "run.ipynb", about["code_file"]]
     ended = subprocess.run(execute, cwd=working, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr[-4000:]
-    assert (installed / "zerocourse" / "show.py").exists(), "the first cell did not install the wheel"
+    assert (installed / "zerocourse" / "course" / "show.py").exists(), "the first cell did not install the wheel"
     assert not list(installed.glob("torch*")), "the first cell installed torch"
     run = nbformat.read(working / "run.ipynb", as_version=4)
     assert all(cell.execution_count for cell in run.cells if cell.cell_type == "code")

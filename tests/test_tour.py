@@ -113,16 +113,16 @@ def plant_kept_gather(model, optimizer):
 
 
 def plant_kept_gradient(model, optimizer):
-    """A hook that forgets to free what it copied."""
+    """A stage that hands the optimizer copies of its gradients, and keeps what they were copied from."""
     flat = model.zero.units[1].flats[0]
-    own = flat.collect
+    own = flat.publish_gradients
 
-    def collect(key, param):
-        gradient = param.grad
-        own(key, param)
-        param.grad = gradient
+    def publish_gradients():
+        own()
+        for part in flat.shard_params.values():
+            part.grad = part.grad.clone()
 
-    flat.collect = collect
+    flat.publish_gradients = publish_gradients
 
 
 @pytest.mark.parametrize("plant, what", [(plant_buffer, "buffers"), (plant_loose_tensor, "the rest"),
