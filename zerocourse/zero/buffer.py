@@ -25,6 +25,7 @@ from .groups import Groups
 from .storage import FreeableStorage
 
 HALF = (torch.bfloat16, torch.float16)
+SLICE = "_zerocourse_slice"  # the mark of a gradient that is one rank's slice: torch's clip_grad_norm_ must not take it for all
 
 
 class FlatBuffer:
@@ -199,8 +200,8 @@ class FlatBuffer:
         gradient = self.grad_shard.to(self.master.dtype)
         for part in self.shard_ranges:
             if part.name in self.has_grad:
-                slice = self.shard_params[part.name].grad = self.part(gradient, part)
-                slice._zerocourse_slice = True  # torch's clip_grad_norm_ must not take it for the whole
+                own_part = self.shard_params[part.name].grad = self.part(gradient, part)
+                setattr(own_part, SLICE, True)
 
     @staticmethod
     def part(own: torch.Tensor, part: ShardRange) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Reading and assigning `param.grad` of a sharded model. Needed by: SAM, PCGrad, clip_grad_norm_(model.parameters()).
 
 The stage takes a gradient out of its parameter as soon as it is complete, so `.grad` is None where unsharded training has
-one, and who looks there would go on without a gradient and without a word. So parameters get a class that says where the
+one, and code that looks there would go on without any gradient, in silence. So parameters get a class that says where the
 gradients are. The parts of parameters that the optimizer steps have their `.grad`, which is this rank's slice alone.
 """
 
@@ -13,9 +13,7 @@ from torch.nn.utils import clip_grad
 
 from ...errors import BadInput
 from ...measure.storages import raw_grad
-from ..buffer import FlatBuffer
-
-SLICE = "_zerocourse_slice"  # the mark of a gradient that is one rank's slice
+from ..buffer import SLICE, FlatBuffer
 
 
 class ShardedParameter:

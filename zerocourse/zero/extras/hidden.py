@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from ...errors import BadInput
 from ..buffer import FlatBuffer
