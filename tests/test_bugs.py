@@ -67,9 +67,9 @@ def test_bug_rank_zero_is_skipped(pool, stage):
 
 def only_where_it_was_used(own):
     """A collective in a branch that only some ranks take."""
-    def reduce(self, unit, flat):
+    def reduce(self, flat):
         if flat.unreduced:
-            own(self, unit, flat)
+            own(self, flat)
 
     return reduce
 
@@ -169,7 +169,7 @@ def test_bug_weights_for_gradients(pool, stage, bug):
 
 def only_the_last_micro_batch(own):
     def collect(self, key, param):
-        self.filled.discard(key)
+        self.unreduced.discard(key)
         own(self, key, param)
 
     return collect

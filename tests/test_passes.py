@@ -344,6 +344,44 @@ def test_zero_grad_forgets_a_whole_backward(pool, make, around):
     check_cases(pool, of_stack(make, loss=discarding(around), optimizer=worlds.sgd), tolerance=1e-6)
 
 
+def of_a_pipeline(stage: int, **first) -> tuple[dict, list, int]:
+    """Two micro-batches, the first with what `backward` was told of it: the state, the verbs that it and the forward of the
+    second issued, and the bytes of parameters held after the first."""
+    case = of_stack(stages=(stage,), steps=1, accumulation=2, optimizer=worlds.sgd)[0]
+    model, optimizer = worlds.sharded(case)
+    comm = model.zero.comm
+    loss = case.loss(model, 0, 0, comm.rank) / 2
+    before = len(comm.issued)
+    with model.zero.backward(**first):
+        loss.backward()
+    held = sum(flat.storage.nbytes for flat in model.zero.flats if flat.gathered)
+    loss = case.loss(model, 0, 1, comm.rank) / 2
+    verbs = [verb for verb, *_ in list(comm.issued)[before:]]
+    loss.backward()
+    optimizer.step()
+    return state_dict(model), verbs, held
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_backward_that_is_not_the_last_leaves_the_agreement_to_it(pool, stage):
+    oracle = worlds.exact(of_stack(stages=(0,), steps=1, accumulation=2, optimizer=worlds.sgd)[0])[0]
+    for is_last, messages in ((True, 1), (False, 0)):
+        for rank, (state, verbs, _) in enumerate(pool(2).run(of_a_pipeline, stage, is_last=is_last)):
+            is_state(oracle.state)(rank, state)
+            assert verbs.count("all_reduce_max") == messages, f"rank {rank}: {verbs}"
+            assert "reduce_scatter" in verbs, f"rank {rank} reduced nothing in the first backward"
+
+
+def test_a_backward_that_does_not_reshard_saves_the_next_gather(pool):
+    oracle = worlds.exact(of_stack(stages=(0,), steps=1, accumulation=2, optimizer=worlds.sgd)[0])[0]
+    for reshards in (True, False):
+        for rank, (state, verbs, held) in enumerate(pool(2).run(of_a_pipeline, 3, reshards=reshards)):
+            is_state(oracle.state)(rank, state)
+            after = verbs[verbs.index("all_reduce_max"):]
+            assert ("all_gather" in after) is reshards, f"rank {rank}, reshards={reshards}: {verbs}"
+            assert (held > 0) is not reshards
+
+
 def nested_no_sync(comm: Comm, stage: int) -> tuple[dict, int]:
     """Three micro-batches, the second one after an inner no_sync: the state, and the buckets reduced before the third."""
     case = of_stack(stages=(stage,), steps=1, accumulation=3, optimizer=worlds.sgd)[0]

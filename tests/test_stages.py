@@ -181,7 +181,7 @@ def counted_quickly(case: Case) -> list[tuple[int, int]]:
     def look(*_):
         tensors = [tensor for kind in model.zero.tensors().values() for tensor in kind]
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-        found.append((model.zero.bytes_held(), sum(storages.values())))
+        found.append((model.zero.meter.held, sum(storages.values())))
 
     optimizer.register_step_pre_hook(look)
     for step in range(2):
@@ -347,7 +347,7 @@ def gradients_at_gathers(case: Case) -> dict[str, tuple[int, int]]:
     def start_gather(unit):
         if stage.in_backward and not unit.gathering:
             flats = stage.current.flats
-            found[unit.name] = sum(len(flat.ready) for flat in flats), sum(flat.trainable for flat in flats)
+            found[unit.name] = sum(flat.trainable - len(flat.awaited) for flat in flats), sum(flat.trainable for flat in flats)
         begin(unit)
 
     stage.start_gather = start_gather

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 # Where each public name lives. It is imported when it is asked for: the formulas need no torch, and torch takes seconds.
 _HOME = {
     "initialize": "engine", "Engine": "engine",
-    "shard": "zero.shard", "state_dict": "zero.consolidate", "load_state_dict": "zero.consolidate", "gathered": "zero.consolidate",
+    "shard": "zero.shard", "state_dict": "engine.consolidate", "load_state_dict": "engine.consolidate", "gathered": "engine.consolidate",
     "ZeroOptions": "zero.options", "Precision": "zero.options",
     "deferred_init": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
     "Ranks": "launch.ranks", "load_ipython_extension": "launch.magics",

@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..comm import bootstrap as distributed
 from ..comm.group import Comm
-from .config import Config
-from ..zero.consolidate import state_dict
-from ..errors import BadInput
 from ..data.sampler import ShardSampler
+from ..errors import BadInput
 from ..zero.shard import shard
+from .config import Config
+from .consolidate import state_dict
 
 
 def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None,

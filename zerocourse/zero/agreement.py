@@ -10,6 +10,7 @@ from itertools import compress
 import torch
 
 from ..errors import CollectiveError
+from .buffer import FlatBuffer
 from .groups import Groups
 
 
@@ -21,23 +22,23 @@ def ask(groups: Groups, questions: dict[str, list[bool]], device: torch.device) 
     return {name: [next(answers) for _ in asked] for name, asked in questions.items()}
 
 
-def agree(stage) -> list[tuple]:
-    """The buckets, as (unit, flat buffer), that all ranks must still reduce.
+def agree(stage) -> list[FlatBuffer]:
+    """The buckets that all ranks must still reduce.
 
     Also marks who has a gradient on any rank, and passes on what the model's buffers and written parameters ask.
     Raises CollectiveError with the name of a unit that some ranks skipped in their forward.
     """
     keys = [(flat, key) for flat in stage.flats for key in flat.params]
-    left = [(unit, flat) for unit in reversed(stage.units) for flat in reversed(unit.flats)]
+    left = stage.flats[::-1]
     if not stage.options.agreement:
-        return [(unit, flat) for unit, flat in left if flat.unreduced]
+        return [flat for flat in left if flat.unreduced]
     ran = {unit for each in stage.passes for unit in each.calls}
     questions = {"has_grad": [key in flat.has_grad for flat, key in keys],
-                 "unreduced": [bool(flat.unreduced) for _, flat in left],
+                 "unreduced": [bool(flat.unreduced) for flat in left],
                  "ran": [unit in ran for unit in stage.units],
                  "skipped": [bool(ran) and unit not in ran for unit in stage.units]}
-    for watcher in stage.watchers:
-        questions |= watcher.questions()
+    for extra in stage.extras:
+        questions |= extra.questions()
     answers = ask(stage.groups, questions, stage.device)
     for unit, ran_somewhere, skipped in zip(stage.units[1:], answers["ran"][1:], answers["skipped"][1:], strict=True):
         if ran_somewhere and skipped:
@@ -45,6 +46,6 @@ def agree(stage) -> list[tuple]:
                                   f"{'ran' if unit in ran else 'skipped'} it): every rank must run the same units")
     for flat, key in compress(keys, answers["has_grad"]):
         flat.has_grad.add(key)
-    for watcher in stage.watchers:
-        watcher.answered(answers)
+    for extra in stage.extras:
+        extra.answered(answers)
     return list(compress(left, answers["unreduced"]))

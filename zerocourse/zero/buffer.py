@@ -19,6 +19,7 @@ In stage 0 nothing is divided among ranks and `own` is the whole buffer.
 import torch
 from torch import nn
 
+from ..comm import Handle
 from ..layout.rankmap import Layout, ShardRange
 from ..measure.storages import raw_grad
 from .groups import Groups
@@ -36,20 +37,22 @@ class FlatBuffer:
 
     def __init__(self, name: str, params: dict[str, nn.Parameter], layout: Layout, rank: int, shards_optimizer: bool,
                  shards_parameters: bool, dtype: torch.dtype, groups: Groups | None = None):
-        self.name, self.layout, self.dtype, self.rank = name, layout, dtype, rank
+        self.name, self.layout, self.dtype, self.groups = name, layout, dtype, groups
         self.params = {key: params[key] for key in layout.shapes}  # in the buffer's order
-        self.shards_parameters, self.groups = shards_parameters, groups
+        self.shards_parameters = shards_parameters
+        self.mine = layout.slice(rank)  # where this rank's part of a sum arrives, also at stage 0
+        self.own = self.mine if shards_optimizer else slice(0, layout.padded)
         self.divisor = groups.size if groups else len(layout.bounds) - 1  # gradients are averaged over so many ranks
-        self.own = layout.slice(rank) if shards_optimizer else slice(0, layout.padded)
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
+        self.reducing: Handle | None = None  # the reduction of the bucket that is under way
+        self.complete = False  # is every place in the bucket written?
         self.trainable = 0  # parameters that record gradients now
         self.accumulators: dict[str, object] = {}  # by parameter: autograd's node that brings its gradient
         # Each a set of parameter names:
         self.awaited: set[str] = set()  # their gradient is still to come in this backward
-        self.ready: set[str] = set()  # it came in this backward, after the bucket was last reduced
-        self.filled: set[str] = set()  # their place in the bucket is written, by this micro-batch or earlier ones
-        self.unreduced: set[str] = set()  # their place holds a gradient that no reduction took along yet
+        self.ready: set[str] = set()  # their gradient has come in this backward, or is known to be none
+        self.unreduced: set[str] = set()  # their place in the bucket holds a gradient that no reduction took along yet
         self.deferred: set[str] = set()  # their gradient came while the bucket was under way: it waits at the parameter
         self.has_grad: set[str] = set()  # they have a gradient, on some rank, since the last zero_grad
 
@@ -59,7 +62,7 @@ class FlatBuffer:
         """Move the parameters into `full`, padded with zeros. Returns the places of those on meta, which have no values yet."""
         exact = torch.float32 if self.dtype in HALF else self.dtype
         self.full = torch.zeros(self.layout.padded, dtype=exact, device=device)
-        places = {key: self.full[self.layout.param_slice(key)].view(shape) for key, shape in self.layout.shapes.items()}
+        places = {key: self.place(self.full, key) for key in self.params}
         for key, param in self.params.items():
             if not param.is_meta:
                 param.data = places.pop(key).copy_(param.detach())
@@ -74,28 +77,27 @@ class FlatBuffer:
         equalise(exact)
         self.full = exact.to(self.dtype)
         self.storage = FreeableStorage(self.full)
-        self.views = {key: self.full[self.layout.param_slice(key)].view(shape) for key, shape in self.layout.shapes.items()}
+        self.views = {key: self.place(self.full, key) for key in self.params}
         self.shard = self.full[self.own].clone() if self.shards_parameters else self.full[self.own]
         self.master = self.shard if exact.dtype is self.dtype else exact[self.own].clone()
         updated = self.dtype.is_floating_point or self.dtype.is_complex
         self.shard_ranges = self.layout.shard_ranges(self.own) if updated else []
         self.shard_params = {part.name: nn.Parameter(self.part(self.master, part)) for part in self.shard_ranges}
-        nothing = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype, device=exact.device)
-        self.hidden_views = {key: nothing.expand(shape) for key, shape in self.layout.shapes.items()}
-        if FreeableStorage(nothing).readable:
-            FreeableStorage(nothing).free()
-        self.bytes_always = (self.shard.nbytes if self.shards_parameters else 0) + (self.master.nbytes if self.steps_masters else 0)
         self.show()
 
+    def place(self, row: torch.Tensor, key: str) -> torch.Tensor:
+        """A parameter's place in a buffer (n,), in the parameter's shape."""
+        return row[self.layout.param_slice(key)].view(self.layout.shapes[key])
+
+    @staticmethod
+    def part(own: torch.Tensor, part: ShardRange) -> torch.Tensor:
+        """A parameter's part (1-D) of this rank's slice."""
+        return own[part.at : part.at + part.stop - part.start]
+
     def show(self) -> None:
-        """Let the modules see the gathered parameters."""
+        """Let the modules use `full`."""
         for key, param in self.params.items():
             param.data = self.views[key]
-
-    def hide(self) -> None:
-        """Let the modules see the right shapes, and no memory."""
-        for key, param in self.params.items():
-            param.data = self.hidden_views[key]
 
     @property
     def gathered(self) -> bool:
@@ -119,76 +121,55 @@ class FlatBuffer:
         gradient = param.grad.detach()  # backward(create_graph=True) makes gradients that record
         gradient = gradient.to_dense() if gradient.is_sparse else gradient
         param.grad = None
-        self.deferred.discard(key)
         self.open_bucket()
-        place = self.grad[self.layout.param_slice(key)].view(gradient.shape)
-        if key in self.filled:
+        place = self.place(self.grad, key)
+        if self.complete or key in self.unreduced:
             place.add_(gradient, alpha=1 / self.divisor)
         else:
             torch.mul(gradient, 1 / self.divisor, out=place)
-        for keys in (self.filled, self.unreduced, self.ready, self.has_grad):
-            keys.add(key)
+        self.unreduced.add(key)
+        self.has_grad.add(key)
 
     def collect_deferred(self) -> None:
         """The bucket is back: move the gradients that waited for it."""
-        for key in list(self.deferred):
+        while self.deferred:
+            key = self.deferred.pop()
             self.collect(key, self.params[key])
 
     def open_bucket(self) -> None:
         """Make room for gradients. After an earlier reduction (stages 0 and 1) the bucket holds sums: keep this rank's slice and
-        zero the rest, or the next reduction would add the same sum once per rank."""
+        zero the rest, or the next reduction would add the same sum once per rank. Of replicas, the first keeps it."""
         if self.grad is None:
             self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=self.full.device)
-            self.filled.clear()  # a function given to shard() may have dropped the bucket by hand
+            self.complete = False  # a function given to shard() may have dropped the last one by hand
         elif not self.unreduced:
-            mine = self.layout.slice(self.rank)
-            if self.groups is not None and self.groups.replicate is not None and self.groups.replicate.rank:
-                mine = slice(0, 0)  # of replicas, the first keeps it
-            self.grad[: mine.start].zero_()
-            self.grad[mine.stop :].zero_()
+            kept = slice(0, 0) if self.groups and self.groups.replicate and self.groups.replicate.rank else self.mine
+            self.grad[: kept.start].zero_()
+            self.grad[kept.stop :].zero_()
 
     def complete_bucket(self) -> None:
         """Zeros where nothing arrived: the bucket is ready to be reduced."""
         self.open_bucket()
-        for key in self.params.keys() - self.filled:
-            self.grad[self.layout.param_slice(key)].zero_()
-        self.grad[self.layout.numel :].zero_()
-        self.filled = set(self.params)
+        if not self.complete:
+            for key in self.params.keys() - self.unreduced:
+                self.place(self.grad, key).zero_()
+            self.grad[self.layout.numel :].zero_()
+        self.complete = True
         self.unreduced.clear()
-        self.ready.clear()
 
     def drop_bucket(self) -> torch.Tensor | None:
         bucket, self.grad = self.grad, None
-        self.filled.clear()
         self.unreduced.clear()
         return bucket
 
     def sum_replicas(self, reduced: torch.Tensor) -> torch.Tensor:
         """The reduced slice (own,), added up over the ranks that hold the same slice, where there are some."""
-        return reduced if self.groups is None else self.groups.sum_replicas(reduced, self.name)
+        return self.groups.sum_replicas(reduced, self.name) if self.groups else reduced
 
     def accumulate(self, reduced: torch.Tensor) -> None:
         """Add a reduced slice (own,) to what earlier micro-batches left."""
         self.sum_replicas(reduced)
-        if self.grad_shard is None:
-            self.grad_shard = reduced
-        else:
-            self.grad_shard.add_(reduced)
-
-    def clear_gradients(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; without set_to_none, those that were there become zeros."""
-        zeros = None if set_to_none else self.has_grad.copy()
-        self.drop_bucket()
-        self.grad_shard = None
-        while self.deferred:
-            self.params[self.deferred.pop()].grad = None
-        self.ready.clear()
-        self.has_grad.clear()
-        for part in self.shard_params.values():
-            part.grad = None
-        if zeros:
-            self.has_grad, self.grad_shard = zeros, torch.zeros_like(self.shard)
-            self.publish_gradients()
+        self.grad_shard = reduced if self.grad_shard is None else self.grad_shard.add_(reduced)
 
     def publish_gradients(self) -> None:
         """Give each shard parameter its part of `grad_shard`. A parameter without a gradient on any rank keeps None.
@@ -203,28 +184,43 @@ class FlatBuffer:
                 own_part = self.shard_params[part.name].grad = self.part(gradient, part)
                 setattr(own_part, SLICE, True)
 
-    @staticmethod
-    def part(own: torch.Tensor, part: ShardRange) -> torch.Tensor:
-        """A parameter's part (1-D) of this rank's slice."""
-        return own[part.at : part.at + part.stop - part.start]
+    def withdraw_gradients(self) -> None:
+        """Take the gradients from the shard parameters."""
+        for part in self.shard_params.values():
+            part.grad = None
+
+    def clear_gradients(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; without set_to_none, those that were there become zeros."""
+        zeros = None if set_to_none else self.has_grad.copy()
+        self.drop_bucket()
+        self.withdraw_gradients()
+        self.grad_shard = None
+        while self.deferred:
+            self.params[self.deferred.pop()].grad = None
+        self.has_grad.clear()
+        if zeros:
+            self.has_grad, self.grad_shard = zeros, torch.zeros_like(self.shard)
+            self.publish_gradients()
 
     # -- what it holds ------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """The real tensors by kind, for a ledger that reads their storages."""
-        gradients = [self.grad, self.grad_shard, *map(raw_grad, self.shard_params.values())]
+        gradients = [self.bucket, self.grad_shard, *map(raw_grad, self.shard_params.values())]
         return {"parameters": [self.full, self.shard],
                 "gradients": [tensor for tensor in gradients if tensor is not None],
                 "optimizer": [self.master] if self.steps_masters else []}
 
     @property
+    def bucket(self) -> torch.Tensor | None:
+        """`grad`, or what was it and is still being sent (from stage 2 on)."""
+        return self.reducing.tensor if self.grad is None and self.reducing is not None else self.grad
+
+    @property
     def bytes_held(self) -> int:
         """Bytes of the tensors above, each storage counted once, without looking into any."""
-        held = self.bytes_always + (self.storage.nbytes if self.gathered else 0)
-        if self.grad is not None:
-            held += self.storage.nbytes
-        if self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad):  # not in the bucket
-            held += self.shard.nbytes
-        if self.steps_masters and any(raw_grad(part) is not None for part in self.shard_params.values()):
-            held += self.master.nbytes  # the gradient in fp32
-        return held
+        held = [(self.storage.nbytes, self.gathered), (self.shard.nbytes, self.shards_parameters),
+                (self.storage.nbytes, self.bucket is not None), (self.master.nbytes, self.steps_masters),
+                (self.shard.nbytes, self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)),
+                (self.master.nbytes, self.steps_masters and any(raw_grad(part) is not None for part in self.shard_params.values()))]
+        return sum(nbytes for nbytes, is_held in held if is_held)

@@ -12,27 +12,15 @@ after it is over. Nothing else tells the end of a unit's backward: a parameter m
 
 import sys
 import weakref
-from dataclasses import fields, is_dataclass
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from .buffer import FlatBuffer
+from .extras.compiled import eager
+from .extras.outputs import tensors_of
+from .extras.stack import backwards_running
 from .unit import Unit
-
-
-def eager(hook):
-    """torch.compile breaks its graph at this function and runs it as it is. (Its own decorator would load the compiler.)"""
-    uncompiled = None
-
-    def call(*args):
-        nonlocal uncompiled
-        if not torch.compiler.is_compiling():
-            return hook(*args)
-        uncompiled = uncompiled or torch.compiler.disable(hook)
-        return uncompiled(*args)
-
-    return call
 
 
 def attach(stage) -> None:
@@ -70,7 +58,7 @@ def watch_gradients(stage, unit: Unit) -> None:
             param.register_post_accumulate_grad_hook(hook)
 
 
-def awaited(flat) -> set[str]:
+def awaited(flat: FlatBuffer) -> set[str]:
     """Parameters whose gradient the running backward will bring, on this rank: autograd knows which nodes it will run."""
     return {key for key, node in flat.accumulators.items() if _will_run(node)}
 
@@ -84,48 +72,16 @@ def _will_run(node) -> bool:
 
 def begin_backward(stage) -> None:
     """Once a backward: tell the stage, and have autograd call `end_backward` when all gradients are there."""
-    if stage.in_backward and current_backward() != stage.backward_number and _backwards_on_the_stack() == 1:
+    if stage.in_backward and current_backward() != stage.backward_number and backwards_running() == 1:
         stage.recover()  # the one before failed, and its end was never called
     if not stage.in_backward:
         stage.begin_backward()
         torch.autograd.Variable._execution_engine.queue_callback(stage.end_backward)
 
 
-def _backwards_on_the_stack() -> int:
-    """How many backwards this thread is inside of: two when reentrant checkpointing computes a unit's gradient."""
-    frame, count = sys._getframe(), 0
-    while frame is not None:
-        count += frame.f_code.co_name == "_engine_run_backward"
-        frame = frame.f_back
-    return count
-
-
 def current_backward() -> int:
     """A number of the backward that this thread is inside of; -1 outside. Reentrant ones have numbers of their own."""
     return torch._C._current_graph_task_id()
-
-
-def is_running(module: nn.Module) -> bool:
-    """Is the module's forward on the stack: does the model call itself?"""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "forward" and frame.f_locals.get("self") is module:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def tensors_of(tree) -> list[torch.Tensor]:
-    """All tensors in nested lists, tuples, dictionaries and dataclasses (which PyTorch's pytrees do not look into)."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    tensors = []
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-        elif is_dataclass(leaf) and not isinstance(leaf, type):
-            tensors += tensors_of([getattr(leaf, field.name) for field in fields(leaf)])
-    return tensors
 
 
 def _before(stage, unit: Unit):

@@ -1,13 +1,12 @@
-"""The order of units: in which a backward visits them, and what to gather while one computes. It communicates nothing.
+"""The order of units: in which a backward reduces and visits them, and what to gather while one computes. It communicates
+nothing.
 
 All ranks must issue the same collectives in the same order, whatever the model does on one of them. So the order never
-follows the gradients that happen to arrive. A forward notes the units as they run, which is the same on all ranks; its
-backward visits them in reverse. Hooks only say how far the backward of this rank has come, and a unit that this rank
-passes over (its output was not used here) is visited all the same, on the way to the next.
+follows the gradients that happen to arrive. A forward notes the units as they run, which is the same on all ranks, and
+its backward goes through them in reverse.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 from .unit import Unit
 
@@ -17,30 +16,28 @@ class Pass:
 
     def __init__(self):
         self.calls: list[Unit] = []  # in the order in which they ended; a unit that runs twice is there twice
-        self.around: set[Unit] = set()  # units inside of which others ran
-        self.ahead: list[Unit] = []  # units that the backward has still to visit, the next one first
-        self.again: set[Unit] = set()  # units that ran more than once; only the end of the backward shows that they are finished
-        self.under_way = False  # is its backward running?
+        self.containers: set[Unit] = set()  # units inside of which others ran
         self.had_backward = False
+        self.ahead: list[Unit] = []  # units that the backward has still to visit, the next one first
 
-    def note(self, unit: Unit, within: list[Unit]) -> None:
+    def note(self, unit: Unit, inside: list[Unit]) -> None:
         """The unit has run, inside of those."""
         self.calls.append(unit)
-        self.around.update(within)
+        self.containers.update(inside)
 
-    def begin_backward(self) -> None:
-        """The backward visits each unit once, where its last call was."""
+    @property
+    def order(self) -> list[Unit]:
+        """The units in the order in which their gradients are finished: that of their first calls, reversed."""
+        return list(dict.fromkeys(self.calls))[::-1]
+
+    @property
+    def repeated(self) -> set[Unit]:
+        """Units that ran more than once."""
+        return {unit for unit, calls in Counter(self.calls).items() if calls > 1}
+
+    def begin_visits(self) -> None:
+        """The backward comes to each unit once, where its last call was."""
         self.ahead = list(dict.fromkeys(reversed(self.calls)))
-        self.again = {unit for unit, calls in Counter(self.calls).items() if calls > 1}
-        self.under_way = True
-
-    def visit(self, unit: Unit) -> Iterator[Unit]:
-        """The units to visit now that the backward has come to `unit`: those passed over, then itself. Nothing when it was
-        visited before: a unit that ran more than once stays gathered until the end."""
-        if unit in self.ahead:
-            while (visited := self.ahead.pop(0)) is not unit:
-                yield visited
-            yield unit
 
 
 class Prefetcher:

@@ -34,8 +34,8 @@ STAGES = (DataParallel, Stage1, Stage2, Stage3)
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
           units: Iterable[str | type] | None = None, *, options: ZeroOptions | None = None, precision: Precision | None = None,
-          bucket_size: int | None = None, param_dtype: torch.dtype | None = None, prefetch: int = 1, in_flight: int = 1,
-          reshard_after_forward: bool = True, init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
+          bucket_size: int | None = None, param_dtype: torch.dtype | None = None, prefetch: int | None = None,
+          in_flight: int | None = None, reshard_after_forward: bool | None = None, init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
           comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
           replicate_group: dist.ProcessGroup | None = None, ops: dict[str, Callable] | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
@@ -50,8 +50,9 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     stage: 0 (data parallel), 1, 2 or 3.
     rank_map: None or "flat" for equal slices; "round_robin", "contiguous", "greedy" or a function for whole tensors.
     units: names or classes of the modules that are gathered and freed as a whole; by default a ModuleList's entries.
-    options, precision: everything about them at once (see `ZeroOptions`, `Precision`); or field by field:
-    bucket_size, prefetch, in_flight, reshard_after_forward: fields of `ZeroOptions`.   param_dtype: of `Precision`.
+    options, precision: see `ZeroOptions` and `Precision`.
+    bucket_size, prefetch, in_flight, reshard_after_forward: fields of `ZeroOptions`, in place of those in `options`.
+    param_dtype: the field of `Precision`.
     comm, shard_group: the ranks that cut each buffer among them; by default the default process group, or one rank when
         there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding).
     ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).
@@ -63,8 +64,9 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if isinstance(stage, bool) or stage not in range(len(STAGES)):
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
     check_trainable(model, optimizer)
-    options = options or ZeroOptions(bucket_size, prefetch, in_flight, reshard_after_forward)
-    precision = precision or Precision(param_dtype)
+    options = with_fields(options or ZeroOptions(), bucket_size=bucket_size, prefetch=prefetch, in_flight=in_flight,
+                          reshard_after_forward=reshard_after_forward)
+    precision = with_fields(precision or Precision(), param_dtype=param_dtype)
     comm = comm or Comm(shard_group)
     groups = Groups(comm, None if replicate_group is None else Comm(replicate_group, recorder=comm.recorder))
     stage_class = STAGES[stage]
@@ -94,6 +96,11 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     return model, optimizer
 
 
+def with_fields(options, **given):
+    """The options, with those fields that were given (and are not None) in place of their own."""
+    return replace(options, **{name: value for name, value in given.items() if value is not None})
+
+
 def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
     """The operations of a stage with some functions replaced. Raises BadInput for a name that it does not have."""
     names = [field.name for field in fields(ops)]
@@ -119,5 +126,4 @@ def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict
     for flat in unit.flats:
         flat.fill(lambda values, name=flat.name: groups.broadcast(values, name))
         if stage.shards_parameters:
-            flat.hide()
             flat.storage.free()

@@ -10,16 +10,17 @@ import torch
 from torch import nn
 
 from ..comm import Comm, Handle
-from ..errors import BadInput, CollectiveError
 from . import hooks
 from .buffer import FlatBuffer
 from .ddp import StageOps, local_step
 from .extras.hidden import Hiding
+from .extras.refusals import refuse_create_graph, same_number_of_forwards
 from .groups import Groups
 from .options import ZeroOptions
 from .schedule import Pass, Prefetcher
 from .stage2 import Stage2
 from .unit import Unit
+from .walk import Walk
 
 
 def unshard(flat: FlatBuffer, comm: Comm) -> Handle:
@@ -46,31 +47,26 @@ class Stage3(Stage2):
         self.current = units[0]  # the unit that computes
         self.upcoming: list[Unit] = []  # those that are to be gathered meanwhile, and are not begun yet
         self.prefetcher = Prefetcher(options.prefetch)
+        self.walk = Walk(self.enter, self.leave)
         super().__init__(model, units, groups, options, ops)
         self.hiding = Hiding(self.flats, self.gather_for_use)
-        for flat in self.flats:
-            self.hiding.show(flat) if flat.gathered else self.hiding.hide(flat)
 
     # -- gather and release -------------------------------------------------------------------------------------------
 
     def start_gather(self, unit: Unit) -> None:
         for flat in unit.flats:
             if not flat.gathered:
-                handle = self.ops.unshard(flat, self.comm)
-                unit.gathers.append((flat, handle))
-                self.recount(flat)
+                unit.gathers.append((flat, self.ops.unshard(flat, self.comm)))
+                self.meter.recount(flat)
 
     def gather(self, unit: Unit) -> None:
         """The unit's parameters are there when this returns."""
         self.start_gather(unit)
         while unit.gathers:
             flat, handle = unit.gathers.pop(0)
-            try:
-                if handle is not None:
+            if handle is not None:
+                with same_number_of_forwards():
                     handle.wait()
-            except CollectiveError as error:
-                raise CollectiveError(f"{error}. At stage 3 every rank must run the same number of forwards: when a model "
-                                      "generates text, say synced_gpus=True") from error
             self.hiding.show(flat)
 
     def release(self, unit: Unit) -> None:
@@ -79,12 +75,12 @@ class Stage3(Stage2):
             self.gather(unit)
         for flat in unit.flats:
             if flat.gathered and flat.storage.nbytes:
-                self.written.keep(flat)
+                for extra in self.extras:
+                    extra.before_reshard(flat)
                 with self.recorder.span("reshard", flat.name, flat.storage.nbytes):
                     self.ops.reshard(flat)
-                    self.recount(flat)
-                if not flat.gathered:
-                    self.hiding.hide(flat)
+                    self.meter.recount(flat)
+                self.hiding.hide(flat)
 
     def release_all(self) -> None:
         for unit in self.units:
@@ -122,18 +118,17 @@ class Stage3(Stage2):
         self.gather(unit)
         return True
 
-    # -- the verbs ----------------------------------------------------------------------------------------------------
+    # -- forward ------------------------------------------------------------------------------------------------------
 
     def use(self, unit: Unit) -> None:
-        if hooks.current_backward() != -1:  # checkpointing computes it again; its backward follows
+        """Gather it. Inside the model the next units are known; a unit that is called by itself, or computed again by
+        activation checkpointing, has nothing after it that one could gather ahead."""
+        if hooks.current_backward() != -1 or not self.root.computes:
             self.gather(unit)
             return
         if unit is self.root and unit.computes == 1:
             self.prefetcher.start()
-        if self.root.computes:
-            self.come_to(unit, self.prefetcher.next_after(unit))
-        else:  # a unit that is called by itself
-            self.gather(unit)
+        self.come_to(unit, self.prefetcher.next_after(unit))
 
     def post_forward(self, unit: Unit, failed: bool = False) -> None:
         super().post_forward(unit, failed)
@@ -147,57 +142,65 @@ class Stage3(Stage2):
         elif self.options.reshard_after_forward and not unit.used_outside:
             self.release(unit)
 
+    # -- backward -----------------------------------------------------------------------------------------------------
+
     def begin_pass(self, of_pass: Pass) -> None:
-        begins = not of_pass.under_way
+        self.walk.begin_pass(of_pass)
         super().begin_pass(of_pass)
-        if begins:
-            lasting = [unit for unit in self.units if unit.used_outside or unit is self.root]
-            for unit in [*lasting, *of_pass.ahead[: self.options.prefetch]]:
-                self.start_gather(unit)
-            for unit in lasting:
-                self.gather(unit)
+        lasting = [unit for unit in self.units if unit.used_outside or unit is self.root]
+        for unit in [*lasting, *of_pass.ahead[: self.options.prefetch]]:
+            self.start_gather(unit)
+        for unit in lasting:
+            self.gather(unit)
 
     def pre_backward(self, of_pass: Pass, unit: Unit) -> None:
-        if torch.is_grad_enabled():  # create_graph=True
-            raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
-                           "needs: use stage 2 for a gradient penalty")
+        refuse_create_graph()
         super().pre_backward(of_pass, unit)
+        self.walk.come_to(of_pass, unit)
 
     def enter(self, unit: Unit) -> None:
-        super().enter(unit)
         self.come_to(unit, self.passes[-1].ahead[: self.options.prefetch])
 
     def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         super().on_gradient(flat, key, param)
-        if self.upcoming and self.current.half_done:
+        if self.upcoming and sum(2 * len(flat.awaited) - flat.trainable for flat in self.current.flats) <= 0:  # half are there
             self.start_upcoming()
         unit = self.unit_of[flat]
         frozen = any(flat.trainable < len(flat.params) for flat in unit.flats)  # may be needed for the gradient of the input
-        if unit in self.entered and not unit.to_reduce and not frozen:  # the last unit of the walk is done before the root is
-            self.leave_all()
+        if unit in self.walk.entered and not frozen and self.reduced.issuperset(unit.flats):
+            self.walk.leave_all()  # the last unit of the walk is done before the root is
 
     def is_full(self, flat: FlatBuffer) -> bool:
         """A reduction waits until the backward has left its unit, to come at the same point among the gathers on all ranks,
         whichever parameters a rank has used. After the last gather full buckets are reduced at once."""
-        return not any(each.ahead or each.again for each in self.passes) and super().is_full(flat)
+        if self.unit_of[flat] in self.walk.left:
+            return not flat.awaited
+        return not self.walk.has_units_ahead and super().is_full(flat)
 
-    def post_backward(self, unit: Unit) -> None:
+    def leave(self, unit: Unit) -> None:
         self.start_upcoming()
-        super().post_backward(unit)
-        again = any(unit in each.again for each in self.passes)  # a second gather would come on some ranks only
-        if not (unit.used_outside or unit.computes or again):
-            self.release(unit)
+        self.meter.end("backward", unit.name)
+        self.launch()
+        if self.reshards and not (unit.used_outside or unit.computes or unit in self.walk.repeated):
+            self.release(unit)  # units that ran more than once stay: a second gather would come on some ranks only
 
     def end_backward(self) -> None:
         self.start_upcoming()
+        self.walk.finish()
         super().end_backward()
-        self.release_all()
+        if self.reshards:
+            self.release_all()
+
+    def forget_backward(self) -> None:
+        super().forget_backward()
+        self.upcoming, self.walk = [], Walk(self.enter, self.leave)
+
+    # -- the optimizer ------------------------------------------------------------------------------------------------
 
     def step(self, *args) -> object:
         self.release_all()
         return super().step(*args)
 
     def recover(self) -> None:
-        self.upcoming = []
         super().recover()
         self.release_all()

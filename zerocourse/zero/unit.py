@@ -11,7 +11,7 @@ from .buffer import FlatBuffer
 
 
 class Unit:
-    """A part of the model that is gathered, used and freed as a whole, and how far the present backward has come with it."""
+    """A part of the model that is gathered, used and freed as a whole."""
 
     def __init__(self, name: str, module: nn.Module, runs: list[dict[str, nn.Parameter]]):
         self.name, self.runs = name, runs  # runs: parameters that are neighbours in the model
@@ -20,9 +20,7 @@ class Unit:
         self.params = {key: param for run in runs for key, param in run.items()}
         self.flats: list[FlatBuffer] = []  # in the order of the forward
         self.computes = 0  # forwards of it that are running, one inside the other
-        self.reduced = 0  # buffers reduced in this backward, counted from the last one
-        self.backward_done = False  # no more gradients will come in this backward
-        self.gathers: list = []  # collectives under way that bring the parameters
+        self.gathers: list = []  # collectives under way that bring the parameters (stage 3)
         self.used_outside = False  # something else than its module uses a parameter: it stays gathered as long as the root
 
     @property
@@ -33,19 +31,9 @@ class Unit:
         return f"{self.name} ({sum(param.numel() for param in self.params.values()):,} elements)"
 
     @property
-    def to_reduce(self) -> list[FlatBuffer]:
-        """Buffers whose gradients are still to be reduced in this backward, in the order in which that is done."""
-        return [flat for flat in reversed(self.flats) if flat.trainable][self.reduced :]
-
-    @property
     def awaits_gradients(self) -> bool:
         """Will a gradient of one of its parameters still come in this backward, on this rank?"""
         return any(flat.awaited for flat in self.flats)
-
-    @property
-    def half_done(self) -> bool:
-        """Have at least half of its parameters got their gradient, in this backward?"""
-        return 2 * sum(len(flat.ready) for flat in self.flats) >= sum(flat.trainable for flat in self.flats)
 
     @property
     def gathering(self) -> bool:

@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad
 from ...errors import BadInput
 from ...measure.storages import raw_grad
 from ..buffer import SLICE, FlatBuffer
+from .extra import Extra
 
 
 class ShardedParameter:
@@ -56,13 +57,18 @@ def has_gradient(has_grad: set[str], key: str) -> bool:
     return key in has_grad
 
 
-def refuse_assigned_gradients(flats: list[FlatBuffer]) -> None:
-    """Raise BadInput for a parameter whose `.grad` no backward brought: backward's own are in the buffers by now."""
-    with torch._C.DisableTorchFunctionSubclass():  # hidden parameters look at every access
-        assigned = [key for flat in flats for key, param in flat.params.items() if raw_grad(param) is not None]
-    for key in assigned:
-        raise BadInput(f"parameter {key!r} has a gradient that was assigned by hand, and a sharded model's gradients come "
-                       "from backward() alone: let a loss bring it, for example (param * gradient.detach()).sum()")
+class AssignedGradients(Extra):
+    """Refuses a `.grad` that no backward brought: backward's own are in the buffers when it comes to the step."""
+
+    def __init__(self, stage):
+        self.params = {key: param for flat in stage.flats for key, param in flat.params.items()}
+
+    def before_step(self) -> None:
+        with torch._C.DisableTorchFunctionSubclass():  # hidden parameters look at every access
+            assigned = [key for key, param in self.params.items() if raw_grad(param) is not None]
+        for key in assigned:
+            raise BadInput(f"parameter {key!r} has a gradient that was assigned by hand, and a sharded model's gradients come "
+                           "from backward() alone: let a loss bring it, for example (param * gradient.detach()).sum()")
 
 
 @functools.cache

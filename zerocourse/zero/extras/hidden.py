@@ -16,6 +16,7 @@ import torch
 
 from ...errors import BadInput
 from ..buffer import FlatBuffer
+from ..storage import FreeableStorage
 
 NEEDS_NO_VALUES = {
     "shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "dtype",
@@ -68,15 +69,22 @@ class Hiding:
     def __init__(self, flats: list[FlatBuffer], gather_for_use: Callable[[FlatBuffer], bool]):
         self.own = {param: type(param) for flat in flats for param in flat.params.values()}
         gather = weakref.WeakMethod(gather_for_use)  # a parameter keeps neither its stage nor its buffer alive
+        one = {flat.dtype: torch.full((), float("nan") if flat.dtype.is_floating_point else 0, dtype=flat.dtype,
+                                      device=flat.full.device) for flat in flats}
+        self.empty = {param: one[flat.dtype].expand(param.shape) for flat in flats for param in flat.params.values()}
+        for storage in map(FreeableStorage, one.values()):  # after their views are made: torch makes none without memory
+            if storage.readable:
+                storage.free()
         for flat in flats:
             for key, param in flat.params.items():
                 param._hidden_in = functools.partial(use, weakref.ref(flat), key, gather)
+            self.hide(flat)
 
     def hide(self, flat: FlatBuffer) -> None:
-        if flat.storage.nbytes:  # an empty buffer is always there
-            flat.hide()
-            for param in flat.params.values():
-                param.__class__ = hidden_class(self.own[param])
+        """Let the modules see the right shapes, and no memory. An empty buffer is always there."""
+        for param in flat.params.values() if not flat.gathered else ():
+            param.data = self.empty[param]
+            param.__class__ = hidden_class(self.own[param])
 
     def show(self, flat: FlatBuffer) -> None:
         for param in flat.params.values():

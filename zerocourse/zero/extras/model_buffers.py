@@ -8,18 +8,17 @@ place, when its version moved, or when it belongs to running statistics in train
 from itertools import compress
 
 import torch
-from torch import nn
 
 from ...errors import CollectiveError
-from ..groups import Groups
+from .extra import Extra
 
 
-class ModelBuffers:
+class ModelBuffers(Extra):
     """Extends the agreement by two questions: which buffers changed, and has one another shape?"""
 
-    def __init__(self, model: nn.Module, groups: Groups):
-        self.groups = groups
-        self.holders = [(f"{name}." if name else "", module) for name, module in model.named_modules() if module._buffers]
+    def __init__(self, stage):
+        self.groups = stage.groups
+        self.holders = [(f"{name}." if name else "", module) for name, module in stage.model.named_modules() if module._buffers]
         self.known = self.read()  # as all ranks have them: the tensor and its version
         self.shapes = {name: buffer.shape for name, (buffer, _) in self.known.items()}
         self.changed: list[str] = []  # on some rank, before the last backward's end
@@ -64,9 +63,6 @@ class ModelBuffers:
                     raise CollectiveError(f"buffer {name!r} is {tuple(shape)} on rank 0 and {tuple(other.get(name, ()))} on rank "
                                           f"{rank}: all ranks get rank 0's buffers at each step, so give them one shape")
         self.shapes = now
-
-    def before_step(self) -> None:
-        pass
 
     def after_step(self) -> None:
         """Rank 0's values for those that changed on any rank."""

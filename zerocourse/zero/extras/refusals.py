@@ -1,7 +1,8 @@
 """What a sharded model cannot do, said in one sentence that names what can. Needed by: habits from unsharded training."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from itertools import zip_longest
 
@@ -12,7 +13,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ...errors import BadInput
+from ...errors import BadInput, CollectiveError
 
 NOT_ELEMENTWISE = {"lbfgs", "adafactor", "muon", "sparseadam", "shampoo", "soap", "lamb", "lars"}
 SHARDED = "_zerocourse_sharded"  # the mark of a parameter that a stage has in its flat buffers, and of its shards
@@ -122,6 +123,22 @@ def refuse_scaler(optimizer: Optimizer) -> None:
     if hasattr(optimizer, "found_inf"):
         raise BadInput("torch.amp.GradScaler looks for an overflow on each rank alone, and ranks would part: train in bf16 "
                        "(param_dtype=torch.bfloat16), which needs no scaling")
+
+
+def refuse_create_graph() -> None:
+    if torch.is_grad_enabled():  # inside a backward
+        raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
+                       "needs: use stage 2 for a gradient penalty")
+
+
+@contextmanager
+def same_number_of_forwards() -> Iterator[None]:
+    """Around the wait for parameters: its error says what is wrong when a rank generates a longer text than the others."""
+    try:
+        yield
+    except CollectiveError as error:
+        raise CollectiveError(f"{error}. At stage 3 every rank must run the same number of forwards: when a model "
+                              "generates text, say synced_gpus=True") from error
 
 
 @cache

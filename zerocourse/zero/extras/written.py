@@ -14,9 +14,10 @@ import torch
 
 from ...errors import BadInput
 from ..buffer import FlatBuffer
+from .extra import Extra
 
 
-class WrittenParameters:
+class WrittenParameters(Extra):
     """Extends the agreement by a question: which parameters were written in place, on any rank?"""
 
     def __init__(self, stage):
@@ -33,7 +34,10 @@ class WrittenParameters:
         """The shards are as the stage left them."""
         self.shard_versions = {flat: flat.master._version for flat in self.apart}
 
-    def check_shards(self) -> None:
+    def before_forward(self) -> None:
+        self.check_step()
+
+    def check_step(self) -> None:
         """Raises BadInput when somebody wrote into the optimizer's shards between the steps."""
         for flat in self.apart:
             if flat.master._version != self.shard_versions[flat]:
@@ -46,8 +50,8 @@ class WrittenParameters:
             return []
         return [key for key, version in self.versions[flat].items() if flat.params[key]._version != version]
 
-    def keep(self, flat: FlatBuffer) -> None:
-        """Stage 3 is about to free the buffer: take this rank's slice of what was written."""
+    def before_reshard(self, flat: FlatBuffer) -> None:
+        """Take this rank's slice of what was written."""
         moved = self.moved(flat)
         for key in moved:
             self.checksums[key] = checksum(flat.views[key])

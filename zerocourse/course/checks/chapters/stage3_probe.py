@@ -77,7 +77,8 @@ def make_flat(rank: int, world: int, dtype: torch.dtype = torch.float32) -> Flat
     flat = FlatBuffer("h.0", params, Layout.build(SHAPES, world), rank, True, True, dtype)
     flat.begin(torch.device("cpu"))
     flat.fill(lambda row: None)
-    flat.hide()
+    for key, param in flat.params.items():
+        param.data = torch.full((), float("nan"), dtype=dtype).expand(param.shape)
     flat.storage.free()
     return flat
 

@@ -1,0 +1,19 @@
+"""The tensors in what a forward returns. Needed by: models that return dataclasses, into which PyTorch's pytrees do not look."""
+
+from dataclasses import fields, is_dataclass
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+def tensors_of(tree) -> list[torch.Tensor]:
+    """All tensors in nested lists, tuples, dictionaries and dataclasses."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    tensors = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            tensors += tensors_of([getattr(leaf, field.name) for field in fields(leaf)])
+    return tensors

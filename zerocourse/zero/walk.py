@@ -1,0 +1,69 @@
+"""The backward of stage 3 as a walk over the units, in the reverse order of the forward. It communicates nothing.
+
+Where units are gathered and freed, it is not enough to know which gradients are still to come: the parameters must be
+there before a unit's backward computes, and may go when it has. Hooks only say how far the backward of this rank has come;
+a unit that this rank passes over (its output was not used here) is visited all the same, on the way to the next, because
+the other ranks gather it.
+"""
+
+from collections.abc import Callable
+
+from .schedule import Pass
+from .unit import Unit
+
+
+class Walk:
+    """Where one backward is. enter(unit): the walk has come to the unit.   leave(unit): it is over with it."""
+
+    def __init__(self, enter: Callable[[Unit], None], leave: Callable[[Unit], None]):
+        self.enter, self.leave = enter, leave
+        self.passes: list[Pass] = []  # those that the backward goes through, the present one last
+        self.entered: list[Unit] = []
+        self.left: set[Unit] = set()
+
+    @property
+    def repeated(self) -> set[Unit]:
+        """Units that ran more than once: only the end of the backward shows that they are finished."""
+        return {unit for each in self.passes for unit in each.repeated}
+
+    @property
+    def has_units_ahead(self) -> bool:
+        return any(each.ahead for each in self.passes) or bool(self.repeated)
+
+    def begin_pass(self, of_pass: Pass) -> None:
+        """Autograd goes from the last forward to the first, so the pass before is over."""
+        if self.passes:
+            self.finish_pass(self.passes[-1])
+        of_pass.begin_visits()
+        self.passes.append(of_pass)
+
+    def come_to(self, of_pass: Pass, unit: Unit) -> None:
+        """Visit the units that this rank has passed over, then this one. Nothing when it was visited before."""
+        while unit in of_pass.ahead:
+            self._visit(of_pass.ahead.pop(0))
+
+    def finish_pass(self, of_pass: Pass) -> None:
+        """Visit what is left, but for frozen units at the end: nobody visits them."""
+        while any(flat.trainable for unit in of_pass.ahead for flat in unit.flats):
+            self._visit(of_pass.ahead.pop(0))
+
+    def _visit(self, unit: Unit) -> None:
+        self.leave_all(but=unit)
+        self.left.discard(unit)  # it may have been left before, in a later forward's pass
+        self.entered.append(unit)
+        self.enter(unit)
+
+    def leave_all(self, but: Unit | None = None) -> None:
+        """Leave every entered unit except `but` and, while there is one, units that contain others."""
+        for unit in [unit for unit in self.entered if unit is not but]:
+            if but is None or not any(unit in each.containers for each in self.passes):
+                self.entered.remove(unit)
+                if unit not in self.repeated:
+                    self.left.add(unit)
+                self.leave(unit)
+
+    def finish(self) -> None:
+        """The backward is over: all units are left."""
+        for each in self.passes:
+            self.finish_pass(each)
+        self.leave_all()
