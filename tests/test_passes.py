@@ -352,7 +352,7 @@ def of_a_pipeline(stage: int, **first) -> tuple[dict, list, int]:
     comm = model.zero.comm
     loss = case.loss(model, 0, 0, comm.rank) / 2
     before = len(comm.issued)
-    with model.zero.backward(**first):
+    with model.zero.backward_options(**first):
         loss.backward()
     held = sum(flat.storage.nbytes for flat in model.zero.flats if flat.gathered)
     loss = case.loss(model, 0, 1, comm.rank) / 2
@@ -380,6 +380,43 @@ def test_a_backward_that_does_not_reshard_saves_the_next_gather(pool):
             after = verbs[verbs.index("all_reduce_max"):]
             assert ("all_gather" in after) is reshards, f"rank {rank}, reshards={reshards}: {verbs}"
             assert (held > 0) is not reshards
+
+
+class OneUnit(nn.Module):
+    """No list of blocks: all of it is the root's."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def while_it_is_reduced(comm: Comm | None, stage: int | None, make: Callable, flags: tuple[dict, ...], in_flight: int) -> dict:
+    """Three micro-batches; the buckets of one may still be in flight when the gradients of the next come."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    if stage is not None:
+        model, optimizer = shard(model, optimizer, stage=stage, in_flight=in_flight)
+    for micro, flag in enumerate(flags):
+        with model.zero.backward_options(**flag) if stage is not None else nullcontext():
+            ranks = range(2) if stage is None else [comm.rank]
+            (sum(squares(model, 0, micro, rank) for rank in ranks) / len(ranks)).backward()
+    optimizer.step()
+    return state_dict(model) if stage is not None else model.state_dict()
+
+
+OPEN, LOCAL, LAST = {"is_last": False}, {"reduces": False}, {}
+
+
+@pytest.mark.parametrize("make", (OneUnit, Stack))
+@pytest.mark.parametrize("flags", ((OPEN, LAST), (OPEN, OPEN, LAST), (OPEN, LOCAL, LAST), (LOCAL, OPEN, LAST), (OPEN, OPEN)))
+def test_a_bucket_fills_again_while_it_is_reduced(pool, make, flags):
+    for in_flight in (1, 9):
+        by_stage(pool, while_it_is_reduced, unsharded(while_it_is_reduced, make, flags, in_flight),
+                 args=(make, flags, in_flight))
 
 
 def nested_no_sync(comm: Comm, stage: int) -> tuple[dict, int]:
@@ -574,4 +611,4 @@ def test_units_that_are_called_by_themselves_leave_no_record_behind():
     model, _ = shard(Stack(), stage=3)
     for _ in range(5):
         model.blocks[0](rows(0, 0, 0)).sum().backward()
-    assert not model.zero.prefetcher.so_far and len(model.zero.current_pass.calls) <= 1
+    assert not model.zero.prefetcher.so_far and len(model.zero.last_pass.calls) <= 1

@@ -342,15 +342,15 @@ def gradients_at_gathers(case: Case) -> dict[str, tuple[int, int]]:
     model, optimizer = worlds.sharded(case)
     worlds.train_plain(replace(case, steps=2), model, optimizer)
     stage, found = model.zero, {}
-    begin = stage.start_gather
+    begin = stage.start_unshard
 
-    def start_gather(unit):
-        if stage.in_backward and not unit.gathering:
+    def start_unshard(unit):
+        if stage.in_backward and not unit.is_allocated:
             flats = stage.current.flats
             found[unit.name] = sum(flat.trainable - len(flat.awaited) for flat in flats), sum(flat.trainable for flat in flats)
         begin(unit)
 
-    stage.start_gather = start_gather
+    stage.start_unshard = start_unshard
     case.loss(model, 0, 0, 0).backward()
     return found
 

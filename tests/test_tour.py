@@ -108,8 +108,8 @@ def plant_loose_tensor(model, optimizer):
 
 def plant_kept_gather(model, optimizer):
     stage, unit = model.zero, model.zero.units[1]
-    own = stage.release
-    stage.release = lambda other, *rest: None if other is unit else own(other, *rest)
+    own = stage.reshard_unit
+    stage.reshard_unit = lambda other, *rest: None if other is unit else own(other, *rest)
 
 
 def plant_kept_gradient(model, optimizer):

@@ -359,7 +359,7 @@ def padding() -> list:
         worlds.train_plain(case, model, optimizer)
         for unit in model.zero.units:
             if stage == 3:
-                model.zero.gather(unit)
+                model.zero.unshard_unit(unit)
             for flat in unit.flats:
                 found.append((flat.layout.padded - flat.layout.numel, flat.full[flat.layout.numel:].abs().sum().item()))
     return found
@@ -801,7 +801,7 @@ def test_trap_15_late_gradients_wait_for_no_other_rank(pool, in_flight):
 def special_on_some(model, step, micro, rank):
     """Which rank uses which branch differs from micro-batch to micro-batch; each of them is reduced at once."""
     if hasattr(model, "zero"):
-        model.zero.sync = True
+        model.zero.reduces = True
     return model(rows(step, micro, rank), special=rank == micro % 2).square().mean()
 
 

@@ -14,7 +14,11 @@ import torch
 import worlds
 from attempts import check_cases, of_stack
 from torch import nn
+from torch.nn import functional as F
 from worlds import Block, Stack, rows, squares
+
+from zerocourse.errors import BadInput
+from zerocourse.zero.unit import cut_into_units
 
 # -- a loss that reaches a unit's parameters past its output ---------------------------------------------------------
 
@@ -86,6 +90,53 @@ def test_a_loss_past_the_units_output(pool, make, loss):
     cases = of_stack(make, loss=loss, optimizer=worlds.sgd)
     cases += [replace(case, accumulation=2) for case in cases[2:]]
     check_cases(pool, cases + [replace(cases[3], options=(("prefetch", 2),))], tolerance=1e-6)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + torch.tanh(self.inside(x))
+
+
+class ListOfLists(nn.Module):
+    """`for attention, mlp in self.layers`: the entries of the list are lists, which nobody calls."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.ModuleList([Layer(), Layer()]) for _ in range(2))
+        self.last = nn.Linear(6, 6)
+
+    def forward(self, x):
+        for attention, mlp in self.layers:
+            x = mlp(attention(x))
+        return self.last(x)
+
+
+def test_a_list_of_lists_has_the_inner_entries_for_units(pool):
+    check_cases(pool, of_stack(ListOfLists, optimizer=worlds.sgd))
+    assert [unit.name for unit in cut_into_units(ListOfLists())] == [
+        "root", "layers.0.0", "layers.0.1", "layers.1.0", "layers.1.1"]
+    with pytest.raises(BadInput, match="'layers.0', a ModuleList, which is never called: name its entries"):
+        cut_into_units(ListOfLists(), ["layers.0"])
+
+
+class UsesADetachedWeight(Block):
+    """The first use of a weight gives it no gradient, but its own backward needs the values."""
+
+    def forward(self, x):
+        return super().forward(x + F.linear(F.linear(x, self.up.weight.detach()), self.down.weight.detach()))
+
+
+class UsesDetachedWeights(Stack):
+    block = UsesADetachedWeight
+
+
+def test_a_weight_is_there_until_its_units_backward_is_over(pool):
+    check_cases(pool, of_stack(UsesDetachedWeights, optimizer=worlds.sgd), tolerance=1e-6)
 
 
 # -- what a unit is given --------------------------------------------------------------------------------------------

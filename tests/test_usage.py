@@ -584,7 +584,7 @@ class OnlyBlocks(nn.ModuleList):
 
 
 def test_a_model_that_is_a_list():
-    assert [unit.name for unit in cut_into_units(OnlyBlocks())] == ["root", "0", "1"]
+    assert [unit.name for unit in cut_into_units(OnlyBlocks())] == ["root", "0.inner.0", "0.inner.1", "1"]
 
 
 def peak_of_shard() -> tuple[int, int, int, int]:

@@ -69,7 +69,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
                    "collect the whole gradient again, in buckets that are still being sent."),
     ),
     3: (
-        Difference("two verbs in place of one", "MiniStage3.unshard", "zero.stage3:Stage3.gather",
+        Difference("two verbs in place of one", "MiniStage3.unshard", "zero.stage3:Stage3.unshard_unit",
                    "To start a gather and to wait for it are two calls, because the next unit can travel while this "
                    "one computes."),
         Difference("prefetch", "", "zero.schedule:Prefetcher",

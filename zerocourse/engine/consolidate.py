@@ -21,12 +21,12 @@ def whole(stage: DataParallel, unit: Unit) -> Iterator[None]:
     """The unit's parameters are gathered inside."""
     was = unit.gathered
     if stage.shards_parameters:
-        stage.gather(unit)
+        stage.unshard_unit(unit)
     try:
         yield
     finally:
         if stage.shards_parameters and not was:
-            stage.release(unit)
+            stage.reshard_unit(unit)
 
 
 @contextmanager
@@ -118,5 +118,5 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                     flat.shard.copy_(flat.full[flat.own])
                     for part in flat.shard_ranges if flat.steps_masters else []:
                         if part.name in given:
-                            flat.part(flat.master, part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
+                            flat.shard_view_of(flat.master, part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
         stage.written.note_shards()

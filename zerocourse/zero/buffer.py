@@ -26,7 +26,7 @@ from .groups import Groups
 from .storage import FreeableStorage
 
 HALF = (torch.bfloat16, torch.float16)
-SLICE = "_zerocourse_slice"  # the mark of a gradient that is one rank's slice: torch's clip_grad_norm_ must not take it for all
+SLICE = "_zerocourse_slice"  # marks a gradient that holds only this rank's slice, so that torch's clip_grad_norm_ can be refused
 
 
 class FlatBuffer:
@@ -40,33 +40,34 @@ class FlatBuffer:
         self.name, self.layout, self.dtype, self.groups = name, layout, dtype, groups
         self.params = {key: params[key] for key in layout.shapes}  # in the buffer's order
         self.shards_parameters = shards_parameters
-        self.mine = layout.slice(rank)  # where this rank's part of a sum arrives, also at stage 0
-        self.own = self.mine if shards_optimizer else slice(0, layout.padded)
+        # What a reduce-scatter writes on this rank, and what the optimizer updates: from stage 1 on they are the same.
+        self.reduce_slice = layout.slice(rank)
+        self.own = self.reduce_slice if shards_optimizer else slice(0, layout.padded)
         self.divisor = groups.size if groups else len(layout.bounds) - 1  # gradients are averaged over so many ranks
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
-        self.reducing: Handle | None = None  # the reduction of the bucket that is under way
-        self.complete = False  # is every place in the bucket written?
+        self.work: Handle | None = None  # the bucket's reduction, while it is under way
+        self.complete = False  # is every element of the bucket written?
         self.trainable = 0  # parameters that record gradients now
         self.accumulators: dict[str, object] = {}  # by parameter: autograd's node that brings its gradient
         # Each a set of parameter names:
-        self.awaited: set[str] = set()  # their gradient is still to come in this backward
-        self.ready: set[str] = set()  # their gradient has come in this backward, or is known to be none
-        self.unreduced: set[str] = set()  # their place in the bucket holds a gradient that no reduction took along yet
-        self.deferred: set[str] = set()  # their gradient came while the bucket was under way: it waits at the parameter
+        self.awaited: set[str] = set()  # autograd will still bring their gradient in this backward
+        self.ready: set[str] = set()  # autograd has brought their gradient in this backward
+        self.unreduced: set[str] = set()  # they have a gradient in the bucket that has not been sent to a reduction
+        self.deferred: set[str] = set()  # their gradient came while the bucket was being reduced, and is still at the parameter
         self.has_grad: set[str] = set()  # they have a gradient, on some rank, since the last zero_grad
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def begin(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Move the parameters into `full`, padded with zeros. Returns the places of those on meta, which have no values yet."""
+        """Move the parameters into `full`, padded with zeros. Returns the views, still empty, of those on the meta device."""
         exact = torch.float32 if self.dtype in HALF else self.dtype
         self.full = torch.zeros(self.layout.padded, dtype=exact, device=device)
-        places = {key: self.place(self.full, key) for key in self.params}
+        empty = {key: self.view_of(self.full, key) for key in self.params}
         for key, param in self.params.items():
             if not param.is_meta:
-                param.data = places.pop(key).copy_(param.detach())
-        return places
+                param.data = empty.pop(key).copy_(param.detach())
+        return empty
 
     def fill(self, equalise) -> None:
         """Build shard, master and shard_params from `full`, of which the parameters become views.
@@ -77,20 +78,20 @@ class FlatBuffer:
         equalise(exact)
         self.full = exact.to(self.dtype)
         self.storage = FreeableStorage(self.full)
-        self.views = {key: self.place(self.full, key) for key in self.params}
+        self.views = {key: self.view_of(self.full, key) for key in self.params}
         self.shard = self.full[self.own].clone() if self.shards_parameters else self.full[self.own]
         self.master = self.shard if exact.dtype is self.dtype else exact[self.own].clone()
         updated = self.dtype.is_floating_point or self.dtype.is_complex
         self.shard_ranges = self.layout.shard_ranges(self.own) if updated else []
-        self.shard_params = {part.name: nn.Parameter(self.part(self.master, part)) for part in self.shard_ranges}
+        self.shard_params = {part.name: nn.Parameter(self.shard_view_of(self.master, part)) for part in self.shard_ranges}
         self.show()
 
-    def place(self, row: torch.Tensor, key: str) -> torch.Tensor:
-        """A parameter's place in a buffer (n,), in the parameter's shape."""
-        return row[self.layout.param_slice(key)].view(self.layout.shapes[key])
+    def view_of(self, flat: torch.Tensor, key: str) -> torch.Tensor:
+        """A parameter's elements in `full` or `grad` (n,), in the parameter's shape."""
+        return flat[self.layout.param_slice(key)].view(self.layout.shapes[key])
 
     @staticmethod
-    def part(own: torch.Tensor, part: ShardRange) -> torch.Tensor:
+    def shard_view_of(own: torch.Tensor, part: ShardRange) -> torch.Tensor:
         """A parameter's part (1-D) of this rank's slice."""
         return own[part.at : part.at + part.stop - part.start]
 
@@ -122,37 +123,37 @@ class FlatBuffer:
         gradient = gradient.to_dense() if gradient.is_sparse else gradient
         param.grad = None
         self.open_bucket()
-        place = self.place(self.grad, key)
+        into = self.view_of(self.grad, key)
         if self.complete or key in self.unreduced:
-            place.add_(gradient, alpha=1 / self.divisor)
+            into.add_(gradient, alpha=1 / self.divisor)
         else:
-            torch.mul(gradient, 1 / self.divisor, out=place)
+            torch.mul(gradient, 1 / self.divisor, out=into)
+        self.deferred.discard(key)
         self.unreduced.add(key)
         self.has_grad.add(key)
 
     def collect_deferred(self) -> None:
-        """The bucket is back: move the gradients that waited for it."""
-        while self.deferred:
-            key = self.deferred.pop()
+        """The reduction is over: collect the gradients that came meanwhile."""
+        for key in sorted(self.deferred):
             self.collect(key, self.params[key])
 
     def open_bucket(self) -> None:
-        """Make room for gradients. After an earlier reduction (stages 0 and 1) the bucket holds sums: keep this rank's slice and
-        zero the rest, or the next reduction would add the same sum once per rank. Of replicas, the first keeps it."""
+        """Make room for gradients. Stages 0 and 1 keep the bucket after they have reduced it: zero all but this rank's slice, which
+        holds the sum, or the next reduction would count that sum N times. (With replicas, only the first keeps it.)"""
         if self.grad is None:
             self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=self.full.device)
-            self.complete = False  # a function given to shard() may have dropped the last one by hand
+            self.complete = False  # a user's own `reduce` may have set `grad` to None itself
         elif not self.unreduced:
-            kept = slice(0, 0) if self.groups and self.groups.replicate and self.groups.replicate.rank else self.mine
+            kept = slice(0, 0) if self.groups and self.groups.replicate and self.groups.replicate.rank else self.reduce_slice
             self.grad[: kept.start].zero_()
             self.grad[kept.stop :].zero_()
 
     def complete_bucket(self) -> None:
-        """Zeros where nothing arrived: the bucket is ready to be reduced."""
+        """Zeros where no gradient came: the bucket can be reduced."""
         self.open_bucket()
         if not self.complete:
             for key in self.params.keys() - self.unreduced:
-                self.place(self.grad, key).zero_()
+                self.view_of(self.grad, key).zero_()
             self.grad[self.layout.numel :].zero_()
         self.complete = True
         self.unreduced.clear()
@@ -181,7 +182,7 @@ class FlatBuffer:
         gradient = self.grad_shard.to(self.master.dtype)
         for part in self.shard_ranges:
             if part.name in self.has_grad:
-                own_part = self.shard_params[part.name].grad = self.part(gradient, part)
+                own_part = self.shard_params[part.name].grad = self.shard_view_of(gradient, part)
                 setattr(own_part, SLICE, True)
 
     def withdraw_gradients(self) -> None:
@@ -206,21 +207,21 @@ class FlatBuffer:
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """The real tensors by kind, for a ledger that reads their storages."""
-        gradients = [self.bucket, self.grad_shard, *map(raw_grad, self.shard_params.values())]
+        gradients = [self.grad_or_in_flight, self.grad_shard, *map(raw_grad, self.shard_params.values())]
         return {"parameters": [self.full, self.shard],
                 "gradients": [tensor for tensor in gradients if tensor is not None],
                 "optimizer": [self.master] if self.steps_masters else []}
 
     @property
-    def bucket(self) -> torch.Tensor | None:
-        """`grad`, or what was it and is still being sent (from stage 2 on)."""
-        return self.reducing.tensor if self.grad is None and self.reducing is not None else self.grad
+    def grad_or_in_flight(self) -> torch.Tensor | None:
+        """The bucket, also while it is still being sent and `grad` is None already (from stage 2 on)."""
+        return self.work.tensor if self.grad is None and self.work is not None else self.grad
 
     @property
     def bytes_held(self) -> int:
         """Bytes of the tensors above, each storage counted once, without looking into any."""
         held = [(self.storage.nbytes, self.gathered), (self.shard.nbytes, self.shards_parameters),
-                (self.storage.nbytes, self.bucket is not None), (self.master.nbytes, self.steps_masters),
+                (self.storage.nbytes, self.grad_or_in_flight is not None), (self.master.nbytes, self.steps_masters),
                 (self.shard.nbytes, self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)),
                 (self.master.nbytes, self.steps_masters and any(raw_grad(part) is not None for part in self.shard_params.values()))]
         return sum(nbytes for nbytes, is_held in held if is_held)

@@ -1,7 +1,18 @@
-"""Stage 0, data parallel: all-reduces the gradients, frees nothing. The ground that stages 1 to 3 step on.
+"""Stage 0, data parallel: all-reduces the gradients, frees nothing. The base class of stages 1 to 3.
 
 Every rank holds all parameters, gradients and optimizer states: 16 bytes a parameter (Rajbhandari et al. 2020,
-arXiv 1910.02054, section 3.1). Gradients are collected in one bucket a flat buffer and reduced while the backward goes on.
+arXiv 1910.02054, section 3.1). Gradients are collected in one bucket per flat buffer and reduced while the backward goes
+on. What a stage does to a unit, and where:
+
+                                 stages 0 and 1             stage 2                    stage 3
+    pre_forward   (use)                                                                all-gather parameters, prefetch
+    post_forward                                                                       free parameters
+    pre_backward  (Walk.enter)                                                         all-gather parameters, prefetch
+    on_gradient   (collect)      into the bucket            into the bucket            into the bucket
+    bucket full   (ops.reduce)   reduce it, keep it         reduce-scatter, free it    reduce-scatter, free it
+    unit's end    (Walk.leave)                                                         free parameters
+    end_backward  (finish)       agree, publish gradients   the same                   the same
+    step          (ops.step)     update; stage 1: gather    update, gather             update
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +28,6 @@ from ..comm import Comm, Handle
 from ..measure.ledger import Ledger
 from ..measure.stage_meter import StageMeter
 from . import hooks
-from .backward import Backward
 from .buffer import FlatBuffer
 from .extras.gradients import AssignedGradients
 from .extras.model_buffers import ModelBuffers
@@ -26,6 +36,7 @@ from .extras.stack import is_running
 from .extras.written import WrittenParameters
 from .groups import Groups
 from .options import ZeroOptions
+from .reducer import Reducer
 from .schedule import Pass
 from .unit import Unit
 
@@ -38,7 +49,7 @@ def all_reduce(flat: FlatBuffer, comm: Comm) -> Handle:
         comm.all_gather(flat.grad, flat.layout, flat.name).wait()
         flat.grad_shard = flat.grad[flat.own]
 
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.mine], done=gather)
+    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.reduce_slice], done=gather)
 
 
 def local_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
@@ -68,8 +79,8 @@ class StageOps:
     reshard: Callable[[FlatBuffer], None] = lambda flat: None
 
 
-class DataParallel(Backward):
-    """One model and its optimizer, trained by the ranks of `groups`. What the next backward does, `backward` says."""
+class DataParallel(Reducer):
+    """One model and its optimizer, trained by the ranks of `groups`. What the next backward does, `backward_options` says."""
 
     number = 0
     shards_optimizer = False  # does a rank update only its slice?
@@ -85,16 +96,16 @@ class DataParallel(Backward):
         self.unit_of = {flat: unit for unit in units for flat in unit.flats}
         self.flats = list(self.unit_of)
         self.device = self.flats[0].full.device
-        self.sync = self.reshards = self.is_last = True
-        self.running: list[Unit] = []  # units whose forward is running, one inside the other
-        self.current_pass = Pass()  # the last forward
-        self.in_backward, self.backward_number = False, -1
+        self.reduces = self.reshards = self.is_last = True
+        self.forward_stack: list[Unit] = []  # units whose forward is running, one inside the other
+        self.last_pass = Pass()  # of the last forward
+        self.in_backward, self.backward_number, self.end_callback = False, -1, lambda: None
         self.passes: list[Pass] = []  # those that the present backward goes through
         self.queue: list[FlatBuffer] = []  # buckets that it is still to reduce, the next one first
-        self.reached = 0  # so many of them the backward has come to, or passed over
-        self.reduced: set[FlatBuffer] = set()  # buckets that it has reduced
-        self.reducing: list[FlatBuffer] = []  # buckets whose reduction is under way, the oldest first
-        self.unreduced = False  # did a backward leave gradients that only this rank knows, or that are under way?
+        self.n_reached = 0  # so many at the head of the queue belong to units that the backward has come to, or is past
+        self.reduced_buckets: set[FlatBuffer] = set()  # buckets whose reduction this backward has started
+        self.in_flight: list[FlatBuffer] = []  # buckets whose reduction is under way, the oldest first
+        self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
         self.written = WrittenParameters(self)
         self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written]
         self.meter = StageMeter(self.recorder, self.flats)
@@ -104,17 +115,17 @@ class DataParallel(Backward):
 
     def pre_forward(self, unit: Unit) -> None:
         recomputes = hooks.current_backward() != -1  # activation checkpointing computes the unit again
-        if unit is self.root and not recomputes and not (unit.computes and is_running(unit.module)):
-            if unit.computes or self.in_backward:
+        if unit is self.root and not recomputes and not (unit.forward_depth and is_running(unit.module)):
+            if unit.forward_depth or self.in_backward:
                 self.recover()
             for extra in self.extras:
                 extra.before_forward()
-            self.current_pass = Pass()
-        elif self.current_pass.had_backward and not recomputes and not self.root.computes:  # a unit that is called by itself
-            self.current_pass = Pass()
-        unit.computes += 1
+            self.last_pass = Pass()
+        elif self.last_pass.had_backward and not recomputes and not self.root.forward_depth:  # a unit that is called by itself
+            self.last_pass = Pass()
+        unit.forward_depth += 1
         if unit is not self.root:
-            self.running.append(unit)
+            self.forward_stack.append(unit)
         self.use(unit)
         if torch.is_grad_enabled():
             hooks.watch_gradients(self, unit)
@@ -124,46 +135,46 @@ class DataParallel(Backward):
         """The unit is about to compute its forward: its parameters must be there (below stage 3 they are)."""
 
     def post_forward(self, unit: Unit, failed: bool = False) -> None:
-        unit.computes = max(0, unit.computes - 1)
-        if not unit.computes:
+        unit.forward_depth = max(0, unit.forward_depth - 1)
+        if not unit.forward_depth:
             self.meter.end("forward", unit.name)
-        if unit in self.running:
-            del self.running[self.running.index(unit):]  # what an exception left inside of it, too
-        # Reentrant checkpointing computes a unit without gradients first; its place is where it ran, on every rank.
-        records = torch.is_grad_enabled() or self.root.computes
+        if unit in self.forward_stack:
+            del self.forward_stack[self.forward_stack.index(unit):]  # what an exception left inside of it, too
+        # Reentrant checkpointing runs the first forward under no_grad; it counts all the same, for its place in the order.
+        records = torch.is_grad_enabled() or self.root.forward_depth
         if records and unit is not self.root and not failed and hooks.current_backward() == -1:
-            self.current_pass.note(unit, inside=[each for each in self.running if each is not unit])
+            self.last_pass.note(unit, inside=[each for each in self.forward_stack if each is not unit])
 
     @property
-    def pass_now(self) -> Pass:
-        """The pass that computes: a backward's while it runs (it may compute units again), else the last forward's."""
-        return self.passes[-1] if self.passes else self.current_pass
+    def active_pass(self) -> Pass:
+        """The pass that computes: that of the backward while it runs (it may compute units again), else the last forward's."""
+        return self.passes[-1] if self.passes else self.last_pass
 
     @contextmanager
-    def backward(self, reduces: bool = True, reshards: bool = True, is_last: bool = True) -> Iterator[None]:
+    def backward_options(self, reduces: bool = True, reshards: bool = True, is_last: bool = True) -> Iterator[None]:
         """What the backwards inside do, as a pipeline needs it for its micro-batches.
 
-        reduces: reduce the gradients; False: only add them to the local ones, which the first backward that reduces takes
-            along (stages 0 and 1; from stage 2 on every backward reduces, so that no full gradient survives it).
+        reduces: reduce the gradients; False: only add them to the local ones, and the next backward that reduces sends the
+            sum (stages 0 and 1; from stage 2 on every backward reduces, so that no full gradient survives it).
         reshards: free the parameters that were gathered (stage 3); False: keep them for the next micro-batch.
-        is_last: wait for the reductions, and give the optimizer its gradients; False: the step will do that.
+        is_last: wait for the reductions, and give the optimizer its gradients; False: leave that to the step.
         """
-        before = self.sync, self.reshards, self.is_last
-        self.sync, self.reshards, self.is_last = reduces, reshards, is_last
+        before = self.reduces, self.reshards, self.is_last
+        self.reduces, self.reshards, self.is_last = reduces, reshards, is_last
         try:
             yield
         finally:
-            self.sync, self.reshards, self.is_last = before
+            self.reduces, self.reshards, self.is_last = before
 
     def no_sync(self):
         """Backwards inside only add to the local gradients; the first one after it reduces the sum (stages 0 and 1)."""
-        return self.backward(reduces=False)
+        return self.backward_options(reduces=False)
 
     # -- the optimizer ------------------------------------------------------------------------------------------------
 
     def step(self, optimizer_step: Callable[..., object], closure: Callable[[], object] | None = None) -> object:
         """One update of all parameters, on all ranks. `closure` runs the model first, as torch's optimizers allow."""
-        if self.in_backward or self.root.computes:
+        if self.in_backward or self.root.forward_depth:
             self.recover()
         loss = None
         if closure is not None:
@@ -196,14 +207,14 @@ class DataParallel(Backward):
         if self.in_backward and hooks.current_backward() == -1:  # that backward failed
             self.forget_backward()
         self.wait_for_reductions()
-        self.unreduced = False
+        self.needs_finish = False
         for flat in self.flats:
             flat.clear_gradients(set_to_none)
             self.meter.recount(flat)
 
     def flush(self) -> None:
         """Finish what backwards left that did not reduce, or were not the last."""
-        if self.unreduced:
+        if self.needs_finish:
             self.finish()
 
     def grad_norm(self) -> torch.Tensor:
@@ -235,14 +246,15 @@ class DataParallel(Backward):
     # -- upkeep -------------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """A forward or backward ended in an exception: finish what is under way, and drop what it left half done."""
+        """A forward or backward ended in an exception: finish what is under way. All gradients since the last zero_grad go when
+        it was a backward: what it added to earlier micro-batches cannot be taken out again."""
         if self.in_backward:
             self.zero_grad()
         self.forget_backward()
         self.meter.forget()
-        self.running = []
+        self.forward_stack = []
         for unit in self.units:
-            unit.computes = 0
+            unit.forward_depth = 0
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """Every tensor this stage holds, by kind: parameters, gradients, optimizer (the fp32 master weights)."""

@@ -17,7 +17,7 @@ from ..layout.rankmap import Layout
 
 @dataclass(frozen=True)
 class Groups:
-    """The two process groups of a buffer, as this rank sees them. What travels between all ranks goes through both."""
+    """The two process groups of a buffer, as this rank sees them. A collective over all ranks runs in one group, and then in the other."""
 
     shard: Comm
     replicate: Comm | None = None

@@ -2,12 +2,10 @@
 
     pre_forward(unit)           before the unit computes      (also when activation checkpointing computes it again)
     post_forward(unit, failed)  after it computed             (also when its forward raised)
+    begin_backward()            autograd begins
     pre_backward(pass, unit)    the backward of this pass has come to the unit: the gradient of one of its outputs is there
     on_gradient(flat, key)      the gradient of one of its parameters is there, complete
     end_backward()              autograd is done
-
-Autograd computes in the reverse order of the forward, so when the backward comes to a unit, that of every unit which ran
-after it is over. Nothing else tells the end of a unit's backward: a parameter may be unused on one rank and not on another.
 """
 
 import sys
@@ -19,7 +17,6 @@ from torch import nn
 from .buffer import FlatBuffer
 from .extras.compiled import eager
 from .extras.outputs import tensors_of
-from .extras.stack import backwards_running
 from .unit import Unit
 
 
@@ -28,7 +25,7 @@ def attach(stage) -> None:
     for unit in stage.units:
         unit.module.register_forward_pre_hook(_before(stage, unit), with_kwargs=True, prepend=True)
         for module in unit.module.modules() if unit is not stage.root else ():
-            # A loss may use what a unit computes on the way (a feature, a loss of its own) and not its output.
+            # The loss may use an intermediate value of a unit and not its output, so submodules with parameters are watched too.
             own = set(module.parameters(recurse=False))
             if own and module is not unit.module and own <= set(unit.params.values()):
                 module.register_forward_hook(_watch_outputs(stage, unit))
@@ -72,11 +69,16 @@ def _will_run(node) -> bool:
 
 def begin_backward(stage) -> None:
     """Once a backward: tell the stage, and have autograd call `end_backward` when all gradients are there."""
-    if stage.in_backward and current_backward() != stage.backward_number and backwards_running() == 1:
-        stage.recover()  # the one before failed, and its end was never called
+    if stage.in_backward and stage.end_callback() is None:  # the backward before failed: it is gone, and its callback with it
+        stage.recover()
     if not stage.in_backward:
         stage.begin_backward()
-        torch.autograd.Variable._execution_engine.queue_callback(stage.end_backward)
+
+        def end():
+            stage.end_backward()
+
+        stage.end_callback = weakref.ref(end)  # autograd has the only reference
+        torch.autograd.Variable._execution_engine.queue_callback(end)
 
 
 def current_backward() -> int:
@@ -103,7 +105,7 @@ def _after(stage, unit: Unit):
         if not failed:
             watch(module, args, output)
             if unit is stage.root and torch.is_grad_enabled() and not tensors_of(output):
-                unit.used_outside = True  # an object that we cannot look into: nobody knows when its backward comes
+                unit.keep_unsharded = True  # an object that we cannot look into: nobody knows when its backward comes
         stage.post_forward(unit, failed)
 
     return hook
@@ -117,7 +119,7 @@ def _watch_outputs(stage, unit: Unit):
     def hook(module: nn.Module, args, output):
         if not torch.is_grad_enabled():
             return
-        of_pass = stage().pass_now
+        of_pass = stage().active_pass
 
         def begins(_):
             begin_backward(stage())
@@ -127,7 +129,7 @@ def _watch_outputs(stage, unit: Unit):
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(begins)
             if tensor._base is not None and tensor._base.grad_fn is not None:
-                # A view that is changed in place later gets another node, and the old one takes no part in the backward.
+                # If a view is later changed in place, autograd gives it a new node; that of its base still takes part.
                 tensor._base.grad_fn.register_prehook(begins)
 
     return hook

@@ -250,10 +250,12 @@ def cut(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
 
 
 def block_names(module: nn.Module, prefix: str = "") -> list[str]:
-    """The entries of the outermost ModuleLists: h.0, h.1, ..."""
-    if isinstance(module, nn.ModuleList):
-        return [prefix + name for name, _ in module.named_children()]
-    return [block for name, child in module.named_children() for block in block_names(child, f"{prefix}{name}.")]
+    """The entries of the outermost ModuleLists: h.0, h.1, ... (of a list of lists: the entries of the inner ones)."""
+    names = []
+    for name, child in module.named_children():
+        is_block = isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList)
+        names += [prefix + name] if is_block else block_names(child, f"{prefix}{name}.")
+    return names
 
 
 def refuse_what_is_not_plain(model: nn.Module, optimizer: Optimizer, stage: int) -> None:

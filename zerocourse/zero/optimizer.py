@@ -8,14 +8,11 @@ in this rank's slice of a flat buffer.
 from functools import wraps
 from types import MethodType
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import BadInput
-from ..layout.rankmap import ShardRange
 from .buffer import FlatBuffer
-from .extras.refusals import known_to, refuse_scaler
+from .extras.optimizer_habits import groups_added_later, is_seen_stepping, refuse_scaler, shard_state
 
 
 class BufferedStep:
@@ -23,28 +20,24 @@ class BufferedStep:
 
     def __init__(self, optimizer: Optimizer):
         self.optimizer, self.own_step = optimizer, optimizer.step
-        self.homes: dict[torch.Tensor, int] = {}  # the group of each shard parameter
-        self.stepped = False  # everything, in this step of the stage
+        self.begin()
 
-    @property
-    def goes_by_buffer(self) -> bool:
-        """Would nobody notice several calls? An optimizer that is not torch's may count them, and so may hooks."""
-        hooked = self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks
-        return type(self.optimizer).__module__.startswith("torch.optim") and not hooked
+    def begin(self) -> None:
+        """A step of the stage begins. Groups may have changed since the last one."""
+        self.stepped = False  # has everything been stepped at once?
+        self.group_of = {part: index for index, group in enumerate(self.optimizer.param_groups) for part in group["params"]}
 
     def __call__(self, *flats: FlatBuffer) -> object:
-        if not flats or not self.goes_by_buffer:
+        if not flats or is_seen_stepping(self.optimizer):
             self.stepped, stepped = True, self.stepped
             return None if flats and stepped else self.own_step()
         groups = self.optimizer.param_groups
         whole = [group["params"] for group in groups]
-        if len(self.homes) != sum(map(len, whole)):  # a group was added
-            self.homes = {part: index for index, params in enumerate(whole) for part in params}
         wanted: list[list[nn.Parameter]] = [[] for _ in groups]
         for flat in flats:
             for part in flat.shard_params.values():
-                if part in self.homes:
-                    wanted[self.homes[part]].append(part)
+                if part in self.group_of:
+                    wanted[self.group_of[part]].append(part)
         if not any(wanted):
             return None
         try:
@@ -58,44 +51,21 @@ class BufferedStep:
 
 def take_over(optimizer: Optimizer, stage) -> None:
     """Give the optimizer this rank's shard parameters, group by group, and route its calls."""
-    parts = {}
-    for flat in stage.flats:
-        for where in flat.shard_ranges:
-            param, part = flat.params[where.name], flat.shard_params[where.name]
-            parts[param] = part
-            if param in optimizer.state:  # of a checkpoint, or made by the constructor (Adagrad)
-                optimizer.state[part] = {key: cut(value, key, param, where, part) for key, value in optimizer.state[param].items()}
-    for param in stage.model.parameters():
-        optimizer.state.pop(param, None)
+    parts = {flat.params[where.name]: flat.shard_params[where.name] for flat in stage.flats for where in flat.shard_ranges}
+    shard_state(optimizer, stage)
     for group in optimizer.param_groups:
         if "param_names" in group:  # of an optimizer made from named_parameters()
             group["param_names"] = [name for name, param in zip(group["param_names"], group["params"], strict=True) if param in parts]
         group["params"] = [parts[param] for param in group["params"] if param in parts]
-    buffered, own_add = BufferedStep(optimizer), optimizer.add_param_group
+    buffered = BufferedStep(optimizer)
 
-    @wraps(buffered.own_step)  # a scheduler made before leaves a mark there, and looks for it
+    @wraps(buffered.own_step)  # a scheduler that was made before has set `_wrapped_by_lr_sched` on it
     def step(optimizer: Optimizer, closure=None):
         refuse_scaler(optimizer)
-        buffered.stepped = False
+        buffered.begin()
         return stage.step(buffered, closure)
 
-    def add_param_group(group: dict) -> None:
-        given = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
-        params = [each[1] if isinstance(each, tuple) else each for each in given]  # (name, parameter) or the parameter
-        known_to([group | {"params": params}], stage.model, first=len(optimizer.param_groups))
-        own_add(group | {"params": [(each[0], parts[param]) if isinstance(each, tuple) else parts[param]
-                                    for each, param in zip(given, params, strict=True) if param in parts]})
-
-    optimizer._step_supports_amp_scaling = True  # so GradScaler calls `step` on every rank, and leaves its mark
-    optimizer.step = MethodType(step, optimizer)  # a scheduler made later takes it for a method
-    optimizer.add_param_group, optimizer.zero_grad = add_param_group, stage.zero_grad
-
-
-def cut(value: object, key: str, param: torch.Tensor, where: ShardRange, part: nn.Parameter) -> object:
-    """This rank's part of an optimizer's state, when it has an element for each of the parameter's."""
-    if not isinstance(value, torch.Tensor) or key == "step" or value.shape != param.shape:
-        return value
-    if value.is_meta:
-        raise BadInput(f"the optimizer made its state {key!r} on the meta device, where it has no values: "
-                       "make the model real (zerocourse.materialize_model) before this optimizer")
-    return value.reshape(-1)[where.start : where.stop].to(part, copy=True)
+    optimizer._step_supports_amp_scaling = True  # GradScaler then calls `step` on every rank, which `refuse_scaler` sees
+    optimizer.step = MethodType(step, optimizer)  # a scheduler that is made later looks for a method's __func__
+    optimizer.add_param_group = groups_added_later(optimizer, stage, parts)
+    optimizer.zero_grad = stage.zero_grad

@@ -14,9 +14,9 @@ class ZeroOptions:
 
     bucket_size: the most elements reduced at once (a longer parameter goes alone); None: a unit at once.
     prefetch: units gathered ahead of the one that computes (stage 3).
-    in_flight: units whose reductions may be under way at once. 0: the backward waits for each, so nothing overlaps;
-        1: it continues, but at stage 3 the next gather starts only after the reduction (least memory with overlap);
-        2 or more: nothing waits.
+    in_flight: units whose reductions may be under way while the backward computes. 0: it waits for each, so nothing
+        overlaps; 1: before the next reduction, and at stage 3 before the next gather, it waits for the last one (least
+        memory with overlap); n: it waits for the oldest when there are n.
     reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
     agreement: at the end of each backward the ranks tell each other, in one small message, what only some of them know
         (who has a gradient, what was written or left over, which of the model's buffers changed). False saves the message,
@@ -40,15 +40,16 @@ class ZeroOptions:
 class Precision:
     """What is computed in which dtype.
 
-    param_dtype: what fp32 parameters and their gradients become, bf16 or fp16; the optimizer then steps fp32 master
-        weights. None: everything keeps its dtype. Parameters of another dtype, such as fp64, always do.
+    param_dtype: what fp32 parameters and their gradients become, torch.bfloat16 or torch.float16. None: they keep their
+        dtype, as parameters of any other dtype always do. Parameters in half precision, whether they came so or became so,
+        have fp32 master weights, which the optimizer steps.
     """
 
     param_dtype: torch.dtype | None = None
 
     def __post_init__(self):
-        if self.param_dtype is not None and not (isinstance(self.param_dtype, torch.dtype) and self.param_dtype.is_floating_point):
-            raise BadInput(f"param_dtype is {self.param_dtype!r}: it must be a dtype such as torch.bfloat16")
+        if self.param_dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+            raise BadInput(f"param_dtype is {self.param_dtype!r}: it must be torch.bfloat16 or torch.float16, or None")
 
     def of(self, param: torch.Tensor) -> torch.dtype:
         """The dtype in which this parameter trains."""

@@ -3,7 +3,8 @@ nothing.
 
 All ranks must issue the same collectives in the same order, whatever the model does on one of them. So the order never
 follows the gradients that happen to arrive. A forward notes the units as they run, which is the same on all ranks, and
-its backward goes through them in reverse.
+its backward goes through them in reverse. If unit A runs, then B, then A again, gradients are finished in the order B, A,
+because A's are complete only after its first run; but the backward comes to A first, and then to B.
 """
 
 from collections import Counter
@@ -15,8 +16,8 @@ class Pass:
     """One forward with gradients, and where its backward is. Several may be alive at once, as in a pipeline."""
 
     def __init__(self):
-        self.calls: list[Unit] = []  # in the order in which they ended; a unit that runs twice is there twice
-        self.containers: set[Unit] = set()  # units inside of which others ran
+        self.calls: list[Unit] = []  # in the order in which their forwards ended; a unit that runs twice is there twice
+        self.containers: set[Unit] = set()  # units whose forward contained another unit's
         self.had_backward = False
         self.ahead: list[Unit] = []  # units that the backward has still to visit, the next one first
 

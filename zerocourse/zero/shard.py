@@ -34,8 +34,9 @@ STAGES = (DataParallel, Stage1, Stage2, Stage3)
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
           units: Iterable[str | type] | None = None, *, options: ZeroOptions | None = None, precision: Precision | None = None,
-          bucket_size: int | None = None, param_dtype: torch.dtype | None = None, prefetch: int | None = None,
-          in_flight: int | None = None, reshard_after_forward: bool | None = None, init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
+          bucket_size: int | None = None, prefetch: int | None = None, in_flight: int | None = None,
+          reshard_after_forward: bool | None = None, agreement: bool | None = None, param_dtype: torch.dtype | None = None,
+          init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
           comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
           replicate_group: dist.ProcessGroup | None = None, ops: dict[str, Callable] | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
@@ -51,7 +52,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     rank_map: None or "flat" for equal slices; "round_robin", "contiguous", "greedy" or a function for whole tensors.
     units: names or classes of the modules that are gathered and freed as a whole; by default a ModuleList's entries.
     options, precision: see `ZeroOptions` and `Precision`.
-    bucket_size, prefetch, in_flight, reshard_after_forward: fields of `ZeroOptions`, in place of those in `options`.
+    bucket_size, prefetch, in_flight, reshard_after_forward, agreement: fields of `ZeroOptions`, in place of those in `options`.
     param_dtype: the field of `Precision`.
     comm, shard_group: the ranks that cut each buffer among them; by default the default process group, or one rank when
         there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding).
@@ -59,13 +60,13 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     device: where the model trains; by default where its parameters are (those on meta: the GPU with NCCL, else the CPU).
 
     Gradients live in the optimizer (`optimizer.param_groups[i]["params"][j].grad`), not in the model's parameters; clip
-    with `model.zero.clip_grad_norm_`. Raises BadInput when ranks disagree on the model, and for what cannot be.
+    with `model.zero.clip_grad_norm_`. Raises BadInput when ranks disagree on the model, and for settings that are not supported.
     """
     if isinstance(stage, bool) or stage not in range(len(STAGES)):
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
     check_trainable(model, optimizer)
     options = with_fields(options or ZeroOptions(), bucket_size=bucket_size, prefetch=prefetch, in_flight=in_flight,
-                          reshard_after_forward=reshard_after_forward)
+                          reshard_after_forward=reshard_after_forward, agreement=agreement)
     precision = with_fields(precision or Precision(), param_dtype=param_dtype)
     comm = comm or Comm(shard_group)
     groups = Groups(comm, None if replicate_group is None else Comm(replicate_group, recorder=comm.recorder))

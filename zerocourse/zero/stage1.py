@@ -1,7 +1,7 @@
 """Stage 1: reduce-scatters the gradients, all-gathers the updated parameters; frees N-1 of N optimizer states.
 
 Each rank updates only its slice, so it needs the optimizer's state of that slice alone: 4Ψ + 12Ψ/N bytes (arXiv
-1910.02054, section 5.1). The full gradient stays; its reduced slice is written where it was.
+1910.02054, section 5.1). The full gradient stays; the reduced slice overwrites this rank's part of it.
 """
 
 from collections.abc import Callable

@@ -53,15 +53,15 @@ class Stage3(Stage2):
 
     # -- gather and release -------------------------------------------------------------------------------------------
 
-    def start_gather(self, unit: Unit) -> None:
+    def start_unshard(self, unit: Unit) -> None:
         for flat in unit.flats:
             if not flat.gathered:
                 unit.gathers.append((flat, self.ops.unshard(flat, self.comm)))
                 self.meter.recount(flat)
 
-    def gather(self, unit: Unit) -> None:
+    def unshard_unit(self, unit: Unit) -> None:
         """The unit's parameters are there when this returns."""
-        self.start_gather(unit)
+        self.start_unshard(unit)
         while unit.gathers:
             flat, handle = unit.gathers.pop(0)
             if handle is not None:
@@ -69,10 +69,10 @@ class Stage3(Stage2):
                     handle.wait()
             self.hiding.show(flat)
 
-    def release(self, unit: Unit) -> None:
+    def reshard_unit(self, unit: Unit) -> None:
         """Free the unit's parameters."""
         if unit.gathers:  # never free memory that a collective still writes to
-            self.gather(unit)
+            self.unshard_unit(unit)
         for flat in unit.flats:
             if flat.gathered and flat.storage.nbytes:
                 for extra in self.extras:
@@ -82,40 +82,40 @@ class Stage3(Stage2):
                     self.meter.recount(flat)
                 self.hiding.hide(flat)
 
-    def release_all(self) -> None:
+    def reshard_all(self) -> None:
         for unit in self.units:
-            if not unit.computes:
-                self.release(unit)
+            if not unit.forward_depth:
+                self.reshard_unit(unit)
 
-    def come_to(self, unit: Unit, upcoming: list[Unit]) -> None:
+    def unshard_and_prefetch(self, unit: Unit, upcoming: list[Unit]) -> None:
         """Gather the unit, and start gathering those that come next (before the wait: the link is never idle).
 
-        With one reduction in flight, those that come next wait in the backward until the middle of the unit: the
-        reduction has the link until then, and they take memory that it gave back.
+        In a backward with in_flight=1 they start later, when half of this unit's gradients are there: by then the reduction
+        of the unit before is over, and has given its memory back. On every rank: wait for the reduction of the unit before,
+        start gathering the next, reduce this one.
         """
         self.start_upcoming()
-        self.start_gather(unit)
+        self.start_unshard(unit)
         self.current = unit
-        self.upcoming = [each for each in upcoming if not each.gathering]
-        if self.options.in_flight != 1 or not self.reducing:
+        self.upcoming = [each for each in upcoming if not each.is_allocated]
+        if self.options.in_flight != 1 or not self.in_flight:
             self.start_upcoming()
-        self.gather(unit)
+        self.unshard_unit(unit)
 
     def start_upcoming(self) -> None:
-        """Start gathering those that come next. On every rank this happens after the reduction of the unit before `current`
-        and before any other collective."""
+        """Start gathering those that come next."""
         if self.upcoming and self.options.in_flight == 1:
             self.wait_for_reductions()
         while self.upcoming:
-            self.start_gather(self.upcoming.pop(0))
+            self.start_unshard(self.upcoming.pop(0))
 
     def gather_for_use(self, flat: FlatBuffer) -> bool:
         """A parameter is used while its unit does not compute."""
-        if not (self.root.computes or self.in_backward):
+        if not (self.root.forward_depth or self.in_backward):
             return False
         unit = self.unit_of[flat]
-        unit.used_outside = True
-        self.gather(unit)
+        unit.keep_unsharded = True
+        self.unshard_unit(unit)
         return True
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -123,35 +123,38 @@ class Stage3(Stage2):
     def use(self, unit: Unit) -> None:
         """Gather it. Inside the model the next units are known; a unit that is called by itself, or computed again by
         activation checkpointing, has nothing after it that one could gather ahead."""
-        if hooks.current_backward() != -1 or not self.root.computes:
-            self.gather(unit)
+        if hooks.current_backward() != -1 or not self.root.forward_depth:
+            self.unshard_unit(unit)
             return
-        if unit is self.root and unit.computes == 1:
+        if unit is self.root and unit.forward_depth == 1:
             self.prefetcher.start()
-        self.come_to(unit, self.prefetcher.next_after(unit))
+        self.unshard_and_prefetch(unit, self.prefetcher.next_after(unit))
 
     def post_forward(self, unit: Unit, failed: bool = False) -> None:
         super().post_forward(unit, failed)
-        if hooks.current_backward() != -1 or unit.computes:
+        if hooks.current_backward() != -1 or unit.forward_depth:
             return
         keeps = torch.is_grad_enabled() and not failed
-        if unit is self.root:  # whoever was gathered early or held for another unit goes now
+        if unit is self.root:  # free also what was gathered ahead, or kept for another unit
             for each in self.units if self.options.reshard_after_forward or not keeps else ():
-                if not (each.used_outside and keeps):
-                    self.release(each)
-        elif self.options.reshard_after_forward and not unit.used_outside:
-            self.release(unit)
+                if not (each.keep_unsharded and keeps):
+                    self.reshard_unit(each)
+        elif self.options.reshard_after_forward and not unit.keep_unsharded:
+            self.reshard_unit(unit)
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def begin_pass(self, of_pass: Pass) -> None:
         self.walk.begin_pass(of_pass)
         super().begin_pass(of_pass)
-        lasting = [unit for unit in self.units if unit.used_outside or unit is self.root]
-        for unit in [*lasting, *of_pass.ahead[: self.options.prefetch]]:
-            self.start_gather(unit)
-        for unit in lasting:
-            self.gather(unit)
+        for unit in [*self.last_units, *of_pass.ahead[: self.options.prefetch]]:
+            self.start_unshard(unit)
+        for unit in self.last_units:
+            self.unshard_unit(unit)
+
+    @property
+    def last_units(self) -> list[Unit]:
+        return [unit for unit in self.units if unit.keep_unsharded or unit is self.root]
 
     def pre_backward(self, of_pass: Pass, unit: Unit) -> None:
         refuse_create_graph()
@@ -159,37 +162,37 @@ class Stage3(Stage2):
         self.walk.come_to(of_pass, unit)
 
     def enter(self, unit: Unit) -> None:
-        self.come_to(unit, self.passes[-1].ahead[: self.options.prefetch])
+        self.unshard_and_prefetch(unit, self.passes[-1].ahead[: self.options.prefetch])
 
     def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
+        entered = self.walk.entered
+        if self.unit_of[flat] is self.root and not self.walk.has_units_ahead and not any(unit.awaits_gradients for unit in entered):
+            self.walk.leave_all()  # no unit follows the last one: a gradient of the root after all of its own says that it is over
         super().on_gradient(flat, key, param)
         if self.upcoming and sum(2 * len(flat.awaited) - flat.trainable for flat in self.current.flats) <= 0:  # half are there
             self.start_upcoming()
-        unit = self.unit_of[flat]
-        frozen = any(flat.trainable < len(flat.params) for flat in unit.flats)  # may be needed for the gradient of the input
-        if unit in self.walk.entered and not frozen and self.reduced.issuperset(unit.flats):
-            self.walk.leave_all()  # the last unit of the walk is done before the root is
 
-    def is_full(self, flat: FlatBuffer) -> bool:
-        """A reduction waits until the backward has left its unit, to come at the same point among the gathers on all ranks,
-        whichever parameters a rank has used. After the last gather full buckets are reduced at once."""
-        if self.unit_of[flat] in self.walk.left:
+    def ready_to_reduce(self, flat: FlatBuffer) -> bool:
+        """A reduction waits until the backward has left its unit, so that all ranks start it at the same point among the
+        gathers, whichever parameters a rank has used. After the last gather full buckets are reduced at once."""
+        unit = self.unit_of[flat]
+        if unit in self.walk.exited and not unit.keep_unsharded:
             return not flat.awaited
-        return not self.walk.has_units_ahead and super().is_full(flat)
+        return not self.walk.has_units_ahead and super().ready_to_reduce(flat)
 
     def leave(self, unit: Unit) -> None:
         self.start_upcoming()
         self.meter.end("backward", unit.name)
         self.launch()
-        if self.reshards and not (unit.used_outside or unit.computes or unit in self.walk.repeated):
-            self.release(unit)  # units that ran more than once stay: a second gather would come on some ranks only
+        if self.reshards and not (unit.keep_unsharded or unit.forward_depth or unit in self.walk.repeated):
+            self.reshard_unit(unit)  # units that ran more than once stay: a second gather would come on some ranks only
 
     def end_backward(self) -> None:
         self.start_upcoming()
         self.walk.finish()
         super().end_backward()
         if self.reshards:
-            self.release_all()
+            self.reshard_all()
 
     def forget_backward(self) -> None:
         super().forget_backward()
@@ -198,9 +201,9 @@ class Stage3(Stage2):
     # -- the optimizer ------------------------------------------------------------------------------------------------
 
     def step(self, *args) -> object:
-        self.release_all()
+        self.reshard_all()
         return super().step(*args)
 
     def recover(self) -> None:
         super().recover()
-        self.release_all()
+        self.reshard_all()

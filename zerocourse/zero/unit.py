@@ -14,14 +14,15 @@ class Unit:
     """A part of the model that is gathered, used and freed as a whole."""
 
     def __init__(self, name: str, module: nn.Module, runs: list[dict[str, nn.Parameter]]):
-        self.name, self.runs = name, runs  # runs: parameters that are neighbours in the model
-        # Weak, because graphs hold units, and a model may hold a graph: a cycle that no collector would see.
+        self.name, self.runs = name, runs  # runs: consecutive parameters, between which there are none of another unit
+        # Weak, because autograd graphs refer to units: a strong reference would close a cycle through C++, which Python's
+        # garbage collector cannot see.
         self._module = weakref.ref(module)
         self.params = {key: param for run in runs for key, param in run.items()}
-        self.flats: list[FlatBuffer] = []  # in the order of the forward
-        self.computes = 0  # forwards of it that are running, one inside the other
+        self.flats: list[FlatBuffer] = []  # in the order of the parameters in the model
+        self.forward_depth = 0  # forwards of it that are running, one inside the other
         self.gathers: list = []  # collectives under way that bring the parameters (stage 3)
-        self.used_outside = False  # something else than its module uses a parameter: it stays gathered as long as the root
+        self.keep_unsharded = False  # something else than its module uses a parameter: it stays gathered as long as the root
 
     @property
     def module(self) -> nn.Module:
@@ -36,37 +37,45 @@ class Unit:
         return any(flat.awaited for flat in self.flats)
 
     @property
-    def gathering(self) -> bool:
+    def is_allocated(self) -> bool:
         """Is the memory of its parameters held, and filled or about to be?"""
         return all(flat.gathered for flat in self.flats)
 
     @property
     def gathered(self) -> bool:
-        return self.gathering and not self.gathers
+        return self.is_allocated and not self.gathers
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Is it called, as a ModuleList is not?"""
+    return type(module).forward is not nn.Module.forward
 
 
 def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) -> list[Unit]:
     """The model's units in module order, the root first. Every parameter is in exactly one.
 
-    By default each entry of an outermost ModuleList is a unit; `units` names modules or gives module classes instead.
+    By default each entry of an outermost ModuleList is a unit (of a list of lists, each entry of the inner ones); `units` names modules or gives module classes instead.
     A parameter that several units share belongs to the root, and so does all that is in no unit.
     Raises BadInput for a name that is not a module of the model.
     """
     modules = dict(model.named_modules())
     if units is None:
-        lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
-        outermost = [name for name in lists if not any(
-            name.startswith(f"{other}." if other else "") for other in lists if other != name)]
-        chosen = [f"{name}.{index}" if name else str(index) for name in outermost for index in range(len(modules[name]))]
+        # Of a list of lists, which are never called, the entries of the inner ones.
+        entries = [name for name, module in modules.items() if name and has_forward(module)
+                   and isinstance(modules.get(name.rpartition(".")[0]), nn.ModuleList)]
+        chosen = [name for name in entries if not any(name.startswith(f"{other}.") for other in entries)]
     else:
         units = [units] if isinstance(units, str | type) else list(units)
         classes = tuple(unit for unit in units if isinstance(unit, type))
         for name in units:
+            if not isinstance(name, type) and name in modules and not has_forward(modules[name]):
+                raise BadInput(f"units names {name!r}, a {type(modules[name]).__name__}, which is never called: name its entries")
             if not isinstance(name, type) and name not in modules:
                 near = get_close_matches(str(name), filter(None, modules), n=3, cutoff=0)
                 raise BadInput(f"units names {name!r}, which is not a module of {type(model).__name__}; "
                                f"names that are: {', '.join(map(repr, near)) or 'none'}")
-        chosen = [name for name, module in modules.items() if name and (name in units or isinstance(module, classes))]
+        chosen = [name for name, module in modules.items()
+                  if name and (name in units or isinstance(module, classes) and has_forward(module))]
     home: dict[nn.Parameter, set[str]] = {}
     for module_name, module in modules.items():
         unit = max((name for name in chosen if module_name == name or module_name.startswith(f"{name}.")), key=len, default="")

@@ -1,9 +1,9 @@
 """The backward of stage 3 as a walk over the units, in the reverse order of the forward. It communicates nothing.
 
-Where units are gathered and freed, it is not enough to know which gradients are still to come: the parameters must be
-there before a unit's backward computes, and may go when it has. Hooks only say how far the backward of this rank has come;
-a unit that this rank passes over (its output was not used here) is visited all the same, on the way to the next, because
-the other ranks gather it.
+To gather and free units, it is not enough to know which gradients are still to come: the parameters must be there before a
+unit's backward computes, and may go when it has. When autograd comes to a unit, it has finished all units that ran later in
+the forward. A unit that this rank skips, because its output was not used here, is visited all the same, on the way to the
+next one: the other ranks gather it, and a gather takes all ranks.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from .unit import Unit
 
 
 class Walk:
-    """Where one backward is. enter(unit): the walk has come to the unit.   leave(unit): it is over with it."""
+    """Where one backward is. enter(unit): the walk has come to the unit.   leave(unit): it is past it."""
 
     def __init__(self, enter: Callable[[Unit], None], leave: Callable[[Unit], None]):
         self.enter, self.leave = enter, leave
         self.passes: list[Pass] = []  # those that the backward goes through, the present one last
-        self.entered: list[Unit] = []
-        self.left: set[Unit] = set()
+        self.entered: list[Unit] = []  # and not left yet
+        self.exited: set[Unit] = set()
 
     @property
     def repeated(self) -> set[Unit]:
@@ -38,28 +38,28 @@ class Walk:
         self.passes.append(of_pass)
 
     def come_to(self, of_pass: Pass, unit: Unit) -> None:
-        """Visit the units that this rank has passed over, then this one. Nothing when it was visited before."""
+        """Visit the units that this rank has skipped, then this one. Nothing when it was visited before."""
         while unit in of_pass.ahead:
             self._visit(of_pass.ahead.pop(0))
 
     def finish_pass(self, of_pass: Pass) -> None:
-        """Visit what is left, but for frozen units at the end: nobody visits them."""
+        """Visit the units that are left, up to the last trainable one: autograd never comes to those after it."""
         while any(flat.trainable for unit in of_pass.ahead for flat in unit.flats):
             self._visit(of_pass.ahead.pop(0))
 
     def _visit(self, unit: Unit) -> None:
         self.leave_all(but=unit)
-        self.left.discard(unit)  # it may have been left before, in a later forward's pass
+        self.exited.discard(unit)  # it may have been left before, in a later forward's pass
         self.entered.append(unit)
         self.enter(unit)
 
     def leave_all(self, but: Unit | None = None) -> None:
-        """Leave every entered unit except `but` and, while there is one, units that contain others."""
+        """Leave all units that were entered. For the sake of the unit `but`, which follows, those that contain others stay."""
         for unit in [unit for unit in self.entered if unit is not but]:
             if but is None or not any(unit in each.containers for each in self.passes):
                 self.entered.remove(unit)
                 if unit not in self.repeated:
-                    self.left.add(unit)
+                    self.exited.add(unit)
                 self.leave(unit)
 
     def finish(self) -> None:

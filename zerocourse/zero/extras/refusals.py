@@ -119,12 +119,6 @@ def stays(model: nn.Module, hidden: bool) -> Callable:
     return apply
 
 
-def refuse_scaler(optimizer: Optimizer) -> None:
-    if hasattr(optimizer, "found_inf"):
-        raise BadInput("torch.amp.GradScaler looks for an overflow on each rank alone, and ranks would part: train in bf16 "
-                       "(param_dtype=torch.bfloat16), which needs no scaling")
-
-
 def refuse_create_graph() -> None:
     if torch.is_grad_enabled():  # inside a backward
         raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
@@ -144,14 +138,15 @@ def same_number_of_forwards() -> Iterator[None]:
 @cache
 def watch_optimizers() -> None:
     """From now on, any optimizer that steps a sharded model's own parameters is refused: they get no gradients."""
+    register_optimizer_step_pre_hook(ours)
 
-    def look(optimizer: Optimizer, *_) -> None:
-        if "add_param_group" not in vars(optimizer) and any(
-                hasattr(param, SHARDED) for group in optimizer.param_groups for param in group["params"]):
-            raise BadInput(f"this {type(optimizer).__name__} has parameters of a sharded model, which get no gradients: make it "
-                           "first, and give it to shard(model, optimizer); a model has one optimizer, with a group for each part")
 
-    register_optimizer_step_pre_hook(look)
+def ours(optimizer: Optimizer, *_) -> None:
+    """A hook before the step of every optimizer in this process."""
+    if "add_param_group" not in vars(optimizer) and any(
+            hasattr(param, SHARDED) for group in optimizer.param_groups for param in group["params"]):
+        raise BadInput(f"this {type(optimizer).__name__} has parameters of a sharded model, which get no gradients: make it "
+                       "first, and give it to shard(model, optimizer); a model has one optimizer, with a group for each part")
 
 
 @cache

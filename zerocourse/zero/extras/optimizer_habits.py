@@ -1,0 +1,60 @@
+"""What else people do with an optimizer. Needed by: a state loaded before shard, groups added later, hooks, GradScaler."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from ...errors import BadInput
+from ...layout.rankmap import ShardRange
+from .refusals import known_to, ours
+
+
+def is_seen_stepping(optimizer: Optimizer) -> bool:
+    """Would somebody notice several calls in one step? An optimizer that is not torch's may count them, and so may hooks."""
+    hooks = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
+             torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks]
+    return not type(optimizer).__module__.startswith("torch.optim") or any(hook is not ours for each in hooks for hook in each.values())
+
+
+def shard_state(optimizer: Optimizer, stage) -> None:
+    """Cut the states that are there already, of a checkpoint or made by the constructor (Adagrad), into this rank's parts."""
+    for flat in stage.flats:
+        for where in flat.shard_ranges:
+            param, part = flat.params[where.name], flat.shard_params[where.name]
+            if param in optimizer.state:
+                optimizer.state[part] = {key: cut(value, key, param, where, part) for key, value in optimizer.state[param].items()}
+    for param in stage.model.parameters():
+        optimizer.state.pop(param, None)
+
+
+def cut(value: object, key: str, param: torch.Tensor, where: ShardRange, part: nn.Parameter) -> object:
+    """This rank's part of an optimizer's state, when it has an element for each of the parameter's."""
+    if not isinstance(value, torch.Tensor) or key == "step" or value.shape != param.shape:
+        return value
+    if value.is_meta:
+        raise BadInput(f"the optimizer made its state {key!r} on the meta device, where it has no values: "
+                       "make the model real (zerocourse.materialize_model) before this optimizer")
+    return value.reshape(-1)[where.start : where.stop].to(part, copy=True)
+
+
+def groups_added_later(optimizer: Optimizer, stage, parts: dict[nn.Parameter, nn.Parameter]) -> Callable[[dict], None]:
+    """An `add_param_group` that takes the model's parameters, and gives the optimizer this rank's parts of them."""
+    own = optimizer.add_param_group
+
+    def add_param_group(group: dict) -> None:
+        given = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
+        params = [each[1] if isinstance(each, tuple) else each for each in given]  # (name, parameter) or the parameter
+        known_to([group | {"params": params}], stage.model, first=len(optimizer.param_groups))
+        own(group | {"params": [(each[0], parts[param]) if isinstance(each, tuple) else parts[param]
+                                for each, param in zip(given, params, strict=True) if param in parts]})
+
+    return add_param_group
+
+
+def refuse_scaler(optimizer: Optimizer) -> None:
+    if hasattr(optimizer, "found_inf"):
+        raise BadInput("torch.amp.GradScaler looks for an overflow on each rank alone, and ranks would part: train in bf16 "
+                       "(param_dtype=torch.bfloat16), which needs no scaling")

@@ -1,0 +1,155 @@
+"""What every stage does while autograd runs: it collects gradients in buckets, and reduces full buckets on the way.
+
+All ranks reduce their buckets in one order, that of the forward reversed, also when a later bucket is full sooner. So the
+collectives of the ranks match, and no rank can wait for one that waits for it. The life of a bucket:
+
+    empty      `grad` is None (or holds sums, which stages 0 and 1 keep)
+    filling    `collect` moves gradients into it as autograd brings them
+    full       every gradient that autograd will bring has come (`ready_to_reduce`)
+    in flight  `launch` has found it at the head of the queue, full, and `reduce` has started its collective
+    reduced    `wait_for_reductions` has seen the end of it: the sum is in `grad_shard`
+
+A gradient that comes while its bucket is in flight is deferred: it stays at its parameter until that is over.
+"""
+
+from torch import nn
+
+from ..measure.storages import raw_grad
+from . import hooks
+from .agreement import agree
+from .buffer import FlatBuffer
+from .schedule import Pass
+from .unit import Unit
+
+
+class Reducer:
+    """The backward of a stage. Its attributes are made by `DataParallel`, the base class of all stages."""
+
+    # -- called by the hooks ------------------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        self.in_backward, self.backward_number = True, hooks.current_backward()
+        for flat in self.flats:
+            flat.awaited = hooks.awaited(flat)
+
+    def pre_backward(self, of_pass: Pass, unit: Unit) -> None:
+        if hooks.current_backward() != self.backward_number:  # a backward inside this one: reentrant checkpointing
+            for flat in unit.flats:
+                flat.awaited |= hooks.awaited(flat)
+        if of_pass not in self.passes:
+            self.begin_pass(of_pass)
+        self.meter.begin("backward", unit.name)
+
+    def begin_pass(self, of_pass: Pass) -> None:
+        """This backward goes through the pass, too: its buckets join the queue, before those that come last."""
+        self.passes.append(of_pass)
+        last = [flat for unit in self.last_units for flat in unit.flats]
+        joining = [flat for unit in [*of_pass.order, *self.last_units[::-1]] for flat in reversed(unit.flats) if flat.trainable]
+        queue = [flat for flat in dict.fromkeys([*self.queue, *joining]) if flat not in self.reduced_buckets]
+        self.queue = sorted(queue, key=lambda flat: flat in last)  # sorted() keeps the order of equals
+
+    @property
+    def last_units(self) -> list[Unit]:
+        """Units whose gradients are finished only at the end of the backward."""
+        return [self.root]
+
+    def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
+        flat.awaited.discard(key)
+        flat.ready.add(key)
+        unit = self.unit_of[flat]
+        if flat in self.queue[self.n_reached :] and unit not in self.last_units:
+            self.n_reached = self.queue.index(flat) + 1
+        if raw_grad(param) is not None:  # else it was frozen after the forward, or an autograd function returned None
+            if flat in self.in_flight and not flat.unreduced:
+                flat.deferred.add(key)  # to wait here could be for ever: another rank may not have this gradient at all
+            else:
+                opens = flat.grad is None
+                flat.collect(key, param)
+                if opens:
+                    self.meter.recount(flat)
+        if not unit.awaits_gradients:
+            self.meter.end("backward", unit.name)
+        self.launch()
+
+    def end_backward(self) -> None:
+        for unit in self.units:
+            self.meter.end("backward", unit.name)
+            for flat in unit.flats:
+                flat.awaited.clear()  # autograd had nothing to bring, after all
+        self.n_reached = len(self.queue) + 1
+        self.launch()
+        self.needs_finish = True
+        if self.reduces_now and self.is_last:
+            self.finish()
+        self.forget_backward()
+
+    # -- reductions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def reduces_now(self) -> bool:
+        return self.reduces
+
+    def ready_to_reduce(self, flat: FlatBuffer) -> bool:
+        """Is the bucket at the head of the queue full? Yes, if all its parameters have got a gradient; or if autograd will
+        bring no more and is past this unit already. (Before that a reentrant checkpoint may still bring some: autograd
+        does not know of its gradients until it has computed the unit again.)"""
+        return not flat.awaited and (len(flat.ready) >= flat.trainable or self.n_reached > 1)
+
+    def launch(self) -> None:
+        """Reduce the buckets at the head of the queue that are full."""
+        while self.reduces_now and self.queue and self.ready_to_reduce(self.queue[0]):
+            self.n_reached = max(0, self.n_reached - 1)
+            self.reduced_buckets.add(self.queue[0])
+            self.reduce(self.queue.pop(0))
+
+    def reduce(self, flat: FlatBuffer) -> None:
+        """Start one bucket's reduction, once there is room among those in flight, and its own last one is over."""
+        self.wait_for_reductions(keep=max(0, self.options.in_flight - 1), but=self.unit_of[flat])
+        while flat in self.in_flight:
+            self.wait_for_oldest()
+        flat.collect_deferred()
+        flat.complete_bucket()
+        flat.work = self.ops.reduce(flat, self.comm)
+        if flat.work is not None:
+            self.in_flight.append(flat)
+        self.meter.recount(flat)
+        if self.options.in_flight == 0:
+            self.wait_for_reductions()
+
+    def wait_for_reductions(self, keep: int = 0, but: Unit | None = None) -> None:
+        """Wait, the oldest first, until at most `keep` units other than `but` have reductions in flight."""
+        while len({self.unit_of[flat] for flat in self.in_flight} - {but}) > keep:
+            self.wait_for_oldest()
+
+    def wait_for_oldest(self) -> None:
+        flat = self.in_flight.pop(0)
+        try:
+            flat.work.wait()
+        finally:
+            flat.work = None
+            self.meter.recount(flat)
+
+    def finish(self) -> None:
+        """Reduce what is left (of earlier backwards, or deferred), and hand the gradients to the optimizer."""
+        self.wait_for_reductions()
+        for flat in self.flats:
+            flat.collect_deferred()
+        for flat in agree(self):
+            self.reduce(flat)
+        self.wait_for_reductions()
+        self.needs_finish = False
+        for flat in self.flats:
+            if not flat.steps_masters:
+                flat.publish_gradients()
+            self.meter.recount(flat)
+
+    def forget_backward(self) -> None:
+        """Nothing of a backward is left over."""
+        self.in_backward, self.n_reached = False, 0
+        for each in self.passes:
+            each.had_backward = True
+        self.passes, self.queue = [], []
+        self.reduced_buckets.clear()
+        for flat in self.flats:
+            flat.awaited.clear()
+            flat.ready.clear()
