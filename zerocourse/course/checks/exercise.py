@@ -4,23 +4,29 @@ import functools
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ...errors import BadInput
+from .trace import Trial
 
 FORMULAS = tuple(f"zerocourse.formulas.{name}:*"
                  for name in ("states", "volumes", "transformer", "activations", "peak", "estimators"))
 _found: dict[str, "Exercise"] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exercise:
     """One exercise and its check.
 
     id: "5.1", chapter 5's first.   answers: the names that the learner defines, in the order that `check` gets them.
     minutes: for somebody who has read the chapter.   difficulty: 1 to 3.
-    run(lab): the check; it returns what to say to a right answer, and ends with `lab.wrong(...)` at a wrong one.
+    reference: right by default, its knobs make the mistakes; where there are several answers it returns them.
+    trials: what the answer is put through, in this order.   right: what to say to a right answer.
+    mistakes: {code: (setting, ..., sentence)}, the most likely first. A setting is one way to make the mistake: a
+        dictionary of knobs, a function that answers like this, or `when(...)` (see `harness`). The sentence may have
+        {rank}, {world}, {got}, {want} and names of what is seen. The code "stuck" is for ranks that disagree.
+    run(lab): judges an answer; it returns what to say to a right one, and raises Wrong at a wrong one.
     own: the package's implementation of each answer, where it has one; () where it has none.
     replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",
         "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.states:*" for all functions of a module. `own` always is.
@@ -34,10 +40,14 @@ class Exercise:
     difficulty: int
     answers: tuple[str, ...]
     run: Callable
-    own: tuple[Callable, ...]
-    replaces: tuple[str, ...]
-    sample: Callable | None
-    timeout: float
+    own: tuple[Callable, ...] = ()
+    replaces: tuple[str, ...] = ()
+    sample: Callable | None = None
+    timeout: float = 20
+    reference: Callable | None = None
+    trials: tuple[Trial, ...] = ()
+    mistakes: dict[str, tuple] = field(default_factory=dict, hash=False)
+    right: str = "right"
 
     @property
     def stars(self) -> str:
@@ -49,13 +59,20 @@ class Exercise:
 
 
 def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...], own=(),
-             replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20):
-    """Make the decorated function the check of a new exercise. `answer` and `own`: one, or a tuple of several."""
-    def register(run: Callable) -> Callable:
+             replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20,
+             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict[str, tuple] | None = None,
+             right: str = "right"):
+    """Make the decorated function the reference of a new exercise (without `mistakes`: its check, the old way).
+
+    answer and own: one, or a tuple of several.   cases: short for a first trial that calls the answer with each.
+    """
+    def register(fn: Callable) -> Callable:
+        from .harness import judge
         answers = (answer,) if isinstance(answer, str) else tuple(answer)
-        _found[id] = Exercise(id, title, minutes, difficulty, answers, run, own if isinstance(own, tuple) else (own,),
-                              replaces, sample, timeout)
-        return run
+        _found[id] = Exercise(id, title, minutes, difficulty, answers, fn if mistakes is None else judge,
+                              own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
+                              (*([Trial(list(cases))] if cases else []), *trials), mistakes or {}, right)
+        return fn
     return register
 
 

@@ -30,7 +30,7 @@ class WatchedComm(Comm):
     phase: yours to set, so that a call tells when it was made.
     """
 
-    def __init__(self, timeout: float = 5.0):
+    def __init__(self, timeout: float = 2.0):
         super().__init__(timeout=timeout)
         self.phase, self.calls, self.handles, self.in_place = "", [], [], []
         self.open: list[Handle] = []

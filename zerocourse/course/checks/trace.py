@@ -1,0 +1,108 @@
+"""What an answer leaves behind: a trial puts cases to it, on one rank or several, and records what can be seen of it.
+
+The right answer, the learner's and every known mistake leave their traces in the same way, so they can be compared.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from .compare import CLOSE, same
+from .inside import NO_TRAVELLER, Answer, Raised, can_travel
+from .verdict import Wrong
+from .words import a, blank_of, call_text, line_text, message_text
+
+MISSING = "nothing was recorded"
+NEVER_A_VALUE = (MemoryError, EOFError)  # raised by what runs the answer, and each has a sentence of its own
+CALL_WORDS = {"returned": "it returned", "exactly": "it returned",
+              "changed": "the values are right, but it changed its argument, which others use as well: work on a copy"}
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Cases, and how they are put to an answer.
+
+    cases: tuples of arguments; or a function of the world size that makes them.
+    observe(answer, *case) -> dict: runs on every rank, finds torch.distributed initialised and the seed of torch 0, and
+        returns what is seen (numbers, tensors, lists, dictionaries) by name, in the order in which one wants to hear of
+        differences; names that begin with _ are for the words only. It may raise Wrong. None: the answer is a function, and is called with each case.
+    worlds: numbers of ranks; all cases are put in each world.
+    about: the case in words, such as "{0} gradients on {world} ranks"; {0} is the case's first entry.
+    words: by name of what is seen, how to speak of it: "rank {rank} holds", to which the difference is added; or a whole
+        sentence with {rank}, {got} and {want}; or a function (case, got, want) -> sentence or None.
+    close: how near values must be, relative where they are larger than 1; or a number for each name of what is seen.
+    seconds: for one trip to the ranks; None: the exercise's.
+    """
+
+    cases: Sequence[tuple] | Callable[[int], Sequence[tuple]] = ((),)
+    observe: Callable | None = None
+    worlds: tuple[int, ...] = (1,)
+    about: str = ""
+    words: dict[str, str | Callable] = field(default_factory=dict)
+    close: float | dict[str, float] | None = None
+    seconds: float | None = None
+
+    def by_world(self) -> Iterator["Trial"]:
+        """The same for each world alone, its cases a list."""
+        for world in self.worlds:
+            yield replace(self, worlds=(world,), cases=list(self.cases(world) if callable(self.cases) else self.cases))
+
+    @property
+    def world(self) -> int:
+        return self.worlds[0]
+
+    def case_text(self, number: int, name: str) -> str:
+        """A case in words; name: that of the answer."""
+        case = self.cases[number]
+        if self.observe is None:
+            return f"`{call_text(name, case)}`"
+        return self.about.format(*case, world=self.world)
+
+    def alike(self, what: str, got, want, *, nan: bool = False) -> bool:
+        """Are two values of what is seen the same? nan: NaN is like NaN."""
+        if got is MISSING or want is MISSING:
+            return got is want
+        close = self.close.get(what) if isinstance(self.close, dict) else self.close
+        return same(got, want, exact=what == "exactly", nan=nan, close=close or CLOSE, tolerance=close or 1e-5)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was seen in a trial: `seen[rank][case]` by name; or how it `ended` before that, on whatever rank."""
+
+    seen: list[list[dict]]
+    ended: Wrong | None = None
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for of_rank in self.seen for each in of_rank for name in each if name[0] != "_"))
+
+    def value(self, what: str, case: int, rank: int):
+        return self.seen[rank][case].get(what, MISSING)
+
+
+def record(*args) -> list[dict]:
+    """On a rank: what is seen of the answers in each case. args: the answers, the observer, the cases and their words."""
+    *answers, observe, cases, texts = args
+    seen = []
+    for case, text in zip(cases, texts, strict=True):
+        try:
+            seen.append(observe(*answers, *case) if observe else call(*answers, *case))
+        except BaseException as error:
+            if text:
+                error.add_note(text)
+            raise
+    return seen
+
+
+def call(answer: Answer, *case) -> dict:
+    """What the answer returns, or raises, for a case. Cases share arguments, so each call gets copies."""
+    given = tuple(map(copy.deepcopy, case))  # one by one: of a list that comes twice, two
+    try:
+        value = answer(*given)
+    except Exception as error:
+        if answer.misfit or isinstance(error, NEVER_A_VALUE) or blank_of(error):
+            raise
+        answer.error, value = None, Raised(type(error).__name__, message_text(error) + line_text(error))
+    if not can_travel(value):
+        raise Wrong(f"`{call_text(answer.__name__, case)}` {NO_TRAVELLER.format(a(value))}", "raised")
+    return {"returned": value, "exactly": value, "changed": not same(given, case, nan=True)}
