@@ -2,6 +2,8 @@
 
   python tests/compare_bank.py record FILE [ID...]    what is said now, as JSON {id: {answer: [phrase, status, message, code]}}
   python tests/compare_bank.py FILE [ID...]           what is said now beside what FILE has: the differences, and a count
+
+SAME: to the letter. LOST: the bank's phrase is gone, or no mistake is named any more. OTHER: the rest; read both sentences.
 """
 
 import json

@@ -25,7 +25,8 @@ class Exercise:
     trials: what the answer is put through, in this order.   right: what to say to a right answer.
     mistakes: {code: (setting, ..., sentence)}, the most likely first. A setting is one way to make the mistake: a
         dictionary of knobs, a function that answers like this, or `when(...)` (see `harness`). The sentence may have
-        {rank}, {world}, {got}, {want} and names of what is seen. The code "stuck" is for ranks that disagree.
+        {rank}, {world}, {got}, {want} and names of what is seen; with a comma or a colon at its beginning it goes on
+        from the difference. The code "stuck" is for ranks that disagree.
     run(lab): judges an answer; it returns what to say to a right one, and raises Wrong at a wrong one.
     own: the package's implementation of each answer, where it has one; () where it has none.
     replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",

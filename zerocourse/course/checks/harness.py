@@ -59,7 +59,7 @@ def judge(lab: Lab) -> str:
         if first := first_difference(trial, got, right):
             code, sentence = _mistake(lab, number, got, right, first)
             where = trial, got, right, first
-            raise Wrong(f"{_difference_text(lab.exercise, *where)} {_filled(sentence, *where)}".rstrip(), code)
+            raise Wrong(_joined(_difference_text(lab.exercise, *where), _filled(sentence, *where)), code)
     return lab.exercise.right
 
 
@@ -167,11 +167,14 @@ def _is_seen(mistake: When, got: Trace, right: Trace, first: Difference) -> bool
 
 
 def _told_apart(lab: Lab, number: int, fits: list[tuple], order: list[str]) -> list[tuple]:
-    """Of several mutants that are like the answer, those that still are in the trials that come later."""
-    for later, trial in list(enumerate(_trials(lab.exercise)))[number + 1:]:
-        got = trace(lab, trial)
+    """Of several mutants that are like the answer in a trial, those that are like it in the others as well: in those
+    before, in which the answer was right, and then in those that come later."""
+    for other, trial in enumerate(_trials(lab.exercise)):
+        if other == number:
+            continue
+        got = _of_reference(lab.exercise, other) if other < number else trace(lab, trial)
         among = {(order[fit[2]], fit[3]) for fit in fits}
-        left = {(code, form) for code, form, mutant in _of_mutants(lab.exercise, later, among)
+        left = {(code, form) for code, form, mutant in _of_mutants(lab.exercise, other, among)
                 if _same_trace(trial, got, mutant)}
         fits = [fit for fit in fits if (order[fit[2]], fit[3]) in left] or fits
         if len({fit[2] for fit in fits}) == 1:
@@ -198,7 +201,7 @@ def _why_it_ended(exercise: Exercise, number: int, how: Wrong) -> Wrong:
         code = next((code for code, _, mutant in _of_mutants(exercise, number) if _same_end(how, mutant.ended)), None)
     elif how.code in exercise.mistakes:
         code = how.code
-    return Wrong(f"{ended(str(how))} {exercise.mistakes[code][-1]}", code) if code else how
+    return Wrong(_joined(str(how), exercise.mistakes[code][-1]), code) if code else how
 
 
 # In words -------------------------------------------------------------------------------------------------------------
@@ -212,7 +215,8 @@ def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace,
     if "{got}" in words or words.endswith("."):
         said = _filled(words, trial, got, right, first)
     elif isinstance(came, Raised):
-        said = f"it raised {came.kind}{came.message}" + f" where a {wanted.kind} is right" * isinstance(wanted, Raised)
+        instead = f" where a {wanted.kind} is right" if isinstance(wanted, Raised) else ""
+        said = f"it raised {came.kind}{came.message}{instead}"
     elif isinstance(wanted, Raised):
         said = f"it returned {value_text(came)} where a {wanted.kind} is right"
     else:
@@ -220,14 +224,20 @@ def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace,
         said = difference(came, wanted, exact=first.what == "exactly", verb=words.format(rank=first.rank),
                           close=close or CLOSE, tolerance=close or 1e-5)
     case = trial.case_text(first.case, exercise.answers[0])
-    return f"{case}: {ended(said)}" if case else ended(said)
+    return f"{case}: {said}" if case else said
+
+
+def _joined(said: str, why: str) -> str:
+    """What is wrong, and why: a sentence of its own, unless it goes on with a comma or a colon."""
+    return said.rstrip(".") + why if why.startswith((",", ":")) else f"{ended(said)} {why}".rstrip()
 
 
 def _filled(sentence: str, trial: Trial, got: Trace, right: Trace, first: Difference) -> str:
-    """A sentence with its {rank}, {world}, {got}, {want}, and what else was seen there, filled in."""
+    """A sentence with its {rank}, {world}, {got}, {want}, {all} (what each rank has), and what else was seen."""
     if "{" not in sentence:
         return sentence
     at = first.what, first.case, first.rank
-    more = {name: short_text(value) for name, value in got.seen[first.rank][first.case].items()}
-    return sentence.format(**{**more, "rank": first.rank, "world": trial.world, "got": short_text(got.value(*at)),
-                              "want": short_text(right.value(*at))})
+    everywhere = [short_text(got.value(first.what, first.case, rank)) for rank in range(trial.world)]
+    more = {name: short_text(value) for name, value in got.seen[first.rank][first.case].items() if name.isidentifier()}
+    return sentence.format(**more, rank=first.rank, world=trial.world, got=everywhere[first.rank],
+                           want=short_text(right.value(*at)), all=", ".join(everywhere))

@@ -51,6 +51,7 @@ class Report:
     printed: str
     clean: bool  # no thread of the answer's runs on in this process
     error: str = ""  # the class name of what was raised
+    case: str = ""  # words for the case in which it was
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, 
     """
     guards.sprung.clear()
     guard, guarded = guards.Guard(replaces, own), []
-    threads, printed, raised = set(threading.enumerate()), _Bounded(), ""
+    threads, printed, raised, case = set(threading.enumerate()), _Bounded(), "", ""
     try:
         with _output_to(printed), _memory_limit():
             first, others, _ = payload.unpack(sent)
@@ -98,11 +99,12 @@ def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, 
             kind, value = "value", observe(*guarded, *args, **kwargs)
     except BaseException as error:
         (kind, value), raised = _failure(guarded, error), type(error).__name__
+        case = next(iter(getattr(error, "__notes__", ())), "")
     if guards.sprung:
         kind, value = "delegated", f"this calls the package's own `{guards.sprung[0]}`: write it yourself"
     if kind == "value" and not can_travel(value):
         kind, value = RAISED, f"it {NO_TRAVELLER.format(a(value))}"
-    report = Report(kind, value, printed.getvalue(), set(threading.enumerate()) <= threads, raised)
+    report = Report(kind, value, printed.getvalue(), set(threading.enumerate()) <= threads, raised, case)
     if several and kind != "value":
         raise AnswerFailed(json.dumps(vars(report)))
     return report
@@ -140,22 +142,21 @@ def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
     if isinstance(raised, Wrong):
         return raised.code, str(raised)
     if isinstance(error, CollectiveError):
-        return STUCK, f"{error}. {SAME_CALLS}."
+        return STUCK, f"{error}." if "the same collectives" in str(error) else f"{error}. {SAME_CALLS}."
     misfit = next((answer.misfit for answer in answers if answer.misfit), "")
     if misfit:
         return RAISED, misfit
-    case = f"{raised.__notes__[0]}: " if getattr(raised, "__notes__", None) else ""
     line = line_text(error)
     if not answers:
         return RAISED, f"it cannot be loaded in another process: {type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
-        return RAISED, f"{case}it ended the program (exit or sys.exit){line}: return a value instead"
+        return RAISED, f"it ended the program (exit or sys.exit){line}: return a value instead"
     if isinstance(error, MemoryError):
-        return RAISED, f"{case}it ran out of memory{line}: {MEMORY / 2**30:.0f} GiB is what it may take"
+        return RAISED, f"it ran out of memory{line}: {MEMORY / 2**30:.0f} GiB is what it may take"
     if isinstance(error, EOFError):
-        return RAISED, f"{case}it waits for input{line}, and nobody is there to type: use the arguments"
+        return RAISED, f"it waits for input{line}, and nobody is there to type: use the arguments"
     who = "it raised" if any(answer.error for answer in answers) else "it returned, but then what it left behind led to"
-    return RAISED, f"{case}{who} {type(error).__name__}{message_text(error)}{line}"
+    return RAISED, f"{who} {type(error).__name__}{message_text(error)}{line}"
 
 
 def can_travel(value) -> bool:

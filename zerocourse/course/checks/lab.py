@@ -75,10 +75,11 @@ class Lab:
         except RankDied as error:
             raise Wrong(_death_text(error, world), "died") from None
         except RankError as error:
-            reports = [_failed_report(error)]
-            world_words = f"on rank {error.rank} of {world}, " if world > 1 else ""
-            if reports[0].kind != "not done":
-                reports[0].value = world_words + str(reports[0].value)
+            rank, report = _failed_report(error)
+            reports = [report]
+            if world > 1 and report.kind != "not done":
+                where = f"on rank {rank}" + f" of {world}" * (not report.case)
+                report.value = f"{where}, {report.value}"
         if not all(report.clean for report in reports):
             pool.close()
         self.printed = self.printed or next((report.printed for report in reports if report.printed), "")
@@ -86,7 +87,8 @@ class Lab:
             if report.kind == "not done":
                 raise NotDone(report.value)
             if report.kind != "value":
-                raise Wrong(name_cells(str(report.value)), report.kind, report.error)
+                case = f"{report.case}: " if report.case else ""
+                raise Wrong(name_cells(f"{case}{report.value}"), report.kind, report.error)
         return [report.value for report in reports]
 
     def tidy(self) -> None:
@@ -179,12 +181,13 @@ def _difference(got, right, exact: bool, close: float) -> str:
         difference(got, right, exact=exact, close=close)
 
 
-def _failed_report(error: RankError) -> Report:
-    """Of the first rank that failed by itself, else of one that waited in vain for another."""
-    reports = [Report(**json.loads(failure.message)) for failure in error.failures if failure.kind == "AnswerFailed"]
+def _failed_report(error: RankError) -> tuple[int, Report]:
+    """The first rank that failed by itself, else one that waited in vain for another; and its report."""
+    reports = [(failure.rank, Report(**json.loads(failure.message))) for failure in error.failures
+               if failure.kind == "AnswerFailed"]
     if not reports:
         raise error
-    return min(reports, key=lambda report: report.kind == STUCK)
+    return min(reports, key=lambda found: found[1].kind == STUCK)
 
 
 def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:

@@ -4,15 +4,20 @@ The right answer, the learner's and every known mistake leave their traces in th
 """
 
 import copy
+import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch.distributed as dist
+
 from .compare import CLOSE, same
 from .inside import NO_TRAVELLER, Answer, Raised, can_travel
-from .verdict import Wrong
+from .verdict import RAISED, Wrong
 from .words import a, blank_of, call_text, line_text, message_text
 
 MISSING = "nothing was recorded"
+_trips = itertools.count()  # of this rank; the same number on every rank of a world, as they start and end together
 NEVER_A_VALUE = (MemoryError, EOFError)  # raised by what runs the answer, and each has a sentence of its own
 CALL_WORDS = {"returned": "it returned", "exactly": "it returned",
               "changed": "the values are right, but it changed its argument, which others use as well: work on a copy"}
@@ -83,15 +88,26 @@ class Trace:
 def record(*args) -> list[dict]:
     """On a rank: what is seen of the answers in each case. args: the answers, the observer, the cases and their words."""
     *answers, observe, cases, texts = args
-    seen = []
-    for case, text in zip(cases, texts, strict=True):
+    seen, trip = [], next(_trips)
+    for number, (case, text) in enumerate(zip(cases, texts, strict=True)):
         try:
             seen.append(observe(*answers, *case) if observe else call(*answers, *case))
         except BaseException as error:
             if text:
                 error.add_note(text)
             raise
+        _meet(f"trip {trip}, case {number}")
     return seen
+
+
+def _meet(where: str) -> None:
+    """Wait for the other ranks, so that none is in the next case while another is stuck in this one. It takes no
+    collective, which might be paired with one of the answer's."""
+    world_size, store = dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    came = store.add(where, 1) if world_size > 1 else 1
+    while came < world_size:
+        time.sleep(0.0005)
+        came = store.add(where, 0)
 
 
 def call(answer: Answer, *case) -> dict:
@@ -104,5 +120,5 @@ def call(answer: Answer, *case) -> dict:
             raise
         answer.error, value = None, Raised(type(error).__name__, message_text(error) + line_text(error))
     if not can_travel(value):
-        raise Wrong(f"`{call_text(answer.__name__, case)}` {NO_TRAVELLER.format(a(value))}", "raised")
+        raise Wrong(f"it {NO_TRAVELLER.format(a(value))}", RAISED)
     return {"returned": value, "exactly": value, "changed": not same(given, case, nan=True)}

@@ -6,7 +6,7 @@ from html import escape
 
 PASSED, FAILED, NOT_DONE = "passed", "failed", "not done"
 MARKS = {PASSED: "✓", FAILED: "✗", NOT_DONE: "○"}
-DIFFERENCE, STUCK, RAISED = "difference", "stuck", "raised"  # codes
+DIFFERENCE, STUCK, RAISED, MISUSED = "difference", "stuck", "raised", "misused"  # codes
 COLOURS = {PASSED: "#1a7f37", FAILED: "#b42318", NOT_DONE: "#57606a"}
 
 
@@ -32,7 +32,7 @@ class Verdict:
     status: "passed", "failed" or "not done".   printed: what the answer printed while it was checked.
     code: why it failed, for machines; None when it passed. A mistake of the exercise's table has its own code there.
     For the rest: "not done" (a blank), "difference" (wrong, and no known mistake explains it), "raised" (an exception),
-    "stuck" (the ranks disagree on a collective), "hung" (out of time), "died" (its process ended), "delegated" (it calls
+    "misused" (it calls what it was given in a wrong way), "stuck" (the ranks disagree on a collective), "hung" (out of time), "died" (its process ended), "delegated" (it calls
     the package's own), "usage" (`check` itself was called wrongly), "broken" (the check failed, not the answer).
     """
 

@@ -60,7 +60,7 @@ def shared(share):
                            "last ones are short."),
         "rounded down": (shared(lambda n, ranks: [n // ranks] * ranks), "You rounded a slice down: then the last "
                          "parameters belong to nobody."),
-        "below 0": (shared(lambda n, ranks: slices(n, ranks, least=-n)), "A rank owns at least nothing: where the "
+        "below 0": (shared(lambda n, ranks: slices(n, ranks, least=-math.inf)), "A rank owns at least nothing: where the "
                     "parameters end before its slice begins, you count below 0."),
         "padding of the last": (shared(lambda n, ranks: [-(-n // ranks)] * (ranks - 1)
                                        + [n - (ranks - 1) * -(-n // ranks)]), "You took all padding from the last "
@@ -90,7 +90,7 @@ def clip_on_a_rank(answer, _, of_ranks, max_norm, unit):
         norm = float(norm)
     except (TypeError, ValueError):
         raise Wrong(f"it returned {type(norm).__name__} {norm!r:.80}, and the norm is wanted, a tensor of one "
-                    "number", "no norm") from None
+                    "number") from None
     return {"norm": norm, "slices": [part / unit for part in mine], "elements": comm.elements.total()}
 
 
@@ -114,7 +114,7 @@ def norm_of_all(slices, comm):
     replaces=("zerocourse.zero.ddp:*", "zerocourse.zero.ddp:DataParallel.grad_norm",
               "zerocourse.zero.ddp:DataParallel.clip_grad_norm_"),
     trials=[Trial(clip_cases, clip_on_a_rank, worlds=(2, 3), about="{0}, on {world} ranks", close=1e-4, words={
-        "norm": "rank {rank} returned {got}, and the norm is {want} on all ranks.",
+        "norm": "the ranks returned {all}, and the norm is {want} on all.",
         "slices": "afterwards rank {rank} has {got}, and {want} is right, every slice times one factor.",
         "elements": "the values are right, but rank {rank} sent {got} elements of gradients."})],
     mistakes={
@@ -210,7 +210,7 @@ def adamw_on_a_rank(answer):
                         "every step: keep them in `state`."),
         "betas swapped": ({"swap": True}, "You exchanged the betas: the first belongs to the average of gradients, the "
                           "second to that of squares."),
-        "gradients spoiled": ({"spoil": True}, "You wrote into them in place: whoever logs them or reads them again gets "
+        "gradients spoiled": ({"spoil": True}, ": you wrote into them in place. Whoever logs them or reads them again gets "
                               "other numbers."),
         "less in state": (when("bytes", lambda got, want: got < want), {"elsewhere": {}}, "It has less: what is kept "
                           "elsewhere is lost when the slices are another model's."),
