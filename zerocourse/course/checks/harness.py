@@ -3,8 +3,8 @@
 An exercise has a reference with knobs. A known mistake is a setting of the knobs: with it the reference answers as
 somebody does who makes that mistake. Reference, mutants and the learner's answer run in the same trials and leave
 traces; an answer that leaves another trace than the reference is told the mistake that leaves its trace. Where several
-do, the later trials decide. Where none does, it is told the first difference. Traces of the reference and of mutants are
-kept between answers, and mutants run only when an answer is wrong.
+do, the other trials decide. Where none does, it is told the first difference. Traces of the reference and of mutants
+are kept between answers, and mutants run only when an answer is wrong.
 """
 
 import functools
@@ -15,7 +15,7 @@ from .compare import CLOSE, difference
 from .exercise import Exercise
 from .inside import Raised
 from .lab import Lab
-from .trace import CALL_WORDS, Trace, Trial, record
+from .trace import Trace, Trial, record
 from .verdict import DIFFERENCE, RAISED, STUCK, Wrong
 from .words import ended, short_text, value_text
 
@@ -25,17 +25,13 @@ _kept: dict[tuple, Trace] = {}  # by exercise, trial, and mutant
 
 @dataclass(frozen=True)
 class When:
-    """A mistake that is told by one thing seen and has no mutant that is always like it: `when("bytes", more)`.
+    """A mistake that is told by one thing seen, whatever else is: `When("bytes", operator.gt)`.
 
     judges(got, want) -> bool: is it this mistake? Asked where `what` is the first difference.
     """
 
     what: str
-    judges: Callable
-
-
-def when(what: str, judges: Callable) -> When:
-    return When(what, judges)
+    judges: Callable = lambda got, want: True
 
 
 @dataclass(frozen=True)
@@ -57,10 +53,10 @@ def judge(lab: Lab) -> str:
         if got.ended:
             raise _why_it_ended(lab.exercise, number, got.ended)
         if first := first_difference(trial, got, right):
-            code, sentence = _mistake(lab, number, got, right, first)
-            where = trial, got, right, first
-            raise Wrong(_joined(_difference_text(lab.exercise, *where), _filled(sentence, *where)), code)
-    return lab.exercise.right
+            code, where = _mistake(lab, number, got, right, first), (trial, got, right, first)
+            why = _filled(lab.exercise.sentences.get(code, ""), *where)
+            raise Wrong(_joined(_difference_text(lab.exercise, *where), why), code)
+    return lab.exercise.sentences["right"]
 
 
 @functools.cache
@@ -83,7 +79,7 @@ def trace(lab: Lab, trial: Trial, seconds: float | None = None) -> Trace:
 
 def mutants(exercise: Exercise) -> Iterator[tuple[str, int, tuple]]:
     """(code, number among the ways to make that mistake, its answers) for each that can run, in the table's order."""
-    for code, (*settings, _) in exercise.mistakes.items():
+    for code, settings in exercise.mistakes.items():
         for number, setting in enumerate(settings):
             if isinstance(setting, dict):
                 yield code, number, _answers(exercise, **setting)
@@ -101,10 +97,11 @@ def _answers(exercise: Exercise, **knobs) -> tuple:
 def _kept_trace(exercise: Exercise, number: int, mutant: tuple, answers: tuple) -> Trace:
     key = exercise.id, number, *mutant
     if key not in _kept:
-        lab, seconds = Lab(exercise, answers, own_allowed=True), None
-        if mutant:
-            seconds = min(MUTANT_SECONDS, exercise.timeout)
-        _kept[key] = trace(lab, _trials(exercise)[number], seconds)
+        lab, seconds = Lab(exercise, answers, own_allowed=True), min(MUTANT_SECONDS, exercise.timeout)
+        found = trace(lab, _trials(exercise)[number], seconds if mutant else None)
+        if found.ended and found.ended.code in (STUCK, "hung", "died"):
+            return found  # perhaps only because the machine was busy
+        _kept[key] = found
     return _kept[key]
 
 
@@ -133,8 +130,8 @@ def _places(*traces: Trace) -> list[tuple[str, int, int]]:
 
 # Diagnosis ------------------------------------------------------------------------------------------------------------
 
-def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Difference) -> tuple[str, str]:
-    """Code and sentence of the mistake: that of the mutant whose trace is the answer's.
+def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Difference) -> str:
+    """The code of the mistake: that of the mutant whose trace is the answer's.
 
     Where none is: of one that is like the answer wherever that is wrong. Then, as two mistakes may come together: of
     one that is recognised by what differs first, that is like the answer in all of it, or at least where it is wrong.
@@ -149,16 +146,15 @@ def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Difference)
             {at for at in places if trial.alike(at[0], got.value(*at), mutant.value(*at), nan=True)}
         if (level := next((level for level, needed in levels.items() if needed <= like), None)) is not None:
             fits.append((level, -len(like), order.index(code), form))
-    fits += [(2, 0, order.index(code), 0) for code, (*settings, _) in exercise.mistakes.items() for each in settings
+    fits += [(2, 0, order.index(code), 0) for code, settings in exercise.mistakes.items() for each in settings
              if isinstance(each, When) and _is_seen(each, got, right, first)]
     if not fits:
         value = got.value(first.what, first.case, first.rank)
-        return (RAISED if isinstance(value, Raised) else DIFFERENCE), ""
+        return RAISED if isinstance(value, Raised) else DIFFERENCE
     exact = [fit for fit in fits if fit[0] == 0]
     if len({fit[2] for fit in exact}) > 1:
         fits = _told_apart(lab, number, exact, order)
-    code = order[min(fits)[2]]
-    return code, exercise.mistakes[code][-1]
+    return order[min(fits)[2]]
 
 
 def _is_seen(mistake: When, got: Trace, right: Trace, first: Difference) -> bool:
@@ -201,7 +197,7 @@ def _why_it_ended(exercise: Exercise, number: int, how: Wrong) -> Wrong:
         code = next((code for code, _, mutant in _of_mutants(exercise, number) if _same_end(how, mutant.ended)), None)
     elif how.code in exercise.mistakes:
         code = how.code
-    return Wrong(_joined(str(how), exercise.mistakes[code][-1]), code) if code else how
+    return Wrong(_joined(str(how), exercise.sentences[code]), code) if code else how
 
 
 # In words -------------------------------------------------------------------------------------------------------------
@@ -209,9 +205,9 @@ def _why_it_ended(exercise: Exercise, number: int, how: Wrong) -> Wrong:
 def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace, first: Difference) -> str:
     at = first.what, first.case, first.rank
     came, wanted = got.value(*at), right.value(*at)
-    words = trial.words.get(first.what) or CALL_WORDS.get(first.what, f"`{first.what}` of rank {{rank}} is")
+    words = trial.words_for(first.what, f"`{first.what}` of rank {{rank}} is")
     if callable(words):
-        words = words(trial.cases[first.case], came, wanted) or CALL_WORDS.get(first.what, "it has")
+        words = words(trial.cases[first.case], came, wanted) or "it returned"
     if "{got}" in words or words.endswith("."):
         said = _filled(words, trial, got, right, first)
     elif isinstance(came, Raised):
@@ -228,16 +224,18 @@ def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace,
 
 
 def _joined(said: str, why: str) -> str:
-    """What is wrong, and why: a sentence of its own, unless it goes on with a comma or a colon."""
-    return said.rstrip(".") + why if why.startswith((",", ":")) else f"{ended(said)} {why}".rstrip()
+    """What is wrong, and why: a sentence of its own, unless it goes on with a comma or in lower case."""
+    if why.startswith(","):
+        return said.rstrip(".") + why
+    return f"{said.rstrip('.')}: {why}" if why[:1].islower() else f"{ended(said)} {why}".rstrip()
 
 
 def _filled(sentence: str, trial: Trial, got: Trace, right: Trace, first: Difference) -> str:
-    """A sentence with its {rank}, {world}, {got}, {want}, {all} (what each rank has), and what else was seen."""
+    """A sentence with its names in braces filled in (see `Trial.words`)."""
     if "{" not in sentence:
         return sentence
     at = first.what, first.case, first.rank
     everywhere = [short_text(got.value(first.what, first.case, rank)) for rank in range(trial.world)]
     more = {name: short_text(value) for name, value in got.seen[first.rank][first.case].items() if name.isidentifier()}
-    return sentence.format(**more, rank=first.rank, world=trial.world, got=everywhere[first.rank],
+    return sentence.format(**more, what=first.what, rank=first.rank, world=trial.world, got=everywhere[first.rank],
                            want=short_text(right.value(*at)), all=", ".join(everywhere))

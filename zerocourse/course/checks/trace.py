@@ -4,6 +4,7 @@ The right answer, the learner's and every known mistake leave their traces in th
 """
 
 import copy
+import fnmatch
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from .compare import CLOSE, same
 from .inside import NO_TRAVELLER, Answer, Raised, can_travel
 from .verdict import RAISED, Wrong
-from .words import a, blank_of, call_text, line_text, message_text
+from .words import a, blank_of, call_text, line_text, message_text, sentences
 
 MISSING = "nothing was recorded"
 _trips = itertools.count()  # of this rank; the same number on every rank of a world, as they start and end together
@@ -30,22 +31,24 @@ class Trial:
     cases: tuples of arguments; or a function of the world size that makes them.
     observe(answer, *case) -> dict: runs on every rank, finds torch.distributed initialised and the seed of torch 0, and
         returns what is seen (numbers, tensors, lists, dictionaries) by name, in the order in which one wants to hear of
-        differences; names that begin with _ are for the words only. It may raise Wrong. None: the answer is a function, and is called with each case.
+        differences; names that begin with _ are for the words only. It may raise Wrong, or what the answer raises.
+        None: the answer is a function, and is called with each case.
     worlds: numbers of ranks; all cases are put in each world.
-    about: the case in words, such as "{0} gradients on {world} ranks"; {0} is the case's first entry.
-    words: by name of what is seen, how to speak of it: "rank {rank} holds", to which the difference is added; or a whole
-        sentence with {rank}, {got} and {want}; or a function (case, got, want) -> sentence or None.
     close: how near values must be, relative where they are larger than 1; or a number for each name of what is seen.
     seconds: for one trip to the ranks; None: the exercise's.
+    words: how to speak of what is seen, by name or pattern ("buffer *"); those in the docstring of `observe` count too.
+        Either the beginning of a sentence, "rank {rank} holds", to which the difference is added; or a whole one, which
+        ends in a full stop or has {got}, and may have {want}, {all} (what each rank has), {what} and all that is seen;
+        or a function (case, got, want) -> sentence or None. The name "case" is for the case itself, "{0} gradients on
+        {world} ranks", where {0} is its first entry.
     """
 
     cases: Sequence[tuple] | Callable[[int], Sequence[tuple]] = ((),)
     observe: Callable | None = None
     worlds: tuple[int, ...] = (1,)
-    about: str = ""
-    words: dict[str, str | Callable] = field(default_factory=dict)
     close: float | dict[str, float] | None = None
     seconds: float | None = None
+    words: dict[str, str | Callable] = field(default_factory=dict)
 
     def by_world(self) -> Iterator["Trial"]:
         """The same for each world alone, its cases a list."""
@@ -61,7 +64,13 @@ class Trial:
         case = self.cases[number]
         if self.observe is None:
             return f"`{call_text(name, case)}`"
-        return self.about.format(*case, world=self.world)
+        return self.words_for("case", "").format(*case, world=self.world)
+
+    def words_for(self, what: str, otherwise: str) -> str | Callable:
+        """How to speak of what is seen."""
+        words = {**self.words, **(sentences(self.observe) if self.observe else CALL_WORDS)}
+        words |= self.words
+        return next((words[name] for name in words if fnmatch.fnmatchcase(what, name)), otherwise)
 
     def alike(self, what: str, got, want, *, nan: bool = False) -> bool:
         """Are two values of what is seen the same? nan: NaN is like NaN."""
@@ -86,7 +95,7 @@ class Trace:
 
 
 def record(*args) -> list[dict]:
-    """On a rank: what is seen of the answers in each case. args: the answers, the observer, the cases and their words."""
+    """On a rank: what is seen of the answers in each case. args: the answers, the observer, the cases, their words."""
     *answers, observe, cases, texts = args
     seen, trip = [], next(_trips)
     for number, (case, text) in enumerate(zip(cases, texts, strict=True)):

@@ -1,5 +1,6 @@
 """Values, calls and lines of code in words, for verdicts."""
 
+import inspect
 import linecache
 import os
 import sysconfig
@@ -10,6 +11,21 @@ LISTED = 16  # elements of a tensor that are told one by one
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THEIRS = (_OURS + os.sep, "<frozen", "<string>",
                *(sysconfig.get_path(key) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def sentences(fn) -> dict[str, str]:
+    """The sentences in a function's docstring, by name: after its first paragraph each begins a line with `name: `, and
+    goes on in lines that are indented further. Raises ValueError at a line that is neither."""
+    found, name, lines = {}, None, (inspect.getdoc(fn) or "").splitlines()
+    for line in lines[lines.index(""):] if "" in lines else ():
+        if line.startswith(" ") and name:
+            found[name] += f" {line.strip()}"
+        elif line:
+            name, colon, text = line.partition(": ")
+            if not colon:
+                raise ValueError(f"in the docstring of {fn.__name__} the line {line!r} should begin with `name: `")
+            found[name] = text.strip()
+    return found
 
 
 def call_text(name: str, args=(), kwargs=None) -> str:

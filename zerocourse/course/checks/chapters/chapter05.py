@@ -3,12 +3,13 @@ with data of their own and train.
 """
 
 import math
+import operator
 
 import torch
 
 from ....layout.rankmap import Layout
 from ..exercise import FORMULAS, exercise
-from ..harness import when
+from ..harness import When
 from ..trace import Trial
 from ..verdict import Wrong
 from . import zero1_ops, zero1_optimizer  # noqa: F401  (5.4, 5.5 and 5.6 are there)
@@ -40,34 +41,42 @@ def shared(share):
     cases=[([12], 4), ([800, 1600], 2), ([10**9], 8), ([30, 6], 3), ([7], 1)],  # they divide evenly
     trials=[Trial([([10], 4), ([5], 4), ([801, 1601], 2), ([3], 8), ([7, 7, 7], 3), ([7744], 3)])],
     mistakes={
-        "one average": ({"each": 4}, "You counted one average: Adam keeps two a parameter, 4 bytes each."),
-        "master copy": ({"each": 12}, "You counted a master copy: this training is all in fp32, so the parameters "
-                                      "themselves are what is updated."),
-        "all states": ({"each": 16}, "You counted parameters and gradients too: only the optimizer's states are "
-                                     "wanted."),
-        "elements": ({"each": 1}, "You counted elements: each takes 4 bytes, and there are two averages."),
-        "whole": (shared(lambda n, ranks: [n] * ranks), "You let every rank keep the states of all parameters: that "
-                  "is data parallel. A rank keeps those of its slice."),
-        "padding": (shared(lambda n, ranks: [-(-n // ranks)] * ranks), "You counted the padding: slices are equal, "
-                    "but the last one ends in padding, which is no parameter and has no states."),
-        "end to end": (lambda rows, ranks: adam_bytes([sum(rows)], ranks), "You laid all buffers end to end and cut "
-                       "once: each buffer is cut by itself, so a rank owns a part of each."),
-        "rest to the last": (shared(lambda n, ranks: [n // ranks] * (ranks - 1) + [n - (ranks - 1) * (n // ranks)]),
-                             "You rounded a slice down and gave the rest to the last rank: slices are rounded up, so "
-                             "the last rank has less, not more."),
-        "rest dealt out": (shared(lambda n, ranks: [n // ranks + (rank < n % ranks) for rank in range(ranks)]), "You "
-                           "dealt the rest out one by one: slices are rounded up and cut from the front, so only the "
-                           "last ones are short."),
-        "rounded down": (shared(lambda n, ranks: [n // ranks] * ranks), "You rounded a slice down: then the last "
-                         "parameters belong to nobody."),
-        "below 0": (shared(lambda n, ranks: slices(n, ranks, least=-math.inf)), "A rank owns at least nothing: where the "
-                    "parameters end before its slice begins, you count below 0."),
-        "padding of the last": (shared(lambda n, ranks: [-(-n // ranks)] * (ranks - 1)
-                                       + [n - (ranks - 1) * -(-n // ranks)]), "You took all padding from the last "
-                                "rank: it may reach back over several slices, and no rank has less than nothing."),
-    },
-    right="to the byte, also where slices end in padding and where a rank owns nothing.")
+        "one average": {"each": 4},
+        "master copy": {"each": 12},
+        "all states": {"each": 16},
+        "elements": {"each": 1},
+        "whole": shared(lambda n, ranks: [n] * ranks),
+        "padding": shared(lambda n, ranks: [-(-n // ranks)] * ranks),
+        "end to end": lambda rows, ranks: adam_bytes([sum(rows)], ranks),
+        "rest to the last": shared(lambda n, ranks: [n // ranks] * (ranks - 1) + [n - (ranks - 1) * (n // ranks)]),
+        "rest dealt out": shared(lambda n, ranks: [n // ranks + (rank < n % ranks) for rank in range(ranks)]),
+        "rounded down": shared(lambda n, ranks: [n // ranks] * ranks),
+        "below 0": shared(lambda n, ranks: slices(n, ranks, least=-math.inf)),
+        "padding of the last": shared(lambda n, ranks: [-(-n // ranks)] * (ranks - 1) + [n - (ranks - 1) * -(-n // ranks)]),
+    })
 def adam_bytes(rows, ranks, *, each=8, share=slices):
+    """The reference to 5.1.
+
+    one average: You counted one average: Adam keeps two a parameter, 4 bytes each.
+    master copy: You counted a master copy: this training is all in fp32, so the parameters themselves are what is
+        updated.
+    all states: You counted parameters and gradients too: only the optimizer's states are wanted.
+    elements: You counted elements: each takes 4 bytes, and there are two averages.
+    whole: You let every rank keep the states of all parameters: that is data parallel. A rank keeps those of its slice.
+    padding: You counted the padding: slices are equal, but the last one ends in padding, which is no parameter and has
+        no states.
+    end to end: You laid all buffers end to end and cut once: each buffer is cut by itself, so a rank owns a part of
+        each.
+    rest to the last: You rounded a slice down and gave the rest to the last rank: slices are rounded up, so the last
+        rank has less, not more.
+    rest dealt out: You dealt the rest out one by one: slices are rounded up and cut from the front, so only the last
+        ones are short.
+    rounded down: You rounded a slice down: then the last parameters belong to nobody.
+    below 0: A rank owns at least nothing: where the parameters end before its slice begins, you count below 0.
+    padding of the last: You took all padding from the last rank: it may reach back over several slices, and no rank has
+        less than nothing.
+    right: to the byte, also where slices end in padding and where a rank owns nothing.
+    """
     return [each * sum(of_rank) for of_rank in zip(*(share(n, ranks) for n in rows), strict=True)]
 
 
@@ -83,6 +92,13 @@ def clip_cases(world):
 
 
 def clip_on_a_rank(answer, _, of_ranks, max_norm, unit):
+    """What the answer returns, does with this rank's slices, and sends.
+
+    case: {0}, on {world} ranks
+    norm: the ranks returned {all}, and the norm is {want} on all.
+    slices: afterwards rank {rank} has {got}, and {want} is right, every slice times one factor.
+    elements: the values are right, but rank {rank} sent {got} elements of gradients.
+    """
     comm = WatchedComm()
     mine = [torch.tensor(part) * unit for part in of_ranks[comm.rank]]
     norm = answer(list(mine), max_norm, comm)  # others hold the slices, and nobody its list
@@ -113,45 +129,44 @@ def norm_of_all(slices, comm):
     "5.2", "The norm of a gradient in slices", minutes=15, difficulty=2, answer="clip_slices", timeout=15,
     replaces=("zerocourse.zero.ddp:*", "zerocourse.zero.ddp:DataParallel.grad_norm",
               "zerocourse.zero.ddp:DataParallel.clip_grad_norm_"),
-    trials=[Trial(clip_cases, clip_on_a_rank, worlds=(2, 3), about="{0}, on {world} ranks", close=1e-4, words={
-        "norm": "the ranks returned {all}, and the norm is {want} on all.",
-        "slices": "afterwards rank {rank} has {got}, and {want} is right, every slice times one factor.",
-        "elements": "the values are right, but rank {rank} sent {got} elements of gradients."})],
+    trials=[Trial(clip_cases, clip_on_a_rank, worlds=(2, 3), close=1e-4)],
     mistakes={
-        "own slices": ({"norm": lambda slices, comm: length(slices).sqrt()}, "You measured this rank's slices only: each "
-                       "rank then scales by a factor of its own. Add up the squares of all ranks."),
-        "norms added": ({"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt())},
-                        {"norm": lambda slices, comm: comm.all_reduce(length(slices, 1))},
-                        {"norm": lambda slices, comm: comm.all_reduce(length(slices, 1) ** 2).sqrt()},
-                        "You added up norms: it is their squares that add up, and the root comes last."),
-        "no root": ({"norm": lambda slices, comm: comm.all_reduce(length(slices))}, "You took no root: these are the "
-                    "squares, added up."),
-        "mean": ({"norm": lambda slices, comm: (comm.all_reduce(length(slices)) / comm.world_size).sqrt()},
-                 {"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt()) / comm.world_size},
-                 "You took the mean over the ranks: the slices are parts of one gradient, so their squares add up."),
-        "largest": ({"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt(), "max")}, "You took the largest "
-                    "rank's norm: the slices are parts of one gradient, so their squares add up."),
-        "after": ({"after": True}, "You measured after scaling: the norm before is wanted."),
-        "longer": ({"most": math.inf}, {"most": math.inf, "eps": 0}, "You made a short gradient longer: scale only when "
-                   "the norm is above max_norm."),
-        "norm alone": ({"eps": 0}, "You divided by the norm alone: the factor is max_norm / (norm + 1e-6), which is "
-                                   "never infinite."),
-        "unchanged": ({"scale": lambda part, factor, *_: part * factor}, "You changed nothing: multiply in place, with "
-                      "mul_, since others hold the same slices."),
-        "each slice": ({"scale": lambda part, factor, own, most: part.mul_(min(1.0, most / part.norm()))}, "You scaled "
-                       "every slice by its own norm: the direction of the whole gradient changes. One factor for all."),
-        "cut off": ({"scale": lambda part, factor, own, most: part.clamp_(-most, most)}, "You cut off single numbers, as "
-                    "clamp_ does: the direction of the gradient changes. One factor for all."),
-        "own factor": ({"scale": lambda part, factor, own, most: part.mul_(min(1.0, most / own))}, "You scaled by this "
-                       "rank's own norm: one factor for all ranks."),
-        "together": ({"norm": norm_of_all}, when("elements", lambda got, want: got > want), "You brought the slices "
-                     "together: the sum of squares, one number a rank, is enough."),
-        "stuck": ({"norm": lambda slices, comm: comm.all_reduce(length(slices)).sqrt() if slices else torch.zeros(())},
-                  "A rank whose list is empty takes part too, with 0."),
-    },
-    right="one norm on all ranks, for one small number sent, and every slice scaled alike.")
+        "own slices": {"norm": lambda slices, comm: length(slices).sqrt()},
+        "norms added": ({"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt())}, {"norm": lambda slices, comm: comm.all_reduce(length(slices, 1))}, {"norm": lambda slices, comm: comm.all_reduce(length(slices, 1) ** 2).sqrt()}),
+        "no root": {"norm": lambda slices, comm: comm.all_reduce(length(slices))},
+        "mean": ({"norm": lambda slices, comm: (comm.all_reduce(length(slices)) / comm.world_size).sqrt()}, {"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt()) / comm.world_size}),
+        "largest": {"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt(), "max")},
+        "after": {"after": True},
+        "longer": ({"most": math.inf}, {"most": math.inf, "eps": 0}),
+        "norm alone": {"eps": 0},
+        "unchanged": {"scale": lambda part, factor, *_: part * factor},
+        "each slice": {"scale": lambda part, factor, own, most: part.mul_(min(1.0, most / part.norm()))},
+        "cut off": {"scale": lambda part, factor, own, most: part.clamp_(-most, most)},
+        "own factor": {"scale": lambda part, factor, own, most: part.mul_(min(1.0, most / own))},
+        "together": ({"norm": norm_of_all}, When("elements", operator.gt)),
+        "stuck": {"norm": lambda slices, comm: comm.all_reduce(length(slices)).sqrt() if slices else torch.zeros(())},
+    })
 def clip_slices(slices, max_norm, comm, *, norm=lambda slices, comm: comm.all_reduce(length(slices)).sqrt(), eps=1e-6,
                 most=1.0, after=False, scale=lambda part, factor, own, most: part.mul_(factor)):
+    """The reference to 5.2.
+
+    own slices: You measured this rank's slices only: each rank then scales by a factor of its own. Add up the squares
+        of all ranks.
+    norms added: You added up norms: it is their squares that add up, and the root comes last.
+    no root: You took no root: these are the squares, added up.
+    mean: You took the mean over the ranks: the slices are parts of one gradient, so their squares add up.
+    largest: You took the largest rank's norm: the slices are parts of one gradient, so their squares add up.
+    after: You measured after scaling: the norm before is wanted.
+    longer: You made a short gradient longer: scale only when the norm is above max_norm.
+    norm alone: You divided by the norm alone: the factor is max_norm / (norm + 1e-6), which is never infinite.
+    unchanged: You changed nothing: multiply in place, with mul_, since others hold the same slices.
+    each slice: You scaled every slice by its own norm: the direction of the whole gradient changes. One factor for all.
+    cut off: You cut off single numbers, as clamp_ does: the direction of the gradient changes. One factor for all.
+    own factor: You scaled by this rank's own norm: one factor for all ranks.
+    together: You brought the slices together: the sum of squares, one number a rank, is enough.
+    stuck: A rank whose list is empty takes part too, with 0.
+    right: one norm on all ranks, for one small number sent, and every slice scaled alike.
+    """
     found, own = norm(slices, comm), length(slices).sqrt()
     for part in slices:
         scale(part, min(most, max_norm / (found + eps)), own, max_norm)
@@ -161,15 +176,20 @@ def clip_slices(slices, max_norm, comm, *, norm=lambda slices, comm: comm.all_re
 # 5.3 ----------------------------------------------------------------------------------------------------------------
 
 HOW = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 0.05, "weight_decay": 0.3}
-STEPS = 4
 
 
 def adamw_on_a_rank(answer):
-    """Two buffers, of which the answer is given a slice each, after each step; and what it keeps."""
+    """Two buffers, of which the answer is given a slice each, after each of four steps; and what it keeps.
+
+    step *: after {what} the two buffers are {got}, and {want} are right.
+    spoiled: the parameters are right, but the gradients changed.
+    bytes: the parameters are right, but after 4 steps `state` holds {got} bytes, and {want} are right: two averages of
+        fp32 for 3 + 2 elements.
+    """
     seed = torch.Generator().manual_seed(5)
     rows = [torch.randn(7, generator=seed), torch.randn(4, generator=seed)]
     mine, state, seen, spoiled = [rows[0][2:5], rows[1][:2]], {}, {}, 0
-    for step in range(STEPS):
+    for step in range(4):
         gradients = [torch.randn(3, generator=seed), torch.randn(2, generator=seed)]
         given = [gradient.clone() for gradient in gradients]
         answer(list(mine), given, state, *HOW.values())
@@ -181,46 +201,49 @@ def adamw_on_a_rank(answer):
 @exercise(
     "5.3", "AdamW on slices", minutes=25, difficulty=2, answer="adamw",
     replaces=("torch.optim:AdamW.step", "torch.optim:Adam.step", "torch.optim.adamw:adamw", "torch.optim.adam:adam"),
-    trials=[Trial(observe=adamw_on_a_rank, words={
-        **{f"step {step}": f"after step {step} the two buffers are {{got}}, and {{want}} are right."
-           for step in range(1, STEPS + 1)},
-        "spoiled": "the parameters are right, but the gradients changed.",
-        "bytes": f"the parameters are right, but after {STEPS} steps `state` holds {{got}} bytes, and {{want}} are "
-                 "right: two averages of fp32 for 3 + 2 elements."})],
+    trials=[Trial(observe=adamw_on_a_rank)],
     mistakes={
-        "unchanged": ({"in_place": False}, "You changed nothing: write into the slices, with mul_ and sub_, since a new "
-                      "tensor is not part of the buffer."),
-        "l2": ({"decay": "l2"}, "That is Adam with L2: the decay went into the gradient, and so into both averages. In "
-               "AdamW it shrinks the parameter itself."),
-        "no decay": ({"decay": None}, "There is no weight decay in it: first p becomes p (1 - lr weight_decay)."),
-        "step per slice": ({"count": lambda step, number: 2 * step + number - 1}, "You counted a step for each slice: one "
-                           "step of the optimizer is one step for all slices."),
-        "no correction": ({"correct": False}, "You left out the bias correction: the averages begin at zero and are too "
-                          "small at first."),
-        "count stays": ({"count": lambda step, number: 1}, "Your step count stays at 1, or the correction is the first "
-                        "step's: count on in `state`."),
-        "count from 2": ({"count": lambda step, number: step + 1}, "You begin to count at 2: in the first step it is 1."),
-        "count from 0": ({"count": lambda step, number: step - 1},
-                         when("step 1", lambda got, want: not all(row.isfinite().all() for row in got)),
-                         "You begin to count at 0, and 1 - beta^0 is 0: in the first step it is 1."),
-        "eps inside": ({"eps_inside": True}, "You have eps under the root: it is added to the root of v."),
-        "decayed after": ({"decay": "after"}, "You decayed the new parameter: AdamW decays the old one, before the "
-                          "update."),
-        "begins anew": ({"forget": True}, {"forget": True, "count": lambda step, number: 1}, "Your averages begin anew in "
-                        "every step: keep them in `state`."),
-        "betas swapped": ({"swap": True}, "You exchanged the betas: the first belongs to the average of gradients, the "
-                          "second to that of squares."),
-        "gradients spoiled": ({"spoil": True}, ": you wrote into them in place. Whoever logs them or reads them again gets "
-                              "other numbers."),
-        "less in state": (when("bytes", lambda got, want: got < want), {"elsewhere": {}}, "It has less: what is kept "
-                          "elsewhere is lost when the slices are another model's."),
-        "more in state": (when("bytes", lambda got, want: got > want), {"keep": True}, "You keep more than two averages, "
-                          "or averages longer than the slices."),
-    },
-    right="as torch's AdamW, four steps long, with 8 bytes an element of the slices and not one more.")
+        "unchanged": {"in_place": False},
+        "l2": {"decay": "l2"},
+        "no decay": {"decay": None},
+        "step per slice": {"count": lambda step, number: 2 * step + number - 1},
+        "no correction": {"correct": False},
+        "count stays": {"count": lambda step, number: 1},
+        "count from 2": {"count": lambda step, number: step + 1},
+        "count from 0": ({"count": lambda step, number: step - 1}, When("step 1", lambda got, want: not all(row.isfinite().all() for row in got))),
+        "eps inside": {"eps_inside": True},
+        "decayed after": {"decay": "after"},
+        "begins anew": ({"forget": True}, {"forget": True, "count": lambda step, number: 1}),
+        "betas swapped": {"swap": True},
+        "gradients spoiled": {"spoil": True},
+        "less in state": (When("bytes", operator.lt), {"elsewhere": {}}),
+        "more in state": (When("bytes", operator.gt), {"keep": True}),
+    })
 def adamw(slices, gradients, state, lr, betas, eps, weight_decay, *, in_place=True, decay="before", correct=True,
           count=lambda step, number: step, eps_inside=False, forget=False, swap=False, spoil=False, elsewhere=None,
           keep=False):
+    """The reference to 5.3.
+
+    unchanged: You changed nothing: write into the slices, with mul_ and sub_, since a new tensor is not part of the
+        buffer.
+    l2: That is Adam with L2: the decay went into the gradient, and so into both averages. In AdamW it shrinks the
+        parameter itself.
+    no decay: There is no weight decay in it: first p becomes p (1 - lr weight_decay).
+    step per slice: You counted a step for each slice: one step of the optimizer is one step for all slices.
+    no correction: You left out the bias correction: the averages begin at zero and are too small at first.
+    count stays: Your step count stays at 1, or the correction is the first step's: count on in `state`.
+    count from 2: You begin to count at 2: in the first step it is 1.
+    count from 0: You begin to count at 0, and 1 - beta^0 is 0: in the first step it is 1.
+    eps inside: You have eps under the root: it is added to the root of v.
+    decayed after: You decayed the new parameter: AdamW decays the old one, before the update.
+    begins anew: Your averages begin anew in every step: keep them in `state`.
+    betas swapped: You exchanged the betas: the first belongs to the average of gradients, the second to that of
+        squares.
+    gradients spoiled: you wrote into them in place. Whoever logs them or reads them again gets other numbers.
+    less in state: It has less: what is kept elsewhere is lost when the slices are another model's.
+    more in state: You keep more than two averages, or averages longer than the slices.
+    right: as torch's AdamW, four steps long, with 8 bytes an element of the slices and not one more.
+    """
     state["step"] = step = state.get("step", 0) + 1
     averages = state if elsewhere is None else elsewhere
     beta1, beta2 = betas[::-1] if swap else betas

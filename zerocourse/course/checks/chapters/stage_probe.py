@@ -11,12 +11,11 @@ from ....zero.shard import shard
 from ....errors import CollectiveError
 from ....measure.storages import all_tensors
 from ....zero.buffer import FlatBuffer
-from ..inside import Answer
+from ..inside import SAME_CALLS, Answer
 from ..verdict import MISUSED, Wrong
 from .stage_runs import WatchedComm
 
 NOT_THEIRS = ("torch", "zerocourse", "builtins")  # a learner's own classes are looked into
-SAME_CALLS = "Every rank must call the same collectives, in the same order"
 
 
 class Rows(nn.Module):

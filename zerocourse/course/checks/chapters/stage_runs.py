@@ -116,23 +116,21 @@ def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation:
 
 def training(name: str, stage: int, world: int = 2, **how) -> Trial:
     """A trial: train the tiny GPT-2 with the answer as the operation `name` of the stage. how: for `train`."""
-    words = {f"sent {verb}": f"rank {{rank}} sent {{got}} elements by {verb} in a step, and {{want}} are right."
-             for verb in VERBS}
-    words |= {f"held {phase} {kind}": f"after the {phase} rank {{rank}} holds {{got}} bytes of {KINDS[kind]}, and "
-                                      "{want} are right." for phase in PHASES for kind in KINDS}
-    words |= {"losses": "the losses of rank {rank} are {got}, and {want} are right.",
-              "shards": "rank {rank} ends with other parameters than are right.",
-              "parameters": "rank {rank} ends with other parameters than are right."}
-    return Trial(observe=partial(_trained, name=name, stage=stage, **how), worlds=(world,), words=words,
-                 about=f"training GPT-2 with it at stage {stage} on {{world}} ranks",
-                 close={"losses": CLOSE, "parameters": 10 * CLOSE, "shards": 10 * CLOSE})
+    return Trial(observe=partial(_trained, name=name, stage=stage, **how), worlds=(world,), words={
+        "case": f"training GPT-2 with it at stage {stage} on {{world}} ranks",
+        "elements by *": "rank {rank} sent {got} {what} in a step, and {want} are right.",
+        "bytes of *": "rank {rank} holds {got} {what}, and {want} are right.",
+        "losses": "the losses of rank {rank} are {got}, and {want} are right.",
+        "parameters": "rank {rank} ends with other parameters than the package's own gives."},
+        close={"losses": CLOSE, "parameters": 10 * CLOSE})
 
 
 def _trained(answer, *, name, **how) -> dict:
     found = train({name: answer}, **how)
-    return {**{f"sent {verb}": found["sent"].get(verb, 0) for verb in VERBS},
-            **{f"held {phase} {kind}": found["held"][phase][kind] for phase in PHASES for kind in KINDS},
-            "losses": torch.tensor(found["losses"]), "parameters": found["parameters"], "shards": found["shards"]}
+    return {**{f"elements by {verb}": found["sent"].get(verb, 0) for verb in VERBS},
+            **{f"bytes of {words} after the {phase}": found["held"][phase][kind]
+               for phase in PHASES for kind, words in KINDS.items()},
+            "losses": torch.tensor(found["losses"]), "parameters": [found["parameters"], found["shards"]]}
 
 
 def train_both(*args, names: Sequence[str], stage: int, **how) -> dict[str, dict]:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from ....comm.group import Handle
 from ....zero.stage1 import reduce_scatter_in_place, sharded_step
 from ..exercise import exercise
-from ..harness import when
+from ..harness import When
 from ..trace import Trial
 from .stage_runs import WatchedComm, training
 from .stage_probe import Updates, flats_of, give_gradient, numbers
@@ -18,6 +18,23 @@ SHAPES = [(5,), (2,), (6,)]  # two do not divide evenly by 2 and 3; on three ran
 # 5.4 ----------------------------------------------------------------------------------------------------------------
 
 def reduce_on_a_rank(answer, numel):
+    """What the operation does with the bucket of one flat buffer.
+
+    case: a bucket of {0} gradients on {world} ranks
+    bucket: afterwards rank {rank} has no bucket.
+    gathered: rank {rank} also gathered the summed gradients.
+    started: rank {rank} called no collective of `comm`.
+    waited: rank {rank} returned {_kind} after it had waited for the sum.
+    returned: rank {rank} started a reduce-scatter and returned {_kind}.
+    shard: afterwards `flat.grad_shard` of rank {rank} is None.
+    length: `flat.grad_shard` of rank {rank} has {got} elements where {want} are right.
+    values: `flat.grad_shard` of rank {rank} is {got}, and {want} is right.
+    inside: the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, beside a bucket that is kept
+        as well.
+    place: the values are right, but `flat.grad_shard` of rank {rank} lies where another rank's slice of the bucket is,
+        whose gradients it overwrites.
+    in place: the values are right, but on rank {rank} the sum arrived beside the bucket, and was copied into it.
+    """
     comm = WatchedComm()
     flat, = flats_of([(numel,)], 1, comm)
     comm.elements.clear()
@@ -30,7 +47,7 @@ def reduce_on_a_rank(answer, numel):
     forgotten = comm.wait_for_forgotten()
     got, bucket = flat.grad_shard, flat.grad
     shard = got.clone() if torch.is_tensor(got) else None
-    inside = shard is not None and bucket is not None and got.untyped_storage()._cdata == bucket.untyped_storage()._cdata
+    inside = None not in (shard, bucket) and got.untyped_storage()._cdata == bucket.untyped_storage()._cdata
     return {"bucket": bucket is not None, "gathered": comm.elements["all_gather"], "started": started,
             "waited": started and (waited or not returned and not forgotten), "returned": returned or not started,
             "shard": shard is not None, "length": 0 if shard is None else len(shard), "values": shard, "inside": inside,
@@ -75,58 +92,52 @@ def first_slice(flat):
     "5.4", "Reduce your slice", minutes=20, difficulty=2, answer="reduce_slice", own=reduce_scatter_in_place,
     replaces=STAGE_1, timeout=15,
     trials=[
-        Trial([(numel,) for numel, in SHAPES], reduce_on_a_rank, worlds=(2, 3),
-              about="a bucket of {0} gradients on {world} ranks", words={
-                  "bucket": "afterwards rank {rank} has no bucket.",
-                  "gathered": "rank {rank} also gathered the summed gradients.",
-                  "started": "rank {rank} called no collective of `comm`.",
-                  "waited": "rank {rank} returned {_kind} after it had waited for the sum.",
-                  "returned": "rank {rank} started a reduce-scatter and returned {_kind}.",
-                  "shard": "afterwards `flat.grad_shard` of rank {rank} is None.",
-                  "length": "`flat.grad_shard` of rank {rank} has {got} elements where {want} are right.",
-                  "values": "`flat.grad_shard` of rank {rank} is {got}, and {want} is right.",
-                  "inside": "the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, beside a "
-                            "bucket that is kept as well.",
-                  "place": "the values are right, but `flat.grad_shard` of rank {rank} lies where another rank's slice of "
-                           "the bucket is, whose gradients it overwrites.",
-                  "in place": "the values are right, but on rank {rank} the sum arrived beside the bucket, and was copied "
-                              "into it."}),
+        Trial([(numel,) for numel, in SHAPES], reduce_on_a_rank, worlds=(2, 3)),
         training("reduce", 1, accumulation=2, optimizer=torch.optim.SGD, lr=0.5)],  # AdamW forgives a factor
     mistakes={
-        "bucket dropped": ({"take": dropped}, "You dropped it, which is stage 2: stage 1 keeps the whole gradient, and its "
-                           "slice of the sum stands in it."),
-        "all-reduce": ({"after": also_gathered}, ": that makes it an all-reduce, twice the traffic. A rank updates its slice "
-                       "and needs only that."),
-        "own gradients": (no_collective, ", so it has only its own gradients, and every rank goes its own way. Call "
-                          "comm.reduce_scatter."),
-        "uncounted": (uncounted, when("started", lambda got, want: True), ": use comm.reduce_scatter, which counts what is "
-                      "sent."),
-        "waits": ({"after": lambda flat, comm, handle: handle.wait() or handle},
-                  {"after": lambda flat, comm, handle: handle.wait()}, "The backward stands still meanwhile: return the "
-                  "handle at once, and let the stage wait for it."),
-        "handle lost": ({"after": lambda flat, comm, handle: None}, "Nobody can wait for it: return the handle."),
-        "never set": ({"take": lambda flat, total: None}, "Set it to this rank's slice of the sum: it is where the "
-                      "optimizer looks."),
-        "whole bucket": ({"take": lambda flat, total: flat.grad}, "Its slice alone is wanted, and not the whole bucket."),
-        "slice of before": ({"before": lambda flat: flat.grad[flat.own].clone()}, "That is the slice of the rank before the "
-                            "reduction: set `flat.grad_shard` to the place where the sum arrives."),
-        "divided again": ({"times": lambda comm: 1 / comm.world_size}, "You divided by the number of ranks again: the "
-                          "gradients in the bucket are divided already."),
-        "multiplied": ({"times": lambda comm: comm.world_size}, "You multiplied by the number of ranks: the gradients in "
-                       "the bucket are divided, and their sum is the average."),
-        "slice of rank 0": ({"before": first_slice}, "You took rank 0's slice: this rank's is `flat.own`."),
-        "memory of its own": ({"into": lambda flat: None}, "Let the sum go into the slice of the bucket: "
-                              "into=flat.grad[flat.own]."),
-        "another's place": ({"into": first_slice}, ": into=flat.grad[flat.own]."),
-        "copied back": ({"into": lambda flat: None, "take": copied_back}, "Let it arrive there: into=flat.grad[flat.own]."),
-        "added to itself": ({"take": accumulated}, when("losses", lambda got, want: True), "Alone it was right: is a second "
-                            "sum added to the first, which it holds already?"),
-    },
-    right="GPT-2 trains with it as with the package's own, and a rank sends (N - 1) / N of the gradient once.")
+        "bucket dropped": {"take": dropped},
+        "all-reduce": {"after": also_gathered},
+        "own gradients": no_collective,
+        "uncounted": (uncounted, When("started")),
+        "waits": ({"after": lambda flat, comm, handle: handle.wait() or handle}, {"after": lambda flat, comm, handle: handle.wait()}),
+        "handle lost": {"after": lambda flat, comm, handle: None},
+        "never set": {"take": lambda flat, total: None},
+        "whole bucket": {"take": lambda flat, total: flat.grad},
+        "slice of before": {"before": lambda flat: flat.grad[flat.own].clone()},
+        "divided again": {"times": lambda comm: 1 / comm.world_size},
+        "multiplied": {"times": lambda comm: comm.world_size},
+        "slice of rank 0": {"before": first_slice},
+        "memory of its own": {"into": lambda flat: None},
+        "another's place": {"into": first_slice},
+        "copied back": {"into": lambda flat: None, "take": copied_back},
+        "added to itself": ({"take": accumulated}, When("losses")),
+    })
 def reduce_slice(flat, comm, *, times=lambda comm: 1, before=None, into=lambda flat: flat.grad[flat.own],
                  take=lambda flat, total: total, after=lambda flat, comm, handle: handle):
     """times: of the gradient before it is reduced.   into: where the sum goes.   take: what becomes `flat.grad_shard` when
-    it arrives; or `before`, at once.   after: what is done last, and returned."""
+    it arrives; or `before`, at once.   after: what is done last, and returned.
+
+    bucket dropped: You dropped it, which is stage 2: stage 1 keeps the whole gradient, and its slice of the sum stands
+        in it.
+    all-reduce: that makes it an all-reduce, twice the traffic. A rank updates its slice and needs only that.
+    own gradients: , so it has only its own gradients, and every rank goes its own way. Call comm.reduce_scatter.
+    uncounted: use comm.reduce_scatter, which counts what is sent.
+    waits: The backward stands still meanwhile: return the handle at once, and let the stage wait for it.
+    handle lost: Nobody can wait for it: return the handle.
+    never set: Set it to this rank's slice of the sum: it is where the optimizer looks.
+    whole bucket: Its slice alone is wanted, and not the whole bucket.
+    slice of before: That is the slice of the rank before the reduction: set `flat.grad_shard` to the place where the
+        sum arrives.
+    divided again: You divided by the number of ranks again: the gradients in the bucket are divided already.
+    multiplied: You multiplied by the number of ranks: the gradients in the bucket are divided, and their sum is the
+        average.
+    slice of rank 0: You took rank 0's slice: this rank's is `flat.own`.
+    memory of its own: Let the sum go into the slice of the bucket: into=flat.grad[flat.own].
+    another's place: into=flat.grad[flat.own].
+    copied back: Let it arrive there: into=flat.grad[flat.own].
+    added to itself: Alone it was right: is a second sum added to the first, which it holds already?
+    right: GPT-2 trains with it as with the package's own, and a rank sends (N - 1) / N of the gradient once.
+    """
     def arrived(total):
         if before is None:
             flat.grad_shard = take(flat, total)
@@ -140,6 +151,17 @@ def reduce_slice(flat, comm, *, times=lambda comm: 1, before=None, into=lambda f
 # 5.5 ----------------------------------------------------------------------------------------------------------------
 
 def step_on_a_rank(answer, dtype):
+    """What the operation does with three flat buffers.
+
+    case: three flat buffers in {0} on {world} ranks
+    updates: on rank {rank} the flat buffers were updated {got} times, and once each is right.
+    stale: rank {rank} gathered before `optimizer_step` had updated the slice.
+    gathered: rank {rank} gathered {got} of {want} buffers.
+    under way: rank {rank} returned with {got} of its gathers still under way.
+    in order: rank {rank} started the gathers in the order {_order}, and rank 0 in the order {_first}.
+    buffer *: afterwards rank {rank} has {got} in {what}, and {want} is right.
+    result: the parameters are right, but what `optimizer_step` returned got lost.
+    """
     comm = WatchedComm()
     flats = flats_of(SHAPES, 1, comm, getattr(torch, dtype))
     result, stale = f"the result of rank {comm.rank}", []
@@ -169,50 +191,47 @@ def turned(flats, comm):
     "5.5", "Update, then tell the others", minutes=20, difficulty=2, answer="update_and_gather", own=sharded_step,
     replaces=STAGE_1, timeout=15,
     trials=[
-        Trial(lambda world: [("float32",), ("bfloat16",)][:world - 1], step_on_a_rank, worlds=(2, 3),
-              about="three flat buffers in {0} on {world} ranks", words={
-                  "updates": "on rank {rank} the flat buffers were updated {got} times, and once each is right.",
-                  "stale": "rank {rank} gathered before `optimizer_step` had updated the slice.",
-                  "gathered": "rank {rank} gathered {got} of {want} buffers.",
-                  "under way": "rank {rank} returned with {got} of its gathers still under way.",
-                  "in order": "rank {rank} started the gathers in the order {_order}, and rank 0 in the order {_first}.",
-                  **{f"buffer {number}": f"afterwards rank {{rank}} has {{got}} in buffer {number}, and {{want}} is right."
-                     for number in range(len(SHAPES))},
-                  "result": "the parameters are right, but what `optimizer_step` returned got lost."}),
+        Trial(lambda world: [("float32",), ("bfloat16",)][:world - 1], step_on_a_rank, worlds=(2, 3)),
         training("step", 1)],
     mistakes={
-        "never updated": ({"update": lambda optimizer_step, flats: None}, "`optimizer_step` was never called: without it "
-                          "nothing moves."),
-        "updated again": ({"update": lambda optimizer_step, flats: [optimizer_step() for _ in flats][0]},
-                          when("updates", lambda got, want: max(got) > 1), "`optimizer_step()` updates them all, and "
-                          "`optimizer_step(flat)` one: each further call is a further step."),
-        "some updated": ({"update": lambda optimizer_step, flats: optimizer_step(flats[0])},
-                         when("updates", lambda got, want: 0 in got), "Call `optimizer_step()` once, or "
-                         "`optimizer_step(flat)` for every one."),
-        "gathered first": ({"gather_first": True}, when("stale", lambda got, want: True), ": what the others received is one "
-                           "step old."),
-        "no gather": ({"gathers": lambda flats, comm: []}, ", so the ranks keep old parameters for the slices of the others: "
-                      "each now trains a model of its own."),
-        "some gathered": ({"gathers": lambda flats, comm: flats[1:]}, when("gathered", lambda got, want: 0 < got < want),
-                          ": every buffer is updated, so every buffer is gathered."),
-        "under way": ({"waits": lambda handles: handles[:0]}, when("under way", lambda got, want: True), "Wait for each "
-                      "handle: the next forward reads these parameters."),
-        "order": ({"gathers": turned}, when("in order", lambda got, want: True), "Every rank must call the same collectives, "
-                  "in the same order: NCCL pairs them by their order, and would mix up the buffers."),
-        "published late": ({"publish": "late"}, "Only its own slice is new: you called flat.publish_shard() after the "
-                           "gather had started, so the others got old values. Publish first."),
-        "not published": ({"publish": None}, "Nothing moved: the optimizer updates the fp32 master weights here, so round "
-                          "them into the slice first, with flat.publish_shard(), and gather then."),
-        "own slice alone": ({"target": lambda flat: flat.full.clone()}, "Only its own slice is new: gather into `flat.full` "
-                            "itself."),
-        "result lost": ({"returns": lambda result: None}, ": return it. With a closure it is the loss."),
-        "stuck": ({"gathers": lambda flats, comm: [flat for flat in flats if flat.layout.real(comm.rank)]}, "A rank that "
-                  "owns nothing of a buffer gathers it too."),
-    },
-    right="every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it.")
+        "never updated": {"update": lambda optimizer_step, flats: None},
+        "updated again": ({"update": lambda optimizer_step, flats: [optimizer_step() for _ in flats][0]}, When("updates", lambda got, want: max(got) > 1)),
+        "some updated": ({"update": lambda optimizer_step, flats: optimizer_step(flats[0])}, When("updates", lambda got, want: 0 in got)),
+        "gathered first": ({"gather_first": True}, When("stale")),
+        "no gather": {"gathers": lambda flats, comm: []},
+        "some gathered": ({"gathers": lambda flats, comm: flats[1:]}, When("gathered", lambda got, want: 0 < got < want)),
+        "under way": ({"waits": lambda handles: handles[:0]}, When("under way")),
+        "order": ({"gathers": turned}, When("in order")),
+        "published late": {"publish": "late"},
+        "not published": {"publish": None},
+        "own slice alone": {"target": lambda flat: flat.full.clone()},
+        "result lost": {"returns": lambda result: None},
+        "stuck": {"gathers": lambda flats, comm: [flat for flat in flats if flat.layout.real(comm.rank)]},
+    })
 def update_and_gather(flats, comm, optimizer_step, *, update=lambda optimizer_step, flats: optimizer_step(), publish="first",
                       gathers=lambda flats, comm: flats, gather_first=False, target=lambda flat: flat.full,
                       waits=lambda handles: handles, returns=lambda result: result):
+    """The reference to 5.5.
+
+    never updated: `optimizer_step` was never called: without it nothing moves.
+    updated again: `optimizer_step()` updates them all, and `optimizer_step(flat)` one: each further call is a further
+        step.
+    some updated: Call `optimizer_step()` once, or `optimizer_step(flat)` for every one.
+    gathered first: what the others received is one step old.
+    no gather: , so the ranks keep old parameters for the slices of the others: each now trains a model of its own.
+    some gathered: every buffer is updated, so every buffer is gathered.
+    under way: Wait for each handle: the next forward reads these parameters.
+    order: Every rank must call the same collectives, in the same order: NCCL pairs them by their order, and would mix
+        up the buffers.
+    published late: Only its own slice is new: you called flat.publish_shard() after the gather had started, so the
+        others got old values. Publish first.
+    not published: Nothing moved: the optimizer updates the fp32 master weights here, so round them into the slice
+        first, with flat.publish_shard(), and gather then.
+    own slice alone: Only its own slice is new: gather into `flat.full` itself.
+    result lost: return it. With a closure it is the loss.
+    stuck: A rank that owns nothing of a buffer gathers it too.
+    right: every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it.
+    """
     result, handles = None if gather_first else update(optimizer_step, flats), []
     for flat in gathers(flats, comm):
         if publish == "first":
