@@ -1,17 +1,22 @@
-"""What the checks say to the bank of wrong answers, now and before: a tool for moving an exercise, not a test.
+"""What the checks say to a bank of wrong answers, now and before: a tool for moving an exercise, not a test.
 
-  python tests/compare_bank.py record FILE [ID...]    what is said now, as JSON {id: {answer: [phrase, status, message, code]}}
-  python tests/compare_bank.py FILE [ID...]           what is said now beside what FILE has: the differences, and a count
+  python tests/compare_bank.py record FILE [ID...]    keep what is said now, as JSON
+  python tests/compare_bank.py FILE [ID...]           what is said now beside what FILE has, and a count
 
-SAME: to the letter. LOST: the bank's phrase is gone, or no mistake is named any more. OTHER: the rest; read both sentences.
+SAME: to the letter. LOST: no mistake is named any more, or the status is another. OTHER: the rest, so read both
+sentences. BANK=DIR in the environment takes `wrong_answers` from the tests of another checkout, since the answers that
+FILE was made with are deleted here when their exercise has moved.
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), *filter(None, [os.environ.get("BANK")]), str(HERE)]
+NAMELESS = ("difference", "broken", "usage")
 
 from exercise_sets import answers_to  # noqa: E402
 from wrong_answers import bank  # noqa: E402
@@ -51,10 +56,11 @@ def compare(path: str, ids: list[str]) -> None:
         for name, (phrase, status, message, code) in said_now(id).items():
             _, old_status, old_message, *_ = before[id].get(name, (None, "not recorded", ""))
             kind = "same" if (status, message) == (old_status, old_message) else \
-                "other" if status == old_status and code != "difference" and phrase in message else "lost"
+                "other" if status == old_status and code not in NAMELESS else "lost"
             counts[kind] += 1
             if kind != "same":
-                print(f"{id} {name} [{code}] {kind.upper()}\n  before: {old_status}: {old_message}\n"
+                gone = "" if phrase in message else f" (without {phrase!r})"
+                print(f"{id} {name} [{code}] {kind.upper()}{gone}\n  before: {old_status}: {old_message}\n"
                       f"  now:    {status}: {message}")
         print(f"{id}: {', '.join(f'{count} {kind}' for kind, count in counts.items())}", flush=True)
 

@@ -28,7 +28,8 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it r
     here = f"at `{at}` {verb}" if at else verb
     plain = f"{here} {value_text(got)} where {value_text(want)} is right"
     if got is None and want is not None:
-        return f"{here} None where {value_text(want)} is right" + (": does it end without `return`?" if here == "it returned" else "")
+        hint = ": does it end without `return`?" if here == "it returned" else ""
+        return f"{here} None where {value_text(want)} is right{hint}"
     if _is_tensor(want):
         return _tensor_difference(got, want, here, tolerance, nan)
     if isinstance(want, dict):

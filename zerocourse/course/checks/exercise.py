@@ -24,8 +24,8 @@ class Exercise:
     minutes: for somebody who has read the chapter.   difficulty: 1 to 3.
     reference: right by default, its knobs make the mistakes; where there are several answers it returns them.
     trials: what the answer is put through, in this order.
-    mistakes: {code: settings}, the most likely first. A setting is one way to make the mistake: a dictionary of knobs, a
-        function that answers like this, or a `When` (see `harness`). The code "stuck" is for ranks that disagree.
+    mistakes: {code: settings}, the most likely first. A setting is one way to make the mistake: a dictionary of knobs,
+        a function that answers like this, or a `When` (see `harness`). The code "stuck" is for ranks that disagree.
     sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
         `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
     run(lab): a check of the old kind, which has no mistakes and no trials; None for the others.
@@ -74,8 +74,8 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
         answers, said = (answer,) if isinstance(answer, str) else tuple(answer), {}
         table = {code: each if isinstance(each, tuple) else (each,) for code, each in (mistakes or {}).items()}
         if table and (said := sentences(fn)).keys() ^ table.keys() != {"right"}:
-            raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for `right`, "
-                             f"and no other: {sorted(said.keys() ^ table.keys())}")
+            raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for "
+                             f"`right`, and no other; look at {sorted(said.keys() ^ table.keys())}")
         _found[id] = Exercise(id, title, minutes, difficulty, answers, None if table else fn,
                               own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
                               (*([Trial(list(cases))] if cases else []), *trials), table, said)

@@ -19,7 +19,7 @@ from .verdict import STUCK, NotDone, Wrong
 from .words import call_text, ended
 
 START_SECONDS = 120  # for ranks that are not there yet, on a busy machine
-# A sentence to the learner, and what somebody who makes this mistake would return: one function for each way to make it.
+# A sentence to the learner, and what somebody who makes this mistake would return: a function for each way to make it.
 Mistake = tuple[str, *tuple[Callable, ...]]
 
 
@@ -31,8 +31,11 @@ def _ranks(world: int) -> Ranks:
 
 
 def _ready() -> None:
-    """On a rank: it is there, with torch's compiler, which a process's first optimizer loads (a forked rank has it), and
-    with the thread that a process's first Comm starts, which would else be taken for one of the answer's."""
+    """On a rank: it is there, with torch's compiler, which a process's first optimizer loads (a forked rank has it).
+
+    And with the thread that a process's first Comm starts: it would else be taken for one of the answer's, and cost the
+    ranks their lives.
+    """
     import torch
 
     from ...comm.group import Comm

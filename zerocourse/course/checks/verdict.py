@@ -32,8 +32,9 @@ class Verdict:
     status: "passed", "failed" or "not done".   printed: what the answer printed while it was checked.
     code: why it failed, for machines; None when it passed. A mistake of the exercise's table has its own code there.
     For the rest: "not done" (a blank), "difference" (wrong, and no known mistake explains it), "raised" (an exception),
-    "misused" (it calls what it was given in a wrong way), "stuck" (the ranks disagree on a collective), "hung" (out of time), "died" (its process ended), "delegated" (it calls
-    the package's own), "usage" (`check` itself was called wrongly), "broken" (the check failed, not the answer).
+    "misused" (it calls what it was given in a wrong way), "stuck" (the ranks disagree on a collective), "hung" (out of
+    time), "died" (its process ended), "delegated" (it calls the package's own), "usage" (`check` itself was called
+    wrongly), "broken" (the check failed, not the answer).
     """
 
     id: str

@@ -75,6 +75,16 @@ def per_parameter(stage):
     return whole, 16 - whole
 
 
+def rounded_together(params, stage, ranks):
+    whole, shared = per_parameter(stage)
+    return whole * params + -(-shared * params // ranks)
+
+
+def rounded_apart(params, stage, ranks):
+    return sum(-(-size * params // ranks) if stage >= first else size * params
+               for size, first in ((2, 3), (2, 2), (12, 1)))
+
+
 @exercise(
     "1.2", "What a rank holds", minutes=15, difficulty=1, answer="state_bytes",
     own=lambda params, stage, ranks: model_states(params, stage, ranks).total_bytes, replaces=FORMULAS,
@@ -99,10 +109,10 @@ def per_parameter(stage):
         "no gradients": {"sizes": (2, 0, 12)},
         "floats": {"rounded": float_share},
         "rounded down": {"rounded": lambda params, ranks: params // ranks},
-        "rounded bytes": (lambda params, stage, ranks: (per_parameter(stage)[0] * params + -(-per_parameter(stage)[1] * params // ranks)), lambda params, stage, ranks: sum(-(-size * params // ranks) if stage >= first else size * params for size, first in ((2, 3), (2, 2), (12, 1)))),
+        "rounded bytes": (rounded_together, rounded_apart),
     })
 def state_bytes(params, stage, ranks, *, rounded=share_of, **how):
-    """The reference to 1.2.
+    """Bytes that a rank holds.
 
     gradients first: You divided the gradients first and the optimizer's states later: the largest part, 12 of 16 bytes,
         goes first, at stage 1.

@@ -52,10 +52,11 @@ def shared(share):
         "rest dealt out": shared(lambda n, ranks: [n // ranks + (rank < n % ranks) for rank in range(ranks)]),
         "rounded down": shared(lambda n, ranks: [n // ranks] * ranks),
         "below 0": shared(lambda n, ranks: slices(n, ranks, least=-math.inf)),
-        "padding of the last": shared(lambda n, ranks: [-(-n // ranks)] * (ranks - 1) + [n - (ranks - 1) * -(-n // ranks)]),
+        "padding of the last": shared(lambda n, ranks: [-(-n // ranks)] * (ranks - 1)
+                                      + [n - (ranks - 1) * -(-n // ranks)]),
     })
 def adam_bytes(rows, ranks, *, each=8, share=slices):
-    """The reference to 5.1.
+    """The bytes of each rank.
 
     one average: You counted one average: Adam keeps two a parameter, 4 bytes each.
     master copy: You counted a master copy: this training is all in fp32, so the parameters themselves are what is
@@ -132,9 +133,12 @@ def norm_of_all(slices, comm):
     trials=[Trial(clip_cases, clip_on_a_rank, worlds=(2, 3), close=1e-4)],
     mistakes={
         "own slices": {"norm": lambda slices, comm: length(slices).sqrt()},
-        "norms added": ({"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt())}, {"norm": lambda slices, comm: comm.all_reduce(length(slices, 1))}, {"norm": lambda slices, comm: comm.all_reduce(length(slices, 1) ** 2).sqrt()}),
+        "norms added": ({"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt())},
+                        {"norm": lambda slices, comm: comm.all_reduce(length(slices, 1))},
+                        {"norm": lambda slices, comm: comm.all_reduce(length(slices, 1) ** 2).sqrt()}),
         "no root": {"norm": lambda slices, comm: comm.all_reduce(length(slices))},
-        "mean": ({"norm": lambda slices, comm: (comm.all_reduce(length(slices)) / comm.world_size).sqrt()}, {"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt()) / comm.world_size}),
+        "mean": ({"norm": lambda slices, comm: (comm.all_reduce(length(slices)) / comm.world_size).sqrt()},
+                 {"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt()) / comm.world_size}),
         "largest": {"norm": lambda slices, comm: comm.all_reduce(length(slices).sqrt(), "max")},
         "after": {"after": True},
         "longer": ({"most": math.inf}, {"most": math.inf, "eps": 0}),
@@ -148,7 +152,7 @@ def norm_of_all(slices, comm):
     })
 def clip_slices(slices, max_norm, comm, *, norm=lambda slices, comm: comm.all_reduce(length(slices)).sqrt(), eps=1e-6,
                 most=1.0, after=False, scale=lambda part, factor, own, most: part.mul_(factor)):
-    """The reference to 5.2.
+    """The norm of all ranks' slices, which are scaled in place.
 
     own slices: You measured this rank's slices only: each rank then scales by a factor of its own. Add up the squares
         of all ranks.
@@ -210,7 +214,8 @@ def adamw_on_a_rank(answer):
         "no correction": {"correct": False},
         "count stays": {"count": lambda step, number: 1},
         "count from 2": {"count": lambda step, number: step + 1},
-        "count from 0": ({"count": lambda step, number: step - 1}, When("step 1", lambda got, want: not all(row.isfinite().all() for row in got))),
+        "count from 0": ({"count": lambda step, number: step - 1},
+                         When("step 1", lambda got, want: not torch.cat(got).isfinite().all())),
         "eps inside": {"eps_inside": True},
         "decayed after": {"decay": "after"},
         "begins anew": ({"forget": True}, {"forget": True, "count": lambda step, number: 1}),
@@ -222,7 +227,7 @@ def adamw_on_a_rank(answer):
 def adamw(slices, gradients, state, lr, betas, eps, weight_decay, *, in_place=True, decay="before", correct=True,
           count=lambda step, number: step, eps_inside=False, forget=False, swap=False, spoil=False, elsewhere=None,
           keep=False):
-    """The reference to 5.3.
+    """One step of AdamW on slices, in place.
 
     unchanged: You changed nothing: write into the slices, with mul_ and sub_, since a new tensor is not part of the
         buffer.

@@ -29,8 +29,8 @@ def reduce_on_a_rank(answer, numel):
     shard: afterwards `flat.grad_shard` of rank {rank} is None.
     length: `flat.grad_shard` of rank {rank} has {got} elements where {want} are right.
     values: `flat.grad_shard` of rank {rank} is {got}, and {want} is right.
-    inside: the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, beside a bucket that is kept
-        as well.
+    inside: the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, beside a bucket that is
+        kept as well.
     place: the values are right, but `flat.grad_shard` of rank {rank} lies where another rank's slice of the bucket is,
         whose gradients it overwrites.
     in place: the values are right, but on rank {rank} the sum arrived beside the bucket, and was copied into it.
@@ -99,7 +99,8 @@ def first_slice(flat):
         "all-reduce": {"after": also_gathered},
         "own gradients": no_collective,
         "uncounted": (uncounted, When("started")),
-        "waits": ({"after": lambda flat, comm, handle: handle.wait() or handle}, {"after": lambda flat, comm, handle: handle.wait()}),
+        "waits": ({"after": lambda flat, comm, handle: handle.wait() or handle},
+                  {"after": lambda flat, comm, handle: handle.wait()}),
         "handle lost": {"after": lambda flat, comm, handle: None},
         "never set": {"take": lambda flat, total: None},
         "whole bucket": {"take": lambda flat, total: flat.grad},
@@ -114,8 +115,8 @@ def first_slice(flat):
     })
 def reduce_slice(flat, comm, *, times=lambda comm: 1, before=None, into=lambda flat: flat.grad[flat.own],
                  take=lambda flat, total: total, after=lambda flat, comm, handle: handle):
-    """times: of the gradient before it is reduced.   into: where the sum goes.   take: what becomes `flat.grad_shard` when
-    it arrives; or `before`, at once.   after: what is done last, and returned.
+    """times: of the gradient before it is reduced.   into: where the sum goes.   take: what becomes `flat.grad_shard`
+    when it arrives; or `before`, at once.   after: what is done last, and returned.
 
     bucket dropped: You dropped it, which is stage 2: stage 1 keeps the whole gradient, and its slice of the sum stands
         in it.
@@ -195,11 +196,14 @@ def turned(flats, comm):
         training("step", 1)],
     mistakes={
         "never updated": {"update": lambda optimizer_step, flats: None},
-        "updated again": ({"update": lambda optimizer_step, flats: [optimizer_step() for _ in flats][0]}, When("updates", lambda got, want: max(got) > 1)),
-        "some updated": ({"update": lambda optimizer_step, flats: optimizer_step(flats[0])}, When("updates", lambda got, want: 0 in got)),
+        "updated again": ({"update": lambda optimizer_step, flats: [optimizer_step() for _ in flats][0]},
+                          When("updates", lambda got, want: max(got) > 1)),
+        "some updated": ({"update": lambda optimizer_step, flats: optimizer_step(flats[0])},
+                         When("updates", lambda got, want: 0 in got)),
         "gathered first": ({"gather_first": True}, When("stale")),
         "no gather": {"gathers": lambda flats, comm: []},
-        "some gathered": ({"gathers": lambda flats, comm: flats[1:]}, When("gathered", lambda got, want: 0 < got < want)),
+        "some gathered": ({"gathers": lambda flats, comm: flats[1:]},
+                          When("gathered", lambda got, want: 0 < got < want)),
         "under way": ({"waits": lambda handles: handles[:0]}, When("under way")),
         "order": ({"gathers": turned}, When("in order")),
         "published late": {"publish": "late"},
@@ -208,10 +212,10 @@ def turned(flats, comm):
         "result lost": {"returns": lambda result: None},
         "stuck": {"gathers": lambda flats, comm: [flat for flat in flats if flat.layout.real(comm.rank)]},
     })
-def update_and_gather(flats, comm, optimizer_step, *, update=lambda optimizer_step, flats: optimizer_step(), publish="first",
-                      gathers=lambda flats, comm: flats, gather_first=False, target=lambda flat: flat.full,
-                      waits=lambda handles: handles, returns=lambda result: result):
-    """The reference to 5.5.
+def update_and_gather(flats, comm, optimizer_step, *, update=lambda optimizer_step, flats: optimizer_step(),
+                      publish="first", gathers=lambda flats, comm: flats, gather_first=False,
+                      target=lambda flat: flat.full, waits=lambda handles: handles, returns=lambda result: result):
+    """The right operation.
 
     never updated: `optimizer_step` was never called: without it nothing moves.
     updated again: `optimizer_step()` updates them all, and `optimizer_step(flat)` one: each further call is a further
