@@ -71,11 +71,12 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
     mistakes: {code: setting, or a tuple of several}.
     """
     def register(fn: Callable) -> Callable:
-        answers, said = (answer,) if isinstance(answer, str) else tuple(answer), {}
+        answers = (answer,) if isinstance(answer, str) else tuple(answer)
         table = {code: each if isinstance(each, tuple) else (each,) for code, each in (mistakes or {}).items()}
-        if table and (said := sentences(fn)).keys() ^ table.keys() != {"right"}:
+        said = sentences(fn) if table else {}
+        if table and (unmatched := said.keys() ^ {*table, "right"}):
             raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for "
-                             f"`right`, and no other; look at {sorted(said.keys() ^ table.keys())}")
+                             f"`right`, and no other; look at {sorted(unmatched)}")
         _found[id] = Exercise(id, title, minutes, difficulty, answers, None if table else fn,
                               own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
                               (*([Trial(list(cases))] if cases else []), *trials), table, said)

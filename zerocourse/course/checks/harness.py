@@ -95,7 +95,7 @@ def _answers(exercise: Exercise, **knobs) -> tuple:
 
 
 def _kept_trace(exercise: Exercise, number: int, mutant: tuple, answers: tuple) -> Trace:
-    key = exercise.id, number, *mutant
+    key = exercise, number, *mutant
     if key not in _kept:
         lab, seconds = Lab(exercise, answers, own_allowed=True), min(MUTANT_SECONDS, exercise.timeout)
         found = trace(lab, _trials(exercise)[number], seconds if mutant else None)
