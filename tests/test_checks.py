@@ -469,6 +469,13 @@ def test_traces_of_several_ranks(answer, code, words):
     assert verdict.code == code and words in verdict.message, verdict
 
 
+def test_the_first_comm_of_an_answer_costs_no_new_ranks():
+    _ranks(2).close()
+    assert judge(Lab(replace(SCALED, trials=(replace(SCALED.trials[0], worlds=(2,)),)), [mean_of_all])).passed
+    before = _ranks(2).pids
+    assert before and judge(Lab(SCALED, [mean_of_all])).passed and _ranks(2).pids == before
+
+
 def test_a_reference_without_its_sentences_is_refused():
     def one(x):
         """Right.

@@ -63,6 +63,12 @@ def stage_2_as_3(params, stage, ranks):
 
 # 1.3 ----------------------------------------------------------------------------------------------------------------
 
+def ceil_of_a_float(params, stage, ranks):
+    share = math.ceil(params / ranks)
+    return 16 * params if stage == 0 else sum(size * (share if stage >= first else params)
+                                              for size, first in ((2, 3), (2, 2), (12, 1)))
+
+
 @wrong("1.3", "all 16 bytes among the ranks")
 def all_shared(card_bytes, stage, ranks):
     return card_bytes * ranks // 16

@@ -35,8 +35,8 @@ class When:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first difference between two traces: what, in which case, on which rank."""
+class Place:
+    """Where traces differ: what, in which case, on which rank."""
 
     what: str
     case: int
@@ -115,9 +115,9 @@ def _of_mutants(exercise: Exercise, number: int, among: set | None = None) -> It
             yield code, form, _kept_trace(exercise, number, (code, form), answers)
 
 
-def first_difference(trial: Trial, got: Trace, right: Trace) -> Difference | None:
+def first_difference(trial: Trial, got: Trace, right: Trace) -> Place | None:
     """In the order of what is seen, then of cases, then of ranks."""
-    return next((Difference(what, case, rank) for what, case, rank in _places(got, right)
+    return next((Place(what, case, rank) for what, case, rank in _places(got, right)
                  if not trial.alike(what, got.value(what, case, rank), right.value(what, case, rank))), None)
 
 
@@ -130,7 +130,7 @@ def _places(*traces: Trace) -> list[tuple[str, int, int]]:
 
 # Diagnosis ------------------------------------------------------------------------------------------------------------
 
-def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Difference) -> str:
+def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Place) -> str:
     """The code of the mistake: that of the mutant whose trace is the answer's.
 
     Where none is: of one that is like the answer wherever that is wrong. Then, as two mistakes may come together: of
@@ -157,7 +157,7 @@ def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Difference)
     return order[min(fits)[2]]
 
 
-def _is_seen(mistake: When, got: Trace, right: Trace, first: Difference) -> bool:
+def _is_seen(mistake: When, got: Trace, right: Trace, first: Place) -> bool:
     at = first.what, first.case, first.rank
     return mistake.what == first.what and bool(mistake.judges(got.value(*at), right.value(*at)))
 
@@ -202,7 +202,7 @@ def _why_it_ended(exercise: Exercise, number: int, how: Wrong) -> Wrong:
 
 # In words -------------------------------------------------------------------------------------------------------------
 
-def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace, first: Difference) -> str:
+def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace, first: Place) -> str:
     at = first.what, first.case, first.rank
     came, wanted = got.value(*at), right.value(*at)
     words = trial.words_for(first.what, f"`{first.what}` of rank {{rank}} is")
@@ -230,7 +230,7 @@ def _joined(said: str, why: str) -> str:
     return f"{said.rstrip('.')}: {why}" if why[:1].islower() else f"{ended(said)} {why}".rstrip()
 
 
-def _filled(sentence: str, trial: Trial, got: Trace, right: Trace, first: Difference) -> str:
+def _filled(sentence: str, trial: Trial, got: Trace, right: Trace, first: Place) -> str:
     """A sentence with its names in braces filled in (see `Trial.words`)."""
     if "{" not in sentence:
         return sentence
