@@ -1,9 +1,11 @@
 """Whatever an answer does, a check gives a sentence: it never raises, hangs, or leaves a process behind."""
 
+import json
 import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from zerocourse.course.checks.compare import difference
 from zerocourse.course.checks.exercise import Exercise, exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
 from zerocourse.course.checks.harness import When, mutants
-from zerocourse.course.checks.lab import Lab, _ranks, explanation
+from zerocourse.course.checks.lab import Lab, _failed_report, _ranks, explanation
 from zerocourse.course.checks.trace import Trial
 from zerocourse.course.checks.verdict import Verdict
 from zerocourse.course.checks.words import sentences
@@ -385,6 +387,7 @@ AREA = Exercise(
     (lambda w, h: w * h + (w == 3) + 0.0, "plus at 3", "`area(3, 4)`: it returned 13.0 where 12.0 is right. You added"),
     (lambda w, h: w * h + (w == 3) + (7.0 if h == 6 else 0), "plus at 3", "You added one to a width of 3."),
     (lambda w, h: w * h * 2.0 + (h == 6), "double", "4.0 where 2.0 is right, which is twice as much as the 2 that is"),
+    (lambda w, h: w * h + (w == 1) + 0.0, "plus", "`area(1, 2)`: it returned 3.0 where 2.0 is right. You added one."),
     (lambda w, h: abs(w) * h + 0.0, "unsigned", "`area(-1, 1)`: it returned 1.0 where -1.0 is right. You took"),
     (lambda w, h: float("nan"), "not a number", "it returned nan where 2.0 is right. You made it infinite."),
     (lambda w, h: 1 / 0, "crash", "`area(1, 2)`: it raised ZeroDivisionError: division by zero (line "),
@@ -426,7 +429,7 @@ def scaled_on_a_rank(mean, scale):
     """
     comm, tensor = Comm(timeout=1.0), torch.full((2,), scale * (dist.get_rank() + 1.0))
     mean(tensor, comm)
-    return {"here and now": tensor, "_first": "much"}
+    return {"here and now": tensor, "bytes": comm.metadata, "_first": "much"}
 
 
 def mean_of_all(tensor, comm, *, ranks=None, takes_part=lambda rank: True):
@@ -446,8 +449,13 @@ SCALED = Exercise("99.3", "Mean", 5, 1, ("mean",), timeout=10.0, reference=mean_
 
 
 def all_but_one(tensor, comm):
-    if comm.world_size < 3 or comm.rank < 2 or tensor[0] < 9:
+    if comm.world_size < 3 or comm.rank < 2 or tensor[0] > 3:
         mean_of_all(tensor, comm)
+
+
+def sums_and_sends_more(tensor, comm):
+    comm.all_reduce(torch.zeros(3))
+    tensor.copy_(comm.all_reduce(tensor))
 
 
 def fails_on_one_rank(tensor, comm):
@@ -460,13 +468,22 @@ def fails_on_one_rank(tensor, comm):
     (mean_of_all, None, "every rank has it."),
     (lambda tensor, comm: tensor.copy_(comm.all_reduce(tensor)), "sum",
      "ones times 1.0 on 2 ranks: rank 0 has [3, 3] here and now, rank 0 has much, all have [3, 3], [3, 3]. You never"),
-    (all_but_one, "stuck", "ones times 3.0 on 3 ranks: on rank "),
+    (sums_and_sends_more, "sum", "rank 0 has [3, 3] here and now"),
+    (all_but_one, "stuck", "ones times 1.0 on 3 ranks: on rank "),
     (all_but_one, "stuck", "rank 2 was in no collective"), (all_but_one, "stuck", "order. Nobody may stay away."),
     (fails_on_one_rank, "raised", "ones times 1.0 on 2 ranks: on rank 1, it raised LookupError: where? (line "),
 ])
 def test_traces_of_several_ranks(answer, code, words):
     verdict = judge(Lab(SCALED, [answer]))
     assert verdict.code == code and words in verdict.message, verdict
+
+
+def test_a_rank_that_failed_by_itself_comes_before_one_that_waited_for_it():
+    reports = [{"kind": "stuck", "value": "it waits"}, {"kind": "raised", "value": "it raised"}]
+    failures = [SimpleNamespace(rank=rank, kind="AnswerFailed", message=json.dumps({"printed": "", "clean": True, **each}))
+                for rank, each in enumerate(reports)]
+    rank, report = _failed_report(SimpleNamespace(failures=failures))
+    assert (rank, report.kind) == (1, "raised")
 
 
 def test_the_first_comm_of_an_answer_costs_no_new_ranks():
