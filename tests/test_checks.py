@@ -1,21 +1,27 @@
 """Whatever an answer does, a check gives a sentence: it never raises, hangs, or leaves a process behind."""
 
+import json
 import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from zerocourse.comm import Comm
 from zerocourse.formulas import states, volumes
-from zerocourse.course.checks import check, judge, progress
+from zerocourse.course.checks import check, exercises, harness, judge, progress
 from zerocourse.course.checks.compare import difference
-from zerocourse.course.checks.exercise import Exercise, find
+from zerocourse.course.checks.exercise import Exercise, exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
-from zerocourse.course.checks.lab import Lab, _ranks, explanation
+from zerocourse.course.checks.harness import When, mutants
+from zerocourse.course.checks.lab import Lab, _failed_report, _ranks, explanation
+from zerocourse.course.checks.trace import Trial
 from zerocourse.course.checks.verdict import Verdict
+from zerocourse.course.checks.words import sentences
 
 RIGHT = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
 
@@ -23,6 +29,24 @@ RIGHT = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
 def right(params, stage, ranks):
     whole, shared = RIGHT[stage]
     return whole * params + shared * -(-params // ranks)
+
+
+MUTANTS = {f"chapter{each.chapter:02}-{id}-{code}-{form}": (each, code, answers) for id, each in exercises().items()
+           for code, form, answers in mutants(each)}  # so that -k chapter05 chooses a chapter
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_a_wrong_answer_that_gets_its_own_code(name):
+    exercise, code, answers = MUTANTS[name]
+    verdict = judge(Lab(exercise, answers, own_allowed=True))
+    assert (verdict.status, verdict.code) == ("failed", code), verdict
+
+
+def test_every_mistake_has_a_mutant():
+    for id, exercise in exercises().items():
+        of_exercise = {code for each, code, _ in MUTANTS.values() if each is exercise}
+        assert of_exercise == set(exercise.mistakes), f"{id}: {set(exercise.mistakes) - of_exercise} cannot run"
+        assert exercise.run or len(of_exercise) >= 3, f"{id} knows {len(of_exercise)} mistakes"
 
 
 # --- answers to 1.2, one process ---
@@ -127,7 +151,8 @@ def test_a_blank_is_not_done_and_says_which():
     def uses_the_blank(params, stage, ranks):
         return blank(params, stage, ranks)
 
-    assert check("1.2", uses_the_blank) == Verdict("1.2", "not done", "not done yet: `blank` is still a blank")
+    assert check("1.2", uses_the_blank) == \
+        Verdict("1.2", "not done", "not done yet: `blank` is still a blank", code="not done")
 
 
 def test_an_error_of_torch_is_no_blank():
@@ -322,6 +347,165 @@ def test_a_broken_check_does_not_blame_the_answer():
     assert verdict.message.startswith("the check itself failed, not your answer")
 
 
+# --- the harness ---
+
+def area(width, height, *, plus=0, times=1.0, sign=1):
+    """The right area.
+
+    plus: You added one.
+    plus at 3: You added one to a width of 3.
+    double: , which is twice as much as the {want} that is right.
+    unsigned: You took no sign into account.
+    not a number: You made it infinite.
+    crash: You divided by the height.
+    huge: That is far too large.
+    right: of any size.
+    """
+    return float(sign * (abs(width) if sign == -1 else width) * height * times + plus)
+
+
+def broken_at_3(width, height):
+    return area(width, height) + (width == 3)
+
+
+def over_height(width, height):
+    return width / (height - height)
+
+
+AREA = Exercise(
+    "99.2", "Area", 5, 1, ("area",), timeout=3.0, reference=area, sentences=sentences(area),
+    trials=(Trial([(1, 2), (3, 4)]), Trial([(5, 6), (-1, 1)])),
+    mistakes={"plus": ({"plus": 1},), "plus at 3": (broken_at_3,), "double": ({"times": 2.0},),
+              "unsigned": ({"sign": -1}, lambda width, height: area(abs(width), height)),
+              "not a number": ({"times": float("nan")},), "crash": (over_height,),
+              "huge": (When("returned", lambda got, want: type(got) is float and got > 10**6),)})
+
+
+@pytest.mark.parametrize("answer, code, words", [
+    (lambda w, h: w * h + 0.0, None, "of any size."),
+    (lambda w, h: w * h + 1.0, "plus", "`area(1, 2)`: it returned 3.0 where 2.0 is right. You added one."),
+    (lambda w, h: w * h + (w == 3) + 0.0, "plus at 3", "`area(3, 4)`: it returned 13.0 where 12.0 is right. You added"),
+    (lambda w, h: w * h + (w == 3) + (7.0 if h == 6 else 0), "plus at 3", "You added one to a width of 3."),
+    (lambda w, h: w * h * 2.0 + (h == 6), "double", "4.0 where 2.0 is right, which is twice as much as the 2 that is"),
+    (lambda w, h: w * h + (w == 1) + 0.0, "plus", "`area(1, 2)`: it returned 3.0 where 2.0 is right. You added one."),
+    (lambda w, h: abs(w) * h + 0.0, "unsigned", "`area(-1, 1)`: it returned 1.0 where -1.0 is right. You took"),
+    (lambda w, h: float("nan"), "not a number", "it returned nan where 2.0 is right. You made it infinite."),
+    (lambda w, h: 1 / 0, "crash", "`area(1, 2)`: it raised ZeroDivisionError: division by zero (line "),
+    (lambda w, h: {}[w], "raised", "it raised KeyError: 1 (line "),
+    (lambda w, h: 10.0**7 + w, "huge", "That is far too large."),
+    (lambda w, h: 17.5, "difference", "`area(1, 2)`: it returned 17.5 where 2.0 is right."),
+])
+def test_the_mistake_is_the_mutant_that_leaves_the_same_trace(answer, code, words):
+    verdict = judge(Lab(AREA, [answer]))
+    assert verdict.code == code and words in verdict.message, verdict
+
+
+def test_what_two_mutants_have_in_common_is_told_apart_by_the_other_trials():
+    late = replace(AREA, mistakes={"late": (lambda w, h: area(w, h) + (w == 5) + (w < 0),), **AREA.mistakes},
+                   sentences={**AREA.sentences, "late": "You added one late."}, trials=AREA.trials[::-1])
+    assert judge(Lab(late, [lambda w, h: w * h + 1.0])).code == "plus"
+    early = replace(AREA, mistakes={"early": ({"plus": 1},), "unsigned": (lambda w, h: area(w, h) + 2 * (w < 0),)},
+                    sentences={**AREA.sentences, "early": "You added one early."},
+                    trials=(Trial([(1, 2)]), Trial([(-1, 1)])))
+    assert judge(Lab(early, [lambda w, h: w * h + 2.0 * (w < 0)])).code == "unsigned"
+
+
+def test_a_right_answer_costs_no_mutant_and_a_second_one_no_reference(monkeypatch):
+    harness._kept.clear()
+    trips, run = [], Lab.run
+    monkeypatch.setattr(Lab, "run", lambda lab, *args, **how: trips.append(lab) or run(lab, *args, **how))
+    assert judge(Lab(AREA, [lambda w, h: w * h + 0.0])).passed and len(trips) == 4  # two trials, twice
+    assert judge(Lab(AREA, [lambda w, h: h * w + 0.0])).passed and len(trips) == 6
+    assert not judge(Lab(AREA, [lambda w, h: 17.5])).passed
+    first = len(trips)
+    assert not judge(Lab(AREA, [lambda w, h: 18.5])).passed and len(trips) == first + 1
+
+
+def scaled_on_a_rank(mean, scale):
+    """What is left of a tensor of ones.
+
+    case: ones times {0} on {world} ranks
+    here *: rank {rank} has {got} {what}, rank 0 has {_first}, all have {all}.
+    """
+    comm, tensor = Comm(timeout=1.0), torch.full((2,), scale * (dist.get_rank() + 1.0))
+    mean(tensor, comm)
+    return {"here and now": tensor, "bytes": comm.metadata, "_first": "much"}
+
+
+def mean_of_all(tensor, comm, *, ranks=None, takes_part=lambda rank: True):
+    """The mean of all ranks.
+
+    sum: You never divided.
+    stuck: Nobody may stay away.
+    right: every rank has it.
+    """
+    if takes_part(comm.rank):
+        tensor.copy_(comm.all_reduce(tensor) / (ranks or comm.world_size))
+
+
+SCALED = Exercise("99.3", "Mean", 5, 1, ("mean",), timeout=10.0, reference=mean_of_all, sentences=sentences(mean_of_all),
+                  trials=(Trial([(1.0,), (3.0,)], scaled_on_a_rank, worlds=(2, 3)),),
+                  mistakes={"sum": ({"ranks": 1},), "stuck": ({"takes_part": lambda rank: rank != 1},)})
+
+
+def all_but_one(tensor, comm):
+    if comm.world_size < 3 or comm.rank < 2 or tensor[0] > 3:
+        mean_of_all(tensor, comm)
+
+
+def sums_and_sends_more(tensor, comm):
+    comm.all_reduce(torch.zeros(3))
+    tensor.copy_(comm.all_reduce(tensor))
+
+
+def fails_on_one_rank(tensor, comm):
+    if comm.rank == 1:
+        raise LookupError("where?")
+    mean_of_all(tensor, comm)
+
+
+@pytest.mark.parametrize("answer, code, words", [
+    (mean_of_all, None, "every rank has it."),
+    (lambda tensor, comm: tensor.copy_(comm.all_reduce(tensor)), "sum",
+     "ones times 1.0 on 2 ranks: rank 0 has [3, 3] here and now, rank 0 has much, all have [3, 3], [3, 3]. You never"),
+    (sums_and_sends_more, "sum", "rank 0 has [3, 3] here and now"),
+    (all_but_one, "stuck", "ones times 1.0 on 3 ranks: on rank "),
+    (all_but_one, "stuck", "rank 2 was in no collective"), (all_but_one, "stuck", "order. Nobody may stay away."),
+    (fails_on_one_rank, "raised", "ones times 1.0 on 2 ranks: on rank 1, it raised LookupError: where? (line "),
+])
+def test_traces_of_several_ranks(answer, code, words):
+    verdict = judge(Lab(SCALED, [answer]))
+    assert verdict.code == code and words in verdict.message, verdict
+
+
+def test_a_rank_that_failed_by_itself_comes_before_one_that_waited_for_it():
+    reports = [{"kind": "stuck", "value": "it waits"}, {"kind": "raised", "value": "it raised"}]
+    failures = [SimpleNamespace(rank=rank, kind="AnswerFailed", message=json.dumps({"printed": "", "clean": True, **each}))
+                for rank, each in enumerate(reports)]
+    rank, report = _failed_report(SimpleNamespace(failures=failures))
+    assert (rank, report.kind) == (1, "raised")
+
+
+def test_the_first_comm_of_an_answer_costs_no_new_ranks():
+    _ranks(2).close()
+    assert judge(Lab(replace(SCALED, trials=(replace(SCALED.trials[0], worlds=(2,)),)), [mean_of_all])).passed
+    before = _ranks(2).pids
+    assert before and judge(Lab(SCALED, [mean_of_all])).passed and _ranks(2).pids == before
+
+
+def test_a_reference_without_its_sentences_is_refused():
+    def one(x):
+        """Right.
+
+        right: yes.
+        """
+    with pytest.raises(ValueError, match=r"99.4: the docstring of one .* look at \['two'\]"):
+        exercise("99.4", "", minutes=5, difficulty=1, answer="one", mistakes={"two": {}})(one)
+    one.__doc__ = "Right.\n\nnobody\n"
+    with pytest.raises(ValueError, match="the line 'nobody' should begin"):
+        sentences(one)
+
+
 # --- the parts ---
 
 def test_a_guard_replaces_code_wherever_it_was_imported():
@@ -349,7 +533,6 @@ def test_a_guard_reaches_methods_closures_and_cached_functions():
 
 
 def test_every_guarded_name_exists():
-    from zerocourse.course.checks import exercises
     for exercise in exercises().values():
         for spec in exercise.replaces:
             assert list(functions(spec)), f"{exercise.id}: {spec} is no function of the package"

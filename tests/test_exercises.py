@@ -58,6 +58,10 @@ def test_a_blank_is_not_done_yet(name):
 def test_wrong_answers_fail_each_with_its_own_sentence(name):
     exercise = exercise_of(name)
     entries = bank().get(exercise.id, [])
+    if exercise.mistakes:  # its mutants are wrong answers (test_checks.py); those written by hand guard the harness
+        codes = [(code, check(exercise.id, *_answers(exercise, answer)).code) for code, answer in entries]
+        assert codes and all(wanted == got for wanted, got in codes), codes
+        return
     phrases = {phrase for phrase, _ in entries}
     assert len(phrases) >= 3, f"{exercise.id} has {len(phrases)} different wrong answers"
     said = [(phrase, check(exercise.id, *_answers(exercise, answer))) for phrase, answer in entries]

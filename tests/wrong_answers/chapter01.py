@@ -55,75 +55,19 @@ def no_norms(layers, width, vocab, block_size, tied):
 
 # 1.2 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("1.2", "stage 2 keeps them whole")
+@wrong("1.2", "parameters at stage 2")
 def stage_2_as_3(params, stage, ranks):
     share = math.ceil(params / ranks)
     return [16 * params, 4 * params + 12 * share, 16 * share, 16 * share][stage]
 
 
-@wrong("1.2", "stage 2 keeps them whole")
-def stage_2_as_3_with_floats(params, stage, ranks):
-    parts = {"parameters": 2, "gradients": 2, "optimizer": 12}
-    total = 0
-    for name, size in parts.items():
-        divided = stage >= 1 if name == "optimizer" else stage > 1
-        total += size * params / ranks if divided else size * params
-    return total
+# 1.3 ----------------------------------------------------------------------------------------------------------------
 
-
-@wrong("1.2", "one kind too late")
-def off_by_one(params, stage, ranks):
-    share = -(-params // ranks)
-    return 12 * (share if stage > 1 else params) + 2 * (share if stage > 2 else params) + 2 * params
-
-
-@wrong("1.2", "master copy of the parameters")
-def no_master(params, stage, ranks):
-    share = -(-params // ranks)
-    total = 8 * (share if stage else params) + 2 * (share if stage > 1 else params)
-    return total + 2 * (share if stage > 2 else params)
-
-
-@wrong("1.2", "master copy of the parameters")
-def no_master_from_a_table(params, stage, ranks):
-    whole, shared = {0: (12, 0), 1: (4, 8), 2: (2, 10), 3: (0, 12)}[stage]
-    return whole * params + shared * params // ranks
-
-
-@wrong("1.2", "gradients in fp32")
-def gradients_in_fp32(params, stage, ranks):
-    share = -(-params // ranks)
-    total = 12 * (share if stage else params) + 4 * (share if stage > 1 else params)
-    return total + 2 * (share if stage > 2 else params)
-
-
-@wrong("1.2", "rounded a share down")
-def rounded_down(params, stage, ranks):
-    share = params // ranks
-    total = 12 * (share if stage else params) + 2 * (share if stage > 1 else params)
-    return total + 2 * (share if stage > 2 else params)
-
-
-@wrong("1.2", "rounded the bytes")
-def bytes_rounded(params, stage, ranks):
-    shared = [0, 12, 14, 16][stage]
-    return (16 - shared) * params + -(-shared * params // ranks)
-
-
-@wrong("1.2", "floats lose whole numbers")
 def ceil_of_a_float(params, stage, ranks):
     share = math.ceil(params / ranks)
     return 16 * params if stage == 0 else sum(size * (share if stage >= first else params)
                                               for size, first in ((2, 3), (2, 2), (12, 1)))
 
-
-@wrong("1.2", "has to be an int")
-def a_float(params, stage, ranks):
-    shared = [0, 12, 14, 16][stage]
-    return (16 - shared) * params + shared * float(-(-params // ranks))
-
-
-# 1.3 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("1.3", "all 16 bytes among the ranks")
 def all_shared(card_bytes, stage, ranks):

@@ -1,7 +1,5 @@
 """Wrong answers of chapter 05."""
 
-import math
-
 import torch
 import torch.distributed as dist
 
@@ -13,78 +11,16 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 
 # 5.1 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("5.1", "counted the padding")
-def with_padding(rows, ranks):
-    return [8 * sum(-(-numel // ranks) for numel in rows)] * ranks
-
-
-@wrong("5.1", "counted the padding")
-def with_padding_by_position(rows, ranks):
-    held = []
-    for rank in range(ranks):
-        total = 0
-        for numel in rows:
-            padded = math.ceil(numel / ranks) * ranks
-            begin, end = padded // ranks * rank, padded // ranks * (rank + 1)
-            total += 4 * (end - begin) * 2
-        held.append(total)
-    return held
-
-
-@wrong("5.1", "laid all buffers end to end")
-def one_long_row(rows, ranks):
-    numel = sum(rows)
-    size = -(-numel // ranks)
-    return [8 * max(0, min(size, numel - rank * size)) for rank in range(ranks)]
-
-
-@wrong("5.1", "gave the rest to the last rank")
+@wrong("5.1", "rest to the last")
 def rest_to_the_last(rows, ranks):
     held = [8 * sum(numel // ranks for numel in rows)] * ranks
     held[-1] += 8 * sum(numel % ranks for numel in rows)
     return held
 
 
-@wrong("5.1", "counted a master copy")
-def with_master(rows, ranks):
-    sizes = [-(-numel // ranks) for numel in rows]
-    return [12 * sum(max(0, min(s, n - rank * s)) for n, s in zip(rows, sizes)) for rank in range(ranks)]
-
-
-@wrong("5.1", "below 0")
-def negative(rows, ranks):
-    sizes = [-(-n // ranks) for n in rows]
-    return [sum(8 * (min(n, (rank + 1) * s) - rank * s) for n, s in zip(rows, sizes)) for rank in range(ranks)]
-
-
 # 5.2 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("5.2", "measured this rank's slices only")
-def local_norm(slices, max_norm, comm):
-    norm = torch.stack([part.square().sum() for part in slices] or [torch.zeros(())]).sum().sqrt()
-    for part in slices:
-        part.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-    return norm
-
-
-@wrong("5.2", "measured this rank's slices only")
-def local_norm_by_torch(slices, max_norm, comm):
-    params = [torch.nn.Parameter(part) for part in slices]
-    for param, part in zip(params, slices):
-        param.grad = part
-    return torch.nn.utils.clip_grad_norm_(params, max_norm)
-
-
-@wrong("5.2", "added up norms")
-def norms_added(slices, max_norm, comm):
-    norm = comm.all_reduce(sum((part.norm() for part in slices), torch.zeros(())))
-    factor = min(1.0, max_norm / (norm.item() + 1e-6))
-    for part in slices:
-        part *= factor
-    return norm
-
-
-@wrong("5.2", "made a short gradient longer")
+@wrong("5.2", "longer")
 def always_scaled(slices, max_norm, comm):
     norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
     for part in slices:
@@ -92,17 +28,7 @@ def always_scaled(slices, max_norm, comm):
     return norm
 
 
-@wrong("5.2", "the same collectives, in the same order")
-def nothing_to_do(slices, max_norm, comm):
-    if not slices:
-        return torch.zeros(())
-    norm = comm.all_reduce(sum(part.square().sum() for part in slices)).sqrt()
-    for part in slices:
-        part.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-    return norm
-
-
-@wrong("5.2", "the same collectives, in the same order")
+@wrong("5.2", "stuck")
 def one_message_a_slice(slices, max_norm, comm):
     total = torch.zeros(())
     for part in slices:
@@ -110,29 +36,6 @@ def one_message_a_slice(slices, max_norm, comm):
     norm = total.sqrt()
     for part in slices:
         part.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-    return norm
-
-
-@wrong("5.2", "multiply in place")
-def not_in_place(slices, max_norm, comm):
-    norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
-    slices = [part * torch.clamp(max_norm / (norm + 1e-6), max=1.0) for part in slices]
-    return norm
-
-
-@wrong("5.2", "multiply in place")
-def other_slices_in_the_list(slices, max_norm, comm):
-    norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
-    for number, part in enumerate(slices):
-        slices[number] = part * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    return norm
-
-
-@wrong("5.2", "cut off single numbers")
-def numbers_cut_off(slices, max_norm, comm):
-    norm = comm.all_reduce(sum((part.square().sum() for part in slices), torch.zeros(()))).sqrt()
-    for part in slices:
-        part.clamp_(-max_norm, max_norm)
     return norm
 
 
@@ -144,69 +47,7 @@ def _averages(slices, state):
     return zip(slices, state["m"], state["v"])
 
 
-@wrong("5.3", "Adam with L2")
-def l2(slices, gradients, state, lr, betas, eps, weight_decay):
-    parts = _averages(slices, state)
-    state["t"] += 1
-    for (p, m, v), g in zip(parts, gradients):
-        g = g + weight_decay * p
-        m.lerp_(g, 1 - betas[0])
-        v.lerp_(g * g, 1 - betas[1])
-        p -= lr * m / (1 - betas[0] ** state["t"]) / ((v / (1 - betas[1] ** state["t"])).sqrt() + eps)
-
-
-@wrong("5.3", "counted a step for each slice")
-def count_per_slice(slices, gradients, state, lr, betas, eps, weight_decay):
-    for (p, m, v), g in zip(_averages(slices, state), gradients):
-        state["t"] += 1
-        p.mul_(1 - lr * weight_decay)
-        m.mul_(betas[0]).add_((1 - betas[0]) * g)
-        v.mul_(betas[1]).add_((1 - betas[1]) * g**2)
-        p.sub_(lr * (m / (1 - betas[0] ** state["t"])) / ((v / (1 - betas[1] ** state["t"])).sqrt() + eps))
-
-
-@wrong("5.3", "left out the bias correction")
-def no_correction(slices, gradients, state, lr, betas, eps, weight_decay):
-    for number, (p, g) in enumerate(zip(slices, gradients)):
-        m, v = state.setdefault(number, (torch.zeros_like(p), torch.zeros_like(p)))
-        m.mul_(betas[0]).add_(g, alpha=1 - betas[0])
-        v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-        p.sub_(lr * weight_decay * p).addcdiv_(m, v.sqrt() + eps, value=-lr)
-
-
-@wrong("5.3", "eps under the root")
-def eps_inside(slices, gradients, state, lr, betas, eps, weight_decay):
-    parts = _averages(slices, state)
-    state["t"] += 1
-    for (p, m, v), g in zip(parts, gradients):
-        p.mul_(1 - lr * weight_decay)
-        m.lerp_(g, 1 - betas[0])
-        v.lerp_(g * g, 1 - betas[1])
-        p -= lr * m / (1 - betas[0] ** state["t"]) * (v / (1 - betas[1] ** state["t"]) + eps).rsqrt()
-
-
-@wrong("5.3", "a new tensor is not part of the buffer")
-def out_of_place(slices, gradients, state, lr, betas, eps, weight_decay):
-    state["t"] = state.get("t", 0) + 1
-    for number, g in enumerate(gradients):
-        p = slices[number]
-        m = betas[0] * state.get(("m", number), 0) + (1 - betas[0]) * g
-        v = betas[1] * state.get(("v", number), 0) + (1 - betas[1]) * g * g
-        state["m", number], state["v", number] = m, v
-        m_hat, v_hat = m / (1 - betas[0] ** state["t"]), v / (1 - betas[1] ** state["t"])
-        slices[number] = p * (1 - lr * weight_decay) - lr * m_hat / (v_hat.sqrt() + eps)
-
-
-@wrong("5.3", "averages begin anew")
-def forgetful(slices, gradients, state, lr, betas, eps, weight_decay):
-    state["t"] = state.get("t", 0) + 1
-    for p, g in zip(slices, gradients):
-        m, v = (1 - betas[0]) * g, (1 - betas[1]) * g * g
-        p.mul_(1 - lr * weight_decay)
-        p -= lr * (m / (1 - betas[0] ** state["t"])) / ((v / (1 - betas[1] ** state["t"])).sqrt() + eps)
-
-
-@wrong("5.3", "more than two averages")
+@wrong("5.3", "more in state")
 def keeps_gradients(slices, gradients, state, lr, betas, eps, weight_decay):
     parts = _averages(slices, state)
     state["t"] += 1
@@ -218,99 +59,14 @@ def keeps_gradients(slices, gradients, state, lr, betas, eps, weight_decay):
         p -= lr * m / (1 - betas[0] ** state["t"]) / ((v / (1 - betas[1] ** state["t"])).sqrt() + eps)
 
 
-@wrong("5.3", "begin to count at 0")
-def counted_from_0(slices, gradients, state, lr, betas, eps, weight_decay):
-    for (p, m, v), g in zip(_averages(slices, state), gradients):
-        p.mul_(1 - lr * weight_decay)
-        m.mul_(betas[0]).add_((1 - betas[0]) * g)
-        v.mul_(betas[1]).add_((1 - betas[1]) * g * g)
-        m_hat, v_hat = (a / torch.tensor(1 - beta**state["t"]) for a, beta in zip((m, v), betas))
-        p.sub_(lr * m_hat / (v_hat.sqrt() + eps))
-    state["t"] += 1
-
-
 # 5.4 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("5.4", "called no collective")
-def local_slice(flat, comm):
-    flat.grad_shard = flat.grad[flat.own]
-
-
-@wrong("5.4", "divided by the number of ranks again")
-def divided_twice(flat, comm):
-    def arrived(total):
-        flat.grad_shard = total.div_(comm.world_size)
-
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own], done=arrived)
-
-
-@wrong("5.4", "divided by the number of ranks again")
-def divided_before(flat, comm):
-    flat.grad /= comm.world_size
-    flat.grad_shard = flat.grad[flat.own]
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad_shard)
-
-
-@wrong("5.4", "memory of its own")
-def beside_the_bucket(flat, comm):
-    def arrived(total):
-        flat.grad_shard = total
-
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, done=arrived)
-
-
-@wrong("5.4", "memory of its own")
-def beside_the_bucket_by_hand(flat, comm):
-    flat.grad_shard = torch.empty(flat.own.stop - flat.own.start)
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad_shard)
-
-
-@wrong("5.4", "makes it an all-reduce")
-def reduced_for_all(flat, comm):
-    comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own]).wait()
-    flat.grad_shard = flat.grad[flat.own]
-    return comm.all_gather(flat.grad, flat.layout, flat.name)
-
-
-@wrong("5.4", "Nobody can wait for it")
-def handle_lost(flat, comm):
-    flat.grad_shard = flat.grad[flat.own]
-    comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad_shard)
-
-
-@wrong("5.4", "`flat.grad_shard` of rank 0 is None")
-def never_set(flat, comm):
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own])
-
-
-@wrong("5.4", "The backward stands still")
-def waits_inside(flat, comm):
-    mine = flat.grad[flat.own]
-    comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=mine).wait()
-    flat.grad_shard = mine
-
-
-@wrong("5.4", "the place where the sum arrives")
-def copy_before(flat, comm):
-    flat.grad_shard = flat.grad[flat.own].clone()
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own])
-
-
-@wrong("5.4", "a second sum added to the first")
+@wrong("5.4", "added to itself")
 def added_to_itself(flat, comm):
     return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own], done=flat.accumulate)
 
 
-@wrong("5.4", "another rank's slice of the bucket")
-def at_the_beginning(flat, comm):
-    def arrived(total):
-        flat.grad_shard = total
-
-    place = flat.grad[:flat.own.stop - flat.own.start]
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=place, done=arrived)
-
-
-@wrong("5.4", "arrived beside the bucket")
+@wrong("5.4", "copied back")
 def copied_back(flat, comm):
     def arrived(total):
         flat.grad[flat.own] = total
@@ -321,32 +77,7 @@ def copied_back(flat, comm):
 
 # 5.5 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("5.5", "gathered nothing")
-def no_gather(flats, comm, optimizer_step):
-    result = optimizer_step()
-    for flat in flats:
-        flat.publish_shard()
-    return result
-
-
-@wrong("5.5", "gathered before `optimizer_step`")
-def gather_first(flats, comm, optimizer_step):
-    for flat in flats:
-        flat.publish_shard()
-        comm.all_gather(flat.full, flat.layout, flat.name).wait()
-    return optimizer_step()
-
-
-@wrong("5.5", "gathers still under way")
-def no_wait(flats, comm, optimizer_step):
-    result = optimizer_step()
-    for flat in flats:
-        flat.publish_shard()
-        comm.all_gather(flat.full, flat.layout, flat.name)
-    return result
-
-
-@wrong("5.5", "gathers still under way")
+@wrong("5.5", "under way")
 def waits_for_the_last(flats, comm, optimizer_step):
     result = optimizer_step()
     for flat in flats:
@@ -354,41 +85,6 @@ def waits_for_the_last(flats, comm, optimizer_step):
         handle = comm.all_gather(flat.full, flat.layout, flat.name)
     handle.wait()
     return result
-
-
-@wrong("5.5", "each further call is a further step")
-def steps_a_row(flats, comm, optimizer_step):
-    for flat in flats:
-        result = optimizer_step()
-        flat.publish_shard()
-        comm.all_gather(flat.full, flat.layout, flat.name).wait()
-    return result
-
-
-@wrong("5.5", "the same collectives, in the same order")
-def owners_only(flats, comm, optimizer_step):
-    result = optimizer_step()
-    for flat in flats:
-        if flat.layout.real(flat.rank):
-            flat.publish_shard()
-            comm.all_gather(flat.full, flat.layout, flat.name).wait()
-    return result
-
-
-@wrong("5.5", "fp32 master weights")
-def never_published(flats, comm, optimizer_step):
-    result = optimizer_step()
-    for handle in [comm.all_gather(flat.full, flat.layout, flat.name) for flat in flats]:
-        handle.wait()
-    return result
-
-
-@wrong("5.5", "got lost")
-def result_lost(flats, comm, optimizer_step):
-    optimizer_step()
-    for flat in flats:
-        flat.publish_shard()
-        comm.all_gather(flat.full, flat.layout, flat.name).wait()
 
 
 # 5.6 ----------------------------------------------------------------------------------------------------------------

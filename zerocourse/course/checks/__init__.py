@@ -4,6 +4,7 @@
 """
 
 from ...errors import BadInput, ZeroCourseError
+from . import harness
 from .exercise import Exercise, exercises, find
 from .lab import Lab
 from .verdict import FAILED, NOT_DONE, PASSED, NotDone, Progress, Verdict, Wrong
@@ -34,10 +35,10 @@ def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) 
     try:
         found = find(id)
         if len(answers) != len(found.answers) or not all(map(callable, answers)):
-            return Verdict(id, FAILED, _usage(found, answers))
+            return Verdict(id, FAILED, _usage(found, answers), code="usage")
         lab = Lab(found, answers, timeout, own_allowed)
     except (ZeroCourseError, ImportError) as error:
-        return Verdict(id, FAILED, str(error))
+        return Verdict(id, FAILED, str(error), code="usage")
     before, known = _passed.get(id, (None, None))
     if lab.sent == before and not own_allowed:
         return known
@@ -57,14 +58,14 @@ def judge(lab: Lab) -> Verdict:
     """Run the check of the lab's exercise; whatever happens becomes a verdict."""
     id = lab.exercise.id
     try:
-        feedback = lab.exercise.run(lab)
+        feedback = (lab.exercise.run or harness.judge)(lab)
         return Verdict(id, PASSED, feedback or "right", lab.printed)
     except NotDone as blank:
-        return Verdict(id, NOT_DONE, str(blank), lab.printed)
+        return Verdict(id, NOT_DONE, str(blank), lab.printed, NOT_DONE)
     except (Wrong, BadInput) as error:  # BadInput: something cannot be sent to the ranks
-        return Verdict(id, FAILED, str(error), lab.printed)
+        return Verdict(id, FAILED, str(error), lab.printed, getattr(error, "code", "usage"))
     except Exception as error:
         sentence = f"the check itself failed, not your answer: {type(error).__name__}: {error}"
-        return Verdict(id, FAILED, sentence, lab.printed)
+        return Verdict(id, FAILED, sentence, lab.printed, "broken")
     finally:
         lab.tidy()

@@ -13,23 +13,25 @@ def same(got, want, **how) -> bool:
     """Equal in value and kind. Lists and tuples count as one kind; floats may differ by 1e-9 of their size.
 
     exact=False: an int may also come as a float. tolerance: of elements of tensors. close: instead of 1e-9.
+    nan=True: NaN is like NaN. (Else it is like nothing.)
     """
     return difference(got, want, **how) is None
 
 
 def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it returned",
-               tolerance: float = 1e-6, close: float = CLOSE) -> str | None:
+               tolerance: float = 1e-6, close: float = CLOSE, nan: bool = False) -> str | None:
     """The first difference in words, "it returned 3 where 4 is right"; None when there is none.
 
     tolerance: of elements of tensors, relative where they are larger than 1.   close: of floats, relative.
     """
-    how = {"exact": exact, "verb": verb, "tolerance": tolerance, "close": close}
+    how = {"exact": exact, "verb": verb, "tolerance": tolerance, "close": close, "nan": nan}
     here = f"at `{at}` {verb}" if at else verb
     plain = f"{here} {value_text(got)} where {value_text(want)} is right"
     if got is None and want is not None:
-        return f"{here} None where {value_text(want)} is right" + ("" if at else ": does it end without `return`?")
+        hint = ": does it end without `return`?" if here == "it returned" else ""
+        return f"{here} None where {value_text(want)} is right{hint}"
     if _is_tensor(want):
-        return _tensor_difference(got, want, here, tolerance)
+        return _tensor_difference(got, want, here, tolerance, nan)
     if isinstance(want, dict):
         return _dict_difference(got, want, at, here, how)
     if isinstance(want, (list, tuple)):
@@ -51,6 +53,8 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it r
             return (f"{here} {value_text(got)}, {a(got)}: the number is right, but it has to be an int, because a "
                     "float loses whole numbers above 2^53; divide with // and not with /")
         return plain
+    if nan and math.isnan(got) and math.isnan(want):
+        return None
     return None if math.isclose(got, want, rel_tol=close) else plain
 
 
@@ -70,14 +74,15 @@ def _is_tensor(value) -> bool:
     return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
 
 
-def _tensor_difference(got, want, here: str, tolerance: float) -> str | None:
+def _tensor_difference(got, want, here: str, tolerance: float, nan: bool) -> str | None:
     if not _is_tensor(got):
         return f"{here} {value_text(got)}, {a(got)}, where a tensor of shape {tuple(want.shape)} is right"
     if got.shape != want.shape:
         return f"{here} a tensor of shape {tuple(got.shape)} where {tuple(want.shape)} is right"
     if got.dtype != want.dtype:
         return f"{here} a tensor of {got.dtype} where {want.dtype} is right"
-    gap = (got.double() - want.double()).abs()
+    alike = got.isnan() & want.isnan() if nan else got == want
+    gap = (got.double() - want.double()).abs().masked_fill(alike | (got == want), 0.0)  # infinities are alike too
     if not gap.numel() or bool((gap <= tolerance * want.double().abs().clamp(min=1)).all()):
         return None
     place = tuple(int(i) for i in (gap.nan_to_num(math.inf) == gap.nan_to_num(math.inf).max()).nonzero()[0])

@@ -4,26 +4,35 @@ import functools
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ...errors import BadInput
+from .trace import Trial
+from .words import sentences
 
 FORMULAS = tuple(f"zerocourse.formulas.{name}:*"
                  for name in ("states", "volumes", "transformer", "activations", "peak", "estimators"))
 _found: dict[str, "Exercise"] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exercise:
     """One exercise and its check.
 
     id: "5.1", chapter 5's first.   answers: the names that the learner defines, in the order that `check` gets them.
     minutes: for somebody who has read the chapter.   difficulty: 1 to 3.
-    run(lab): the check; it returns what to say to a right answer, and ends with `lab.wrong(...)` at a wrong one.
+    reference: right by default, its knobs make the mistakes; where there are several answers it returns them.
+    trials: what the answer is put through, in this order.
+    mistakes: {code: settings}, the most likely first. A setting is one way to make the mistake: a dictionary of knobs,
+        a function that answers like this, or a `When` (see `harness`). The code "stuck" is for ranks that disagree.
+    sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
+        `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
+    run(lab): a check of the old kind, which has no mistakes and no trials; None for the others.
     own: the package's implementation of each answer, where it has one; () where it has none.
     replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",
-        "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.states:*" for all functions of a module. `own` always is.
+        "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.states:*" for all functions of a module. `own`
+        always is.
     sample(random) -> args: random arguments, on which the tests compare the solution with `own`.
     timeout: seconds for each trip to the ranks.
     """
@@ -33,11 +42,15 @@ class Exercise:
     minutes: int
     difficulty: int
     answers: tuple[str, ...]
-    run: Callable
-    own: tuple[Callable, ...]
-    replaces: tuple[str, ...]
-    sample: Callable | None
-    timeout: float
+    run: Callable | None = None
+    own: tuple[Callable, ...] = ()
+    replaces: tuple[str, ...] = ()
+    sample: Callable | None = None
+    timeout: float = 20
+    reference: Callable | None = None
+    trials: tuple[Trial, ...] = ()
+    mistakes: dict[str, tuple] = field(default_factory=dict)
+    sentences: dict[str, str] = field(default_factory=dict)
 
     @property
     def stars(self) -> str:
@@ -49,13 +62,25 @@ class Exercise:
 
 
 def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...], own=(),
-             replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20):
-    """Make the decorated function the check of a new exercise. `answer` and `own`: one, or a tuple of several."""
-    def register(run: Callable) -> Callable:
+             replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20,
+             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict | None = None):
+    """Make the decorated function the reference of a new exercise (without `mistakes`: its check, the old way).
+
+    Its docstring has a sentence for each mistake and one for "right" (see `words.sentences`).
+    answer and own: one, or a tuple of several.   cases: short for a first trial that calls the answer with each.
+    mistakes: {code: setting, or a tuple of several}.
+    """
+    def register(fn: Callable) -> Callable:
         answers = (answer,) if isinstance(answer, str) else tuple(answer)
-        _found[id] = Exercise(id, title, minutes, difficulty, answers, run, own if isinstance(own, tuple) else (own,),
-                              replaces, sample, timeout)
-        return run
+        table = {code: each if isinstance(each, tuple) else (each,) for code, each in (mistakes or {}).items()}
+        said = sentences(fn) if table else {}
+        if table and (unmatched := said.keys() ^ {*table, "right"}):
+            raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for "
+                             f"`right`, and no other; look at {sorted(unmatched)}")
+        _found[id] = Exercise(id, title, minutes, difficulty, answers, None if table else fn,
+                              own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
+                              (*([Trial(list(cases))] if cases else []), *trials), table, said)
+        return fn
     return register
 
 

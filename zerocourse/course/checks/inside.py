@@ -13,15 +13,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import cloudpickle
 
+from ...errors import CollectiveError
 from ...launch.processes import payload
 from . import delegation as guards
 from .compare import same
-from .verdict import Wrong
-from .words import a, blank_of, call_text, line_text
+from .verdict import NOT_DONE, RAISED, STUCK, Wrong
+from .words import a, blank_of, call_text, line_text, message_text
 
 try:
     import fcntl
@@ -32,7 +33,7 @@ except ImportError:  # Windows
 
 MEMORY = 3 * 2**30  # bytes that an answer may take beyond what its process had before
 PRINTED = 4000  # characters that are kept
-WORDS = 400  # characters of an exception's message
+SAME_CALLS = "Every rank must call the same collectives, in the same order"
 NO_TRAVELLER = ("returned {}, which cannot be sent from one process to another: return numbers, tensors, or lists and "
                 "dictionaries of them")
 
@@ -43,12 +44,14 @@ class AnswerFailed(Exception):
 
 @dataclass
 class Report:
-    """What a rank saw. kind: "value", "not done", or "wrong" with a sentence in `value`."""
+    """What a rank saw. kind: "value", or a verdict's code with a sentence in `value`."""
 
     kind: str
     value: object
     printed: str
     clean: bool  # no thread of the answer's runs on in this process
+    error: str = ""  # the class name of what was raised
+    case: str = ""  # words for the case in which it was
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Raised:
     """Stands for a value where the answer raised what the check allows."""
 
     kind: str
-    message: str
+    message: str = field(compare=False)
 
     def __repr__(self) -> str:
         return f"(raises {self.kind})"
@@ -88,19 +91,20 @@ def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, 
     """
     guards.sprung.clear()
     guard, guarded = guards.Guard(replaces, own), []
-    threads, printed = set(threading.enumerate()), _Bounded()
+    threads, printed, raised, case = set(threading.enumerate()), _Bounded(), "", ""
     try:
         with _output_to(printed), _memory_limit():
             first, others, _ = payload.unpack(sent)
             guarded += [Answer(fn, name, guard) for fn, name in zip((first, *others), names, strict=True)]
             kind, value = "value", observe(*guarded, *args, **kwargs)
     except BaseException as error:
-        kind, value = _failure(guarded, error)
+        (kind, value), raised = _failure(guarded, error), type(error).__name__
+        case = next(iter(getattr(error, "__notes__", ())), "")
     if guards.sprung:
-        kind, value = "wrong", f"this calls the package's own `{guards.sprung[0]}`: write it yourself"
-    if kind == "value" and not _can_travel(value):
-        kind, value = "wrong", f"it {NO_TRAVELLER.format(a(value))}"
-    report = Report(kind, value, printed.getvalue(), set(threading.enumerate()) <= threads)
+        kind, value = "delegated", f"this calls the package's own `{guards.sprung[0]}`: write it yourself"
+    if kind == "value" and not can_travel(value):
+        kind, value = RAISED, f"it {NO_TRAVELLER.format(a(value))}"
+    report = Report(kind, value, printed.getvalue(), set(threading.enumerate()) <= threads, raised, case)
     if several and kind != "value":
         raise AnswerFailed(json.dumps(vars(report)))
     return report
@@ -118,10 +122,10 @@ def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> tu
             value = answer(*given)
         except BaseException as error:
             if type(error).__name__ not in allowed:
-                error.add_note(call_text(answer.__name__, case))
+                error.add_note(f"`{call_text(answer.__name__, case)}`")
                 raise
             answer.error, value = None, Raised(type(error).__name__, str(error))
-        if not _can_travel(value):
+        if not can_travel(value):
             raise Wrong(f"`{call_text(answer.__name__, case)}` {NO_TRAVELLER.format(a(value))}")
         values.append(value)
         if not same(given, case):
@@ -130,33 +134,32 @@ def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> tu
 
 
 def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
-    """Kind and sentence for an exception; the answer's own comes before what it led to."""
+    """Code and sentence for an exception; the answer's own comes before what it led to."""
     error = next((answer.error for answer in answers if answer.error), raised)
     if blank := blank_of(error):
         name = answers[0].__name__ if answers and blank == "__init__" else blank
-        return "not done", f"not done yet: `{name}` is still a blank"
+        return NOT_DONE, f"not done yet: `{name}` is still a blank"
     if isinstance(raised, Wrong):
-        return "wrong", str(raised)
+        return raised.code, str(raised)
+    if isinstance(error, CollectiveError):
+        return STUCK, f"{error}." if "the same collectives" in str(error) else f"{error}. {SAME_CALLS}."
     misfit = next((answer.misfit for answer in answers if answer.misfit), "")
     if misfit:
-        return "wrong", misfit
-    case = f"`{raised.__notes__[0]}`: " if getattr(raised, "__notes__", None) else ""
+        return RAISED, misfit
     line = line_text(error)
     if not answers:
-        return "wrong", f"it cannot be loaded in another process: {type(error).__name__}: {error}"
+        return RAISED, f"it cannot be loaded in another process: {type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
-        return "wrong", f"{case}it ended the program (exit or sys.exit){line}: return a value instead"
+        return RAISED, f"it ended the program (exit or sys.exit){line}: return a value instead"
     if isinstance(error, MemoryError):
-        return "wrong", f"{case}it ran out of memory{line}: {MEMORY / 2**30:.0f} GiB is what it may take"
+        return RAISED, f"it ran out of memory{line}: {MEMORY / 2**30:.0f} GiB is what it may take"
     if isinstance(error, EOFError):
-        return "wrong", f"{case}it waits for input{line}, and nobody is there to type: use the arguments"
-    message = " ".join(str(error).split())
-    message = f": {message[:WORDS]}{'...' * (len(message) > WORDS)}" if message else ""
+        return RAISED, f"it waits for input{line}, and nobody is there to type: use the arguments"
     who = "it raised" if any(answer.error for answer in answers) else "it returned, but then what it left behind led to"
-    return "wrong", f"{case}{who} {type(error).__name__}{message}{line}"
+    return RAISED, f"{who} {type(error).__name__}{message_text(error)}{line}"
 
 
-def _can_travel(value) -> bool:
+def can_travel(value) -> bool:
     try:
         cloudpickle.dumps(value)
     except Exception:

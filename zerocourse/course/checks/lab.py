@@ -15,11 +15,11 @@ from ...launch.ranks import Ranks
 from .compare import CLOSE, difference, same
 from .exercise import Exercise
 from .inside import Raised, Report, call_all, perform, untaken
-from .verdict import NotDone, Wrong
+from .verdict import STUCK, NotDone, Wrong
 from .words import call_text, ended
 
 START_SECONDS = 120  # for ranks that are not there yet, on a busy machine
-# A sentence to the learner, and what somebody who makes this mistake would return: one function for each way to make it.
+# A sentence to the learner, and what somebody who makes this mistake would return: a function for each way to make it.
 Mistake = tuple[str, *tuple[Callable, ...]]
 
 
@@ -31,8 +31,15 @@ def _ranks(world: int) -> Ranks:
 
 
 def _ready() -> None:
-    """On a rank: it is there, with torch's compiler, which a process's first optimizer loads (a forked rank has it)."""
+    """On a rank: it is there, with torch's compiler, which a process's first optimizer loads (a forked rank has it).
+
+    And with the thread that a process's first Comm starts: it would else be taken for one of the answer's, and cost the
+    ranks their lives.
+    """
     import torch
+
+    from ...comm.group import Comm
+    Comm()
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 
 
@@ -67,22 +74,24 @@ class Lab:
             reports = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
                                world > 1, timeout=limit)
         except LaunchTimeout as error:
-            raise Wrong(_hang_text(error, world, limit)) from None
+            raise Wrong(_hang_text(error, world, limit), "hung") from None
         except RankDied as error:
-            raise Wrong(_death_text(error, world)) from None
+            raise Wrong(_death_text(error, world), "died") from None
         except RankError as error:
-            reports = [_failed_report(error)]
-            world_words = f"on rank {error.rank} of {world}, " if world > 1 else ""
-            if reports[0].kind == "wrong":
-                reports[0].value = world_words + str(reports[0].value)
+            rank, report = _failed_report(error)
+            reports = [report]
+            if world > 1 and report.kind != "not done":
+                where = f"on rank {rank}" + f" of {world}" * (not report.case)
+                report.value = f"{where}, {report.value}"
         if not all(report.clean for report in reports):
             pool.close()
         self.printed = self.printed or next((report.printed for report in reports if report.printed), "")
         for report in reports:
             if report.kind == "not done":
                 raise NotDone(report.value)
-            if report.kind == "wrong":
-                raise Wrong(name_cells(str(report.value)))
+            if report.kind != "value":
+                case = f"{report.case}: " if report.case else ""
+                raise Wrong(name_cells(f"{case}{report.value}"), report.kind, report.error)
         return [report.value for report in reports]
 
     def tidy(self) -> None:
@@ -175,11 +184,13 @@ def _difference(got, right, exact: bool, close: float) -> str:
         difference(got, right, exact=exact, close=close)
 
 
-def _failed_report(error: RankError) -> Report:
-    for failure in error.failures:
-        if failure.kind == "AnswerFailed":
-            return Report(**json.loads(failure.message))
-    raise error
+def _failed_report(error: RankError) -> tuple[int, Report]:
+    """The first rank that failed by itself, else one that waited in vain for another; and its report."""
+    reports = [(failure.rank, Report(**json.loads(failure.message))) for failure in error.failures
+               if failure.kind == "AnswerFailed"]
+    if not reports:
+        raise error
+    return min(reports, key=lambda found: found[1].kind == STUCK)
 
 
 def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:

@@ -6,11 +6,19 @@ from html import escape
 
 PASSED, FAILED, NOT_DONE = "passed", "failed", "not done"
 MARKS = {PASSED: "✓", FAILED: "✗", NOT_DONE: "○"}
+DIFFERENCE, STUCK, RAISED, MISUSED = "difference", "stuck", "raised", "misused"  # codes
 COLOURS = {PASSED: "#1a7f37", FAILED: "#b42318", NOT_DONE: "#57606a"}
 
 
 class Wrong(Exception):
-    """Ends a check: the answer is not right, and this sentence says why."""
+    """Ends a check: the answer is not right, and this sentence says why.
+
+    code: as in `Verdict`.   error: the class name of the exception that the answer raised, where it raised one.
+    """
+
+    def __init__(self, sentence: str, code: str = DIFFERENCE, error: str = ""):
+        super().__init__(sentence)
+        self.code, self.error = code, error
 
 
 class NotDone(Exception):
@@ -19,12 +27,21 @@ class NotDone(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """status: "passed", "failed" or "not done". printed: what the answer printed while it was checked."""
+    """What a check has to say.
+
+    status: "passed", "failed" or "not done".   printed: what the answer printed while it was checked.
+    code: why it failed, for machines; None when it passed. A mistake of the exercise's table has its own code there.
+    For the rest: "not done" (a blank), "difference" (wrong, and no known mistake explains it), "raised" (an exception),
+    "misused" (it calls what it was given in a wrong way), "stuck" (the ranks disagree on a collective), "hung" (out of
+    time), "died" (its process ended), "delegated" (it calls the package's own), "usage" (`check` itself was called
+    wrongly), "broken" (the check failed, not the answer).
+    """
 
     id: str
     status: str
     message: str
     printed: str = ""
+    code: str | None = None
 
     @property
     def passed(self) -> bool:

@@ -1,13 +1,31 @@
 """Values, calls and lines of code in words, for verdicts."""
 
+import inspect
 import linecache
 import os
 import sysconfig
 import traceback
 
+WORDS = 400  # characters of an exception's message
+LISTED = 16  # elements of a tensor that are told one by one
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THEIRS = (_OURS + os.sep, "<frozen", "<string>",
                *(sysconfig.get_path(key) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def sentences(fn) -> dict[str, str]:
+    """The sentences in a function's docstring, by name: after its first paragraph each begins a line with `name: `, and
+    goes on in lines that are indented further. Raises ValueError at a line that is neither."""
+    found, name, lines = {}, None, (inspect.getdoc(fn) or "").splitlines()
+    for line in lines[lines.index(""):] if "" in lines else ():
+        if line.startswith(" ") and name:
+            found[name] += f" {line.strip()}"
+        elif line:
+            name, colon, text = line.partition(": ")
+            if not colon:
+                raise ValueError(f"in the docstring of {fn.__name__} the line {line!r} should begin with `name: `")
+            found[name] = text.strip()
+    return found
 
 
 def call_text(name: str, args=(), kwargs=None) -> str:
@@ -25,6 +43,8 @@ def value_text(value, longest: int = 160) -> str:
         text = f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
     elif type(value) is dict:
         text = "{" + ", ".join(f"{key!r}: {value_text(item, longest)}" for key, item in value.items()) + "}"
+    elif hasattr(value, "numel") and value.numel() > LISTED:
+        text = f"a tensor of shape {tuple(value.shape)}"
     elif callable(value) and hasattr(value, "__name__"):
         text = value.__name__
     else:
@@ -33,6 +53,15 @@ def value_text(value, longest: int = 160) -> str:
         except Exception:  # the learner's own __repr__
             text = f"a {type(value).__name__}"
     return text if len(text) <= longest else f"{text[:longest - 3]}..."
+
+
+def short_text(value) -> str:
+    """As `value_text`, with numbers to four places and strings as they are."""
+    if hasattr(value, "tolist"):
+        value = value.tolist() if value.numel() <= LISTED else value
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(short_text, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else value_text(value)
 
 
 def a(value) -> str:
@@ -50,6 +79,12 @@ def own_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The innermost frame of the learner's own code."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return next((frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)), None)
+
+
+def message_text(error: BaseException) -> str:
+    """What an exception says, in one line, after a colon; or nothing."""
+    message = " ".join(str(error).split())
+    return f": {message[:WORDS]}{'...' * (len(message) > WORDS)}" if message else ""
 
 
 def line_text(error: BaseException) -> str:

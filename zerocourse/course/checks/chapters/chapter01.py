@@ -7,6 +7,7 @@ from ....formulas.transformer import gpt2_params
 from ....formulas.volumes import sent_bytes
 from ..exercise import FORMULAS, exercise
 from ..lab import Lab
+from ..trace import Trial
 from .moments import first_wrong_moment, moments
 
 FLOATS = "`/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b)."
@@ -74,51 +75,71 @@ def per_parameter(stage):
     return whole, 16 - whole
 
 
-def holds(**how):
-    return lambda *case: states(*case, **how)
+def rounded_together(params, stage, ranks):
+    whole, shared = per_parameter(stage)
+    return whole * params + -(-shared * params // ranks)
 
 
-@exercise("1.2", "What a rank holds", minutes=15, difficulty=1, answer="state_bytes",
-          own=lambda params, stage, ranks: model_states(params, stage, ranks).total_bytes, replaces=FORMULAS,
-          sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3),
-                                 random.randint(1, 1024)))
-def state_bytes(lab: Lab):
-    even = [(7_500_000_000, stage, 64) for stage in range(4)] + [(1600, stage, ranks) for stage in range(4)
-                                                                 for ranks in (1, 2, 4)]
-    lab.compare(even, states, [
-        ("You divided the gradients first and the optimizer's states later: the largest part, 12 of 16 bytes, goes "
-         "first, at stage 1.", holds(from_stage=(3, 1, 2))),
-        ("You divided the parameters too: stage 2 keeps them whole on every rank.", holds(from_stage=(2, 2, 1))),
-        ("You divided one kind too early: stage 1 divides the optimizer's states alone.", holds(from_stage=(2, 1, 1))),
-        ("You divided the gradients at stage 1 already: it divides the optimizer's states alone.",
-         holds(from_stage=(3, 1, 1))),
-        ("You divided one kind too early: stage 0 is data parallel, and divides nothing.", holds(from_stage=(2, 1, 0))),
-        ("You divided everything at every stage: that is stage 3 alone, and stage 0 divides nothing.",
-         holds(from_stage=(0, 0, 0))),
-        ("You divided everything from stage 1 on: only stage 3 divides all three kinds.", holds(from_stage=(1, 1, 1))),
-        ("You divided one kind too late: stage 1 divides the optimizer's states, stage 2 the gradients too, stage 3 "
-         "the parameters too.", holds(from_stage=(4, 3, 2))),
-        ("You left the gradients whole: stage 2 divides them too.", holds(from_stage=(3, 4, 1))),
-        ("You never divided the parameters: that is what stage 3 adds.", holds(from_stage=(4, 2, 1))),
-        ("You left out the fp32 master copy of the parameters: the optimizer holds 4 + 4 + 4 = 12 bytes a parameter.",
-         holds(sizes=(2, 2, 8))),
-        ("You counted the gradients in fp32: in this convention they are fp16, 2 bytes.", holds(sizes=(2, 4, 12))),
-        ("You counted plain fp32 training, 4 + 4 + 8: mixed precision has the same sum and another split, 2 + 2 + 12.",
-         holds(sizes=(4, 4, 8))),
-        ("You left out the gradients.", holds(sizes=(2, 0, 12))),
-    ], exact=False)
-    ragged = [(1601, stage, 4) for stage in (1, 2, 3)] + [(10, 3, 64), (10**18 + 1, 1, 3)]
-    lab.compare(even + ragged, states, [
-        (FLOATS, lambda params, stage, ranks: states(params, stage, ranks, share=float_share(params, ranks))),
-        ("You rounded a share down: four ranks that own 400 of 1601 parameters each leave one to nobody. Round up.",
-         lambda params, stage, ranks: states(params, stage, ranks, share=params // ranks)),
-        ("You rounded the bytes: it is the parameters that are shared out, so round a rank's share of them up to a "
-         "whole number first, and then multiply by bytes.",
-         lambda params, stage, ranks: per_parameter(stage)[0] * params + -(-per_parameter(stage)[1] * params // ranks),
-         lambda params, stage, ranks: sum(-(-size * params // ranks) if stage >= first else size * params
-                                          for size, first in ((2, 3), (2, 2), (12, 1)))),
-    ])
-    return "the paper's 120, 31.4, 16.6 and 1.88 GB, and shares that do not divide evenly."
+def rounded_apart(params, stage, ranks):
+    return sum(-(-size * params // ranks) if stage >= first else size * params
+               for size, first in ((2, 3), (2, 2), (12, 1)))
+
+
+@exercise(
+    "1.2", "What a rank holds", minutes=15, difficulty=1, answer="state_bytes",
+    own=lambda params, stage, ranks: model_states(params, stage, ranks).total_bytes, replaces=FORMULAS,
+    sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3), random.randint(1, 1024)),
+    cases=[(7_500_000_000, stage, 64) for stage in range(4)] + [(1600, stage, ranks) for stage in range(4)
+                                                                for ranks in (1, 2, 4)],
+    trials=[Trial([(1601, stage, 4) for stage in (1, 2, 3)] + [(10, 3, 64), (10**18 + 1, 1, 3)])],  # no even shares
+    mistakes={
+        "gradients first": {"from_stage": (3, 1, 2)},
+        "parameters at stage 2": {"from_stage": (2, 2, 1)},
+        "one early": {"from_stage": (2, 1, 1)},
+        "gradients at stage 1": {"from_stage": (3, 1, 1)},
+        "from stage 0": {"from_stage": (2, 1, 0)},
+        "always all": {"from_stage": (0, 0, 0)},
+        "all from stage 1": {"from_stage": (1, 1, 1)},
+        "one late": {"from_stage": (4, 3, 2)},
+        "gradients whole": {"from_stage": (3, 4, 1)},
+        "parameters whole": {"from_stage": (4, 2, 1)},
+        "no master copy": {"sizes": (2, 2, 8)},
+        "fp32 gradients": {"sizes": (2, 4, 12)},
+        "plain fp32": {"sizes": (4, 4, 8)},
+        "no gradients": {"sizes": (2, 0, 12)},
+        "floats": {"rounded": float_share},
+        "rounded down": {"rounded": lambda params, ranks: params // ranks},
+        "rounded bytes": (rounded_together, rounded_apart),
+    })
+def state_bytes(params, stage, ranks, *, rounded=share_of, **how):
+    """Bytes that a rank holds.
+
+    gradients first: You divided the gradients first and the optimizer's states later: the largest part, 12 of 16 bytes,
+        goes first, at stage 1.
+    parameters at stage 2: You divided the parameters too: stage 2 keeps them whole on every rank.
+    one early: You divided one kind too early: stage 1 divides the optimizer's states alone.
+    gradients at stage 1: You divided the gradients at stage 1 already: it divides the optimizer's states alone.
+    from stage 0: You divided one kind too early: stage 0 is data parallel, and divides nothing.
+    always all: You divided everything at every stage: that is stage 3 alone, and stage 0 divides nothing.
+    all from stage 1: You divided everything from stage 1 on: only stage 3 divides all three kinds.
+    one late: You divided one kind too late: stage 1 divides the optimizer's states, stage 2 the gradients too, stage 3
+        the parameters too.
+    gradients whole: You left the gradients whole: stage 2 divides them too.
+    parameters whole: You never divided the parameters: that is what stage 3 adds.
+    no master copy: You left out the fp32 master copy of the parameters: the optimizer holds 4 + 4 + 4 = 12 bytes a
+        parameter.
+    fp32 gradients: You counted the gradients in fp32: in this convention they are fp16, 2 bytes.
+    plain fp32: You counted plain fp32 training, 4 + 4 + 8: mixed precision has the same sum and another split, 2 + 2 +
+        12.
+    no gradients: You left out the gradients.
+    floats: `/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b).
+    rounded down: You rounded a share down: four ranks that own 400 of 1601 parameters each leave one to nobody. Round
+        up.
+    rounded bytes: You rounded the bytes: it is the parameters that are shared out, so round a rank's share of them up
+        to a whole number first, and then multiply by bytes.
+    right: the paper's 120, 31.4, 16.6 and 1.88 GB, and shares that do not divide evenly.
+    """
+    return states(params, stage, ranks, share=rounded(params, ranks), **how)
 
 
 # 1.3 ----------------------------------------------------------------------------------------------------------------

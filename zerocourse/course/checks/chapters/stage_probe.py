@@ -11,12 +11,11 @@ from ....zero.shard import shard
 from ....errors import CollectiveError
 from ....measure.storages import all_tensors
 from ....zero.buffer import FlatBuffer
-from ..inside import Answer
-from ..verdict import Wrong
+from ..inside import SAME_CALLS, Answer
+from ..verdict import MISUSED, Wrong
 from .stage_runs import WatchedComm
 
 NOT_THEIRS = ("torch", "zerocourse", "builtins")  # a learner's own classes are looked into
-SAME_CALLS = "Every rank must call the same collectives, in the same order"
 
 
 class Rows(nn.Module):
@@ -60,7 +59,7 @@ class Updates:
         for each in wanted:
             if not any(each is flat for flat in self.flats):
                 raise Wrong(f"`optimizer_step` was given {each!r:.60}: it takes flat buffers, as `optimizer_step(flat)`, "
-                            "or nothing, which updates them all")
+                            "or nothing, which updates them all", MISUSED)
         for number, flat in enumerate(self.flats):
             if not wanted or any(each is flat for each in wanted):
                 self.counts[number] += 1

@@ -6,6 +6,7 @@ In a check:   for world in (2, 3): judge(lab, ["reduce"], stage=1, world=world)
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -15,8 +16,10 @@ from ....init.deferred import deferred_init
 from ....models.gpt2 import GPT, GPTConfig
 from ....layout.rankmap import Layout
 from ..lab import Lab
+from ..trace import Trial
 
 CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=64)  # three units, none of them divisible by 3
+VERBS = ("reduce_scatter", "all_gather")
 PHASES = ("forward", "backward", "step")
 KINDS = {"parameters_bytes": "parameters", "gradients_bytes": "gradients", "optimizer_bytes": "the optimizer's states"}
 CLOSE = 2e-4  # between losses: what rounding alone makes of them in a few steps
@@ -30,7 +33,7 @@ class WatchedComm(Comm):
     phase: yours to set, so that a call tells when it was made.
     """
 
-    def __init__(self, timeout: float = 5.0):
+    def __init__(self, timeout: float = 1.5):
         super().__init__(timeout=timeout)
         self.phase, self.calls, self.handles, self.in_place = "", [], [], []
         self.open: list[Handle] = []
@@ -73,7 +76,7 @@ def data(rank: int, count: int, batch: int = 2) -> torch.Tensor:
     return torch.randint(CONFIG.vocab_size, (count, batch, CONFIG.block_size + 1), generator=seed)
 
 
-def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation: int = 1, timeout: float = 5.0,
+def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation: int = 1, timeout: float = 1.5,
           lr: float = 0.01, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options) -> dict:
     """Train the tiny GPT-2 on the ranks of the default process group, each with data of its own. Collective.
 
@@ -109,6 +112,25 @@ def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation:
     return {"losses": losses, "held": held, "sent": dict(comm.elements - before), "calls": comm.calls,
             "parameters": {flat.name: flat.full.clone() for flat in model.zero.flats if stage < 3},
             "shards": {flat.name: flat.shard.clone() for flat in model.zero.flats}}
+
+
+def training(name: str, stage: int, world: int = 2, **how) -> Trial:
+    """A trial: train the tiny GPT-2 with the answer as the operation `name` of the stage. how: for `train`."""
+    return Trial(observe=partial(_trained, name=name, stage=stage, **how), worlds=(world,), words={
+        "case": f"training GPT-2 with it at stage {stage} on {{world}} ranks",
+        "elements by *": "rank {rank} sent {got} {what} in a step, and {want} are right.",
+        "bytes of *": "rank {rank} holds {got} {what}, and {want} are right.",
+        "losses": "the losses of rank {rank} are {got}, and {want} are right.",
+        "parameters": "rank {rank} ends with other parameters than the package's own gives."},
+        close={"losses": CLOSE, "parameters": 10 * CLOSE})
+
+
+def _trained(answer, *, name, **how) -> dict:
+    found = train({name: answer}, **how)
+    return {**{f"elements by {verb}": found["sent"].get(verb, 0) for verb in VERBS},
+            **{f"bytes of {words} after the {phase}": found["held"][phase][kind]
+               for phase in PHASES for kind, words in KINDS.items()},
+            "losses": torch.tensor(found["losses"]), "parameters": [found["parameters"], found["shards"]]}
 
 
 def train_both(*args, names: Sequence[str], stage: int, **how) -> dict[str, dict]:

@@ -1,221 +1,250 @@
 """The checks of 5.4 and 5.5: the two functions of stage 1's operations, alone and in the training of a tiny GPT-2."""
 
 import torch
+import torch.distributed as dist
 
 from ....comm.group import Handle
-from ....layout.rankmap import Layout
 from ....zero.stage1 import reduce_scatter_in_place, sharded_step
 from ..exercise import exercise
-from ..lab import Lab
-from . import stage_runs
-from .stage_runs import WatchedComm
-from .stage_probe import SAME_CALLS, Updates, flats_of, give_gradient, miscounted, near, numbers, same_calls
+from ..harness import When
+from ..trace import Trial
+from .stage_runs import WatchedComm, training
+from .stage_probe import Updates, flats_of, give_gradient, numbers
 
 STAGE_1 = ("zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*")
+SHAPES = [(5,), (2,), (6,)]  # two do not divide evenly by 2 and 3; on three ranks the last owns nothing of the second
 
 
 # 5.4 ----------------------------------------------------------------------------------------------------------------
 
-SHAPES = [(5,), (2,), (6,)]  # two do not divide evenly by 2 and 3; on three ranks the last owns nothing of the second
+def reduce_on_a_rank(answer, numel):
+    """What the operation does with the bucket of one flat buffer.
+
+    case: a bucket of {0} gradients on {world} ranks
+    bucket: afterwards rank {rank} has no bucket.
+    gathered: rank {rank} also gathered the summed gradients.
+    started: rank {rank} called no collective of `comm`.
+    waited: rank {rank} returned {_kind} after it had waited for the sum.
+    returned: rank {rank} started a reduce-scatter and returned {_kind}.
+    shard: afterwards `flat.grad_shard` of rank {rank} is None.
+    length: `flat.grad_shard` of rank {rank} has {got} elements where {want} are right.
+    values: `flat.grad_shard` of rank {rank} is {got}, and {want} is right.
+    inside: the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, beside a bucket that is
+        kept as well.
+    place: the values are right, but `flat.grad_shard` of rank {rank} lies where another rank's slice of the bucket is,
+        whose gradients it overwrites.
+    in place: the values are right, but on rank {rank} the sum arrived beside the bucket, and was copied into it.
+    """
+    comm = WatchedComm()
+    flat, = flats_of([(numel,)], 1, comm)
+    comm.elements.clear()
+    give_gradient(flat, numbers(numel, comm.rank))
+    handle = answer(flat, comm)
+    returned, started = isinstance(handle, Handle), bool(comm.calls)
+    waited = any(begun.tensor is None for begun in comm.handles)  # complete before anybody else could wait
+    if returned:
+        handle.wait()
+    forgotten = comm.wait_for_forgotten()
+    got, bucket = flat.grad_shard, flat.grad
+    shard = got.clone() if torch.is_tensor(got) else None
+    inside = None not in (shard, bucket) and got.untyped_storage()._cdata == bucket.untyped_storage()._cdata
+    return {"bucket": bucket is not None, "gathered": comm.elements["all_gather"], "started": started,
+            "waited": started and (waited or not returned and not forgotten), "returned": returned or not started,
+            "shard": shard is not None, "length": 0 if shard is None else len(shard), "values": shard, "inside": inside,
+            "place": got.storage_offset() if inside and len(got) else None, "in place": all(comm.in_place),
+            "_kind": "the handle" if returned else type(handle).__name__}
 
 
-def reduce_on_a_rank(answer):
-    comm, seen = WatchedComm(), []
-    for flat in flats_of(SHAPES, 1, comm):
-        comm.elements.clear()
-        give_gradient(flat, numbers(flat.layout.numel, comm.rank))
-        before = flat.grad.clone()
-        with same_calls():
-            handle = answer(flat, comm)
-            returned, started = isinstance(handle, Handle), bool(comm.calls)
-            waited = any(begun.tensor is None for begun in comm.handles)  # complete before anybody else could wait
-            if returned:
-                handle.wait()
-        shard, bucket = flat.grad_shard, flat.grad
-        inside = None not in (shard, bucket) and torch.is_tensor(shard) and \
-            shard.untyped_storage()._cdata == bucket.untyped_storage()._cdata
-        elsewhere = inside and shard.numel() and shard.storage_offset() != flat.own.start
-        seen.append({"returned": returned, "kind": type(handle).__name__, "started": started, "waited": waited,
-                     "bucket": bucket is not None, "shard": shard.clone() if torch.is_tensor(shard) else None,
-                     "inside": inside, "elsewhere": elsewhere, "in place": all(comm.in_place), "before": before,
-                     "sent": dict(comm.elements), "forgotten": comm.wait_for_forgotten()})
-        comm.calls.clear()
-        comm.in_place.clear()
-    return seen
+def no_collective(flat, comm):
+    flat.grad_shard = flat.grad[flat.own]
 
 
-@exercise("5.4", "Reduce your slice", minutes=20, difficulty=2, answer="reduce_slice", own=reduce_scatter_in_place,
-          replaces=STAGE_1, timeout=15)
-def reduce_slice(lab: Lab):
-    for world in (2, 3):
-        found = lab.run(reduce_on_a_rank, world=world)
-        for number, shape in enumerate(SHAPES):
-            _judge_reduce(lab, [seen[number] for seen in found], shape[0], world)
-    stage_runs.judge(lab, ["reduce"], 1, 2, accumulation=2, optimizer=torch.optim.SGD, lr=0.5,  # AdamW forgives a factor
-                 why={"losses": "Alone it was right: is a second sum added to the first, which it holds already?"})
-    return "GPT-2 trains with it as with the package's own, and a rank sends (N - 1) / N of the gradient once."
+def uncounted(flat, comm):
+    dist.all_reduce(flat.grad)
+    flat.grad_shard = flat.grad[flat.own]
 
 
-def _judge_reduce(lab, found, numel, world):
-    layout = Layout.build({"row": (numel,)}, world)
-    rows = [seen["before"] for seen in found]
-    total = torch.stack(rows).sum(0)
-    case = f"a bucket of {numel} gradients on {world} ranks"
-    for rank, seen in enumerate(found):
-        own, size = layout.slice(rank), layout.bounds[1]
-        right, got = total[own], seen["shard"]
-        if not seen["bucket"]:
-            lab.wrong(f"{case}: afterwards rank {rank} has no bucket. You dropped it, which is stage 2: stage 1 keeps "
-                      "the whole gradient, and its slice of the sum stands in it.")
-        if seen["sent"].get("all_gather"):
-            lab.wrong(f"{case}: rank {rank} also gathered the summed gradients: that makes it an all-reduce, twice the "
-                      "traffic. A rank updates its slice and needs only that.")
-        if not seen["started"] and not near(got, rows[rank][own]):
-            lab.wrong(f"{case}: rank {rank} called no collective of `comm`: use comm.reduce_scatter, which counts what "
-                      "is sent.")
-        if not seen["started"]:
-            lab.wrong(f"{case}: rank {rank} called no collective of `comm`, so it has only its own gradients, and "
-                      "every rank goes its own way. Call comm.reduce_scatter.")
-        if not seen["returned"] and seen["forgotten"]:
-            lab.wrong(f"{case}: rank {rank} started a reduce-scatter and returned {seen['kind']}. Nobody can wait for "
-                      "it: return the handle.")
-        if not seen["returned"] or seen["waited"]:
-            what = "the handle" if seen["returned"] else seen["kind"]
-            lab.wrong(f"{case}: rank {rank} returned {what} after it had waited for the sum. The backward stands "
-                      "still meanwhile: return the handle at once, and let the stage wait for it.")
-        if got is None:
-            lab.wrong(f"{case}: afterwards `flat.grad_shard` of rank {rank} is None. Set it to this rank's slice of "
-                      "the sum: it is where the optimizer looks.")
-        if near(got, right):
-            continue
-        models = [
-            ("That is the slice of the rank before the reduction: set `flat.grad_shard` to the place where the sum "
-             "arrives.",
-             rows[rank][own]),
-            ("You divided by the number of ranks again: the gradients in the bucket are divided already.",
-             right / world),
-            ("You multiplied by the number of ranks: the gradients in the bucket are divided, and their sum is the "
-             "average.",
-             right * world),
-            ("You took rank 0's slice: this rank's is `flat.own`.", total[:size]),
-            ("You took rank 0's slice: this rank's is `flat.own`.", rows[rank][:size]),
-        ]
-        if got.shape != right.shape:
-            lab.wrong(f"{case}: `flat.grad_shard` of rank {rank} has {tuple(got.shape)} elements where "
-                      f"{tuple(right.shape)} are right: its slice alone, and not the whole bucket.")
-        why = next((why for why, model in models if near(got, model)), "")
-        lab.wrong(f"{case}: `flat.grad_shard` of rank {rank} is {got.tolist()}, and {right.tolist()} is right. "
-                  f"{why}".rstrip())
-    for rank, seen in enumerate(found):
-        if not seen["inside"]:
-            lab.wrong(f"{case}: the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, "
-                      "beside a bucket that is kept as well. Let the sum go into the slice of the bucket: "
-                      "into=flat.grad[flat.own].")
-        if seen["elsewhere"]:
-            lab.wrong(f"{case}: the values are right, but `flat.grad_shard` of rank {rank} lies where another rank's "
-                      "slice of the bucket is, whose gradients it overwrites: into=flat.grad[flat.own].")
-        if not seen["in place"]:
-            lab.wrong(f"{case}: the values are right, but on rank {rank} the sum arrived beside the bucket, and was "
-                      "copied into it. Let it arrive there: into=flat.grad[flat.own].")
+def also_gathered(flat, comm, handle):
+    handle.wait()
+    return comm.all_gather(flat.grad, flat.layout, flat.name)
+
+
+def dropped(flat, total):
+    flat.drop_bucket()
+    return total
+
+
+def copied_back(flat, total):
+    flat.grad[flat.own] = total
+    return flat.grad[flat.own]
+
+
+def accumulated(flat, total):
+    flat.accumulate(total)
+    return flat.grad_shard
+
+
+def first_slice(flat):
+    return flat.grad[:flat.own.stop - flat.own.start]
+
+
+@exercise(
+    "5.4", "Reduce your slice", minutes=20, difficulty=2, answer="reduce_slice", own=reduce_scatter_in_place,
+    replaces=STAGE_1, timeout=15,
+    trials=[
+        Trial([(numel,) for numel, in SHAPES], reduce_on_a_rank, worlds=(2, 3)),
+        training("reduce", 1, accumulation=2, optimizer=torch.optim.SGD, lr=0.5)],  # AdamW forgives a factor
+    mistakes={
+        "bucket dropped": {"take": dropped},
+        "all-reduce": {"after": also_gathered},
+        "own gradients": no_collective,
+        "uncounted": (uncounted, When("started")),
+        "waits": ({"after": lambda flat, comm, handle: handle.wait() or handle},
+                  {"after": lambda flat, comm, handle: handle.wait()}),
+        "handle lost": {"after": lambda flat, comm, handle: None},
+        "never set": {"take": lambda flat, total: None},
+        "whole bucket": {"take": lambda flat, total: flat.grad},
+        "slice of before": {"before": lambda flat: flat.grad[flat.own].clone()},
+        "divided again": {"times": lambda comm: 1 / comm.world_size},
+        "multiplied": {"times": lambda comm: comm.world_size},
+        "slice of rank 0": {"before": first_slice},
+        "memory of its own": {"into": lambda flat: None},
+        "another's place": {"into": first_slice},
+        "copied back": {"into": lambda flat: None, "take": copied_back},
+        "added to itself": ({"take": accumulated}, When("losses")),
+    })
+def reduce_slice(flat, comm, *, times=lambda comm: 1, before=None, into=lambda flat: flat.grad[flat.own],
+                 take=lambda flat, total: total, after=lambda flat, comm, handle: handle):
+    """times: of the gradient before it is reduced.   into: where the sum goes.   take: what becomes `flat.grad_shard`
+    when it arrives; or `before`, at once.   after: what is done last, and returned.
+
+    bucket dropped: You dropped it, which is stage 2: stage 1 keeps the whole gradient, and its slice of the sum stands
+        in it.
+    all-reduce: that makes it an all-reduce, twice the traffic. A rank updates its slice and needs only that.
+    own gradients: , so it has only its own gradients, and every rank goes its own way. Call comm.reduce_scatter.
+    uncounted: use comm.reduce_scatter, which counts what is sent.
+    waits: The backward stands still meanwhile: return the handle at once, and let the stage wait for it.
+    handle lost: Nobody can wait for it: return the handle.
+    never set: Set it to this rank's slice of the sum: it is where the optimizer looks.
+    whole bucket: Its slice alone is wanted, and not the whole bucket.
+    slice of before: That is the slice of the rank before the reduction: set `flat.grad_shard` to the place where the
+        sum arrives.
+    divided again: You divided by the number of ranks again: the gradients in the bucket are divided already.
+    multiplied: You multiplied by the number of ranks: the gradients in the bucket are divided, and their sum is the
+        average.
+    slice of rank 0: You took rank 0's slice: this rank's is `flat.own`.
+    memory of its own: Let the sum go into the slice of the bucket: into=flat.grad[flat.own].
+    another's place: into=flat.grad[flat.own].
+    copied back: Let it arrive there: into=flat.grad[flat.own].
+    added to itself: Alone it was right: is a second sum added to the first, which it holds already?
+    right: GPT-2 trains with it as with the package's own, and a rank sends (N - 1) / N of the gradient once.
+    """
+    def arrived(total):
+        if before is None:
+            flat.grad_shard = take(flat, total)
+
+    flat.grad *= times(comm)
+    if before is not None:
+        flat.grad_shard = before(flat)
+    return after(flat, comm, comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=into(flat), done=arrived))
 
 
 # 5.5 ----------------------------------------------------------------------------------------------------------------
 
 def step_on_a_rank(answer, dtype):
+    """What the operation does with three flat buffers.
+
+    case: three flat buffers in {0} on {world} ranks
+    updates: on rank {rank} the flat buffers were updated {got} times, and once each is right.
+    stale: rank {rank} gathered before `optimizer_step` had updated the slice.
+    gathered: rank {rank} gathered {got} of {want} buffers.
+    under way: rank {rank} returned with {got} of its gathers still under way.
+    in order: rank {rank} started the gathers in the order {_order}, and rank 0 in the order {_first}.
+    buffer *: afterwards rank {rank} has {got} in {what}, and {want} is right.
+    result: the parameters are right, but what `optimizer_step` returned got lost.
+    """
     comm = WatchedComm()
     flats = flats_of(SHAPES, 1, comm, getattr(torch, dtype))
-    late, stale = [], []
-
-    def gathered(flat):
-        return any(unit == flat.name for _, _, unit in comm.calls)
-
-    def publishing(number, flat, publish):
-        def published():
-            if optimizer_step.counts[number] and gathered(flat):
-                late.append(flat.name)
-            return publish()
-        return published
+    result, stale = f"the result of rank {comm.rank}", []
 
     def update(flat):
-        if gathered(flat):
+        if any(unit == flat.name for _, _, unit in comm.calls):
             stale.append(flat.name)
         flat.master -= 0.5 * (comm.rank + 1)
 
-    optimizer_step = Updates(flats, update, f"the result of rank {comm.rank}")
-    for number, flat in enumerate(flats):
-        flat.publish_shard = publishing(number, flat, flat.publish_shard)
-
-    before = [flat.full.clone() for flat in flats]
-    with torch.no_grad(), same_calls("a rank that owns nothing of a buffer gathers it too"):
-        result = answer(flats, comm, optimizer_step)
-    early = [flat.full.clone() for flat in flats]
-    forgotten = comm.wait_for_forgotten()
-    return {"result": result if isinstance(result, str) else None, "updates": optimizer_step.counts, "early": early,
-            "before": before, "calls": comm.calls, "stale": bool(stale), "forgotten": forgotten,
-            "late": [flat.name in late for flat in flats]}
+    optimizer_step = Updates(flats, update, result)
+    with torch.no_grad():
+        returned = answer(flats, comm, optimizer_step)
+    rows = [flat.full[:flat.layout.numel].clone() for flat in flats]
+    forgotten, order = comm.wait_for_forgotten(), [unit for _, verb, unit in comm.calls if verb == "all_gather"]
+    first = comm.all_gather_object(order)[0]
+    return {"updates": optimizer_step.counts, "stale": bool(stale), "gathered": len(set(order)),
+            "under way": forgotten, "in order": order == first,
+            **{f"buffer {number}": row for number, row in enumerate(rows)},
+            "result": returned == result, "_order": ", ".join(order), "_first": ", ".join(first)}
 
 
-@exercise("5.5", "Update, then tell the others", minutes=20, difficulty=2, answer="update_and_gather", own=sharded_step,
-          replaces=STAGE_1, timeout=15)
-def update_and_gather(lab: Lab):
-    for world, dtype in ((2, "float32"), (3, "float32"), (3, "bfloat16")):
-        found = lab.run(step_on_a_rank, dtype, world=world)
-        _judge_step(lab, found, world, f"three flat buffers in {dtype} on {world} ranks")
-    stage_runs.judge(lab, ["step"], 1, 2)
-    return "every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it."
+def turned(flats, comm):
+    return flats[::-1] if comm.rank % 2 else flats
 
 
-def _own_alone(start, right, own):
-    """A buffer of which only one slice is new."""
-    row = start.clone()
-    row[own] = right[own]
-    return row
+@exercise(
+    "5.5", "Update, then tell the others", minutes=20, difficulty=2, answer="update_and_gather", own=sharded_step,
+    replaces=STAGE_1, timeout=15,
+    trials=[
+        Trial(lambda world: [("float32",), ("bfloat16",)][:world - 1], step_on_a_rank, worlds=(2, 3)),
+        training("step", 1)],
+    mistakes={
+        "never updated": {"update": lambda optimizer_step, flats: None},
+        "updated again": ({"update": lambda optimizer_step, flats: [optimizer_step() for _ in flats][0]},
+                          When("updates", lambda got, want: max(got) > 1)),
+        "some updated": ({"update": lambda optimizer_step, flats: optimizer_step(flats[0])},
+                         When("updates", lambda got, want: 0 in got)),
+        "gathered first": ({"gather_first": True}, When("stale")),
+        "no gather": {"gathers": lambda flats, comm: []},
+        "some gathered": ({"gathers": lambda flats, comm: flats[1:]},
+                          When("gathered", lambda got, want: 0 < got < want)),
+        "under way": ({"waits": lambda handles: handles[:0]}, When("under way")),
+        "order": ({"gathers": turned}, When("in order")),
+        "published late": {"publish": "late"},
+        "not published": {"publish": None},
+        "own slice alone": {"target": lambda flat: flat.full.clone()},
+        "result lost": {"returns": lambda result: None},
+        "stuck": {"gathers": lambda flats, comm: [flat for flat in flats if flat.layout.real(comm.rank)]},
+    })
+def update_and_gather(flats, comm, optimizer_step, *, update=lambda optimizer_step, flats: optimizer_step(),
+                      publish="first", gathers=lambda flats, comm: flats, gather_first=False,
+                      target=lambda flat: flat.full, waits=lambda handles: handles, returns=lambda result: result):
+    """The right operation.
 
-
-def _judge_step(lab, found, world, case):
-    for rank, seen in enumerate(found):
-        if why := miscounted(seen["updates"]):
-            lab.wrong(f"{case}: on rank {rank} {why}")
-        gathers = [unit for _, verb, unit in seen["calls"] if verb == "all_gather"]
-        if seen["stale"]:
-            lab.wrong(f"{case}: rank {rank} gathered before `optimizer_step` had updated the slice: what the others "
-                      "received is one step old.")
-        if not gathers:
-            lab.wrong(f"{case}: rank {rank} gathered nothing, so the ranks keep old parameters for the slices of the "
-                      "others: each now trains a model of its own.")
-        if len(set(gathers)) < len(SHAPES):
-            lab.wrong(f"{case}: rank {rank} gathered {len(set(gathers))} of {len(SHAPES)} buffers: every buffer is "
-                      "updated, so every buffer is gathered.")
-        if seen["forgotten"]:
-            lab.wrong(f"{case}: rank {rank} returned with {seen['forgotten']} of its gathers still under way. Wait for "
-                      "each handle: the next forward reads these parameters.")
-    orders = [[unit for _, verb, unit in seen["calls"] if verb == "all_gather"] for seen in found]
-    for rank, order in enumerate(orders):
-        if order != orders[0]:
-            lab.wrong(f"{case}: rank {rank} started the gathers in the order {', '.join(order)}, and rank 0 in the "
-                      f"order {', '.join(orders[0])}. {SAME_CALLS}: NCCL pairs them by their order, and would mix up "
-                      "the buffers.")
-    layouts = [Layout.build({"row": shape}, world) for shape in SHAPES]
-    for rank, seen in enumerate(found):
-        for number, layout in enumerate(layouts):
-            start, got = seen["before"][number], seen["early"][number]
-            right = start.clone().float()
-            for owner in range(world):
-                right[layout.slice(owner)] -= 0.5 * (owner + 1)
-            whole, keep = right.to(start.dtype), got[:layout.numel]
-            right = whole[:layout.numel]
-            if near(keep, right):
-                continue
-            why = ""
-            if near(keep, start[:layout.numel]):
-                why = ("Nothing moved: the optimizer updates the fp32 master weights here, so round them into the "
-                       "slice first, with flat.publish_shard(), and gather then.")
-            elif near(keep, _own_alone(start, whole, layout.slice(rank))[:layout.numel]):
-                why = "Only its own slice is new: " + (
-                    "you called flat.publish_shard() after the gather had started, so the others got old values. "
-                    "Publish first." if seen["late"][number] else "gather into `flat.full` itself.")
-            lab.wrong(f"{case}: afterwards rank {rank} has {keep.tolist()} in buffer {number}, and {right.tolist()} is "
-                      f"right. {why}".rstrip())
-        if seen["result"] != f"the result of rank {rank}":
-            lab.wrong(f"{case}: the parameters are right, but what `optimizer_step` returned got lost: return it. With "
-                      "a closure it is the loss.")
+    never updated: `optimizer_step` was never called: without it nothing moves.
+    updated again: `optimizer_step()` updates them all, and `optimizer_step(flat)` one: each further call is a further
+        step.
+    some updated: Call `optimizer_step()` once, or `optimizer_step(flat)` for every one.
+    gathered first: what the others received is one step old.
+    no gather: , so the ranks keep old parameters for the slices of the others: each now trains a model of its own.
+    some gathered: every buffer is updated, so every buffer is gathered.
+    under way: Wait for each handle: the next forward reads these parameters.
+    order: Every rank must call the same collectives, in the same order: NCCL pairs them by their order, and would mix
+        up the buffers.
+    published late: Only its own slice is new: you called flat.publish_shard() after the gather had started, so the
+        others got old values. Publish first.
+    not published: Nothing moved: the optimizer updates the fp32 master weights here, so round them into the slice
+        first, with flat.publish_shard(), and gather then.
+    own slice alone: Only its own slice is new: gather into `flat.full` itself.
+    result lost: return it. With a closure it is the loss.
+    stuck: A rank that owns nothing of a buffer gathers it too.
+    right: every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it.
+    """
+    result, handles = None if gather_first else update(optimizer_step, flats), []
+    for flat in gathers(flats, comm):
+        if publish == "first":
+            flat.publish_shard()
+        handles.append(comm.all_gather(target(flat), flat.layout, flat.name))
+    result = update(optimizer_step, flats) if gather_first else result
+    for handle in waits(handles):
+        handle.wait()
+    if publish == "late":
+        for flat in flats:
+            flat.publish_shard()
+    return returns(result)

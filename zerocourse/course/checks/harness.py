@@ -1,0 +1,241 @@
+"""A mistake is a mutant: how an answer is judged, and how the mistake in it is recognised.
+
+An exercise has a reference with knobs. A known mistake is a setting of the knobs: with it the reference answers as
+somebody does who makes that mistake. Reference, mutants and the learner's answer run in the same trials and leave
+traces; an answer that leaves another trace than the reference is told the mistake that leaves its trace. Where several
+do, the other trials decide. Where none does, it is told the first difference. Traces of the reference and of mutants
+are kept between answers, and mutants run only when an answer is wrong.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .compare import CLOSE, difference
+from .exercise import Exercise
+from .inside import Raised
+from .lab import Lab
+from .trace import Trace, Trial, record
+from .verdict import DIFFERENCE, RAISED, STUCK, Wrong
+from .words import ended, short_text, value_text
+
+MUTANT_SECONDS = 5.0  # for a trip of a mutant, which may hang as the mistake does
+_kept: dict[tuple, Trace] = {}  # by exercise, trial, and mutant
+
+
+@dataclass(frozen=True)
+class When:
+    """A mistake that is told by one thing seen, whatever else is: `When("bytes", operator.gt)`.
+
+    judges(got, want) -> bool: is it this mistake? Asked where `what` is the first difference.
+    """
+
+    what: str
+    judges: Callable = lambda got, want: True
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where traces differ: what, in which case, on which rank."""
+
+    what: str
+    case: int
+    rank: int
+
+
+def judge(lab: Lab) -> str:
+    """What to say to a right answer. Raises Wrong with the code and the sentence of what is wrong."""
+    trials = list(_trials(lab.exercise))
+    for number, trial in enumerate(trials):
+        got, right = trace(lab, trial), _of_reference(lab.exercise, number)
+        if right.ended:
+            raise RuntimeError(f"the reference of {lab.exercise.id} ended with: {right.ended}")
+        if got.ended:
+            raise _why_it_ended(lab.exercise, number, got.ended)
+        if first := first_difference(trial, got, right):
+            code, where = _mistake(lab, number, got, right, first), (trial, got, right, first)
+            why = _filled(lab.exercise.sentences.get(code, ""), *where)
+            raise Wrong(_joined(_difference_text(lab.exercise, *where), why), code)
+    return lab.exercise.sentences["right"]
+
+
+@functools.cache
+def _trials(exercise: Exercise) -> tuple[Trial, ...]:
+    return tuple(each for trial in exercise.trials for each in trial.by_world())
+
+
+# Traces ---------------------------------------------------------------------------------------------------------------
+
+def trace(lab: Lab, trial: Trial, seconds: float | None = None) -> Trace:
+    """What the lab's answer leaves in a trial of one world. A blank raises NotDone, and the package's own Wrong."""
+    name = lab.exercise.answers[0]
+    texts = [trial.case_text(number, name) for number in range(len(trial.cases))]
+    try:
+        return Trace(lab.run(record, trial.observe, trial.cases, texts, world=trial.world,
+                             timeout=seconds or trial.seconds))
+    except Wrong as error:
+        return Trace([], error)
+
+
+def mutants(exercise: Exercise) -> Iterator[tuple[str, int, tuple]]:
+    """(code, number among the ways to make that mistake, its answers) for each that can run, in the table's order."""
+    for code, settings in exercise.mistakes.items():
+        for number, setting in enumerate(settings):
+            if isinstance(setting, dict):
+                yield code, number, _answers(exercise, **setting)
+            elif not isinstance(setting, When):
+                yield code, number, (setting,) if len(exercise.answers) == 1 else setting()
+
+
+def _answers(exercise: Exercise, **knobs) -> tuple:
+    """The reference with its knobs set. The reference to several answers makes them, in a tuple."""
+    if len(exercise.answers) > 1:
+        return exercise.reference(**knobs)
+    return (functools.partial(exercise.reference, **knobs) if knobs else exercise.reference,)
+
+
+def _kept_trace(exercise: Exercise, number: int, mutant: tuple, answers: tuple) -> Trace:
+    key = exercise, number, *mutant
+    if key not in _kept:
+        lab, seconds = Lab(exercise, answers, own_allowed=True), min(MUTANT_SECONDS, exercise.timeout)
+        found = trace(lab, _trials(exercise)[number], seconds if mutant else None)
+        if found.ended and found.ended.code in (STUCK, "hung", "died"):
+            return found  # perhaps only because the machine was busy
+        _kept[key] = found
+    return _kept[key]
+
+
+def _of_reference(exercise: Exercise, number: int) -> Trace:
+    return _kept_trace(exercise, number, (), _answers(exercise))
+
+
+def _of_mutants(exercise: Exercise, number: int, among: set | None = None) -> Iterator[tuple[str, int, Trace]]:
+    for code, form, answers in mutants(exercise):
+        if code != STUCK and (among is None or (code, form) in among):  # a stuck one says so itself, and slowly
+            yield code, form, _kept_trace(exercise, number, (code, form), answers)
+
+
+def first_difference(trial: Trial, got: Trace, right: Trace) -> Place | None:
+    """In the order of what is seen, then of cases, then of ranks."""
+    return next((Place(what, case, rank) for what, case, rank in _places(got, right)
+                 if not trial.alike(what, got.value(what, case, rank), right.value(what, case, rank))), None)
+
+
+def _places(*traces: Trace) -> list[tuple[str, int, int]]:
+    """Every (what, case, rank) of which there is a record."""
+    names = dict.fromkeys(name for each in reversed(traces) for name in each.names())
+    ranks, cases = len(traces[0].seen), len(traces[0].seen[0])
+    return [(what, case, rank) for what in names for case in range(cases) for rank in range(ranks)]
+
+
+# Diagnosis ------------------------------------------------------------------------------------------------------------
+
+def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Place) -> str:
+    """The code of the mistake: that of the mutant whose trace is the answer's.
+
+    Where none is: of one that is like the answer wherever that is wrong. Then, as two mistakes may come together: of
+    one that is recognised by what differs first, that is like the answer in all of it, or at least where it is wrong.
+    """
+    exercise, trial, places = lab.exercise, _trials(lab.exercise)[number], _places(got, right)
+    wrong = {at for at in places if not trial.alike(at[0], got.value(*at), right.value(*at))}
+    of_first = {at for at in places if at[0] == first.what}
+    levels = {0: set(places), 1: wrong, 3: of_first, 4: wrong & of_first}
+    order, fits = list(exercise.mistakes), []
+    for code, form, mutant in _of_mutants(exercise, number):
+        like = set() if mutant.ended else \
+            {at for at in places if trial.alike(at[0], got.value(*at), mutant.value(*at), nan=True)}
+        if (level := next((level for level, needed in levels.items() if needed <= like), None)) is not None:
+            fits.append((level, -len(like), order.index(code), form))
+    fits += [(2, 0, order.index(code), 0) for code, settings in exercise.mistakes.items() for each in settings
+             if isinstance(each, When) and _is_seen(each, got, right, first)]
+    if not fits:
+        value = got.value(first.what, first.case, first.rank)
+        return RAISED if isinstance(value, Raised) else DIFFERENCE
+    exact = [fit for fit in fits if fit[0] == 0]
+    if len({fit[2] for fit in exact}) > 1:
+        fits = _told_apart(lab, number, exact, order)
+    return order[min(fits)[2]]
+
+
+def _is_seen(mistake: When, got: Trace, right: Trace, first: Place) -> bool:
+    at = first.what, first.case, first.rank
+    return mistake.what == first.what and bool(mistake.judges(got.value(*at), right.value(*at)))
+
+
+def _told_apart(lab: Lab, number: int, fits: list[tuple], order: list[str]) -> list[tuple]:
+    """Of several mutants that are like the answer in a trial, those that are like it in the others as well: in those
+    before, in which the answer was right, and then in those that come later."""
+    for other, trial in enumerate(_trials(lab.exercise)):
+        if other == number:
+            continue
+        got = _of_reference(lab.exercise, other) if other < number else trace(lab, trial)
+        among = {(order[fit[2]], fit[3]) for fit in fits}
+        left = {(code, form) for code, form, mutant in _of_mutants(lab.exercise, other, among)
+                if _same_trace(trial, got, mutant)}
+        fits = [fit for fit in fits if (order[fit[2]], fit[3]) in left] or fits
+        if len({fit[2] for fit in fits}) == 1:
+            break
+    return fits
+
+
+def _same_trace(trial: Trial, got: Trace, other: Trace) -> bool:
+    if got.ended or other.ended:
+        return _same_end(got.ended, other.ended)
+    return all(trial.alike(at[0], got.value(*at), other.value(*at), nan=True) for at in _places(got, other))
+
+
+def _same_end(one: Wrong | None, other: Wrong | None) -> bool:
+    """Did two traces end alike? Exceptions of one class are alike, whatever they say."""
+    return None not in (one, other) and (one.code, one.error) == (other.code, other.error) \
+        and (bool(one.error) or str(one) == str(other))
+
+
+def _why_it_ended(exercise: Exercise, number: int, how: Wrong) -> Wrong:
+    """For an answer that did not come to its end in a trial: how, and what mistake ends like this."""
+    code = None
+    if how.code in (RAISED, DIFFERENCE):  # what hangs is not run again with other mistakes that may hang
+        code = next((code for code, _, mutant in _of_mutants(exercise, number) if _same_end(how, mutant.ended)), None)
+    elif how.code in exercise.mistakes:
+        code = how.code
+    return Wrong(_joined(str(how), exercise.sentences[code]), code) if code else how
+
+
+# In words -------------------------------------------------------------------------------------------------------------
+
+def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace, first: Place) -> str:
+    at = first.what, first.case, first.rank
+    came, wanted = got.value(*at), right.value(*at)
+    words = trial.words_for(first.what, f"`{first.what}` of rank {{rank}} is")
+    if callable(words):
+        words = words(trial.cases[first.case], came, wanted) or "it returned"
+    if "{got}" in words or words.endswith("."):
+        said = _filled(words, trial, got, right, first)
+    elif isinstance(came, Raised):
+        instead = f" where a {wanted.kind} is right" if isinstance(wanted, Raised) else ""
+        said = f"it raised {came.kind}{came.message}{instead}"
+    elif isinstance(wanted, Raised):
+        said = f"it returned {value_text(came)} where a {wanted.kind} is right"
+    else:
+        close = trial.close if isinstance(trial.close, float) else (trial.close or {}).get(first.what)
+        said = difference(came, wanted, exact=first.what == "exactly", verb=words.format(rank=first.rank),
+                          close=close or CLOSE, tolerance=close or 1e-5)
+    case = trial.case_text(first.case, exercise.answers[0])
+    return f"{case}: {said}" if case else said
+
+
+def _joined(said: str, why: str) -> str:
+    """What is wrong, and why: a sentence of its own, unless it goes on with a comma or in lower case."""
+    if why.startswith(","):
+        return said.rstrip(".") + why
+    return f"{said.rstrip('.')}: {why}" if why[:1].islower() else f"{ended(said)} {why}".rstrip()
+
+
+def _filled(sentence: str, trial: Trial, got: Trace, right: Trace, first: Place) -> str:
+    """A sentence with its names in braces filled in (see `Trial.words`)."""
+    if "{" not in sentence:
+        return sentence
+    at = first.what, first.case, first.rank
+    everywhere = [short_text(got.value(first.what, first.case, rank)) for rank in range(trial.world)]
+    more = {name: short_text(value) for name, value in got.seen[first.rank][first.case].items() if name.isidentifier()}
+    return sentence.format(**more, what=first.what, rank=first.rank, world=trial.world, got=everywhere[first.rank],
+                           want=short_text(right.value(*at)), all=", ".join(everywhere))
