@@ -21,6 +21,7 @@ from torch import nn
 
 from ..layout.rankmap import Layout, ShardRange
 from ..measure.storages import raw_grad
+from . import pool
 from .groups import Groups
 from .storage import FreeableStorage
 
@@ -138,7 +139,7 @@ class FlatBuffer:
         """Make room for gradients. After an earlier reduction (stages 0 and 1) the bucket holds sums: keep this rank's slice and
         zero the rest, or the next reduction would add the same sum once per rank."""
         if self.grad is None:
-            self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=self.full.device)
+            self.grad = pool.empty(self.layout.padded, like=self.full)
             self.filled.clear()  # a function given to shard() may have dropped the bucket by hand
         elif not self.unreduced:
             mine = self.layout.slice(self.rank)

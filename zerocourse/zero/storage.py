@@ -15,6 +15,9 @@ import weakref
 
 import torch
 
+from ..measure.storages import swap_memory
+from . import pool
+
 _PIECE = 4 << 20  # bytes of physical memory behind any amount of NaN; all bits set is NaN in every float format
 _MOST_PIECES = 30_000  # a process may have some 65,000 mappings
 _DONTNEED = 4  # madvise: forget what was written into these pages
@@ -58,6 +61,7 @@ class FreeableStorage:
 
     def __init__(self, tensor: torch.Tensor):
         self.storage, self.nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
+        self._pooled: torch.UntypedStorage | None = None  # what the storage swapped for memory of the pool
         self._nan, self._span = None, -(-self.nbytes // _PIECE) * _PIECE
         if tensor.device.type == "cpu" and self.nbytes and hasattr(self.storage, "_swap_data_ptr_"):
             self._address = _nan_pages(self._span)
@@ -77,7 +81,11 @@ class FreeableStorage:
 
     def free(self) -> None:
         if self.nbytes and self.held:
-            self.storage.resize_(0)
+            if self._pooled is None:
+                self.storage.resize_(0)
+            else:
+                swap_memory(self.storage, self._pooled)
+                self._pooled = None  # the last reference: the memory goes back to the pool
             if self._nan is not None:
                 _libc()[0].madvise(self._address, self._span, _DONTNEED)
                 self.storage._swap_data_ptr_(self._nan)
@@ -87,4 +95,9 @@ class FreeableStorage:
         if self.nbytes and not self.held:
             if self._nan is not None:
                 self.storage._swap_data_ptr_(self._nan)
-            self.storage.resize_(self.nbytes)
+            swaps = hasattr(self.storage, "_swap_data_ptr_")
+            self._pooled = pool.memory(self.nbytes, self.storage.device) if swaps else None
+            if self._pooled is None:
+                self.storage.resize_(self.nbytes)
+            else:
+                swap_memory(self.storage, self._pooled)
