@@ -28,12 +28,15 @@ static long size_of(void *block) {
   return size < SMALLEST ? 0 : (long)size;
 }
 
+/* Also called for memory that did not come from malloc: bytes taken, or minus those given back. */
+void heap_count(long size) {
+  long now = atomic_fetch_add(&held, size) + size, top = atomic_load(&most);
+  while (now > top && !atomic_compare_exchange_weak(&most, &top, now)) {}
+}
+
 static void *taken(void *block) {
   long size = size_of(block);
-  if (size) {
-    long now = atomic_fetch_add(&held, size) + size, top = atomic_load(&most);
-    while (now > top && !atomic_compare_exchange_weak(&most, &top, now)) {}
-  }
+  if (size) heap_count(size);
   return block;
 }
 

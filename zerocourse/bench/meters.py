@@ -31,13 +31,17 @@ def build_heap_meter(folder: Path) -> Path | None:
 
 
 class Heap:
-    """Bytes of this process's heap, in blocks of at least 16 KiB. `here`: is the meter preloaded?"""
+    """Bytes of this process's heap, in blocks of at least 16 KiB, and of the blocks in use of `zero.extras.pool`, which takes its
+    memory from the system and not from malloc. `here`: is the meter preloaded?"""
 
     def __init__(self):
         self._library = ctypes.CDLL(None)
         self.here = hasattr(self._library, "heap_peak")
         if self.here:
+            from ..zero.extras import pool
+
             self._library.heap_peak.restype = self._library.heap_held.restype = ctypes.c_long
+            pool.meters.add(count_pooled)
 
     def held(self) -> int | None:
         return self._library.heap_held() if self.here else None
@@ -49,6 +53,11 @@ class Heap:
     def reset_peak(self) -> None:
         if self.here:
             self._library.heap_reset_peak()
+
+
+def count_pooled(nbytes: int) -> None:
+    """Tell the meter, which must be preloaded, of bytes that the pool took or (below 0) was given back."""
+    ctypes.CDLL(None).heap_count(ctypes.c_long(nbytes))
 
 
 def private_network() -> list[str] | None:

@@ -84,6 +84,15 @@ def _resize(storage: torch.UntypedStorage, nbytes: int):
     return result
 
 
+def swap_memory(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages, one of which has 0 bytes. Whoever watches is told of the first one."""
+    for watcher in _watching:
+        watcher.resizing(storage, other.nbytes())
+    storage._swap_data_ptr_(other)
+    for watcher in _watching:
+        watcher.resized(storage)
+
+
 def watch_resize(watcher: Watcher) -> None:
     if not _watching:
         _replaced.update({name: method for name, method in vars(torch.UntypedStorage).items() if name == "resize_"})

@@ -22,6 +22,7 @@ from torch import nn
 from ..comm import Handle
 from ..layout.rankmap import Layout, ShardRange
 from ..measure.storages import raw_grad
+from .extras import pool
 from .groups import Groups
 from .storage import FreeableStorage
 
@@ -141,7 +142,7 @@ class FlatBuffer:
         """Make room for gradients. Stages 0 and 1 keep the bucket after they have reduced it: zero all but this rank's slice, which
         holds the sum, or the next reduction would count that sum N times. (With replicas, only the first keeps it.)"""
         if self.grad is None:
-            self.grad = torch.empty(self.layout.padded, dtype=self.dtype, device=self.full.device)
+            self.grad = pool.empty(self.layout.padded, like=self.full)
             self.complete = False  # a user's own `reduce` may have set `grad` to None itself
         elif not self.unreduced:
             kept = slice(0, 0) if self.groups and self.groups.replicate and self.groups.replicate.rank else self.reduce_slice

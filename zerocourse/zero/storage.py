@@ -7,6 +7,8 @@ memory. Who reads it meanwhile reads NaN, where the system allows that (`extras/
 
 import torch
 
+from ..measure.storages import swap_memory
+from .extras import pool
 from .extras.nan_pages import NanPages
 
 
@@ -16,6 +18,7 @@ class FreeableStorage:
     def __init__(self, tensor: torch.Tensor):
         self.storage, self.nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
         self._nan = NanPages.of(self.storage)
+        self._pooled: torch.UntypedStorage | None = None  # what the storage has exchanged for memory of the pool
 
     @property
     def held(self) -> bool:
@@ -28,7 +31,11 @@ class FreeableStorage:
 
     def free(self) -> None:
         if self.nbytes and self.held:
-            self.storage.resize_(0)
+            if self._pooled is None:
+                self.storage.resize_(0)
+            else:
+                swap_memory(self.storage, self._pooled)
+                self._pooled = None  # the last reference: the memory goes back to the pool
             if self._nan is not None:
                 self._nan.put(self.storage)
 
@@ -37,4 +44,8 @@ class FreeableStorage:
         if self.nbytes and not self.held:
             if self._nan is not None:
                 self._nan.take(self.storage)
-            self.storage.resize_(self.nbytes)
+            self._pooled = pool.memory(self.nbytes, self.storage.device)
+            if self._pooled is None:
+                self.storage.resize_(self.nbytes)
+            else:
+                swap_memory(self.storage, self._pooled)
