@@ -142,7 +142,7 @@ def page_faults(steps: int = 5) -> dict[str, float]:
     return {name: median(counts[2:]) for name, counts in found.items()}
 
 
-def test_a_step_takes_no_more_page_faults_than_ddps(pool):
+def test_large_units_fault_about_as_rarely_as_ddps(pool):
     for found in pool(2).run(page_faults):
         for stage in (1, 2, 3):
             # glibc may give the slices of stages 2 and 3 back at zero_grad: 13,000 pages at most.
