@@ -55,7 +55,7 @@ def tidy(notebook):
     """Leave only what a reader needs: one first cell, one kernel name, ids that follow from the text, no widgets."""
     code = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     first = code[0] if code else len(notebook.cells)
-    if code and notebook.cells[first].source.splitlines()[:1] == FIRST_CELL.splitlines()[:1]:
+    if code and notebook.cells[first].source.startswith(FIRST_CELL.splitlines()[0]):
         notebook.cells[first].source = FIRST_CELL
     else:
         notebook.cells.insert(first, nbformat.v4.new_code_cell(FIRST_CELL))
