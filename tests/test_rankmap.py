@@ -256,5 +256,5 @@ def test_the_picture_is_xml_whatever_the_names():
     odd = {'a<b>&"c': (3,), "plain": (2,), "empty": (0,), "scalar": ()}
     boxes, picture = drawn(Balance.build(odd, 2, lambda shapes, world_size: dict.fromkeys(shapes, 1)))
     assert 'a<b>&"c[0:3], 3 elements' in [box["of"] for box in boxes]
-    assert picture.find(f"{SVG}title").text.startswith("<lambda>: parameters a rank, max/mean 2.00")
+    assert picture.find(f"{SVG}title").text.startswith("<lambda>: parameters per rank, max/mean 2.00")
     ElementTree.fromstring(Balance.build({}, 3)._repr_svg_())

@@ -39,8 +39,8 @@ GIVEN = "given"
 
 def sets(numbers: list[str] = ()) -> list[Path]:
     """The solutions, or those whose names begin with one of `numbers`, in order."""
-    found = sorted(SOLUTIONS.glob("[0-9][0-9]_*.ipynb"))
-    return [path for path in found if not numbers or path.name.startswith(tuple(numbers))]
+    paths = sorted(SOLUTIONS.glob("[0-9][0-9]_*.ipynb"))
+    return [path for path in paths if not numbers or path.name.startswith(tuple(numbers))]
 
 
 def stamp(notebook):
@@ -50,21 +50,21 @@ def stamp(notebook):
         cell.source = cell.source.rstrip()
         if cell.cell_type == "markdown" and (heading := HEADING.match(cell.source)):
             cell.source = _title(_exercise(heading[1])) + cell.source[heading.end():]
-        found = CHECK.search(cell.source) if cell.cell_type == "code" else None
-        if found:
-            cell.source = TEST.format(call=found[0])
-        compared = found or cell.source.startswith("progress(")
+        match = CHECK.search(cell.source) if cell.cell_type == "code" else None
+        if match:
+            cell.source = TEST.format(call=match[0])
+        compared = match or cell.source.startswith("progress(")
         cell.metadata = nbformat.from_dict({"tags": [GIVEN] * is_given + [notebooks.COMPARED] * bool(compared)})
     notebooks.tidy(notebook)
     answers = []
     for cell in notebook.cells:
         if "### BEGIN SOLUTION" in cell.source:
             answers.append(cell)
-        elif cell.cell_type == "code" and (found := CHECK.search(cell.source)):
-            name = found[1].replace(".", "_")
+        elif cell.cell_type == "code" and (match := CHECK.search(cell.source)):
+            name = match[1].replace(".", "_")
             for number, answer in enumerate(answers):
                 answer.metadata.nbgrader = _marks(f"answer_{name}" + f"_{number}" * (len(answers) > 1), solution=True)
-            cell.metadata.nbgrader = _marks(f"check_{name}", points=_exercise(found[1]).difficulty)
+            cell.metadata.nbgrader = _marks(f"check_{name}", points=_exercise(match[1]).difficulty)
             answers = []
     return notebook
 
@@ -73,8 +73,8 @@ def _exercise(id: str) -> Exercise:
     return exercises(int(id.partition(".")[0]))[id]
 
 
-def _title(found: Exercise) -> str:
-    return f"## {found.id} {found.title}\n\n*{found.minutes} minutes · difficulty {found.stars}*"
+def _title(exercise: Exercise) -> str:
+    return f"## {exercise.id} {exercise.title}\n\n*{exercise.minutes} minutes · difficulty {exercise.stars}*"
 
 
 def _marks(grade_id: str, solution: bool = False, points: int | None = None):
@@ -88,7 +88,7 @@ def blank(notebook):
     notebook, seen = copy.deepcopy(notebook), set()
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.source = HIDDEN.sub("", SOLUTION.sub(lambda found: found[1] + BLANK, cell.source))
+            cell.source = HIDDEN.sub("", SOLUTION.sub(lambda match: match[1] + BLANK, cell.source))
             cell.outputs, cell.execution_count = [], None
             tags = [tag for tag in cell.metadata.get("tags", []) if tag != notebooks.COMPARED]
             cell.metadata.pop("tags", None)
@@ -119,12 +119,12 @@ def problems(path: Path) -> Iterator[str]:
     made = EXERCISES / path.name
     if not made.exists() or made.read_text() != nbformat.writes(blank(stamped)) + "\n":
         yield f"exercises/{path.name} is stale: run `make exercises`"
-    checked = [found[1] for cell in source.cells if cell.cell_type == "code" and (found := CHECK.search(cell.source))]
+    checked = [match[1] for cell in source.cells if cell.cell_type == "code" and (match := CHECK.search(cell.source))]
     wanted = list(exercises(int(path.name[:2])))
     if checked != wanted:
         yield f"it checks {', '.join(checked)}, and the exercises of the chapter are {', '.join(wanted)}"
     texts = [cell.source for cell in source.cells if cell.cell_type == "markdown"]
-    headed = [found[1] for text in texts if (found := HEADING.match(text))]
+    headed = [match[1] for text in texts if (match := HEADING.match(text))]
     if headed != wanted:
         yield f"its headings are {', '.join(headed)}, and the exercises of the chapter are {', '.join(wanted)}"
 
@@ -147,9 +147,9 @@ def main() -> int:
         if not options.check:
             EXERCISES.mkdir(exist_ok=True)
             notebooks.write(blank(stamp(nbformat.read(path, as_version=4))), EXERCISES / path.name)
-        found = list(problems(path))
-        wrong += bool(found)
-        print(f"{path.name}:{note}", *(found or ["in order"]), sep="\n  " if found else " ")
+        faults = list(problems(path))
+        wrong += bool(faults)
+        print(f"{path.name}:{note}", *(faults or ["in order"]), sep="\n  " if faults else " ")
     return 1 if wrong else 0
 
 

@@ -29,8 +29,8 @@ SECONDS = 300  # for a cell
 
 def chapters(numbers: list[str] = ()) -> list[Path]:
     """The notebooks, or those whose names begin with one of `numbers`, in order."""
-    found = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-    return [path for path in found if not numbers or path.name.startswith(tuple(numbers))]
+    paths = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    return [path for path in paths if not numbers or path.name.startswith(tuple(numbers))]
 
 
 def run(path: Path) -> float:
@@ -55,7 +55,7 @@ def tidy(notebook):
     """Leave only what a reader needs: one first cell, one kernel name, ids that follow from the text, no widgets."""
     code = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     first = code[0] if code else len(notebook.cells)
-    if code and notebook.cells[first].source.splitlines()[:1] == FIRST_CELL.splitlines()[:1]:
+    if code and notebook.cells[first].source.startswith(FIRST_CELL.splitlines()[0]):
         notebook.cells[first].source = FIRST_CELL
     else:
         notebook.cells.insert(first, nbformat.v4.new_code_cell(FIRST_CELL))
@@ -129,8 +129,8 @@ def cell_problems(cell) -> Iterator[str]:
             yield "it has a widget's state"
         words = json.dumps([text for kind, text in data.items() if not kind.startswith("image/png")]
                            + [output.get(key) for key in ("text", "traceback", "evalue")], ensure_ascii=False)
-        for found in MACHINE.finditer(words):
-            yield f"its output names this machine: ...{words[max(0, found.start() - 20):found.end() + 40]}..."
+        for match in MACHINE.finditer(words):
+            yield f"its output names this machine: ...{words[max(0, match.start() - 20):match.end() + 40]}..."
         for kind in data:
             if kind in ("image/png", "image/jpeg") and not about.get(kind, {}).get("alt"):
                 yield f"its {kind} has no alternative text: show it with show.figure(figure, alt=...)"
@@ -159,9 +159,9 @@ def main() -> int:
                 print(f"{path.name}: a cell failed; the file is as it was\n{error}")
                 wrong += 1
                 continue
-        found = list(problems(path))
-        wrong += bool(found)
-        print(f"{path.name}:{note}", *(found or ["in order"]), sep="\n  " if found else " ")
+        faults = list(problems(path))
+        wrong += bool(faults)
+        print(f"{path.name}:{note}", *(faults or ["in order"]), sep="\n  " if faults else " ")
     return 1 if wrong else 0
 
 

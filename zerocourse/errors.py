@@ -1,12 +1,12 @@
-"""The errors that are ours: each is one sentence that says what, where, and what would be right."""
+"""The errors of this package. Each is one sentence that says what is wrong, where, and what would be right."""
 
 
 class ZeroCourseError(Exception):
-    """The root of this package's errors; the command line prints its sentence without a traceback."""
+    """The base class of this package's errors. The command line prints their sentence without a traceback."""
 
 
 class BadInput(ZeroCourseError, ValueError):
-    """The caller asked for something that cannot be; the command line ends with exit status 2."""
+    """The caller asked for something impossible. The command line ends with exit status 2."""
 
 
 class OutOfMemory(ZeroCourseError, MemoryError):
@@ -14,4 +14,4 @@ class OutOfMemory(ZeroCourseError, MemoryError):
 
 
 class CollectiveError(ZeroCourseError, RuntimeError):
-    """A collective did not complete: ranks called different ones, one never came, or one is gone."""
+    """A collective did not complete: ranks called different ones, or a rank never called it or is gone."""

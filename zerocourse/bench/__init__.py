@@ -2,8 +2,8 @@
 
     settings  one set-up, and the list of modes          modes     how each is built
     in_ranks  what a rank does: `watch` and `Racer`      meters    the heap's peak and the bytes on the wire
-    runner    who is measured when, in which processes   judge     do they agree, who is faster, can one tell?
-    hook_cost what our Python costs a step               report    the table and the JSON
+    runner    what is measured when, in which processes  judge     do they agree, which is faster, is it certain?
+    hook_cost what our Python costs in a step              report    the table and the JSON
 """
 
 from .settings import BASELINE, MODES, BenchMode, BenchSettings, find_modes

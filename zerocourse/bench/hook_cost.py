@@ -1,7 +1,8 @@
-"""What our Python costs a step: hooks, bookkeeping and small copies, measured where nothing else takes time.
+"""What our Python costs in a step: hooks, bookkeeping and small copies, measured where nothing else takes time.
 
-In a world of one rank no byte is sent, and a model of tiny tensors computes next to nothing. What a step takes longer
-under a stage than without it is then the cost of the stage, and it is a sum: so much a step, a unit and a parameter.
+In a world of one rank no byte is sent, and a model of tiny tensors computes next to nothing. The time
+that a step takes longer under a stage than without it is then the cost of the stage. It is a sum of three costs: one
+per step, one per unit and one per parameter.
 """
 
 import gc
@@ -16,7 +17,7 @@ from ..zero.shard import shard
 from .modes import adamw
 from .settings import BenchSettings
 
-SIZES = ((2, 4), (8, 4), (2, 16), (8, 16))  # units, and parameters a unit
+SIZES = ((2, 4), (8, 4), (2, 16), (8, 16))  # units, and parameters per unit
 REPEATS = 15
 
 
@@ -49,15 +50,15 @@ class Tower(nn.Module):
 def hook_costs(settings: BenchSettings) -> dict[str, dict[str, float]]:
     """{stage: microseconds {"a_step", "a_unit", "a_parameter"}, and "example": of 12 units of 12 parameters}."""
     torch.set_num_threads(1)
-    found = {}
+    costs = {}
     for stage in range(4):
         rows = [(1.0, units, units * params) for units, params in SIZES]
         extra = [extra_seconds(stage, units, params) for units, params in SIZES]
         solved = np.linalg.lstsq(np.array(rows), np.array(extra), rcond=None)[0]
         step, unit, param = (1e6 * float(cost) for cost in solved)
-        found[f"zero{stage}" if stage else "ddp"] = {"a_step": step, "a_unit": unit, "a_parameter": param,
+        costs[f"zero{stage}" if stage else "ddp"] = {"a_step": step, "a_unit": unit, "a_parameter": param,
                                                      "example": step + 12 * unit + 144 * param}
-    return found
+    return costs
 
 
 def extra_seconds(stage: int, units: int, params: int) -> float:
@@ -77,5 +78,5 @@ def extra_seconds(stage: int, units: int, params: int) -> float:
             optimizer.step()
             optimizer.zero_grad()
             taken.append(time.thread_time() - began)
-    without, with_it = (statistics.median(taken[3:]) for taken in seconds)  # the first ones set things up
+    without, with_it = (statistics.median(taken[3:]) for taken in seconds)  # the first steps set things up
     return with_it - without

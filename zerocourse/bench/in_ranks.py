@@ -1,7 +1,7 @@
-"""What a rank does in a bench: `watch` one mode's memory, bytes and losses; be a `Racer` against the clock.
+"""What a rank does in a bench: `watch` the memory, bytes and losses of one mode, or time its steps as a `Racer`.
 
-They never happen together: a meter costs time. Nothing here changes what a process does with its memory, its threads
-or its garbage: what a mode's step costs in a user's process it costs here.
+These two never happen together, because a meter costs time. Nothing here changes how a process treats its memory, its
+threads or its garbage, so that a step costs here what it costs in a user's process.
 """
 
 import gc
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..data.text import batches, load_text
 from ..measure.ledger import Ledger
 from ..data.sampler import ShardSampler
-from ..course.tour import rows_of, watched_step
+from ..course.tour import buffer_lengths, watched_step
 from .meters import Heap, loopback_bytes
 from .modes import Trained, alone, build, prepare
 from .settings import ALONE, MODES, BenchMode, BenchSettings
@@ -31,7 +31,7 @@ def watch(settings: BenchSettings, entry: Entry, private: bool) -> dict:
 
     private: this network namespace is the bench's own, so that loopback's counter counts us and nobody else.
     Returns losses; heap_peak_bytes and heap_held_bytes (after a step), above what was held before the model was built;
-    wire_bytes (what all ranks sent, divided by their number); what `watched_step` returns, and rows.
+    wire_bytes (what all ranks sent, divided by their number); what `watched_step` returns; and flat_buffers.
     """
     torch.set_num_threads(settings.threads)
     mode, heap, stream = MODES[entry[0]], Heap(), samples(settings)
@@ -40,7 +40,7 @@ def watch(settings: BenchSettings, entry: Entry, private: bool) -> dict:
     trained = build(mode, settings, entry[1])
     losses = [trained.step(*next(stream)) for _ in range(settings.steps - METERED - 1)]
     metered = [under_meters(heap, private, trained, *next(stream), losses) for _ in range(METERED)]
-    found = {"heap_peak_bytes": max(peak for peak, _ in metered) - before if heap.here else None,
+    measured = {"heap_peak_bytes": max(peak for peak, _ in metered) - before if heap.here else None,
              "heap_held_bytes": heap.held() - before if heap.here else None,
              # On a busy machine TCP now and then sends a segment twice: the smallest count is the program's.
              "wire_bytes": min(sent for _, sent in metered) // settings.ranks if private else None}
@@ -48,9 +48,9 @@ def watch(settings: BenchSettings, entry: Entry, private: bool) -> dict:
 
     with Ledger(trained.model, trained.optimizer) as ledger:
         x_BT, y_BT = next(stream)
-        found |= watched_step(ledger, trained.optimizer, trained.comm, lambda: trained.step(x_BT, y_BT))
-    losses.append(found.pop("loss"))
-    return found | {"losses": losses, "rows": rows_of(trained.model)}
+        measured |= watched_step(ledger, trained.optimizer, trained.comm, lambda: trained.step(x_BT, y_BT))
+    losses.append(measured.pop("loss"))
+    return measured | {"losses": losses, "flat_buffers": buffer_lengths(trained.model)}
 
 
 def under_meters(heap: Heap, private: bool, trained: Trained, x_BT: Tensor, y_BT: Tensor,
@@ -59,7 +59,7 @@ def under_meters(heap: Heap, private: bool, trained: Trained, x_BT: Tensor, y_BT
     dist.barrier()
     heap.reset_peak()
     sent = loopback_bytes() if private else 0
-    dist.barrier()  # nobody begins before all have read the counter
+    dist.barrier()  # no rank begins before all have read the counter
     losses.append(trained.step(x_BT, y_BT))
     dist.barrier()
     return heap.peak() or 0, loopback_bytes() - sent if private else 0
@@ -93,7 +93,7 @@ class Racer:
             prepare(MODES[mode].wants)
             self.trained = build(MODES[mode], settings, bucket)
         self.stream = samples(settings)
-        for _ in range(2):  # buckets are laid anew, and orders are learnt, in the first two
+        for _ in range(2):  # in the first two steps buckets are rearranged and orders are recorded
             self.trained.step(*next(self.stream))
 
     def lap(self) -> list[float]:
@@ -104,7 +104,7 @@ class Racer:
         dist.barrier()
         before = taken()
         self.trained.step(x_BT, y_BT)
-        dist.barrier()  # a step is over when the slowest rank's is
+        dist.barrier()  # a step ends when that of the slowest rank ends
         return [now - then for now, then in zip(taken(), before, strict=True)]
 
 

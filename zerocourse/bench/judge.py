@@ -1,4 +1,4 @@
-"""The verdict on a bench: do the losses agree, do the bytes follow the formulas, which is faster, and can one tell?
+"""The verdict on a bench: do the losses agree, do the bytes follow the formulas, which is faster, is it certain?
 
 Pure functions of what was measured. A ratio of times is the median over rounds of the ratio within a round, so that
 what slows down a whole round cancels out.
@@ -36,7 +36,7 @@ class Ratio:
 
 
 def ratio(races: list[Race], mode: str, other: str) -> Ratio | None:
-    """Round by round, from every race that both took part in; None when there is none."""
+    """The ratio, round by round, from every race in which both took part; None if there is none."""
     pairs = [(here, there) for race in races if mode in race and other in race
              for here, there in zip(race[mode], race[other], strict=True)]
     if not pairs:
@@ -64,32 +64,32 @@ class Profile:
 
 
 def profiles(races: list[Race], ranks: int) -> dict[str, Profile]:
-    """Of every mode, and first of the floor, a rank alone."""
-    found = {}
+    """The profile of every mode, and before them that of the floor, a rank that computes alone."""
+    by_mode = {}
     for name in dict.fromkeys([ALONE, *(name for race in races for name in race)]):
         rounds = [spent for race in races for spent in race.get(name, ())]
         if rounds and name != AGAIN:
             clock, processor, main, faults = map(statistics.median, zip(*rounds, strict=True))
             others = max(0, processor - main)  # read one after the other: nothing may come out as less
-            found[name] = Profile(clock, processor / ranks, main / ranks, others / ranks, faults / ranks)
-    return found
+            by_mode[name] = Profile(clock, processor / ranks, main / ranks, others / ranks, faults / ranks)
+    return by_mode
 
 
 def noise(races: list[Race]) -> list[str]:
-    """Why the times cannot be judged, one sentence each; empty when they can."""
-    found = []
+    """The reasons why the times cannot be judged, one sentence each. Empty if they can."""
+    reasons = []
     for race in races:
         names = ", ".join(name for name in race if name not in (AGAIN, ALONE))
         control = ratio([race], AGAIN, BASELINE)
         if control is None:
             continue
         if control.rounds < FEWEST_ROUNDS:
-            found.append(f"only {control.rounds} rounds ({names}): it takes {FEWEST_ROUNDS} to judge")
+            reasons.append(f"only {control.rounds} rounds ({names}): it takes {FEWEST_ROUNDS} to judge")
         elif not (control.spread <= NOISE and abs(control.median - 1) <= BIAS):  # so that NaN is noise
-            found.append(f"{BASELINE} against itself took {control.median:.2f} of its own time, with quartiles "
+            reasons.append(f"{BASELINE} against itself took {control.median:.2f} of its own time, with quartiles "
                          f"{control.spread:.2f} apart ({names}): more than {BIAS:.2f} off 1, or {NOISE:.2f} apart, is "
                          "too noisy to judge")
-    return found
+    return reasons
 
 
 def checks(settings: BenchSettings, modes: list[BenchMode], watched: dict[str, list[dict]]) -> Iterator[Check]:
@@ -103,7 +103,7 @@ def checks(settings: BenchSettings, modes: list[BenchMode], watched: dict[str, l
                     f"losses are up to {furthest:.1e} (relative) from {BASELINE}'s, more than {LOSS_TOLERANCE:.0e}")
         if mode.ours:
             for rank, got in enumerate(ranks):
-                padded, own = map(sum, zip(*got["rows"], strict=True))  # with the padding of every row
+                padded, own = map(sum, zip(*got["flat_buffers"], strict=True))  # with the padding of every flat buffer
                 yield from held(mode.name, rank, got, model_states(padded, mode.stage, settings.ranks, FP32, shard=own))
             yield from wire(settings, mode, ranks)
 
@@ -119,8 +119,8 @@ def wire(settings: BenchSettings, mode: BenchMode, ranks: list[dict]) -> Iterato
         return
     counted = ranks[0]["wire_bytes"] * settings.ranks
     extra = sum(got["padding_bytes"] + got["metadata_bytes"] for got in ranks)
-    # A message a pass, row and pair of ranks, and some to agree and to start.
-    slack = FRAME_BYTES * settings.ranks**2 * (times * len(ranks[0]["rows"]) + 8)
+    # One message per pass, flat buffer and pair of ranks, and a few to agree and to start.
+    slack = FRAME_BYTES * settings.ranks**2 * (times * len(ranks[0]["flat_buffers"]) + 8)
     yield Check(mode.name, "wire", want <= counted <= (want + extra) * (1 + WIRE_TOLERANCE) + slack,
                 f"the interface counted {counted:,} bytes, the formula says {want:,}, with {extra:,} of padding "
                 "and agreement")

@@ -1,4 +1,4 @@
-"""Two meters that no program counts for itself: the heap's peak, and the bytes on the loopback interface.
+"""Meters for two numbers that no program can count itself: the heap's peak, and the bytes on the loopback interface.
 
 Both need help from outside the process: a small C library that is preloaded, and a network namespace of one's own, so
 that nobody else's traffic is in the counter. Where the machine has neither, the numbers are None.
@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("heap.c")
-NAMESPACES = (["unshare", "--net"], ["unshare", "--map-root-user", "--net"])  # root's way; everybody's, where allowed
+NAMESPACES = (["unshare", "--net"], ["unshare", "--map-root-user", "--net"])  # as root; as any user, where allowed
 
 
 def build_heap_meter(folder: Path) -> Path | None:
@@ -90,7 +90,7 @@ def loopback_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be taken without pushing anybody out; None where the system does not say."""
+    """Memory that can be taken without swapping; None where the system does not say."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024

@@ -1,6 +1,6 @@
 """How each mode is built: a model, its optimizer, and a step. All train the same GPT-2 with the same fused AdamW.
 
-Our stages and torch's peers take a step alike; DeepSpeed's engine has a step of its own.
+Our stages and torch's modes share one kind of step. DeepSpeed's engine has a step of its own.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from .settings import BenchMode, BenchSettings
 
 @dataclass
 class Trained:
-    """A model on its way. `optimizer` is the one whose states are held here; `step(x_BT, y_BT)` returns the loss."""
+    """A model in training. `optimizer` is the one whose states are held here; `step(x_BT, y_BT)` returns the loss."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     step: Callable[[Tensor, Tensor], float]
-    comm: Comm | None = None  # ours count what they send
+    comm: Comm | None = None  # the Comm of our modes, which counts what they send
 
 
 def build(mode: BenchMode, settings: BenchSettings, bucket: int | None) -> Trained:
-    """The mode with a fresh model from the settings's seed. Collective."""
+    """Build a mode with a new model from the seed in `settings`. Collective."""
     model = gpt2(settings)
     lr = settings.lr if settings.plant != mode.name else 2 * settings.lr
     if mode.ours:

@@ -12,24 +12,24 @@ from .judge import Profile, Ratio, checks, noise, profiles, ratio
 COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")
 
 
-def summarise(settings: BenchSettings, modes: Sequence[BenchMode], found: dict, machine: dict) -> dict:
+def summarise(settings: BenchSettings, modes: Sequence[BenchMode], measured: dict, machine: dict) -> dict:
     """The object that `--json` prints; see the bench's help for its fields."""
-    verdict = list(checks(settings, list(modes), found["watched"]))
-    spent = profiles(found["races"], settings.ranks)
+    verdict = list(checks(settings, list(modes), measured["watched"]))
+    spent = profiles(measured["races"], settings.ranks)
     return {"ok": all(check.ok for check in verdict),
-            "modes": {mode.name: of_mode(mode, found, spent.get(mode.name)) for mode in modes},
+            "modes": {mode.name: mode_summary(mode, measured, spent.get(mode.name)) for mode in modes},
             "wrong": [f"{check.mode}, {check.what}: {check.detail}" for check in verdict if not check.ok],
-            "checks": len(verdict), "noisy": noise(found["races"]),
-            "control": as_dict(ratio(found["races"], AGAIN, BASELINE)),
+            "checks": len(verdict), "noisy": noise(measured["races"]),
+            "control": as_dict(ratio(measured["races"], AGAIN, BASELINE)),
             "profile": {name: asdict(profile) for name, profile in spent.items()},
-            "alone": {mode.name: as_dict(ratio(found["races"], ALONE, mode.name)) for mode in modes},
-            "hooks_microseconds": found["hooks"],
-            "meters": {"heap": found["heap"], "wire": found["private"]}, "machine": machine}
+            "alone": {mode.name: as_dict(ratio(measured["races"], ALONE, mode.name)) for mode in modes},
+            "hooks_microseconds": measured["hooks"],
+            "meters": {"heap": measured["heap"], "wire": measured["private"]}, "machine": machine}
 
 
-def of_mode(mode: BenchMode, found: dict, spent: Profile | None) -> dict:
-    """One mode: counts as one entry a rank, mean losses, what a step took of a rank, times as ratios."""
-    ranks, races = found["watched"][mode.name], found["races"]
+def mode_summary(mode: BenchMode, measured: dict, spent: Profile | None) -> dict:
+    """The summary of one mode: counts with one entry per rank, mean losses, what a step costs, and time ratios."""
+    ranks, races = measured["watched"][mode.name], measured["races"]
     counts = {count: [got[count] for got in ranks] for count in COUNTS}
     counts["total_bytes"] = [sum(got[kind] for kind in KINDS) for got in ranks]
     if not mode.ours:
@@ -39,16 +39,16 @@ def of_mode(mode: BenchMode, found: dict, spent: Profile | None) -> dict:
             **{part: spent and getattr(spent, part) for part in ("step_seconds", "processor_seconds", "page_faults")},
             "ratios": {other: as_dict(ratio(races, mode.name, other)) for other in others
                        if other != mode.name and ratio(races, mode.name, other)},
-            "bucket": found["buckets"][mode.name], "bucket_unit": mode.unit or None,
-            "tried_seconds": {str(size): seconds for size, seconds in found["tuning"].get(mode.name, {}).items()}}
+            "bucket": measured["buckets"][mode.name], "bucket_unit": mode.unit or None,
+            "tried_seconds": {str(size): seconds for size, seconds in measured["tuning"].get(mode.name, {}).items()}}
 
 
-def as_dict(found: Ratio | None) -> dict | None:
-    return found and asdict(found)
+def as_dict(times: Ratio | None) -> dict | None:
+    return times and asdict(times)
 
 
 def table(settings: BenchSettings, modes: Sequence[BenchMode], summary: dict) -> str:
-    """For people: a row a mode (of the rank that holds most), and what to think of it."""
+    """The table for people: one line per mode (of the rank that holds most), and notes on what it means."""
     head = ("mode", "bucket", "params", "grads", "optim", "peak", "heap peak", "wire", "ms/step", "CPU ms",
             "faults", "/ DDP", "/ torch peer", "/ DeepSpeed")
     floor = summary["profile"].get(ALONE)
@@ -59,7 +59,7 @@ def table(settings: BenchSettings, modes: Sequence[BenchMode], summary: dict) ->
 
 
 def aligned(rows: list[tuple[str, ...]], words: int) -> list[str]:
-    """Lines in which the first `words` columns stand to the left, and the numbers to the right."""
+    """Lines in which the first `words` columns are aligned to the left, and the numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) if column < words else cell.rjust(width)
                       for column, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in rows]
@@ -70,8 +70,8 @@ def row(settings: BenchSettings, mode: BenchMode, got: dict) -> tuple[str, ...]:
         return "-" if None in got[count] else gib(max(got[count]))
 
     def times(*others: str) -> str:
-        found = next((got["ratios"][other] for other in others if other in got["ratios"]), None)
-        return f"{found['median']:.2f} ±{found['spread'] / 2:.2f} ({found['processor']:.2f})" if found else "-"
+        time = next((got["ratios"][other] for other in others if other in got["ratios"]), None)
+        return f"{time['median']:.2f} ±{time['spread'] / 2:.2f} ({time['processor']:.2f})" if time else "-"
 
     wire = "-" if None in got["wire_bytes"] else f"{max(got['wire_bytes']) / (4 * settings.params):.3f}Ψ"
     deepspeed = [name for name in mode.matches if name.startswith("deepspeed")]
@@ -127,7 +127,7 @@ def notes(settings: BenchSettings, modes: Sequence[BenchMode], summary: dict) ->
 
 
 def where_time_goes(profile: dict[str, dict]) -> list[str]:
-    """Which threads take the time of the processor: a row a mode, milliseconds of one rank."""
+    """Which threads use the processor: one line per mode, in milliseconds of one rank."""
     head = ("where a step goes, ms a rank:", "processor", "main thread", "communication threads")
     parts = ("processor_seconds", "main_thread_seconds", "communication_thread_seconds")
     rows = [(f"  {name}", *(f"{1e3 * of[part]:.0f}" for part in parts)) for name, of in profile.items()]

@@ -1,4 +1,4 @@
-"""The bench itself: which mode is tuned, watched and raced when, in which processes.
+"""The bench itself: when each mode is tuned, watched and timed, and in which processes.
 
 Memory and bytes are watched under two meters, in a program of their own (`main`): only when it starts can a process be
 put in a private network and under a preloaded library. Times are taken elsewhere, in plain processes without either.
@@ -44,8 +44,8 @@ def measure(settings: BenchSettings, modes: Sequence[BenchMode], quiet: bool = F
     with tempfile.TemporaryDirectory(prefix="zerocourse-bench-") as folder:
         tokens = write_tokens(read_tokens(settings.source)[:ENOUGH_TOKENS], Path(folder, "tokens.npy"))
         meters = Meters(Path(folder), quiet)
-        found = Bench(replace(settings, source=str(tokens)), list(modes), meters.watch, quiet).run()
-        return found | {"heap": meters.heap is not None, "private": meters.private is not None}
+        measured = Bench(replace(settings, source=str(tokens)), list(modes), meters.watch, quiet).run()
+        return measured | {"heap": meters.heap is not None, "private": meters.private is not None}
 
 
 # Memory and bytes, metered --------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def die_with(parent: int) -> None:
     """End when the parent does, however it ended (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # it was gone before we asked
+        if os.getppid() != parent:  # the parent had already ended
             raise SystemExit(1)
 
 
@@ -144,7 +144,7 @@ class Entrant:
 
 
 class Bench:
-    """The order of things. `watch` meters the modes: (settings, {mode: bucket size}) → what each rank measured."""
+    """The order of the work. `watch` meters the modes: (settings, {mode: bucket size}) → what each rank measured."""
 
     def __init__(self, settings: BenchSettings, modes: list[BenchMode], watch: Callable[..., Watched], quiet: bool):
         self.settings, self.modes, self.watch = settings, modes, watch
@@ -199,19 +199,19 @@ class Bench:
         try:
             for key, (mode, bucket) in entries.items():
                 entrants[key] = Entrant(self.settings, mode, bucket)
-            found = {key: [] for key in entries}
+            laps = {key: [] for key in entries}
             for number in range(rounds):
                 if number and self.deadline is not None and time.monotonic() > self.deadline:
                     break
                 for key in turns(list(entries), number):
-                    found[key].append(entrants[key].lap())
-            return found
+                    laps[key].append(entrants[key].lap())
+            return laps
         finally:
             for entrant in entrants.values():
                 entrant.close()
 
     def groups(self) -> list[list[str]]:
-        """Who races whom: each mode with its peers and the baseline, as many such groups at once as fit in memory."""
+        """Which modes are timed together: each with its peers and the baseline, as many groups as fit in memory."""
         names = {mode.name for mode in self.modes}
         least = [{BASELINE, mode.name, peer} for mode in self.modes for peer in mode.matches if peer in names]
         least += [{BASELINE, name} for name in sorted(names) if not any(name in group for group in least)]
@@ -231,12 +231,12 @@ class Bench:
         return sum(map(self.held.get, group)) + self.held[BASELINE] + processes + spare <= self.room()
 
     def room(self) -> int:
-        """Bytes that one rank may take."""
+        """The bytes that one rank may use."""
         available = available_bytes()
         return int(SHARE_OF_MEMORY * available) // self.settings.ranks if available else sys.maxsize
 
 
 def turns(names: list, number: int) -> list:
-    """The order in round `number`: who began the last round is last in this one, so that nobody keeps a good place."""
+    """The order in round `number`. It moves on by one each round, so that no mode keeps a good place."""
     first = number % len(names)
     return names[first:] + names[:first]

@@ -1,4 +1,4 @@
-"""What a bench measures: one set-up, alike for every mode, and the modes. Imports no torch."""
+"""What a bench measures: the modes, and one set-up that is the same for all of them. Imports no torch."""
 
 from dataclasses import dataclass, replace
 

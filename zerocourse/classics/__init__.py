@@ -1,1 +1,1 @@
-"""Where data parallel comes from: rings, parameter servers, MapReduce. Used by chapter 04; the stages do not need them."""
+"""Where data parallel training comes from: rings, parameter servers, MapReduce. Only chapter 04 uses these files."""

@@ -1,8 +1,9 @@
-"""A parameter server: rank 0 keeps the parameters, the others compute gradients (Li et al. 2014).
+"""A parameter server: rank 0 keeps the parameters, the others are workers that compute gradients (Li et al. 2014).
 
-`gradient(parameters, worker, step)` gives one worker's gradient. Parameters travel to a worker, its gradient travels
-back. Synchronous: the server waits for all workers, averages, and answers all. Asynchronous: it takes whoever comes
-first, so that the parameters may have moved on since that worker read them: its gradient is stale.
+`gradient(parameters, worker, step)` computes one worker's gradient. The server sends parameters to the worker, and the
+worker sends its gradient back. A synchronous server waits for all workers, averages their gradients and then answers
+all of them. An asynchronous server answers whichever worker comes first, so that other workers may have changed the
+parameters since this worker read them. The gradient of such a worker is stale.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ Gradient = Callable[[torch.Tensor, int, int], torch.Tensor]
 
 
 def synchronous(parameters: torch.Tensor, gradient: Gradient, steps: int, lr: float) -> torch.Tensor:
-    """`steps` rounds; returns the parameters, the same on every rank."""
+    """Train for `steps` rounds, and return the parameters, which are the same on every rank."""
     rank, workers = dist.get_rank(), range(1, dist.get_world_size())
     for step in range(steps):
         if rank == 0:
@@ -34,8 +35,9 @@ def synchronous(parameters: torch.Tensor, gradient: Gradient, steps: int, lr: fl
 def asynchronous(parameters: torch.Tensor, gradient: Gradient, steps: int, lr: float) -> tuple[torch.Tensor, list[int]]:
     """Each worker computes `steps` gradients at its own pace.
 
-    Returns the server's parameters, and for each update how many others came between the worker's read and it; on a
-    worker the last parameters it saw, and an empty list.
+    On the server, returns its parameters and the staleness of each update, which is the number of other updates between
+    the moment the worker read the parameters and this update. On a worker, returns the last parameters it read and an
+    empty list.
     """
     rank, workers = dist.get_rank(), dist.get_world_size() - 1
     if rank:
@@ -45,9 +47,9 @@ def asynchronous(parameters: torch.Tensor, gradient: Gradient, steps: int, lr: f
             dist.recv(parameters, 0)
         return parameters, []
     parameters, received, staleness = parameters.clone(), torch.empty_like(parameters), []
-    read_at = [0] * (workers + 1)  # the number of updates when each worker last read
+    read_at = [0] * (workers + 1)  # the number of updates there had been when each worker last read
     for update in range(steps * workers):
-        worker = dist.recv(received)  # from whoever comes first
+        worker = dist.recv(received)  # from whichever worker comes first
         staleness.append(update - read_at[worker])
         parameters -= lr / workers * received
         dist.send(parameters, worker)
@@ -57,7 +59,7 @@ def asynchronous(parameters: torch.Tensor, gradient: Gradient, steps: int, lr: f
 
 def delayed(parameters: torch.Tensor, gradient: Gradient, loss: Callable[[torch.Tensor], float], steps: int, lr: float,
             delay: int) -> list[float]:
-    """Staleness without chance, in one process: every gradient is computed on parameters `delay` updates old.
+    """Staleness in one process, without chance: each gradient is computed from parameters `delay` updates old.
 
     Returns the loss before each update.
     """

@@ -1,60 +1,61 @@
-"""All-reduce from nothing but send and receive, in two shapes. Each function returns the elements that this rank sent.
+"""All-reduce built from nothing but send and receive, in two ways. Each function works in place on a flat buffer of
+n elements and returns the number of elements that this rank sent.
 
-A row of n elements, N ranks. The star sends everything through rank 0: (N-1)n for rank 0, n for the others. The ring
-(Patarasuk and Yuan 2009) sends 2n(N-1)/N on every rank, however many there are.
+With N ranks, the star sends everything through rank 0, so that rank 0 sends (N-1)n elements and every other rank n.
+In the ring (Patarasuk and Yuan 2009) every rank sends 2n(N-1)/N elements, which is less than 2n for any N.
 """
 
 import torch
 import torch.distributed as dist
 
 
-def star_all_reduce(row: torch.Tensor) -> int:
-    """Everyone sends its row to rank 0, which adds them up and sends the sum back. In place."""
+def star_all_reduce(buffer: torch.Tensor) -> int:
+    """Every rank sends its buffer to rank 0, which adds them all up and sends the sum back."""
     if dist.get_rank() != 0:
-        dist.send(row, 0)
-        dist.recv(row, 0)
-        return row.numel()
+        dist.send(buffer, 0)
+        dist.recv(buffer, 0)
+        return buffer.numel()
     others = range(1, dist.get_world_size())
     for peer in others:
-        received = torch.empty_like(row)
+        received = torch.empty_like(buffer)
         dist.recv(received, peer)
-        row += received
+        buffer += received
     for peer in others:
-        dist.send(row, peer)
-    return row.numel() * len(others)
+        dist.send(buffer, peer)
+    return buffer.numel() * len(others)
 
 
-def ring_reduce_scatter(row: torch.Tensor) -> int:
-    """N-1 rounds to the right; afterwards part r of the row is summed on rank r, the rest is scratch. In place."""
-    rank, world_size, parts, sent = dist.get_rank(), dist.get_world_size(), _parts(row), 0
+def ring_reduce_scatter(buffer: torch.Tensor) -> int:
+    """N-1 rounds, each to the right neighbour. Afterwards rank r has the sum of part r; its other parts are scratch."""
+    rank, world_size, parts, sent = dist.get_rank(), dist.get_world_size(), _parts(buffer), 0
     for turn in range(1, world_size):
         sent += _pass_on(parts[(rank - turn) % world_size], parts[(rank - turn - 1) % world_size], add=True)
     return sent
 
 
-def ring_all_gather(row: torch.Tensor) -> int:
-    """N-1 rounds to the right; part r of the row, which is right on rank r, comes to all. In place."""
-    rank, world_size, parts, sent = dist.get_rank(), dist.get_world_size(), _parts(row), 0
+def ring_all_gather(buffer: torch.Tensor) -> int:
+    """N-1 rounds, each to the right neighbour. Before, rank r has the sum of part r; afterwards every rank has all."""
+    rank, world_size, parts, sent = dist.get_rank(), dist.get_world_size(), _parts(buffer), 0
     for turn in range(world_size - 1):
         sent += _pass_on(parts[(rank - turn) % world_size], parts[(rank - turn - 1) % world_size], add=False)
     return sent
 
 
-def ring_all_reduce(row: torch.Tensor) -> int:
-    """The sum on every rank: one after the other. In place."""
-    return ring_reduce_scatter(row) + ring_all_gather(row)
+def ring_all_reduce(buffer: torch.Tensor) -> int:
+    """The sum on every rank: a reduce-scatter, and then an all-gather."""
+    return ring_reduce_scatter(buffer) + ring_all_gather(buffer)
 
 
-def _parts(row: torch.Tensor) -> list[torch.Tensor]:
-    """The row in N parts, views of it, as even as can be."""
-    return list(row.tensor_split(dist.get_world_size()))
+def _parts(buffer: torch.Tensor) -> list[torch.Tensor]:
+    """The buffer as N parts, which are views of it and differ in length by one element at most."""
+    return list(buffer.tensor_split(dist.get_world_size()))
 
 
 def _pass_on(mine: torch.Tensor, incoming: torch.Tensor, add: bool) -> int:
-    """Send one part to the right neighbour while another comes from the left; all ranks at once."""
+    """Send one part to the right neighbour while another comes from the left. All ranks do this at the same time."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     received = torch.empty_like(incoming)
-    sending = dist.isend(mine.contiguous(), (rank + 1) % world_size)  # not send: all would wait for each other
+    sending = dist.isend(mine.contiguous(), (rank + 1) % world_size)  # with send, all ranks would wait for each other
     dist.recv(received, (rank - 1) % world_size)
     sending.wait()
     incoming.add_(received) if add else incoming.copy_(received)

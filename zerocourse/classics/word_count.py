@@ -1,7 +1,7 @@
-"""MapReduce's word count (Dean and Ghemawat 2004) on the ranks of a process group: the oldest cousin of reduce-scatter.
+"""MapReduce's word count (Dean and Ghemawat 2004) on the ranks of a process group: an early relative of reduce-scatter.
 
 map: each rank counts the words of its own text.   shuffle: each count goes to the rank that owns the word.
-reduce: the owner adds up. A rank ends with the totals of its words, and of no other rank's.
+reduce: the owner adds the counts up. In the end each rank has the totals of the words that it owns, and of no others.
 """
 
 import json
@@ -14,12 +14,12 @@ import torch.distributed as dist
 
 
 def owner(word: str, world_size: int) -> int:
-    """A rank map for words: the same on every rank, without asking (Python's own hash differs between processes)."""
+    """The rank that owns a word. All ranks compute the same one (Python's own hash differs between processes)."""
     return zlib.crc32(word.encode()) % world_size
 
 
 def word_count(text: str) -> tuple[Counter, int]:
-    """The totals of this rank's words over all ranks' texts, and the bytes that it sent for them."""
+    """The totals over all ranks' texts of the words that this rank owns, and the bytes that this rank sent."""
     world_size = dist.get_world_size()
     counted = Counter(re.findall(r"[a-z]+", text.lower()))  # map
     parcels = [json.dumps({word: n for word, n in counted.items() if owner(word, world_size) == rank}).encode()
@@ -31,7 +31,7 @@ def word_count(text: str) -> tuple[Counter, int]:
 
 
 def _shuffle(parcels: list[bytes]) -> list[bytes]:
-    """parcels[r] goes to rank r; returns what came from each."""
+    """Send parcels[r] to rank r, and return the parcel that came from each rank."""
     sizes, incoming = torch.tensor([len(parcel) for parcel in parcels]), torch.empty(len(parcels), dtype=torch.int64)
     dist.all_to_all_single(incoming, sizes)
     packed = torch.frombuffer(bytearray(b"".join(parcels)), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Every collective of the package: issued, counted in bytes, recorded as an event, and explained when it fails."""
+"""Issues every collective of the package, counts its bytes, records it as an event, and explains it when it fails."""
 
 from .backends.gloo import add_in_order
 from .failure import fail_all

@@ -18,7 +18,7 @@ def local_rank() -> int:
 
 
 def device() -> torch.device:
-    """This rank's device: a GPU, which it shares with others where there are more ranks than GPUs, or the CPU."""
+    """This rank's device: the CPU, or a GPU, which ranks share if there are more ranks than GPUs."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank() % torch.cuda.device_count())
@@ -27,7 +27,7 @@ def device() -> torch.device:
 def init(timeout_seconds: float = 120) -> None:
     """Initialise `torch.distributed` for this rank, and select its GPU. A process group that exists is used as it is.
 
-    Under torchrun the world is torchrun's; outside it is a world of one rank, which needs neither a port nor a file.
+    Under torchrun the ranks are torchrun's. Outside it there is one rank, which needs neither a port nor a file.
     A collective that waits longer than `timeout_seconds` raises an error.
     """
     here = device()

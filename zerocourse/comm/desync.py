@@ -1,7 +1,7 @@
-"""What the ranks tell each other through the store when a collective takes long or fails: who is where, who left why.
+"""What ranks tell each other through the store when a collective takes long or fails: where each is, and why one left.
 
-Nothing is written here while all goes well, so it costs a step nothing. A rank that waits puts a question; every other
-rank's watcher (see `watch`) answers it, also while that rank computes. Calls and sentences are about one Comm.
+While all goes well nothing is written, so it costs a step nothing. A rank that waits asks a question, and the watcher
+of every other rank (see `watch`) answers it, also while that rank computes. Everything here is about one Comm.
 """
 
 import json
@@ -15,8 +15,8 @@ from ..errors import CollectiveError, OutOfMemory
 from . import watch
 from .progress import CollectiveProgress
 
-COMPARE_SECONDS = 3.0  # that a rank whose collective failed waits for the others' answers
-HEARD_SECONDS = 1.0  # that a rank which leaves waits until the others know why: its process may keep the store
+COMPARE_SECONDS = 3.0  # seconds that a rank whose collective failed waits for the answers of the others
+HEARD_SECONDS = 1.0  # seconds that a leaving rank waits for the others to read why: its process may serve the store
 ORDER = "Every rank must issue the same collectives in the same order"
 
 
@@ -44,7 +44,7 @@ class DesyncReport:
         return {peer: json.loads(self.questions.get(key)) for peer, key in keys.items() if self.questions.check([key])}
 
     def where_peers_are(self, answers: dict[int, dict], verb: str = "is", gone: bool = False) -> list[str]:
-        """A clause for each peer. verb: "is" or "was".   gone: a connection has broken, so who is silent is gone."""
+        """A clause for each peer. verb: "is" or "was".   gone: a connection broke, so a silent peer is gone."""
         return [self._where(peer, answers.get(peer), verb, gone) for peer in self.peers]
 
     def _where(self, peer: int, answer: dict | None, verb: str, gone: bool) -> str:
@@ -62,7 +62,7 @@ class DesyncReport:
     # -- a collective that failed -------------------------------------------------------------------------------------
 
     def explain(self, call: str, error: Exception, timeout: timedelta) -> CollectiveError | OutOfMemory:
-        """After a failed call: an error whose sentence says what this rank was in, and where the others say they were.
+        """The error for a failed call. Its sentence names the call, and says where the other ranks say they were.
 
         Where another rank ran out of memory, that is this one's error too.
         """
@@ -86,11 +86,11 @@ class DesyncReport:
         return CollectiveError(f"a collective {what}: {'; '.join(clause for _, clause in ranks)}{rule}")
 
     def _collect_answers(self, question: str) -> dict[int, dict]:
-        """The peers' answers, as far as they come in time. Returns at once when a rank has left."""
+        """The answers that come in time. Returns at once when a rank has left."""
         until = time.monotonic() + COMPARE_SECONDS
         while True:
             answers = self.answers(question)
-            for peer in self.peers:  # what failed on another rank is written down: it may be over and gone by now
+            for peer in self.peers:  # other ranks write down what failed, because they may be gone by now
                 if peer not in answers and self.store.check([f"failed/{peer}"]):
                     answers[peer] = {"made": True, "here": True, "call": self._get(f"failed/{peer}")}
             if len(answers) == len(self.peers) or self.somebody_left or time.monotonic() > until:
@@ -100,24 +100,24 @@ class DesyncReport:
     # -- a rank that leaves -------------------------------------------------------------------------------------------
 
     def tell(self, reason: str | Exception) -> None:
-        """Write down why this rank leaves, for whoever will wait for it in vain. The first reason stands."""
+        """Write down why this rank leaves, for ranks that will wait for it in vain. Only the first reason is kept."""
         out_of_memory = isinstance(reason, OutOfMemory)  # whose sentence names the rank itself
         said = [out_of_memory, f"{'' if out_of_memory else f'rank {self.rank}: '}{reason}"]
-        with suppress(RuntimeError, ValueError):  # the store is gone: nobody to tell
+        with suppress(RuntimeError, ValueError):  # the store is gone, so nobody can read it
             self.store.compare_set("left", "", json.dumps(said))
             self.store.set(f"heard/{self.rank}", "")
 
     def _left(self, call: str) -> CollectiveError | OutOfMemory:
         out_of_memory, reason = json.loads(self._get("left"))
-        self.store.set(f"heard/{self.rank}", "")  # after reading: now the rank that left may end the store
+        self.store.set(f"heard/{self.rank}", "")  # written after reading: now the rank that left may end the store
         stopped = f"rank {self.rank} stopped in {call}, because another rank left: {reason}"
         return OutOfMemory(stopped) if out_of_memory else CollectiveError(stopped)
 
     def heard(self) -> bool:
-        """Have all peers read why?"""
+        """Whether all peers have read why."""
         with suppress(RuntimeError):
             return self.store.check([f"heard/{peer}" for peer in self.peers])
-        return True  # nobody is there any more
+        return True  # the store is gone, and so are the peers
 
     @property
     def somebody_left(self) -> bool:
@@ -126,7 +126,7 @@ class DesyncReport:
     # -- objects ------------------------------------------------------------------------------------------------------
 
     def exchange(self, call: str, value: object, timeout: timedelta) -> list:
-        """Every rank's `value`, in rank order. Raises RuntimeError when time is up, or a rank has left."""
+        """Every rank's `value`, in rank order. Raises RuntimeError when the time is up or a rank has left."""
         keys = [f"{call}/{rank}" for rank in range(len(self.peers) + 1)]
         self.store.set(keys[self.rank], json.dumps(value))
         until, pause = time.monotonic() + timeout.total_seconds(), 0.001

@@ -1,4 +1,4 @@
-"""What happened in a step, and when: the record that timelines and the proof of overlap are drawn from."""
+"""What happened in a step, and when. Timelines are drawn, and overlap is proved, from these events."""
 
 import time
 from collections import deque
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-MOST_EVENTS = 100_000  # a rank that never steps, as in a long evaluation, forgets its oldest events
+MOST_EVENTS = 100_000  # a rank that makes no steps, as in a long evaluation, forgets its oldest events
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one rank did, from one time to another.
+    """One thing that a rank did, with its beginning and end.
 
     verb: forward, backward, all_gather, reduce_scatter, wait, reshard, step.
     unit: the part of the model it was done for.   start, end: seconds of the machine's monotonic clock, so that
@@ -31,7 +31,7 @@ class Event:
 
 
 class Recorder:
-    """Keeps the events of the last `keep` optimizer steps of one rank, the one under way included.
+    """Keeps the events of one rank's last `keep` optimizer steps, including the one under way.
 
     alive: a function that says how many bytes are alive (a ledger's; by default the model states of the stage).
     """
@@ -42,7 +42,7 @@ class Recorder:
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def record(self, verb: str, unit: str, start: float, nbytes: int = 0) -> None:
-        """Note that `verb`, begun at `start`, is over now."""
+        """Record that `verb`, which began at `start`, ends now."""
         now = time.perf_counter()
         self.events.append(Event(self.rank, self.step, verb, unit, start, now, nbytes, self.alive()))
 
@@ -59,5 +59,5 @@ class Recorder:
             self.events.popleft()
 
     def of_step(self, step: int) -> list[dict]:
-        """One step's events as plain dictionaries, for sending to another process or to JSON."""
+        """The events of one step as plain dictionaries, which can be sent to another process or written as JSON."""
         return [asdict(event) for event in self.events if event.step == step]

@@ -1,4 +1,4 @@
-"""A rank that leaves says why, so that the others end within seconds, with its reason, instead of waiting for it."""
+"""A rank that leaves tells the others why, so that they end within seconds, with its reason, and do not wait."""
 
 import os
 import sys
@@ -15,23 +15,23 @@ from . import desync
 if TYPE_CHECKING:
     from .group import Comm
 
-living: "weakref.WeakSet[Comm]" = weakref.WeakSet()  # this process's Comms with peers
+living: "weakref.WeakSet[Comm]" = weakref.WeakSet()  # the Comms of this process that have peers
 _hooked_in = 0  # the process whose uncaught exceptions are told
 
 
 def fail_all(reason: str | Exception) -> None:
-    """Leave every group that this process has a Comm of, since the others would wait there for it, and tell them why.
+    """Leave every group that this process has a Comm of, and tell the other ranks, which would wait there, why.
 
-    They raise CollectiveError at once; OutOfMemory if that is the reason.
+    They raise CollectiveError at once, or OutOfMemory if that is the reason.
     """
     open_comms = [comm for comm in living if comm.is_open]
     reports = [comm.report for comm in open_comms]
     for report in reports:
         report.tell(reason)
     for comm in open_comms:
-        if "nccl" not in comm.backends:  # which would wait for what is under way, and nobody completes any more
+        if "nccl" not in comm.backends:  # which would wait for collectives that nobody will complete
             with suppress(RuntimeError, ValueError, AssertionError):  # it is closed already
-                dist.destroy_process_group(comm.group)  # who waits there sees it, and looks for the reason
+                dist.destroy_process_group(comm.group)  # ranks that wait there notice it and look for the reason
     until = time.monotonic() + desync.HEARD_SECONDS
     while reports and time.monotonic() < until and not any(report.heard() for report in reports):
         time.sleep(0.02)

@@ -1,7 +1,7 @@
-"""`Comm`, through which every collective of the package goes: what it sends is counted, and the order is kept.
+"""`Comm`, through which every collective of the package goes. It counts what is sent, and records the order of calls.
 
-How a collective travels is its backend's affair (`backends/`). What ranks that disagree are told, and when, is that of
-`desync` and `watch`. Sizes are in elements and bytes; N is the world size, n the length of a flat tensor that is cut
+How a collective is carried out is up to its backend (`backends/`). What ranks that disagree are told, and when, is up
+to `desync` and `watch`. Sizes are in elements and bytes; N is the world size, n the length of a flat tensor that is cut
 into one slice for each rank (see `rankmap.Layout`).
 """
 
@@ -23,16 +23,16 @@ from .handle import Handle
 from .progress import CollectiveProgress
 
 OPS = ("sum", "max")
-_opened = weakref.WeakKeyDictionary()  # how many Comms a group has seen: keeps the messages of one from another's
+_opened = weakref.WeakKeyDictionary()  # how many Comms each group has had, to keep their messages apart
 
 
 class Comm:
-    """The ranks of one process group, seen from one of them.
+    """The collectives of one process group, on one of its ranks.
 
-    group: a torch process group, None for the default one; without any, a world of one rank.
-    timeout: seconds that a wait may last; None: as long as the group's own (on NCCL that one counts always).
-    recorder: what the events go to; None: a new one. The Comms of one stage share theirs.
-    sent: bytes sent by this rank so far, by verb; elements: the same in elements of parameters or gradients, without
+    group: a torch process group, None for the default one. If there is none, the world has one rank.
+    timeout: seconds that a wait may last; None means the group's own timeout (which NCCL always uses).
+    recorder: records the events; None means a new one. The Comms of one stage share one recorder.
+    sent: bytes that this rank sent so far, by verb; elements: the same in elements of parameters or gradients, without
     padding; padding and metadata (agreement between ranks, norms, start-up) are bytes counted apart.
     issued: (verb, unit, elements, dtype) of the last collectives in order, which must be the same on every rank.
     Raises BadInput on a rank that is not in the group.
@@ -70,7 +70,7 @@ class Comm:
     # -- the two collectives of ZeRO ----------------------------------------------------------------------------------
 
     def all_gather(self, tensor: torch.Tensor, layout: Layout, unit: str) -> Handle:
-        """Fill `tensor` (n,), of which this rank's slice is there, with the slices of all. Sends (N-1) × own slice."""
+        """Fill `tensor` (n,), which has this rank's slice, with the slices of all ranks. Sends (N-1) × own slice."""
         call, others, own = self._next("all_gather", unit, tensor), len(self.peers), layout.slice(self.rank)
         nbytes = self._count("all_gather", tensor, others * layout.real(self.rank), others * (own.stop - own.start))
         with self._explained(call):
@@ -81,9 +81,9 @@ class Comm:
                        done: Callable[[torch.Tensor], None] | None = None) -> Handle:
         """Add up every rank's slice r of `tensor` (n,) on rank r. Sends n - own slice.
 
-        into (own,): where the sum goes; it may be this rank's slice of `tensor` itself; None: memory of its own.
-        done(sum): called when the sum is there. `tensor` is scratch afterwards. On gloo the order of additions is the
-        order of ranks, in fp32 also for half precision, which is rounded once; NCCL has its own.
+        into (own,): where the sum is written, which may be this rank's slice of `tensor` itself; None: new memory.
+        done(sum): called when the sum is complete. `tensor` may be overwritten. On gloo additions are made in the order
+        of ranks, in fp32 for half precision too, which is rounded once. NCCL has an order of its own.
         """
         call, own = self._next("reduce_scatter", unit, tensor), layout.slice(self.rank)
         nbytes = self._count("reduce_scatter", tensor, layout.numel - layout.real(self.rank),
@@ -115,7 +115,7 @@ class Comm:
                          lambda flat, call: self._backend(flat).broadcast(flat, call))
 
     def all_gather_object(self, value: object) -> list:
-        """Every rank's object (anything JSON can hold), in rank order, through the store."""
+        """The objects of all ranks (anything JSON can hold) in rank order, sent through the store."""
         call = self._next("all_gather_object")
         if not self.peers:
             return [value]
@@ -128,7 +128,7 @@ class Comm:
 
     @property
     def is_open(self) -> bool:
-        """Is its process group still there?"""
+        """Whether its process group still exists."""
         with suppress(ValueError, KeyError):
             return bool(dist.get_process_group_ranks(self._group()))
         return False
@@ -149,12 +149,12 @@ class Comm:
 
     def _now(self, verb: str, unit: str, values: torch.Tensor, sent: int,
              start: Callable[[torch.Tensor, str], backends.Transfer]) -> torch.Tensor:
-        """A collective that is complete, in place of `values`, when this returns."""
+        """Run a collective on `values`, in place, and return when it is complete."""
         call = self._next(verb, unit, values)
         if not self.peers or not values.numel():
             return values
         in_one_piece = values.is_contiguous()
-        flat = values.detach().reshape(-1)  # a view of `values` if they are in one piece
+        flat = values.detach().reshape(-1)  # a view of `values` if they are contiguous
         with self._explained(call):
             works, finish = start(flat, call)
         self.complete(works, call, flat)
@@ -172,7 +172,7 @@ class Comm:
         return whole * size
 
     def _next(self, verb: str, unit: str = "", tensor: torch.Tensor | None = None) -> str:
-        """Log a call; its name, the same on every rank, with its number."""
+        """Log a call, and return its name and number, which are the same on every rank."""
         call = f"{verb} of {unit}" if unit else verb
         if tensor is None:
             self.issued.append((verb, unit, 0, None))
@@ -184,9 +184,9 @@ class Comm:
 
     @contextmanager
     def _explained(self, call: str, waits: bool = False) -> Iterator[None]:
-        """A failure of the backend inside becomes a sentence on who called what.
+        """Turn a failure of the backend inside the block into a sentence that says who called what.
 
-        waits: this thread waits inside, and the watcher is to know.
+        waits: this thread waits inside the block, and the watcher must know it.
         """
         if waits:
             watch.begin(self.report, call)
@@ -202,7 +202,7 @@ class Comm:
 
 
 def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
-    """What was said to `init_process_group`, which is torch's half an hour when nothing was."""
+    """The timeout given to `init_process_group`, or torch's default of half an hour."""
     if not dist.is_initialized():
         return dist.distributed_c10d.default_pg_timeout
     group = group or dist.group.WORLD

@@ -1,12 +1,12 @@
-"""What this rank has issued and completed in each Comm: for peers that wait for it, and tests that compare ranks."""
+"""What this rank has issued and completed in each Comm, for peers that wait for it and tests that compare ranks."""
 
 import weakref
 from collections import deque
 
 import torch
 
-ISSUED = 4096  # collectives that a Comm remembers
-RECENT = 64  # Comms that are remembered after they are gone
+ISSUED = 4096  # how many collectives a Comm remembers
+RECENT = 64  # how many Comms are remembered after they are gone
 
 
 class CollectiveProgress:
@@ -18,7 +18,7 @@ class CollectiveProgress:
     """
 
     def __init__(self, name: str, ranks: list[int]):
-        self.name, self.ranks = name, ranks  # the members of the group, as numbers of the world
+        self.name, self.ranks = name, ranks  # the members of the group, by their ranks in the world
         self.issued: deque[tuple[str, str, int, torch.dtype | None]] = deque(maxlen=ISSUED)
         self.completed, self.last, self.failed = 0, "", ""
         if len(ranks) > 1:
@@ -30,6 +30,6 @@ class CollectiveProgress:
         self.last, self.failed = call, ""
 
 
-# A peer may ask for a Comm that is no longer there, because its model went with the function that trained it.
+# A peer may ask about a Comm that was freed with its model, when the function that trained it returned.
 known: weakref.WeakValueDictionary[str, CollectiveProgress] = weakref.WeakValueDictionary()
 recent: deque[CollectiveProgress] = deque(maxlen=RECENT)

@@ -1,4 +1,4 @@
-"""No wait is silent: a thread of this process reports a collective that takes long, and answers ranks that wait.
+"""The watcher, a thread that reports a collective which takes long, and answers other ranks that wait.
 
 When a wait has lasted `NOTICE_SECONDS`, a line on stderr says what it waits for, since when, and where the other ranks
 are; another follows every `REPEAT_SECONDS`. To know that, the waiting rank's watcher writes a question into the store,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NOTICE_SECONDS = 10.0  # until a wait says that it waits
 REPEAT_SECONDS = 60.0  # until it says so again
-LOOK_SECONDS = 2.0  # between two looks of the watcher: in this time it answers
+LOOK_SECONDS = 2.0  # between two looks of the watcher: it answers within this time
 QUICK_SECONDS = 0.05  # the same while a question is open
 
 
@@ -62,15 +62,15 @@ def begin(report: "DesyncReport", call: str) -> None:
 
 
 def end() -> None:
-    """This thread's wait is over."""
+    """This thread no longer waits."""
     waits.pop(threading.get_ident(), None)
 
 
 def start() -> None:
-    """Start this process's watcher, unless it runs; then have it look now."""
+    """Start the watcher of this process. If it already runs, have it look now."""
     global _thread
     with _lock:
-        if _thread is None or not _thread.is_alive():  # it is not there in a fork
+        if _thread is None or not _thread.is_alive():  # a fork does not have the thread
             _thread = threading.Thread(target=_run, daemon=True, name="zerocourse-watcher")
             _thread.start()
     _wake.set()
@@ -78,7 +78,7 @@ def start() -> None:
 
 @atexit.register
 def _end() -> None:
-    """Python must not end under a thread that is in a call of the store."""
+    """Stop the watcher at exit, because Python must not end while a thread is in a call of the store."""
     _stop.set()
     _wake.set()
     if _thread is not None:
@@ -109,7 +109,7 @@ def ask(store: dist.Store, progress: CollectiveProgress) -> str:
 
 
 def _answer_questions() -> bool:
-    """Answer what was asked since the last look. Was anything?"""
+    """Answer what was asked since the last look. Returns whether anything was."""
     with suppress(RuntimeError, ValueError, KeyError, AttributeError):  # the group may be destroyed at any moment
         world = dist.group.WORLD
         if world is None or _answered.get(world) == -1:
@@ -119,14 +119,14 @@ def _answer_questions() -> bool:
                 return _answer(world, question_store())
         except RuntimeError:
             pass
-        _answered[world] = -1  # the store went with the rank that kept it: never again
+        _answered[world] = -1  # the store ended with the rank that served it: do not try again
     return False
 
 
 def _server_is_gone(world: dist.ProcessGroup) -> bool:
-    """Has the process ended that serves the store? torch's client would print a page of C++ on stderr to say so, where
-    a rank that keeps the store is merely done before the others. So a connection of our own, on which nothing is sent,
-    is looked at first, which closes with the server (all but the moment in which that process ends)."""
+    """Whether the process that serves the store has ended, as it may when that rank is done before the others. Then
+    torch's client would print a page of C++ on stderr. So we first look at a connection of our own, on which nothing is
+    sent and which closes with the server (except in the very moment in which that process ends)."""
     try:
         if world not in _servers:
             store = dist.distributed_c10d._get_process_group_store(world)
@@ -136,7 +136,7 @@ def _server_is_gone(world: dist.ProcessGroup) -> bool:
             if is_served:
                 _servers[world].setblocking(False)
         return _servers[world] is not None and not _servers[world].recv(1)
-    except BlockingIOError:  # nothing to read: it is there
+    except BlockingIOError:  # nothing to read, so the server is there
         return False
     except OSError:
         return True
@@ -157,7 +157,7 @@ def _answer(world: dist.ProcessGroup, store: dist.Store) -> bool:
 
 
 def where_i_am(name: str) -> dict:
-    """This rank's answer about one Comm: the call it waits in (`here`: of that Comm), and what it has completed."""
+    """This rank's answer about one Comm: the call it waits in (`here`: a call of that Comm), and what it completed."""
     mine, now = known.get(name), list(waits.values())
     calls = [wait.call for wait in now if wait.report.progress is mine] or [mine.failed] * bool(mine and mine.failed)
     elsewhere = [wait.call for wait in now if wait.report.progress is not mine]
@@ -168,7 +168,7 @@ def where_i_am(name: str) -> dict:
 # -- notices ---------------------------------------------------------------------------------------------------------
 
 def _look_at(thread: int, wait: Wait) -> bool:
-    """Ask, then say where all are, when a wait has taken long. Is a question open?"""
+    """When a wait has taken long, ask and then print where all ranks are. Returns whether a question is open."""
     waited = time.monotonic() - wait.since
     if not wait.question and waited < (NOTICE_SECONDS if wait.due is None else wait.due):
         return False

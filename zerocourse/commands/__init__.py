@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command found."""
+    """The outcome of a command."""
 
     text: str  # for people, printed on stdout
     data: dict = field(default_factory=dict)  # for programs, printed on stdout instead with --json

@@ -8,7 +8,7 @@ which the cost of a unit shows. Writes report.md, bench.png and bench.json to --
 
 Exit status 1 when losses disagree, or when ours hold or send other bytes than the formulas say; never for a time.
 --json: {"ok", "modes": {mode: {parameters_bytes, gradients_bytes, optimizer_bytes, total_bytes, peak_bytes,
-heap_peak_bytes, wire_bytes, sent_bytes: a list, one entry a rank; losses; of a rank and step: step_seconds,
+heap_peak_bytes, wire_bytes, sent_bytes: a list, one entry per rank; losses; per rank and step: step_seconds,
 processor_seconds (user and system, all threads), page_faults; ratios: {other: median, spread (distance of the
 quartiles), rounds, processor}, bucket}}, "profile": {mode, or "alone" for the floor: processor time by thread},
 "noisy": reasons why times cannot be judged, "many_units": the same object for the 96 units or null, ...}. wire_bytes is
@@ -33,7 +33,7 @@ def configure(parser):
     parser.add_argument("--width", type=int, default=512, help="of the GPT-2 (default 512)")
     parser.add_argument("--vocab", type=int, default=8192, help="rows of its token embedding (default 8192)")
     parser.add_argument("--tokens", type=int, default=128, metavar="T", help="tokens in a sample (default 128)")
-    parser.add_argument("--batch", type=int, default=8, metavar="B", help="samples a step, of all ranks (default 8)")
+    parser.add_argument("--batch", type=int, default=8, metavar="B", help="samples per step, of all ranks (default 8)")
     parser.add_argument("--threads", type=int, default=1, help="threads a rank computes with (default 1)")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each mode (default 7; judged from 5 on)")
     parser.add_argument("--modes", metavar="NAMES", help="such as zero3,fsdp2 (default: all that are installed)")

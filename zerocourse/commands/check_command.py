@@ -39,7 +39,7 @@ def run(args) -> Outcome:
     for id in args.ids:
         if id.endswith(".ipynb"):
             raise BadInput(f"{id} is a notebook: say --answers {id}")
-        find(id)  # a misspelt one is told before anything runs
+        find(id)  # a misspelt id is reported before anything runs
     if args.seconds <= 0 or args.jobs < 1:
         raise BadInput("--seconds and --jobs must be positive")
     limits = Limits(args.seconds, parse_bytes(args.memory))
@@ -62,11 +62,11 @@ def _notebooks(args) -> dict[str | Path, list[str]]:
     """Which answers to grade, by notebook."""
     if args.answers:
         return {args.answers: args.ids or ids_of(read_cells(args.answers))}
-    found = sorted(path for folder in (".", "exercises") for path in Path(folder).glob("[0-9][0-9]_*.ipynb")
+    paths = sorted(path for folder in (".", "exercises") for path in Path(folder).glob("[0-9][0-9]_*.ipynb")
                    if _ids(path))
-    if not found:
+    if not paths:
         raise BadInput("there are no exercise notebooks here: name one with --answers, or run this where exercises/ is")
-    chosen = {path: [id for id in _ids(path) if id in args.ids or not args.ids] for path in found}
+    chosen = {path: [id for id in _ids(path) if id in args.ids or not args.ids] for path in paths}
     missing = [id for id in args.ids if not any(id in ids for ids in chosen.values())]
     if missing:
         raise BadInput(f"no notebook here has an answer to {', '.join(missing)}: name one with --answers")
@@ -74,7 +74,7 @@ def _notebooks(args) -> dict[str | Path, list[str]]:
 
 
 def _ids(path: Path) -> list[str]:
-    """The exercises answered in a notebook; none when it is another kind of notebook."""
+    """The ids of the exercises in a notebook; none if it is another kind of notebook."""
     try:
         return ids_of(read_cells(path))
     except BadInput:
@@ -82,7 +82,7 @@ def _ids(path: Path) -> list[str]:
 
 
 def _bar(total: int, unit: str):
-    """Progress on stderr where somebody watches."""
+    """A progress bar on stderr, if that is a terminal."""
     from tqdm import tqdm
     return tqdm(total=total, unit=unit, disable=None, file=sys.stderr)
 

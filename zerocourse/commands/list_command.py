@@ -19,10 +19,10 @@ def configure(parser):
 def run(args) -> Outcome:
     if args.chapter is not None and args.chapter not in chapters():
         raise BadInput(f"chapter {args.chapter} has no exercises: chapters {', '.join(map(str, chapters()))} have.")
-    found = exercises(args.chapter)
+    listed = exercises(args.chapter)
     data = {id: {"title": each.title, "minutes": each.minutes, "difficulty": each.difficulty, "chapter": each.chapter}
-            for id, each in found.items()}
-    width = max((len(each.title) for each in found.values()), default=0)
-    rows = [f"{id:>5}  {each.title:{width}}  {each.minutes:3} minutes  {each.stars}" for id, each in found.items()]
-    hours = sum(each.minutes for each in found.values()) / 60
-    return Outcome("\n".join([*rows, "", f"{len(found)} exercises, about {hours:.0f} hours"]), data)
+            for id, each in listed.items()}
+    width = max((len(each.title) for each in listed.values()), default=0)
+    rows = [f"{id:>5}  {each.title:{width}}  {each.minutes:3} minutes  {each.stars}" for id, each in listed.items()]
+    hours = sum(each.minutes for each in listed.values()) / 60
+    return Outcome("\n".join([*rows, "", f"{len(listed)} exercises, about {hours:.0f} hours"]), data)

@@ -14,7 +14,7 @@ from ..formulas.units import both, gb, parse_bytes, parse_count
 from ..formulas.volumes import sent_bytes
 from . import Outcome
 
-HELP = "bytes a rank holds and sends at each stage, by formula"
+HELP = "bytes that each rank holds and sends at each stage, by formula"
 STAGES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 BAR = 20  # characters for the largest total
 
@@ -27,7 +27,7 @@ def configure(parser):
     parser.add_argument("--stage", type=int, default=3, help="0 to 3 (default 3)")
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="world size (default 8)")
     parser.add_argument("--convention", choices=CONVENTIONS, default="16",
-                        help="bytes a parameter: Adam in mixed precision (16, 18 or 20), or fp32 training (default 16)")
+                        help="bytes per parameter: Adam in mixed precision (16, 18, 20), or fp32 training (default 16)")
     parser.add_argument("--accumulation", type=int, default=1, metavar="G", help="micro-batches a step (default 1)")
     parser.add_argument("--card", default="24GiB", metavar="SIZE", help="memory of a rank's card (default 24GiB)")
     activations = parser.add_argument_group("activations, with --model")
@@ -72,7 +72,7 @@ def _params_and_peaks(args) -> tuple[int, list[int | None]]:
 def _text(args, stages: list[dict]) -> str:
     convention, card, params = CONVENTIONS[args.convention], parse_bytes(args.card), stages[0]["params"]
     name = f"{args.model}: " if args.model else ""
-    lines = [f"{name}{params:,} parameters on {args.ranks} ranks, {sum(convention.sizes)} bytes a parameter "
+    lines = [f"{name}{params:,} parameters on {args.ranks} ranks, {sum(convention.sizes)} bytes per parameter "
              "({} parameter + {} gradient + {} optimizer)".format(*convention.sizes), "",
              f"{'':16}{'parameters':>11}{'gradients':>11}{'optimizer':>11}  {'total a rank':{BAR + 22}}"
              f"{'sent a step':>12}   {'peak' if args.model else ''}".rstrip()]

@@ -22,7 +22,7 @@ def configure(parser):
     parser.add_argument("--data", metavar="PATH", help="text: a file or folder (default: Python's standard library)")
     parser.add_argument("--model", default="gpt2-laptop", metavar="NAME", help="a GPT-2 by name (default gpt2-laptop)")
     parser.add_argument("--tokens", type=int, default=64, metavar="T", help="tokens in a sample (default 64)")
-    parser.add_argument("--micro-batch", type=int, default=4, metavar="B", help="samples a rank (default 4)")
+    parser.add_argument("--micro-batch", type=int, default=4, metavar="B", help="samples per rank (default 4)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("output/tour"), metavar="DIR", help="default output/tour")
 
@@ -50,7 +50,7 @@ def run(args) -> Outcome:
 
 
 def summarise(ranks: list[dict]) -> dict:
-    """The counts of one mode as one list entry a rank, and the mean losses."""
+    """The counts of one mode, each as a list with one entry per rank, and the mean losses."""
     from ..course.tour_checks import mean_losses
 
     kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
@@ -60,11 +60,11 @@ def summarise(ranks: list[dict]) -> dict:
 
 
 def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdict: list) -> str:
-    """A row a rank, and under each mode the row of its formulas."""
+    """One line per rank, and below each mode a line with its formulas."""
     columns = ("parameters", "gradients", "optimizer", "total", "peak", "sent")
     head = f"{'':8}{'':9}" + "".join(f"{name:>11}" for name in ("parameters", "gradients", "optimizer", "together", "peak", "sent/step"))
     lines = [f"GPT-2 with {settings.model.params:,} parameters, fp32 AdamW, {settings.ranks} ranks × {settings.micro_batch} samples "
-             f"× {settings.model.block_size} tokens; bytes a rank", "", f"{head}{'last loss':>11}{'ms/step':>9}", ""]
+             f"× {settings.model.block_size} tokens; bytes per rank", "", f"{head}{'last loss':>11}{'ms/step':>9}", ""]
     for mode, ranks in modes.items():
         for rank, got in enumerate(ranks):
             got = got | {"total_bytes": sum(got[f"{kind}_bytes"] for kind in columns[:3])}

@@ -1,1 +1,1 @@
-"""What the notebooks use: pictures, widgets, the tour, and the checks of exercises. Nothing below knows of it."""
+"""What the notebooks use: pictures, widgets, the tour, and the checks of exercises. No lower room imports it."""

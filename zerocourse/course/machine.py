@@ -1,4 +1,4 @@
-"""What this machine has for the course, row by row, each with a verdict. Changes nothing and starts nothing."""
+"""What this machine has for the course, with a verdict on each point. Changes nothing and starts nothing."""
 
 import importlib.metadata
 import os

@@ -1,14 +1,15 @@
-"""Overlap on trial: the same stage-3 step with overlap off and on, over a link slow enough to matter.
+"""Measures overlap: the same stage-3 step with overlap off and on, over a link slow enough to matter.
 
-With C the seconds a step computes and M those its collectives take, one after the other needs C + M and perfect
-overlap max(C, M): a speed-up of at most (C + M) / max(C, M), which is 2 where C = M. A step cannot reach that: nothing
-can compute before the first gather is there, and after the last gradient nothing is left to hide its reduction behind.
-With both exposed, e seconds together, the bound is (C + M) / (e + max(C, M - e)). Here e is what the root and the
-first block take once: the root is mostly an embedding, behind whose look-up nothing hides.
+A step computes for C seconds, and its collectives take M seconds. One after the other they take C + M, and with perfect
+overlap max(C, M). So the speed-up is at most (C + M) / max(C, M), which is 2 where C = M. No step can reach that,
+because nothing can be computed before the first gather is complete, and nothing is left to compute during the reduction
+of the last gradient. If these two together take e seconds, the bound is (C + M) / (e + max(C, M - e)). Here e is what
+the collectives of the root and of the first block take once: the root is mostly an embedding, and looking up tokens
+takes too little time to hide anything.
 
-Every round measures all four beside each other, because a shared machine is not the same machine a second later:
-C by the same step with nobody to talk to, M by the same collectives with nothing to compute, then off, then on.
-Rounds in which other programs used the processor are told apart: overlap needs the core that they took.
+Every round measures four times one after the other, because a shared machine may be slower a second later: C (the
+same step without communication), M (the same collectives without computing), the step without and the step with
+overlap. Rounds in which other programs used the processor are sorted out, because overlap needs the core they took.
 
     result = over_limited_link()          # needs what `link.limited_link` needs
 """
@@ -31,15 +32,15 @@ from ..zero.shard import shard
 from ..zero.buffer import FlatBuffer
 
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
-SEQUENCES = 24  # a rank and step, of block_size tokens: so many that the cores compute, and are not busy sending bytes
-QUIET = 0.1  # of the cores' time, used by others, at most
+SEQUENCES = 24  # per rank and step, of block_size tokens: enough for the cores to be busy computing, not sending
+QUIET = 0.1  # the largest share of the cores' time that other programs may use in a round
 
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of one round, each the slowest rank's. `exposed` is the part of `communication` nothing can hide.
+    """Times of one round in seconds, each of the slowest rank. Nothing can hide the `exposed` part of `communication`.
 
-    others: the share of the machine's processor time that went to other programs meanwhile.
+    others: the share of the machine's processor time that other programs used meanwhile.
     """
 
     compute: float
@@ -55,30 +56,31 @@ class Round:
 
     @property
     def bound(self) -> float:
-        """Of the speed-up, for perfect overlap."""
+        """The largest speed-up, if everything overlaps."""
         return (self.compute + self.communication) / max(self.compute, self.communication)
 
     @property
     def tight_bound(self) -> float:
-        """Of the speed-up, the first gather and the last reduction not hidden."""
+        """The largest speed-up, if everything overlaps but the first gather and the last reduction."""
         best = self.exposed + max(self.compute, self.communication - self.exposed)
         return (self.compute + self.communication) / best
 
     @property
     def share(self) -> float:
-        """Of the tight bound's gain: (speed-up - 1) / (bound - 1)."""
+        """The share of the possible gain that was reached: (speed-up - 1) / (tight bound - 1)."""
         return (self.speedup - 1) / (self.tight_bound - 1)
 
 
 def over_limited_link(rounds: int = 11, ratio: float = 1.0, patience: float = 60, prefetch: int = 2, in_flight: int = 2,
                       config: GPTConfig = CONFIG, sequences: int = SEQUENCES) -> dict:
-    """Two nodes of one rank on a link whose rate makes M about `ratio` × C; see `summary` for what is returned.
+    """Measure on two nodes of one rank, over a link whose rate makes M about `ratio` × C. Returns `summary`'s result.
 
-    rounds: as many quiet ones, and after `patience` seconds as many of any kind. A round's share is anything from 0.5
-        to 1.1 (two processes on a shared machine); the median of 11 differs little from run to run.
-    prefetch, in_flight: what `shard` is told in the steps with overlap. With a prefetch of 1 the link may have
-    nothing to do from the end of a gather to the next block; with 2 it has, which evens out blocks and ranks.
-    `events`: what happened in the last step without and with overlap, by rank (see `events.Event`).
+    rounds: the number of quiet rounds to wait for; after `patience` seconds, rounds of any kind count. The share of a
+        single round is anything from 0.5 to 1.1 (two processes on a shared machine), but the median of 11 rounds
+        differs little from run to run.
+    prefetch, in_flight: the options of `shard` in the steps with overlap. With prefetch=1 the link may be idle from the
+        end of a gather to the beginning of the next block. With 2 it has work then, which evens out blocks and ranks.
+    The result also has `events`: those of the last step without and with overlap, by rank (see `events.Event`).
     Raises BadInput where there can be no limited link.
     """
     settings = {"prefetch": prefetch, "in_flight": in_flight}
@@ -104,15 +106,15 @@ def summary(rounds: Sequence[Round]) -> dict:
 
 
 def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequences: int, settings: dict) -> dict:
-    """What each rank does; collective. Changes the rate of the link it is on."""
+    """What each rank does. Collective. Changes the rate of its node's link."""
     torch.manual_seed(dist.get_rank())
     tokens_BT = torch.randint(config.vocab_size, (sequences, config.block_size))
     model = build_model(config)
     modes = {"compute": OverlapRun(model, tokens_BT, SilentComm()),
              "off": OverlapRun(model, tokens_BT, WaitedComm(), prefetch=0),
              "on": OverlapRun(model, tokens_BT, Comm(), **settings)}
-    comm = Comm()  # of its own, so that measuring M leaves no events among those of a step
-    for _ in range(3):  # the order of units is known after the first step; the rate is chosen by the last one
+    comm = Comm()  # a separate one, so that measuring M leaves no events among those of a step
+    for _ in range(3):  # the first step records the order of units, and the last one decides the rate
         sent_bytes = modes["on"].step()
         seconds = slowest(comm, modes["compute"].seconds())
     rate_mbit = sent_bytes * 8 / (ratio * seconds) / 1e6
@@ -123,7 +125,7 @@ def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequenc
     while go_on(comm, measured, rounds, until):
         busy = Busy()
         compute, off, on = (slowest(comm, modes[name].seconds()) for name in ("compute", "off", "on"))
-        gathers, reductions = zip(*(talk(flat, comm) for flat in stage.flats), strict=True)
+        gathers, reductions = zip(*(collective_seconds(flat, comm) for flat in stage.flats), strict=True)
         communication, exposed = 2 * sum(gathers) + sum(reductions), sum(gathers[:ends]) + sum(reductions[:ends])
         communication, exposed = slowest(comm, communication), slowest(comm, exposed)
         measured.append(Round(compute, communication, exposed, off, on, busy.others(comm)))
@@ -174,27 +176,27 @@ class WaitedComm(Comm):
 
 
 class SilentComm(Comm):
-    """With nobody to talk to: rows heard once come back from memory, and nothing is added to this rank's gradients."""
+    """Without communication: gathers return what was gathered the first time, reductions this rank's own gradients."""
 
     def __init__(self):
         super().__init__()
-        self.heard: dict[str, torch.Tensor] = {}
+        self.gathered: dict[str, torch.Tensor] = {}
 
-    def all_gather(self, row: torch.Tensor, layout: Layout, unit: str) -> "SilentHandle":
-        if unit in self.heard:
-            row.copy_(self.heard[unit])
+    def all_gather(self, tensor: torch.Tensor, layout: Layout, unit: str) -> "SilentHandle":
+        if unit in self.gathered:
+            tensor.copy_(self.gathered[unit])
         else:
-            super().all_gather(row, layout, unit).wait()
-            self.heard[unit] = row.clone()
+            super().all_gather(tensor, layout, unit).wait()
+            self.gathered[unit] = tensor.clone()
         return SilentHandle()
 
-    def reduce_scatter(self, row: torch.Tensor, layout: Layout, unit: str, into=None, done=None) -> "SilentHandle":
-        mine = row[layout.slice(self.rank)]
+    def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, unit: str, into=None, done=None) -> "SilentHandle":
+        mine = tensor[layout.slice(self.rank)]
         return SilentHandle(lambda: (done or bool)(add_in_order([mine, torch.zeros_like(mine)], into)))
 
 
 class SilentHandle:
-    """A handle of nothing: what follows the collective happens when it is waited for."""
+    """A handle without a collective: `wait` only does what would follow the collective."""
 
     def __init__(self, finish: Callable[[], object] = lambda: None):
         self.finish = finish
@@ -204,32 +206,32 @@ class SilentHandle:
         finish()
 
 
-def talk(flat: FlatBuffer, comm: Comm) -> tuple[float, float]:
-    """Seconds that a gather and a reduction of the row take by themselves."""
-    row, times = torch.zeros(flat.layout.padded, dtype=flat.dtype), []
+def collective_seconds(flat: FlatBuffer, comm: Comm) -> tuple[float, float]:
+    """The seconds that a gather and a reduction of a unit's flat buffer take by themselves."""
+    buffer, times = torch.zeros(flat.layout.padded, dtype=flat.dtype), []
     for collective in (comm.all_gather, comm.reduce_scatter):
         dist.barrier()
         begun = time.perf_counter()
-        collective(row, flat.layout, flat.name).wait()
+        collective(buffer, flat.layout, flat.name).wait()
         times.append(time.perf_counter() - begun)
     return tuple(times)
 
 
 def go_on(comm: Comm, measured: Sequence[Round], rounds: int, until: float) -> bool:
-    """Are more rounds needed? The same answer on every rank, though their clocks differ."""
+    """Whether more rounds are needed: the same answer on every rank, although their clocks differ."""
     quiet = sum(each.others <= QUIET for each in measured)
     return quiet < rounds and (len(measured) < rounds or slowest(comm, time.monotonic() - until) < 0)
 
 
 class Busy:
-    """Processor time of this machine and of this rank, from now on."""
+    """Measures the processor time that this machine and this rank use from now on."""
 
     def __init__(self):
         self.begun = self.now()
 
     @staticmethod
     def now() -> tuple[float, float, float]:
-        """Seconds of the machine's cores in programs (neither idle nor in interrupts), of our process, of the clock."""
+        """Seconds that the machine's cores spent in programs, that our process used, and on the clock."""
         with open("/proc/stat") as file:
             user, nice, system, _, _, _, _, steal = (int(ticks) for ticks in file.readline().split()[1:9])
         return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK"), time.process_time(), time.perf_counter()
@@ -241,5 +243,5 @@ class Busy:
 
 
 def slowest(comm: Comm, seconds: float) -> float:
-    """The largest of the ranks' numbers."""
+    """The largest number of any rank. Collective."""
     return max(comm.all_gather_object(seconds))

@@ -54,7 +54,7 @@ def mark_formula(axes: Axes, values: Sequence[float], label: str | None = "by fo
 
 
 def timeline(events: Sequence[dict], title: str = "") -> Figure:
-    """One step: for each rank what it computed and what was on its way, over the curve of its live bytes.
+    """One step: for each rank what it computed and which collectives were under way, over the curve of its live bytes.
 
     events: dictionaries as `events.Event` has them, of one step and any number of ranks.
     """
@@ -88,9 +88,9 @@ def timeline(events: Sequence[dict], title: str = "") -> Figure:
 
 
 def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figure:
-    """Bytes alive after each event, one curve for each name, event by event: the stages need different times.
+    """Bytes alive after each event, one curve per name. The axis counts events, because stages need different times.
 
-    Where there are forwards, they take the left half and the backwards the right one, in each curve.
+    In each curve the forward, if there is one, takes the left half, and the backward takes the right half.
     curves: name → events of one rank, as in `timeline`.   what: the label of the axis; its unit is MB.
     """
     figure = Figure(figsize=(10, 3.2), layout="constrained")
@@ -116,12 +116,12 @@ CARDS = {"T4": 15 * 2**30, "RTX 4090": 24 * 2**30, "A100": 40 * 2**30, "H100": 8
 
 
 def smallest_card(nbytes: int) -> str | None:
-    """The smallest of `CARDS` that has so much memory."""
+    """The smallest of `CARDS` that has this much memory."""
     return next((card for card, memory in CARDS.items() if memory >= nbytes), None)
 
 
 def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
-    """What a rank holds at stages 0 to 3, stacked, `stage` in full colour; lines where a card's memory ends.
+    """What a rank holds at stages 0 to 3, stacked, with `stage` in full colour and lines where cards' memory ends.
 
     `stage` has at least a tenth of the width; a bar that is longer than all of it has an arrow behind its number.
     """
@@ -145,7 +145,7 @@ def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
         if not 0.03 * edge < memory < edge:
             continue
         axes.axvline(memory / 1e9, color="black", linewidth=1, linestyle=":", zorder=0)
-        if memory - labelled > 0.07 * edge:  # names do not stand on each other
+        if memory - labelled > 0.07 * edge:  # so that names do not overlap
             axes.text(memory / 1e9, -0.62, card, ha="center", va="bottom", fontsize=8)
             labelled = memory
     axes.set(yticks=range(4), yticklabels=names, xlabel="GB a rank (GB = 10⁹ bytes)", xlim=(0, edge / 1e9), ylim=(3.5, -0.6))
@@ -154,7 +154,7 @@ def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
 
 
 def timeline_until(events: Sequence[dict], moment: int, title: str = "") -> Figure:
-    """`timeline`, with what comes after event number `moment` (in order of their ends, from 0) faded."""
+    """`timeline` with everything after event number `moment` faded (counted from 0 in the order of their ends)."""
     figure = timeline(events, title)
     ordered = sorted(events, key=lambda event: event["end"])
     begin, now = min(event["start"] for event in events), ordered[moment]["end"]

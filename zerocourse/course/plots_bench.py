@@ -1,4 +1,4 @@
-"""The bench as a picture: step time as a ratio to the baseline, and peak memory, a bar a mode. Computes nothing."""
+"""The bench as a picture: step time as a ratio to the baseline, and peak memory, one bar per mode. Computes nothing."""
 
 from matplotlib.figure import Figure
 
@@ -6,15 +6,15 @@ OURS, PEER, BASE = "#4c72b0", "#c7c7c7", "#8c8c8c"
 
 
 def bench_figure(summary: dict, baseline: str) -> Figure:
-    """summary: the object that `zerocourse bench --json` prints. Modes of ours are the ones without a bucket size."""
+    """summary: the object that `zerocourse bench --json` prints. Our modes are those without a bucket size."""
     modes = summary["modes"]
     figure = Figure(figsize=(12, 1.4 + 0.32 * len(modes)), layout="constrained")
     time, peak = figure.subplots(1, 2, sharey=True)
     colors = [BASE if name == baseline else OURS if got["bucket"] is None else PEER for name, got in modes.items()]
     ratios = [got["ratios"].get(baseline) for got in modes.values()]
-    lengths = [1.0 if name == baseline else found["median"] if found else 0.0
-               for name, found in zip(modes, ratios, strict=True)]
-    spread = [found["spread"] / 2 if found else 0.0 for found in ratios]
+    lengths = [1.0 if name == baseline else ratio["median"] if ratio else 0.0
+               for name, ratio in zip(modes, ratios, strict=True)]
+    spread = [ratio["spread"] / 2 if ratio else 0.0 for ratio in ratios]
     time.barh(list(modes), lengths, xerr=spread, color=colors, ecolor="black")
     time.axvline(1, color="black", linewidth=0.8)
     noisy = " (too noisy to judge)" if summary["noisy"] else ""

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 
 def staleness_figure(curves: Mapping[int, Sequence[float]]) -> Figure:
-    """Loss over updates, a curve a delay, on a logarithmic scale. curves: delay in updates → losses."""
+    """Loss over updates, one curve per delay, on a logarithmic scale. curves: delay in updates → losses."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     for delay, losses in curves.items():

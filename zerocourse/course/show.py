@@ -1,6 +1,6 @@
-"""The package shows itself in a notebook: its source, what one stage changes in another, tables, figures with words.
+"""What notebooks show: the package's source, what one stage changes from another, tables, and figures with alt texts.
 
-Each function returns a `Shown`. A notebook draws it; where nothing is drawn there is its plain text.
+Each function returns a `Shown`. A notebook draws it, and elsewhere it is its plain text.
 """
 
 import base64
@@ -26,7 +26,7 @@ NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( ?[A-Za-z%×/]+)*")
 
 @dataclass(frozen=True, repr=False)
 class Shown:
-    """Something in the forms that a notebook may choose from. text: also the alternative text of the picture."""
+    """One thing to show, in forms from which a notebook chooses. text: also the alternative text of the picture."""
 
     text: str
     html: str | None = None
@@ -48,7 +48,7 @@ class Shown:
 def figure(drawn: Figure, alt: str) -> Shown:
     """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it.
 
-    It goes where hosts look for it: the output's metadata, its plain text, and the PNG's own description.
+    `alt` is stored where hosts look for it: in the output's metadata, its plain text and the PNG's own description.
     """
     if len(alt.split()) < 4:
         raise BadInput(f"alt is {alt!r}: say in a sentence what the figure shows")
@@ -63,7 +63,7 @@ def sentence(text: str) -> Shown:
 
 
 def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> Shown:
-    """Rows as dictionaries with the same keys; integers get their thousands separated, numbers stand to the right."""
+    """Rows as dictionaries with the same keys; integers get thousands separators, numbers are aligned right."""
     if not rows or any(list(row) != list(rows[0]) for row in rows):
         raise BadInput("rows must be dictionaries with the same keys in the same order, and at least one")
     head = list(map(str, rows[0]))
@@ -88,16 +88,16 @@ def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> Shown:
 
 
 def source(thing: Callable | type) -> Shown:
-    """The text of a function or class of the package, as it stands in its file."""
+    """The source of a function or class of the package, as it is in its file."""
     code = code_of(thing)
     where = f"{file_of(thing)}: {thing.__qualname__}"
     return Shown(f"# {where}\n\n{code}", f"<div><code>{escape(where)}</code></div>" + pre(coloured(code)))
 
 
 def difference(before: type, after: type, only: Sequence[str] | None = None) -> Shown:
-    """What class `after` says otherwise than class `before`: a table of it, then the code of both, side by side.
+    """What class `after` changes from class `before`: a table of the changes, then the code of both, side by side.
 
-    A stage is a class, and its verbs are functions in its `ops`: `ops.reduce`. only: the names whose code is shown.
+    A stage is a class with functions in its `ops`, such as `ops.reduce`. only: the names whose code is shown.
     """
     changed = list(changes(before, after))
     unknown = set(only or ()) - {name for name, _, _ in changed}
@@ -162,7 +162,7 @@ def coloured(code: str) -> list[str]:
         from pygments import highlight
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import PythonLexer
-    except ImportError:  # it comes with IPython
+    except ImportError:  # pygments comes with IPython
         return [escape(line) for line in code.splitlines()]
     html = highlight(code, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True, noclasses=True))
     return html.removesuffix("\n").split("\n")

@@ -1,8 +1,8 @@
 """The tour: one GPT-2 trained on the same text in five ways, measured on every rank. What `zerocourse tour` runs.
 
-    single   one process, the whole batch: plain PyTorch, nothing of ours
+    single   one process with the whole batch, in plain PyTorch, without our code
     ddp      stage 0: every rank holds everything
-    zero1    optimizer states are sharded          zero2   gradients too          zero3   parameters too
+    zero1    optimizer states are sharded         zero2   gradients as well         zero3   parameters as well
 
 `run_mode` runs in the ranks and only measures; `zerocourse.course.tour_checks` says what the numbers should be.
 """
@@ -31,28 +31,30 @@ STAGE = {mode: stage for stage, mode in enumerate(MODES[1:])}
 
 @dataclass(frozen=True)
 class TourSettings:
-    """What every mode does alike. Batches and lengths in samples and tokens."""
+    """What is the same in every mode. Batches are in samples, and lengths in tokens."""
 
     model: GPTConfig
     ranks: int = 2
-    micro_batch: int = 4  # samples a rank and step; `single` takes all ranks' at once
+    micro_batch: int = 4  # samples per rank and step; `single` takes those of all ranks at once
     steps: int = 8
     lr: float = 1e-3
     seed: int = 0
-    source: str | None = None  # text: a file or folder, None for Python's standard library
-    budget: int | None = None  # bytes a rank may hold before it is out of memory
+    source: str | None = None  # a text file or a folder; None: Python's standard library
+    budget: int | None = None  # bytes that each rank may hold before it is out of memory
 
 
 def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
              tell: Callable = lambda step, loss: None) -> dict:
     """Train in one mode on this rank, and return what was measured.
 
-    The last step but one is watched by the ledger and not timed; the others are timed and not watched.
-    plant(model, optimizer): called in the watched step; tests plant faults with it.   tell(step, loss): called after each.
+    The ledger watches the last step but one, which is not timed. The other steps are timed and not watched.
+    plant(model, optimizer): called in the watched step; tests plant faults with it.   tell(step, loss): called after
+        each step.
 
-    Returns a dictionary: losses (one a step, this rank's); step_seconds (median); parameters_bytes, optimizer_bytes,
+    Returns a dictionary: losses (this rank's, one per step); step_seconds (median); parameters_bytes, optimizer_bytes,
     buffers_bytes, rest_bytes (after the watched step); gradients_bytes (just before its update); peak_bytes;
-    sent_bytes, sent_elements, padding_bytes, metadata_bytes (of that step); rows (see `rows_of`); events.
+    sent_bytes, sent_elements, padding_bytes, metadata_bytes (of that step); flat_buffers (see `buffer_lengths`);
+    events.
     """
     comm = Comm()
     train, _ = load_text(settings.source, settings.model.block_size)
@@ -67,8 +69,8 @@ def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
     else:
         shard(model, optimizer, STAGE[mode], comm=comm, seed=settings.seed)
 
-    parts = settings.ranks if alone else 1  # the same micro-batches, one after the other, so that the sums are the same
-    losses, seconds, found = [], [], {}
+    parts = settings.ranks if alone else 1  # one after the other, so that the sums are those of the ranks
+    losses, seconds, measured = [], [], {}
     stream = batches(train, sampler)
     for number in range(settings.steps):
         x_BT, y_BT = next(stream)
@@ -78,18 +80,20 @@ def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
                     plant(model, optimizer)
                 comm.recorder.alive = lambda: ledger.alive
                 watched = comm.recorder.step
-                found = watched_step(ledger, optimizer, comm, lambda: step(model, optimizer, x_BT, y_BT, parts))
-            losses.append(found.pop("loss"))
-            found["events"] = comm.recorder.of_step(watched)
+                measured = watched_step(ledger, optimizer, comm, lambda: step(model, optimizer, x_BT, y_BT, parts))
+            losses.append(measured.pop("loss"))
+            measured["events"] = comm.recorder.of_step(watched)
         else:
             began = time.perf_counter()
             losses.append(step(model, optimizer, x_BT, y_BT, parts))
             seconds.append(time.perf_counter() - began)
         tell(number + 1, losses[-1])
-    return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds), **found, "rows": rows_of(model)}
+    return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds), **measured,
+            "flat_buffers": buffer_lengths(model)}
 
 
-def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x_BT: torch.Tensor, y_BT: torch.Tensor, parts: int) -> float:
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x_BT: torch.Tensor, y_BT: torch.Tensor,
+         parts: int) -> float:
     """One optimizer step on the batch in `parts` micro-batches; returns its mean loss."""
     total = 0.0
     for x, y in zip(x_BT.chunk(parts), y_BT.chunk(parts), strict=True):
@@ -102,8 +106,8 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x_BT: torch.T
 
 
 def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[], float]) -> dict:
-    """Run one step under the ledger and say what was held (gradients just before the update, the rest after it) and
-    what `comm` counted as sent, each None without one."""
+    """Run one step under the ledger. Returns the bytes held (gradients just before the update, the rest after it) and
+    what `comm` counted as sent (None for each count without a `comm`)."""
     def sent() -> tuple[int, ...]:
         return (comm.sent.total(), comm.elements.total(), comm.padding, comm.metadata) if comm else ()
 
@@ -119,8 +123,8 @@ def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[],
             **dict(zip(("sent_bytes", "sent_elements", "padding_bytes", "metadata_bytes"), counts, strict=True))}
 
 
-def rows_of(model: torch.nn.Module) -> list[tuple[int, int]]:
-    """(padded length, length of this rank's slice) of each row of parameters, in elements; empty without a stage."""
+def buffer_lengths(model: torch.nn.Module) -> list[tuple[int, int]]:
+    """(padded length, length of this rank's slice) of each flat buffer, in elements; empty without a stage."""
     if not hasattr(model, "zero"):
         return []
     return [(flat.layout.padded, flat.own.stop - flat.own.start) for flat in model.zero.flats]
@@ -128,19 +132,19 @@ def rows_of(model: torch.nn.Module) -> list[tuple[int, int]]:
 
 def run_modes(modes: Sequence[str], settings: TourSettings, plant: Callable | None) -> dict[str, dict]:
     """Several modes one after the other, on this rank."""
-    found = {}
+    measured = {}
     for index, mode in enumerate(modes):
         def tell(step, loss, mode=mode, before=index * settings.steps):
             progress(before + step, len(modes) * settings.steps, mode=mode, loss=round(loss, 3))
 
-        found[mode] = run_mode(mode, settings, plant, tell)
-        gc.collect()  # a stage and its hooks refer to each other: its memory must not be there for the next mode
-    return found
+        measured[mode] = run_mode(mode, settings, plant, tell)
+        gc.collect()  # a stage and its hooks refer to each other; its memory must be free for the next mode
+    return measured
 
 
 def measure(settings: TourSettings, plant: Callable | None = None) -> dict[str, list[dict]]:
     """Every mode on real ranks: {mode: what each rank measured}. Raises what `launch` raises."""
-    options = {"quiet": True, "timeout": 900, "env": {"OMP_NUM_THREADS": "1"}}  # a rank, a core: the same for one rank
+    options = {"quiet": True, "timeout": 900, "env": {"OMP_NUM_THREADS": "1"}}  # one core per rank
     alone = launch(run_modes, MODES[:1], settings, plant, nproc=1, **options)
     ranks = launch(run_modes, MODES[1:], settings, plant, nproc=settings.ranks, **options)
-    return {mode: [found[mode] for found in (alone if mode in MODES[:1] else ranks)] for mode in MODES}
+    return {mode: [rank[mode] for rank in (alone if mode in MODES[:1] else ranks)] for mode in MODES}

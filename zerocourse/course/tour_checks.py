@@ -1,4 +1,4 @@
-"""The verdict on a tour: what each number should be, by formula, and whether it is. Knows nothing of how it was measured."""
+"""The verdict on a tour: what each number should be by formula, and whether it is. Not concerned with measuring."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ class Check:
 
 
 def expected(settings: TourSettings, mode: str) -> dict[str, int]:
-    """By formula, per rank: bytes held by kind and in all, the peak, elements and bytes sent a step."""
+    """By formula and per rank: bytes held by kind and in all, the peak, elements and bytes sent in a step."""
     stage, ranks = (STAGE[mode], settings.ranks) if mode in STAGE else (0, 1)
     params = settings.model.params
     states = model_states(params, stage, ranks, FP32)
@@ -57,14 +57,15 @@ def checks(settings: TourSettings, modes: dict[str, list[dict]]) -> Iterator[Che
 
 
 def rank_checks(settings: TourSettings, mode: str, rank: int, got: dict) -> Iterator[Check]:
-    """What one rank holds."""
-    padded = sum(length for length, _ in got["rows"]) or settings.model.params
-    own = sum(own for _, own in got["rows"]) or settings.model.params
+    """The checks of what one rank holds."""
+    padded = sum(length for length, _ in got["flat_buffers"]) or settings.model.params
+    own = sum(own for _, own in got["flat_buffers"]) or settings.model.params
     stage, ranks = (STAGE[mode], settings.ranks) if mode in STAGE else (0, 1)
     yield from held(mode, rank, got, model_states(padded, stage, ranks, FP32, shard=own))
     padding = padded - settings.model.params
-    yield Check(mode, "padding", padding < max(1, ranks * len(got["rows"])),
-                f"{padding:,} elements of padding in {len(got['rows'])} rows: it must be less than one a rank and row")
+    yield Check(mode, "padding", padding < max(1, ranks * len(got["flat_buffers"])),
+                f"{padding:,} elements of padding in {len(got['flat_buffers'])} flat buffers: it must be less than "
+                "one element per rank and buffer")
     yield Check(mode, "buffers", got["buffers_bytes"] == 0,
                 f"rank {rank} holds {got['buffers_bytes']:,} bytes of buffers, and the model has none")
     yield Check(mode, "the rest", got["rest_bytes"] <= LOOSE_BYTES,
@@ -75,7 +76,7 @@ def rank_checks(settings: TourSettings, mode: str, rank: int, got: dict) -> Iter
 
 
 def held(mode: str, rank: int, got: dict, states: ModelStates) -> Iterator[Check]:
-    """Of each kind exactly the formula's bytes."""
+    """A rank must hold exactly as many bytes of each kind as the formula says."""
     for kind in KINDS:
         want = getattr(states, kind)
         yield Check(mode, kind, got[kind] == want, f"rank {rank} holds {got[kind]:,} bytes, the formula says {want:,}")

@@ -1,6 +1,6 @@
-"""Explorers: a picture that is always there and, where ipywidgets is installed, controls that draw it again.
+"""Explorers: a picture and, where ipywidgets is installed, controls that draw it again.
 
-`explore` knows nothing of ZeRO; the others only say what the rest of the package computes. A saved notebook keeps the
+`explore` knows nothing of ZeRO. The others only show what the rest of the package computes. A saved notebook keeps the
 picture of the starting values. Importing this needs neither ipywidgets nor a notebook.
 """
 
@@ -19,9 +19,9 @@ MISSING = "The controls need ipywidgets, which is not installed here; the pictur
 
 @dataclass(frozen=True)
 class Control:
-    """One of a few values. values: the values themselves, or label → value; start: the value at first.
+    """A choice among a few values. values: the values themselves, or label → value; start: the first value.
 
-    kind: "slider" for what has an order, "list" for what has none.
+    kind: "slider" for values that have an order, "list" for others.
     """
 
     values: Sequence | Mapping[str, object]
@@ -65,7 +65,7 @@ def explore(draw: Callable, describe: Callable[..., str], **controls: Control) -
     def redraw(_) -> None:
         try:
             line, drawn = forms(**{name: box.value for name, box in boxes.items()})
-        except ZeroCourseError as error:  # a traceback of a control's would go to a log that nobody reads
+        except ZeroCourseError as error:  # a traceback of a control would go to a log that nobody reads
             words.update(show.sentence(str(error)))
         else:
             words.update(line)
@@ -79,7 +79,7 @@ def explore(draw: Callable, describe: Callable[..., str], **controls: Control) -
 
 
 def _boxes(controls: Mapping[str, Control]) -> dict:
-    """The widgets; none, and a sentence, when they cannot be."""
+    """The widgets, or none and a sentence that says why there are none."""
     try:
         return {name: control.box(name) for name, control in controls.items()}
     except ImportError:
@@ -91,18 +91,18 @@ def _boxes(controls: Mapping[str, Control]) -> dict:
 
 SIZES = {"124M": 124_439_808, "355M": 354_823_168, "774M": 774_030_080, "1.5B": 1_557_611_200, "7B": 7 * 10**9,
          "13B": 13 * 10**9, "70B": 70 * 10**9, "175B": 175 * 10**9, "1T": 10**12}
-OPTIMIZERS = {"Adam": 8, "SGD with momentum": 4, "SGD": 0}  # bytes of states a parameter, in fp32
+OPTIMIZERS = {"Adam": 8, "SGD with momentum": 4, "SGD": 0}  # bytes of model states per parameter, in fp32
 
 
 def convention_of(dtype: str, optimizer: str) -> Convention:
-    """Bytes a parameter: "mixed" is 16-bit parameters and gradients with fp32 master weights, "fp32" is all in fp32."""
+    """Bytes per parameter: "mixed" is 16-bit parameters and gradients with fp32 master weights, "fp32" is fp32 only."""
     states = OPTIMIZERS[optimizer]
     return Convention("mixed", 2, 2, 4 + states) if dtype == "mixed" else Convention("fp32", 4, 4, states)
 
 
 def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str = "mixed",
            optimizer: str = "Adam") -> None:
-    """What a rank holds by formula, and the card it fits on."""
+    """What a rank holds by formula, and on which card it fits."""
     def states(params, ranks, dtype, optimizer):
         return [model_states(params, each, ranks, convention_of(dtype, optimizer)) for each in range(4)]
 
@@ -125,7 +125,7 @@ def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str
 
 
 def timeline(events: Sequence[dict], title: str = "") -> None:
-    """One step of all ranks, event by event; at first the whole of it. events: as `plots.timeline` takes them."""
+    """One step of all ranks, event by event, and at first the whole step. events: as `plots.timeline` takes them."""
     ordered = sorted(events, key=lambda event: event["end"])
     begin, place = min(event["start"] for event in events), f"{title.rstrip(' ,')}: " if title else ""
 

@@ -12,16 +12,16 @@ class ShardSampler:
 
     An epoch is one shuffled order of `length` samples, the same on every rank, cut into global batches of
     world_size x micro_batch samples, of which rank r takes the r-th slice. So step k's global batch does not depend
-    on how many ranks share it: one rank with a micro-batch of 4, and two with 2, see the same samples a step.
+    on how many ranks share it: one rank with a micro-batch of 4, and two with 2, see the same samples in each step.
 
     Every rank gets the same number of batches, whatever the length, so none waits in a collective for one that has
-    run out. With `drop_last` the samples that do not fill a global batch sit this epoch out; without, the last
-    global batch is filled up with samples from the start of the order, which are then seen twice.
+    run out. With `drop_last` the samples that do not fill a global batch are left out in this epoch. Without it the
+    last global batch is filled up with samples from the start of the order, which are then seen twice.
 
     Each iteration is one epoch; a finished one moves on to the next. `load_state_dict` continues in mid-epoch, at
-    another world size too: it counts the samples that all ranks together have seen. That is the position of this
-    iterator, so a DataLoader with workers, which reads ahead, is ahead of the training loop.
-    Raises BadInput for a rank or a size that cannot be, and for a length that makes no batch.
+    another world size too, because it counts the samples that all ranks together have seen. That is the position of
+    this iterator, so with the workers of a DataLoader, which read ahead, it is ahead of the training loop.
+    Raises BadInput for an impossible rank or size, and for a length that makes no batch.
     """
 
     def __init__(self, length: int, rank: int, world_size: int, micro_batch: int,
@@ -36,7 +36,7 @@ class ShardSampler:
                            f" = {self.global_batch}: use more data, or a smaller batch.")
         self.length, self.rank, self.micro_batch = length, rank, micro_batch
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.epoch, self.seen = 0, 0  # seen: samples of this epoch that all ranks together were given
+        self.epoch, self.seen = 0, 0  # seen: samples of this epoch that all ranks together have been given
         self._start = 0  # where the next iteration begins; not 0 only after load_state_dict
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class ShardSampler:
         return {"epoch": self.epoch, "seen": self.seen, "seed": self.seed, "length": self.length}
 
     def load_state_dict(self, state: dict[str, int]):
-        """Continue from that position. Raises BadInput when the data or the seed is not the one it was saved with."""
+        """Continue from that position. Raises BadInput if the data or the seed differ from those at saving."""
         for name in ("length", "seed"):
             if state[name] != getattr(self, name):
                 raise BadInput(f"The sampler was saved with {name} = {state[name]}, and this one has "

@@ -1,4 +1,4 @@
-"""Text to train on, without a download: bytes are the tokens. Communicates nothing; big files stay on disk.
+"""Text to train on, without a download: the bytes are the tokens. Communicates nothing. Big files stay on disk.
 
 Shapes: B batch, T tokens.
 """
@@ -21,7 +21,7 @@ NOT_TEXT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 class TextDataset(torch.utils.data.Dataset):
     """Non-overlapping windows of `tokens`: sample i is (x_T, y_T), int64, with y one token ahead of x.
 
-    T is `block_size`. Raises BadInput for fewer tokens than one window and its last target need.
+    T is `block_size`. Raises BadInput if there are not enough tokens for one window and its last target.
     """
 
     def __init__(self, tokens: np.ndarray, block_size: int):
@@ -35,7 +35,7 @@ class TextDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         if not 0 <= i < len(self):
-            raise IndexError(i)  # what ends a plain `for sample in dataset`
+            raise IndexError(i)  # this ends a plain `for sample in dataset`
         first = i * self.block_size
         window = torch.from_numpy(self.tokens[first:first + self.block_size + 1].astype(np.int64))
         return window[:-1], window[1:]
@@ -44,7 +44,7 @@ class TextDataset(torch.utils.data.Dataset):
 def load_text(source: str | Path | None = None, block_size: int = 128) -> tuple[TextDataset, TextDataset]:
     """Train and validation sets, the latter the last 10 % of the source (at least one window).
 
-    Source: see `read_tokens`. Raises BadInput when it is too short for both.
+    source: see `read_tokens`. Raises BadInput if it is too short for both.
     """
     tokens = read_tokens(source)
     held_out = max(len(tokens) // 10, block_size + 1)
@@ -133,12 +133,12 @@ def decode(tokens_T: Tensor) -> str:
 
 def _files_below(folder: Path, skip: Iterable[str] = ()) -> list[Path]:
     """Every regular file, sorted by its path, hidden ones and folders named in `skip` left out. Raises OSError."""
-    found = []
+    files = []
 
     def complain(error: OSError):  # os.walk would pass over a folder that it may not read
         raise error
 
     for parent, folders, names in os.walk(folder, onerror=complain):
         folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
-        found += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted((file for file in found if file.is_file()), key=lambda file: file.relative_to(folder).as_posix())
+        files += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted((file for file in files if file.is_file()), key=lambda file: file.relative_to(folder).as_posix())

@@ -1,4 +1,4 @@
-"""ds_config: reads, checks and resolves the keys that the engine understands. It communicates nothing.
+"""Reads a ds_config, and checks and resolves the keys that the engine understands. It communicates nothing.
 
 The names and rules are DeepSpeed's. A mistake gets one sentence that names the key, its value, and what would be right.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import BadInput
 from ..formulas.units import integer
 
-# What else DeepSpeed's files hold, by section ("" is the top), so that they can be used as they are.
+# Other keys of DeepSpeed's files, by section ("" is the top level), so that these files can be used as they are.
 CHANGES_NOTHING = {  # accepted, with one warning
     "": ("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown", "prescale_gradients",
          "gradient_predivide_factor", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
@@ -48,7 +48,7 @@ class ZeroConfig:
 
     stage: int = 0
     reduce_bucket_size: int = 500_000_000
-    overlap_comm: bool | None = None  # None: on, at every stage
+    overlap_comm: bool | None = None  # None means on, at every stage
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class Config:
     train_batch_size: int
     train_micro_batch_size_per_gpu: int
     gradient_accumulation_steps: int
-    gradient_clipping: float = 1.0  # largest 2-norm of the gradient; 0 is off
+    gradient_clipping: float = 1.0  # the largest 2-norm of the gradient; 0 means no clipping
     zero_optimization: ZeroConfig = ZeroConfig()
     bf16: Bf16Config = Bf16Config()
 
     @classmethod
     def load(cls, config: dict | str | Path, world_size: int) -> "Config":
-        """From a dictionary or a JSON file, for this many ranks. Raises BadInput.
+        """Read a dictionary or a JSON file, for this many ranks. Raises BadInput.
 
-        Warns once, with their names, of keys that DeepSpeed knows and that change nothing here.
+        Warns once of keys that DeepSpeed knows and that change nothing here, with their names.
         """
         if not isinstance(config, dict | str | Path):
             raise BadInput(f"the config is a {type(config).__name__}: it must be a dictionary or a JSON file's path")
@@ -98,12 +98,12 @@ class Config:
         return cls(*batch_sizes(given, world_size), float(clip), ZeroConfig(**zero), Bf16Config(**bf16))
 
     def as_dict(self) -> dict:
-        """With every default resolved, as one would write it to JSON."""
+        """The config with every default resolved, ready to be written as JSON."""
         return asdict(self)
 
 
 def batch_sizes(given: dict, world_size: int) -> tuple[int, int, int]:
-    """train, micro and accumulation, of which any two give the third. Raises BadInput."""
+    """The sizes train, micro and accumulation. Any two of them give the third. Raises BadInput."""
     names = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
     train, micro, steps = (integer(given[name], name, 1) if name in given else None for name in names)
     if train is None and micro is None:
@@ -154,7 +154,7 @@ def understood(given: object, section: str, of: type, ignored: list[str]) -> dic
 
 
 def is_off(value: object) -> bool:
-    """Does it say that the feature is not wanted? `{"enabled": false}`, `{"device": "none"}`, false, null, nothing."""
+    """Whether a value switches its feature off: `{"enabled": false}`, `{"device": "none"}`, false, null or nothing."""
     if isinstance(value, dict):
         return not value or value.get("enabled") is False or value.get("device", "") in ("none", None)
     return value is None or value is False
@@ -176,13 +176,13 @@ def read_json(path: Path) -> dict:
         return dict(pairs)
 
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
+        config = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except OSError as error:
         raise BadInput(f"the config {path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise BadInput(f"{path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not JSON: it is not text in UTF-8") from error
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} holds a {type(found).__name__}: a config is a JSON object")
-    return found
+    if not isinstance(config, dict):
+        raise BadInput(f"{path} holds a {type(config).__name__}: a config is a JSON object")
+    return config

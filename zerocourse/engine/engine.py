@@ -1,4 +1,4 @@
-"""The engine: DeepSpeed's training loop over the stages. Accumulates, clips, steps; sends nothing of its own.
+"""The engine: DeepSpeed's training loop over the stages. It accumulates, clips and steps, and sends nothing itself.
 
     engine, optimizer, loader, scheduler = zerocourse.initialize(model=model, optimizer=optimizer,
                                                                  config="ds_config.json")
@@ -30,19 +30,19 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
                config: dict | str | Path | None = None, args=None):
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
-    A process group that is there is used; under torchrun one is started; else there is one rank.
+    An existing process group is used. Under torchrun one is started. Otherwise there is one rank.
     optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters`.
     training_data: a map-style dataset; the loader gives each rank its own micro-batches.
     lr_scheduler: anything with a `step()`, or a function that makes one from the optimizer.
-    args: what DeepSpeed's launcher leaves a script with; its `deepspeed_config` counts when `config` is not given.
-    Raises BadInput for a config that cannot be (see `config`), or that differs from rank to rank.
+    args: the arguments that DeepSpeed's launcher gives scripts; their `deepspeed_config` counts without a `config`.
+    Raises BadInput for an impossible config (see `config`), or one that differs from rank to rank.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(f"initialize needs model=, a torch.nn.Module, not a {type(model).__name__}")
     config = getattr(args, "deepspeed_config", None) if config is None else config
     if config is None:
         raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
-    distributed.init(timeout_seconds=1800)  # torch's own: one rank may write a checkpoint meanwhile
+    distributed.init(timeout_seconds=1800)  # torch's default, because one rank may write a checkpoint meanwhile
     comm = Comm()
     resolved = Config.load(config, comm.world_size)
     of_ranks = comm.all_gather_object(resolved.as_dict())
@@ -78,10 +78,10 @@ class Engine:
         self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
         self.device, self.zero_stage = self.zero.device, zero.stage
         self.global_steps = self.micro_steps = 0
-        self._window = 0  # micro-batches since the last update
+        self._window = 0  # the number of micro-batches since the last update
         self._has_gradients = False  # of a backward whose step is still to come
-        self._spoiled = False  # a backward failed: what is there of the window's gradients is not to be used
-        self._boundary: bool | None = None  # forced by the user
+        self._spoiled = False  # a backward failed, so the gradients of this window must not be used
+        self._boundary: bool | None = None  # set by the user
         self._norm: float | None = None
 
     def __call__(self, *args, **kwargs):
@@ -100,9 +100,9 @@ class Engine:
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor) -> torch.Tensor:
-        """Add this micro-batch's gradients, so that a window of them averages; returns the scaled loss.
+        """Add this micro-batch's gradients, so that those of a window are averaged. Returns the scaled loss.
 
-        After an exception the window begins anew with the next forward. Raises BadInput for what is no loss.
+        After an exception the window begins again with the next forward. Raises BadInput for what is not a loss.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise BadInput(f"engine.backward needs the loss, a tensor with one element, not {_say(loss)}")
@@ -126,7 +126,7 @@ class Engine:
         return scaled
 
     def step(self) -> None:
-        """At the end of a window: clip, update, forget the gradients, step the scheduler. Else only count.
+        """At the end of a window clip, update, free the gradients and step the scheduler; else only count.
 
         Raises BadInput without an optimizer, or without a backward before it.
         """
@@ -139,7 +139,7 @@ class Engine:
         self.micro_steps += 1
         if not update:
             return
-        if self._window != self.gradient_accumulation_steps():  # a short last window: average what there is
+        if self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
             self.zero.scale_gradients(self.gradient_accumulation_steps() / self._window)
         clip = self.gradient_clipping()
         self._norm = (self.zero.clip_grad_norm_(clip) if clip else self.zero.grad_norm()).item()
@@ -157,7 +157,7 @@ class Engine:
         return self._window + 1 >= self.gradient_accumulation_steps()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Say it yourself, until the next update: for a last window that is shorter than the others."""
+        """Set the boundary yourself, until the next update. For a last window that is shorter than the others."""
         self._boundary = is_boundary
 
     def loader(self, dataset: Dataset) -> DataLoader:
@@ -168,7 +168,7 @@ class Engine:
         sampler = ShardSampler(len(dataset), self.global_rank, self.world_size, self.train_micro_batch_size_per_gpu())
         return DataLoader(dataset, batch_sampler=sampler)
 
-    # -- what one may ask ---------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------------------------
 
     def train_batch_size(self) -> int:
         return self.config.train_batch_size
@@ -195,7 +195,7 @@ class Engine:
         return self.zero.memory(self.optimizer)
 
     def communication(self) -> dict[str, int | dict[str, int]]:
-        """Bytes this rank has sent so far: by collective, and padding and control messages apart."""
+        """Bytes that this rank has sent so far by collective, with padding and metadata counted apart."""
         comm = self.zero.comm
         return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
                 "padding_bytes": comm.padding, "metadata_bytes": comm.metadata}

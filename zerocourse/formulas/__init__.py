@@ -1,6 +1,6 @@
-"""How many bytes a rank holds, sends and peaks at, by formula. Nothing here imports torch.
+"""How many bytes a rank holds and sends, and how many it holds at the peak, by formula. Nothing here imports torch.
 
-    shares       what one of N ranks gets of a row of elements      units      GB and GiB, read and written
+    shares       one rank's share of a flat buffer                  units      GB and GiB, read and written
     states       model states at each stage, in each convention     volumes    what is sent in an optimizer step
     transformer  parameters of a GPT-2                              activations  what a layer keeps for its backward
     peak         the most bytes at any moment of a step             estimators   what other people's tools would say

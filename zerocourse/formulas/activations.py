@@ -9,16 +9,18 @@ from .shares import positive
 
 def layer_activation_bytes(micro_batch: int, seq: int, width: int, heads: int, tensor_parallel: int = 1,
                            sequence_parallel: bool = False, recompute: str = "none", element: int = 2) -> int:
-    """What one transformer layer keeps for its backward; dropout masks, of a byte each, are counted.
+    """Bytes that one transformer layer keeps for its backward, dropout masks (one byte per element) included.
 
-    recompute: "none"; "selective", which makes the attention scores again, as fused attention does; or "full", which
-    keeps the layer's input alone. sequence_parallel shards what tensor parallelism leaves whole; with "full" this is
-    ZeRO-R's partitioning of checkpoints, P_a. element: bytes of a number.
+    recompute: "none"; "selective", which computes the attention scores again, as fused attention does; or "full", which
+        keeps only the layer's input.
+    sequence_parallel: shard also what tensor parallelism leaves whole. With "full" this is ZeRO-R's partitioning of
+        activation checkpoints, P_a.
+    element: bytes of one number.
     """
     if recompute not in ("none", "selective", "full"):
         raise BadInput(f"recompute is none, selective or full, not {recompute!r}.")
     t = positive("tensor_parallel", tensor_parallel)
-    whole, sharded = 4 * element + 2, 12 * element  # 10 and 24 in fp16, a token and unit of width
+    whole, sharded = 4 * element + 2, 12 * element  # 10 and 24 in fp16, per token and unit of width
     scores = (2 * element + 1) * Fraction(positive("heads", heads) * seq, width)  # 5as/h
     if recompute == "full":
         whole, sharded = element, 0
@@ -34,8 +36,9 @@ def head_activation_bytes(micro_batch: int, seq: int, width: int, vocab: int, el
 
 
 def tensor_parallel_elements(micro_batch: int, seq: int, width: int, partition_checkpoints: bool = False) -> int:
-    """Elements that a layer's collectives carry with recomputation; of each a rank sends (t-1)/t.
+    """Elements that a layer's collectives carry, with recomputation. A rank sends (t-1)/t of them.
 
-    Six all-reduces, each a reduce-scatter and an all-gather, make 12; partitioned checkpoints (P_a) add an all-gather.
+    There are six all-reduces, each a reduce-scatter and an all-gather, which makes 12. Partitioned checkpoints (P_a)
+    add one all-gather.
     """
     return (13 if partition_checkpoints else 12) * micro_batch * seq * width

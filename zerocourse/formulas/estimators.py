@@ -1,4 +1,4 @@
-"""Other people's estimators of memory, counting as they do, which explains their numbers. Formulas: no torch."""
+"""Other people's estimators of memory. They count as the originals do, which explains their results. No torch."""
 
 
 def deepspeed_zero2_gpu_bytes(params: int, ranks: int) -> int:
@@ -12,9 +12,9 @@ def deepspeed_zero3_gpu_bytes(params: int, largest_layer: int, ranks: int) -> in
 
 
 def deepspeed_host_bytes(params: int, ranks_per_node: int) -> int:
-    """The same two, host memory: every process first builds the model in fp32, and half as much again is kept spare.
+    """Host memory by the same two estimators: each process first builds the model in fp32, with half as much spare.
 
-    params: of the largest layer where ZeRO-3 builds the model under zero.Init.
+    params: those of the largest layer, if ZeRO-3 builds the model under zero.Init.
     """
     return 6 * params * ranks_per_node
 

@@ -1,4 +1,4 @@
-"""What one of N ranks gets of a row of elements, and the numbers that every formula takes. Formulas: no torch."""
+"""How many elements of a flat buffer a rank owns, and checks of the formulas' arguments. Formulas: no torch."""
 
 from ..errors import BadInput
 
@@ -9,18 +9,18 @@ def shard_elements(numel: int, ranks: int) -> int:
 
 
 def padded_elements(numel: int, ranks: int) -> int:
-    """The length of that row with its padding: the next multiple of `ranks`."""
+    """The length of that buffer with its padding: the next multiple of `ranks`."""
     return ranks * shard_elements(numel, ranks)
 
 
 def share_of(params: int, ranks: int, shard: int | None = None) -> int:
-    """`shard` where the caller knows it (with the padding of many rows), else ceil(P / N). Raises BadInput."""
+    """`shard` if the caller knows it (with the padding of many buffers), else ceil(P / N). Raises BadInput."""
     share = shard_elements(positive("params", params), positive("ranks", ranks))
     return share if shard is None else shard
 
 
 def positive(name: str, value) -> int:
-    """The value as an int, a whole float such as 7e9 too. Raises BadInput with the name where it is not positive."""
+    """The value as an int; a whole float such as 7e9 will do. Raises BadInput with `name` if it is not positive."""
     try:
         whole = int(value)
     except (TypeError, ValueError, OverflowError):

@@ -16,7 +16,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes: "24GiB", "24 GB", "512MiB"; the unit is needed, and "24G" is neither. Raises BadInput."""
+    """A number of bytes: "24GiB", "24 GB", "512MiB". "24G" could be either unit and is refused. Raises BadInput."""
     return _parse(text, BYTE_UNITS, "a size in bytes such as 24GiB (24 x 2^30) or 24GB (24 x 10^9)")
 
 
@@ -40,7 +40,7 @@ def gib(nbytes: int) -> str:
 
 
 def both(nbytes: int) -> str:
-    """In decimal and in binary units: "31.4 GB (29.2 GiB)"."""
+    """Both decimal and binary units: "31.4 GB (29.2 GiB)"."""
     return f"{gb(nbytes)} ({gib(nbytes)})"
 
 
@@ -53,7 +53,7 @@ def _format(nbytes: int, step: int, units: tuple[str, ...]) -> str:
 
 
 def integer(value: object, name: str, least: int, most: int | None = None) -> int:
-    """The value as an int: JSON's 5e8 is one too, true is not. Raises BadInput."""
+    """The value as an int. JSON's 5e8 counts as one, true does not. Raises BadInput."""
     whole = isinstance(value, int) or isinstance(value, float) and value.is_integer()
     if isinstance(value, bool) or not whole or value < least or (most is not None and value > most):
         span = f"from {least} to {most}" if most is not None else f"of at least {least}"

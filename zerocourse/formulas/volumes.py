@@ -23,9 +23,9 @@ def bus_factor(collective: str, ranks: int) -> Fraction:
 
 @dataclass(frozen=True)
 class Passes:
-    """How often all parameters, and all gradients, travel in one optimizer step.
+    """How often all parameters, and all gradients, are sent in one optimizer step.
 
-    A pass is an all-gather or a reduce-scatter of everything; an all-reduce is two.
+    A pass is one all-gather or one reduce-scatter of everything. An all-reduce counts as two.
     """
 
     parameters: int
@@ -46,16 +46,16 @@ def passes(stage: int, accumulation: int = 1, scheme: str = "zero") -> Passes:
     if scheme not in ("zero", "keep", "deepspeed"):
         raise BadInput(f"There is no scheme {scheme!r}: there are zero, keep and deepspeed.")
     if stage == 0:
-        return Passes(0, 2)  # summed up locally, then one all-reduce
+        return Passes(0, 2)  # added up locally, then one all-reduce
     if stage == 3:
         return Passes(2 * G if scheme == "zero" else G, G)
-    reductions = G if stage == 2 else 1  # stage 2 has nowhere to sum up locally
+    reductions = G if stage == 2 else 1  # stage 2 has no room to add whole gradients up locally
     return Passes(1, 2 * reductions if scheme == "deepspeed" else reductions)
 
 
 def sent_elements(params: int, stage: int, ranks: int, accumulation: int = 1, scheme: str = "zero",
                   shard: int | None = None) -> int:
-    """Elements that a rank sends in one optimizer step: N - 1 shards a pass. `shard` as for `model_states`."""
+    """Elements that a rank sends in one optimizer step: N - 1 shards per pass. `shard` as for `model_states`."""
     return passes(stage, accumulation, scheme).total * (ranks - 1) * share_of(params, ranks, shard)
 
 

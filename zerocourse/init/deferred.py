@@ -1,13 +1,13 @@
-"""Models that take no memory until a rank takes its part: built without values, then materialised module by module.
+"""Models that take no memory until a rank needs its part: built without values, then materialised module by module.
 
-It communicates nothing. A model built under `deferred_init()` has its parameters on the meta device (a shape and a dtype,
-no memory) and its buffers real, because nothing but `__init__` knows what is in a buffer. A `Materializer` then makes
-real values for the parameters of one module at a time, so that a rank never holds more than one module beyond its own
-shard. The values of a module depend on its name and the seed alone: any number of ranks, any stage and any order give
-the same model.
+It communicates nothing. A model built under `deferred_init()` has its parameters on the meta device, where they have
+a shape and a dtype but no memory. Its buffers are real, because nothing but `__init__` knows what is in a buffer. A
+`Materializer` then makes real values for the parameters of one module at a time, so that a rank never holds more than
+one module beyond its own shard. The values of a module depend on its name and the seed alone, so that any number of
+ranks, any stage and any order give the same model.
 
-Why not `to_empty()` on a model from `torch.device("meta")`: it gives tied weights a memory each, and fills buffers,
-such as the frequencies of rotary embeddings, with whatever the memory held.
+`to_empty()` on a model from `torch.device("meta")` would not do: it gives tied weights separate memories, and it leaves
+in buffers, such as the frequencies of rotary embeddings, whatever the memory held before.
 """
 
 import threading
@@ -31,12 +31,12 @@ from .initializers import InitFn, initialise, is_unset, misses_values, unset
 
 @contextmanager
 def deferred_init() -> Iterator[None]:
-    """Modules built inside have their parameters on the meta device; buffers, and everything else, stay real.
+    """Modules built inside have their parameters on the meta device. Buffers and everything else stay real.
 
     Each parameter keeps its class, its attributes and its ties: one object registered in two places stays one object.
     What `__init__` does to fill parameters (`reset_parameters()`, `nn.init`) costs nothing and does nothing. At most
-    one parameter's memory is taken at a time, while `__init__` makes it. Other threads are not affected; deferred_init
-    nest. Lazy modules are left as they are.
+    one parameter has memory at a time, while `__init__` creates it. Other threads are not affected, and deferred_init
+    may be nested. Lazy modules are left as they are.
 
     Raises BadInput, with the module and the line, when an `__init__` reads a parameter's values.
     """
@@ -57,7 +57,7 @@ def deferred_init() -> Iterator[None]:
     except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
         if not misses_values(error):
             raise
-        raise BadInput(f"{_where(error)} reads the values of a parameter, and under deferred_init() it has none: compute "
+        raise BadInput(f"{_where(error)} reads the values of a parameter, which has none under deferred_init(): compute "
                        "that in forward or from the config, or build this model without deferred_init()") from error
     finally:
         handle.remove()
@@ -73,16 +73,16 @@ def _twin(param: Tensor, data: Tensor) -> nn.Parameter:
 
 def _where(error: Exception) -> str:
     """ "GPT.__init__ (model.py:12)": the innermost method of a module in the traceback."""
-    found = "the code"
+    place = "the code"
     for frame, line in traceback.walk_tb(error.__traceback__):
         owner, code = frame.f_locals.get("self"), frame.f_code
         if isinstance(owner, nn.Module) and not code.co_filename.startswith(nn.__path__[0]):
-            found = f"{type(owner).__name__}.{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}:{line})"
-    return found
+            place = f"{type(owner).__name__}.{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}:{line})"
+    return place
 
 
 def assert_materializable(model: nn.Module) -> None:
-    """Raise BadInput that names what has no values and no initialiser can give it any: buffers on the meta device."""
+    """Raise BadInput for a buffer (or plain tensor) on the meta device: no initialiser can fill it."""
     for name, module in model.named_modules():
         plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
         for kind, tensors in (("buffer", module._buffers), ("tensor", plain)):
@@ -98,14 +98,14 @@ def assert_materializable(model: nn.Module) -> None:
 class Materializer:
     """Draws values for the meta parameters of `model`, one module at a time, and leaves the model as it was.
 
-    init_fn: `init_fn(module)` fills the parameters that `module` itself has, and is asked alone. Without one, modules
+    init_fn: `init_fn(module)` fills the parameters that `module` itself has, and is called alone. Without it, modules
         are filled as building the model would have: by `reset_parameters()`, then `_init_weights(module)`, of the
-        module and of those around it (see `initialise.initialise`). They must draw from torch's generator.
-    device: where values end up. They are drawn on the CPU, in fp32 or wider, so that one seed gives the same model on
-        every device and in every precision, up to rounding.
+        module and of the modules that contain it (see `initializers`). All of these must draw from torch's generator.
+    device: where the values end up. They are drawn on the CPU, in fp32 or wider, so that one seed gives the same model
+        on every device and, up to rounding, in every precision.
 
-    While a module is drawn, all other parameters are hidden, so that no initialiser can change what is installed
-    already. Tied parameters are drawn once, under their first name in `named_parameters()`.
+    While one module is drawn, all other parameters are hidden, so that no initialiser can change what is already
+    installed. Tied parameters are drawn once, under their first name in `named_parameters()`.
     """
 
     def __init__(self, model: nn.Module, seed: int = 0, init_fn: InitFn | None = None,
@@ -132,21 +132,21 @@ class Materializer:
             self._hidden[module] = {key: twins.get(param) for key, param in module._parameters.items()}
 
     def module(self, name: str) -> dict[str, Tensor]:
-        """Values of the module's direct parameters that are on the meta device, by their names in the model.
+        """Values for the module's own parameters that are on the meta device, by their names in the model.
 
-        Takes the module's parameters in fp32 while drawing. Raises BadInput that names the parameter which no
-        initialiser filled.
+        While drawing it needs memory for all of the module's parameters in fp32. Raises BadInput with the name of a
+        parameter that no initialiser filled.
         """
         module, keys = self.modules[name], self._direct[name]
         if not any(self.params[param].is_meta for param in keys):
             return {}
-        # All of them are drawn, also those that are installed: what comes after them must not change.
+        # Installed ones are drawn too, so that those after them get the same random numbers.
         real = {param: _twin(self.params[param], unset(self._hidden[module][key])) for param, key in keys.items()}
         with self._drawing(name, real):
             tried = initialise(self._around(name), self.init_fn)
             drawn = {param: module._parameters.get(key) for param, key in keys.items()}
         values = {}
-        for param in keys:  # one after the other, so that the fp32 of each is freed
+        for param in keys:  # one after the other, so that the fp32 values of each are freed at once
             value, shape = drawn.pop(param), self.params[param]
             if shape.is_meta:
                 self._check(value, shape, f"{param} of {type(module).__name__}", tried)
@@ -154,7 +154,7 @@ class Materializer:
         return values
 
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """(name, values) of those named parameters that are on the meta device: memory of one module at a time."""
+        """(name, values) of the named parameters that are on the meta device, with memory for one module at a time."""
         wanted = set(names)
         for module_name in [module for module, keys in self._direct.items() if not wanted.isdisjoint(keys)]:
             values = self.module(module_name)
@@ -162,16 +162,16 @@ class Materializer:
                 yield name, values.pop(name)
 
     def install(self, name: str, value: Tensor) -> None:
-        """Let the meta parameter `name` have `value` for its memory and stay the same object, wherever it is used.
+        """Give the meta parameter `name` the memory of `value`. It stays the same object, wherever it is used.
 
         (`param.data = value` is refused by torch when the device changes from meta.)
         """
         lists = [module for module, _ in self._places[name] if isinstance(module, nn.RNNBase)]
         for module in lists:
-            module._flat_weight_refs = []  # its weak references to the parameter would forbid the swap
+            module._flat_weight_refs = []  # it has weak references to the parameter, which would forbid the swap
         param = self.params[name]
         try:
-            # .data counts writes by itself: one elsewhere in the memory that `value` is a view of is none into this.
+            # .data has its own version counter: writes elsewhere in the memory of `value` are not counted.
             torch.utils.swap_tensors(param, _twin(param, value.data))
         except RuntimeError as error:
             raise BadInput(f"parameter {name} cannot get its memory while something else refers to it "
@@ -181,7 +181,7 @@ class Materializer:
 
     @contextmanager
     def _drawing(self, name: str, real: dict[str, nn.Parameter]) -> Iterator[None]:
-        """Show the initialisers `real` and nothing else, under random numbers of this module's own."""
+        """Let the initialisers see only the parameters in `real`, and draw from a seed that only this module has."""
         seed = zlib.crc32(f"{self.seed}:{name}".encode())  # the CPU's generator takes 32 bits
         shown = [(module, module.__dict__["_parameters"]) for module in self._hidden]
         try:
@@ -199,7 +199,7 @@ class Materializer:
                 module.__dict__["_parameters"] = params
 
     def _around(self, name: str) -> list[nn.Module]:
-        """The module, the one it is in, and so on to the whole model."""
+        """The module, the module that contains it, and so on up to the whole model."""
         parts = name.split(".") if name else []
         return [self.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
 
@@ -216,9 +216,9 @@ class Materializer:
 
 def materialize_model(model: nn.Module, seed: int = 0, init_fn: InitFn | None = None,
                       device: torch.device | str = "cpu") -> nn.Module:
-    """Give the whole model memory, in place, on one device: the same values as shard by shard. Returns the model.
+    """Give the whole model memory and values on one device, in place, as if the model were sharded.
 
-    Parameters stay the same objects, so ties, and an optimizer that was made before, stay right.
+    Returns the model. Parameters stay the same objects, so that ties and an existing optimizer still hold.
     """
     assert_materializable(model)
     materializer = Materializer(model, seed, init_fn, device)

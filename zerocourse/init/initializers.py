@@ -14,13 +14,14 @@ RESETS = ("reset_parameters", "_reset_parameters")  # torch's own modules use bo
 
 
 def initialise(around: Sequence[nn.Module], init_fn: InitFn | None) -> list[str]:
-    """Fill the direct parameters of `around[0]`; returns the names of what did it.
+    """Fill the direct parameters of `around[0]`, and return the names of the functions that did it.
 
-    around: the module, the one it is in, and so on to the whole model.   init_fn: is asked alone if there is one.
-    Else all that building the model runs, in that order: `reset_parameters()` of each of them from the inside out,
-    then for each the `_init_weights(module)` of the nearest model it is in. GPT-2's scaled residual projections are
-    set by the attention around them, T5's linear layers by theirs. Raises BadInput when one of these reads parameters
-    other than the module's, which are on the meta device.
+    around: the module, the module that contains it, and so on up to the whole model.
+    init_fn: called alone if there is one. Otherwise everything that building the model would call is called in the same
+    order: `reset_parameters()` of each of them from the inside out, and then for each of them the
+    `_init_weights(module)` of the nearest model that contains it. (GPT-2's scaled residual projections, for example,
+    are set by the attention that contains them, and so are T5's linear layers.) Raises BadInput when one of these
+    functions reads parameters of another module, because those are on the meta device.
     """
     module = around[0]
     if init_fn is not None:
@@ -48,7 +49,7 @@ def _run(initialiser: Callable, said: str, module: nn.Module, *args) -> str:
 
 
 def _fills_modules(module: nn.Module) -> bool:
-    """Has it an `_init_weights` that takes a module? (Some take nothing, and fill their own.)"""
+    """Does it have an `_init_weights` that takes a module? (Others take no argument and fill their own parameters.)"""
     method = getattr(module, "_init_weights", None)
     if not callable(method):
         return False
@@ -65,14 +66,14 @@ def misses_values(error: Exception) -> bool:
 
 
 def unset(like: Tensor) -> Tensor:
-    """Memory of that shape on the CPU, in fp32 or wider, full of a value that no initialiser writes."""
+    """A tensor of that shape on the CPU, in fp32 or wider, filled with a value that no initialiser writes."""
     low = like.dtype.is_floating_point and like.dtype.itemsize < 4
     memory = torch.empty_like(like, device="cpu", dtype=torch.float32 if low else like.dtype).detach()
     return memory.fill_(_mark(memory.dtype))
 
 
 def is_unset(value: Tensor) -> bool:
-    """Is any number still NaN; are all integers still the largest? (Booleans have no value to spare.)"""
+    """Is any float still NaN, or are all integers still the largest one? (Booleans have no spare value.)"""
     if not value.numel() or value.dtype is torch.bool:
         return False
     value = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()

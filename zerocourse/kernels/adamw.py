@@ -1,4 +1,4 @@
-"""AdamW in one pass over memory: 28 bytes an fp32 element instead of 80.
+"""AdamW in one pass over memory: 28 bytes per fp32 element instead of 80.
 
 With p a parameter's element, g its gradient, m and v the running means of g and g², step t counted from 1:
 
@@ -7,8 +7,9 @@ With p a parameter's element, g its gradient, m and v the running means of g and
     v = beta2·v + (1 - beta2)·g²
     p = p - lr/(1 - beta1^t) · m / (sqrt(v)/sqrt(1 - beta2^t) + eps)
 
-Every element is alone, so one program can take 4096 of them wherever they lie: read p, g, m and v (16 bytes), write p,
-m and v (12 bytes). PyTorch's operations one by one carry intermediate rows to memory and back: `adamw` is that twin.
+Every element is updated on its own, so one program can take 4096 of them wherever they lie. It reads p, g, m and v (16
+bytes) and writes p, m and v (12 bytes). PyTorch's single operations, in `adamw`, write intermediate results to memory
+and read them again.
 Source: Loshchilov and Hutter 2019 (arXiv 1711.05101), Kingma and Ba 2015 (arXiv 1412.6980).
 """
 
@@ -22,7 +23,7 @@ from .backend import INTERPRETED, autotuned, check_device, tl, triton
 
 def adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int, lr: float,
           betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """The plain twin: one step, in place, on tensors of one shape. Eight operations, each a trip to memory."""
+    """One step in plain PyTorch, in place, on tensors of one shape: eight operations, each through memory."""
     beta1, beta2 = betas
     p.mul_(1 - lr * weight_decay)
     m.lerp_(g, 1 - beta1)
@@ -37,7 +38,7 @@ def adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t:
 @triton.jit
 def adamw_kernel(p_ptr, g_ptr, m_ptr, v_ptr, n, kept, step_size, one_minus_beta1, beta2, one_minus_beta2,
                  root_correction2, eps, magnitude: tl.constexpr, BLOCK: tl.constexpr):
-    """One program updates BLOCK neighbouring elements, in fp32 whatever p and g are stored in."""
+    """One program updates BLOCK neighbouring elements. It computes in fp32, whatever the dtype of p and g."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # int64: a shard may have more than 2³¹ elements
     inside = at < n
     p = tl.load(p_ptr + at, mask=inside).to(tl.float32)
@@ -53,7 +54,7 @@ def adamw_kernel(p_ptr, g_ptr, m_ptr, v_ptr, n, kept, step_size, one_minus_beta1
 
 
 MEANS = ("exp_avg", "exp_avg_sq")  # as torch names m and v in an optimizer's state
-CONFIGS = ([triton.Config({"BLOCK": 1 << 16})] if INTERPRETED else  # there a program costs a millisecond
+CONFIGS = ([triton.Config({"BLOCK": 1 << 16})] if INTERPRETED else  # in the interpreter a program costs a millisecond
            [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in
             ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8), (8192, 16))])
 _run = autotuned(adamw_kernel, CONFIGS, key=["magnitude"], restore_value=("p_ptr", "m_ptr", "v_ptr"))
@@ -61,7 +62,7 @@ _run = autotuned(adamw_kernel, CONFIGS, key=["magnitude"], restore_value=("p_ptr
 
 def fused_adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int, lr: float,
                 betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """The kernel: one step, in place. All (n,) and contiguous; p and g fp32, bf16 or fp16, m and v fp32."""
+    """One step by the kernel, in place. All are (n,) and contiguous; p and g fp32, bf16 or fp16; m and v fp32."""
     check_device(p)
     n, (beta1, beta2) = p.numel(), betas
     _run(lambda config: (triton.cdiv(n, config["BLOCK"]),), p, g, m, v, n, 1 - lr * weight_decay, lr / (1 - beta1**t),
@@ -71,9 +72,9 @@ def fused_adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tens
 class FusedAdamW(torch.optim.Optimizer):
     """torch.optim.AdamW by `fused_adamw`: the same numbers to a few units in the last place, the same state dict.
 
-    The means are fp32 also for parameters of half precision. Parameters that are neighbours in memory, as the pieces
-    of a flat shard are, with gradients and means that are neighbours too, take one kernel together.
-    update: what makes the step, `fused_adamw` or its twin `adamw`.
+    The means are fp32, also for parameters in half precision. Parameters that are neighbours in memory, as in a flat
+    shard, and whose gradients and means are neighbours too, are updated by one kernel together.
+    update: the function that makes the step, `fused_adamw` or `adamw`.
     Raises BadInput for a parameter that is not dense, or is not on a device where the kernel can run.
     """
 
@@ -104,7 +105,7 @@ class FusedAdamW(torch.optim.Optimizer):
         return result
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As any optimizer's; the means stay fp32, which torch would cast to the parameters' dtype."""
+        """Like that of any optimizer, but the means stay fp32. (torch would cast them to the parameters' dtype.)"""
         super().load_state_dict(state_dict)
         saved = [state_dict["state"].get(number) for group in state_dict["param_groups"] for number in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
@@ -115,7 +116,7 @@ class FusedAdamW(torch.optim.Optimizer):
                 self.state[param][name].copy_(state[name])
 
     def _begin(self, params: list[torch.Tensor]) -> None:
-        """Means of zero for these parameters, side by side, so that neighbours stay neighbours."""
+        """Make means of zero for these parameters, side by side, so that neighbours stay neighbours."""
         for param in params:
             if not _is_dense(param):
                 raise BadInput(f"FusedAdamW walks through memory, and a parameter of shape {tuple(param.shape)} and "
@@ -129,7 +130,7 @@ class FusedAdamW(torch.optim.Optimizer):
 
 
 def stretches(rows: list[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Join neighbours: an entry is some 1-D tensors of one length; where all of them continue, entries become one."""
+    """Join neighbours. An entry is a few 1-D tensors of one length; entries whose tensors all continue become one."""
     start = 0
     for index in range(1, len(rows) + 1):
         if index < len(rows) and all(map(_continues, rows[index - 1], rows[index])):
@@ -140,13 +141,13 @@ def stretches(rows: list[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tens
 
 
 def _continues(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Does `after` begin in memory where `before` ends, in the same storage?"""
+    """Whether `after` begins in memory where `before` ends, in the same storage."""
     return (before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr() and before.dtype == after.dtype
             and before.data_ptr() + before.nbytes == after.data_ptr())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Do the elements fill one stretch of memory, in whatever order of dimensions?"""
+    """Whether the elements fill one stretch of memory, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -156,7 +157,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _like(param: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient with its elements in memory in the parameter's order."""
+    """The gradient with its elements in the parameter's order in memory."""
     if gradient.is_sparse:
         raise BadInput("FusedAdamW needs dense gradients: build the embedding with sparse=False")
     if gradient.stride() == param.stride():

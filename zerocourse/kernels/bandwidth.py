@@ -1,7 +1,7 @@
 """What part of a GPU's memory bandwidth the kernels reach, beside PyTorch's own fused ones.
 
-Every row moves the same bytes (`traffic`), so the seconds say who wastes them. What the memory can do is measured, by
-copying, because the number on the data sheet is one that nothing reaches.
+All rows of the result are for the same bytes (`traffic`), so their seconds say which kernel wastes bandwidth. The
+bandwidth of the memory is measured too, by copying, because nothing reaches the number on the data sheet.
 """
 
 from collections.abc import Callable
@@ -65,6 +65,6 @@ def _layer_norm(R: int, C: int, dtype: torch.dtype) -> list[dict]:
 
 
 def _row(kernel: str, by: str, nbytes: int, work: Callable[[], object]) -> dict:
-    """Seconds of the work with a cold cache, the median of many."""
+    """The median seconds of the work, with a cold cache."""
     seconds = triton.testing.do_bench(work, warmup=50, rep=200, return_mode="median") / 1e3
     return {"kernel": kernel, "by": by, "seconds": seconds, "bytes": nbytes, "gb_per_second": nbytes / seconds / 1e9}

@@ -1,4 +1,4 @@
-"""LayerNorm in one pass forward and one backward: 2 and 3 trips to memory an element instead of 12 and more.
+"""LayerNorm in one pass forward and one backward: 2 and 3 memory accesses per element instead of 12 and more.
 
 Shapes: R rows, C columns; x_RC, y_RC; weight_C, bias_C; mean_R, rstd_R (one over the standard deviation), in fp32.
 
@@ -6,8 +6,8 @@ Shapes: R rows, C columns; x_RC, y_RC; weight_C, bias_C; mean_R, rstd_R (one ove
     dx = rstd·(ŵ - mean_C(ŵ) - x̂·mean_C(ŵ·x̂))    with ŵ = dy·weight
     dweight = sum_R(dy·x̂)         dbias = sum_R(dy)
 
-A row fits into the registers of one program, so x is read once forward; backward dy and x are read once for dx, and
-the same visit adds to the sums over rows. Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450).
+A row fits into the registers of one program. So the forward reads x once. The backward reads dy and x once for dx, and
+adds to the sums over rows at the same time. Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450).
 """
 
 import torch
@@ -19,7 +19,7 @@ MOST_COLUMNS = 16384  # of a row that a program can hold
 
 
 def plain_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """The plain twin, operation by operation; autograd writes its backward."""
+    """The same in plain PyTorch, operation by operation. Autograd makes its backward."""
     centred = x - x.mean(dim=-1, keepdim=True)
     variance = centred.square().mean(dim=-1, keepdim=True)
     return centred * torch.rsqrt(variance + eps) * weight + bias
@@ -110,7 +110,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def _programs(x_RC: torch.Tensor) -> int:
-    """Enough to keep every multiprocessor busy, and no more: each has a row of sums."""
+    """The number of programs: just enough to keep every multiprocessor busy, because each has a row of sums."""
     return 4 * torch.cuda.get_device_properties(x_RC.device).multi_processor_count if x_RC.is_cuda else 2
 
 

@@ -1,9 +1,9 @@
-"""Bytes that go between the processor and its memory, counted as they happen; and the formulas they must equal.
+"""Bytes that travel between the processor and its memory, counted while they do, and the formulas they must equal.
 
 An operation of PyTorch reads each of its tensors from memory and writes each result to it: `of_torch` watches the
 operations and adds up. A kernel moves what its loads and stores name, without what their masks leave out: `of_triton`
-adds that up in Triton's interpreter. Caches are left out on both sides; rows that do not fit into them are the case
-that matters.
+adds that up in Triton's interpreter. Caches are ignored on both sides, because what matters are tensors that do not fit
+into them.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def adamw_bytes(n: int, element_size: int = 4) -> Traffic:
 def layer_norm_bytes(R: int, C: int, element_size: int = 4) -> tuple[Traffic, Traffic]:
     """The fused forward, which reads x and writes y; and backward, which reads dy and x and writes dx.
 
-    Weights, their gradients and the two numbers a row are left out: for C and R in the hundreds they are about 1 %.
+    Weights, their gradients and the two numbers per row are left out: for C and R in the hundreds they are about 1 %.
     """
     row = R * C * element_size
     return Traffic(row, row), Traffic(2 * row, row)

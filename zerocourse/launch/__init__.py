@@ -2,7 +2,7 @@
 
 import importlib
 
-# Where each public name lives. It is imported when it is asked for: a rank, which starts with `.worker`, needs none of
+# Where each public name lives. It is imported on first use, because a rank, which starts with `.worker`, does not need
 # what only the launching process uses.
 _HOME = {
     "launch": "launcher", "Results": "processes.jobs", "Ranks": "ranks", "progress": "worker", "report": "worker",

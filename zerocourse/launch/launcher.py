@@ -1,7 +1,8 @@
 """`launch(target)`: a function, a script or a module on several ranks, always under a real torchrun.
 
-Lines come as they are printed, with their rank in front; what functions return comes back as a list. When it is
-over, however it ended, none of its processes is left: not after an interrupt, a timeout, or the parent's death.
+Lines are shown as they are printed, with their rank in front, and the values that functions return come back as a list.
+When a launch has ended, however it ended, none of its processes is left, also after an interrupt, a timeout or the
+death of the parent.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from .processes.failures import LaunchError, LaunchInterrupted
 from .processes.jobs import Job, Results
 from .ranks import check_nproc, line_printer
 
-PEERS_SECONDS = 0.7  # after one rank failed, for the others to fail by themselves; then they are stuck
+PEERS_SECONDS = 0.7  # seconds after one rank failed until the others count as stuck
 
 
 def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None, env=None, nnodes: int = 1,
@@ -27,7 +28,7 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
 
     target: a function (also one defined in a notebook cell), called with `args` and `kwargs` in every rank; a path to
         a script; or a module's name, "pkg.mod". Scripts and modules get `argv`.
-    timeout: seconds for everything, the start included; None waits for ever.
+    timeout: seconds for everything, the start included; None waits forever.
     env: added to the environment. OMP_NUM_THREADS is the rank's share of the cores unless it is set.
     nnodes, node_rank, rdzv_endpoint: the same command on each of several machines; "host:port" is on node 0. Each
         gets the results of its own ranks.
@@ -37,7 +38,7 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
 
     A function's rank ends as soon as it has returned; a script's ends as Python does, exit handlers and all.
 
-    Raises RankError (a rank raised; it has that rank's traceback), RankDied (a rank ended without a word),
+    Raises RankError (a rank raised; it has that rank's traceback), RankDied (a rank ended without an exception),
     LaunchTimeout (which ranks were still running, and where), LaunchInterrupted, and BadInput.
     """
     check_nproc(nproc, oversubscribe)
@@ -64,7 +65,7 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
 
 
 def _describe(target, args, kwargs, argv, cwd: str, init: bool) -> tuple[dict, dict]:
-    """What a rank is to do, and the call it needs for that."""
+    """What a rank must do, and the packed call that it needs for that."""
     if callable(target):
         if argv:
             raise BadInput("argv goes to scripts and modules; a function takes arguments: launch(fn, 1, x=2)")
@@ -104,7 +105,7 @@ def _torchrun(nproc: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None
 
 
 def _wait(job: Job, kind: str, nnodes: int, started: float, timeout: float | None) -> None:
-    """Until the work is done. Raises when a rank failed, once the others had their time to, and when time is up."""
+    """Wait until the work is done. Raises at the timeout, and when a rank failed, once the others had their time."""
     torchrun, failed_at = job.processes[0], None
     while True:
         over = torchrun.poll() is not None
@@ -128,7 +129,7 @@ def _wait(job: Job, kind: str, nnodes: int, started: float, timeout: float | Non
 
 
 def _raise_if_failed(job: Job, kind: str, torchrun_code: int | None) -> None:
-    """Raise what went wrong first: a rank that died takes its peers with it, and they only complain of that."""
+    """Raise what went wrong first. When a rank dies its peers fail too, and their errors only say so."""
     died = job.rank_died(certain=kind == "call")
     if died:
         raise died
@@ -139,7 +140,7 @@ def _raise_if_failed(job: Job, kind: str, torchrun_code: int | None) -> None:
 
 
 class _ProgressBar:
-    """A progress bar that appears with the first progress, and lines that do not run through it."""
+    """A progress bar that appears with the first progress, and that printed lines do not disturb."""
 
     def __init__(self, wanted: bool):
         self.wanted, self.bar = wanted, None

@@ -1,7 +1,7 @@
 """A slow network on one machine: two network namespaces, each a "node", joined by a cable of limited rate.
 
 Each end of the cable (a veth pair) sends through a token bucket (`tc ... tbf`), so that bytes take time while the
-processor is free: that is what overlap needs to be measured honestly. Linux only, and only for root with `ip` and `tc`.
+processor is free. Only on such a link can overlap be measured honestly. It needs Linux, root rights, `ip` and `tc`.
 
     with limited_link(300) as link:                       # Mbit/s, each way
         first, second = link.launch(train, nproc=1)       # a torchrun on each node, which meet at node 0
@@ -27,10 +27,10 @@ from .processes.jobs import Results
 from .processes.parent import cores, current_parent
 
 DEVICE = "cable0"  # the name of the interface in either namespace
-ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen in the two namespaces only, so every link can use the same
+ADDRESSES = ("10.77.0.1", "10.77.0.2")  # visible only inside the two namespaces, so every link can use the same ones
 PORT = 29400
-CAUSE_SECONDS = 3.0  # that a node which failed waits for the other, whose failure may be the cause
-BURST_BYTES = 128 << 10  # sent at once after a pause: above the 64 KiB of the largest packet, below a millisecond or so
+CAUSE_SECONDS = 3.0  # seconds that a failed node waits for the other one, whose failure may be the cause
+BURST_BYTES = 128 << 10  # bytes sent at once after a pause: more than the largest packet, 64 KiB; about a millisecond
 QUEUE_BYTES = 4 << 20  # may wait in the bucket before packets are dropped
 NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
@@ -69,11 +69,11 @@ class Link:
                     raise min((node.exception() for node in ended if node.exception()), key=broke_off)
                 return [node.result() for node in nodes]
             except BaseException:
-                self.end_processes()  # the other node may wait for ever; its launch returns when its torchrun is gone
+                self.end_processes()  # the other node may wait forever; its launch returns when its torchrun has ended
                 raise
 
     def set_rate(self, rate_mbit: float | None) -> None:
-        """Limit each direction to `rate_mbit` · 10⁶ bits a second; None takes the limit away."""
+        """Limit each direction to `rate_mbit` · 10⁶ bits per second; None removes the limit."""
         for namespace in self.namespaces:
             _tc(rate_mbit, ["-n", namespace])
 
@@ -92,10 +92,10 @@ class Link:
 
 @contextmanager
 def limited_link(rate_mbit: float | None) -> Iterator[Link]:
-    """Two nodes joined by a cable of `rate_mbit` · 10⁶ bits a second each way (None: without a limit).
+    """Two nodes joined by a cable of `rate_mbit` · 10⁶ bits per second each way (None: without a limit).
 
-    Leaves nothing: processes on the nodes are ended and the nodes removed, those of a killed process by the next link.
-    Raises BadInput, in one sentence, for a rate that is none and where the system does not permit it.
+    Nothing is left behind: processes on the nodes are ended and the nodes removed. The next link removes the nodes of a
+    process that was killed. Raises BadInput for an impossible rate, and where the system does not permit a link.
     """
     if rate_mbit is not None and not rate_mbit > 0:
         raise BadInput(f"rate_mbit is {rate_mbit!r}: it is a rate in Mbit/s, above 0, or None for no limit")
@@ -124,7 +124,7 @@ def broke_off(error: BaseException) -> bool:
 
 
 def why_not() -> str | None:
-    """The sentence that says why this machine cannot have a limited link, or None when it can."""
+    """The sentence that says why this machine cannot have a limited link, or None if it can."""
     try:
         with limited_link(1000):
             return None
@@ -139,7 +139,7 @@ def limit_here(rate_mbit: float | None) -> None:
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """The calling thread, and every process it starts, is in the namespace; other threads stay where they are."""
+    """Move the calling thread, and every process it starts, into the namespace. Other threads stay where they are."""
     with open("/proc/thread-self/ns/net") as before, open(NAMESPACES / namespace) as there:
         _enter(there)
         try:
@@ -149,18 +149,18 @@ def inside(namespace: str) -> Iterator[None]:
 
 
 def remove_stale() -> list[str]:
-    """Remove the nodes of processes that are gone (killed, so that they could not do it); returns their names."""
+    """Remove the nodes of processes that were killed and could not do it themselves. Returns the nodes' names."""
     stale = [path.name for path in NAMESPACES.glob("zc-*-*") if not _alive(path.name.split("-")[1])]
     _remove(stale)
     return stale
 
 
 def _remove(namespaces) -> None:
-    """End what runs there, and take each namespace away; its end of the cable goes with it."""
+    """End what runs there and remove each namespace, which removes its end of the cable too."""
     there = [name for name in namespaces if (NAMESPACES / name).exists()]
     end_processes(Link(there).processes)
     for name in there:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # another process may have been quicker
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # another process may have done it
 
 
 def _alive(pid: str) -> bool:

@@ -13,7 +13,7 @@ from .ranks import shared
 
 
 class _MagicParser(argparse.ArgumentParser):
-    """Arguments on a magic's line; a mistake there is a usage error of IPython's, not the end of the kernel."""
+    """Parses the arguments in a magic's line. A mistake is a UsageError of IPython, and does not end the kernel."""
 
     def __init__(self, name: str, description: str):
         super().__init__(f"%%{name}", description=description, allow_abbrev=False)
@@ -32,7 +32,7 @@ class _MagicParser(argparse.ArgumentParser):
 
 
 def _number(ip) -> int:
-    """The number of the cell that runs now; IPython counts on before or after a cell, depending on its version."""
+    """The number of the running cell. Depending on its version, IPython counts before or after a cell."""
     return next(reversed(getattr(ip.compile, "_filename_map", {}).values()), ip.execution_count)
 
 

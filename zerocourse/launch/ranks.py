@@ -16,8 +16,8 @@ from .processes.jobs import Job, Results
 from .processes.listener import free_port
 from .processes.parent import cores
 
-START_SECONDS = 120  # to import torch on a slow disk and bring the process group up
-PEERS_SECONDS = {"call": 0.3, "cell": 1.0}  # that the others get to come back after one rank failed
+START_SECONDS = 120  # seconds to import torch from a slow disk and start the process group
+PEERS_SECONDS = {"call": 0.3, "cell": 1.0}  # seconds that the others have to return after one rank failed
 
 _cells = itertools.count(1)
 
@@ -39,9 +39,9 @@ class Ranks:
         check_nproc(nproc, oversubscribe)
 
     def run(self, fn, *args, timeout: float | None = None, **kwargs) -> Results:
-        """`fn(*args, **kwargs)` on every rank; what each returned. Raises RankError, RankDied, LaunchTimeout.
+        """Run `fn(*args, **kwargs)` on every rank, and return the results. Raises RankError, RankDied, LaunchTimeout.
 
-        Each call finds ranks as new: the seed of torch is 0, and after a failure they are started afresh.
+        For each call the ranks are as if new: torch's seed is 0, and after a failure the ranks are started again.
         """
         call = payload.pack(fn, args, kwargs)
         with self._lock:
@@ -50,8 +50,8 @@ class Ranks:
     def exec(self, code: str, *, name: str | None = None, timeout: float | None = None) -> Results:
         """Run the text of a cell on every rank; variables are kept for the next one, also after an exception in it.
 
-        Cells find `rank`, `world_size`, `torch`, `dist`, `report` and `progress`. A last line that is an expression
-        is printed, and is the rank's value. `name` is the file name that tracebacks give.
+        In a cell `rank`, `world_size`, `torch`, `dist`, `report` and `progress` are defined. A last line that is an
+        expression is printed, and is the rank's value. `name` is the file name that tracebacks give.
         """
         name = name or f"<ranks cell {next(_cells)}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)  # for errors, here and there
@@ -104,7 +104,7 @@ class Ranks:
         return Results(values, job.records, job.lines, time.monotonic() - started)
 
     def _wait(self, job: Job, limit: float | None, peers_seconds: float) -> None:
-        """Until every rank is done. Raises when one died, is stuck after another failed, or time is up."""
+        """Wait until every rank is done. Raises when one died or is stuck after another failed, and at the timeout."""
         started, failed_at = time.monotonic(), None
         while len(job.done) < self.nproc:
             job.poll(0.1)
@@ -185,5 +185,5 @@ def check_nproc(nproc, oversubscribe: bool = False) -> None:
 
 @functools.cache
 def shared(nproc: int = 2) -> Ranks:
-    """This process's ranks for everybody who needs `nproc` of them: checks, `%%ranks`, tests."""
+    """The ranks that everybody in this process who needs `nproc` of them shares: checks, `%%ranks`, tests."""
     return Ranks(nproc)

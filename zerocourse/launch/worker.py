@@ -19,7 +19,7 @@ from .processes.position import is_launchers, raised_position
 
 _connection = None  # to the parent, or None outside a launch
 _next_progress = 0.0
-_began = 0.0  # when the caller's code did
+_began = 0.0  # when the caller's code began
 
 
 def report(**record) -> None:
@@ -44,7 +44,7 @@ def progress(step: int, total: int, **info) -> None:
 
 
 def main(spec: dict) -> None:
-    """Be the rank that the environment says, and do what `spec["kind"]` says: serve, call, script or module."""
+    """Run as the rank that the environment names, and do what `spec["kind"]` says: serve, call, script or module."""
     global _connection
     spec |= {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
     _connection = Connection(spec, _forget_connection)
@@ -84,7 +84,7 @@ def _call(spec: dict) -> None:
 
 
 def load_work(spec: dict) -> dict:
-    """What the parent wrote for its ranks, once folder, import path and sources are here what they are there."""
+    """Set folder, import path and sources as the parent has them, and load the work that it wrote for its ranks."""
     with open(os.path.join(spec["folder"], "work"), "rb") as file:
         work = pickle.load(file)
     os.chdir(work["cwd"])
@@ -114,14 +114,14 @@ _TARGETS = {"call": _call, "script": _script, "module": _module}
 
 
 def begin() -> None:
-    """Tell the parent that the caller's code begins now; until then the rank is starting."""
+    """Tell the parent that the caller's code begins now. Until then the rank counts as starting."""
     global _began
     _began = time.monotonic()
     _connection.send("begun")
 
 
 def done(spec: dict, value, **fields) -> None:
-    """Leave `value` where the parent finds it, and say so."""
+    """Write `value` for the parent, and tell it."""
     from .processes import payload
 
     seconds = time.monotonic() - _began
@@ -139,7 +139,7 @@ def send_done(**fields) -> None:
 
 
 def attempt(action, *args) -> bool:
-    """Run it; where it fails, send the parent the rank's own traceback."""
+    """Run a function. If it fails, send the rank's own traceback to the parent."""
     try:
         action(*args)
         return True
@@ -175,7 +175,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 def process_group():
-    """torch.distributed if its process group is up, else None."""
+    """torch.distributed if its process group has been started, else None."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist and dist.is_available() and dist.is_initialized() else None
 

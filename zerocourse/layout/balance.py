@@ -1,4 +1,4 @@
-"""What a rank map makes of a whole model: who gets how much, how unevenly, and a picture of it."""
+"""What a rank map does with a whole model: how much each rank gets, how uneven that is, and a picture of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from .rankmap import Layout, RankMap, Shape, owners
 
 @dataclass(frozen=True)
 class Balance:
-    """A map applied to a whole model: elements a rank, and how uneven they are. Draws itself in a notebook."""
+    """A map applied to a whole model: elements per rank, and how uneven they are. Draws itself in a notebook."""
 
     name: str
     shapes: dict[str, Shape]
@@ -23,7 +23,7 @@ class Balance:
 
     @property
     def elements(self) -> list[int]:
-        """Parameters a rank owns, padding not counted."""
+        """The number of parameters that each rank owns, without padding."""
         return [self.layout.real(rank) for rank in range(len(self.layout.bounds) - 1)]
 
     @property
@@ -38,7 +38,7 @@ class Balance:
         return "\n".join(rows)
 
     def _repr_svg_(self) -> str:
-        """One bar a rank, one cell a tensor (or part of one), wide as its elements; hover for its name."""
+        """One bar per rank, in it one cell per tensor (or part of one), wide as its elements. Hover for its name."""
         wide, high, gap, left, right = 720, 22, 6, 64, 120  # right: room for the count after the longest bar
         scale = (wide - left - right) / max(1, *self.elements)
         hue = {name: index * 360 // max(1, len(self.shapes)) for index, name in enumerate(self.shapes)}
@@ -54,7 +54,7 @@ class Balance:
                     f' fill="hsl({hue[piece.name]},55%,65%)"{edge}>'
                     f"<title>{escape(piece.name)}[{piece.start}:{piece.stop}], {size:,} elements</title></rect>")
             rows.append(f'<text x="{left + count * scale + 6:.2f}" y="{y + 15}">{count:,}</text>')
-        title = f"{escape(self.name)}: parameters a rank, max/mean {self.imbalance:.2f}"
+        title = f"{escape(self.name)}: parameters per rank, max/mean {self.imbalance:.2f}"
         height = 24 + len(self.elements) * (high + gap)
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{height}" role="img"'
                 f' font-family="sans-serif" font-size="12"><title>{title}</title>'

@@ -2,13 +2,13 @@
 
 Two ways to divide a model among N ranks:
 
-- **flat**: lay the parameters of a unit in a row, pad the row to a multiple of N, cut it into N equal slices.
-  A cut may go through the middle of a tensor; the balance is perfect.
+- **flat**: lay the parameters of a unit one after the other into a flat buffer, pad it to a multiple of N, and cut it
+  into N equal slices. A cut may go through the middle of a tensor, and the balance is perfect.
 - an **owner map**: every tensor belongs, whole, to one rank. A map is a function
-  `rank_map(shapes: dict[str, torch.Size], world_size: int) -> dict[str, int]`. The balance is what the map makes of it.
+  `rank_map(shapes: dict[str, torch.Size], world_size: int) -> dict[str, int]`, and the balance depends on it.
 
-Both become a `Layout`: the order of the parameters in one row, and N + 1 bounds that cut the row into one slice a
-rank. An owner map only sorts the row by owner first, so all higher-level code only sees slices.
+Both become a `Layout`: the order of the parameters in one flat buffer, and N + 1 bounds that cut the buffer into one
+slice per rank. With an owner map the parameters are sorted by owner first, so higher-level code only ever sees slices.
 """
 
 import math
@@ -24,12 +24,12 @@ RankMap = Callable[[Mapping[str, Shape], int], Mapping[str, int]]
 
 
 def round_robin(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
-    """Parameter number i goes to rank i % world_size: no communication to agree on it, and no thought of balance."""
+    """Parameter number i goes to rank i % world_size. Ranks need not talk to agree on it. Balance plays no part."""
     return {name: index % world_size for index, name in enumerate(shapes)}
 
 
 def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
-    """Runs of neighbours, cut where a tensor's middle passes the next N-th of all elements."""
+    """Neighbours stay together: a tensor goes to the rank in whose N-th of all elements its middle lies."""
     total, start, owner = sum(map(math.prod, shapes.values())), 0, {}
     for name, shape in shapes.items():
         twice_the_middle = 2 * start + math.prod(shape)
@@ -39,7 +39,7 @@ def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
 
 
 def greedy(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
-    """Largest tensor first, each to the rank that has least so far (ties: lowest rank, first in the model)."""
+    """The largest tensor first, each to the rank that has least so far (on a tie, the lowest rank)."""
     load, owner = [0] * world_size, {}
     for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):
         rank = load.index(min(load))
@@ -52,7 +52,7 @@ MAPS: dict[str, RankMap] = {"round_robin": round_robin, "contiguous": contiguous
 
 
 def owners(rank_map: str | RankMap | None, shapes: Mapping[str, Shape], world_size: int) -> dict[str, int] | None:
-    """Apply a map and check its answer: every parameter once, every rank in range. None for the flat map.
+    """Apply a map and check that its answer has every parameter and only ranks in range. Returns None for the flat map.
 
     Raises BadInput, with the parameter's name, for an unknown map, a dropped or invented parameter, or a bad rank.
     """
@@ -81,7 +81,7 @@ def owners(rank_map: str | RankMap | None, shapes: Mapping[str, Shape], world_si
 
 
 def checked_rank(rank: object, name: str, world_size: int) -> int:
-    """The rank as an int: what `argmin` returns in NumPy or PyTorch is one too. Raises BadInput."""
+    """The rank as an int; NumPy's and PyTorch's integers, such as `argmin` returns, will do. Raises BadInput."""
     try:
         number = -1 if isinstance(rank, bool) else operator.index(rank)
     except TypeError:
@@ -94,7 +94,7 @@ def checked_rank(rank: object, name: str, world_size: int) -> int:
 
 @dataclass(frozen=True)
 class ShardRange:
-    """A part of one parameter: its elements [start, stop), which lie at [at, at + stop - start) of a rank's slice."""
+    """A part of one parameter: its elements [start, stop), which lie at [at, at + stop - start) in a rank's slice."""
 
     name: str
     start: int
@@ -104,10 +104,10 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class Layout:
-    """One row of parameters and where it is cut. All numbers are elements.
+    """The order of parameters in one flat buffer, and where the buffer is cut. All numbers count elements.
 
-    offset: name → where the parameter begins in the row.   numel: elements that are parameters, without the padding.
-    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]).   padded: the length of the row, bounds[-1].
+    offset: name → where the parameter begins in the buffer.   numel: elements of parameters, without the padding.
+    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]).   padded: the length of the buffer, bounds[-1].
     """
 
     shapes: dict[str, Shape]
@@ -117,7 +117,7 @@ class Layout:
 
     @classmethod
     def build(cls, shapes: Mapping[str, Shape], world_size: int, owner: Mapping[str, int] | None = None) -> "Layout":
-        """Equal slices with padding at the end when `owner` is None, else whole tensors sorted by owner."""
+        """Equal slices, with padding at the end, when `owner` is None; otherwise whole tensors, sorted by owner."""
         names = sorted(shapes, key=owner.__getitem__) if owner else list(shapes)
         offset, end, bounds = {}, 0, [0] * (world_size + 1)
         for name in names:
@@ -126,7 +126,7 @@ class Layout:
             if owner:
                 bounds[owner[name] + 1] = end
         if owner:
-            for rank in range(world_size):  # a rank that owns nothing has an empty slice where the one before ended
+            for rank in range(world_size):  # a rank that owns nothing has an empty slice where the previous one ends
                 bounds[rank + 1] = max(bounds[rank], bounds[rank + 1])
         else:
             size = shard_elements(end, world_size)
@@ -135,7 +135,7 @@ class Layout:
 
     @classmethod
     def split(cls, numel: int, world_size: int) -> "Layout":
-        """A tensor of so many elements in parts as even as can be, without padding."""
+        """One tensor of `numel` elements, cut without padding into slices that differ by one element at most."""
         return cls({"": (numel,)}, {"": 0}, tuple(rank * numel // world_size for rank in range(world_size + 1)), numel)
 
     @property
@@ -143,23 +143,23 @@ class Layout:
         return self.bounds[-1]
 
     def slice(self, rank: int) -> slice:
-        """Rank r's part of the row."""
+        """Rank r's slice of the buffer."""
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
     def real(self, rank: int) -> int:
-        """Elements of rank r's slice that are parameters and not padding."""
+        """The number of elements in rank r's slice that are parameters and not padding."""
         return max(0, min(self.bounds[rank + 1], self.numel) - self.bounds[rank])
 
     def param_slice(self, name: str) -> slice:
-        """Where a parameter lies in the row."""
+        """Where a parameter lies in the buffer."""
         return slice(self.offset[name], self.offset[name] + math.prod(self.shapes[name]))
 
     def shard_ranges(self, own: slice) -> list[ShardRange]:
-        """The parts of parameters that lie inside `own` (a part of the row), in order; empty parameters have none."""
-        found = []
+        """The parts of parameters inside `own`, a slice of the buffer, in order. Empty parameters have none."""
+        ranges = []
         for name in self.shapes:
-            place = self.param_slice(name)
-            start, stop = max(place.start, own.start), min(place.stop, own.stop)
+            param = self.param_slice(name)
+            start, stop = max(param.start, own.start), min(param.stop, own.stop)
             if start < stop:
-                found.append(ShardRange(name, start - place.start, stop - place.start, start - own.start))
-        return found
+                ranges.append(ShardRange(name, start - param.start, stop - param.start, start - own.start))
+        return ranges

@@ -1,14 +1,15 @@
-"""The ledger: bytes alive on this rank, now and at peak, by kind. It frees nothing, and it communicates nothing
-but the word that a rank is over its budget.
+"""The ledger: bytes alive on this rank, now and at the peak, by kind. It frees nothing, and it communicates nothing
+except that a rank is over its budget.
 
-It proves and does not repeat: nothing here comes from a formula or from what a stage says of itself. A dispatch mode
-sees the tensors that go into and come out of every operation, forward and backward, and notes each *storage* once,
-however many views it has. A weak reference to the storage tells when the memory is given back; autograd's saved
-tensors hold theirs, so they stay counted. Which kind a storage belongs to is read from the real objects: the model's
+The ledger measures: nothing here comes from a formula or from what a stage says about itself. A dispatch mode sees the
+tensors that go into and come out of every operation, forward and backward, and counts each *storage* once, however many
+views it has. A weak reference to the storage tells when the memory is freed. Autograd's saved tensors keep their
+storages alive, so these stay counted. Which kind a storage belongs to is read from the real objects: the model's
 parameters, their `.grad`, the optimizer's state, the model's buffers, and the tensors a ZeRO stage lists.
 
-Not seen: memory that a kernel takes and gives back inside one operation, and what C++ allocates without any tensor
-passing through Python (DDP's buckets, gloo's scratch, code made by torch.compile). `heap_peak_bytes` is for those.
+The ledger does not see memory that a kernel takes and frees inside one operation, or what C++ allocates without any
+tensor passing through Python (DDP's buckets, gloo's scratch memory, code made by torch.compile). `heap_peak_bytes`
+measures these too.
 """
 
 import weakref
@@ -30,17 +31,17 @@ from .storages import all_tensors, params_of, raw_grad, states_of, storages_of, 
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, SCALARS, REST = range(len(KINDS))
-LISTED = KINDS[:SCALARS]  # what a stage may list
-UNSORTED_SHARE = 200  # at a new peak, up to 1/200 of its bytes may be storages whose kind was not looked up yet
+LISTED = KINDS[:SCALARS]  # the kinds that a stage may list
+UNSORTED_SHARE = 200  # at a new peak, the kind of up to 1/200 of the bytes may not have been looked up yet
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Bytes alive at one moment. A storage has one kind, the first of these that claims it.
+    """Bytes alive at one moment. A storage has one kind, the first of these to which it belongs.
 
     parameters, gradients, optimizer: the model states.   buffers: of the model.
-    scalars: one-element optimizer states such as Adam's step counters, which no formula counts.
-    rest: everything else: activations, gathered copies, buckets under way, inputs.
+    scalars: optimizer states of one element, such as Adam's step counters, which no formula counts.
+    rest: everything else, such as activations, gathered copies, buckets under way and inputs.
     """
 
     parameters: int = 0
@@ -63,7 +64,7 @@ class Snapshot:
 
 
 class _Entry(weakref.ref):
-    """A storage that is alive: what we counted for it, and as which kind."""
+    """A storage that is alive, with the bytes and the kind as which it is counted."""
 
     __slots__ = ("key", "nbytes", "kind")
 
@@ -90,30 +91,30 @@ class Ledger(TorchDispatchMode):
         self.budget = parse_bytes(budget) if isinstance(budget, str) else budget
         self.device = None if device is None else torch.device(device).type
         self.alive = self.peak = 0
-        self._kinds = [0] * len(KINDS)  # of `alive`, as of when each storage's kind was last looked up
+        self._kinds = [0] * len(KINDS)  # the part of `alive` by kind, as of the last look-up
         self._peak_kinds = (0,) * len(KINDS)
         self._entries: dict[int, _Entry] = {}
         self._on_death = self._died
-        self._unsorted = 0  # bytes of storages that came since kinds were last looked up
+        self._unsorted = 0  # bytes of storages that are newer than the last look-up of kinds
         self._depth = 0
         self._fake_mode = None
 
-    # -- what people read --------------------------------------------------------------------------------------------
+    # -- what users read ---------------------------------------------------------------------------------------------
 
     def now(self) -> Snapshot:
-        """Read every storage again, and say who holds what at this moment."""
+        """Read every storage again, and return the bytes of each kind at this moment."""
         self._sort()
         self._look_for_peak()
         return Snapshot(*self._kinds)
 
     @property
     def at_peak(self) -> Snapshot:
-        """The moment of the peak. The total is exact. A gradient on its way into `.grad` is still `rest`, and so may be
-        up to 0.5 % of the peak that got there since kinds were last looked up."""
+        """The bytes at the peak. The total is exact. A gradient on its way into `.grad` counts as `rest`, and so may
+        up to 0.5 % of the peak that came after kinds were last looked up."""
         return Snapshot(*self._peak_kinds)
 
     def reset_peak(self) -> None:
-        """Let the peak be what is alive now; on a GPU its allocator's peak too."""
+        """Set the peak to what is alive now, and also the peak of the GPU's allocator if there is one."""
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
         self.peak = 0
@@ -121,7 +122,7 @@ class Ledger(TorchDispatchMode):
 
     @property
     def device_peak(self) -> int | None:
-        """The GPU allocator's own peak in bytes since `reset_peak()`, to set beside ours; None without a GPU in use."""
+        """The GPU allocator's own peak in bytes since `reset_peak()`, to compare with ours; None without a GPU."""
         return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
 
     def track(self, *objects: Any) -> "Ledger":
@@ -136,7 +137,7 @@ class Ledger(TorchDispatchMode):
 
     def _see(self, tensor: Tensor) -> None:
         if type(tensor) is FakeTensor and tensor.fake_mode is not self._fake_mode:
-            return  # DTensor works out shapes under a fake mode of its own
+            return  # DTensor computes shapes under a fake mode of its own
         device = tensor.device.type
         if device == "meta" or (self.device is not None and device != self.device):
             return
@@ -173,13 +174,13 @@ class Ledger(TorchDispatchMode):
             self.peak, self._peak_kinds = self.alive, tuple(self._kinds)
 
     def _grew(self, by: Any, asked: int) -> None:
-        """`asked` bytes were added by an operation: is it a new peak, is it too much?"""
+        """An operation added `asked` bytes: update the peak, and check the budget."""
         self._look_for_peak()
         if self.budget is not None and self.alive > self.budget:
             raise self._out_of_memory(by, asked, self.alive)
 
     def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """A storage we know is about to have `nbytes`: refuse before the memory is taken."""
+        """A known storage is about to have `nbytes`: check the budget before the memory is taken."""
         entry = self._entries.get(id(storage))
         if entry is not None and self.budget is not None:
             asked = nbytes - entry.nbytes
@@ -187,7 +188,7 @@ class Ledger(TorchDispatchMode):
                 raise self._out_of_memory("resize_", asked, self.alive + asked)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        entry = self._entries.get(id(storage))  # one we do not know is seen by the first operation that uses it
+        entry = self._entries.get(id(storage))  # an unknown one will be seen by the first operation that uses it
         if entry is not None:
             self._recount(entry, storage.nbytes())
             self._look_for_peak()
@@ -200,7 +201,7 @@ class Ledger(TorchDispatchMode):
         fail_all(error)
         return error
 
-    # -- who holds what ----------------------------------------------------------------------------------------------
+    # -- kinds -------------------------------------------------------------------------------------------------------
 
     def _sort(self) -> None:
         """Read every known storage's size again and give it its kind."""
@@ -210,15 +211,15 @@ class Ledger(TorchDispatchMode):
             for storage in storages_of(tensor):
                 claimed.setdefault(id(storage), kind)
         kinds = [0] * len(KINDS)
-        held = [(entry, entry()) for entry in list(self._entries.values())]  # nothing dies while we add up
+        held = [(entry, entry()) for entry in list(self._entries.values())]  # nothing is freed while we add up
         for entry, storage in held:
             entry.kind = claimed.get(entry.key, REST)
-            entry.nbytes = 0 if storage is None else storage.nbytes()  # None: dying, and its callback is still to come
+            entry.nbytes = 0 if storage is None else storage.nbytes()  # None: being freed, its callback still to run
             kinds[entry.kind] += entry.nbytes
         self._kinds, self.alive, self._unsorted = kinds, sum(kinds), 0
 
     def _claims(self) -> Iterator[tuple[int, Tensor]]:
-        """Each tensor whose kind can be told from where it hangs; the first claim on a storage holds."""
+        """Each tensor whose kind follows from the object that refers to it. For a storage the first of these counts."""
         stage = self.state if self.state is not None else getattr(self.model, "zero", None)
         listed = stage.tensors() if hasattr(stage, "tensors") else {}
         for kind in listed:
@@ -235,7 +236,7 @@ class Ledger(TorchDispatchMode):
         yield from ((OPTIMIZER, tensor) for tensor in listed.get("optimizer", ()))
         yield from ((BUFFERS, buffer) for buffer in (self.model.buffers() if self.model is not None else ()))
         yield from ((BUFFERS, tensor) for tensor in listed.get("buffers", ()))
-        # What the optimizer trains comes last, so that fp32 master weights a stage listed are not parameters again.
+        # What the optimizer trains comes last, so that master weights that a stage listed do not become parameters.
         yield from ((PARAMETERS, param) for param in of_optimizer)
         yield from ((GRADIENTS, grad) for grad in map(raw_grad, of_optimizer) if grad is not None)
 

@@ -1,4 +1,4 @@
-"""From objects to the storages under them, and word of every resize. It communicates nothing and frees nothing."""
+"""The storages that objects stand on, and notice of every resize. It communicates nothing and frees nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-raw_grad = Tensor.grad.__get__  # a sharded parameter's own `.grad` may have something to say
+raw_grad = Tensor.grad.__get__  # on a sharded parameter `.grad` may be a property that raises
 
 
 def storages_of(tensor: Tensor) -> Iterable[torch.UntypedStorage]:
-    """The memory a tensor stands on: one storage; several for a sparse tensor or a DTensor."""
+    """The memory that a tensor stands on: one storage, or several for a sparse tensor or a DTensor."""
     if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
         inner = (getattr(tensor, attr) for attr in tensor.__tensor_flatten__()[0])
         return [storage for part in inner if isinstance(part, Tensor) for storage in storages_of(part)]
@@ -25,7 +25,7 @@ def storages_of(tensor: Tensor) -> Iterable[torch.UntypedStorage]:
         return tuple(part.untyped_storage() for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()))
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tuple(part.untyped_storage() for part in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
-    return ()  # mkldnn's own layout hides its memory
+    return ()  # in mkldnn's own layout the memory cannot be seen
 
 
 def params_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
@@ -33,7 +33,7 @@ def params_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
 
 
 def states_of(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[Tensor, bool]]:
-    """Each tensor of the optimizer's state, and whether it is a scalar: a step counter, not a moment."""
+    """Each tensor of the optimizer's state, and whether it is a scalar, such as a step counter."""
     for param, state in (optimizer.state.items() if optimizer is not None else ()):
         one_element = isinstance(param, Tensor) and param.numel() == 1
         for name, value in state.items():
@@ -61,17 +61,17 @@ def all_tensors(value: Any) -> Iterator[Tensor]:
 
 
 class Watcher(Protocol):
-    """Is told before a storage gets `nbytes` (and may raise, then nothing happens), and after."""
+    """Is called before and after a storage is resized to `nbytes`. If the first call raises, nothing is resized."""
 
     def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None: ...
 
     def resized(self, storage: torch.UntypedStorage) -> None: ...
 
 
-# Stage 3 gives memory back and takes it again by `resize_` on a storage. That is no operation, so no dispatch mode sees
-# it: while anyone watches, the method is ours.
+# Stage 3 frees and takes memory by `resize_` on a storage. That is not an operation, so no dispatch mode sees it.
+# While there is a watcher, we replace the method.
 _watching: list[Watcher] = []
-_replaced: dict[str, Any] = {}  # what the class itself had under that name: nothing, when it inherits the method
+_replaced: dict[str, Any] = {}  # what the class itself defined under that name (nothing if it inherits the method)
 _inherited = torch.UntypedStorage.resize_
 
 

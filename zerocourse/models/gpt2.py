@@ -1,4 +1,4 @@
-"""GPT-2: the model that every stage is tried on. Communicates nothing; has no buffers, so there is nothing to lose.
+"""GPT-2, the model on which every stage is tried. It communicates nothing, and it has no buffers.
 
 Shapes: B batch, T tokens, C width (n_embd), H heads, V vocabulary. `x_BTC` has the shape (B, T, C).
 Source: Radford et al. 2019; parameter names follow the published checkpoints.
@@ -22,7 +22,7 @@ class GPTConfig:
     n_layer: int
     n_head: int
     n_embd: int  # C, a multiple of n_head
-    block_size: int = 1024  # the longest T: the position table has so many rows
+    block_size: int = 1024  # the longest T, and the number of rows of the position table
     vocab_size: int = 50257  # V
     bias: bool = True  # of the linear layers; LayerNorms always have theirs
     tied: bool = True  # the head is the token embedding, one tensor
@@ -84,7 +84,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One unit of ZeRO: what stage 3 gathers, uses and frees at a time."""
+    """A transformer block, which is one unit of ZeRO: stage 3 gathers, uses and frees it as a whole."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -118,7 +118,7 @@ class GPT(nn.Module):
 
     @staticmethod
     def _init_weights(module: nn.Module):
-        """Fill the parameters that `module` itself owns, its children's not: also after `to_empty` from meta."""
+        """Fill the parameters that `module` itself has, not those of its children. Works after `to_empty` too."""
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.02 * getattr(module, "init_scale", 1.0))
             if getattr(module, "bias", None) is not None:
@@ -154,7 +154,7 @@ def find_config(name: str) -> GPTConfig:
 
 
 def build_model(config: str | GPTConfig, **overrides) -> GPT:
-    """A fresh model, `build_model("gpt2-tiny", n_layer=2)`; under `torch.device("meta")` it takes no memory.
+    """A new model, `build_model("gpt2-tiny", n_layer=2)`. Under `torch.device("meta")` it takes no memory.
 
     Raises BadInput for an unknown name or field.
     """
@@ -169,9 +169,9 @@ def build_model(config: str | GPTConfig, **overrides) -> GPT:
 @torch.no_grad()
 def generate(model: GPT, tokens_BT: Tensor, n: int, temperature: float = 0.0,
              generator: torch.Generator | None = None) -> Tensor:
-    """`tokens_BT` and `n` more of each row, (B, T + n): the likeliest ones, or drawn when `temperature` is above 0.
+    """`tokens_BT` with `n` more tokens in each row, (B, T + n): the likeliest, or drawn if `temperature` is above 0.
 
-    There is no end token, so every rank runs `n` forwards and none waits for a gather that another one skips.
+    There is no end token, so every rank runs `n` forwards, and no rank waits for a gather that another one skips.
     Ranks draw the same tokens when their generators have the same seed.
     """
     for _ in range(n):

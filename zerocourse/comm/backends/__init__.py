@@ -1,7 +1,7 @@
-"""How a collective travels: one file a backend, all with the methods of `gloo.Gloo`.
+"""How collectives are carried out: one file per backend, each with the methods of `gloo.Gloo`.
 
-A backend starts a collective and returns a `Transfer`; it counts nothing and records nothing, which is `Comm`'s work.
-To add one (such as a fake that sends nothing), write its file and name it in `choose`.
+A backend starts a collective and returns a `Transfer`. Counting and recording is the work of `Comm`. To add a backend
+(such as a fake that sends nothing), write its file and name it in `choose`.
 """
 
 from .gloo import Gloo, Transfer

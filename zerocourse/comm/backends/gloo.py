@@ -1,10 +1,11 @@
 """Collectives over gloo: direct exchanges, in which each rank sends each peer exactly the slice that the peer needs.
 
-gloo's own reduce_scatter is an all_reduce inside and sends twice the formula. A slice travels in pieces small enough
-that both directions of a link are busy at once.
+gloo's own reduce_scatter is an all_reduce inside and sends twice what the formula says. Here a slice travels in pieces
+that are small enough to keep both directions of a link busy at the same time.
 
-Every message carries a tag made from the call and its layout. Ranks that disagree about what comes next therefore never
-pair up by accident: they wait, the wait has a limit, and the error says where each rank was (see `desync`).
+Every message carries a tag made from the call and its layout, so that the messages of ranks that disagree about the
+next collective never match by accident. Such ranks wait until the time limit, and the error says where each rank was
+(see `desync`).
 """
 
 import zlib
@@ -22,7 +23,7 @@ MOST_PIECES = 16
 
 
 class Transfer(NamedTuple):
-    """A collective that has started. When all `works` are complete, `finish()` brings the result to its place.
+    """A collective that has started. When all `works` are complete, `finish()` writes the result.
 
     For a reduce-scatter, finish() returns this rank's slice of the sum.
     """
@@ -32,20 +33,20 @@ class Transfer(NamedTuple):
 
 
 class Gloo:
-    """The ranks of one group (None: the default one), and a `name` that keeps two Comms of a group apart."""
+    """Collectives of one group (None: the default group). `name` keeps the messages of two Comms of a group apart."""
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, world_size: int, name: str):
         self.group, self.rank, self.world_size, self.name = group, rank, world_size, name
         self.peers = [peer for peer in range(world_size) if peer != rank]
 
     def all_gather(self, tensor: torch.Tensor, layout: Layout, call: str) -> Transfer:
-        """Fill `tensor` (n,) with the slices of all ranks; this rank's own is there."""
+        """Fill `tensor` (n,) with the slices of all ranks. This rank's own slice is already there."""
         mine = tensor[layout.slice(self.rank)]
         others = {peer: tensor[layout.slice(peer)] for peer in self.peers}
         return self.exchange(f"{call} {layout.bounds}", dict.fromkeys(self.peers, mine), others)
 
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, into: torch.Tensor | None, call: str) -> Transfer:
-        """Sum every rank's slice r on rank r, into `into` or memory of its own."""
+        """Add up every rank's slice r on rank r, into `into` or into new memory."""
         mine = tensor[layout.slice(self.rank)]
         received = {peer: torch.empty_like(mine) for peer in self.peers}
         sends = {peer: tensor[layout.slice(peer)] for peer in self.peers}
@@ -80,18 +81,18 @@ class Gloo:
         return self.exchange(call, {} if self.rank else dict.fromkeys(self.peers, flat), {0: flat} if self.rank else {})
 
     def wait(self, works: list, timeout: timedelta) -> None:
-        """Block until all are complete. Raises RuntimeError when one takes longer than `timeout`, or a peer is gone."""
+        """Block until all works are complete. Raises RuntimeError after `timeout`, or if a peer is gone."""
         for work in works:
             work.wait(timeout)
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
     def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> Transfer:
-        """Start all sends and receives, by peer. Where a layout cuts the tensor it is a part of `call`: a message of
-        another size would be taken for the right one, or end the process."""
+        """Start all sends and receives, which are given by peer. Where a layout cuts the tensor, `call` contains it:
+        otherwise a message of another size could be taken for the right one, or end the process."""
         tag = zlib.crc32(f"{self.name} {call}".encode()) & 0x7FFFFF00
         messages = []
-        for step in range(1, self.world_size):  # rank r begins with peer r + 1, so that no rank is everybody's first
+        for step in range(1, self.world_size):  # rank r begins with peer r + 1, so that not all begin with the same
             to, source = (self.rank + step) % self.world_size, (self.rank - step) % self.world_size
             for verb, peer, tensor in ((dist.irecv, source, receives.get(source)), (dist.isend, to, sends.get(to))):
                 if tensor is not None and tensor.numel():
@@ -99,12 +100,12 @@ class Gloo:
                     messages += [(verb, piece, peer, tag | index) for index, piece in enumerate(pieces)]
 
         def arrived(alive=sends) -> None:
-            """`alive` keeps what is sent from being freed before it has left."""
+            """The default argument `alive` keeps what is sent from being freed before it was sent."""
 
         return Transfer(self.post(messages), arrived)
 
     def post(self, messages: list[tuple[Callable, torch.Tensor, int, int]]) -> list:
-        """Start each (isend or irecv, tensor, peer, tag); returns the works."""
+        """Start each message, given as (isend or irecv, tensor, peer, tag), and return the works."""
         side = {dist.isend: "group_dst", dist.irecv: "group_src"}
         return [verb(piece, group=self.group, tag=tag, **{side[verb]: peer}) for verb, piece, peer, tag in messages]
 
@@ -112,7 +113,7 @@ class Gloo:
 def add_in_order(terms: list[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
     """terms[0] + terms[1] + ..., left to right, into `into` (which may be one of the terms) or a new tensor.
 
-    The other terms are scratch afterwards. Terms of half precision are added in fp32 and rounded once.
+    The other terms may be overwritten. Terms in half precision are added in fp32, and the sum is rounded once.
     """
     into = torch.empty_like(terms[0]) if into is None else into
     if len(terms) == 1:

@@ -1,7 +1,7 @@
 """Collectives of tensors on GPUs: NCCL's own where each rank has a GPU, gloo through host memory where ranks share one.
 
-NCCL adds in an order of its own, and knows no tags: ranks that issue different collectives hang or mix their data,
-until NCCL's watchdog ends the process. Its waits stop the GPU's stream and never the host.
+NCCL chooses the order of additions itself, and it has no tags. Ranks that issue different collectives hang or mix up
+their data, until NCCL's watchdog ends the process. Waiting for NCCL stops the GPU's stream and never the host.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
 class Nccl(Gloo):
-    """The library's own collectives. It has none for slices that are not equal: those are exchanged as on gloo."""
+    """NCCL's own collectives. It has none for slices of different lengths, which are exchanged as on gloo."""
 
     def all_gather(self, tensor: torch.Tensor, layout: Layout, call: str) -> Transfer:
         if not equal_slices(layout):
@@ -50,10 +50,10 @@ class Nccl(Gloo):
 
 
 class StagedGloo(Gloo):
-    """gloo through host memory, for ranks that share a GPU: NCCL refuses two ranks on one."""
+    """gloo through host memory, for ranks that share a GPU, because NCCL refuses two ranks on one GPU."""
 
     def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> Transfer:
-        copies = {tensor: tensor.to("cpu", copy=True) for tensor in sends.values()}  # one for all peers that get it
+        copies = {tensor: tensor.to("cpu", copy=True) for tensor in sends.values()}  # one copy for all peers
         hosts = {peer: torch.empty_like(tensor, device="cpu") for peer, tensor in receives.items()}
         works, arrived = super().exchange(call, {peer: copies[tensor] for peer, tensor in sends.items()}, hosts)
         pairs = [(tensor, hosts[peer]) for peer, tensor in receives.items()]
@@ -68,9 +68,9 @@ class StagedGloo(Gloo):
 
 
 def equal_slices(layout: Layout) -> bool:
-    """Are the ranks' slices equal and not empty, as NCCL's collectives require?"""
+    """Whether the ranks' slices are equally long and not empty, as NCCL's collectives require."""
     return layout.padded > 0 and len({end - begin for begin, end in zip(layout.bounds, layout.bounds[1:])}) == 1
 
 
 def nothing() -> None:
-    """The result is in place when the work is complete."""
+    """For `finish`: when the work is complete, the result is already in place."""

@@ -1,7 +1,7 @@
 """Finds and ends every process of a launch by the run id in its environment, whatever session it is in.
 
-Torchrun gives each rank a session of its own, data loaders fork further and users start programs: no process group
-holds them all, but all of them inherit one environment variable. Its value, the run id, is a path, `parent/job/`, so
+Torchrun gives each rank a session of its own, data loaders fork, and users start programs. No process group contains
+them all, but all of them inherit one environment variable. Its value, the run id, is a path, `parent/job/`, so
 that a launch inside a launch ends with it. Run as a program (`python cleanup.py PARENT RUN_ID FOLDER`) this file waits
 until the parent is gone, kills what still carries its run id and removes its folder. It imports little and starts in
 20 ms.

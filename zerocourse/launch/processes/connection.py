@@ -1,8 +1,8 @@
-"""A rank's end of its two connections to the parent: events, both ways, and all that it prints.
+"""A rank's end of its two connections to the parent: one for events (both ways), one for all it prints.
 
-Output is not touched in Python: file descriptors 1 and 2 become a connection, so that what C code, data-loader workers
-and sub-processes print arrives too, and is whole even when the rank is killed. When the parent closes the events, or
-is gone, the rank kills its whole session.
+Output is not redirected in Python. File descriptors 1 and 2 become the connection, so that what C code, data-loader
+workers and subprocesses print arrives too, and arrives whole even if the rank is killed. When the parent closes the
+events connection, or has ended, the rank kills its whole session.
 """
 
 import json
@@ -31,7 +31,7 @@ class Connection:
         threading.Thread(target=self._listen, daemon=True, name="zerocourse-parent").start()
 
     def _forked(self) -> None:
-        """In a data-loader worker: else the parent would not see the rank go while the worker lives."""
+        """Close the connection in a data-loader worker. Otherwise the parent could not see that the rank has ended."""
         self.on_fork()
         os.close(self.socket.detach())  # close() would wait for the reader, a thread that is not in this process
 
@@ -90,7 +90,7 @@ def flush_output() -> None:
 
 
 def _jsonable(value):
-    """What JSON can hold in place of `value`, which it cannot: a number, a list, or a `repr`."""
+    """What stands for a `value` that JSON cannot hold: a number, a list, or its `repr`."""
     for convert in ("item", "tolist"):
         try:
             return getattr(value, convert)()

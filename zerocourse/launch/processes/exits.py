@@ -19,7 +19,7 @@ class TorchrunExits:
         self.log, self.local_ranks = log, local_ranks
 
     def text(self) -> str:
-        """All that torchrun, or Python before the connections were up, had to say."""
+        """Everything that torchrun, or Python before the connections were up, printed."""
         return self.log.read_text(errors="replace") if self.log.exists() and self.log.stat().st_size else ""
 
     def codes(self) -> dict[int, int]:
@@ -33,7 +33,7 @@ class TorchrunExits:
         return self._rank(first[2]) if first else None
 
     def any_failed(self) -> bool:
-        """Whether torchrun has seen a rank fail: ending the others can then take it half a minute, too long to wait."""
+        """Whether torchrun has seen a rank fail. It may then take half a minute to end the others: too long to wait."""
         text = self.text()
         return "closing signal" in text or _FIRST_FAILED.search(text) is not None
 

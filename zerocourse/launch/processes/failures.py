@@ -1,4 +1,4 @@
-"""The ways in which a launch fails, each in one sentence; a failing rank speaks with its own traceback."""
+"""The errors of a launch, each with one sentence. A failing rank shows its own traceback."""
 
 import signal
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ class Failure:
 
 
 class RankError(LaunchError):
-    """A rank raised. `.rank`, `.kind` (the exception's class name), `.message`, `.traceback` are the first one's;
-    `.failures` has every rank's, the first to fail first.
+    """A rank raised an exception. `.rank`, `.kind` (the exception's class name), `.message` and `.traceback` are the
+    first one's. `.failures` has every rank's, the first to fail first.
 
-    returned: seconds after which other ranks had returned. Where the first failure is a collective that broke off, that
-    is why, and the error says so before anything else.
+    returned: seconds after which other ranks had returned. If the first failure is a collective that broke off, these
+    ranks are the reason, and the error says so first.
     """
 
     def __init__(self, failures: list[Failure], returned: dict[int, float] | None = None, verb: str = "returned"):

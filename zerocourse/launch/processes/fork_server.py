@@ -1,8 +1,8 @@
-"""A process that has torch imported and forks ranks on request: a rank starts in 0.2 s instead of 2.
+"""A process that has imported torch and forks ranks on request, so that a rank starts in 0.2 s instead of 2 s.
 
 There is one for each parent, started with the first `Ranks`. It never computes and never touches a GPU, since
-neither threads nor a CUDA context survive a fork; where it notices that it has them it says so, and each rank is
-started as a new Python. It ends with its parent: standard input closes.
+neither threads nor a CUDA context survive a fork; if it notices that it has them it says so, and each rank is
+started as a new Python process. It ends with its parent, when its standard input closes.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from .cleanup import RUN_VARIABLE
 from .parent import QUIET, Parent, boot_text, current_parent
 
-READ_AT_IMPORT = ("TORCH_", "TRITON_")  # how variables begin that torch and triton read once, as they are imported
+READ_AT_IMPORT = ("TORCH_", "TRITON_")  # the prefixes of variables that torch and triton read once, when imported
 
 
 class ForkServer:
@@ -49,14 +49,14 @@ class ForkServer:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
             while answer := self._receive():
-                if answer.get("number") == number:  # an interrupt may have left an earlier answer unread
-                    for pid in answer["pids"]:  # the system reuses ids, and the code would be an earlier rank's
+                if answer.get("number") == number:  # after an interrupt an earlier answer may still be unread
+                    for pid in answer["pids"]:  # the system reuses process ids, so this code might be an earlier rank's
                         self.codes.pop(pid, None)
                     return answer["pids"]
         raise OSError("the fork server is gone: it ended before it had forked the ranks")
 
     def exit_code(self, pid: int) -> int | None:
-        """The exit code of a rank that it forked; None while it lives."""
+        """The exit code of a rank that it forked; None while the rank runs."""
         with self.lock:
             while pid not in self.codes and select.select([self.process.stdout], [], [], 0)[0] and self._receive():
                 pass
@@ -81,7 +81,7 @@ def _fork_server(pid: int) -> ForkServer:
 
 
 def fork_server(environment: Mapping[str, str]) -> ForkServer | None:
-    """This process's; None where forking is not safe or not known, or `environment` has other settings of torch's."""
+    """The fork server of this process; None where forking is not safe or `environment` has other settings for torch."""
     if sys.platform != "linux":
         return None
     server = _fork_server(os.getpid())
@@ -133,7 +133,7 @@ def _send(message: dict) -> None:
 
 
 def _may_fork() -> bool:
-    """One thread, and no driver open."""
+    """Whether forking is safe: there is one thread, and no GPU driver is open."""
     handles = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

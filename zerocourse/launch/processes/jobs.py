@@ -23,10 +23,10 @@ from .position import STARTING, Position, dumped_position, waiting_text
 
 TORCHRUN_SETS = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
                  "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-KEPT_LINES = 100_000  # of a job's output, in `Results.lines`
-EXIT_CODE_SECONDS = 3.0  # for who started a rank to say how it ended: long enough for a busy machine
-SAME_TIME = 0.1  # seconds; what a rank's death does to the others may be seen before the death itself
-NOTICE_SECONDS = 5.0  # after a rank has returned, until it is said that another one still waits in a collective
+KEPT_LINES = 100_000  # how many lines of a job's output `Results.lines` keeps
+EXIT_CODE_SECONDS = 3.0  # seconds in which whoever started a rank must say how it ended: enough on a busy machine
+SAME_TIME = 0.1  # seconds, because the failures that a rank's death causes may be seen before the death
+NOTICE_SECONDS = 5.0  # seconds after a rank returned, until a notice says that another still waits in a collective
 
 
 class Results(list):
@@ -44,7 +44,7 @@ class Results(list):
 class Job:
     """The processes of one launch on this machine. `poll` handles what they sent; nothing here waits for a rank.
 
-    `verb` is what a rank has done that is done: a function "returned", a script or a cell "finished".
+    `verb` is the word for a rank that is done: a function has "returned", a script or a cell has "finished".
     """
 
     def __init__(self, nproc: int, env=None, cwd=None):
@@ -71,7 +71,7 @@ class Job:
         parent.jobs.add(self)
 
     def reset(self, verb: str = "returned") -> None:
-        """Forget what earlier work has brought."""
+        """Forget the results of earlier work."""
         self.verb = verb
         self.begun, self.done = set(), {}  # ranks that run the caller's code, or did; "done" events by rank
         self.failures, self.failed_at = [], math.inf  # failures with their time
@@ -89,7 +89,7 @@ class Job:
         return str(path)
 
     def write_work(self, **work) -> None:
-        """Leave what the ranks are to do in their folder, with what makes them see code as the caller does."""
+        """Write the ranks' work into their folder, with what they need to see code as the caller sees it."""
         work |= {"cwd": self.cwd, "import_path": import_path(), "sources": payload.cell_sources()}
         (self.folder / "work").write_bytes(pickle.dumps(work))
 
@@ -160,19 +160,19 @@ class Job:
         return {rank: event["seconds"] for rank, event in self.done.items() if event["ok"]}
 
     def timeout(self, seconds: float) -> LaunchTimeout:
-        """The error that says who was done when time was up, and where the others were."""
+        """The error that says which ranks were done when the time was up, and where the others were."""
         positions = self.positions()
         return LaunchTimeout(seconds, self.returned(), positions, self.verb)
 
     def notice_waiting(self) -> None:
-        """Say once, through `on_notice`, that a rank waits in a collective for one that has returned long ago."""
+        """Say once, through `on_notice`, that a rank waits in a collective for a rank that returned long ago."""
         if time.monotonic() < self.notice_at or len(self.done) == self.nproc:
             return
         positions = self.positions()
         if any(position.collective for position in positions.values()):
             self.on_notice(f"({waiting_text(self.returned(), positions, self.verb)})")
             self.notice_at = math.inf
-        else:  # the others compute; they may still come to a collective
+        else:  # the others compute, and may still reach a collective
             self.notice_at = time.monotonic() + NOTICE_SECONDS
 
     def positions(self, timeout: float = 0.5) -> dict[int, Position]:
@@ -209,13 +209,13 @@ class Job:
         return [f for _, f in sorted(self.failures, key=lambda pair: pair[1].rank if alike else pair[0])]
 
     def rank_error(self) -> RankError:
-        """The error for what ranks raised."""
+        """The error for exceptions that ranks raised."""
         return RankError(self.failed(), self.returned(), self.verb)
 
     def rank_died(self, certain: bool = True) -> RankDied | None:
-        """The error for a rank that ended without a word, before any other rank failed. None: there is no such rank.
+        """The error for a rank that ended without an exception before any other failed; None if there is no such rank.
 
-        Who started the ranks knows exit codes a little later than their connections end, so this may wait.
+        The exit codes are known a little later than the end of the connections, so this may wait.
         `certain=False`: ranks without a bad exit code count as having ended well (a script that calls os._exit(0)).
         """
         failures = self.failed()

@@ -16,7 +16,7 @@ LONGEST_PIECE = 1 << 20  # bytes of output without a newline that are held befor
 
 
 class Lines:
-    """Cuts a stream of chunks into lines; a line longer than `longest` bytes comes in pieces."""
+    """Cuts a stream of chunks into lines, and a line of more than `longest` bytes into several."""
 
     def __init__(self, longest: int | None = None):
         self.parts, self.size, self.longest = [], 0, longest
@@ -54,16 +54,16 @@ class Listener:
                 connection.sendall(line)
 
     def poll(self, timeout: float) -> bool:
-        """Handle what has arrived, after waiting for it at most `timeout` seconds; returns whether anything had."""
+        """Wait for messages for at most `timeout` seconds, and handle them. Returns whether there were any."""
         ready = self._selector.select(timeout)
         for key, _ in ready:
             key.data(key.fileobj)
         return bool(ready)
 
     def drain(self) -> None:
-        """Handle all that has arrived, a last line without its newline too.
+        """Handle everything that was received, and also a last line without its newline.
 
-        What a rank wrote before it sent "done" has arrived when that has.
+        Everything that a rank printed before it sent "done" is received before "done".
         """
         while self.poll(0):
             pass

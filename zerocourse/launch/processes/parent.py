@@ -58,7 +58,7 @@ def current_parent() -> Parent:
 
 @contextlib.contextmanager
 def uninterrupted():
-    """Hold back Ctrl-C until the block is done, so that a second one cannot stop the cleanup."""
+    """Delay Ctrl-C until the block is done, so that a second one cannot stop the cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

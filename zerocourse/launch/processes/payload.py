@@ -1,4 +1,4 @@
-"""Carries functions to ranks and values back: cloudpickle, by value where the code is the caller's own.
+"""Sends functions to ranks and values back, with cloudpickle, and by value where the code is the caller's own.
 
 Code outside any installed package (a notebook cell, a script, a test) travels by value, so that ranks that are
 kept alive always run the version the caller sees. The text of notebook cells goes along for tracebacks.
@@ -35,8 +35,8 @@ def pack(fn, args=(), kwargs=None) -> bytes:
 
 @contextlib.contextmanager
 def _by_value(modules):
-    """What is pickled in the block takes the code of `modules` along."""
-    with _registry:  # cloudpickle has one for the whole process
+    """Inside the block, pickles contain the code of `modules`."""
+    with _registry:  # cloudpickle has one list of modules for the whole process
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -52,7 +52,7 @@ def unpack(blob: bytes):
 
 
 def cell_sources() -> dict[str, list[str]]:
-    """Lines of code that lives in no file (notebook cells), by the name that tracebacks give it."""
+    """Lines of code that is in no file (notebook cells), by the name that tracebacks give it."""
     entries = linecache.cache.items()
     return {name: list(entry[2]) for name, entry in list(entries) if len(entry) == 4 and not os.path.exists(name)}
 

@@ -84,7 +84,7 @@ def waiting_text(returned: dict[int, float], positions: dict[int, Position], ver
 # In the rank -------------------------------------------------------------------------------------------------------
 
 def current_position() -> Position:
-    """Of this process's main thread, whichever thread asks."""
+    """The position of this process's main thread, whichever thread asks."""
     frame, frames = sys._current_frames().get(threading.main_thread().ident), []
     while frame:
         frames.append((frame, frame.f_lineno))
@@ -93,12 +93,12 @@ def current_position() -> Position:
 
 
 def raised_position(error: BaseException) -> Position:
-    """Of the place where `error` was raised."""
+    """The position where `error` was raised."""
     return _position([*traceback.walk_tb(error.__traceback__)][::-1])
 
 
 def _position(frames: list) -> Position:
-    """Of a stack of (frame, line), the innermost first."""
+    """The position of a stack of (frame, line), the innermost first."""
     return _own_line([(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames],
                      _collective([frame for frame, _ in frames]))
 
@@ -109,7 +109,7 @@ def _collective(frames: Iterable) -> str:
     for frame in frames:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file.startswith(_COMM):
-            # Whatever waits in `comm` names what it waits for in `call`, or is the method of a handle that does.
+            # In `comm`, a function that waits has a variable `call` with what it waits for, or its object has one.
             call = frame.f_locals.get("call") or getattr(frame.f_locals.get("self"), "call", None)
             if isinstance(call, str):
                 return re.sub(r"( \(.*\))?( #\d+)?$", "", call)  # without its size and number
@@ -123,7 +123,7 @@ def _collective(frames: Iterable) -> str:
 # In either process -------------------------------------------------------------------------------------------------
 
 def dumped_position(dump: str) -> Position:
-    """From a `faulthandler` dump (most recent call first)."""
+    """The position in a `faulthandler` dump (most recent call first)."""
     return _own_line([(file, int(line), function) for file, line, function in _DUMPED.findall(dump)])
 
 
@@ -140,7 +140,7 @@ def _own_line(frames: list[tuple[str, int, str]], collective: str = "") -> Posit
 
 
 def is_launchers(file: str) -> bool:
-    """Whether code of that file only brings a rank to the caller's code."""
+    """Whether the code of that file only starts the caller's code."""
     return file.startswith((_LAUNCH, "<frozen runpy")) or _BOOT.search(file) is not None
 
 

@@ -1,6 +1,6 @@
 """What a rank that is kept alive does: answer requests one after another, with the process group up.
 
-A function finds the rank as new. A cell finds the variables of the cells before it.
+For a function the rank is as if new. A cell sees the variables of the cells before it.
 """
 
 import ast
@@ -52,7 +52,7 @@ def _answer(spec: dict, request: dict, namespace: dict) -> None:
         value = _execute(work["code"], work["name"], namespace)
         try:
             done(spec, value, calls=_collective_calls())
-        except TypeError:  # it was printed; that it cannot travel is no failure of the cell
+        except TypeError:  # it was printed, and that it cannot be sent is not an error of the cell
             done(spec, None, calls=_collective_calls())
 
 
@@ -78,7 +78,7 @@ def _collective_calls() -> int | None:
 
 
 def _forget() -> None:
-    """Give back what a function left behind, so that the next one finds a rank as new."""
+    """Free what a function left behind, so that for the next function the rank is as if new."""
     torch, dist = sys.modules.get("torch"), process_group()
     if torch:
         torch.set_default_dtype(torch.float32)
