@@ -21,6 +21,7 @@ from zerocourse.bench.settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, 
 from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
 from zerocourse.bench.judge import Profile, checks, noise, profiles, ratio
 from zerocourse.commands.bench_command import write
+from zerocourse.course.machine import available_bytes
 from zerocourse.errors import BadInput
 
 ROOT = Path(__file__).parents[1]
@@ -434,19 +435,6 @@ def test_every_mode_begins_a_round_as_often_as_any_other():
     assert [order[0] for order in rounds] == names * 2
 
 
-# bad input
-
-@pytest.mark.parametrize("arguments, word", [
-    (["--ranks", "3"], "8 samples"), (["--modes", "zero4"], "zero4"), (["--rounds", "0"], "rounds"),
-    (["--width", "100"], "width"), (["--vocab", "10"], "vocab"), (["--budget", "-1"], "budget"),
-    (["--data", "/no/such/file"], "/no/such/file")])
-def test_bad_input_is_one_sentence(arguments, word, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "private_network", lambda: pytest.fail("nothing must be started"))
-    assert cli.main(["bench", *arguments, "--out", str(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert word in said.err and said.err.count("\n") == 1 and not said.out
-
-
 def test_modes_are_those_installed_and_the_baseline_is_always_there():
     def alone(package):
         return package == "torch"
@@ -557,6 +545,6 @@ print(first, min(counts))
 
 
 def test_memory_that_is_available_is_known_on_linux():
-    available = meters.available_bytes()
+    available = available_bytes()
     assert available is None or 0 < available < 2**50
     assert not math.isnan(available or 0)
