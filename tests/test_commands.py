@@ -1,4 +1,4 @@
-"""Every command refuses bad input before it works: exit status 2, one sentence, and nothing is left behind or started."""
+"""Every command refuses bad input before it works: exit status 2, one sentence; nothing is started or left behind."""
 
 import os
 import subprocess
@@ -172,8 +172,8 @@ def test_a_refused_command_leaves_no_process(tmp_path, survivors):
     """From outside, as a user meets it."""
     mark = uuid.uuid4().hex
     done = subprocess.run([sys.executable, "-m", "zerocourse", "tour", "--out", "/proc/zerocourse", "--json"],
-                          cwd=tmp_path, env=os.environ | {"MARK": mark, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-                          timeout=60)
+                          env=os.environ | {"MARK": mark, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=60,
+                          capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout and "--out is /proc/zerocourse" in done.stderr
     assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir()) and not survivors(mark, 2)
 
@@ -283,7 +283,8 @@ def test_the_speed_of_this_machine_is_measured():
 
 
 @pytest.mark.parametrize("seconds, words", [
-    (1, "1 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7100, "118 minutes"), (7200, "2 hours"), (10**6, "12 days")])
+    (1, "1 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7100, "118 minutes"), (7200, "2 hours"),
+    (10**6, "12 days")])
 def test_durations_are_said_in_one_unit(seconds, words):
     assert estimates.duration(seconds) == words
 

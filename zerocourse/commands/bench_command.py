@@ -34,7 +34,8 @@ MOST_LAYERS = 1000  # the formula for the peak looks at each pair of them
 def configure(parser):
     positive = {"action": Checked, "read": whole(1)}
     parser.add_argument("--ranks", **positive, default=2, metavar="N", help="processes (default 2)")
-    parser.add_argument("--layers", action=Checked, read=whole(1, MOST_LAYERS), default=8, help="of the GPT-2 (default 8)")
+    parser.add_argument("--layers", action=Checked, read=whole(1, MOST_LAYERS), default=8,
+                        help="of the GPT-2 (default 8)")
     parser.add_argument("--width", **positive, default=512, help="of the GPT-2 (default 512)")
     parser.add_argument("--vocab", action=Checked, read=whole(256), default=8192,
                         help="rows of its token embedding (default 8192)")

@@ -47,7 +47,8 @@ def run(args) -> Outcome:
     verdict = list(checks(settings, modes))
     wanted = {mode: expected(settings, mode) for mode in modes}
     text = table(settings, modes, wanted, verdict)
-    summary = {"ok": all(check.ok for check in verdict), "modes": {mode: summarise(ranks) for mode, ranks in modes.items()}}
+    summary = {"ok": all(check.ok for check in verdict),
+               "modes": {mode: summarise(ranks) for mode, ranks in modes.items()}}
     write(args.out, text, summary, modes, wanted)
     return Outcome(f"{text}\n\nwritten to {args.out}/", summary, summary["ok"])
 
