@@ -24,7 +24,8 @@ from zerocourse import cli, commands
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-COMMANDS = {info.name.removesuffix("_command") for info in pkgutil.iter_modules(commands.__path__)}
+COMMANDS = {info.name.removesuffix("_command") for info in pkgutil.iter_modules(commands.__path__)
+            if info.name.endswith("_command")}
 ALLOWED_HOSTS = {"download.pytorch.org"}  # PyTorch's CPU wheels
 FROM_CONDA = {"pytorch": "torch", "matplotlib-base": "matplotlib"}  # conda-forge's name -> pip's
 PYTHONS = [f"3.{minor}" for minor in range(9, 17)]
@@ -246,9 +247,7 @@ def test_a_bad_command_gets_one_sentence_and_status_2():
 
 
 def test_help_lists_the_commands(capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["--help"])
-    assert ended.value.code == 0
+    assert cli.main(["--help"]) == 0
     listed = set(re.findall(r"^    (\w+) ", capsys.readouterr().out, re.M))
     assert listed >= COMMANDS
 

@@ -149,16 +149,3 @@ def test_the_command_writes_its_table_pictures_and_summary(tmp_path, capsys):
             assert all(isinstance(nbytes, int) for nbytes in counts[name])
         assert len(counts["losses"]) == 3
     assert sorted(path.name for path in (tmp_path / "tour").iterdir()) == ["summary.json", "table.txt", "timeline.png", "tour.png"]
-
-
-@pytest.mark.parametrize("argv, says", [
-    (["--steps", "2"], "--steps must be at least 3"),
-    (["--data", "no/such/file"], "no/such/file"),
-    (["--model", "gpt3"], "gpt3"),
-    (["--nproc", "1000"], "1000"),
-])
-def test_bad_input_is_one_sentence(argv, says, tmp_path, capsys):
-    assert main(["tour", "--out", str(tmp_path / "tour"), *argv]) == 2
-    shown = capsys.readouterr()
-    assert says in shown.err and shown.err.count("\n") == 1 and not shown.out
-    assert not (tmp_path / "tour").exists()

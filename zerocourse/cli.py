@@ -11,25 +11,22 @@ import pkgutil
 import sys
 
 from . import __version__, commands
+from .commands.arguments import CommandParser
 from .errors import BadInput, ZeroCourseError
 
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one sentence, without the usage block."""
-
-    def error(self, message: str):
-        sys.stderr.write(f"{self.prog}: {message}\n")
-        raise SystemExit(2)
+ENDING = "_command"  # of the modules in `commands` that are commands
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """One sub-parser for each module of `zerocourse.commands`; each also takes `--json`."""
-    parser = _Parser(prog="zerocourse", description="ZeRO, small enough to read in an evening.")
+def build_parser() -> CommandParser:
+    """One sub-parser for each command of `zerocourse.commands`; each also takes `--json`."""
+    parser = CommandParser(prog="zerocourse", description="ZeRO, small enough to read in an evening.")
     parser.add_argument("--version", action="version", version=f"zerocourse {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
     for info in pkgutil.iter_modules(commands.__path__):
+        if not info.name.endswith(ENDING):
+            continue
         module = importlib.import_module(f"{commands.__name__}.{info.name}")
-        sub = subparsers.add_parser(info.name.removesuffix("_command"), help=module.HELP, description=module.__doc__,
+        sub = subparsers.add_parser(info.name.removesuffix(ENDING), help=module.HELP, description=module.__doc__,
                                     formatter_class=argparse.RawDescriptionHelpFormatter)
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
         module.configure(sub)
@@ -39,7 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    args = build_parser().parse_args(argv)
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as exit:  # argparse has said what is wrong, or shown the help
+        return exit.code
     try:
         outcome = args.run(args)
     except (ZeroCourseError, OSError) as error:

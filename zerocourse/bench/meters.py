@@ -87,12 +87,3 @@ def loopback_bytes() -> int:
         if name.strip() == "lo":
             return int(counters.split()[8])  # eight counters of what came, then of what went, bytes first
     raise OSError("/proc/self/net/dev has no line for lo")
-
-
-def available_bytes() -> int | None:
-    """Memory that can be taken without swapping; None where the system does not say."""
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None

@@ -38,8 +38,13 @@ def build(mode: BenchMode, settings: BenchSettings, bucket: int | None) -> Train
 
 def gpt2(settings: BenchSettings) -> GPT:
     torch.manual_seed(settings.seed)
-    return GPT(GPTConfig(settings.layers, settings.heads, settings.width, block_size=settings.tokens,
-                         vocab_size=settings.vocab))
+    return GPT(shape(settings))
+
+
+def shape(settings: BenchSettings) -> GPTConfig:
+    """Of the model that every mode trains."""
+    return GPTConfig(settings.layers, settings.heads, settings.width, block_size=settings.tokens,
+                     vocab_size=settings.vocab)
 
 
 def alone(settings: BenchSettings) -> Trained:

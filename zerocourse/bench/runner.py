@@ -17,10 +17,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
+from ..course.machine import available_bytes
 from ..data.text import read_tokens, write_tokens
 from ..errors import ZeroCourseError
 from ..launch.ranks import Ranks
-from .meters import available_bytes, bring_loopback_up, build_heap_meter, private_network
+from .meters import bring_loopback_up, build_heap_meter, private_network
 from .settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings
 
 ENOUGH_TOKENS = 2_000_000

@@ -72,7 +72,8 @@ class BenchSettings:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise BadInput(f"{name} must be a positive whole number, not {value!r}.")
         if self.global_batch % self.ranks:
-            raise BadInput(f"the global batch of {self.global_batch} samples does not divide among {self.ranks} ranks.")
+            raise BadInput(f"the global batch of {self.global_batch} samples does not divide among {self.ranks} ranks: "
+                           f"it must be a multiple of {self.ranks}.")
         if self.vocab < 256:
             raise BadInput(f"vocab must be at least 256, since the tokens are bytes, not {self.vocab}.")
         if self.width > 64 and self.width % 64:  # a head is 64 wide
@@ -105,6 +106,8 @@ def find_modes(names: str | None, installed) -> list[BenchMode]:
     if names is None:
         return [mode for mode in MODES.values() if installed(mode.wants)]
     chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if not chosen:
+        raise BadInput(f"{names!r} names no mode: there are {', '.join(MODES)}.")
     for name in chosen:
         if name not in MODES:
             raise BadInput(f"There is no mode {name!r}: there are {', '.join(MODES)}.")

@@ -18,21 +18,30 @@ from ..course.checks.classroom import grade_folder, notebooks_in, save_csv
 from ..course.checks.exercise import find
 from ..course.checks.verdict import Verdict
 from ..errors import BadInput
-from ..formulas.units import parse_bytes
+from ..launch.processes.parent import cores
 from . import Outcome
+from .arguments import Checked, check_file, path, refuse_ignored, seconds, size, whole
 
 HELP = "grade answers to the exercises"
+LEAST_MEMORY = "512MiB"  # a process that imports torch takes half of it before any answer runs
+JOBS_A_CORE = 4
 
 
 def configure(parser):
     parser.add_argument("ids", nargs="*", metavar="ID", help="exercises, such as 5.1; all by default")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--answers", metavar="NOTEBOOK", help="the notebook with the answers (those in exercises/)")
-    which.add_argument("--folder", metavar="DIR", help="class mode: grade every notebook below DIR")
-    parser.add_argument("--csv", metavar="FILE", help="class mode: write the grades here (default DIR/grades.csv)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="class mode: notebooks at once (default 1)")
-    parser.add_argument("--seconds", type=float, default=300, metavar="S", help="limit for one notebook (default 300)")
-    parser.add_argument("--memory", default="4GiB", metavar="SIZE", help="limit for one notebook (default 4GiB)")
+    which.add_argument("--answers", action=Checked, read=path, metavar="NOTEBOOK",
+                       help="the notebook with the answers (those in exercises/)")
+    which.add_argument("--folder", action=Checked, read=path, metavar="DIR",
+                       help="class mode: grade every notebook below DIR")
+    parser.add_argument("--csv", action=Checked, read=path, metavar="FILE",
+                        help="class mode: write the grades here (default DIR/grades.csv)")
+    parser.add_argument("--jobs", action=Checked, read=whole(1, JOBS_A_CORE * cores()), default=1, metavar="N",
+                        help="class mode: notebooks at once (default 1)")
+    parser.add_argument("--seconds", action=Checked, read=seconds, default=300.0, metavar="S",
+                        help="limit for one notebook (default 300)")
+    parser.add_argument("--memory", action=Checked, read=size(LEAST_MEMORY), default=4 * 2**30, metavar="SIZE",
+                        help="limit for one notebook (default 4GiB)")
 
 
 def run(args) -> Outcome:
@@ -40,13 +49,10 @@ def run(args) -> Outcome:
         if id.endswith(".ipynb"):
             raise BadInput(f"{id} is a notebook: say --answers {id}")
         find(id)  # a misspelt id is reported before anything runs
-    if args.seconds <= 0 or args.jobs < 1:
-        raise BadInput("--seconds and --jobs must be positive")
-    limits = Limits(args.seconds, parse_bytes(args.memory))
+    limits = Limits(args.seconds, args.memory)
     if args.folder:
         return _folder(args, limits)
-    if args.csv:
-        raise BadInput("--csv needs --folder: it is for a class's notebooks")
+    refuse_ignored(args.given, ("--csv", "--jobs"), "without --folder: it is for a class's notebooks")
     verdicts: dict[str, Verdict] = {}
     todo = _notebooks(args)
     with _bar(sum(map(len, todo.values())), "answer") as bar:
@@ -88,13 +94,16 @@ def _bar(total: int, unit: str):
 
 
 def _folder(args, limits: Limits) -> Outcome:
-    folder = Path(args.folder)
-    with _bar(len(notebooks_in(folder)), "notebook") as bar:
+    folder, table = args.folder, args.csv or args.folder / "grades.csv"
+    notebooks = notebooks_in(folder)
+    check_file(table, "--csv")
+    if table.exists() and any(table.samefile(each) for each in notebooks):
+        raise BadInput(f"--csv is {table}, which is one of the notebooks: name a file for the grades")
+    with _bar(len(notebooks), "notebook") as bar:
         rows = grade_folder(folder, args.ids, limits, args.jobs, on_done=lambda _: bar.update())
-    path = Path(args.csv) if args.csv else folder / "grades.csv"
-    save_csv(rows, path)
+    save_csv(rows, table)
     data = {row.name: row.as_dict() for row in rows}
     unread = sum(bool(row.problem) for row in rows)
     but = f", {unread} of them could not be graded" if unread else ""
-    text = "\n".join([*map(str, rows), "", f"{len(rows)} notebooks{but}; grades are in {path}"])
+    text = "\n".join([*map(str, rows), "", f"{len(rows)} notebooks{but}; grades are in {table}"])
     return Outcome(text, data, not unread)

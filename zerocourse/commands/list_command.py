@@ -8,12 +8,13 @@ from ..course.checks import exercises
 from ..course.checks.exercise import chapters
 from ..errors import BadInput
 from . import Outcome
+from .arguments import Checked, whole
 
 HELP = "the exercises: what there is"
 
 
 def configure(parser):
-    parser.add_argument("chapter", nargs="?", type=int, help="of this chapter alone")
+    parser.add_argument("chapter", nargs="?", action=Checked, read=whole(0), help="of this chapter alone")
 
 
 def run(args) -> Outcome:

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from ..errors import BadInput
 from ..formulas.peak import gpt2_peak_bytes
 from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_states, paper_table1
-from ..formulas.units import both, gb, parse_bytes, parse_count
+from ..formulas.units import both, gb
 from ..formulas.volumes import sent_bytes
 from . import Outcome
+from .arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
 
 HELP = "bytes that each rank holds and sends at each stage, by formula"
 STAGES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -21,27 +22,32 @@ BAR = 20  # characters for the largest total
 
 def configure(parser):
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--params", metavar="P", help="number of parameters: 7e9, 7B, 124M")
+    what.add_argument("--params", action=Checked, read=count, metavar="P", help="number of parameters: 7e9, 7B, 124M")
     what.add_argument("--model", metavar="NAME", help="a GPT-2 by name, gpt2-xl for one: also estimates the peak")
     what.add_argument("--table1", action="store_true", help="the ZeRO paper's Table 1, computed")
-    parser.add_argument("--stage", type=int, default=3, help="0 to 3 (default 3)")
-    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="world size (default 8)")
+    parser.add_argument("--stage", action=Checked, read=whole(0, 3), default=3, help="0 to 3 (default 3)")
+    positive = {"action": Checked, "read": whole(1, MOST_RANKS)}
+    parser.add_argument("--ranks", **positive, default=8, metavar="N", help="world size (default 8)")
     parser.add_argument("--convention", choices=CONVENTIONS, default="16",
-                        help="bytes per parameter: Adam in mixed precision (16, 18, 20), or fp32 training (default 16)")
-    parser.add_argument("--accumulation", type=int, default=1, metavar="G", help="micro-batches a step (default 1)")
-    parser.add_argument("--card", default="24GiB", metavar="SIZE", help="memory of a rank's card (default 24GiB)")
+                        help="bytes per parameter: Adam in mixed precision (16, 18 or 20), or fp32 training (default 16)")
+    parser.add_argument("--accumulation", **positive, default=1, metavar="G", help="micro-batches per step (default 1)")
+    parser.add_argument("--card", action=Checked, read=size(), default=24 * 2**30, metavar="SIZE",
+                        help="memory of a rank's card, such as 80GiB (default 24GiB)")
     activations = parser.add_argument_group("activations, with --model")
-    activations.add_argument("--micro-batch", type=int, metavar="B", help="samples in a micro-batch (default 1)")
-    activations.add_argument("--seq", type=int, metavar="T", help="tokens in a sample (default: the model's most)")
+    activations.add_argument("--micro-batch", **positive, metavar="B", help="samples in a micro-batch (default 1)")
+    activations.add_argument("--seq", **positive, metavar="T", help="tokens in a sample (default: the model's most)")
     activations.add_argument("--recompute", choices=("none", "selective", "full"),
                              help="what backward makes again (default selective: attention scores)")
 
 
 def run(args) -> Outcome:
     if args.table1:
+        others = sorted(args.given - {"--table1", "--json"})
+        refuse_ignored(args.given, others, "with --table1, which is the paper's table as it is")
         return _table1()
-    if args.stage not in range(4):
-        raise BadInput(f"--stage must be 0, 1, 2 or 3, not {args.stage}.")
+    if args.model is None:
+        refuse_ignored(args.given, ("--micro-batch", "--seq", "--recompute"),
+                       "without --model: activations depend on its shape")
     params, peaks = _params_and_peaks(args)
     stages = []
     for stage, peak in enumerate(peaks):
@@ -55,9 +61,7 @@ def run(args) -> Outcome:
 def _params_and_peaks(args) -> tuple[int, list[int | None]]:
     """The number of parameters, and the peak at each stage where a model is known."""
     if args.model is None:
-        if (args.micro_batch, args.seq, args.recompute) != (None, None, None):
-            raise BadInput("--micro-batch, --seq and --recompute need --model: activations depend on its shape.")
-        return parse_count(args.params), [None] * 4
+        return args.params, [None] * 4
     from ..models.gpt2 import find_config  # here, because it takes torch two seconds to import
     config = find_config(args.model)
     seq = config.block_size if args.seq is None else args.seq
@@ -70,7 +74,7 @@ def _params_and_peaks(args) -> tuple[int, list[int | None]]:
 
 
 def _text(args, stages: list[dict]) -> str:
-    convention, card, params = CONVENTIONS[args.convention], parse_bytes(args.card), stages[0]["params"]
+    convention, card, params = CONVENTIONS[args.convention], args.card, stages[0]["params"]
     name = f"{args.model}: " if args.model else ""
     lines = [f"{name}{params:,} parameters on {args.ranks} ranks, {sum(convention.sizes)} bytes per parameter "
              "({} parameter + {} gradient + {} optimizer)".format(*convention.sizes), "",

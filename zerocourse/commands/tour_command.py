@@ -12,41 +12,86 @@ from pathlib import Path
 from ..errors import BadInput
 from ..formulas.units import gb
 from . import Outcome
+from .arguments import MOST_SEED, Checked, check_folder, path, whole
 
 HELP = "train one GPT-2 in five ways on real ranks, and check bytes and losses against the formulas"
 
 
 def configure(parser):
-    parser.add_argument("--nproc", "--ranks", dest="ranks", type=int, default=2, metavar="N", help="processes (default 2)")
-    parser.add_argument("--steps", type=int, default=8, help="optimizer steps in each mode (default 8, at least 3)")
-    parser.add_argument("--data", metavar="PATH", help="text: a file or folder (default: Python's standard library)")
+    parser.add_argument("--nproc", "--ranks", dest="ranks", action=Checked, read=whole(1), default=2, metavar="N",
+                        help="processes (default 2)")
+    parser.add_argument("--steps", action=Checked, read=whole(3), default=8,
+                        help="optimizer steps in each mode (default 8, at least 3: one is watched and not timed)")
+    parser.add_argument("--data", action=Checked, read=path, metavar="PATH",
+                        help="text: a file or folder (default: Python's standard library)")
     parser.add_argument("--model", default="gpt2-laptop", metavar="NAME", help="a GPT-2 by name (default gpt2-laptop)")
-    parser.add_argument("--tokens", type=int, default=64, metavar="T", help="tokens in a sample (default 64)")
-    parser.add_argument("--micro-batch", type=int, default=4, metavar="B", help="samples per rank (default 4)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("output/tour"), metavar="DIR", help="default output/tour")
+    parser.add_argument("--tokens", action=Checked, read=whole(1), default=64, metavar="T",
+                        help="tokens in a sample (default 64)")
+    parser.add_argument("--micro-batch", action=Checked, read=whole(1), default=4, metavar="B",
+                        help="samples per rank (default 4)")
+    parser.add_argument("--seed", action=Checked, read=whole(0, MOST_SEED), default=0)
+    parser.add_argument("--out", action=Checked, read=path, default=Path("output/tour"), metavar="DIR",
+                        help="default output/tour")
 
 
 def run(args) -> Outcome:
-    from ..data.text import load_text  # here, because torch takes two seconds to import
-    from ..models.gpt2 import find_config
-    from ..launch.ranks import check_nproc
+    check_folder(args.out, "--out")
+    from ..models.gpt2 import find_config  # here, because torch takes two seconds to import
     from ..course.tour import TourSettings, measure
     from ..course.tour_checks import checks, expected
 
-    if args.steps < 3:
-        raise BadInput(f"--steps must be at least 3, not {args.steps}: one is watched and not timed")
     settings = TourSettings(replace(find_config(args.model), block_size=args.tokens), args.ranks, args.micro_batch,
                             args.steps, seed=args.seed, source=args.data)
-    check_nproc(settings.ranks)  # refuse what cannot be before any process starts
-    load_text(settings.source, settings.model.block_size)
+    check(settings)
     modes = measure(settings)
     verdict = list(checks(settings, modes))
     wanted = {mode: expected(settings, mode) for mode in modes}
     text = table(settings, modes, wanted, verdict)
-    summary = {"ok": all(check.ok for check in verdict), "modes": {mode: summarise(ranks) for mode, ranks in modes.items()}}
+    summary = {"ok": all(check.ok for check in verdict),
+               "modes": {mode: summarise(ranks) for mode, ranks in modes.items()}}
     write(args.out, text, summary, modes, wanted)
     return Outcome(f"{text}\n\nwritten to {args.out}/", summary, summary["ok"])
+
+
+def check(settings) -> None:
+    """Raise BadInput for a tour that could not be, before any process starts."""
+    from ..data.sampler import ShardSampler
+    from ..data.text import load_text
+    from ..course.tour import LIMIT_SECONDS
+    from .estimates import check_memory, check_ranks, check_time, say
+
+    check_ranks(settings.ranks, "--nproc")
+    train, _ = load_text(settings.source, settings.model.block_size)
+    steps = len(ShardSampler(len(train), 0, settings.ranks, settings.micro_batch))
+    if steps < settings.steps:
+        raise BadInput(f"--steps is {settings.steps}: {settings.source or 'the standard library'} has text for {steps} "
+                       f"steps, of {settings.ranks} x {settings.micro_batch} samples of {settings.model.block_size} "
+                       "tokens each")
+    train.check_vocab(settings.model.vocab_size)
+    alone, ranks = estimates(settings)
+    smaller = "lower --tokens, --micro-batch or --nproc, or name a smaller --model"
+    check_memory(alone, smaller)
+    check_memory(ranks, smaller)
+    check_time(max(alone.seconds, ranks.seconds), LIMIT_SECONDS, f"lower --steps, {smaller.partition(' ')[2]}")
+    say("tour", replace(ranks, seconds=alone.seconds + ranks.seconds))
+
+
+def estimates(settings) -> tuple:
+    """What the one process takes, and what the ranks do."""
+    from ..formulas.transformer import gpt2_step_flops
+    from ..course.tour import MODES
+    from ..course.tour_checks import expected
+    from .estimates import PROCESS_BYTES, START_SECONDS, Estimate, step_seconds
+
+    model = settings.model
+    flops = gpt2_step_flops(model.params, model.n_layer, model.n_embd, settings.micro_batch, model.block_size)
+    single, *staged = (expected(settings, mode)["peak_bytes"] + PROCESS_BYTES for mode in MODES)
+
+    def seconds(modes: int, flops: int, ranks: int) -> float:
+        return START_SECONDS + modes * settings.steps * step_seconds(flops, model.params, ranks)
+
+    return (Estimate(single, 1, seconds(1, settings.ranks * flops, 1)),
+            Estimate(max(staged), settings.ranks, seconds(len(staged), flops, settings.ranks)))
 
 
 def summarise(ranks: list[dict]) -> dict:

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from pathlib import Path
 
 from ..launch.processes.parent import cores
 from ..formulas.units import gib
@@ -16,6 +17,19 @@ def report() -> list[dict[str, str]]:
     """Rows of "what", "found" and "verdict", for `zerocourse.course.show.table`."""
     rows = [_python(), _torch(), _processors(), _memory(), _widgets()]
     return [dict(zip(("what", "found", "verdict"), row, strict=True)) for row in rows]
+
+
+def available_bytes() -> int | None:
+    """Memory that can be taken without pushing anybody out; None where the system does not say."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    try:
+        return min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # a container's own limit
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return available
 
 
 def _python() -> tuple[str, str, str]:

@@ -26,6 +26,7 @@ from ..zero.shard import shard
 from ..launch.worker import progress
 
 MODES = ("single", "ddp", "zero1", "zero2", "zero3")
+LIMIT_SECONDS = 900  # for the mode with one process, and for those with ranks together
 STAGE = {mode: stage for stage, mode in enumerate(MODES[1:])}
 
 
@@ -144,7 +145,7 @@ def run_modes(modes: Sequence[str], settings: TourSettings, plant: Callable | No
 
 def measure(settings: TourSettings, plant: Callable | None = None) -> dict[str, list[dict]]:
     """Every mode on real ranks: {mode: what each rank measured}. Raises what `launch` raises."""
-    options = {"quiet": True, "timeout": 900, "env": {"OMP_NUM_THREADS": "1"}}  # one core per rank
+    options = {"quiet": True, "timeout": LIMIT_SECONDS, "env": {"OMP_NUM_THREADS": "1"}}  # one core per rank
     alone = launch(run_modes, MODES[:1], settings, plant, nproc=1, **options)
     ranks = launch(run_modes, MODES[1:], settings, plant, nproc=settings.ranks, **options)
     return {mode: [rank[mode] for rank in (alone if mode in MODES[:1] else ranks)] for mode in MODES}

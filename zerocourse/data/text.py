@@ -33,6 +33,12 @@ class TextDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.block_size
 
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise BadInput when a token has no row in an embedding of `vocab_size` rows. Reads them all, if need be."""
+        if vocab_size <= np.iinfo(self.tokens.dtype).max and (largest := int(self.tokens.max())) >= vocab_size:
+            raise BadInput(f"the text has a token {largest}, and a model of vocab_size = {vocab_size} knows 0 to "
+                           f"{vocab_size - 1}: use a larger vocabulary, or other tokens.")
+
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         if not 0 <= i < len(self):
             raise IndexError(i)  # this ends a plain `for sample in dataset`
@@ -46,10 +52,14 @@ def load_text(source: str | Path | None = None, block_size: int = 128) -> tuple[
 
     source: see `read_tokens`. Raises BadInput if it is too short for both.
     """
-    tokens = read_tokens(source)
+    return split(read_tokens(source), block_size, source or "The standard library")
+
+
+def split(tokens: np.ndarray, block_size: int, called: object) -> tuple[TextDataset, TextDataset]:
+    """The same of tokens that are read already. called: what an error calls them."""
     held_out = max(len(tokens) // 10, block_size + 1)
     if block_size < 1 or len(tokens) - held_out < block_size + 1:
-        raise BadInput(f"{source or 'The standard library'} has {len(tokens)} tokens, and a window to train on and one "
+        raise BadInput(f"{called} has {len(tokens)} tokens, and a window to train on and one "
                        f"to validate on take {2 * (block_size + 1)} at block_size = {block_size}.")
     return TextDataset(tokens[:-held_out], block_size), TextDataset(tokens[-held_out:], block_size)
 

@@ -1,4 +1,4 @@
-"""How many parameters a GPT-2 has. Formulas: no torch. C is the width."""
+"""How many parameters a GPT-2 has, and what a step computes. Formulas: no torch. C is the width."""
 
 
 def gpt2_block_params(width: int, bias: bool = True) -> int:
@@ -11,3 +11,11 @@ def gpt2_params(layers: int, width: int, vocab: int = 50257, block_size: int = 1
     """Parameters of the whole model. `bias`: the linear layers have biases; LayerNorms always do."""
     embeddings = ((1 if tied else 2) * vocab + block_size) * width
     return embeddings + layers * gpt2_block_params(width, bias) + 2 * width
+
+
+def gpt2_step_flops(params: int, layers: int, width: int, samples: int, seq: int) -> int:
+    """Floating-point operations of a forward and a backward on `samples` samples of `seq` tokens.
+
+    6 a parameter and token, and 12C a layer, token and token attended to. Source: Chowdhery et al. 2022, appendix B.
+    """
+    return samples * seq * (6 * params + 12 * layers * width * seq)

@@ -17,6 +17,7 @@ from .processes.listener import free_port
 from .processes.parent import cores
 
 START_SECONDS = 120  # seconds to import torch from a slow disk and start the process group
+RANKS_A_CORE = 4  # more of them only on purpose
 PEERS_SECONDS = {"call": 0.3, "cell": 1.0}  # seconds that the others have to return after one rank failed
 
 _cells = itertools.count(1)
@@ -178,7 +179,7 @@ def check_nproc(nproc, oversubscribe: bool = False) -> None:
     """Raise BadInput unless this machine can reasonably run `nproc` ranks: four for each core, more if asked."""
     if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
         raise BadInput(f"nproc is {nproc!r}; it is the number of ranks, a positive integer")
-    if nproc > 4 * cores() and not oversubscribe:
+    if nproc > RANKS_A_CORE * cores() and not oversubscribe:
         raise BadInput(f"nproc={nproc} is more than four ranks for each of the {cores()} cores of this machine; "
                        "ask for fewer, or pass oversubscribe=True")
 

@@ -37,7 +37,7 @@ def notebooks_in(folder: Path) -> list[Path]:
     """Every notebook below, those of editors' backups left out. Raises BadInput when there is none."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder")
-    found = sorted(path for path in folder.rglob("*.ipynb") if not any(part.startswith(".") for part in path.parts))
+    found = sorted(path for path in folder.rglob("*.ipynb") if not any(part.startswith(".") for part in path.relative_to(folder).parts))
     if not found:
         raise BadInput(f"there is no notebook (.ipynb) below {folder}")
     return found
