@@ -224,12 +224,12 @@ def test_a_tour_too_large_for_the_memory_is_refused(capsys, desk, machine):
     machine(memory=300_000_000)
     ranks = tour_command.estimates(tour.TourSettings(replace(CONFIGS["gpt2-laptop"], block_size=64)))[0].rank_bytes
     said = refused(capsys, ["tour"])
-    assert f"would take about {gb(ranks)} a rank" in said and "this machine has 300 MB free: lower --tokens" in said
+    assert f"would take about {gb(ranks)} per rank" in said and "this machine has 300 MB free: lower --tokens" in said
 
 
 def test_a_tour_counts_what_all_ranks_hold(capsys, desk, machine):
     machine(memory=500_000_000)  # enough for the one process, and for one rank
-    assert "a rank, of which 2 would run at once, and this machine has 500 MB free" in refused(capsys, ["tour"])
+    assert "per rank, of which 2 would run at once, and this machine has 500 MB free" in refused(capsys, ["tour"])
 
 
 def test_a_tour_that_would_not_end_in_time_is_refused(capsys, desk, machine):
@@ -240,7 +240,7 @@ def test_a_tour_that_would_not_end_in_time_is_refused(capsys, desk, machine):
 
 def test_a_bench_too_large_for_the_memory_is_refused(capsys, desk, machine):
     machine(memory=10**9)
-    assert "would take about 636 MB a rank, of which 2 would run at once" in refused(capsys, ["bench", "--quick"])
+    assert "would take about 636 MB per rank, of which 2 would run at once" in refused(capsys, ["bench", "--quick"])
     assert "this machine has 1.00 GB free: lower --layers" in refused(capsys, ["bench", "--modes", "zero3"])
 
 
@@ -259,7 +259,7 @@ def test_a_long_run_says_so_before_it_begins(capsys, desk, machine, monkeypatch,
     assert main([*line.split(), "--json"]) == 1
     said = capsys.readouterr()
     first, second = said.err.splitlines()
-    assert "this will take about" in first and " minutes, and " in first and " a rank" in first
+    assert "this will take about" in first and " minutes, and " in first and " per rank" in first
     assert second.endswith("begun") and not said.out
     assert main([line.split()[0], *(["--quick"] if module is bench else [])]) == 1
     assert "this will take" not in capsys.readouterr().err

@@ -35,7 +35,7 @@ def check_memory(what: Estimate, smaller: str) -> None:
     """Raise BadInput when the ranks do not fit in this machine's memory. smaller: what would make them fit."""
     room, needed = available_bytes(), what.rank_bytes * what.ranks
     if room is not None and needed > room:
-        raise BadInput(f"this would take about {gb(what.rank_bytes)} a rank, of which {what.ranks} would run at once, "
+        raise BadInput(f"this would take about {gb(what.rank_bytes)} per rank, of which {what.ranks} would run at once, "
                        f"and this machine has {gb(room)} free: {smaller}")
 
 
@@ -50,7 +50,7 @@ def say(command: str, what: Estimate) -> None:
     """On stderr, when it is long enough to matter."""
     if what.seconds >= LONG_SECONDS:
         sys.stderr.write(f"zerocourse {command}: this will take about {duration(what.seconds)}, and "
-                         f"{gb(what.rank_bytes)} a rank\n")
+                         f"{gb(what.rank_bytes)} per rank\n")
 
 
 def check_ranks(ranks: int, name: str) -> None:
