@@ -139,7 +139,8 @@ def as_they_fill(full, end):
                    lambda buckets, arrivals: [max(left - 1, 0) for left in departures(buckets, arrivals)]),
         "unused ignored": tuple({"until": those_that_come(none), "leave": leave}
                                 for leave in (last_first, as_they_fill) for none in (0, 1, 99)),
-        "left out": lambda buckets, arrivals: departures([each for each in buckets if {*each} <= {*arrivals}], arrivals),
+        "left out": lambda buckets, arrivals: departures(
+            [bucket for bucket in buckets if {*bucket} <= {*arrivals}], arrivals),
         "order of leaving": lambda buckets, arrivals: departures(buckets, arrivals)[::-1],
         "end of all": {"end": lambda buckets, arrivals: sum(map(len, buckets))},
         "after the end": {"end": lambda buckets, arrivals: len(arrivals) + 1},
