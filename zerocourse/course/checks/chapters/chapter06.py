@@ -28,6 +28,18 @@ def from_the_end(units, bucket_size):
     return [bucket[::-1] for bucket in cut_into_buckets([unit[::-1] for unit in units[::-1]], bucket_size)][::-1]
 
 
+def first_that_fits(units, bucket_size):
+    found = []
+    for unit in units:
+        before = len(found)
+        for size in unit:
+            if not (roomy := [bucket for bucket in found[before:] if sum(bucket) + size <= bucket_size]):
+                found.append([])
+                roomy = found[-1:]
+            roomy[0].append(size)
+    return found
+
+
 def pieces(size, limit):
     return [limit] * (size // limit) + [size % limit] * (size % limit > 0)
 
@@ -53,6 +65,7 @@ def pieces(size, limit):
             [[part for n in unit for part in pieces(n, limit)] for unit in units], limit),
         "large joins": {"fits": lambda used, size, limit: size > limit or used + size <= limit},
         "from the end": from_the_end,
+        "earlier bucket": first_that_fits,
         "order of the backward": lambda units, limit: cut_into_buckets(units, limit)[::-1],
         "one a unit": {"fits": lambda used, size, limit: True},
         "one a parameter": {"fits": lambda used, size, limit: False},
@@ -77,6 +90,8 @@ def cut_into_buckets(units, bucket_size, *, fits=lambda used, size, limit: used 
     large joins: You put a parameter that is larger than the limit into the open bucket: it has a bucket of its own.
     from the end: You filled the buckets from the last parameter on: they are cut in the order of the forward, and only
         reduced in the other.
+    earlier bucket: You put a parameter into an earlier bucket that has room: they are laid one after the other, and a
+        bucket that has closed stays closed.
     order of the backward: You listed the buckets from the last to the first: they are wanted in the order of the
         forward.
     one a unit: You never closed a bucket before the end of its unit: it also closes when the next parameter does not

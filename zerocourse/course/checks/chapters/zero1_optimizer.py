@@ -29,7 +29,7 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 def sharded_on_a_rank(answer, shapes, missing, _):
     """Three steps, and for each the parameters for which the last rank has no gradient.
 
-    case: parameters of {0} on {world} ranks{2}
+    case: parameters of the shapes {0} on {world} ranks{2}
     row: `row` of rank {rank} has {got} elements, and {want} are right.
     start: after `__init__` the parameters of rank {rank} are
     views: the parameters of rank {rank} are no views of `row`.
@@ -115,7 +115,6 @@ KNOBS = {
     "owner": lambda rank: rank,
     "begin": lambda row: dist.broadcast(row, 0),
     "view": lambda part: part,
-    "updates": lambda part: part,
     "optimizer": torch.optim.AdamW,
     "options": lambda options: options,
     "nothing": lambda param: torch.zeros(param.numel()),
@@ -154,7 +153,7 @@ KNOBS = {
         "no gather": {"gather": lambda row, own: None},
         "gathered first": {"gather_first": True},
         "slice of rank 0": {"owner": lambda rank: 0},
-        "nothing moved": {"updates": torch.clone},
+        "nothing moved": {"options": lambda options: {"lr": 0.0}},
         "begins anew": {"begins_anew": True},
         "moves up": {"nothing": lambda param: torch.zeros(0)},
         "whole row": ({"whole": True}, When("held", lambda got, want: got > 2.5 * want)),
@@ -188,7 +187,7 @@ class ShardedAdamW:
     more kept: Only the two averages of the slice are kept: a row of gradients, or another copy, must not stay.
     all_reduce: That brings every rank the whole sum, for twice the traffic: a reduce-scatter brings it its slice.
     gradients left: set param.grad to None once it is in the row.
-    stuck: A rank takes part in every step, whatever gradients it has.
+    stuck: Every rank takes part in the broadcast, and in every step, whatever gradients it has.
     right: no package, and GPT-2 trains as in data parallel, with 1/N of the states on each rank.
     """
 
@@ -203,7 +202,7 @@ class ShardedAdamW:
         self.knob.begin(self.row)
         for param, part in zip(params, parts, strict=False):
             param.data = self.knob.view(part.view(param.shape))
-        self.piece = nn.Parameter(self.knob.updates(self.row if self.knob.whole else self.row[self.own]))
+        self.piece = nn.Parameter(self.row if self.knob.whole else self.row[self.own])
         self.options = self.knob.options({"lr": lr, "weight_decay": weight_decay})
         self.inner = self.knob.optimizer([self.piece], **self.options)
 

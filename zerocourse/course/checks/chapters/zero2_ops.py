@@ -160,7 +160,7 @@ def accumulated_on_a_rank(answer, stage):
     steps: you called optimizer.step {got} times in two steps, and {want} times are right.
     parameters: after two steps rank {rank} has other parameters than training on the whole batch gives.
     losses: the steps return {got}, and {want} are right, the mean loss of the micro-batches, each as if it were alone.
-    reduced: rank {rank} reduced in {got}, and should in {want}.
+    reduced: rank {rank} reduced in {got}, and {want} is right.
     left: after a step rank {rank} still holds {got} bytes of gradients.
     """
     comm, forwards, steps, losses = WatchedComm(), [], [], []
@@ -189,7 +189,7 @@ def accumulated_on_a_rank(answer, stage):
     losses = [float(loss) if isinstance(loss, float | torch.Tensor) else "nothing that is a number" for loss in losses]
     return {"forwards": len(forwards), "steps": len(steps),
             "parameters": [flat.full.clone() for flat in model.zero.flats], "losses": losses,
-            "reduced": " and ".join(places) or "no place", "left": left}
+            "reduced": list(places), "left": left}
 
 
 def one_backward(model, optimizer, micro_batches):
@@ -206,14 +206,17 @@ def mean(losses):
 
 @exercise(
     "6.5", "Which micro-batches are reduced", minutes=20, difficulty=2, answer="train_step", timeout=15,
-    trials=[Trial([(1,), (2,)], accumulated_on_a_rank, worlds=(2,), close={"losses": 1e-3, "parameters": 1e-5})],
+    trials=[Trial([(stage,)], accumulated_on_a_rank, worlds=(2,), close={"losses": 1e-3, "parameters": 1e-5})
+            for stage in (1, 2)],
     mistakes={
         "left out": ({"uses": lambda batches: batches[:-1]}, {"uses": lambda batches: batches[:1]}),
-        "steps inside": ({"steps": range(G), "clears": range(G), "scale": 1}, {"steps": range(G), "clears": range(G)}),
+        "steps inside": ({"steps": range(G), "clears": range(G), "scales": [1] * G},
+                         {"steps": range(G), "clears": range(G)}),
         "no step": {"steps": ()},
-        "summed": {"scale": 1},
-        "ranks too": {"scale": 1 / 2 / G},
-        "last alone": ({"clears": (0, 1, "end")}, {"clears": (0, 1, "end"), "scale": 1}),
+        "summed": {"scales": [1] * G},
+        "last not divided": {"scales": [1 / G] * (G - 1) + [1]},
+        "ranks too": {"scales": [1 / 2 / G] * G},
+        "last alone": ({"clears": (0, 1, "end")}, {"clears": (0, 1, "end"), "scales": [1] * G}),
         "cleared before the step": {"clears": (G - 1, "end")},
         "never cleared": {"clears": ()},
         "sum returned": {"returns": sum},
@@ -226,7 +229,7 @@ def mean(losses):
         "one backward": one_backward,
         "cleared late": {"clears": ("begin",)},
     })
-def train_step(model, optimizer, micro_batches, *, uses=list, scale=1 / G, reduces=(G - 1,), clears=("end",),
+def train_step(model, optimizer, micro_batches, *, uses=list, scales=[1 / G] * G, reduces=(G - 1,), clears=("end",),
                steps=("end",), returns=mean):
     """reduces: the micro-batches whose backward may reduce.   clears, steps: after which of them the gradients are
     cleared, or the optimizer steps; at the "end" the step comes first.
@@ -235,6 +238,7 @@ def train_step(model, optimizer, micro_batches, *, uses=list, scale=1 / G, reduc
     steps inside: The parameters move once, when the gradients of all micro-batches are there.
     no step: Nothing moves without: call it once, when the gradients of all micro-batches are there.
     summed: You added the micro-batches up: the loss of each counts 1 / G, so that the sum is the average.
+    last not divided: You did not divide the loss of the last micro-batch: it counts 1 / G like the others.
     ranks too: You divided by the number of ranks as well: the stage does that, and the loss of each counts 1 / G.
     last alone: Only the last micro-batch counts: zero_grad belongs to the end of the step.
     cleared before the step: You cleared the gradients before the step: zero_grad comes after it.
@@ -244,10 +248,10 @@ def train_step(model, optimizer, micro_batches, *, uses=list, scale=1 / G, reduc
     scaled twice: You divided by G twice: losses that are divided for the backward already only have to be added up.
     last returned: You returned the loss of the last micro-batch.
     nothing returned: Does it end without `return`?
-    every micro-batch: That is 3 times the traffic. Stage 1 has room for the whole gradient: add up with forward and
-        backward under model.zero.no_sync(), and reduce with the last micro-batch.
-    never: The step had to do it all at once. Leave the last micro-batch out of no_sync: its backward reduces the
-        sum while it goes on.
+    every micro-batch: You reduced every micro-batch, 3 times the traffic. Stage 1 has room for the whole gradient: add
+        up with forward and backward under model.zero.no_sync(), and reduce with the last micro-batch.
+    never: You reduced nothing until the step, which had to do it all at once. Leave the last micro-batch out of
+        no_sync: its backward reduces the sum while it goes on.
     not the last: the last micro-batch alone should do it, when the sum is complete.
     one backward: each micro-batch needs a backward of its own, before the next forward, or the activations of all are
         alive at once.
@@ -266,7 +270,7 @@ def train_step(model, optimizer, micro_batches, *, uses=list, scale=1 / G, reduc
     for number, (x, y) in enumerate(uses(micro_batches)):
         with contextlib.nullcontext() if number in reduces else model.zero.no_sync():
             loss = model(x, y)
-            (loss * scale).backward()
+            (loss * scales[number]).backward()
         losses.append(loss.item())
         after(number)
     after("end")
