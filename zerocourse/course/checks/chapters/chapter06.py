@@ -1,8 +1,8 @@
 """The checks of chapter 06, ZeRO-2: here 6.1 to 6.3, which need one process; the others start ranks and train."""
 
-import functools
 import gc
 import weakref
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -10,199 +10,294 @@ from torch import nn
 from ....layout.rankmap import Layout
 from ....zero.unit import split_into_buffers
 from ..exercise import exercise
-from ..lab import Lab
+from ..harness import When
+from ..trace import Trial
 from . import zero2_gradients, zero2_ops  # noqa: F401  (6.4, 6.5 and 6.6 are there)
-from .stage_probe import near, numbers
+from .stage_probe import numbers
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
-
-def cut(units, bucket_size, *, fits=lambda size, more, limit: size + more <= limit, across=False, last=True,
-        empty=False, alone=True):
-    """Buckets of sizes, in the order of the forward; the keywords are misunderstandings."""
-    found, bucket = [], []
-    for unit in units:
-        for size in unit:
-            if (bucket or empty) and not fits(sum(bucket), size, bucket_size):
-                found.append(bucket)
-                bucket = []
-            if not alone and size > bucket_size:
-                continue
-            bucket.append(size)
-        if not across:
-            found += [bucket] if bucket and last else []
-            bucket = []
-    return found + ([bucket] if bucket and last else [])
-
 
 def own_cut(units, bucket_size):
     with torch.device("meta"):
         named = [{str(i): nn.Parameter(torch.empty(size)) for i, size in enumerate(unit)} for unit in units]
-    return [[param.numel() for param in row.values()] for params in named for row in split_into_buffers(params, bucket_size)]
+    return [[param.numel() for param in row.values()]
+            for params in named for row in split_into_buffers(params, bucket_size)]
 
 
-def reversed_cut(units, bucket_size):
-    return [bucket[::-1] for bucket in cut([unit[::-1] for unit in units[::-1]], bucket_size)][::-1]
+def from_the_end(units, bucket_size):
+    return [bucket[::-1] for bucket in cut_into_buckets([unit[::-1] for unit in units[::-1]], bucket_size)][::-1]
 
 
-@exercise("6.1", "When a bucket closes", minutes=12, difficulty=1, answer="cut_into_buckets", own=own_cut,
-          replaces=("zerocourse.zero.unit:*",),
-          sample=lambda random: ([[random.randint(1, 20) for _ in range(random.randint(1, 6))]
-                                  for _ in range(random.randint(1, 3))], random.randint(1, 30)))
-def cut_into_buckets(lab: Lab):
-    cases = [([[5, 4, 3, 1]], 10), ([[4, 4, 4, 4]], 8), ([[5, 2], [2, 5]], 10), ([[3, 20, 3]], 8), ([[20], [1, 9]], 8),
-             ([[2, 2, 2], [2], [2, 2]], 100), ([[6, 5, 5, 6]], 10), ([[7, 3, 1], [9, 9]], 10)]
-    lab.compare(cases, cut, [
-        ("You filled a bucket across the end of a unit: it closes there too, so that it does not stay open until the "
-         "next unit's gradients come.", lambda units, limit: cut(units, limit, across=True)),
-        ("You lost the last bucket: what is open at the end of a unit is a bucket too.",
-         lambda units, limit: cut(units, limit, last=False)),
-        ("You lost the last bucket: what is open at the end of a unit is a bucket too.",
-         lambda units, limit: cut(units, limit, across=True, last=False)),
-        ("You closed a bucket only when it was over its limit: it closes before the parameter that does not fit.",
-         lambda units, limit: cut(units, limit, fits=lambda size, more, most: size < most)),
-        ("You closed a bucket only when it was over its limit: it closes before the parameter that does not fit.",
-         lambda units, limit: cut(units, limit, fits=lambda size, more, most: size <= most)),
-        ("You closed a bucket although the parameter fits: a bucket may be full to its last element.",
-         lambda units, limit: cut(units, limit, fits=lambda size, more, most: size + more < most)),
-        ("You made an empty bucket before a parameter that is larger than the limit: it has a bucket of its own, and "
-         "no empty one goes before.", lambda units, limit: cut(units, limit, empty=True)),
-        ("You left out the parameters that are larger than the limit: each has a bucket of its own.",
-         lambda units, limit: cut(units, limit, alone=False)),
-        ("You filled the buckets from the last parameter on: they are cut in the order of the forward, and only "
-         "reduced in the other.", reversed_cut),
-    ])
-    return "every parameter in one bucket, none longer than it may be, and none across the end of a unit."
+def first_that_fits(units, bucket_size):
+    found = []
+    for unit in units:
+        before = len(found)
+        for size in unit:
+            if not (roomy := [bucket for bucket in found[before:] if sum(bucket) + size <= bucket_size]):
+                found.append([])
+                roomy = found[-1:]
+            roomy[0].append(size)
+    return found
+
+
+def pieces(size, limit):
+    return [limit] * (size // limit) + [size % limit] * (size % limit > 0)
+
+
+@exercise(
+    "6.1", "When a bucket closes", minutes=12, difficulty=1, answer="cut_into_buckets", own=own_cut,
+    replaces=("zerocourse.zero.unit:*",),
+    sample=lambda random: ([[random.randint(1, 20) for _ in range(random.randint(1, 6))]
+                            for _ in range(random.randint(1, 3))], random.randint(1, 30)),
+    cases=[([[5, 4, 3, 1]], 10), ([[4, 4, 4, 4]], 8), ([[5, 2], [2, 5]], 10), ([[3, 20, 3]], 8), ([[20], [1, 9]], 8),
+           ([[2, 2, 2], [2], [2, 2]], 100), ([[6, 5, 5, 6]], 10), ([[7, 3, 1], [9, 9]], 10), ([[5, 1, 5, 5, 4]], 6),
+           ([[1, 2, 1, 2, 1]], 3)],
+    mistakes={
+        "across units": {"across": True},
+        "last lost": ({"last": False}, {"last": False, "across": True}),
+        "closed late": ({"fits": lambda used, size, limit: used < limit},
+                        {"fits": lambda used, size, limit: used <= limit}),
+        "never full": {"fits": lambda used, size, limit: used + size < limit},
+        "empty bucket": {"empty": True},
+        "large left out": lambda units, limit: cut_into_buckets(
+            [[n for n in unit if n <= limit] for unit in units], limit),
+        "large cut": lambda units, limit: cut_into_buckets(
+            [[part for n in unit for part in pieces(n, limit)] for unit in units], limit),
+        "large joins": {"fits": lambda used, size, limit: size > limit or used + size <= limit},
+        "from the end": from_the_end,
+        "earlier bucket": first_that_fits,
+        "order of the backward": lambda units, limit: cut_into_buckets(units, limit)[::-1],
+        "one a unit": {"fits": lambda used, size, limit: True},
+        "one a parameter": {"fits": lambda used, size, limit: False},
+        "counted parameters": {"counts": lambda size: 1, "fits": lambda used, size, limit: used < limit},
+        "total goes on": {"begins": lambda used, size: used},
+        "new one forgotten": {"begins": lambda used, size: -size},
+    })
+def cut_into_buckets(units, bucket_size, *, fits=lambda used, size, limit: used + size <= limit, across=False,
+                     last=True, empty=False, counts=lambda size: size, begins=lambda used, size: 0):
+    """Buckets of sizes, in the order of the forward.
+
+    across units: You filled a bucket across the end of a unit: it closes there too, so that it does not stay open
+        until the next unit's gradients come.
+    last lost: You lost the last bucket: what is open at the end of a unit is a bucket too.
+    closed late: You closed a bucket only when it was over its limit: it closes before the parameter that does not fit.
+    never full: You closed a bucket although the parameter fits: a bucket may be full to its last element.
+    empty bucket: You made an empty bucket before a parameter that is larger than the limit: it has a bucket of its own,
+        and no empty one goes before.
+    large left out: You left out the parameters that are larger than the limit: each has a bucket of its own.
+    large cut: You cut a parameter that is larger than the limit: parameters are not cut, and it has a bucket of its
+        own.
+    large joins: You put a parameter that is larger than the limit into the open bucket: it has a bucket of its own.
+    from the end: You filled the buckets from the last parameter on: they are cut in the order of the forward, and only
+        reduced in the other.
+    earlier bucket: You put a parameter into an earlier bucket that has room: they are laid one after the other, and a
+        bucket that has closed stays closed.
+    order of the backward: You listed the buckets from the last to the first: they are wanted in the order of the
+        forward.
+    one a unit: You never closed a bucket before the end of its unit: it also closes when the next parameter does not
+        fit.
+    one a parameter: You gave every parameter a bucket of its own: those that fit share one.
+    counted parameters: You counted parameters: the limit is one of elements, so add up their sizes.
+    total goes on: Your count of elements goes on when a bucket has closed: the next one begins with none.
+    new one forgotten: You forgot to count the parameter that opens a bucket: with it the bucket is not empty any more.
+    right: every parameter in one bucket, none longer than it may be, and none across the end of a unit.
+    """
+    found, bucket, used = [], [], 0
+    for unit in units:
+        for size in unit:
+            if (bucket or empty) and not fits(used, size, bucket_size):
+                found.append(bucket)
+                bucket, used = [], begins(used, size)
+            bucket.append(size)
+            used += counts(size)
+        if not across:
+            found += [bucket] if bucket and last else []
+            bucket, used = [], 0
+    return found + ([bucket] if bucket and last else [])
 
 
 # 6.2 ----------------------------------------------------------------------------------------------------------------
 
-def leaves(buckets, arrivals, *, ordered=True, forward=False, first=1, at_the_end=True, none=0):
-    """After how many gradients each bucket leaves; the keywords are misunderstandings."""
-    full = []
-    for bucket in buckets:
-        came = [arrivals.index(name) + first for name in bucket if name in arrivals]
-        unused = len(came) < len(bucket) and at_the_end
-        full.append(len(arrivals) if unused else max(came, default=none))
-    if ordered:
-        for i in range(1, len(full)) if forward else range(len(full) - 2, -1, -1):
-            full[i] = max(full[i], full[i - 1 if forward else i + 1])
+ABC = [["a", "b"], ["c", "d"], ["e"]]
+
+
+def gradients_until(bucket, arrivals, end, of=max, first=1):
+    """After how many gradients the bucket is full, where what never comes counts as coming at the end."""
+    return of(arrivals.index(name) + first if name in arrivals else end for name in bucket)
+
+
+def those_that_come(none):
+    """As above, without the parameters that get no gradient.   none: for a bucket that gets none at all."""
+    def until(bucket, arrivals, end):
+        return max((arrivals.index(name) + 1 for name in bucket if name in arrivals), default=min(none, end))
+    return until
+
+
+def last_first(full, end):
+    return list(accumulate(full[::-1], max))[::-1]
+
+
+def as_they_fill(full, end):
     return full
 
 
-@exercise("6.2", "When a bucket leaves", minutes=20, difficulty=2, answer="departures")
-def departures(lab: Lab):
-    abc = [["a", "b"], ["c", "d"], ["e"]]
-    cases = [(abc, list("edcba")), (abc, list("dceba")), (abc, list("abcde")), (abc, list("edba")), (abc, list("dcba")),
-             (abc, []), ([["a"], ["b"], ["c"], ["d"]], list("acbd")), ([["a"], ["b"], ["c"]], list("ca"))]
-    lab.compare(cases, leaves, [
-        ("You let a bucket leave as soon as it is full: then ranks on which gradients come in another order, or not at "
-         "all, begin other collectives. Bucket i waits until bucket i + 1 has left.",
-         lambda buckets, arrivals: leaves(buckets, arrivals, ordered=False)),
-        ("You let every bucket wait for the end of the backward: then nothing is under way while the backward goes on. A "
-         "full bucket leaves as soon as those after it have left.",
-         lambda buckets, arrivals: [len(arrivals)] * len(buckets)),
-        ("You let the first bucket leave first: gradients come from the last layer on, so the last bucket leaves "
-         "first.",
-         lambda buckets, arrivals: leaves(buckets, arrivals, forward=True)),
-        ("You counted from 0: after the first gradient 1 has arrived.",
-         lambda buckets, arrivals: leaves(buckets, arrivals, first=0)),
-        ("You counted from 0: after the first gradient 1 has arrived.",
-         lambda buckets, arrivals: [count - 1 for count in leaves(buckets, arrivals)]),
-        ("You counted from 0: after the first gradient 1 has arrived.",
-         lambda buckets, arrivals: [max(count - 1, 0) for count in leaves(buckets, arrivals)]),
-        *[("You took a bucket for full without its unused parameters: only the end of the backward tells that no more "
-           "gradient comes.", lambda buckets, arrivals, ordered=ordered, none=none: leaves(
-               buckets, arrivals, at_the_end=False, ordered=ordered, none=min(none, len(arrivals))))
-          for ordered in (True, False) for none in (0, 1, 99)],  # when a bucket leaves that no gradient reaches
-        ("You left out the buckets that are never full: they leave at the end of the backward, else the ranks on which "
-         "they are full wait for ever.",
-         lambda buckets, arrivals: leaves([b for b in buckets if set(b) <= set(arrivals)], arrivals)),
-        ("You listed the buckets in the order in which they leave: the entries are in the order of `buckets`.",
-         lambda buckets, arrivals: leaves(buckets, arrivals)[::-1]),
-    ])
-    return "one order on all ranks, whatever arrives when, and nobody is waited for without end."
+@exercise(
+    "6.2", "When a bucket leaves", minutes=20, difficulty=2, answer="departures",
+    cases=[(ABC, list("edcba")), (ABC, list("dceba")), (ABC, list("abcde")), (ABC, list("edba")), (ABC, list("dcba")),
+           (ABC, []), ([["a"], ["b"], ["c"], ["d"]], list("acbd")), ([["a"], ["b"], ["c"]], list("ca"))],
+    mistakes={
+        "no order": {"leave": as_they_fill},
+        "all at the end": {"leave": lambda full, end: [end] * len(full)},
+        "first first": {"leave": lambda full, end: list(accumulate(full, max))},
+        "from 0": ({"until": lambda bucket, arrivals, end: gradients_until(bucket, arrivals, end, first=0)},
+                   lambda buckets, arrivals: [left - 1 for left in departures(buckets, arrivals)],
+                   lambda buckets, arrivals: [max(left - 1, 0) for left in departures(buckets, arrivals)]),
+        "unused ignored": tuple({"until": those_that_come(none), "leave": leave}
+                                for leave in (last_first, as_they_fill) for none in (0, 1, 99)),
+        "left out": lambda buckets, arrivals: departures(
+            [bucket for bucket in buckets if {*bucket} <= {*arrivals}], arrivals),
+        "order of leaving": lambda buckets, arrivals: departures(buckets, arrivals)[::-1],
+        "end of all": {"end": lambda buckets, arrivals: sum(map(len, buckets))},
+        "after the end": {"end": lambda buckets, arrivals: len(arrivals) + 1},
+        "next alone": {"leave": lambda full, end: list(map(max, full, full[1:] + [0]))},
+        "one at a time": {"leave": lambda full, end: [
+            min(left, end) for left in accumulate(full[::-1], lambda after, own: max(after + 1, own))][::-1]},
+        "first gradient": {"until": lambda bucket, arrivals, end: gradients_until(bucket, arrivals, end, min)},
+        "own gradients": lambda buckets, arrivals: [sum(name in arrivals for name in bucket) for bucket in buckets],
+    })
+def departures(buckets, arrivals, *, end=lambda buckets, arrivals: len(arrivals), until=gradients_until,
+               leave=last_first):
+    """After how many gradients each bucket leaves.
+
+    no order: You let a bucket leave as soon as it is full: then ranks on which gradients come in another order, or not
+        at all, begin other collectives. Bucket i waits until bucket i + 1 has left.
+    all at the end: You let every bucket wait for the end of the backward: then nothing is under way while the backward
+        goes on. A full bucket leaves as soon as those after it have left.
+    first first: You let the first bucket leave first: gradients come from the last layer on, so the last bucket leaves
+        first.
+    from 0: You counted from 0: after the first gradient 1 has arrived.
+    unused ignored: You took a bucket for full without its unused parameters: only the end of the backward tells that no
+        more gradient comes.
+    left out: You left out the buckets that are never full: they leave at the end of the backward, else the ranks on
+        which they are full wait for ever.
+    order of leaving: You listed the buckets in the order in which they leave: the entries are in the order of
+        `buckets`.
+    end of all: You let a bucket that is never full leave after as many gradients as there are parameters: the backward
+        ends when those that come have come.
+    after the end: You let a bucket that is never full leave after one gradient more than come: at the end of the
+        backward all that come are there, and it leaves after so many.
+    next alone: You let a bucket wait until the one after it is full: that one may have to wait as well, so wait until
+        it has left.
+    one at a time: You let one bucket leave for each gradient: when one leaves, all those before it that are full follow
+        at once.
+    first gradient: You let a bucket leave with its first gradient: it is full when its last one is there.
+    own gradients: You counted the gradients in the bucket itself: wanted is how many have come by then for all buckets.
+    right: one order on all ranks, whatever arrives when, and nobody is waited for without end.
+    """
+    last = end(buckets, arrivals)
+    return leave([until(bucket, arrivals, last) for bucket in buckets], last)
 
 
 # 6.3 ----------------------------------------------------------------------------------------------------------------
 
-WATCHED = {"first": (2, 3), "second": (6,), "third": (3, 2)}  # of one size, so that a wrong place raises nothing
+WORLD_SIZE = 2
+WATCHED = {"first": (2, 2), "second": (4,), "third": (4, 1)}  # of one size, so that a wrong place raises nothing
 
 
-def hooked_on_a_rank(answer, world):
-    """The bucket and the parameters' gradients after each of two backwards."""
+def hooked_on_a_rank(answer):
+    """The bucket and the parameters' gradients after each of two backwards.
+
+    moved: after a backward the parameters {got} have other values.
+    bucket after the *: the {what} backward is {got}, and {want} is right.
+    kept: after the first backward {got} still have their `.grad`, so each gradient is there twice.
+    alive: after the first backward the memory of {got} gradients is still alive, although their `.grad` is None.
+    left: after the first backward the gradients that are left at the parameters are {got}.
+    """
     params = {name: nn.Parameter(torch.full(shape, 7.0 + i)) for i, (name, shape) in enumerate(WATCHED.items())}
-    layout = Layout.build(WATCHED, world)
-    bucket, seen = torch.zeros(layout.padded), []
-    before = {name: param.detach().clone() for name, param in params.items()}
-    fresh = {}
-
-    def look(param, name):
-        fresh[name] = weakref.ref(param.grad)
-
-    for name, param in params.items():  # before the answer's, while the gradient is there
-        param.register_post_accumulate_grad_hook(functools.partial(look, name=name))
-    answer(params, bucket, layout, world)
+    layout, fresh, after = Layout.build(WATCHED, WORLD_SIZE), [], []
+    bucket, before = torch.zeros(layout.padded), {name: param.detach().clone() for name, param in params.items()}
+    for param in params.values():  # before the answer's hook, while the gradient is there
+        param.register_post_accumulate_grad_hook(lambda param: fresh.append(weakref.ref(param.grad)))
+    answer(params, bucket, layout, WORLD_SIZE)
     for micro in range(2):
-        total = torch.zeros(())
-        for name, param in params.items():
-            total = total + (param * _slope(layout, name, micro).view(param.shape)).sum()
-        total.backward()
-        kept = [name for name, param in params.items() if param.grad is not None]
+        slopes = {name: numbers(layout.padded, micro)[layout.param_slice(name)] for name in WATCHED}
+        sum((param * slopes[name].view(param.shape)).sum() for name, param in params.items()).backward()
         gc.collect()
-        seen.append({"bucket": bucket.clone(), "kept": kept,
-                     "alive": [name for name, gradient in fresh.items() if gradient() is not None]})
-    return {"seen": seen, "moved": [name for name, param in params.items() if not torch.equal(param, before[name])]}
+        left = {name: param.grad.sum().item() for name, param in params.items() if param.grad is not None}
+        after.append({"bucket": bucket.clone(), "left": left,
+                      "alive": sum(gradient() is not None for gradient in fresh)})
+    return {"moved": ", ".join(name for name, param in params.items() if not torch.equal(param, before[name])),
+            "bucket after the first": after[0]["bucket"], "kept": ", ".join(after[0]["left"]),
+            "bucket after the second": after[1]["bucket"], "alive": after[0]["alive"], "left": after[0]["left"]}
 
 
-def _slope(layout, name, micro):
-    return numbers(layout.padded, micro)[layout.param_slice(name)]
+def divided_later(of):
+    """Gradients as they are, and then a division of what is in the bucket."""
+    def add(bucket, place, gradient, world_size):
+        bucket[place] += gradient
+        of(bucket, place).div_(world_size)
+    return {"add": add}
 
 
-@exercise("6.3", "The hook", minutes=20, difficulty=2, answer="watch",
-          replaces=("zerocourse.zero.buffer:FlatBuffer.collect", "zerocourse.zero.hooks:*"))
-def watch(lab: Lab):
-    world = 2
-    found, layout = lab.run(hooked_on_a_rank, world)[0], Layout.build(WATCHED, world)
-    rows = [torch.zeros(layout.padded) for _ in range(2)]
-    for micro, row in enumerate(rows):
-        for name in WATCHED:
-            row[layout.param_slice(name)] = _slope(layout, name, micro)
-    weights = torch.zeros(layout.padded)
-    for i, name in enumerate(WATCHED):
-        weights[layout.param_slice(name)] = 7.0 + i
-    first, second = rows[0] / world, (rows[0] + rows[1]) / world
-    if found["moved"]:
-        lab.wrong(f"after a backward the parameters {', '.join(found['moved'])} have other values: you changed the "
-                  "weights. The hook is given the parameter, and what is wanted is in its `.grad`.")
-    got = found["seen"][0]["bucket"]
-    if not near(got, first):
-        models = [
-            ("Nothing came into the bucket: is each hook registered, and does it write in place?",
-             torch.zeros_like(first)),
-            ("You put the weights into the bucket: the hook is given the parameter, and the gradient is its `.grad`.",
-             weights),
-            ("You put the weights into the bucket: the hook is given the parameter, and the gradient is its `.grad`.",
-             weights / world),
-            ("You put in the gradient as it is: divided by the number of ranks, the sum over the ranks is the average.",
-             first * world),
-        ]
-        why = next((why for why, model in models if near(got, model)), "")
-        places = [layout.param_slice(name) for name in WATCHED]
-        if not why and not got[:places[1].stop].any() and got[places[2]].any():
-            why = ("Every hook wrote to the place of the last parameter: a function made in a loop reads the loop's "
-                   "variable when it is called. Bind it, as in `lambda param, name=name: ...`.")
-        lab.wrong(f"after the first backward the bucket is {got.tolist()}, and {first.tolist()} is right. "
-                  f"{why}".rstrip())
-    if found["seen"][0]["kept"]:
-        lab.wrong(f"after the first backward {', '.join(found['seen'][0]['kept'])} still have their `.grad`, so each "
-                  "gradient is there twice. Set it to None once it is in the bucket.")
-    got = found["seen"][1]["bucket"]
-    if not near(got, second):
-        models = [("You overwrote what the first backward had left: a second micro-batch adds to it.", rows[1] / world)]
-        why = next((why for why, model in models if near(got, model)), "")
-        lab.wrong(f"after the second backward the bucket is {got.tolist()}, and {second.tolist()} is right. "
-                  f"{why}".rstrip())
-    if found["seen"][0]["alive"]:
-        lab.wrong(f"after the first backward the memory of {len(found['seen'][0]['alive'])} gradients is still alive, "
-                  "although their `.grad` is None: somebody keeps them, or a view of them. Keep nothing beyond the hook.")
-    return "each gradient is in its place as soon as it is complete, divided, added, and nowhere else."
+def hook_on_the_tensor(params, bucket, layout, world_size):
+    for name, param in params.items():
+        def move(gradient, param=param, name=name):
+            bucket[layout.param_slice(name)] += gradient.flatten() / world_size
+            param.grad = None
+        param.register_hook(move)
+
+
+@exercise(
+    "6.3", "The hook", minutes=20, difficulty=2, answer="watch",
+    replaces=("zerocourse.zero.buffer:FlatBuffer.collect", "zerocourse.zero.hooks:*"),
+    trials=[Trial(observe=hooked_on_a_rank)],
+    mistakes={
+        "weights changed": ({"free": lambda param: param.data.zero_()}, When("moved")),
+        "nothing": {"add": lambda bucket, place, gradient, world_size: bucket[place] + gradient / world_size},
+        "weights": ({"take": lambda param: param.detach()}, {"take": lambda param: param.detach() * WORLD_SIZE}),
+        "not divided": {"take": lambda param: param.grad * WORLD_SIZE},
+        "multiplied": {"take": lambda param: param.grad * WORLD_SIZE**2},
+        "loop's variable": {"place": lambda layout, name: layout.param_slice("third")},
+        "front": {"place": lambda layout, name: slice(0, 4)},
+        "first alone": {"watched": lambda params: dict([*params.items()][:1])},
+        "last alone": {"watched": lambda params: dict([*params.items()][-1:])},
+        "tensor's hook": hook_on_the_tensor,
+        "not freed": ({"free": lambda param: None}, {"free": lambda param: param.grad.zero_()}),
+        "overwritten": {"add": lambda bucket, place, gradient, world_size: bucket[place].copy_(gradient / world_size)},
+        "bucket divided": (divided_later(lambda bucket, place: bucket[place]),
+                           divided_later(lambda bucket, place: bucket)),
+        "gradients remembered": {"remembered": []},
+    })
+def watch(params, bucket, layout, world_size, *, watched=dict, take=lambda param: param.grad,
+          place=lambda layout, name: layout.param_slice(name),
+          add=lambda bucket, place, gradient, world_size: bucket[place].add_(gradient / world_size),
+          free=lambda param: setattr(param, "grad", None), remembered=None):
+    """Register the hooks.
+
+    weights changed: you changed the weights. The hook is given the parameter, and what is wanted is in its `.grad`.
+    nothing: Nothing came into the bucket: is each hook registered, and does it write in place?
+    weights: You put the weights into the bucket: the hook is given the parameter, and the gradient is its `.grad`.
+    not divided: You put in the gradient as it is: divided by the number of ranks, the sum over the ranks is the
+        average.
+    multiplied: You multiplied by the number of ranks: divided by it, the sum over the ranks is the average.
+    loop's variable: Every hook wrote to the place of the last parameter: a function made in a loop reads the loop's
+        variable when it is called. Bind it, as in `lambda param, name=name: ...`.
+    front: Every hook wrote to the front of the bucket: the place of a parameter is `layout.param_slice(name)`.
+    first alone: Only the first parameter has a hook: does the loop end after one turn?
+    last alone: Only the last parameter has a hook: is it registered inside of the loop?
+    tensor's hook: `register_hook` calls its function before the gradient is in `.grad`, which cannot be freed yet: use
+        `register_post_accumulate_grad_hook`.
+    not freed: Set it to None once it is in the bucket.
+    overwritten: You overwrote what the first backward had left: a second micro-batch adds to it.
+    bucket divided: You divided what was in the bucket already: divide the gradient alone, before it is added.
+    gradients remembered: somebody keeps them, or a view of them. Keep nothing beyond the hook.
+    right: each gradient is in its place as soon as it is complete, divided, added, and nowhere else.
+    """
+    for name, param in watched(params).items():
+        def move(param, name=name):
+            if remembered is not None:
+                remembered.append(param.grad)
+            add(bucket, place(layout, name), take(param).reshape(-1), world_size)
+            free(param)
+
+        param.register_post_accumulate_grad_hook(move)

@@ -8,6 +8,7 @@ from ....zero.stage1 import reduce_scatter_in_place, sharded_step
 from ..exercise import exercise
 from ..harness import When
 from ..trace import Trial
+from ..words import sentences
 from .stage_runs import WatchedComm, training
 from .stage_probe import Updates, flats_of, give_gradient, numbers
 
@@ -17,18 +18,40 @@ SHAPES = [(5,), (2,), (6,)]  # two do not divide evenly by 2 and 3; on three ran
 
 # 5.4 ----------------------------------------------------------------------------------------------------------------
 
-def reduce_on_a_rank(answer, numel):
-    """What the operation does with the bucket of one flat buffer.
+def reduction(answer, flat, comm):
+    """The handle, and what a stage's reduction does with the bucket of one flat buffer. The handle is waited for.
 
-    case: a bucket of {0} gradients on {world} ranks
-    bucket: afterwards rank {rank} has no bucket.
     gathered: rank {rank} also gathered the summed gradients.
+    all-reduced: rank {rank} called comm.all_reduce.
     started: rank {rank} called no collective of `comm`.
     waited: rank {rank} returned {_kind} after it had waited for the sum.
     returned: rank {rank} started a reduce-scatter and returned {_kind}.
     shard: afterwards `flat.grad_shard` of rank {rank} is None.
     length: `flat.grad_shard` of rank {rank} has {got} elements where {want} are right.
     values: `flat.grad_shard` of rank {rank} is {got}, and {want} is right.
+    """
+    comm.elements.clear(), comm.calls.clear()
+    before = len(comm.issued)
+    handle = answer(flat, comm)
+    returned, started, dropped = isinstance(handle, Handle), bool(comm.calls), flat.grad is None
+    waited = any(begun.tensor is None for begun in comm.handles)  # complete before anybody else could wait
+    all_reduced = any(verb.startswith("all_reduce") for verb, *_ in list(comm.issued)[before:])
+    if returned:
+        handle.wait()
+    forgotten, got = comm.wait_for_forgotten(), flat.grad_shard
+    shard = got.clone() if torch.is_tensor(got) else None
+    return handle, {
+        "gathered": comm.elements["all_gather"], "all-reduced": all_reduced, "started": started,
+        "waited": started and (waited or not returned and not forgotten), "returned": returned or not started,
+        "shard": shard is not None, "bucket": flat.grad is not None, "length": 0 if shard is None else len(shard),
+        "values": shard, "dropped": dropped, "_kind": "the handle" if returned else type(handle).__name__}
+
+
+def reduce_on_a_rank(answer, numel):
+    """How the operation leaves the bucket, in which the sum is to be.
+
+    case: a bucket of {0} gradients on {world} ranks
+    bucket: afterwards rank {rank} has no bucket.
     inside: the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, beside a bucket that is
         kept as well.
     place: the values are right, but `flat.grad_shard` of rank {rank} lies where another rank's slice of the bucket is,
@@ -37,22 +60,13 @@ def reduce_on_a_rank(answer, numel):
     """
     comm = WatchedComm()
     flat, = flats_of([(numel,)], 1, comm)
-    comm.elements.clear()
     give_gradient(flat, numbers(numel, comm.rank))
-    handle = answer(flat, comm)
-    returned, started = isinstance(handle, Handle), bool(comm.calls)
-    waited = any(begun.tensor is None for begun in comm.handles)  # complete before anybody else could wait
-    if returned:
-        handle.wait()
-    forgotten = comm.wait_for_forgotten()
-    got, bucket = flat.grad_shard, flat.grad
-    shard = got.clone() if torch.is_tensor(got) else None
-    inside = None not in (shard, bucket) and got.untyped_storage()._cdata == bucket.untyped_storage()._cdata
-    return {"bucket": bucket is not None, "gathered": comm.elements["all_gather"], "started": started,
-            "waited": started and (waited or not returned and not forgotten), "returned": returned or not started,
-            "shard": shard is not None, "length": 0 if shard is None else len(shard), "values": shard, "inside": inside,
-            "place": got.storage_offset() if inside and len(got) else None, "in place": all(comm.in_place),
-            "_kind": "the handle" if returned else type(handle).__name__}
+    _, seen = reduction(answer, flat, comm)
+    shard, bucket = flat.grad_shard, flat.grad
+    inside = torch.is_tensor(shard) and bucket is not None and \
+        shard.untyped_storage()._cdata == bucket.untyped_storage()._cdata
+    return {**seen, "inside": inside, "place": shard.storage_offset() if inside and len(shard) else None,
+            "in place": all(comm.in_place)}
 
 
 def no_collective(flat, comm):
@@ -62,6 +76,10 @@ def no_collective(flat, comm):
 def uncounted(flat, comm):
     dist.all_reduce(flat.grad)
     flat.grad_shard = flat.grad[flat.own]
+
+
+def all_reduced(flat, comm):
+    flat.grad_shard = comm.all_reduce(flat.grad)[flat.own]
 
 
 def also_gathered(flat, comm, handle):
@@ -92,11 +110,12 @@ def first_slice(flat):
     "5.4", "Reduce your slice", minutes=20, difficulty=2, answer="reduce_slice", own=reduce_scatter_in_place,
     replaces=STAGE_1, timeout=15,
     trials=[
-        Trial([(numel,) for numel, in SHAPES], reduce_on_a_rank, worlds=(2, 3)),
+        Trial([(numel,) for numel, in SHAPES], reduce_on_a_rank, worlds=(2, 3), words=sentences(reduction)),
         training("reduce", 1, accumulation=2, optimizer=torch.optim.SGD, lr=0.5)],  # AdamW forgives a factor
     mistakes={
         "bucket dropped": {"take": dropped},
         "all-reduce": {"after": also_gathered},
+        "whole sum": (all_reduced, When("all-reduced")),
         "own gradients": no_collective,
         "uncounted": (uncounted, When("started")),
         "waits": ({"after": lambda flat, comm, handle: handle.wait() or handle},
@@ -121,6 +140,7 @@ def reduce_slice(flat, comm, *, times=lambda comm: 1, before=None, into=lambda f
     bucket dropped: You dropped it, which is stage 2: stage 1 keeps the whole gradient, and its slice of the sum stands
         in it.
     all-reduce: that makes it an all-reduce, twice the traffic. A rank updates its slice and needs only that.
+    whole sum: That brings every rank the whole sum, for twice the traffic: comm.reduce_scatter brings it its slice.
     own gradients: , so it has only its own gradients, and every rank goes its own way. Call comm.reduce_scatter.
     uncounted: use comm.reduce_scatter, which counts what is sent.
     waits: The backward stands still meanwhile: return the handle at once, and let the stage wait for it.

@@ -1,222 +1,231 @@
 """The check of 5.6: an optimizer whose states are sharded, on torch.distributed alone."""
 
-import math
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ....comm.group import Comm
 from ....models.gpt2 import GPT
 from ..exercise import exercise
-from ..lab import Lab
+from ..harness import When
+from ..trace import Trial
 from ..verdict import Wrong
 from . import stage_runs
+from .stage_probe import calling, storages_under
 from .stage_runs import CONFIG
-from .stage_probe import calling, near, size_of, storages_under
 from .wire import Wire
 
-TENSORS = [(3, 5), (6,), (2, 2)]  # 25 elements
 LR, DECAY = 0.1, 0.2
-ALL_THERE = [(), (), ()]  # three steps, and no gradient is missing
+TENSORS = [(3, 5), (6,), (2, 2)]  # 25 elements, which need padding on 2 and on 3 ranks
+EVEN = [(3, 5), (5,), (2, 2)]  # 24, which need none
+NOT_ALL = ", of which the last has no gradient for the last parameter, then none at all, then none for the first"
+SECONDS = 1.5  # that a collective waits for another rank
+
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch 2.13 has new names
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def tensors_of(rank):
-    seed = torch.Generator().manual_seed(50 + rank)
-    return [torch.randn(shape, generator=seed) for shape in TENSORS]
+def sharded_on_a_rank(answer, shapes, missing, _):
+    """Three steps, and for each the parameters for which the last rank has no gradient.
 
-
-def gradients_of(rank, step):
-    """As small as Adam's eps: with larger ones its update hardly knows a sum from an average."""
-    seed = torch.Generator().manual_seed(500 + 10 * step + rank)
-    return [3e-8 * torch.randn(shape, generator=seed) for shape in TENSORS]
-
-
-def sharded_on_a_rank(answer, missing):
-    """One step for each entry of `missing`: the parameters for which the last rank has no gradient."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    params = [nn.Parameter(value) for value in tensors_of(rank)]
-    optimizer = answer(params, LR, DECAY)
+    case: parameters of the shapes {0} on {world} ranks{2}
+    row: `row` of rank {rank} has {got} elements, and {want} are right.
+    start: after `__init__` the parameters of rank {rank} are
+    views: the parameters of rank {rank} are no views of `row`.
+    step 1: after step 1 the row of parameters of rank {rank} is
+    step 2: after step 2 the row of parameters of rank {rank} is
+    step 3: after step 3 the row of parameters of rank {rank} is
+    held: the values are right, but between two steps rank {rank} keeps {got} bytes beside the row, and {want} are
+        right.
+    all_reduce: the values are right, but rank {rank} called all_reduce in a step.
+    gradients: after the step rank {rank} still has {got} bytes of gradients.
+    """
+    rank, last = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
+    params = [nn.Parameter(tensor) for tensor in random_tensors(shapes, 50 + rank)]
+    with Wire(agree=True, timeout=SECONDS):
+        optimizer = answer(params, LR, DECAY)
     row = getattr(optimizer, "row", None)
     if not torch.is_tensor(row):
-        raise Wrong(f"after `__init__` the attribute `row` is {row!r}: it is the row of all parameters, a tensor")
-    base = row.untyped_storage()
-    seen = {"row": row.numel(), "views": all(p.untyped_storage()._cdata == base._cdata for p in params),
-            "start": [p.detach().clone() for p in params], "after": [], "ops": [], "kept": 0}
+        raise Wrong(f"after `__init__` the attribute `row` is {row!r:.100}: it is the row of all parameters, a tensor")
+
+    def values():
+        return torch.cat([param.detach().reshape(-1) for param in params])
+
+    base = row.untyped_storage()._cdata
+    seen = {"row": row.numel(), "start": values(),
+            "views": all(param.untyped_storage()._cdata == base for param in params)}
     for step, without in enumerate(missing):
-        for number, (param, gradient) in enumerate(zip(params, gradients_of(rank, step), strict=True)):
-            param.grad = None if rank == world - 1 and number in without else gradient
-        with Wire() as wire:
+        for number, gradient in enumerate(random_tensors(shapes, 500 + 10 * step + rank)):
+            # As small as Adam's eps: with larger ones its update hardly knows a sum from an average.
+            params[number].grad = None if last and number in without else 3e-8 * gradient
+        with Wire(agree=True, timeout=SECONDS) as wire:
             calling(answer, optimizer.step)
-        seen["ops"].append(wire.calls)
-        seen["after"].append([p.detach().clone() for p in params])
-        seen["kept"] = sum(p.grad.nbytes for p in params if p.grad is not None)
+        seen[f"step {step + 1}"] = values()
+        left = sum(param.grad.nbytes for param in params if param.grad is not None)
         for param in params:
             param.grad = None
-    seen["storages"] = storages_under(vars(optimizer), but=[row, *params])
-    return seen
+    return {**seen, "held": sum(storages_under(vars(optimizer), but=[row, *params])),
+            "all_reduce": "all_reduce" in wire.verbs, "gradients": left}
 
 
-def row_of(tensors):
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def parts_of(row):
-    parts = row.split([math.prod(shape) for shape in TENSORS])
-    return [part.view(shape) for part, shape in zip(parts, TENSORS, strict=True)]
-
-
-def data_parallel(world, missing, *, l2=False, divide=True, local=None, only=None):
-    """Parameters after each step, by torch's own optimizer on whole tensors; the keywords are misunderstandings.
-
-    missing: as in `sharded_on_a_rank`.   local: divisor; every owner uses its own gradients.
-    only: a slice; what is outside it stays as it was.
-    """
-    params, after, size = [nn.Parameter(value) for value in tensors_of(0)], [], -(-size_of(TENSORS) // world)
-    optimizer = (torch.optim.Adam if l2 else torch.optim.AdamW)(params, lr=LR, weight_decay=DECAY)
-    for step, without in enumerate(missing):
-        of_ranks = [gradients_of(rank, step) for rank in range(world)]
-        for number in without:
-            of_ranks[-1][number].zero_()
-        rows = torch.stack([row_of(tensors) for tensors in of_ranks])
-        row = rows.sum(0) / (world if divide else 1)
-        if local:
-            row = torch.cat([mine[rank * size:(rank + 1) * size] for rank, mine in enumerate(rows)]) / local
-        for param, gradient in zip(params, parts_of(row), strict=True):
-            param.grad = gradient
-        optimizer.step()
-        row = row_of(params).detach().clone()
-        if only:
-            row, new = row_of(tensors_of(0)), row
-            row[only] = new[only]
-        after.append(parts_of(row))
-    return after
-
-
-class Plain:
-    """AdamW on averaged gradients, the same on all ranks. (torch's own would take seconds to load on a new rank.)"""
-
-    def __init__(self, params, lr, decay, comm):
-        self.params, self.lr, self.decay, self.comm, self.t = params, lr, decay, comm, 0
-        self.averages = [(torch.zeros_like(p), torch.zeros_like(p)) for p in params]
-
-    @torch.no_grad()
-    def step(self):
-        self.t += 1
-        for p, (m, v) in zip(self.params, self.averages, strict=True):
-            gradient = self.comm.all_reduce(p.grad).div_(self.comm.world_size)
-            m.lerp_(gradient, 0.1)
-            v.lerp_(gradient.square(), 0.001)
-            p.mul_(1 - self.lr * self.decay)
-            p.sub_(self.lr * m / (1 - 0.9**self.t) / ((v / (1 - 0.999**self.t)).sqrt() + 1e-8))
+def random_tensors(shapes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def gpt_on_a_rank(answer, steps=3):
-    """Losses of the tiny GPT-2 with the answer, and with AdamW on averaged gradients."""
-    comm, losses = Comm(timeout=5.0), []
-    for mine in (True, False):
-        torch.manual_seed(comm.rank if mine else 0)
-        model = GPT(CONFIG)
-        params = list(model.parameters())
-        optimizer, of_run = answer(params, 0.01, DECAY) if mine else Plain(params, 0.01, DECAY, comm), []
-        for tokens_BT in stage_runs.data(comm.rank, steps):
-            loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:])
-            loss.backward()
-            of_run.append(loss.item())
-            calling(answer, optimizer.step) if mine else optimizer.step()
-            for param in params:
-                param.grad = None
-        losses.append(of_run)
-    return losses
+    """Losses of the tiny GPT-2.
+
+    case: training GPT-2 on {world} ranks
+    losses: rank {rank} has the losses {got}, and {want} are right.
+    """
+    torch.manual_seed(dist.get_rank())
+    model, losses = GPT(CONFIG), []
+    with Wire(agree=True, timeout=SECONDS):
+        optimizer = answer(list(model.parameters()), 0.01, DECAY)
+    for tokens_BT in stage_runs.data(dist.get_rank(), steps):
+        loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:])
+        loss.backward()
+        losses.append(loss.item())
+        with Wire(agree=True, timeout=SECONDS):
+            calling(answer, optimizer.step)
+        for param in model.parameters():
+            param.grad = None
+    return {"losses": torch.tensor(losses)}
 
 
-@exercise("5.6", "A sharded optimizer of your own", minutes=60, difficulty=3, answer="ShardedAdamW",
-          replaces=("zerocourse:shard", "zerocourse.zero.stage1:*", "zerocourse.comm.group:Comm.reduce_scatter",
-                    "zerocourse.comm.group:Comm.all_gather", "torch.distributed.optim:ZeroRedundancyOptimizer.__init__"),
-          timeout=15)
-def sharded_adamw(lab: Lab):
-    seen = {}
-    for world in (2, 3):
-        seen[world] = lab.run(sharded_on_a_rank, ALL_THERE, world=world)
-        _judge_values(lab, seen[world], world)
-    for world in (3, 2):  # on two ranks a row of gradients takes as many bytes as both averages of a slice
-        _judge_memory(lab, seen[world], world)
-    missing = [(2,), (0, 1, 2), (0,)]
-    found, right = lab.run(sharded_on_a_rank, missing, world=2), data_parallel(2, missing)
-    for step, what in enumerate(("for the last parameter and rank 0 has one", "at all and rank 0 has them",
-                                 "for the first parameter and rank 0 has one")):
-        if not all(near(a, b) for each in found for a, b in zip(each["after"][step], right[step], strict=True)):
-            lab.wrong(f"rank 1 has no gradient {what}: afterwards the parameters are not right. No gradient counts as "
-                      "zeros in its place of the row, and the average is still over all ranks.")
-    for world in (2, 3):
-        for rank, (mine, own) in enumerate(lab.run(gpt_on_a_rank, world=world)):
-            if not all(abs(a - b) < stage_runs.CLOSE for a, b in zip(mine, own, strict=True)):
-                lab.wrong(f"training GPT-2 on {world} ranks, rank {rank} has the losses {[round(x, 4) for x in mine]}, "
-                          f"and {[round(x, 4) for x in own]} are right.")
-    return "no package, and GPT-2 trains as in data parallel, with 1/N of the states on each rank."
+def all_reduced(row, own):
+    dist.all_reduce(row)
+    return row[own].clone()
 
 
-def _judge_values(lab, found, world):
-    numel, size = size_of(TENSORS), -(-size_of(TENSORS) // world)
-    case = f"{numel} parameters on {world} ranks"
-    for rank, seen in enumerate(found):
-        if seen["row"] != size * world:
-            lab.wrong(f"{case}: `row` of rank {rank} has {seen['row']} elements, and {size * world} are right: a "
-                      "multiple of the number of ranks, the last ones padding.")
-        if not all(map(torch.equal, seen["start"], tensors_of(0))):
-            kept = all(map(torch.equal, seen["start"], tensors_of(rank)))
-            lab.wrong(f"{case}: after `__init__` rank {rank} has other parameters than rank 0 began with. " + (
-                "Each rank kept its own: with different seeds the replicas never agree. Broadcast rank 0's row."
-                if kept else "They should be rank 0's."))
-        if not seen["views"]:
-            lab.wrong(f"{case}: the parameters of rank {rank} are no views of `row`: what arrives in the row never "
-                      "reaches the model. Set param.data to the part of the row.")
-    local = ("You never brought the gradients of the ranks together: each rank updates with its own. Reduce-scatter "
-             "them first.")
-    models = [
-        ("You summed the gradients and never divided by the number of ranks: the average is wanted.",
-         {"divide": False}),
-        ("That is Adam with L2: in AdamW the decay shrinks the parameter itself, not through the gradient.",
-         {"l2": True}),
-        (local, {"local": 1}), (local, {"local": world}),
-    ]
-    right = data_parallel(world, ALL_THERE)
-    for rank, seen in enumerate(found):
-        def like(**how):
-            rows = data_parallel(world, ALL_THERE, **how)
-            return all(near(a, b) for got, want in zip(seen["after"], rows, strict=True)
-                       for a, b in zip(got, want, strict=True))
-
-        if like():
-            continue
-        only = ("Only its own slice is new: gather the slices of the others into the row.",
-                {"only": slice(rank * size, (rank + 1) * size)})
-        why = next((why for why, how in [*models, only] if like(**how)), "")
-        still = all(near(a, b) for a, b in zip(seen["after"][-1], tensors_of(0), strict=True))
-        why = "Nothing moved: update the row in place." if still else why
-        step = next(i for i in range(3) if not all(map(near, seen["after"][i], right[i])))
-        pairs = list(zip(row_of(seen["after"][step]).tolist(), row_of(right[step]).tolist(), strict=True))
-        number = next(i for i, (a, b) in enumerate(pairs) if not abs(a - b) <= 1e-5 * max(1, abs(b)))
-        lab.wrong(f"{case}: after step {step + 1} parameter number {number} of the row is {pairs[number][0]:.6f} on "
-                  f"rank {rank}, and {pairs[number][1]:.6f} is right. {why}".rstrip())
+def scattered(row, own):
+    mine = torch.empty(own.stop - own.start)
+    reduce_scatter(mine, row)
+    return mine
 
 
-def _judge_memory(lab, found, world):
-    numel, size = size_of(TENSORS), -(-size_of(TENSORS) // world)
-    case = f"{numel} parameters on {world} ranks"
-    for rank, seen in enumerate(found):
-        held = sum(seen["storages"])
-        if held != 8 * size:
-            of_slice = 8 * size in seen["storages"] or seen["storages"].count(4 * size) > 1
-            whole = held >= 8 * numel and not of_slice
-            why = "You kept the averages of the whole row: a rank needs those of its slice." if whole else \
-                "Only the two averages of the slice are kept: a row of gradients, or another copy, must not stay."
-            lab.wrong(f"{case}: the values are right, but between two steps rank {rank} keeps {held} bytes beside the "
-                      f"row, and {8 * size} are right. {why}")
-        ops = [name for name, _ in seen["ops"][-1]]
-        if "all_reduce" in ops:
-            lab.wrong(f"{case}: the values are right, but rank {rank} called all_reduce in a step. That brings every "
-                      "rank the whole sum, for twice the traffic: a reduce-scatter brings it its slice.")
-        if seen["kept"]:
-            lab.wrong(f"{case}: after the step rank {rank} still has {seen['kept']} bytes of gradients: set param.grad "
-                      "to None once it is in the row.")
+def gathered(row, own):
+    all_gather(row, row[own].clone())
+
+
+KNOBS = {
+    "size": lambda numel, ranks: -(-numel // ranks),
+    "owner": lambda rank: rank,
+    "begin": lambda row: dist.broadcast(row, 0),
+    "view": lambda part: part,
+    "optimizer": torch.optim.AdamW,
+    "options": lambda options: options,
+    "nothing": lambda param: torch.zeros(param.numel()),
+    "free": lambda param: setattr(param, "grad", None),
+    "reduce": scattered,
+    "average": lambda ranks: ranks,
+    "gather": gathered,
+    "gather_first": False,
+    "begins_anew": False,
+    "whole": False,
+    "keeps": False,
+    "skips": False,
+}
+
+
+@exercise(
+    "5.6", "A sharded optimizer of your own", minutes=60, difficulty=3, answer="ShardedAdamW", timeout=15,
+    replaces=("zerocourse:shard", "zerocourse.zero.stage1:*", "zerocourse.comm.group:Comm.reduce_scatter",
+              "zerocourse.comm.group:Comm.all_gather", "torch.distributed.optim:ZeroRedundancyOptimizer.__init__"),
+    trials=[
+        Trial([(TENSORS, [(), (), ()], ""), (EVEN, [(2,), (0, 1, 2), (0,)], NOT_ALL)], sharded_on_a_rank,
+              worlds=(3, 2)),  # on 2 ranks a row of gradients takes as many bytes as both averages of a slice
+        Trial(observe=gpt_on_a_rank, worlds=(2, 3), close=stage_runs.CLOSE)],
+    mistakes={
+        "no padding": {"size": lambda numel, ranks: numel // ranks + 1},
+        "replicas": {"begin": lambda row: None},
+        "no views": {"view": torch.clone},
+        "summed": {"average": lambda ranks: 1},
+        "divided twice": {"average": lambda ranks: ranks**2},
+        "l2": {"optimizer": torch.optim.Adam},
+        "no decay": ({"options": lambda options: {**options, "weight_decay": 0.0}},
+                     {"options": lambda options: {"lr": options["lr"]}}),
+        "no rate": {"options": lambda options: {"weight_decay": options["weight_decay"]}},
+        "local": ({"reduce": lambda row, own: row[own].clone()},
+                  {"reduce": lambda row, own: row[own].clone(), "average": lambda ranks: 1}),
+        "no gather": {"gather": lambda row, own: None},
+        "gathered first": {"gather_first": True},
+        "slice of rank 0": {"owner": lambda rank: 0},
+        "nothing moved": {"options": lambda options: {"lr": 0.0}},
+        "begins anew": {"begins_anew": True},
+        "moves up": {"nothing": lambda param: torch.zeros(0)},
+        "whole row": ({"whole": True}, When("held", lambda got, want: got > 2.5 * want)),
+        "more kept": ({"keeps": True}, When("held")),
+        "all_reduce": ({"reduce": all_reduced}, When("all_reduce")),
+        "gradients left": ({"free": lambda param: None}, {"free": lambda param: param.grad.zero_()}, When("gradients")),
+        "stuck": {"skips": True},
+    })
+class ShardedAdamW:
+    """The right class, on torch's own optimizer of a slice; each knob takes the place of one of KNOBS.
+
+    no padding: It is a multiple of the number of ranks, and the last ones are padding: where the ranks divide the
+        parameters evenly there is none.
+    replicas: Each rank kept its own: with different seeds the replicas never agree. Broadcast rank 0's row.
+    no views: what arrives in the row never reaches the model. Set param.data to the part of the row.
+    summed: You summed the gradients and never divided by the number of ranks: the average is wanted.
+    divided twice: You divided twice: once by the number of ranks is right.
+    l2: That is Adam with L2: in AdamW the decay shrinks the parameter itself, not through the gradient.
+    no decay: Your `weight_decay` has no effect: first p becomes p (1 - lr weight_decay).
+    no rate: Your `lr` has no effect: the optimizer that updates the slice should get it.
+    local: You never brought the gradients of the ranks together: each rank updates with its own. Reduce-scatter them
+        first.
+    no gather: Only its own slice is new: gather the slices of the others into the row.
+    gathered first: Its slices of the others are one step old: gather after the update.
+    slice of rank 0: Every rank updated rank 0's slice: a rank owns the slice that begins at its rank times the slice's
+        length.
+    nothing moved: Nothing moved: update the row in place.
+    begins anew: Your averages begin anew in every step: make them once, in `__init__`.
+    moves up: No gradient counts as zeros in its place of the row, and the average is still over all ranks.
+    whole row: You kept the averages of the whole row: a rank needs those of its slice.
+    more kept: Only the two averages of the slice are kept: a row of gradients, or another copy, must not stay.
+    all_reduce: That brings every rank the whole sum, for twice the traffic: a reduce-scatter brings it its slice.
+    gradients left: set param.grad to None once it is in the row.
+    stuck: Every rank takes part in the broadcast, and in every step, whatever gradients it has.
+    right: no package, and GPT-2 trains as in data parallel, with 1/N of the states on each rank.
+    """
+
+    def __init__(self, params, lr, weight_decay, **knobs):
+        self.knob, self.params, self.ranks = SimpleNamespace(**KNOBS | knobs), params, dist.get_world_size()
+        sizes = [param.numel() for param in params]
+        size, owner = self.knob.size(sum(sizes), self.ranks), self.knob.owner(dist.get_rank())
+        self.own, self.row = slice(owner * size, (owner + 1) * size), torch.zeros(self.ranks * size)
+        parts = self.row.split([*sizes, len(self.row) - sum(sizes)])
+        for param, part in zip(params, parts, strict=False):  # the last part is padding
+            part.copy_(param.data.reshape(-1))
+        self.knob.begin(self.row)
+        for param, part in zip(params, parts, strict=False):
+            param.data = self.knob.view(part.view(param.shape))
+        self.piece = nn.Parameter(self.row if self.knob.whole else self.row[self.own])
+        self.options = self.knob.options({"lr": lr, "weight_decay": weight_decay})
+        self.inner = self.knob.optimizer([self.piece], **self.options)
+
+    def step(self):
+        given = [param for param in self.params if param.grad is not None]
+        if self.knob.skips and len(given) < len(self.params):
+            return
+        flat = torch.cat([self.knob.nothing(param) if param.grad is None else param.grad.reshape(-1)
+                          for param in self.params])
+        row = torch.zeros_like(self.row)
+        row[:len(flat)] = flat
+        for param in given:
+            self.knob.free(param)
+        mine = self.knob.reduce(row, self.own) / self.knob.average(self.ranks)
+        if self.knob.gather_first:
+            self.knob.gather(self.row, self.own)
+        if self.knob.begins_anew:
+            self.inner = self.knob.optimizer([self.piece], **self.options)
+        self.piece.grad = torch.zeros_like(self.piece)
+        (self.piece.grad[self.own] if self.knob.whole else self.piece.grad).copy_(mine)
+        self.inner.step()
+        self.piece.grad = None
+        if not self.knob.gather_first:
+            self.knob.gather(self.row, self.own)
+        if self.knob.keeps:
+            self.last = row
