@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..verdict import Wrong
+from ..verdict import STUCK, Wrong
 
 SPACES = ("c10d", "_c10d_functional")
 POINT_TO_POINT = {"send": "send", "recv": "recv", "recv_any_source": "recv"}
@@ -43,7 +43,7 @@ class Wire(TorchDispatchMode):
     keep: each call also has `values`, a copy of what it was given, as one row.
     """
 
-    def __init__(self, agree: bool = False, timeout: float = 8.0, keep: bool = False):
+    def __init__(self, agree: bool = False, timeout: float = 2.0, keep: bool = False):
         super().__init__()
         self.agree, self.timeout, self.keep, self.log = agree, timeout, keep, []
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -114,15 +114,15 @@ class Wire(TorchDispatchMode):
         for peer in range(self.world_size):
             while not self.store.check([f"call {number} {peer}"]):
                 if self.store.check([f"done {peer}"]):
-                    raise Wrong(f"{here} {peer} has come to its end and calls none; {RULE}")
+                    raise Wrong(f"{here} {peer} has come to its end and calls none; {RULE}", STUCK)
                 if time.monotonic() > until:
-                    raise Wrong(f"{here} {peer} did not call any for {self.timeout:g} s; {RULE}")
+                    raise Wrong(f"{here} {peer} did not call any for {self.timeout:g} s; {RULE}", STUCK)
                 time.sleep(0.001)
         calls = [self.store.get(f"call {number} {peer}").decode() for peer in range(self.world_size)]
         if len(set(calls)) > 1:
             told = ", ".join(f"rank {rank} calls {what}" for rank, what in enumerate(calls))
             raise Wrong(f"the ranks disagree on their collective number {number}: {told}; every rank must call the "
-                        "same collectives, in the same order")
+                        "same collectives, in the same order", STUCK)
 
     def _wait(self, work, *limit):
         self.note("wait")
@@ -131,7 +131,7 @@ class Wire(TorchDispatchMode):
         except RuntimeError as error:
             if limit or not ("imed out" in str(error) or self._others_are_stuck()):
                 raise
-        raise Wrong(self._stuck())
+        raise Wrong(self._stuck(), STUCK)
 
     def _others_are_stuck(self) -> bool:
         """Does another rank give up now? Its connections close then, and this rank may notice that first."""
