@@ -39,19 +39,21 @@ def in_ring(answer, n, gathers, _=""):
     seen = {"strange": ", ".join(verb for verb in wire.verbs if verb not in ("send", "recv")), "silent": not sizes,
             "to": "right" if {right} >= set(peers) else "left" if set(peers) == {(rank - 1) % world} else "others",
             "whole": more and set(sizes) == {n}, "rounds": max(len(sizes), world - 1) if more else world - 1}
+    words = {"_sent": sum(sizes), "_needed": sum(needed), "_sizes": sizes, "_parts": needed, "_right": right,
+             "_peers": ", ".join(map(str, sorted(set(peers)))), "_cut": ", ".join(str(len(part)) for part in parts)}
+    if list(seen.values()) != ["", False, "right", False, world - 1]:
+        return seen | words  # what comes after has no meaning
     if gathers:
         seen |= {"own part": parts[rank], **{f"part {peer}": part for peer, part in enumerate(parts) if peer != rank}}
     else:
         total = [world * place + 50.0 * world * (world + 1) for place in places]
         has = [number for number in range(world) if torch.equal(parts[number], total[number])]
         seen |= {"sum of part": has[0] if has and rank not in has else rank, "part": parts[rank]}
-    return {**seen, "elements": sum(sizes), "returned": returned, "_sent": sum(sizes), "_needed": sum(needed),
-            "_sizes": sizes, "_parts": needed, "_peers": ", ".join(map(str, sorted(set(peers)))), "_right": right,
-            "_cut": ", ".join(str(len(part)) for part in parts)}
+    return {**seen, "elements": sum(sizes), "returned": returned, **words}
 
 
 def pass_on(row, first, arrive, *, parts=torch.Tensor.tensor_split, step=lambda turn: 1, more=0, place=lambda turn: 1,
-            leave=lambda held, begun, number: held[number], count=lambda sent, came, n: sent):
+            leave=lambda held, begun, number: held[number], count=lambda sent, came, held: sent):
     """Pass parts on, part rank + first first, each to where it belongs, `place` behind the one that leaves.
 
     step: to whom, in ranks to the right.   more: rounds.   leave: what is sent, of the parts as they are and were.
@@ -68,7 +70,7 @@ def pass_on(row, first, arrive, *, parts=torch.Tensor.tensor_split, step=lambda 
         work.wait()
         arrive(held[(number - place(turn)) % ranks], received)
         sent, came = sent + len(leaving), came + len(received)
-    return count(sent, came, len(row))
+    return count(sent, came, held)
 
 
 def forget(part, received):
@@ -98,7 +100,7 @@ CUT = (lambda row, ranks: (*row.chunk(ranks), *[row[:0]] * ranks)[:ranks],
        lambda row, ranks: row.tensor_split([len(row) // ranks * r for r in range(1, ranks)]),
        lambda row, ranks: row.tensor_split([len(row) * r // ranks for r in range(1, ranks)]))
 SENDING = {
-    "a collective": (lambda row: dist.all_reduce(row) and 0, When("strange")),
+    "a collective": (dist.all_reduce, When("strange")),
     "silent": (lambda row: 0, When("silent")),
     "to the left": ({"step": lambda turn: -1}, is_to("left")),
     "straight": ({"step": lambda turn: turn + 1}, is_to("others")),
@@ -107,12 +109,17 @@ SENDING = {
 }
 RETURNING = {
     "cut": tuple({"parts": parts} for parts in CUT),
-    "arrived too": counts(lambda sent, came, n: sent + came),
-    "bytes": counts(lambda sent, came, n: 4 * sent),
-    "rounds": counts(lambda sent, came, n: dist.get_world_size() - 1),
-    "as if even": counts(lambda sent, came, n: (dist.get_world_size() - 1) * n / dist.get_world_size()),
-    "as if even, rounded": (counts(lambda sent, came, n: (dist.get_world_size() - 1) * (n // dist.get_world_size())),
-                            counts(lambda sent, came, n: (dist.get_world_size() - 1) * n // dist.get_world_size())),
+    "arrived too": counts(lambda sent, came, held: sent + came),
+    "whole row": counts(lambda sent, came, held: sum(map(len, held))),
+    "both halves": counts(lambda sent, came, held: 2 * sum(map(len, held)) * (len(held) - 1) // len(held)),
+    "bytes": counts(lambda sent, came, held: 4 * sent),
+    "rounds": counts(lambda sent, came, held: len(held) - 1),
+    "one part": (counts(lambda sent, came, held: len(held[dist.get_rank()])),
+                 counts(lambda sent, came, held: sum(map(len, held)) // len(held))),
+    "as if even": counts(lambda sent, came, held: (len(held) - 1) * sum(map(len, held)) / len(held)),
+    "as if even, rounded": (counts(lambda sent, came, held: (len(held) - 1) * (sum(map(len, held)) // len(held))),
+                            counts(lambda sent, came, held: (len(held) - 1) * sum(map(len, held)) // len(held))),
+    "own part's length": counts(lambda sent, came, held: (len(held) - 1) * len(held[dist.get_rank()])),
 }
 
 
@@ -131,11 +138,12 @@ def trials(gathers):
         "ends with part r - 1": {"first": -2},
         "replaced": {"arrive": torch.Tensor.copy_},
         "own numbers alone": {"arrive": forget},
+        "same part": {"leave": lambda held, begun, number: held[dist.get_rank() - 1], "place": lambda turn: 1 - turn},
         "own numbers passed on": {"leave": lambda held, begun, number: begun[number]},
         "added twice": own_twice,
         "average": {"arrive": lambda part, received: part.add_(received).div_(dist.get_world_size())},
         **RETURNING,
-        "arrived": counts(lambda sent, came, n: came),
+        "arrived": counts(lambda sent, came, held: came),
     })
 def ring_reduce_scatter(row, *, first=-1, arrive=torch.Tensor.add_, **knobs):
     """Part r is summed on rank r.
@@ -150,16 +158,21 @@ def ring_reduce_scatter(row, *, first=-1, arrive=torch.Tensor.add_, **knobs):
     ends with part r - 1: The ring turns rightly, but it began one part too far: rank r ends with part rank - 1.
     replaced: What came from the left replaced what was there: add it.
     own numbers alone: Nothing was added to it: these are this rank's own numbers.
+    same part: You sent the same part in each round: send in each round the part to which you added in the round before.
     own numbers passed on: A rank passed on its own numbers without those that came before: send in each round the part
         to which you added in the round before.
     added twice: What this rank had itself was added twice.
     average: You divided by the number of ranks: a reduce-scatter adds up, and whoever wants the average divides.
     cut: A row that divides evenly came out right: cut this one as in 4.1, with parts of {_cut} elements.
     arrived too: You returned what arrived as well: only what this rank sent counts.
+    whole row: You returned the length of the row: what this rank sent is wanted, which is one part less.
+    both halves: You returned what both halves of the ring send together: this is one of them.
     bytes: You returned bytes: elements are wanted.
     rounds: You returned the number of rounds: elements are wanted.
+    one part: You returned the length of one part: a rank sends N - 1 of them.
     as if even: You returned (N - 1) n / N, which is right only when all parts are equally long.
     as if even, rounded: You returned (N - 1) times n // N, which is right only when all parts are equally long.
+    own part's length: You counted N - 1 parts as long as this rank's own: those that it sends may have another length.
     arrived: You returned what arrived: what this rank sent is wanted.
     right: rank r has the sum of part r, and each rank sent what it had to: n less its own part.
     """
@@ -171,13 +184,14 @@ def ring_reduce_scatter(row, *, first=-1, arrive=torch.Tensor.add_, **knobs):
     own=ring.ring_all_gather, trials=trials(True), **HOW,
     mistakes={
         **SENDING,
+        "other half again": {"first": -1, "arrive": torch.Tensor.add_},
         "wrong start": ({"first": -1}, {"first": 1}),
         "wrong place": ({"place": lambda turn: 0}, {"place": lambda turn: 2}),
         "not written": {"arrive": forget},
         "own each time": ({"leave": own_part}, {"leave": own_part, "place": lambda turn: 1 - turn}),
         "added": {"arrive": torch.Tensor.add_},
         **RETURNING,
-        "less its own": counts(lambda sent, came, n: came),
+        "less its own": counts(lambda sent, came, held: came),
     })
 def ring_all_gather(row, *, first=0, arrive=torch.Tensor.copy_, **knobs):
     """Every rank has every part.
@@ -188,6 +202,8 @@ def ring_all_gather(row, *, first=0, arrive=torch.Tensor.copy_, **knobs):
     straight: In a ring a rank sends to its right neighbour only, here to rank {_right}.
     whole rows: send one part a round.
     another round: After N - 1 rounds a part has come to all ranks, and one more brings back what a rank had.
+    other half again: That is a reduce-scatter once more: now a rank sends its own part first, and what arrives is
+        copied.
     wrong start: You began with the wrong part: first a rank sends its own, and what arrives is the part of the rank on
         its left.
     wrong place: What came was written to another part's place: a part must be at its own place, and must be right
@@ -198,10 +214,14 @@ def ring_all_gather(row, *, first=0, arrive=torch.Tensor.copy_, **knobs):
     added: What came was added to what was there: an all-gather copies.
     cut: A row that divides evenly came out right: cut this one as in 4.1, with parts of {_cut} elements.
     arrived too: You returned what arrived as well: only what this rank sent counts.
+    whole row: You returned the length of the row: what this rank sent is wanted, which is one part less.
+    both halves: You returned what both halves of the ring send together: this is one of them.
     bytes: You returned bytes: elements are wanted.
     rounds: You returned the number of rounds: elements are wanted.
+    one part: You returned the length of one part: a rank sends N - 1 of them.
     as if even: You returned (N - 1) n / N, which is right only when all parts are equally long.
     as if even, rounded: You returned (N - 1) times n // N, which is right only when all parts are equally long.
+    own part's length: You counted N - 1 parts as long as this rank's own: those that it sends may have another length.
     less its own: You returned n less its own part. That is what arrives here, and what a rank sends in the other half:
         here it sends all parts but that of its right neighbour.
     right: everyone has every part. With 4.5 before it that is an all-reduce: 2n(N-1)/N elements a rank.
