@@ -1,154 +1,229 @@
-"""Exercises 4.5 and 4.6 on their ranks: what travelled round the ring, and what arrived."""
+"""The checks of 4.5 and 4.6, the two halves of a ring: who sent what to whom, what arrived, and what was returned."""
 
 import torch
 import torch.distributed as dist
 
-from ..lab import Lab
-from ..verdict import Wrong
-from ..words import value_text
+from ....classics import ring
+from ..exercise import exercise
+from ..harness import When
+from ..trace import Trial
 from .wire import Wire
 
-LENGTHS = (12, 7, 2)
 
+def in_ring(answer, n, gathers, _=""):
+    """What the answer sends, makes of a row of n elements, and returns. gathers: is it the second half, 4.6?
 
-def bounds(sizes):
-    """(start, stop) of parts of these sizes, one behind the other."""
-    ends = [sum(sizes[:i + 1]) for i in range(len(sizes))]
-    return [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-
-
-def even_sizes(n, ranks):
-    return [n // ranks + (r < n % ranks) for r in range(ranks)]
-
-
-def in_ring(answer, n: int, gathers: bool):
-    """The row of n elements after the answer, what it returned, and what was sent."""
-    row = first_row(dist.get_rank(), dist.get_world_size(), n, gathers)
-    with Wire(timeout=5) as wire:
-        returned = answer(row)
-    calls = [entry for entry in wire.log if entry["verb"] in ("send", "recv")]
-    return {"row": row, "returned": returned, "calls": calls, "verbs": wire.verbs}
-
-
-def judge_all(lab: Lab, gathers: bool, judge_row) -> None:
-    """Every length, an easy one first, on two and on three ranks."""
-    for n in LENGTHS:
-        for world in (2, 3):
-            for rank, found in enumerate(lab.run(in_ring, n, gathers, world=world)):
-                judge_ring(lab, world, rank, n, found, gathers, judge_row)
-
-
-def first_row(rank: int, world_size: int, n: int, gathers: bool) -> torch.Tensor:
-    """What a rank begins with: its own numbers, or only its own part right and the rest of no meaning."""
-    row = torch.arange(n, dtype=torch.float32) + 100 * (rank + 1)
+    case: a row of {0} elements on {world} ranks{2}
+    strange: rank {rank} called {got}.
+    silent: rank {rank} sent nothing, and nothing arrived.
+    to: rank {rank} sent to rank {_peers}.
+    whole: rank {rank} sent the whole row in each round, {_sent} elements together where {_needed} are enough.
+    rounds: rank {rank} made {got} rounds where {want} are enough, and sent {_sent} elements where {_needed} are needed.
+    sum of part: rank {rank} has the sum of part {got}, and it should have that of part {want}.
+    part: the own part of rank {rank} has
+    own part: the own part of rank {rank} was right, and is {got} where {want} is right.
+    part *: in the row of rank {rank} {what} is {got} where {want} is right.
+    elements: what arrived is right, but rank {rank} sent {_sizes} elements, and {_parts} are right.
+    returned: rank {rank} sent what is right, and it returned
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    row, right = torch.arange(n) + 100.0 * (rank + 1), (rank + 1) % world
+    parts, places = row.tensor_split(world), torch.arange(n).tensor_split(world)
     if gathers:
-        right = torch.arange(n, dtype=torch.float32) + 0.5
-        part = part_of(n, world_size, rank)
-        row[part] = right[part]
-    return row
+        parts[rank].copy_(places[rank] + 0.5)
+    needed = [len(parts[(rank - turn - (not gathers)) % world]) for turn in range(world - 1)]
+    with Wire() as wire:
+        returned = answer(row)
+    sizes, peers = wire.sent("send"), [entry["peer"] for entry in wire.log if entry["verb"] == "send"]
+    more = sum(sizes) > sum(needed)
+    seen = {"strange": ", ".join(verb for verb in wire.verbs if verb not in ("send", "recv")), "silent": not sizes,
+            "to": "right" if {right} >= set(peers) else "left" if set(peers) == {(rank - 1) % world} else "others",
+            "whole": more and set(sizes) == {n}, "rounds": max(len(sizes), world - 1) if more else world - 1}
+    words = {"_sent": sum(sizes), "_needed": sum(needed), "_sizes": sizes, "_parts": needed, "_right": right,
+             "_peers": ", ".join(map(str, sorted(set(peers)))), "_cut": ", ".join(str(len(part)) for part in parts)}
+    if list(seen.values()) != ["", False, "right", False, world - 1]:
+        return seen | words  # what comes after has no meaning
+    if gathers:
+        seen |= {"own part": parts[rank], **{f"part {peer}": part for peer, part in enumerate(parts) if peer != rank}}
+    else:
+        total = [world * place + 50.0 * world * (world + 1) for place in places]
+        has = [number for number in range(world) if torch.equal(parts[number], total[number])]
+        seen |= {"sum of part": has[0] if has and rank not in has else rank, "part": parts[rank]}
+    return {**seen, "elements": sum(sizes), "returned": returned, **words}
 
 
-def part_of(n: int, world_size: int, rank: int) -> slice:
-    return slice(*bounds(even_sizes(n, world_size))[rank % world_size])
+def pass_on(row, first, arrive, *, parts=torch.Tensor.tensor_split, step=lambda turn: 1, more=0, place=lambda turn: 1,
+            leave=lambda held, begun, number: held[number], count=lambda sent, came, held: sent):
+    """Pass parts on, part rank + first first, each to where it belongs, `place` behind the one that leaves.
+
+    step: to whom, in ranks to the right.   more: rounds.   leave: what is sent, of the parts as they are and were.
+    arrive(part, received) puts what comes into its place.   count: what is returned.
+    """
+    rank, ranks, sent, came = dist.get_rank(), dist.get_world_size(), 0, 0
+    held = parts(row, ranks)
+    begun = [part.clone() for part in held]
+    for turn in range(ranks - 1 + more):
+        far, number = step(turn), rank + first - turn
+        leaving, received = leave(held, begun, number % ranks).clone(), torch.empty_like(held[(number - 1) % ranks])
+        work = dist.isend(leaving, (rank + far) % ranks)
+        dist.recv(received, (rank - far) % ranks)
+        work.wait()
+        arrive(held[(number - place(turn)) % ranks], received)
+        sent, came = sent + len(leaving), came + len(received)
+    return count(sent, came, held)
 
 
-def judge_ring(lab: Lab, world: int, rank: int, n: int, found, gathers: bool, judge_row):
-    """What both halves of the ring have in common: how it was sent, what came out, what was returned."""
-    case = f"a row of {n} elements, rank {rank} of {world}"
-    right, rounds = (rank + 1) % world, world - 1
-    strange = [verb for verb in found["verbs"] if verb not in ("send", "recv")]
-    if strange:
-        lab.wrong(f"{case}: it called {strange[0]}. Use nothing but send and receive: that is what the collective "
-                  "is made of.")
-    sends = [call for call in found["calls"] if call["verb"] == "send"]
-    receives = [call for call in found["calls"] if call["verb"] == "recv"]
-    turn = -1 if gathers else -2  # round t sends part rank - t of the gather, rank - 1 - t of the reduce-scatter
-    parts = [part_of(n, world, rank + turn + 1 - t) for t in range(rounds)]
-    needed = sum(part.stop - part.start for part in parts)
-    sent = sum(call["elements"] for call in sends)
-    peers = {call["peer"] for call in sends}
-    if peers and peers == {(rank - 1) % world} - {right}:
-        lab.wrong(f"{case}: it sent to rank {peers.pop()}, its left neighbour: the right one is {right}.")
-    if not peers <= {right}:
-        lab.wrong(f"{case}: it sent to rank {', '.join(str(call['peer']) for call in sends)}. In a ring a rank "
-                  f"sends to its right neighbour only, here to rank {right}.")
-    if sent > needed and sends and all(call["elements"] == n for call in sends):
-        lab.wrong(f"{case}: it sent the whole row in each round, {sent} elements together where {needed} are "
-                  "enough: send one part a round.")
-    if len(sends) > rounds and sent > needed:
-        lab.wrong(f"{case}: it made {len(sends)} rounds where {rounds} are enough, and sent {sent} elements where "
-                  f"{needed} are needed.")
-    cut = ("A row that divides evenly came out right: cut this one as in 4.1, with parts of "
-           f"{', '.join(map(str, even_sizes(n, world)))} elements.")
-    try:
-        judge_row(lab, world, rank, n, found, case)
-    except Wrong as wrong:
-        if n % world == 0:
-            raise
-        lab.wrong(f"{wrong} {cut}")
-    if sent != needed and n % world and len(sends) <= rounds:
-        sizes = [", ".join(map(str, each)) for each in ([call["elements"] for call in sends],
-                                                       [part.stop - part.start for part in parts])]
-        lab.wrong(f"{case}: this rank's part is right, but it sent {sizes[0] or 'no'} elements, and {sizes[1]} are "
-                  f"right. {cut}")
-    if sent != needed:
-        lab.wrong(f"{case}: the row is right, but {sent} elements were sent where {needed} are right: a rank "
-                  f"sends N - 1 = {rounds} parts, one a round.")
-    lab.expect(found["returned"], needed, f"{case}, what was sent", [
-        ("You returned what arrived as well: only what this rank sent counts.",
-         sent + sum(call["elements"] for call in receives)),
-        ("You returned bytes: elements are wanted.", 4 * sent),
-        ("You returned the number of rounds: elements are wanted.", rounds),
-        ("You returned (N - 1) n / N, which is right only when all parts are equally long.", rounds * n / world),
-        ("You returned (N - 1) times n // N, which is right only when all parts are equally long.",
-         rounds * (n // world)),
-    ], verb="it returned")
+def forget(part, received):
+    """What arrives is not used."""
 
 
-def judge_scattered(lab: Lab, world: int, rank: int, n: int, found, case: str):
-    rows = [first_row(peer, world, n, False) for peer in range(world)]
-    total, part = sum(rows), part_of(n, world, rank)
-    if not found["calls"] and part.stop > part.start:
-        lab.wrong(f"{case}: nothing was sent, and nothing arrived.")
-    for shift, name in ((1, "rank + 1"), (-1, "rank - 1")):
-        other = part_of(n, world, rank + shift)
-        if torch.equal(found["row"][other], total[other]) and not torch.equal(found["row"][part], total[part]):
-            lab.wrong(f"{case}: it has the sum of part {(rank + shift) % world}, and it should have that of part "
-                      f"{rank}. The ring turns rightly, but it began one part too far: rank r ends with part {name}.")
-    arrived = rows[(rank - 1) % world][part]
-    want = total[part]
-    lab.expect(found["row"][part], want, f"{case}, its own part [{part.start}:{part.stop}]", [
-        ("What came from the left replaced what was there: add it.", rows[(rank + 1) % world][part]),
-        ("What came from the left replaced what was there: add it.", arrived),
-        ("What this rank had itself was added twice: there is a round too many.", want + rows[rank][part]),
-        ("Nothing was added to it: these are this rank's own numbers.", rows[rank][part]),
-        ("You divided by the number of ranks: a reduce-scatter adds up, and whoever wants the average divides.",
-         want / world),
-        ("A rank passed on its own numbers without those that came before: send in each round the part to which you "
-         "added in the round before.", rows[rank][part] + arrived),
-    ])
+def own_part(held, begun, number):
+    return held[dist.get_rank()]
 
 
-def judge_gathered(lab: Lab, world: int, rank: int, n: int, found, case: str):
-    right, begun = torch.arange(n, dtype=torch.float32) + 0.5, first_row(rank, world, n, True)
-    row = found["row"]
-    if not found["calls"]:
-        lab.wrong(f"{case}: nothing was sent, and nothing arrived.")
-    own = part_of(n, world, rank)
-    if not torch.equal(row[own], right[own]):
-        lab.wrong(f"{case}: its own part, [{own.start}:{own.stop}], was right and is not any more. You began with the "
-                  "wrong part: first a rank sends its own, and what arrives is the part of the rank on its left.")
-    for peer in range(world):
-        part = part_of(n, world, peer)
-        if torch.equal(row[part], right[part]) or part.start == part.stop:
-            continue
-        where = f"{case}: part {peer}, [{part.start}:{part.stop}],"
-        if torch.equal(row[part], begun[part]):
-            if peer == (rank - 1) % world:
-                lab.wrong(f"{where} has not arrived, and nothing was written there.")
-            lab.wrong(f"{where} has not arrived, only the left neighbour's own part did. In each round pass on what "
-                      "came in the round before.")
-        if torch.equal(row[part], begun[part] + right[part]):
-            lab.wrong(f"{where} was added to what was there: an all-gather copies.")
-        lab.wrong(f"{where} is {value_text(row[part].tolist())} where {value_text(right[part].tolist())} is right: a "
-                  "part must be written at its own place, and must be right before it is passed on.")
+def own_twice(row):
+    row.tensor_split(dist.get_world_size())[dist.get_rank()].mul_(2)
+    return pass_on(row, -1, torch.Tensor.add_)
+
+
+def counts(count):
+    return {"count": count}
+
+
+def is_to(whom):
+    return When("to", lambda got, want: got == whom)
+
+
+HOW = {"replaces": ("zerocourse.classics.ring:*",), "timeout": 15}
+CUT = (lambda row, ranks: (*row.chunk(ranks), *[row[:0]] * ranks)[:ranks],
+       lambda row, ranks: row[:len(row) // ranks * ranks].tensor_split(ranks),
+       lambda row, ranks: row.tensor_split([len(row) // ranks * r for r in range(1, ranks)]),
+       lambda row, ranks: row.tensor_split([len(row) * r // ranks for r in range(1, ranks)]))
+SENDING = {
+    "a collective": (dist.all_reduce, When("strange")),
+    "silent": (lambda row: 0, When("silent")),
+    "to the left": ({"step": lambda turn: -1}, is_to("left")),
+    "straight": ({"step": lambda turn: turn + 1}, is_to("others")),
+    "whole rows": ({"parts": lambda row, ranks: [row] * ranks}, ring.star_all_reduce, When("whole")),
+    "another round": ({"more": 1}, When("rounds")),
+}
+RETURNING = {
+    "cut": tuple({"parts": parts} for parts in CUT),
+    "arrived too": counts(lambda sent, came, held: sent + came),
+    "whole row": counts(lambda sent, came, held: sum(map(len, held))),
+    "both halves": counts(lambda sent, came, held: 2 * sum(map(len, held)) * (len(held) - 1) // len(held)),
+    "bytes": counts(lambda sent, came, held: 4 * sent),
+    "rounds": counts(lambda sent, came, held: len(held) - 1),
+    "one part": (counts(lambda sent, came, held: len(held[dist.get_rank()])),
+                 counts(lambda sent, came, held: sum(map(len, held)) // len(held))),
+    "as if even": counts(lambda sent, came, held: (len(held) - 1) * sum(map(len, held)) / len(held)),
+    "as if even, rounded": (counts(lambda sent, came, held: (len(held) - 1) * (sum(map(len, held)) // len(held))),
+                            counts(lambda sent, came, held: (len(held) - 1) * sum(map(len, held)) // len(held))),
+    "own part's length": counts(lambda sent, came, held: (len(held) - 1) * len(held[dist.get_rank()])),
+}
+
+
+def trials(gathers):
+    """A row that divides evenly first."""
+    return [Trial([(12, gathers, "")], in_ring, worlds=(2, 3)),
+            Trial([(7, gathers, ", cut as in 4.1"), (2, gathers, ", cut as in 4.1")], in_ring, worlds=(2, 3))]
+
+
+@exercise(
+    "4.5", "Half a ring: reduce-scatter", minutes=30, difficulty=2, answer="ring_reduce_scatter",
+    own=ring.ring_reduce_scatter, trials=trials(False), **HOW,
+    mistakes={
+        **SENDING,
+        "ends with part r + 1": {"first": 0},
+        "ends with part r - 1": {"first": -2},
+        "replaced": {"arrive": torch.Tensor.copy_},
+        "own numbers alone": {"arrive": forget},
+        "same part": {"leave": lambda held, begun, number: held[dist.get_rank() - 1], "place": lambda turn: 1 - turn},
+        "own numbers passed on": {"leave": lambda held, begun, number: begun[number]},
+        "added twice": own_twice,
+        "average": {"arrive": lambda part, received: part.add_(received).div_(dist.get_world_size())},
+        **RETURNING,
+        "arrived": counts(lambda sent, came, held: came),
+    })
+def ring_reduce_scatter(row, *, first=-1, arrive=torch.Tensor.add_, **knobs):
+    """Part r is summed on rank r.
+
+    a collective: Use nothing but send and receive: that is what the collective is made of.
+    silent: In each round a rank sends one part to its right neighbour.
+    to the left: That is its left neighbour: the right one is {_right}.
+    straight: In a ring a rank sends to its right neighbour only, here to rank {_right}.
+    whole rows: send one part a round.
+    another round: A part is summed when it has been on all ranks, after N - 1 rounds.
+    ends with part r + 1: The ring turns rightly, but it began one part too far: rank r ends with part rank + 1.
+    ends with part r - 1: The ring turns rightly, but it began one part too far: rank r ends with part rank - 1.
+    replaced: What came from the left replaced what was there: add it.
+    own numbers alone: Nothing was added to it: these are this rank's own numbers.
+    same part: You sent the same part in each round: send in each round the part to which you added in the round before.
+    own numbers passed on: A rank passed on its own numbers without those that came before: send in each round the part
+        to which you added in the round before.
+    added twice: What this rank had itself was added twice.
+    average: You divided by the number of ranks: a reduce-scatter adds up, and whoever wants the average divides.
+    cut: A row that divides evenly came out right: cut this one as in 4.1, with parts of {_cut} elements.
+    arrived too: You returned what arrived as well: only what this rank sent counts.
+    whole row: You returned the length of the row: what this rank sent is wanted, which is one part less.
+    both halves: You returned what both halves of the ring send together: this is one of them.
+    bytes: You returned bytes: elements are wanted.
+    rounds: You returned the number of rounds: elements are wanted.
+    one part: You returned the length of one part: a rank sends N - 1 of them.
+    as if even: You returned (N - 1) n / N, which is right only when all parts are equally long.
+    as if even, rounded: You returned (N - 1) times n // N, which is right only when all parts are equally long.
+    own part's length: You counted N - 1 parts as long as this rank's own: those that it sends may have another length.
+    arrived: You returned what arrived: what this rank sent is wanted.
+    right: rank r has the sum of part r, and each rank sent what it had to: n less its own part.
+    """
+    return pass_on(row, first, arrive, **knobs)
+
+
+@exercise(
+    "4.6", "The other half: all-gather", minutes=20, difficulty=2, answer="ring_all_gather",
+    own=ring.ring_all_gather, trials=trials(True), **HOW,
+    mistakes={
+        **SENDING,
+        "other half again": {"first": -1, "arrive": torch.Tensor.add_},
+        "wrong start": ({"first": -1}, {"first": 1}),
+        "wrong place": ({"place": lambda turn: 0}, {"place": lambda turn: 2}),
+        "not written": {"arrive": forget},
+        "own each time": ({"leave": own_part}, {"leave": own_part, "place": lambda turn: 1 - turn}),
+        "added": {"arrive": torch.Tensor.add_},
+        **RETURNING,
+        "less its own": counts(lambda sent, came, held: came),
+    })
+def ring_all_gather(row, *, first=0, arrive=torch.Tensor.copy_, **knobs):
+    """Every rank has every part.
+
+    a collective: Use nothing but send and receive: that is what the collective is made of.
+    silent: In each round a rank sends one part to its right neighbour.
+    to the left: That is its left neighbour: the right one is {_right}.
+    straight: In a ring a rank sends to its right neighbour only, here to rank {_right}.
+    whole rows: send one part a round.
+    another round: After N - 1 rounds a part has come to all ranks, and one more brings back what a rank had.
+    other half again: That is a reduce-scatter once more: now a rank sends its own part first, and what arrives is
+        copied.
+    wrong start: You began with the wrong part: first a rank sends its own, and what arrives is the part of the rank on
+        its left.
+    wrong place: What came was written to another part's place: a part must be at its own place, and must be right
+        before it is passed on.
+    not written: It has not arrived, and nothing was written there.
+    own each time: It has not arrived, only the left neighbour's own part did. In each round pass on what came in the
+        round before.
+    added: What came was added to what was there: an all-gather copies.
+    cut: A row that divides evenly came out right: cut this one as in 4.1, with parts of {_cut} elements.
+    arrived too: You returned what arrived as well: only what this rank sent counts.
+    whole row: You returned the length of the row: what this rank sent is wanted, which is one part less.
+    both halves: You returned what both halves of the ring send together: this is one of them.
+    bytes: You returned bytes: elements are wanted.
+    rounds: You returned the number of rounds: elements are wanted.
+    one part: You returned the length of one part: a rank sends N - 1 of them.
+    as if even: You returned (N - 1) n / N, which is right only when all parts are equally long.
+    as if even, rounded: You returned (N - 1) times n // N, which is right only when all parts are equally long.
+    own part's length: You counted N - 1 parts as long as this rank's own: those that it sends may have another length.
+    less its own: You returned n less its own part. That is what arrives here, and what a rank sends in the other half:
+        here it sends all parts but that of its right neighbour.
+    right: everyone has every part. With 4.5 before it that is an all-reduce: 2n(N-1)/N elements a rank.
+    """
+    return pass_on(row, first, arrive, **knobs)

@@ -43,7 +43,7 @@ class Wire(TorchDispatchMode):
     keep: each call also has `values`, a copy of what it was given, as one row.
     """
 
-    def __init__(self, agree: bool = False, timeout: float = 8.0, keep: bool = False):
+    def __init__(self, agree: bool = False, timeout: float = 2.0, keep: bool = False):
         super().__init__()
         self.agree, self.timeout, self.keep, self.log = agree, timeout, keep, []
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -113,7 +113,7 @@ class Wire(TorchDispatchMode):
         here = f"the ranks disagree on their collective number {number}: rank {self.rank} calls {call}, and rank"
         for peer in range(self.world_size):
             while not self.store.check([f"call {number} {peer}"]):
-                if self.store.check([f"done {peer}"]):
+                if self.store.check([f"done {peer}"]) and not self.store.check([f"call {number} {peer}"]):  # in between
                     raise Wrong(f"{here} {peer} has come to its end and calls none; {RULE}", STUCK)
                 if time.monotonic() > until:
                     raise Wrong(f"{here} {peer} did not call any for {self.timeout:g} s; {RULE}", STUCK)
