@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ...errors import BadInput
 from .trace import Trial
+from .verdict import DIFFERENCE, RAISED
 from .words import sentences
 
 FORMULAS = tuple(f"zerocourse.formulas.{name}:*"
@@ -74,6 +75,8 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
         answers = (answer,) if isinstance(answer, str) else tuple(answer)
         table = {code: each if isinstance(each, tuple) else (each,) for code, each in (mistakes or {}).items()}
         said = sentences(fn) if table else {}
+        if taken := table.keys() & {DIFFERENCE, RAISED}:
+            raise ValueError(f"{id}: {sorted(taken)} is a code of the harness itself: give the mistake another")
         if table and (unmatched := said.keys() ^ {*table, "right"}):
             raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for "
                              f"`right`, and no other; look at {sorted(unmatched)}")
