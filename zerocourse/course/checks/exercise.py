@@ -26,7 +26,8 @@ class Exercise:
     reference: right by default, its knobs make the mistakes; where there are several answers it returns them.
     trials: what the answer is put through, in this order.
     mistakes: {code: settings}, the most likely first. A setting is one way to make the mistake: a dictionary of knobs,
-        a function that answers like this, or a `When` (see `harness`). The code "stuck" is for ranks that disagree.
+        a function that answers like this, or a `When` (see `harness`). The codes "stuck" and "hung" are for ranks that
+        disagree and for what takes too long; their mutants run in the tests only.
     sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
         `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
     run(lab): a check of the old kind, which has no mistakes and no trials; None for the others.
