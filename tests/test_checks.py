@@ -493,6 +493,16 @@ def test_the_first_comm_of_an_answer_costs_no_new_ranks():
     assert before and judge(Lab(SCALED, [mean_of_all])).passed and _ranks(2).pids == before
 
 
+def test_an_argument_that_is_changed_is_said_in_one_sentence():
+    def empties(rows, ranks):
+        held = [8 * sum(max(0, min(n, (rank + 1) * -(-n // ranks)) - rank * -(-n // ranks)) for n in rows)
+                for rank in range(ranks)]
+        rows.clear()
+        return held
+
+    assert check("5.1", empties).message.endswith("changed its argument, which others use as well: work on a copy.")
+
+
 def test_a_reference_without_its_sentences_is_refused():
     def one(x):
         """Right.
@@ -501,6 +511,8 @@ def test_a_reference_without_its_sentences_is_refused():
         """
     with pytest.raises(ValueError, match=r"99.4: the docstring of one .* look at \['two'\]"):
         exercise("99.4", "", minutes=5, difficulty=1, answer="one", mistakes={"two": {}})(one)
+    with pytest.raises(ValueError, match=r"99.4: \['raised'\] is a code of the harness itself"):
+        exercise("99.4", "", minutes=5, difficulty=1, answer="one", mistakes={"raised": {}})(one)
     one.__doc__ = "Right.\n\nnobody\n"
     with pytest.raises(ValueError, match="the line 'nobody' should begin"):
         sentences(one)

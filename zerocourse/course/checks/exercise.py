@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ...errors import BadInput
 from .trace import Trial
+from .verdict import DIFFERENCE, RAISED
 from .words import sentences
 
 FORMULAS = tuple(f"zerocourse.formulas.{name}:*"
@@ -25,7 +26,8 @@ class Exercise:
     reference: right by default, its knobs make the mistakes; where there are several answers it returns them.
     trials: what the answer is put through, in this order.
     mistakes: {code: settings}, the most likely first. A setting is one way to make the mistake: a dictionary of knobs,
-        a function that answers like this, or a `When` (see `harness`). The code "stuck" is for ranks that disagree.
+        a function that answers like this, or a `When` (see `harness`). The codes "stuck" and "hung" are for ranks that
+        disagree and for what takes too long; their mutants run in the tests only.
     sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
         `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
     run(lab): a check of the old kind, which has no mistakes and no trials; None for the others.
@@ -74,6 +76,8 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
         answers = (answer,) if isinstance(answer, str) else tuple(answer)
         table = {code: each if isinstance(each, tuple) else (each,) for code, each in (mistakes or {}).items()}
         said = sentences(fn) if table else {}
+        if taken := table.keys() & {DIFFERENCE, RAISED}:
+            raise ValueError(f"{id}: {sorted(taken)} is a code of the harness itself: give the mistake another")
         if table and (unmatched := said.keys() ^ {*table, "right"}):
             raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for "
                              f"`right`, and no other; look at {sorted(unmatched)}")

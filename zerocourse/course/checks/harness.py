@@ -111,7 +111,7 @@ def _of_reference(exercise: Exercise, number: int) -> Trace:
 
 def _of_mutants(exercise: Exercise, number: int, among: set | None = None) -> Iterator[tuple[str, int, Trace]]:
     for code, form, answers in mutants(exercise):
-        if code != STUCK and (among is None or (code, form) in among):  # a stuck one says so itself, and slowly
+        if code not in (STUCK, "hung") and (among is None or (code, form) in among):  # they say so themselves, slowly
             yield code, form, _kept_trace(exercise, number, (code, form), answers)
 
 
@@ -206,9 +206,12 @@ def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace,
     at = first.what, first.case, first.rank
     came, wanted = got.value(*at), right.value(*at)
     words = trial.words_for(first.what, f"`{first.what}` of rank {{rank}} is")
+    told = None
     if callable(words):
-        words = words(trial.cases[first.case], came, wanted) or "it returned"
-    if "{got}" in words or words.endswith("."):
+        told, words = words(trial.cases[first.case], came, wanted), "it returned"
+    if told:
+        said = told
+    elif "{got}" in words or words.endswith("."):
         said = _filled(words, trial, got, right, first)
     elif isinstance(came, Raised):
         instead = f" where a {wanted.kind} is right" if isinstance(wanted, Raised) else ""

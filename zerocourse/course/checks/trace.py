@@ -21,7 +21,7 @@ MISSING = "nothing was recorded"
 _trips = itertools.count()  # of this rank; the same number on every rank of a world, as they start and end together
 NEVER_A_VALUE = (MemoryError, EOFError)  # raised by what runs the answer, and each has a sentence of its own
 CALL_WORDS = {"returned": "it returned", "exactly": "it returned",
-              "changed": "the values are right, but it changed its argument, which others use as well: work on a copy"}
+              "changed": "the values are right, but it changed its argument, which others use as well: work on a copy."}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class Trial:
     words: how to speak of what is seen, by name or pattern ("buffer *"); those in the docstring of `observe` count too.
         Either the beginning of a sentence, "rank {rank} holds", to which the difference is added; or a whole one, which
         ends in a full stop or has {got}, and may have {want}, {all} (what each rank has), {what} and all that is seen;
-        or a function (case, got, want) -> sentence or None. The name "case" is for the case itself, "{0} gradients on
-        {world} ranks", where {0} is its first entry.
+        or a function (case, got, want) -> sentence, in which nothing is filled in, or None. The name "case" is for the
+        case itself, "{0} gradients on {world} ranks", where {0} is its first entry.
     """
 
     cases: Sequence[tuple] | Callable[[int], Sequence[tuple]] = ((),)

@@ -1,55 +1,69 @@
 """The checks of chapter 01, memory math: formulas, so one process and no collectives."""
 
+import itertools
 import math
 
 from ....formulas.states import largest_params, model_states
 from ....formulas.transformer import gpt2_params
 from ....formulas.volumes import sent_bytes
 from ..exercise import FORMULAS, exercise
-from ..lab import Lab
 from ..trace import Trial
-from .moments import first_wrong_moment, moments
-
-FLOATS = "`/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b)."
-
+from . import moments  # noqa: F401  (1.5 is there)
 
 # 1.1 ----------------------------------------------------------------------------------------------------------------
 
-def count_parts(layers, width, vocab, block_size, tied, *, matrices=12, biases=9, norms=4, last_norm=2, positions=1,
-                head=None, head_bias=0):
-    """GPT-2's parameters, part by part; `norms` and `biases` of a block in units of the width."""
-    head = (0 if tied else 1) if head is None else head
+@exercise(
+    "1.1", "Count GPT-2", minutes=10, difficulty=1, answer="count_params", own=gpt2_params, replaces=FORMULAS,
+    sample=lambda random: (random.randint(1, 48), 64 * random.randint(1, 25), random.randint(100, 60_000),
+                           128 * random.randint(1, 16), random.random() < .5),
+    cases=[(12, 768, 50257, 1024, True), (24, 1024, 50257, 1024, True), (4, 64, 256, 128, False),
+           (1, 16, 1000, 32, False)],
+    mistakes={
+        "tied head": {"head": lambda tied: 1},
+        "no head": {"head": lambda tied: 0},
+        "upside down": {"head": lambda tied: tied},
+        "head bias": {"head_bias": 1},
+        "no biases": {"biases": 0},
+        "short biases": ({"biases": 4}, {"biases": 6}),
+        "no vectors": {"biases": 0, "norms": 0, "last_norm": 0},
+        "no norms": {"norms": 0, "last_norm": 0},
+        "last norm": {"last_norm": 0},
+        "last norm in blocks": {"norms": 6, "last_norm": 0},
+        "one vector": ({"norms": 2, "last_norm": 1}, {"biases": 0, "norms": 2, "last_norm": 1}),
+        "one norm": {"norms": 2},
+        "no positions": {"positions": 0},
+        "no projection": {"matrices": 11, "biases": 8},
+        "narrow attention": ({"matrices": 10, "biases": 7}, {"matrices": 10}),
+        "half an MLP": ({"matrices": 8, "biases": 8}, {"matrices": 8, "biases": 5}, {"matrices": 8}),
+        "one block": lambda layers, *shape: count_params(1, *shape),
+    })
+def count_params(layers, width, vocab, block_size, tied, *, matrices=12, biases=9, norms=4, last_norm=2, positions=1,
+                 head=lambda tied: not tied, head_bias=0):
+    """GPT-2's parameters, part by part; `norms` and `biases` of a block in units of the width.
+
+    tied head: You counted the head although it is tied: then it is the token table itself, one tensor with two uses.
+    no head: You left out the head where it is not tied: then it is a second table of vocab x width.
+    upside down: You counted the head where it is tied, and only there: tied, it is the token table itself, and not
+        tied, it is a second one.
+    head bias: You gave the head a bias: it has none.
+    no biases: You left out the biases of the four linear layers of a block: 3C + C + 4C + C = 9C.
+    short biases: You gave linear layers a bias of C: a bias is as long as the output, 3C + C + 4C + C = 9C.
+    no vectors: You counted matrices only: a block also has biases, 9C, and two LayerNorms, 4C, and one more comes last.
+    no norms: You left out the LayerNorms: each has a weight and a bias of C, two in a block and one at the end.
+    last norm: You left out the last LayerNorm, which comes after all blocks: 2C.
+    last norm in blocks: You counted the last LayerNorm in every block: it comes once, after all blocks, 2C.
+    one vector: You gave a LayerNorm one vector: it has a weight and a bias, 2C together.
+    one norm: You gave a block one LayerNorm: it has two, one before the attention and one before the MLP.
+    no positions: You left out the table of positions: block_size x C.
+    no projection: You left out the projection after attention, the second C x C matrix: attention has 3C² and C².
+    narrow attention: You gave the attention's first layer one matrix of C x C: it makes queries, keys and values, 3C².
+    half an MLP: You counted one matrix of the MLP: it has two, C x 4C and 4C x C.
+    one block: You counted one block: there are `layers` of them.
+    right: 124,439,808 for GPT-2 small, and right for every other shape tried.
+    """
     block = matrices * width**2 + (biases + norms) * width
-    return ((1 + head) * vocab * width + positions * block_size * width + layers * block + last_norm * width
+    return ((1 + head(tied)) * vocab * width + positions * block_size * width + layers * block + last_norm * width
             + head_bias * vocab)
-
-
-def counts(**parts):
-    return lambda *case: count_parts(*case, **parts)
-
-
-@exercise("1.1", "Count GPT-2", minutes=10, difficulty=1, answer="count_params", own=gpt2_params,
-          replaces=FORMULAS, sample=lambda random: (random.randint(1, 48), 64 * random.randint(1, 25),
-                                                    random.randint(100, 60_000), 128 * random.randint(1, 16),
-                                                    random.random() < .5))
-def count_params(lab: Lab):
-    cases = [(12, 768, 50257, 1024, True), (24, 1024, 50257, 1024, True), (4, 64, 256, 128, False),
-             (1, 16, 1000, 32, False)]
-    lab.compare(cases, count_parts, [
-        ("You counted the head although it is tied: then it is the token table itself, one tensor with two uses.",
-         counts(head=1)),
-        ("You left out the head where it is not tied: then it is a second table of vocab x width.", counts(head=0)),
-        ("You gave the head a bias: it has none.", counts(head_bias=1)),
-        ("You left out the biases of the four linear layers of a block: 3C + C + 4C + C = 9C.", counts(biases=0)),
-        ("You left out the LayerNorms: each has a weight and a bias of C, two in a block and one at the end.",
-         counts(norms=0, last_norm=0)),
-        ("You left out the last LayerNorm, which comes after all blocks: 2C.", counts(last_norm=0)),
-        ("You gave a LayerNorm one vector: it has a weight and a bias, 2C together.", counts(norms=2, last_norm=1)),
-        ("You left out the table of positions: block_size x C.", counts(positions=0)),
-        ("You left out the projection after attention, the second C x C matrix: attention has 3C² and C².",
-         counts(matrices=11, biases=8)),
-    ])
-    return "124,439,808 for GPT-2 small, and right for every other shape tried."
 
 
 # 1.2 ----------------------------------------------------------------------------------------------------------------
@@ -144,149 +158,182 @@ def state_bytes(params, stage, ranks, *, rounded=share_of, **how):
 
 # 1.3 ----------------------------------------------------------------------------------------------------------------
 
-def largest(card_bytes, stage, ranks, share=share_of):
-    """The most parameters that fit, by bisection: slow to read, hard to get wrong."""
-    def needs(params):
-        return states(params, stage, ranks, share=share(params, ranks))
-
-    low, high = 0, card_bytes * ranks
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if needs(middle) <= card_bytes else (low, middle - 1)
-    return low
-
-
 def by_formula(card_bytes, stage, ranks):
     """With the share not rounded."""
     whole, shared = per_parameter(stage)
     return card_bytes * ranks // (whole * ranks + shared)
 
 
-def at_stage(other):
-    """What fits at another stage, by the formula and with shares that are whole numbers."""
-    return [lambda card, stage, ranks, fits=fits: fits(card, other(stage), ranks) for fits in (by_formula, largest)]
+def with_floats(card_bytes, stage, ranks):
+    whole, shared = per_parameter(stage)
+    return card_bytes / (whole + shared / ranks)
 
 
-@exercise("1.3", "The largest model", minutes=20, difficulty=2, answer="largest_model", own=largest_params,
-          replaces=FORMULAS, sample=lambda random: (random.randint(16, 10**random.randint(2, 12)), random.randint(0, 3),
-                                                    random.randint(1, 100)))
-def largest_model(lab: Lab):
-    even = [(states(params * ranks, stage, ranks), stage, ranks) for params in (1, 50, 10**9) for stage in range(4)
-            for ranks in (1, 2, 8)]
-    lab.compare(even, largest, [
-        ("You divided all 16 bytes among the ranks at every stage: that is stage 3; below it a part of each parameter "
-         "stays whole on every rank.", lambda card, stage, ranks: card * ranks // 16,
-         lambda card, stage, ranks: card // 16 * ranks),
-        ("You took one rank's card for the whole: with more ranks more fits, since they share the load.",
-         lambda card, stage, ranks: card // 16),
-        ("You multiplied what fits on one card by the number of ranks at every stage but 0: only what is shared out "
-         "grows with the ranks.", lambda card, stage, ranks: card // 16 * (ranks if stage else 1)),
-        ("You divided the whole part by the ranks and left the shared part whole: it is the other way round.",
-         lambda card, stage, ranks: card * ranks // (per_parameter(stage)[1] * ranks + per_parameter(stage)[0])),
-        ("You are one stage too far: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the gradient, "
-         "stage 3 all 16.", *at_stage(lambda stage: min(stage + 1, 3))),
-        ("You are one stage behind: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the gradient, "
-         "stage 3 all 16.", *at_stage(lambda stage: max(stage - 1, 0))),
-        ("You stopped one short: a model that fills the card to the last byte fits.",
-         lambda card, stage, ranks: largest(card - 1, stage, ranks)),
-        ("You are off by one: one parameter more fits.", lambda card, stage, ranks: largest(card, stage, ranks) - 1),
-        ("You counted a card's bytes as if a parameter took 12: the master copy, 4 bytes in fp32, belongs to it.",
-         lambda card, stage, ranks: card * ranks // ((12, 4, 2, 0)[stage] * ranks + (0, 8, 10, 12)[stage])),
-    ], exact=False)
-    ragged = [(card, stage, ranks) for card in (15, 100, 1001, 24 * 10**9, 24 * 2**30) for stage in range(4)
-              for ranks in (3, 7)] + [(10**17 + 3, 3, 3)]
-    lab.compare(ragged, largest, [
-        (FLOATS, lambda *case: largest(*case, share=float_share)),
-        ("You counted only whole rows of parameters, a multiple of the number of ranks: some ranks may own one more "
-         "than others.",
-         lambda card, stage, ranks: card // (per_parameter(stage)[0] * ranks + per_parameter(stage)[1]) * ranks),
-        ("Shares are whole numbers: the rank that owns most holds ceil(P / N) parameters, not P / N, and it is its "
-         "card that overflows.", by_formula),
-        ("You divided with / and rounded: a float has 53 bits, too few for these numbers. Stay with whole numbers.",
-         lambda card, stage, ranks: int(card / (per_parameter(stage)[0] + per_parameter(stage)[1] / ranks))),
-    ], tell=_fits_or_not)
-    return "to the last parameter: one more would not fit."
-
-
-def _fits_or_not(case, got, right) -> str | None:
+def fits_or_not(case, got, want):
     card, stage, ranks = case
     if type(got) is not int or got < 0:
         return None
     needs, more = states(got, stage, ranks), states(got + 1, stage, ranks)
     if needs > card:
-        return f"it returned {got:_}, which needs {needs:_} bytes on a rank and does not fit; {right:_} is right"
-    return f"it returned {got:_}, and one more needs {more:_} bytes and fits too; {right:_} is right"
+        return f"it returned {got:_}, which needs {needs:_} bytes on a rank and does not fit; {want:_} is right."
+    return f"it returned {got:_}, and one more needs {more:_} bytes and fits too; {want:_} is right."
+
+
+@exercise(
+    "1.3", "The largest model", minutes=20, difficulty=2, answer="largest_model", own=largest_params,
+    replaces=FORMULAS, timeout=4,
+    sample=lambda random: (random.randint(16, 10**random.randint(2, 12)), random.randint(0, 3), random.randint(1, 100)),
+    cases=[(states(params * ranks, stage, ranks), stage, ranks) for params in (1, 50, 10**9) for stage in range(4)
+           for ranks in (1, 2, 8)] + [(16, 3, 64)],  # every card is full
+    trials=[Trial([*((card, stage, ranks) for card in (15, 100, 1001, 24 * 10**9, 24 * 2**30) for stage in range(4)
+                     for ranks in (3, 7)), (10**16 + 2, 3, 7), (10**17 + 3, 3, 3)],
+                  words=dict.fromkeys(("returned", "exactly"), fits_or_not))],
+    mistakes={
+        "always stage 3": (lambda card, stage, ranks: card * ranks // 16,
+                           lambda card, stage, ranks: card // 16 * ranks),
+        "one card": lambda card, stage, ranks: card // 16,
+        "times ranks": lambda card, stage, ranks: card // 16 * (ranks if stage else 1),
+        "upside down": lambda card, stage, ranks: card * ranks // (per_parameter(stage)[1] * ranks
+                                                                   + per_parameter(stage)[0]),
+        "stage too far": ({"at": lambda stage: min(stage + 1, 3)},
+                          lambda card, stage, ranks: by_formula(card, min(stage + 1, 3), ranks)),
+        "stage behind": ({"at": lambda stage: max(stage - 1, 0)},
+                         lambda card, stage, ranks: by_formula(card, max(stage - 1, 0), ranks)),
+        "gradients first": {"from_stage": (3, 1, 2)},
+        "one short": {"fits": lambda needs, card: needs < card},
+        "one less": {"more": -1},
+        "as many as bytes": {"most": lambda card, ranks: card},
+        "one too many": {"more": 1},
+        "no master copy": (lambda card, stage, ranks: card * ranks // ((12, 4, 2, 0)[stage] * ranks
+                                                                       + (0, 8, 10, 12)[stage]), {"sizes": (2, 2, 8)}),
+        "fp32 gradients": {"sizes": (2, 4, 12)},
+        "floats": {"rounded": float_share},
+        "whole rows": lambda card, stage, ranks: card // (per_parameter(stage)[0] * ranks
+                                                          + per_parameter(stage)[1]) * ranks,
+        "shares not whole": by_formula,
+        "divided with /": (with_floats, lambda *case: int(with_floats(*case))),
+        "rounded down": {"rounded": lambda params, ranks: params // ranks},
+        "hung": lambda card, stage, ranks: next(params for params in itertools.count()
+                                                if states(params + 1, stage, ranks) > card),
+    })
+def largest_model(card_bytes, stage, ranks, *, rounded=share_of, fits=lambda needs, card: needs <= card, more=0,
+                  most=lambda card, ranks: card * ranks, at=lambda stage: stage, **how):
+    """The most parameters that fit, by bisection: slow to read, hard to get wrong.
+
+    always stage 3: You divided all 16 bytes among the ranks at every stage: that is stage 3; below it a part of each
+        parameter stays whole on every rank.
+    one card: You took one rank's card for the whole: with more ranks more fits, since they share the load.
+    times ranks: You multiplied what fits on one card by the number of ranks at every stage but 0: only what is shared
+        out grows with the ranks.
+    upside down: You divided the whole part by the ranks and left the shared part whole: it is the other way round.
+    stage too far: You are one stage too far: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the
+        gradient, stage 3 all 16.
+    stage behind: You are one stage behind: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the
+        gradient, stage 3 all 16.
+    gradients first: You shared out the gradients at stage 1 and the optimizer's states at stage 2: the largest part,
+        12 of 16 bytes, goes first.
+    one short: You stopped one short: a model that fills the card to the last byte fits.
+    one less: You are off by one: one parameter more fits.
+    as many as bytes: You looked for no more parameters than a card has bytes: on many ranks more fit.
+    one too many: You returned the first number that does not fit: the one before it is the last that does.
+    no master copy: You counted a card's bytes as if a parameter took 12: the master copy, 4 bytes in fp32, belongs to
+        it.
+    fp32 gradients: You counted the gradients in fp32: in this convention they are fp16, 2 bytes.
+    floats: `/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b).
+    whole rows: You counted only whole rows of parameters, a multiple of the number of ranks: some ranks may own one
+        more than others.
+    shares not whole: Shares are whole numbers: the rank that owns most holds ceil(P / N) parameters, not P / N, and it
+        is its card that overflows.
+    divided with /: You divided with / and rounded: a float has 53 bits, too few for these numbers. Stay with whole
+        numbers.
+    rounded down: You rounded a share down: the rank that owns most holds ceil(P / N) parameters, and it is its card
+        that overflows.
+    hung: Do you try one size after the other? Halve an interval instead, or count whole rows.
+    right: to the last parameter: one more would not fit.
+    """
+    low, high = 0, most(card_bytes, ranks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fitting = fits(states(middle, at(stage), ranks, share=rounded(middle, ranks), **how), card_bytes)
+        low, high = (middle, high) if fitting else (low, middle - 1)
+    return low + more
 
 
 # 1.4 ----------------------------------------------------------------------------------------------------------------
 
-def passes(stage, accumulation):
-    return (2, 2, accumulation + 1, 3 * accumulation)[stage]
+@exercise(
+    "1.4", "What a rank sends", minutes=20, difficulty=2, answer="step_traffic", own=sent_bytes, replaces=FORMULAS,
+    sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3), random.randint(1, 1024),
+                           random.randint(1, 16)),
+    cases=[(1600, stage, ranks, accumulation) for accumulation in (1, 3) for stage in range(4) for ranks in (2, 4, 1)],
+    trials=[Trial([*((1601, stage, 4, 3) for stage in range(4)), (10, 3, 64, 1), (10**17 + 1, 0, 3, 1)])],
+    mistakes={
+        "all-reduce once": {"passes": lambda G: (1, 2, G + 1, 3 * G)},
+        "no gather": {"passes": lambda G: (2, 1, G, 3 * G)},
+        "gathered once": {"passes": lambda G: (2, 2, G + 1, 2 * G)},
+        "reduced once": {"passes": lambda G: (2, 2, G + 1, 2 * G + 1)},
+        "all-reduce at stage 1": {"passes": lambda G: (2, 3, G + 1, 3 * G)},
+        "all-reduce at stages 1 and 2": {"passes": lambda G: (2, 3, 2 * G + 1, 3 * G)},
+        "all-reduce at stage 3": {"passes": lambda G: (2, 2, G + 1, 4 * G)},
+        "no accumulation": {"passes": lambda G: (2, 2, 2, 3)},
+        "no accumulation at stage 2": {"passes": lambda G: (2, 2, 2, 3 * G)},
+        "no accumulation at stage 3": {"passes": lambda G: (2, 2, G + 1, 3)},
+        "accumulation everywhere": {"passes": lambda G: (2 * G, 2 * G, 2 * G, 3 * G)},
+        "accumulation below stage 2": ({"passes": lambda G: (2, G + 1, G + 1, 3 * G)},
+                                       {"passes": lambda G: (2 * G, 2, G + 1, 3 * G)},
+                                       {"passes": lambda G: (2 * G, G + 1, G + 1, 3 * G)}),
+        "gathered each time": {"passes": lambda G: (2, 2, 2 * G, 3 * G)},
+        "elements": {"nbytes": 1},
+        "twice": {"nbytes": 4},
+        "everything": {"shares": lambda ranks: ranks},
+        "all ranks": {"shares": lambda ranks: ranks * (ranks - 1)},
+        "one share": {"shares": lambda ranks: 1},
+        "floats": {"rounded": float_share},
+        "shares not whole": ({"rounded": lambda params, ranks: params // ranks},
+                             {"rounded": lambda params, ranks: params / ranks},
+                             {"rounded": lambda params, ranks: -(-2 * params // ranks), "nbytes": 1},
+                             {"rounded": lambda params, ranks: -(-params * (ranks - 1) // ranks),
+                              "shares": lambda ranks: 1},
+                             lambda params, stage, ranks, G: step_traffic(
+                                 params, stage, 1, G, shares=lambda _: ranks - 1) // ranks),
+    })
+def step_traffic(params, stage, ranks, accumulation, *, passes=lambda G: (2, 2, G + 1, 3 * G), rounded=share_of,
+                 shares=lambda ranks: ranks - 1, nbytes=2):
+    """Bytes sent. passes: of each stage, how often all parameters or gradients travel.
 
-
-def sends(passes=passes, share=share_of):
-    """Bytes sent, if all parameters or gradients travel so many times."""
-    return lambda params, stage, ranks, accumulation: (2 * passes(stage, accumulation) * (ranks - 1)
-                                                       * share(params, ranks))
-
-
-@exercise("1.4", "What a rank sends", minutes=20, difficulty=2, answer="step_traffic", own=sent_bytes,
-          replaces=FORMULAS, sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3),
-                                                    random.randint(1, 1024), random.randint(1, 16)))
-def step_traffic(lab: Lab):
-    even = [(1600, stage, ranks, accumulation) for accumulation in (1, 3) for stage in range(4) for ranks in (2, 4, 1)]
-    lab.compare(even, sends(), [
-        ("You counted an all-reduce once: it is a reduce-scatter and an all-gather, two passes.",
-         sends(lambda stage, G: (1, 2, G + 1, 3 * G)[stage])),
-        ("You left out the gather of the updated parameters at stages 1 and 2: each rank has updated only its own "
-         "share.",
-         sends(lambda stage, G: (2, 1, G, 3 * G)[stage])),
-        ("You gathered the parameters once at stage 3: they are freed after the forward, so the backward gathers them "
-         "again.", sends(lambda stage, G: (2, 2, G + 1, 2 * G)[stage])),
-        ("At stage 1 you all-reduced the gradients and then gathered the parameters: a reduce-scatter is enough, since "
-         "a rank needs only its own share of the gradients.", sends(lambda stage, G: (2, 3, G + 1, 3 * G)[stage])),
-        ("You all-reduced the gradients at stages 1 and 2: a reduce-scatter, half of that, is enough, since a rank "
-         "needs only its own share.", sends(lambda stage, G: (2, 3, 2 * G + 1, 3 * G)[stage])),
-        ("You left out accumulation at stages 2 and 3: with nowhere to add up a whole gradient, each micro-batch's is "
-         "reduced at once, and stage 3 also gathers for each.", sends(lambda stage, G: (2, 2, 2, 3)[stage])),
-        ("You left out accumulation at stage 2: with nowhere to add up a whole gradient, each micro-batch's is reduced "
-         "at once.", sends(lambda stage, G: (2, 2, 2, 3 * G)[stage])),
-        ("You left out accumulation at stage 3: it gathers twice and reduces once for each micro-batch.",
-         sends(lambda stage, G: (2, 2, G + 1, 3)[stage])),
-        ("You multiplied every stage by the accumulation: stages 0 and 1 add up locally and reduce once, and stage 2 "
-         "gathers its parameters once, after the step.", sends(lambda stage, G: (2, 2, 2, 3)[stage] * G)),
-        ("You gathered the parameters of stage 2 after every micro-batch: they change only with the optimizer's step.",
-         sends(lambda stage, G: (2, 2, 2 * G, 3 * G)[stage])),
-        ("You counted elements: in fp16 each is 2 bytes.", lambda *case: sends()(*case) // 2),
-        ("You let a rank send everything: its own share stays where it is, so a pass sends (N - 1) / N of it.",
-         lambda params, stage, ranks, G: 2 * passes(stage, G) * params),
-        ("You added up all ranks: what one rank sends is wanted.", lambda *case: sends()(*case) * case[2]),
-        ("You counted one share a pass: a rank sends a share to each of the N - 1 others.",
-         lambda params, stage, ranks, G: 2 * passes(stage, G) * params // ranks),
-    ], exact=False)
-    ragged = [(1601, stage, 4, 3) for stage in range(4)] + [(10, 3, 64, 1), (10**17 + 1, 0, 3, 1)]
-    lab.compare(even + ragged, sends(), [
-        (FLOATS, sends(share=float_share)),
-        ("A share is a whole number of parameters, and the padding of the last one travels too: round params / ranks up "
-         "before you multiply.",
-         lambda params, stage, ranks, G: int(2 * passes(stage, G) * (ranks - 1) * params // ranks),
-         lambda params, stage, ranks, G: 2 * passes(stage, G) * (ranks - 1) * (params // ranks)),
-    ])
-    return "2Ψ, 2Ψ, (G + 1)Ψ and 3GΨ elements, times (N - 1) / N, padding included."
-
-
-# 1.5 ----------------------------------------------------------------------------------------------------------------
-
-def _sample_units(random):
-    return ([(random.randint(1, 10**6), random.randint(0, 10**7)) for _ in range(random.randint(1, 8))],
-            random.randint(0, 3), random.randint(1, 9))
-
-
-@exercise("1.5", "A step, moment by moment", minutes=60, difficulty=3, answer="timeline", replaces=FORMULAS,
-          sample=_sample_units)
-def timeline(lab: Lab):
-    even = [([(800, 5000), (1600, 7000), (400, 300)], stage, ranks) for stage in range(4) for ranks in (2, 4, 1)]
-    lab.compare([*even, ([(64, 100)], 3, 2)], moments, exact=False, tell=first_wrong_moment)
-    ragged = [([(801, 5001), (4, 7), (1, 3)], stage, ranks) for stage in (1, 2, 3) for ranks in (2, 3)]
-    lab.compare(even + ragged, moments, tell=first_wrong_moment)
-    return "every moment of every stage. The most is held in the backward, while activations are still there."
+    all-reduce once: You counted an all-reduce once: it is a reduce-scatter and an all-gather, two passes.
+    no gather: You left out the gather of the updated parameters at stages 1 and 2: each rank has updated only its own
+        share.
+    gathered once: You gathered the parameters once at stage 3: they are freed after the forward, so the backward
+        gathers them again.
+    reduced once: You reduced the gradients of stage 3 once: with nowhere to add up a whole gradient, each micro-batch's
+        is reduced at once.
+    all-reduce at stage 1: At stage 1 you all-reduced the gradients and then gathered the parameters: a reduce-scatter
+        is enough, since a rank needs only its own share of the gradients.
+    all-reduce at stages 1 and 2: You all-reduced the gradients at stages 1 and 2: a reduce-scatter, half of that, is
+        enough, since a rank needs only its own share.
+    all-reduce at stage 3: You all-reduced the gradients at stage 3: a reduce-scatter, half of that, is enough, since a
+        rank needs only its own share.
+    no accumulation: You left out accumulation at stages 2 and 3: with nowhere to add up a whole gradient, each
+        micro-batch's is reduced at once, and stage 3 also gathers for each.
+    no accumulation at stage 2: You left out accumulation at stage 2: with nowhere to add up a whole gradient, each
+        micro-batch's is reduced at once.
+    no accumulation at stage 3: You left out accumulation at stage 3: it gathers twice and reduces once for each
+        micro-batch.
+    accumulation everywhere: You multiplied every stage by the accumulation: stages 0 and 1 add up locally and reduce
+        once, and stage 2 gathers its parameters once, after the step.
+    accumulation below stage 2: You reduced the gradients of stage 0 or 1 after every micro-batch: both have room for a
+        whole gradient, add up locally, and reduce once.
+    gathered each time: You gathered the parameters of stage 2 after every micro-batch: they change only with the
+        optimizer's step.
+    elements: You counted elements: in fp16 each is 2 bytes.
+    twice: That is twice as much: an element travels in fp16, 2 bytes, and a pass sends each of N - 1 shares once.
+    everything: You let a rank send everything: its own share stays where it is, so a pass sends (N - 1) / N of it.
+    all ranks: You added up all ranks: what one rank sends is wanted.
+    one share: You counted one share a pass: a rank sends a share to each of the N - 1 others.
+    floats: `/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b).
+    shares not whole: A share is a whole number of parameters, and the padding of the last one travels too: round params
+        / ranks up before you multiply.
+    right: 2Ψ, 2Ψ, (G + 1)Ψ and 3GΨ elements, times (N - 1) / N, padding included.
+    """
+    return nbytes * passes(accumulation)[stage] * shares(ranks) * rounded(params, ranks)

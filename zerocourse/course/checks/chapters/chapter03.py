@@ -1,283 +1,498 @@
 """The checks of chapter 03, rank maps: divisions of small models, in one process; 3.6 has ranks."""
 
+import functools
+import itertools
 import math
-from functools import partial
+import operator
+import statistics
 
 from ....layout import rankmap
+from ....layout.balance import Balance
 from ..exercise import exercise
-from ..inside import Raised
-from ..lab import Lab
-from ..words import a, call_text, value_text
-from . import map_probe as probe
+from ..harness import When
+from ..trace import Trial
+from ..words import value_text
 from . import moving_house  # noqa: F401  (3.6 is there)
-from .map_probe import REPLACED
+from .moving_house import REPLACED
+
+
+def some_shapes(random):
+    return {f"p{i}": tuple(random.randint(0, 6) for _ in range(random.randint(0, 3)))
+            for i in range(random.randint(1, 9))}
+
+
+def some_owner(random):
+    """Random shapes, an owner for each, and a number of ranks."""
+    shapes, world_size = some_shapes(random), random.randint(1, 5)
+    return shapes, {name: random.randrange(world_size) for name in shapes}, world_size
+
 
 # 3.1 ----------------------------------------------------------------------------------------------------------------
 
-def _owned(random):
-    shapes, world_size = probe.some_shapes(random), random.randint(1, 5)
-    return shapes, probe.some_owner(random, shapes, world_size), world_size
+MODEL = {"a": (4, 5), "b": (10,), "c": (2, 5), "d": (3, 2, 4)}
 
 
-@exercise("3.1", "How uneven is it?", minutes=10, difficulty=1, answer="imbalance", own=probe.own_imbalance,
-          replaces=REPLACED, sample=_owned)
-def imbalance(lab: Lab):
-    compare = partial(lab.compare, close=1e-6)  # the answer may have computed in fp32
-    right, shapes = probe.ratio(), {"a": (4, 5), "b": (10,), "c": (2, 5), "d": (3, 2, 4)}
-    everywhere = [(shapes, {"a": 0, "b": 1, "c": 0, "d": 1}, 2), (shapes, {"a": 0, "b": 1, "c": 1, "d": 2}, 3)]
-    compare(everywhere, right, [
-        ("You counted tensors: they are of very different sizes, so count their elements.",
-         probe.ratio(lambda shape: 1)),
-        ("You added up the lengths of a shape: a tensor's elements are their product.", probe.ratio(sum)),
-        ("You took the first length only: a tensor's elements are the product of all lengths.",
-         probe.ratio(lambda shape: shape[0])),
-        ("You divided by the smallest load: the mean load is what every rank would have if all were even.",
-         probe.ratio(rule=lambda load: max(load) / min(load))),
-        ("You divided the mean by the largest: it is the other way round, so that 1 is the least.",
-         probe.ratio(rule=lambda load: sum(load) / len(load) / max(load))),
-        ("You returned the largest rank's share of all: divide by the mean, not by the sum.",
-         probe.ratio(rule=lambda load: max(load) / sum(load))),
-        ("You took the difference from the mean, and a ratio is wanted.",
-         probe.ratio(rule=lambda load: max(load) - sum(load) / len(load))),
-        ("You divided with //: the ratio is a float.",
-         probe.ratio(rule=lambda load: max(load) // (sum(load) / len(load)))),
-        ("You rounded the mean: divide with / and not with //.",
-         probe.ratio(rule=lambda load: max(load) / (sum(load) // len(load)))),
-    ])
-    idle = [(shapes, {"a": 0, "b": 0, "c": 2, "d": 2}, 4), (shapes, dict.fromkeys(shapes, 1), 3)]
-    compare(idle, right, [
-        ("You took the mean over the ranks that own something: a rank that owns nothing counts too.",
-         probe.ratio(rule=lambda load: max(load) * sum(map(bool, load)) / sum(load))),
-        ("You took as many ranks as the owners tell of: a rank that owns nothing counts too, also the last ones.",
-         lambda shapes, owner, world_size: right(shapes, owner, max(owner.values()) + 1)),
-    ])
-    small = [({"a": (), "b": (3,)}, {"a": 0, "b": 1}, 2), ({"a": (), "b": (), "c": ()}, {"a": 0, "b": 0, "c": 1}, 2)]
-    compare(small, right, [
-        ("A tensor of shape () has one element: the product of no numbers is 1.",
-         probe.ratio(lambda shape: math.prod(shape) if shape else 0))])
-    compare([({"a": (0, 3)}, {"a": 1}, 2), ({}, {}, 3)], right, allow=("ZeroDivisionError", "ValueError"),
-                tell=lambda case, got, want: f"it {_came(got)}, and when nobody owns anything 1.0 is right: all "
-                                             "ranks have the same")
-    return "the largest load over the mean, with ranks that own nothing, and where there is nothing to own."
+@exercise(
+    "3.1", "How uneven is it?", minutes=10, difficulty=1, answer="imbalance", replaces=REPLACED, sample=some_owner,
+    own=lambda shapes, owner, world_size: Balance.build(shapes, world_size, lambda *_: owner).imbalance,
+    trials=[Trial(cases, close=1e-6) for cases in (  # the answer may have computed in fp32
+        [(MODEL, {"a": 0, "b": 1, "c": 0, "d": 1}, 2), (MODEL, {"a": 0, "b": 1, "c": 1, "d": 2}, 3)],
+        [(MODEL, {"a": 0, "b": 0, "c": 2, "d": 2}, 4), (MODEL, dict.fromkeys(MODEL, 1), 3)],
+        [({"a": (), "b": (3,)}, {"a": 0, "b": 1}, 2), ({"a": (), "b": (), "c": ()}, {"a": 0, "b": 0, "c": 1}, 2)],
+        [({"a": (0, 3)}, {"a": 1}, 2), ({}, {}, 3)])],
+    mistakes={
+        "tensors": {"size": lambda shape: 1},
+        "overwritten": {"add": lambda load, size: size},
+        "lengths": {"size": sum},
+        "one length": ({"size": lambda shape: shape[0]}, {"size": lambda shape: shape[-1]}),
+        "over the smallest": {"rule": lambda load: max(load) / min(load)},
+        "upside down": {"rule": lambda load: sum(load) / len(load) / max(load)},
+        "smallest": {"rule": lambda load: min(load) * len(load) / sum(load)},
+        "load": {"rule": max},
+        "percent": {"rule": lambda load: 100 * max(load) * len(load) / sum(load)},
+        "deviation": {"rule": lambda load: statistics.pstdev(load) * len(load) / sum(load)},
+        "share of all": {"rule": lambda load: max(load) / sum(load)},
+        "no ratio": {"rule": lambda load: max(load) - sum(load) / len(load)},
+        "excess": {"rule": lambda load: max(load) * len(load) / sum(load) - 1},
+        "median": {"rule": lambda load: max(load) / statistics.median(load)},
+        "of tensors": lambda shapes, owner, ranks: imbalance(shapes, owner, ranks) * len(shapes) / ranks,
+        "whole number": {"rule": lambda load: max(load) // (sum(load) / len(load))},
+        "mean rounded": {"rule": lambda load: max(load) / (sum(load) // len(load))},
+        "rounded": tuple({"rule": lambda load, digits=digits: round(max(load) * len(load) / sum(load), digits)}
+                         for digits in (3, 2, 1)),
+        "busy ranks": {"rule": lambda load: max(load) * sum(map(bool, load)) / sum(load)},
+        "ranks of owners": lambda shapes, owner, _: imbalance(shapes, owner, max(owner.values()) + 1),
+        "scalar": {"size": lambda shape: math.prod(shape) if shape else 0},
+        "empty tensor": {"size": lambda shape: max(1, math.prod(shape))},
+        "nothing": ({"nothing": lambda: 1 / 0}, When("returned", lambda got, want: want == 1)),
+    })
+def imbalance(shapes, owner, world_size, *, size=math.prod, rule=lambda load: max(load) * len(load) / sum(load),
+              nothing=lambda: 1.0, add=operator.add):
+    """The largest load over the mean load.
 
-
-def _came(got) -> str:
-    return f"raised {got.kind}" if isinstance(got, Raised) else f"returned {value_text(got)}"
+    tensors: You counted tensors: they are of very different sizes, so count their elements.
+    overwritten: You let each tensor overwrite the load of those before it: add up what a rank owns.
+    lengths: You added up the lengths of a shape: a tensor's elements are their product.
+    one length: You took one length of a shape only: a tensor's elements are the product of all lengths.
+    over the smallest: You divided by the smallest load: the mean load is what every rank would have if all were even.
+    upside down: You divided the mean by the largest: it is the other way round, so that 1 is the least.
+    smallest: You divided the smallest load by the mean: it is the largest that is wanted, for which all others wait.
+    load: You returned the largest load itself: divide it by the mean.
+    percent: You returned percent, and a ratio is wanted.
+    deviation: You took the standard deviation: the largest load is wanted, for which all others wait.
+    share of all: You returned the largest rank's share of all: divide by the mean, not by the sum.
+    no ratio: You took the difference from the mean, and a ratio is wanted.
+    excess: You took 1 away: that is by how much the largest is above the mean, and where all are even 1.0 is wanted.
+    median: You divided by the median: the mean load is what every rank would have if all were even.
+    of tensors: You divided by the mean size of a tensor: the mean load is all elements over the number of ranks.
+    whole number: You divided with //: the ratio is a float.
+    mean rounded: You rounded the mean: divide with / and not with //.
+    rounded: You rounded the ratio: return it as it is.
+    busy ranks: You took the mean over the ranks that own something: a rank that owns nothing counts too.
+    ranks of owners: You took as many ranks as the owners tell of: a rank that owns nothing counts too, also the last
+        ones.
+    scalar: A tensor of shape () has one element: the product of no numbers is 1.
+    empty tensor: A tensor with a length of 0 has no elements: the product is 0.
+    nothing: When nobody owns anything 1.0 is right: all ranks have the same.
+    right: the largest load over the mean, with ranks that own nothing, and where there is nothing to own.
+    """
+    load = [0] * world_size
+    for name, rank in owner.items():
+        load[rank] = add(load[rank], size(shapes[name]))
+    return rule(load) if sum(load) else nothing()
 
 
 # 3.2 ----------------------------------------------------------------------------------------------------------------
 
-@exercise("3.2", "The largest first", minutes=15, difficulty=1, answer="greedy_map", own=rankmap.greedy, replaces=REPLACED,
-          sample=lambda random: (probe.some_shapes(random), random.randint(1, 5)))
-def greedy_map(lab: Lab):
-    cases = [({"a": (3,), "b": (40,), "c": (5, 5), "d": (10, 2), "e": (11,), "f": (2, 3)}, ranks) for ranks in (2, 3)]
-    lab.compare(cases, rankmap.greedy, [
-        ("You dealt the tensors in turn: greedy asks each time which rank has the least.", rankmap.round_robin),
-        ("You sorted by size, and then dealt in turn: greedy asks each time which rank has the least.", probe.in_turn),
-        ("You took the tensors in the order of the model: sort them, the largest first.",
-         lambda shapes, n: probe.biggest_to_least(shapes, n, order=lambda names, shapes: names)),
-        ("You took the smallest first: then the largest comes last, and nothing is left to make up for it.",
-         lambda shapes, n: probe.biggest_to_least(shapes, n, order=_rising)),
-        ("You gave each tensor to the rank that has the fewest tensors: count elements.",
-         probe.fewest_tensors),
-        ("You sorted by the first length of the shape: sort by the number of elements.",
-         lambda shapes, n: probe.biggest_to_least(shapes, n, order=lambda names, s: sorted(
-             names, key=lambda name: -s[name][0]))),
-        ("You sorted by the shape itself: sort by the number of elements.",
-         lambda shapes, n: probe.biggest_to_least(shapes, n, order=lambda names, s: sorted(
-             names, key=s.__getitem__, reverse=True))),
-        ("When two ranks have the same load, the tensor goes to the lower rank.",
-         lambda shapes, n: probe.biggest_to_least(shapes, n, last=True)),
-    ])
-    equal = [({"d": (2, 3), "a": (6,), "c": (3, 2), "b": (6, 1), "e": ()}, ranks) for ranks in (1, 2, 3, 4)]
-    lab.compare([*equal, ({"a": (0,), "b": (0, 2), "c": (1,)}, 2), ({"a": (2,)}, 3)], rankmap.greedy, [
-        ("Of two tensors of the same size, the one that is first in the model goes first: yours goes by its name.",
-         lambda shapes, n: probe.biggest_to_least(shapes, n, order=lambda names, s: sorted(
-             names, key=lambda name: (-math.prod(s[name]), name)))),
-        ("Of two tensors of the same size, the one that is first in the model goes first: yours goes by its name, "
-         "backwards.", lambda shapes, n: probe.biggest_to_least(shapes, n, order=lambda names, s: sorted(
-             names, key=lambda name: (math.prod(s[name]), name), reverse=True))),
-        ("Of two tensors of the same size, the one that is first in the model goes first: yours takes the last.",
-         lambda shapes, n: probe.biggest_to_least(shapes, n, order=lambda names, s: _rising(names, s)[::-1])),
-        ("When two ranks have the same load, the tensor goes to the lower rank.",
-         lambda shapes, n: probe.biggest_to_least(shapes, n, last=True)),
-    ])
-    return "every tensor to the rank that has the least, with every tie as the package breaks it."
+def least(values):
+    """The lowest rank among those that have least."""
+    values = list(values)
+    return values.index(min(values))
 
 
-def _rising(names, shapes):
-    return sorted(names, key=lambda name: math.prod(shapes[name]))
+def dealt(load, count, turn):
+    return turn % len(load)
+
+
+def back_and_forth(load, count, turn):
+    return min(turn % (2 * len(load)), -1 - turn % (2 * len(load)) + 2 * len(load))
+
+
+SIZES = {"a": (3,), "b": (40,), "c": (5, 5), "d": (10, 2), "e": (11,), "f": (2, 3)}
+EQUAL = {"d": (2, 3), "a": (6,), "c": (3, 2), "b": (6, 1), "e": ()}
+FEW = {name: (size,) for name, size in zip("abcdef", (6, 5, 4, 2, 1, 1), strict=True)}
+
+
+@exercise(
+    "3.2", "The largest first", minutes=15, difficulty=1, answer="greedy_map", own=rankmap.greedy, replaces=REPLACED,
+    sample=lambda random: (some_shapes(random), random.randint(1, 5)),
+    cases=[(SIZES, 2), (SIZES, 3)],  # no two of one size
+    trials=[Trial([*((EQUAL, ranks) for ranks in (1, 2, 3, 4)), (FEW, 2), ({"a": (0,), "b": (0, 2), "c": (1,)}, 2),
+                   ({"a": (2,)}, 3), ({"a": (0,), "b": (0, 2), "s": (), "c": (1,)}, 2)])],
+    mistakes={
+        "in turn": {"key": lambda size, place, *_: place, "rank": dealt},
+        "sorted, in turn": {"rank": dealt},
+        "back and forth": {"rank": back_and_forth},
+        "unsorted": {"key": lambda size, place, *_: place},
+        "smallest first": {"key": lambda size, place, *_: (size, place)},
+        "most": {"rank": lambda load, *_: load.index(max(load))},
+        "overwritten": {"add": lambda load, size: size},
+        "fewest tensors": {"rank": lambda load, count, turn: least(zip(count, load, strict=True))},
+        "first length": {"key": lambda size, place, name, shape: (-shape[0], place)},
+        "lengths": {"size": sum},
+        "shape": {"key": lambda size, place, name, shape: ([-length for length in shape] + [1], place)},
+        "higher rank": {"rank": lambda load, *_: len(load) - 1 - least(load[::-1])},
+        "tie by count": {"rank": lambda load, count, turn: least(zip(load, count, strict=True))},
+        "by name": {"key": lambda size, place, name, _: (-size, name)},
+        "by name, backwards": {"key": lambda size, place, name, _: (-size, -ord(name))},
+        "last of equals": {"key": lambda size, place, *_: (-size, -place)},
+        "scalar": {"size": lambda shape: math.prod(shape) if shape else 0},
+    })
+def greedy_map(shapes, world_size, *, size=math.prod, key=lambda size, place, *_: (-size, place),
+               rank=lambda load, *_: least(load), add=operator.add):
+    """Who owns what.
+
+    in turn: You dealt the tensors in turn: greedy asks each time which rank has the least.
+    sorted, in turn: You sorted by size, and then dealt in turn: greedy asks each time which rank has the least.
+    back and forth: You sorted by size, and then dealt from the first rank to the last and back again: greedy asks each
+        time which rank has the least.
+    unsorted: You took the tensors in the order of the model: sort them, the largest first.
+    smallest first: You took the smallest first: then the largest comes last, and nothing is left to make up for it.
+    most: You gave each tensor to the rank that has most: it goes to the one that has the least.
+    overwritten: You let each tensor overwrite the load of those before it: add up what a rank owns.
+    fewest tensors: You gave each tensor to the rank that has the fewest tensors: count elements.
+    first length: You sorted by the first length of the shape: sort by the number of elements.
+    lengths: You added up the lengths of a shape: a tensor's elements are their product.
+    shape: You sorted by the shape itself: sort by the number of elements.
+    higher rank: When two ranks have the same load, the tensor goes to the lower rank.
+    tie by count: When two ranks have the same load, the tensor goes to the lower rank: yours goes to the one that has
+        fewer tensors.
+    by name: Of two tensors of the same size, the one that is first in the model goes first: yours goes by its name.
+    by name, backwards: Of two tensors of the same size, the one that is first in the model goes first: yours goes by
+        its name, backwards.
+    last of equals: Of two tensors of the same size, the one that is first in the model goes first: yours takes the
+        last.
+    scalar: A tensor of shape () has one element: the product of no numbers is 1.
+    right: every tensor to the rank that has the least, with every tie as the package breaks it.
+    """
+    sizes, names = {name: size(shape) for name, shape in shapes.items()}, list(shapes)
+    load, count, owner = [0] * world_size, [0] * world_size, {}
+    names.sort(key=lambda name: key(sizes[name], list(shapes).index(name), name, shapes[name]))
+    for turn, name in enumerate(names):
+        owner[name] = own = rank(load, count, turn)
+        load[own] = add(load[own], sizes[name])
+        count[own] += 1
+    return owner
 
 
 # 3.3 ----------------------------------------------------------------------------------------------------------------
 
 RUNS = [([6, 6, 6, 6], 2), ([9, 1, 1, 1], 2), ([1, 1, 1, 9], 2), ([5, 4, 3, 6, 2], 3), ([2, 2, 2, 7, 1, 1], 3),
-        ([8, 1, 1, 1, 1, 8], 3), ([3, 8, 2, 2, 2, 5, 5, 1], 4), ([10, 1], 4), ([4, 0, 4, 0], 2), ([7], 1)]
-MANY = [((17 * i * i + 5) % 97 + 1) for i in range(90)]
+        ([8, 1, 1, 1, 1, 8], 3), ([3, 8, 2, 2, 2, 5, 5, 1], 4), ([10, 1], 4), ([4, 0, 4, 0], 2), ([7], 1),
+        ([3, 3, 8, 1], 3)]
+MANY = [((17 * i * i + 5) % 97 + 1) for i in range(90)], 8
 
 
-@exercise("3.3", "The fairest runs", minutes=30, difficulty=2, answer="fairest_runs", replaces=REPLACED, timeout=8)
-def fairest_runs(lab: Lab):
-    cases = [({f"t{i}": (size,) for i, size in enumerate(sizes)}, ranks) for sizes, ranks in [*RUNS, (MANY, 8)]]
-    answers = lab.calls(cases)
-    worst = None
-    for (shapes, ranks), owner in zip(cases, answers, strict=True):
-        sizes = [math.prod(shape) for shape in shapes.values()]
-        case = f"for tensors of {value_text(sizes)} elements on {ranks} ranks"
-        if not isinstance(owner, dict) or set(owner) != set(shapes):
-            lab.wrong(f"{case}, it returned {value_text(owner)}: a dictionary with a rank for every tensor is right.")
-        if bad := [rank for rank in owner.values() if type(rank) is not int or not 0 <= rank < ranks]:
-            lab.wrong(f"{case}, it gives a tensor to rank {value_text(bad[0])}: the ranks are the integers from 0 to "
-                      f"{ranks - 1}.")
-        order = [owner[name] for name in shapes]
-        if order != sorted(order):
-            lab.wrong(f"{case}, the owners in the order of the model are {value_text(order)}: these are no runs of "
-                      "neighbours. Going through the model, the rank may only stay or rise.")
-        load, least = max(probe.loads(shapes, owner, ranks)), probe.smallest_limit(shapes, ranks)
-        if load > least and worst is None:
-            worst = f"{case}, the owners are {value_text(order)}: the largest load is {load}, and {least} is possible."
-    if worst is None:
-        return "no runs of neighbours have a smaller largest load, and 90 tensors on 8 ranks take no time."
-    tellers = [
-        *[("You gave each rank as many tensors as the others: sizes differ.", counts) for counts in probe.EQUAL_COUNTS],
-        ("You closed a run as soon as it reached the mean: the last tensor of a run can make it far too large.",
-         lambda shapes, ranks: probe.until_full(shapes, ranks, late=True)),
-        ("You closed a run before it would pass the mean: what is left over falls to the last rank. The limit has to "
-         "be found; the mean is only the least that it can be.",
-         lambda shapes, ranks: probe.until_full(shapes, ranks, late=False)),
-        ("You cut where a tensor's middle passes the next N-th, as the package's `contiguous` does: that is near, but "
-         "not always the fairest.", rankmap.contiguous),
-        ("You gave everything to one rank.", lambda shapes, ranks: dict.fromkeys(shapes, 0)),
-    ]
-    heavy = [max(probe.loads(shapes, owner, ranks)) for (shapes, ranks), owner in zip(cases, answers, strict=True)]
-    why = next((sentence for sentence, fn in tellers
-                if heavy == [max(probe.loads(shapes, fn(shapes, ranks), ranks)) for shapes, ranks in cases]), "")
-    lab.wrong(f"{worst} {why}".rstrip())
+def divided(answer, sizes, ranks):
+    """What kind of division it is, and its largest load: several may be right.
+
+    case: tensors of {0} elements on {1} ranks
+    complete: it returned {_owner}.
+    given: it gives a tensor to rank {got}.
+    runs: the owners in the order of the model are {_order}.
+    load: the owners are {_order}, so the largest load is {got}, and {want} is possible.
+    """
+    shapes = {f"t{i}": (size,) for i, size in enumerate(sizes)}
+    owner = answer(dict(shapes), ranks)
+    if not isinstance(owner, dict) or set(owner) != set(shapes):
+        return {"complete": False, "_owner": value_text(owner)}
+    order = [owner[name] for name in shapes]
+    strange = [rank for rank in order if type(rank) is not int or not 0 <= rank < ranks]
+    load = [sum(size for size, own in zip(sizes, order, strict=True) if own == rank) for rank in range(ranks)]
+    return {"complete": True, "given": next(iter(strange), None), "runs": not strange and order == sorted(order),
+            "load": max(load), "_order": value_text(order), "_last": ranks - 1}
+
+
+def closed(full):
+    """Runs that end where full(load, next size, mean load, largest size)."""
+    def runs(shapes, world_size):
+        sizes, rank, load, owner = list(map(math.prod, shapes.values())), 0, 0, {}
+        for name, size in zip(shapes, sizes, strict=True):
+            if load and rank < world_size - 1 and full(load, size, sum(sizes) / world_size, max(sizes)):
+                rank, load = rank + 1, 0
+            owner[name], load = rank, load + size
+        return owner
+    return runs
+
+
+def numbered(rank):
+    """By the number of a tensor alone: rank(number, tensors, ranks)."""
+    return lambda shapes, ranks: {name: rank(number, len(shapes), ranks) for number, name in enumerate(shapes)}
+
+
+@exercise(
+    "3.3", "The fairest runs", minutes=30, difficulty=2, answer="fairest_runs", replaces=REPLACED, timeout=4,
+    trials=[Trial(RUNS, divided), Trial([MANY], divided)],
+    mistakes={
+        "incomplete": (lambda shapes, ranks: [0] * len(shapes), When("complete")),
+        "no such rank": (lambda shapes, ranks: {name: rank + 1 for name, rank in fairest_runs(shapes, ranks).items()},
+                         When("given")),
+        "no runs": (rankmap.greedy, When("runs")),
+        "as many tensors": (numbered(lambda number, tensors, ranks: number // -(-tensors // ranks)),
+                            numbered(lambda number, tensors, ranks: number * ranks // tensors),
+                            numbered(lambda number, tensors, ranks: min(number // max(1, tensors // ranks), ranks - 1)),
+                            numbered(lambda number, tensors, ranks: next(
+                                rank for rank in range(ranks) if number < (rank + 1) * (tensors // ranks)
+                                + min(rank + 1, tensors % ranks)))),
+        "late": closed(lambda load, size, mean, most: load >= mean),
+        "early": (closed(lambda load, size, mean, most: load + size > mean),
+                  closed(lambda load, size, mean, most: load + size > max(mean, most))),
+        "nearest": closed(lambda load, size, mean, most: load + size - mean > mean - load),
+        "middles": rankmap.contiguous,
+        "squares": {"cost": lambda load: load**2, "join": operator.add},
+        "one rank": numbered(lambda *_: 0),
+        "hung": lambda shapes, ranks: fairest_runs(shapes, ranks) if len(shapes) < 20
+        else next(number for number in itertools.count() if number < 0),
+    })
+def fairest_runs(shapes, world_size, *, cost=lambda load: load, join=max):
+    """Runs of neighbours.
+
+    incomplete: a dictionary with a rank for every tensor is right.
+    no such rank: the ranks are the integers from 0 to {_last}.
+    no runs: these are no runs of neighbours. Going through the model, the rank may only stay or rise.
+    as many tensors: You gave each rank as many tensors as the others: sizes differ.
+    late: You closed a run as soon as it reached the mean: the last tensor of a run can make it far too large.
+    early: You closed a run before it would pass the mean: what is left over falls to the last rank. The limit has to be
+        found; the mean is only the least that it can be.
+    nearest: You closed each run where it is nearest to the mean: what a run lacks or has too much of falls to the last
+        rank. The limit has to be found; the mean is only the least that it can be.
+    middles: You cut where a tensor's middle passes the next N-th, as the package's `contiguous` does: that is near, but
+        not always the fairest.
+    squares: You made the sum of squares, or the variance, as small as it can be: the largest load is what everybody
+        waits for.
+    one rank: You gave everything to one rank.
+    hung: Do you try every division? With 90 tensors on 8 ranks there are billions: ask how many ranks a limit needs,
+        and halve the interval in which the limit lies.
+    right: no runs of neighbours have a smaller largest load, and 90 tensors on 8 ranks take no time.
+    """
+    ends = [0, *itertools.accumulate(map(math.prod, shapes.values()))]
+
+    @functools.cache
+    def best(first, ranks):
+        """(cost of the tensors from the first on, where their first run ends)."""
+        if ranks == 1:
+            return cost(ends[-1] - ends[first]), len(shapes)
+        return min((join(cost(ends[cut] - ends[first]), best(cut, ranks - 1)[0]), cut)
+                   for cut in range(first, len(ends)))
+
+    cuts = [0]
+    for rank in range(world_size):
+        cuts.append(best(cuts[-1], world_size - rank)[1])
+    return {name: next(rank for rank in range(world_size) if number < cuts[rank + 1])
+            for number, name in enumerate(shapes)}
 
 
 # 3.4 ----------------------------------------------------------------------------------------------------------------
 
-def _any_owner(random):
-    shapes, world_size = probe.some_shapes(random), random.randint(1, 5)
-    return shapes, world_size, random.choice([None, probe.some_owner(random, shapes, world_size)])
+def own_layout(shapes, world_size, owner):
+    layout = rankmap.Layout.build(shapes, world_size, owner)
+    return dict(layout.offset), list(layout.bounds)
 
 
-def _mistaken(sentence: str, **how):
-    return sentence, lambda *case: probe.row(*case, **how)
+def maybe_owner(random):
+    shapes, owner, world_size = some_owner(random)
+    return shapes, world_size, random.choice([None, owner])
 
 
-@exercise("3.4", "A row and its cuts", minutes=20, difficulty=2, answer="row_layout", own=probe.own_layout,
-          replaces=REPLACED, sample=_any_owner)
-def row_layout(lab: Lab):
-    even, ragged = {"a": (2, 2), "b": (8,), "c": (4,)}, {"a": (2, 2), "b": (5,), "c": ()}
-    lab.compare([(even, 2, None), (even, 4, None), (even, 1, None)], probe.row, [
-        ("There are N + 1 bounds, the first is 0 and the last is the end of the row: you left out one of them.",
-         lambda *case: (probe.row(*case)[0], probe.row(*case)[1][1:])),
-        ("There are N + 1 bounds, the first is 0 and the last is the end of the row: you left out one of them.",
-         lambda *case: (probe.row(*case)[0], probe.row(*case)[1][:-1])),
-        ("You returned the number of a tensor: its offset is the number of elements before it.",
-         lambda *case: ({name: i for i, name in enumerate(case[0])}, probe.row(*case)[1])),
-    ])
-    lab.compare([(ragged, 4, None), (ragged, 3, None), ({"a": (2,), "b": (0, 4), "c": ()}, 5, None)], probe.row, [
-        _mistaken("You rounded the size of a slice down and let the last rank have the rest: slices are equal, so "
-                  "round up, and pad the row at its end.", down=True),
-        _mistaken("You stopped at the last parameter: the last slices are padded, so all are equal.", clipped=True),
-        _mistaken("You padded every parameter: the row as a whole is padded, once, at its end.", each=True),
-        ("You rounded the size of a slice down: the last elements then belong to nobody.",
-         lambda shapes, n, owner: (probe.row(shapes, n, owner)[0],
-                                   [rank * (sum(map(math.prod, shapes.values())) // n) for rank in range(n + 1)])),
-    ])
-    owners = [(ragged, 2, {"a": 1, "b": 0, "c": 1}), (even, 3, {"a": 2, "b": 1, "c": 0}),
-              (even, 4, {"a": 3, "b": 1, "c": 1}), (even, 3, {"a": 0, "b": 0, "c": 0})]
-    lab.compare(owners, probe.row, [
-        _mistaken("You left out the owners: with an owner map the row is sorted by owner, and slices are as long as "
-                  "what their rank owns.", by_owner=False),
-        _mistaken("You kept the model's order in the row: what belongs to one rank has to lie together, so sort by "
-                  "owner first.", sorts=False),
-        ("You cut the sorted row into equal slices: with an owner map a slice is as long as what its rank owns.",
-         lambda shapes, n, owner: (probe.row(shapes, n, owner)[0], probe.row(shapes, n, None)[1])),
-        _mistaken("You left out the ranks that own nothing: such a rank has an empty slice, from a bound to the "
-                  "same bound.", gaps=False),
-        ("A rank that owns nothing has an empty slice where the rank before it ends: its bound is not 0.",
-         _zero_bounds),
-        ("You sorted the names of one owner: tensors of one rank stay in the order of the model.",
-         lambda shapes, n, owner: probe.row({name: shapes[name] for name in sorted(shapes)}, n, owner)),
-    ])
-    swapped = [({"b": (2,), "a": (3,), "c": (1,)}, 2, {"b": 0, "a": 0, "c": 1})]
-    lab.compare(swapped, probe.row, [
-        ("You sorted the names of one owner: tensors of one rank stay in the order of the model.",
-         lambda shapes, n, owner: probe.row({name: shapes[name] for name in sorted(shapes)}, n, owner))])
-    for case, (offsets, _) in zip(owners, lab.calls(owners), strict=True):
-        order = list(probe.row(*case)[0])
-        if list(offsets) != order:
-            lab.wrong(f"`{call_text('row_layout', case)}`: the offsets are right, but they come in the order "
-                      f"{list(offsets)}. The row has the order {order}, and who walks along it wants theirs.")
-    return "equal slices with padding at the end, and whole tensors sorted by owner: both are a row and N + 1 bounds."
+def equal(end, world_size):
+    return [rank * -(-end // world_size) for rank in range(world_size + 1)]
 
 
-def _zero_bounds(shapes, world_size, owner):
-    """The end of each rank's last tensor, 0 where there is none."""
-    offsets, bounds = probe.row(shapes, world_size, owner)
-    load = probe.loads(shapes, owner, world_size)
-    return offsets, [0, *(bound if load[rank] else 0 for rank, bound in enumerate(bounds[1:]))]
+def sums(load):
+    return [0, *itertools.accumulate(load)]
+
+
+def offsets(change):
+    """The right bounds, with other offsets: change(shapes, right offsets, right bounds, owners)."""
+    def row(shapes, world_size, owner):
+        begin, bounds = row_layout(shapes, world_size, owner)
+        return change(shapes, begin, bounds, owner), bounds
+    return row
+
+
+def in_the_row(answer, *case):
+    """The order of the offsets, which comparing dictionaries leaves out.
+
+    case: `row_layout({0}, {1}, {2})`
+    order: the offsets are right, but they come in the order {got}. The row has the order {want}, and who walks along it
+        wants theirs.
+    """
+    return {"order": list(answer(*case)[0])}
+
+
+EVEN, RAGGED = {"a": (2, 2), "b": (8,), "c": (4,)}, {"a": (2, 2), "b": (5,), "c": ()}
+OWNERS = [(RAGGED, 2, {"a": 1, "b": 0, "c": 1}), (EVEN, 3, {"a": 2, "b": 1, "c": 0}),
+          (EVEN, 4, {"a": 3, "b": 1, "c": 1}), (EVEN, 3, {"a": 0, "b": 0, "c": 0}),
+          ({"b": (2,), "a": (3,), "c": (1,)}, 2, {"b": 0, "a": 0, "c": 1})]
+
+
+@exercise(
+    "3.4", "A row and its cuts", minutes=20, difficulty=2, answer="row_layout", own=own_layout, replaces=REPLACED,
+    sample=maybe_owner, cases=[(EVEN, ranks, None) for ranks in (2, 4, 1)],
+    trials=[Trial([(RAGGED, 4, None), (RAGGED, 3, None), ({"a": (2,), "b": (0, 4), "c": ()}, 5, None)]),
+            Trial(OWNERS), Trial(OWNERS, in_the_row)],
+    mistakes={
+        "a bound less": ({"flat": lambda end, ranks: equal(end, ranks)[1:]},
+                         {"flat": lambda end, ranks: equal(end, ranks)[:-1]}),
+        "numbers": offsets(lambda shapes, begin, *_: {name: number for number, name in enumerate(begin)}),
+        "ends": offsets(lambda shapes, begin, *_: {name: begin[name] + math.prod(shapes[name]) for name in begin}),
+        "sizes": {"flat": lambda end, ranks: [-(-end // ranks)] * ranks},
+        "one more": {"flat": lambda end, ranks: [rank * (end // ranks + 1) for rank in range(ranks + 1)]},
+        "rest to the last": {"flat": lambda end, ranks: [rank * (end // ranks) for rank in range(ranks)] + [end]},
+        "rest dealt out": ({"flat": lambda end, ranks: [rank * end // ranks for rank in range(ranks + 1)]},
+                           {"flat": lambda end, ranks: [rank * (end // ranks) + min(rank, end % ranks)
+                                                    for rank in range(ranks + 1)]},
+                           {"flat": lambda end, ranks: [rank * end / ranks for rank in range(ranks + 1)]},
+                          {"flat": lambda end, ranks: [round(rank * end / ranks) for rank in range(ranks + 1)]}),
+        "scalar": {"size": lambda shape: math.prod(shape) if shape else 0},
+        "no padding": {"flat": lambda end, ranks: [min(end, bound) for bound in equal(end, ranks)]},
+        "each padded": {"room": lambda count, ranks: -(-count // ranks) * ranks},
+        "rounded down": {"flat": lambda end, ranks: [rank * (end // ranks) for rank in range(ranks + 1)]},
+        "owners left out": lambda shapes, ranks, owner: row_layout(shapes, ranks, None),
+        "unsorted": {"names": lambda shapes, owner: shapes},
+        "equal slices": {"owned": lambda load: equal(sum(load), len(load))},
+        "as the longest": {"owned": lambda load: [rank * max(load) for rank in range(len(load) + 1)]},
+        "no empty slices": {"owned": lambda load: sums(filter(None, load))},
+        "bound 0": {"owned": lambda load: [0] + [sum(load[:rank + 1]) if own else 0 for rank, own in enumerate(load)]},
+        "in the slice": offsets(lambda shapes, begin, bounds, owner: {
+            name: at - bounds[owner[name]] if owner else at for name, at in begin.items()}),
+        "by name": {"names": lambda shapes, owner: sorted(shapes, key=lambda name: (owner[name], name))},
+        "order": offsets(lambda shapes, begin, *_: {name: begin[name] for name in shapes}),
+    })
+def row_layout(shapes, world_size, owner, *, names=lambda shapes, owner: sorted(shapes, key=owner.get),
+               size=math.prod, room=lambda count, ranks: count, flat=equal, owned=sums):
+    """Offsets and bounds.
+
+    a bound less: There are N + 1 bounds, the first is 0 and the last is the end of the row: you left out one of them.
+    numbers: You returned the number of a tensor: its offset is the number of elements before it.
+    ends: You returned where a tensor ends: its offset is where it begins, the number of elements before it.
+    sizes: You returned the sizes of the slices: the bounds are where they begin and end, N + 1 places in the row.
+    one more: You added 1 to the quotient also where the row divides evenly: round up, with -(-end // N).
+    rest to the last: You rounded the size of a slice down and let the last rank have the rest: slices are equal, so
+        round up, and pad the row at its end.
+    rest dealt out: You dealt the rest out over the slices: slices are equal, so round up, and pad the row at its end.
+    scalar: A tensor of shape () has one element: the product of no numbers is 1.
+    no padding: You stopped at the last parameter: the last slices are padded, so all are equal.
+    each padded: You padded every parameter: the row as a whole is padded, once, at its end.
+    rounded down: You rounded the size of a slice down: the last elements then belong to nobody.
+    owners left out: You left out the owners: with an owner map the row is sorted by owner, and slices are as long as
+        what their rank owns.
+    unsorted: You kept the model's order in the row: what belongs to one rank has to lie together, so sort by owner
+        first.
+    equal slices: You cut the sorted row into equal slices: with an owner map a slice is as long as what its rank owns.
+    as the longest: You made every slice as long as the longest: with an owner map there is no padding, and a slice is
+        as long as what its rank owns.
+    no empty slices: You left out the ranks that own nothing: such a rank has an empty slice, from a bound to the same
+        bound.
+    bound 0: A rank that owns nothing has an empty slice where the rank before it ends: its bound is not 0.
+    in the slice: An offset counts from the beginning of the row, and not of the slice.
+    by name: You sorted the names of one owner: tensors of one rank stay in the order of the model.
+    order: Sort first, and fill the dictionary in the order of the row.
+    right: equal slices with padding at the end, and whole tensors sorted by owner: both are a row and N + 1 bounds.
+    """
+    begin, end, load = {}, 0, [0] * world_size
+    for name in names(shapes, owner) if owner else shapes:
+        begin[name], count = end, size(shapes[name])
+        if owner:
+            load[owner[name]] += count
+        end += count if owner else room(count, world_size)
+    return begin, owned(load) if owner else flat(end, world_size)
 
 
 # 3.5 ----------------------------------------------------------------------------------------------------------------
 
-def _any_slice(random):
-    shapes, world_size, owner = _any_owner(random)
-    return shapes, *probe.own_layout(shapes, world_size, owner), random.randrange(world_size)
+def own_ranges(shapes, offsets, bounds, rank):
+    in_row = {name: shapes[name] for name in offsets}
+    layout = rankmap.Layout(in_row, offsets, tuple(bounds), sum(map(math.prod, shapes.values())))
+    return [(part.name, part.start, part.stop, part.at) for part in layout.shard_ranges(layout.slice(rank))]
 
 
-def _range(sentence: str, **how):
-    return sentence, lambda *case: probe.parts(*case, **how)
+def some_slice(random):
+    shapes, world_size, owner = maybe_owner(random)
+    return shapes, *own_layout(shapes, world_size, owner), random.randrange(world_size)
 
 
-@exercise("3.5", "What lies in a slice", minutes=25, difficulty=2, answer="shard_ranges", own=probe.own_ranges,
-          replaces=REPLACED, sample=_any_slice)
-def shard_ranges(lab: Lab):
-    shapes = {"a": (2, 2), "b": (5,), "c": (1,), "d": (2, 7), "e": (3,)}
-    flat = [(shapes, *probe.row(shapes, ranks, None), rank) for ranks in (2, 4, 8) for rank in range(ranks)]
-    lab.compare(flat, probe.parts, [
-        _range("You left out the tensors that a cut goes through: a slice may have a part of a tensor.", whole=True),
-        _range("You left out a tensor that began in an earlier slice: the rest of it lies here.", begins=True),
-        _range("start and stop count from the beginning of the parameter, and not of the row.", row_numbers=True),
-        _range("`at` counts from the beginning of the slice, and not of the row.", row_at=True),
-        _range("start, stop and `at` all count from the beginning of the row: start and stop belong to the parameter, "
-               "`at` to the slice.", row_numbers=True, row_at=True),
-        _range("stop is the first element that is no longer in the range, as in Python's slices.", inclusive=True),
-        _range("A range has at least one element: where a parameter only touches the slice, there is none.",
-               touching=True),
-        ("You left out a tensor that goes beyond both ends of the slice.",
-         lambda *case: [part for part in probe.parts(*case) if not _beyond(case, part[0])]),
-    ])
-    empty = {"a": (2,), "x": (0, 3), "b": (3,), "s": ()}
-    small = [(empty, *probe.row(empty, ranks, None), rank) for ranks in (1, 2, 4, 7) for rank in range(ranks)]
-    lab.compare(small, probe.parts, [
-        _range("A tensor without elements has no range anywhere.", empty=True),
-        ("You returned the padding as a range: only parameters have ranges.", _with_padding)])
-    owner = {"a": 2, "b": 0, "c": 2, "d": 0, "e": 3}
-    owned = [(shapes, *probe.row(shapes, 4, owner), rank) for rank in range(4)]
-    lab.compare(owned, probe.parts, [
-        ("The ranges come in the order in which they lie in the slice, which is that of the offsets.",
-         lambda *case: probe.parts(*case, order=list(case[0])))])
-    mixed = {"a": (2,), "b": (3,), "c": (2,)}
-    lab.compare([(mixed, {"c": 0, "a": 2, "b": 4}, [0, 4, 8], rank) for rank in range(2)], probe.parts, [
-        ("The ranges come in the order in which they lie in the slice: the offsets tell it, the shapes do not.",
-         lambda *case: probe.parts(*case, order=list(case[0])))])
-    return "whole tensors, beginnings, middles and ends; nothing for padding and for what has no elements."
+def slices_of(shapes, owner, *worlds):
+    """A case for every rank of every world."""
+    return [(shapes, *own_layout(shapes, ranks, owner), rank) for ranks in worlds for rank in range(ranks)]
 
 
-def _beyond(case, name) -> bool:
-    shapes, offsets, bounds, rank = case
-    end = offsets[name] + math.prod(shapes[name])
-    return offsets[name] < bounds[rank] and end > bounds[rank + 1]
+def overlaps(begin, end, first, last):
+    return max(begin, first) < min(end, last)
 
 
-def _with_padding(shapes, offsets, bounds, rank):
+def with_padding(shapes, offsets, bounds, rank):
     """The last tensor's range goes on into the padding."""
-    longer = probe.parts(shapes, offsets, bounds, rank)
-    if longer and (gap := bounds[rank + 1] - bounds[rank] - longer[-1][3] - longer[-1][2] + longer[-1][1]):
-        name, start, stop, at = longer[-1]
-        longer[-1] = name, start, stop + gap, at
-    return longer
+    *found, (name, start, stop, at) = shard_ranges(shapes, offsets, bounds, rank) or [(None, 0, 0, 0)]
+    return [*found, (name, start, bounds[rank + 1] - bounds[rank] - at + start, at)] if name else []
+
+
+FIVE, THREE = {"a": (2, 2), "b": (5,), "c": (1,), "d": (2, 7), "e": (3,)}, {"a": (2,), "b": (3,), "c": (2,)}
+EMPTY = {"a": (2,), "x": (0, 3), "b": (3,), "s": ()}
+
+
+@exercise(
+    "3.5", "What lies in a slice", minutes=25, difficulty=2, answer="shard_ranges", own=own_ranges, replaces=REPLACED,
+    sample=some_slice, cases=slices_of(FIVE, None, 2, 4, 8),
+    trials=[Trial(slices_of(EMPTY, None, 1, 2, 4, 7)),
+            Trial([*slices_of(FIVE, {"a": 2, "b": 0, "c": 2, "d": 0, "e": 3}, 4),
+                   *((THREE, {"c": 0, "a": 2, "b": 4}, [0, 4, 8], rank) for rank in (0, 1))])],
+    mistakes={
+        "whole tensors": {"keep": lambda begin, end, first, last: first <= begin < end <= last},
+        "beginnings": {"keep": lambda begin, end, first, last: begin < end and first <= begin < last},
+        "no middles": {"keep": lambda *at: overlaps(*at) and not (at[0] < at[2] and at[1] > at[3])},
+        "row numbers": {"part": lambda start, stop, begin, end, first: (start, stop, start - first)},
+        "row at": {"part": lambda start, stop, begin, end, first: (start - begin, stop - begin, start)},
+        "row everywhere": {"part": lambda start, stop, begin, end, first: (start, stop, start)},
+        "inclusive": {"part": lambda start, stop, begin, end, first: (start - begin, stop - begin - 1, start - first)},
+        "length": {"part": lambda start, stop, begin, end, first: (start - begin, stop - start, start - first)},
+        "rank 0": lambda shapes, offsets, bounds, rank: shard_ranges(shapes, offsets, bounds, 0),
+        "not cut": ({"part": lambda start, stop, begin, end, first: (start - begin, end - begin, start - first)},
+                    {"part": lambda start, stop, begin, end, first: (0, stop - begin, start - first)},
+                    {"part": lambda start, stop, begin, end, first: (0, end - begin, start - first)},
+                    {"part": lambda start, stop, begin, end, first: (0, end - begin, begin - first)}),
+        "touching": {"keep": lambda begin, end, first, last: max(begin, first) <= min(end, last)},
+        "everywhere": {"keep": lambda *_: True},
+        "empty": ({"keep": lambda *at: overlaps(*at) or at[0] == at[1] and at[2] <= at[0] <= at[3]},
+                  {"keep": lambda *at: overlaps(*at) or at[0] == at[1] and at[2] <= at[0] < at[3]}),
+        "padding": with_padding,
+        "order": {"names": lambda shapes, offsets: shapes},
+    })
+def shard_ranges(shapes, offsets, bounds, rank, *, keep=overlaps, names=lambda shapes, offsets: offsets,
+                 part=lambda start, stop, begin, end, first: (start - begin, stop - begin, start - first)):
+    """The parts of parameters in a slice.
+
+    whole tensors: You left out the tensors that a cut goes through: a slice may have a part of a tensor.
+    beginnings: You left out a tensor that began in an earlier slice: the rest of it lies here.
+    no middles: You left out a tensor that goes beyond both ends of the slice.
+    row numbers: start and stop count from the beginning of the parameter, and not of the row.
+    row at: `at` counts from the beginning of the slice, and not of the row.
+    row everywhere: start, stop and `at` all count from the beginning of the row: start and stop belong to the
+        parameter, `at` to the slice.
+    inclusive: stop is the first element that is no longer in the range, as in Python's slices.
+    length: You returned the length of the range: the third number is where it stops, counted like start.
+    rank 0: You listed what lies in rank 0's slice: that of `rank` lies from bounds[rank] to bounds[rank + 1].
+    not cut: You listed more of a tensor than lies in the slice: cut it at both ends of the slice.
+    touching: A range has at least one element: where a parameter only touches the slice, there is none.
+    everywhere: You listed parameters that lie in other slices: where start is not below stop, there is no range.
+    empty: A tensor without elements has no range anywhere.
+    padding: You returned the padding as a range: only parameters have ranges.
+    order: The ranges come in the order in which they lie in the slice: the offsets tell it, the shapes do not.
+    right: whole tensors, beginnings, middles and ends; nothing for padding and for what has no elements.
+    """
+    first, last, found = bounds[rank], bounds[rank + 1], []
+    for name in names(shapes, offsets):
+        begin, end = offsets[name], offsets[name] + math.prod(shapes[name])
+        if keep(begin, end, first, last):
+            found.append((name, *part(max(begin, first), min(end, last), begin, end, first)))
+    return found
