@@ -21,7 +21,7 @@ MISSING = "nothing was recorded"
 _trips = itertools.count()  # of this rank; the same number on every rank of a world, as they start and end together
 NEVER_A_VALUE = (MemoryError, EOFError)  # raised by what runs the answer, and each has a sentence of its own
 CALL_WORDS = {"returned": "it returned", "exactly": "it returned",
-              "changed": "the values are right, but it changed its argument, which others use as well: work on a copy"}
+              "changed": "the values are right, but it changed its argument, which others use as well: work on a copy."}
 
 
 @dataclass(frozen=True, eq=False)
