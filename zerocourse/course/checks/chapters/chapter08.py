@@ -1,21 +1,14 @@
-"""The checks of chapter 08, overlap: here 8.1 to 8.4, the bound, what to gather ahead and what it takes, what a timeline
-exposes; the forward that looks ahead and the simulator have files of their own.
+"""The checks of chapter 08, overlap: here 8.1 to 8.3, the bound, what to gather ahead and what it takes; the timeline,
+the forward that looks ahead and the simulator have files of their own.
 """
 
-import math
 import operator
-from itertools import pairwise
 
-import torch
-
-from ....models.gpt2 import GPT
 from ....zero.schedule import Prefetcher
-from ....zero.shard import shard
 from ..exercise import exercise
 from ..harness import When
 from ..trace import Trial
-from . import lanes, run_ahead  # noqa: F401  (8.6 and 8.5 are there)
-from .stage_runs import CONFIG, WatchedComm, data
+from . import exposure, lanes, run_ahead  # noqa: F401  (8.4, 8.6 and 8.5 are there)
 
 # 8.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -79,12 +72,24 @@ def present_place(recorded, so_far):
     return here if recorded[here:here + 1] == so_far[-1:] else None
 
 
-def first_place(recorded, so_far):
-    return recorded.index(so_far[-1]) if so_far[-1] in recorded else None
+def place_of_name(recorded, so_far):
+    return recorded.index(so_far[-1])
+
+
+def last_place_of_name(recorded, so_far):
+    return len(recorded) - 1 - recorded[::-1].index(so_far[-1])
 
 
 def next_places(recorded, here, depth):
     return recorded[here + 1:here + 1 + depth]
+
+
+def as_they_are(coming, so_far, depth):
+    return coming
+
+
+def each_or_now(coming, so_far, depth):
+    return list(dict.fromkeys(coming))
 
 
 def each_once(coming, so_far, depth):
@@ -120,24 +125,25 @@ def sample_order(random):
                    (ORDER, [*ORDER, "h.0"], 2), ([], ["root"], 2)])],  # a pass that is not like the last
     mistakes={
         "itself": tuple({"reach": lambda recorded, here, depth, more=more: recorded[here:here + depth + more],
-                         "name": name} for more in (0, 1) for name in (lambda coming, *_: coming,
-                                                                       lambda coming, *_: list(dict.fromkeys(coming)))),
+                         "name": name} for more in (0, 1) for name in (as_they_are, each_or_now)),
         "one more": {"reach": lambda recorded, here, depth: recorded[here + 1:here + 2 + depth]},
         "one less": {"reach": lambda recorded, here, depth: recorded[here + 1:here + depth]},
         "all that is left": {"reach": lambda recorded, here, depth: recorded[here + 1:]},
         "end of the slice": ({"reach": lambda recorded, here, depth: recorded[here + 1:depth]},
                              {"reach": lambda recorded, here, depth: recorded[here + 1:depth + 1]}),
-        "first place": ({"place": first_place}, {"place": lambda recorded, so_far: recorded.index(so_far[-1])},
-                        {"place": lambda *case: None if present_place(*case) is None else first_place(*case)}),
+        "over the end": {"reach": lambda recorded, here, depth: [recorded[here + 1 + k] for k in range(depth)]},
+        "place behind": {"place": lambda recorded, so_far: present_place(recorded, [*so_far, so_far[-1]])},
+        "place of its name": tuple({"place": place, "name": name} for place in (place_of_name, last_place_of_name)
+                                   for name in (each_once, each_or_now, as_they_are)),
         "in a circle": {"reach": lambda recorded, here, depth: (recorded * (depth + 2))[here + 1:here + 1 + depth]},
         "gave up": {"place": lambda recorded, so_far: present_place(recorded, so_far)
                     if recorded[:len(so_far)] == so_far else None},
         "trusted": {"place": lambda recorded, so_far: len(so_far) - 1},
         "beyond the record": {"place": lambda recorded, so_far: len(so_far) - 1
                               if recorded[len(so_far) - 1] == so_far[-1] else None},
-        "named twice": ({"name": lambda coming, *_: coming},
+        "named twice": ({"name": as_they_are},
                         {"name": lambda coming, so_far, depth: [unit for unit in coming if unit != so_far[-1]]}),
-        "now": {"name": lambda coming, *_: list(dict.fromkeys(coming))},
+        "now": {"name": each_or_now},
         "ran already": {"name": lambda coming, so_far, depth: [
             unit for unit in dict.fromkeys(coming) if unit not in so_far]},
         "farther": {"reach": lambda recorded, here, depth: recorded[here + 1:],
@@ -152,20 +158,24 @@ def gather_ahead(recorded, so_far, depth, *, place=present_place, reach=next_pla
     one more: You gathered one unit more than `depth`.
     one less: You gathered one unit less than `depth`.
     all that is left: You gathered everything that is left: only the next `depth` units, since each takes memory.
-    end of the slice: You ended the slice at `depth`: a slice's end counts from the start of the record, so it is `depth`
-        behind the slice's beginning.
-    first place: You looked for the unit's place in the record by its name: a unit may run twice, or be new, so take the
-        place from how many have run.
+    end of the slice: You ended the slice at `depth`: a slice's end counts from the start of the record, so it is
+        `depth` behind the slice's beginning.
+    over the end: You read beyond the end of the record: at the end fewer than `depth` places are left.
+    place behind: You looked one place too far: the unit that computes now is the last of those that have run, so its
+        place is len(so_far) - 1.
+    place of its name: You looked for the unit's name, and so for its first place in the recorded order, or its last: a
+        unit may run twice, so take the place from how many have run.
     in a circle: At the end you began with the start of the order again: the next pass begins when it begins.
     gave up: You gave up because another unit ran earlier: only the present place counts.
     trusted: You trusted the record although another unit runs now: then nobody knows what comes, and nothing is
         gathered.
-    beyond the record: More units have run than the record has: then nobody knows what comes, and an empty list is right.
+    beyond the record: More units have run than the record has: then nobody knows what comes, and an empty list is
+        right.
     named twice: You named a unit again that is whole now, or named one twice: each needs one gather.
     now: You named the unit that computes now, which comes again later: it is whole now.
     ran already: You left out what ran earlier in this pass: it was freed, so it is gathered again.
-    farther: You looked farther than `depth` places to make up for a unit that comes twice: more blocks would be whole at
-        once than `depth` allows.
+    farther: You looked farther than `depth` places to make up for a unit that comes twice: more blocks would be whole
+        at once than `depth` allows.
     order: The order is wrong: the nearest unit is gathered first.
     right: the nearest first, none twice, and nothing where the record does not fit.
     """
@@ -183,45 +193,49 @@ def windows(blocks, size):
     return [sum(blocks[i:i + size]) for i in range(len(blocks))]
 
 
-def whole_at_once(root, blocks, depth):
-    return root + max(windows(blocks, depth + 1))
-
-
-def peaks(peak):
-    return {"peak": peak}
+def largest_window(blocks, depth):
+    return max(windows(blocks, depth + 1))
 
 
 @exercise(
     "8.3", "How deep a prefetch fits", minutes=20, difficulty=2, answer="deepest_prefetch",
-    replaces=("zerocourse.zero.schedule:Prefetcher.next_after",),
+    replaces=("zerocourse.zero.schedule:Prefetcher.next_after",), timeout=5,
     cases=[(0, [10, 10, 10, 10], 25), (0, [10, 10, 10, 10], 30), (7, [10, 10, 10, 10], 26), (5, UNEVEN, 45),
            (5, UNEVEN, 65), (5, UNEVEN, 94), (5, UNEVEN, 95), (5, UNEVEN, 104), (5, UNEVEN, 115), (0, [10], 10),
            (5, UNEVEN, 10**9), (4, [1, 1, 50], 54), (4, [50, 1, 1], 55), (0, [30, 5, 5, 20], 40)],
     trials=[Trial([(20, [10, 10], 29), (0, [10, 10], 9), (0, [10, 10, 50], 20)])],  # where nothing fits
     mistakes={
-        "root": peaks(lambda root, blocks, depth: whole_at_once(0, blocks, depth)),
-        "root each time": peaks(lambda root, blocks, depth: whole_at_once((depth + 1) * root, blocks, depth)),
-        "last block": peaks(lambda root, blocks, depth: root + max(windows(blocks, depth + 1)[:-1], default=0)),
-        "depth blocks": peaks(lambda root, blocks, depth: whole_at_once(root, blocks, depth - 1)),
-        "block before": peaks(lambda root, blocks, depth: whole_at_once(root, blocks, depth + 1)),
-        "largest": peaks(lambda root, blocks, depth: root + (depth + 1) * max(blocks)),
-        "average": peaks(lambda root, blocks, depth: root + (depth + 1) * sum(blocks) / len(blocks)),
-        "first blocks": peaks(lambda root, blocks, depth: root + sum(blocks[:depth + 1])),
-        "largest ones": peaks(lambda root, blocks, depth: root + sum(sorted(blocks)[::-1][:depth + 1])),
-        "in a circle": peaks(lambda root, blocks, depth: root + max(windows(blocks + blocks, depth + 1)[:len(blocks)])),
+        "root": {"roots": lambda root, depth: 0},
+        "root each time": ({"roots": lambda root, depth: (depth + 1) * root},
+                           {"roots": lambda root, depth: (depth + 2) * root}),
+        "last block": {"peak": lambda blocks, depth: max(windows(blocks, depth + 1)[:-1], default=0)},
+        "last window": {"peak": lambda blocks, depth: max(windows(blocks, depth + 1)[:-depth - 1], default=0)},
+        "smallest": {"peak": lambda blocks, depth: min(windows(blocks, depth + 1))},
+        "depth blocks": {"peak": lambda blocks, depth: max(windows(blocks, depth))},
+        "block before": {"peak": lambda blocks, depth: max(windows(blocks, depth + 2))},
+        "largest": ({"peak": lambda blocks, depth: (depth + 1) * max(blocks)},
+                    lambda root, blocks, room: (room - root) // max(blocks) - 1),
+        "average": {"peak": lambda blocks, depth: (depth + 1) * sum(blocks) / len(blocks)},
+        "first blocks": {"peak": lambda blocks, depth: sum(blocks[:depth + 1])},
+        "largest ones": {"peak": lambda blocks, depth: sum(sorted(blocks)[::-1][:depth + 1])},
+        "in a circle": {"peak": lambda blocks, depth: max(windows(blocks + blocks, depth + 1)[:len(blocks)])},
         "to the last byte": {"fits": operator.lt},
+        "first that fits": {"result": lambda depths: min(depths, default=None)},
+        "not 0": {"result": lambda depths: max(depths, default=None) or None},
         "number of blocks": {"result": lambda depths: len(depths) or None},
         "beyond the end": {"last": lambda blocks: len(blocks)},
         "0 for nothing": {"result": lambda depths: max(depths, default=0)},
         "-1 for nothing": {"result": lambda depths: max(depths, default=-1)},
     })
-def deepest_prefetch(root, blocks, room, *, peak=whole_at_once, fits=operator.le, last=lambda blocks: len(blocks) - 1,
-                     result=lambda depths: max(depths, default=None)):
+def deepest_prefetch(root, blocks, room, *, roots=lambda root, depth: root, peak=largest_window, fits=operator.le,
+                     last=lambda blocks: len(blocks) - 1, result=lambda depths: max(depths, default=None)):
     """The largest depth at which the root and the blocks that are whole at once never need more than `room`.
 
     root: You left out the root: it stays whole during the whole forward.
     root each time: You counted the root with every block: it is whole once.
     last block: Each block must fit by itself, also the last one, behind which there is nothing to gather.
+    last window: You stopped too early: the last depth + 1 blocks are whole together too.
+    smallest: You took the smallest sum: the depth must fit at every moment, so the largest decides.
     depth blocks: You counted `depth` blocks: the block that computes is whole too, so it is depth + 1.
     block before: You counted depth + 2 blocks: the block before is freed as soon as it has computed.
     largest: You took the largest block depth + 1 times: blocks differ, so look at those that follow each other.
@@ -230,117 +244,13 @@ def deepest_prefetch(root, blocks, room, *, peak=whole_at_once, fits=operator.le
     largest ones: You took the depth + 1 largest blocks: only blocks that follow each other are whole together.
     in a circle: After the last block you went on with the first: a pass ends there.
     to the last byte: You want room to be left: what fills it to the last byte fits.
+    first that fits: You returned the first depth that fits: the largest is wanted.
+    not 0: Nothing fits only where not even a depth of 0 does: 0 is a depth, too.
     number of blocks: You returned how many blocks fit: the depth counts those ahead, without the one that computes.
     beyond the end: With n blocks nothing is left to gather ahead beyond a depth of n - 1: that is the most.
     0 for nothing: Where not even one block fits, None is right: a depth of 0 still needs the block that computes.
     -1 for nothing: Where not even one block fits, None is right.
     right: the root, the block that computes, and as many ahead as the room allows.
     """
-    return result([depth for depth in range(last(blocks) + 1) if fits(peak(root, blocks, depth), room)])
-
-
-# 8.4 ----------------------------------------------------------------------------------------------------------------
-
-COMPUTES, TRAVELS = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")
-
-
-def timeline(text):
-    """Events from "all_gather 0 2, forward 2 5 root" (verb, start, end, unit), in the order of their ends."""
-    rows = [(*row.split(), "h.0")[:4] for row in text.split(",")] if text else []
-    events = [{"verb": verb, "unit": unit, "start": float(start), "end": float(end)} for verb, start, end, unit in rows]
-    return sorted(events, key=lambda event: event["end"])
-
-
-TIMELINES = [timeline(text) for text in (
-    "all_gather 0 2, forward 2 5",
-    "all_gather 1 3, forward 0 4",
-    "forward 0 6, all_gather 1 4, wait 3 3.5, wait 3.5 4, reshard 6 6",
-    "all_gather 0 4, reshard 0.5 1, all_gather 1 3 h.1, forward 4 8",
-    "all_gather 0 6, forward 1 5 root, forward 2 4",
-    "forward 0 2, wait 3 4, reduce_scatter 1 4, step 4 6, all_gather 4.5 5.5",
-    "all_gather 0 1, forward 0.5 3, wait 0.5 1, all_gather 1.5 2.5, backward 3.5 6, reduce_scatter 5 8, wait 6 8, "
-    "step 8 9",
-    "forward 0 1, wait 2 3, backward 3 4",
-    "all_gather 0 3, forward 1 4 root, wait 2 3, forward 3 4",
-    "")]
-
-
-def lasted(events, verbs):
-    return sum(event["end"] - event["start"] for event in events if event["verb"] in verbs)
-
-
-def real_step(answer):
-    """The answer for a real step of stage 3, beside the right one: its times are never the same twice.
-
-    exposed: a real step of stage 3 on rank {rank} of {world}, {_events} events: it returned {_got} where {_right} is
-        right. In a record events come in the order of their ends.
-    """
-    comm, model = WatchedComm(), GPT(CONFIG)
-    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=3, prefetch=1, comm=comm)
-    for tokens_BT in data(comm.rank, 2):
-        model(tokens_BT[:, :-1], tokens_BT[:, 1:]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    recorder = model.zero.recorder
-    events = recorder.of_step(recorder.step - 1)
-    got, right = answer(events), exposed_seconds(events)
-    exposed = isinstance(got, (int, float)) and math.isclose(got, right, rel_tol=1e-4, abs_tol=1e-7)
-    return {"exposed": exposed, "_events": len(events), "_got": got, "_right": f"{right:.9f}"}
-
-
-@exercise(
-    "8.4", "What a timeline exposes", minutes=30, difficulty=2, answer="exposed_seconds",
-    cases=[(events,) for events in TIMELINES], trials=[Trial(observe=real_step, worlds=(2,))],
-    mistakes={
-        "all collectives": (lambda events: lasted(events, TRAVELS), {"computes": ()}),
-        "waits": lambda events: lasted(events, ("wait",)),
-        "waiting computes": {"stops": lambda wait, event: False},
-        "own wait": {"stops": lambda wait, event: wait["unit"] == event["unit"]},
-        "once each": {"weight": lambda sent, busy: sent * (not busy)},
-        "nested": ({"weight": lambda sent, busy: sent * (1 - busy), "stops": lambda wait, event: False},
-                   {"weight": lambda sent, busy: sent * (1 - busy)}),
-        "sums": (lambda events: max(0.0, lasted(events, TRAVELS) - lasted(events, COMPUTES)),
-                 lambda events: lasted(events, TRAVELS) - lasted(events, COMPUTES)),
-        "hidden": ({"weight": lambda sent, busy: bool(sent and busy)},
-                   {"weight": lambda sent, busy: bool(sent and busy), "stops": lambda wait, event: False}),
-        "idle": {"weight": lambda sent, busy: not busy},
-        "others compute": {"computes": (*COMPUTES, "reshard")},
-        "forward alone": {"computes": ("forward",)},
-        "no step": {"computes": ("forward", "backward")},
-        "gathers alone": {"travels": ("all_gather",)},
-        "not sorted": {"order": list},
-    })
-def exposed_seconds(events, *, travels=TRAVELS, computes=COMPUTES, stops=lambda wait, event: True, order=sorted,
-                    weight=lambda sent, busy: bool(sent and not busy)):
-    """Seconds in which something travels and nothing computes, segment by segment.
-    stops(wait, event): does the rank not compute in this event during this wait?
-
-    all collectives: You added up all collectives: what travels while the rank computes is hidden.
-    waits: You added up the waits: a collective is also exposed where the rank does nothing at all, and a wait without a
-        collective is not communication.
-    waiting computes: You counted waiting as computing: a forward's time includes the waits inside it.
-    own wait: You let a wait stop its own unit only: the rank stands still then, also in the root's forward around it.
-    once each: You counted collectives that travel together once each: seconds in which several travel are the same
-        seconds.
-    nested: You subtracted a unit's compute and that of the unit around it: the root's forward contains those of the
-        blocks, and the same second counted twice.
-    sums: You subtracted all compute from all communication: only compute at the same time hides anything.
-    hidden: You counted what is hidden: the part of the communication during which nothing computes is wanted.
-    idle: You counted all seconds in which the rank does not compute: only those in which a collective is under way are
-        exposed communication.
-    others compute: You took every other event for computing: only `forward`, `backward` and `step` compute.
-    forward alone: You left out `backward` or `step`: they compute as well.
-    no step: You left out `step`: the optimizer computes as well.
-    gathers alone: You left out `reduce_scatter`: it is communication as well.
-    not sorted: You took starts and ends as they come: in a record events come in the order of their ends, so sort all
-        times first.
-    right: from ten timelines made by hand, and from a real step of stage 3 on two ranks.
-    """
-    exposed, times = 0.0, order(dict.fromkeys(event[edge] for event in events for edge in ("start", "end")))
-    for start, end in pairwise(times):
-        going = [event for event in events if event["start"] <= start and end <= event["end"]]
-        waits = [event for event in going if event["verb"] == "wait"]
-        sent = sum(event["verb"] in travels for event in going)
-        busy = sum(event["verb"] in computes and not any(stops(wait, event) for wait in waits) for event in going)
-        exposed += (end - start) * weight(sent, busy)
-    return exposed
+    return result([depth for depth in range(last(blocks) + 1)
+                   if fits(roots(root, depth) + peak(blocks, depth), room)])

@@ -22,7 +22,7 @@ def events_of(answer, *case):
     """The answer's events in the order of their starts.
 
     case: `simulate({0}, {1}, {2}, {3})`
-    form: {got}.
+    form: {got}, and a list of events (what, block, start, end) is wanted.
     """
     events = answer(*copy.deepcopy(case))
     if not isinstance(events, (list, tuple)):
@@ -45,12 +45,12 @@ def first_difference(case, got, want):
                        "has no such event")
         return f"{what} {block} runs from {start:g} to {end:g}, and it {instead}."
     what, block, start, end = next(iter(extra))
-    return (f"it has {len(got)} events where {len(want)} are right: {what} {block} from {start:g} to {end:g} is one too "
-            "many.")
+    return (f"it has {len(got)} events where {len(want)} are right: {what} {block} from {start:g} to {end:g} is one "
+            "too many.")
 
 
 @exercise(
-    "8.6", "Two lanes", minutes=60, difficulty=3, answer="simulate",
+    "8.6", "Two lanes", minutes=60, difficulty=3, answer="simulate", timeout=5,
     trials=[Trial(CASES, events_of, words={"events": first_difference})],
     mistakes={
         "no events": (lambda *case: max(event[3] for event in simulate(*case)), When("form")),
@@ -68,20 +68,23 @@ def first_difference(case, got, want):
         "one by one": {"full": lambda bucket, limit: True},
         "all at the end": {"full": lambda bucket, limit: False},
         "bucket without the rest": {"carries": False},
+        "never emptied": {"empties": False},
         "gathers first": {"gathers_first": True},
         "stands still": {"stands_still": True},
+        "no overlap": {"reach": lambda place, prefetch, n: place, "stands_still": True},
         "from the start": {"issued": lambda what, now: 0.0 if what == "gather" else now},
         "next step": {"more": True},
+        "durations": lambda *case: [(*event[:3], event[3] - event[2]) for event in simulate(*case)],
     })
 def simulate(blocks, prefetch, bucket_bytes, rate, *, back=reversed, kept=lambda place, n: False, waits=True, last=True,
              reach=lambda place, prefetch, n: place + prefetch, lane=lambda what, number: "the link", full=operator.ge,
-             issued=lambda what, now: now, carries=True, gathers_first=False, stands_still=False, more=False):
+             issued=lambda what, now: now, carries=True, empties=True, gathers_first=False, stands_still=False,
+             more=False):
     """The events of a step, (what, block, start, end).
     kept(place, n): is the block not gathered for this place?   reach: the last place to gather for now.
     lane(what, number): on which link a message travels.   issued(what, now): when, as the link sees it.
 
-    no events: a list of events (what, block, start, end) is wanted, and what is "forward", "backward", "gather" or
-        "reduce".
+    no events: In an event what is "forward", "backward", "gather" or "reduce", and the others are numbers.
     kept: You kept the parameters from the forward: stage 3 frees them, and the backward gathers them again.
     last kept: You kept the last block from its forward: every block is freed, so it is gathered for both places.
     forwards: The backward goes through the blocks from the last to the first.
@@ -98,11 +101,14 @@ def simulate(blocks, prefetch, bucket_bytes, rate, *, back=reversed, kept=lambda
     one by one: You sent every block's gradients by themselves: they wait in the bucket until it has `bucket_bytes`.
     all at the end: You sent all gradients at the end: a bucket leaves as soon as it has `bucket_bytes`.
     bucket without the rest: You sent the gradients of the block that closed the bucket: the whole bucket travels.
+    never emptied: You never emptied the bucket: what has left in it does not travel again.
     gathers first: You put the next gather before the bucket that is full at the same moment: the bucket comes first.
     stands still: The compute lane stood still while a bucket travelled: only a gather is waited for.
+    no overlap: Nothing overlaps in it: gathers look ahead, and a bucket travels while the next block computes.
     from the start: All gathers were issued at the start: a gather is issued when a block at most `prefetch` places
         before it is reached.
     next step: You gathered for the next step too: a step ends with its last reduction.
+    durations: You returned how long events last: the last entry is when they end.
     right: every event of every step. Now you can ask how long a step takes before you buy the link.
     """
     n, events, links, there, now, bucket = len(blocks), [], {}, [], 0.0, 0.0  # there: when each place's gather ends
@@ -131,7 +137,7 @@ def simulate(blocks, prefetch, bucket_bytes, rate, *, back=reversed, kept=lambda
             if gathers_first and not final:
                 look_ahead(place + 1)
             arrived = send("reduce", block, bucket if carries else blocks[block][2])
-            now, bucket = max(now, arrived) if stands_still else now, 0.0
+            now, bucket = max(now, arrived) if stands_still else now, 0.0 if empties else bucket
     if more:
         send("gather", 0, blocks[0][2])
     return events

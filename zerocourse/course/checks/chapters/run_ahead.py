@@ -30,8 +30,8 @@ class Parameters:
 
     def gather(self, i: int) -> None:
         if not isinstance(i, int) or not 0 <= i < LAYERS:
-            raise Wrong(f"`gather({value_text(i)})` was called: the layers are 0 to {LAYERS - 1}, and after the last one "
-                        "there is nothing to gather ahead", MISUSED)
+            raise Wrong(f"`gather({value_text(i)})` was called: the layers are 0 to {LAYERS - 1}, and after the last "
+                        "one there is nothing to gather ahead", MISUSED)
         if i in self.rows:
             raise Wrong(f"`gather({i})` was called while layer {i} was gathered already: once is enough, what travels "
                         "ahead must not be asked for again", MISUSED)
@@ -73,8 +73,7 @@ def ahead_on_a_rank(answer, depth):
     freed: rank {rank} freed nothing, so that at the end {_left} layers are whole.
     freed early: rank {rank} freed the layers {got} before they computed.
     waited early: rank {rank} waited for the layers {got} before the ones in front of them computed.
-    too many: on rank {rank} {got} layers were whole at once, at `gather({_peak})`, where {_allowed} are allowed. Until
-        then {_computed} had computed, and {_freed} of them were freed.
+    too many: on rank {rank} {got} layers were whole at once, at `gather({_peak})`, where {_allowed} are allowed{_then}.
     late: when layer {_computes} computed on rank {rank}, the gather of layer {_late} had not left: while a layer
         computes, the next {_depth} should travel.
     left: at the end {got} layers are still whole on rank {rank}.
@@ -93,25 +92,18 @@ def ahead_on_a_rank(answer, depth):
     late = [(entry.layer, i) for entry in computes for i in range(entry.layer, min(entry.layer + depth + 1, LAYERS))
             if i not in entry.whole]
     peak, allowed = max(parameters.log, key=lambda entry: len(entry.whole)), min(depth + 1, LAYERS)
+    freed = peak.computed - sum(i < peak.computed for i in peak.whole)
     return {"order": [entry.layer for entry in computes],
             "not waited": sorted(set(range(LAYERS)) - {entry.layer for entry in waits}),
             "freed": bool(frees),
             "freed early": [entry.layer for entry in computes if entry.layer not in entry.whole],
-            "waited early": [entry.layer for entry in waits if entry.layer > entry.computed],
+            "waited early": sorted({entry.layer for entry in waits if entry.layer > entry.computed}),
             "too many": len(peak.whole) if len(peak.whole) > allowed else 0,
             "late": late, "left": len(parameters.rows), "result": result,
             "begun too early": [min(entry.whole) < entry.computed for entry in gathers],  # tells mutants apart
-            "_left": len(parameters.rows), "_peak": peak.layer, "_allowed": allowed, "_computed": peak.computed,
-            "_freed": peak.computed - sum(i < peak.computed for i in peak.whole), "_depth": depth,
+            "_left": len(parameters.rows), "_peak": peak.layer, "_allowed": allowed, "_depth": depth,
+            "_then": f"; until then {peak.computed} had computed and {freed} were freed" if peak.computed else "",
             "_computes": late[0][0] if late else None, "_late": late[0][1] if late else None}
-
-
-# What happens in a layer's turn; a mistake is another order. "next": the gathers of the next layer's turn.
-TURN = ("gather", "wait", "compute", "free")
-
-
-def turns(*turn, **knobs):
-    return {"turn": turn, **knobs}
 
 
 @exercise(
@@ -125,22 +117,20 @@ def turns(*turn, **knobs):
         "too far": {"reach": lambda i, depth: i + depth + 1},
         "one too few": {"reach": lambda i, depth: i + max(0, depth - 1)},
         "in groups": {"reach": lambda i, depth: i - i % (depth + 1) + depth},
-        "after computing": (turns("own", "wait", "compute", "free", "gather"),
-                            turns("own", "wait", "compute", "gather", "free")),
-        "never freed": (turns("gather", "wait", "compute"), turns("gather", "wait", "compute", "next"),
-                        turns("gather", "wait", "compute", "next", at_the_end=range(LAYERS))),
-        "freed late": (turns("gather", "wait", "compute", "next", "free"),
-                       turns("gather", "free before", "wait", "compute"),
-                       turns("gather", "free before", "wait", "compute", at_the_end=[LAYERS - 1])),
-        "freed early": turns("gather", "wait", "free", "compute"),
-        "last not freed": turns("free before", "gather", "wait", "compute"),
-        "waits at once": turns("gather and wait", "compute", "free"),
-        "not waited": turns("gather", "peek", "compute", "free"),
+        "after computing": {"turn": ("own", "wait", "compute", "free", "gather")},
+        "never freed": ({"turn": ("gather", "wait", "compute")}, {"turn": ("gather", "wait", "compute", "next")},
+                        {"turn": ("gather", "wait", "compute", "next"), "at_the_end": range(LAYERS)}),
+        "freed late": {"turn": ("gather", "wait", "compute", "next", "free")},
+        "freed early": {"turn": ("gather", "wait", "free", "compute")},
+        "last not freed": {"turn": ("free before", "gather", "wait", "compute")},
+        "waits at once": {"turn": ("gather and wait", "compute", "free")},
+        "not waited": {"turn": ("gather", "peek", "compute", "free")},
         "x lost": {"then": lambda x, new: x},
     })
-def forward_ahead(x, layers, parameters, depth, *, turn=TURN, reach=lambda i, depth: i + depth, at_the_end=(),
-                  then=lambda x, new: new):
-    """The result of all layers.
+def forward_ahead(x, layers, parameters, depth, *, turn=("gather", "wait", "compute", "free"), at_the_end=(),
+                  reach=lambda i, depth: i + depth, then=lambda x, new: new):
+    """The result of all layers. turn: what happens in a layer's turn, "next" are the gathers of the next layer's turn.
+    reach: the last layer to gather for now.   at_the_end: the layers to free then.
 
     all at once: All gathers left at once: at most depth + 1 layers may be whole.
     no prefetch: You gather a layer when it is its turn, so it never travels while another computes.
