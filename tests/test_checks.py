@@ -400,6 +400,14 @@ def test_the_mistake_is_the_mutant_that_leaves_the_same_trace(answer, code, word
     assert verdict.code == code and words in verdict.message, verdict
 
 
+def test_a_changed_argument_is_told_in_a_whole_sentence():
+    total = Exercise("99.5", "Total", 5, 1, ("total",), reference=sum, trials=(Trial([([1, 2],)]),),
+                     mistakes={"nothing": (lambda numbers: 0,)}, sentences={"nothing": "You added nothing.", "right": ""})
+    verdict = judge(Lab(total, [lambda numbers: numbers.pop() + numbers.pop()]))
+    assert verdict.message.startswith("`total([1, 2])`: the values are right, but it changed its argument")
+    assert verdict.message.endswith(": work on a copy.")
+
+
 def test_what_two_mutants_have_in_common_is_told_apart_by_the_other_trials():
     late = replace(AREA, mistakes={"late": (lambda w, h: area(w, h) + (w == 5) + (w < 0),), **AREA.mistakes},
                    sentences={**AREA.sentences, "late": "You added one late."}, trials=AREA.trials[::-1])

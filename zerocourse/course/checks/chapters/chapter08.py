@@ -1,73 +1,99 @@
-"""The checks of chapter 08, overlap: the bound, what to gather ahead and what it takes, what a timeline exposes."""
+"""The checks of chapter 08, overlap: here 8.1 to 8.3, the bound, what to gather ahead and what it takes; the timeline,
+the forward that looks ahead and the simulator have files of their own.
+"""
 
-import math
+import operator
 
 from ....zero.schedule import Prefetcher
-from ..compare import same
 from ..exercise import exercise
-from ..lab import Lab, explanation
-from ..words import call_text, value_text
-from . import lanes
-from .exposure import COMPUTES, TIMELINES, TRAVELS, each_alone, exposed_in, lasted, pairs, step_events
-from .run_ahead import judge_ahead, run_ahead
+from ..harness import When
+from ..trace import Trial
+from . import exposure, lanes, run_ahead  # noqa: F401  (8.4, 8.6 and 8.5 are there)
 
 # 8.1 ----------------------------------------------------------------------------------------------------------------
 
-def bound(compute, communication, exposed):
-    return (compute + communication) / (exposed + max(compute, communication - exposed))
+def overlapped(C, M, e):
+    """Seconds of a step with perfect overlap: C of compute, M of communication, of which e are exposed."""
+    return e + max(C, M - e)
 
 
-@exercise("8.1", "The bound", minutes=10, difficulty=1, answer="speedup_bound")
-def speedup_bound(lab: Lab):
-    plain = [(1.0, 1.0, 0.0), (4.0, 1.0, 0.0), (1.0, 4.0, 0.0), (8.0, 0.5, 0.0)]
-    mistakes = [
-        ("You returned the seconds of the step: the speed-up is the time without overlap over the time with it.",
-         lambda C, M, e: e + max(C, M - e)),
-        ("You divided by the shorter one: with perfect overlap the longer one is what remains.",
-         lambda C, M, e: (C + M) / min(C, M)),
-        ("You turned the fraction over: a speed-up is the old time over the new.",
-         lambda C, M, e: (e + max(C, M - e)) / (C + M)),
-        ("You divided the longer one by the shorter.", lambda C, M, e: max(C, M) / min(C, M)),
-        ("You took 2 for the bound: that is right only where both take equally long.", lambda C, M, e: 2.0),
-        ("You let all communication hide behind the compute: when it is longer, a part of it remains.",
-         lambda C, M, e: (C + M) / C),
-    ]
-    lab.compare(plain, bound, mistakes, exact=False)
-    lab.compare([(1.0, 1.0, 0.25), (4.0, 1.0, 0.5), (1.0, 4.0, 0.5), (2.0, 2.0, 2.0), (3, 0, 0)], bound, [
-        ("You left out the exposed seconds: they are there before or after all compute.",
-         lambda C, M, e: (C + M) / max(C, M)),
-        ("You counted the exposed seconds twice: they belong to the communication, so only M - e is left to hide.",
-         lambda C, M, e: (C + M) / (e + max(C, M))),
-        ("You took the exposed seconds away and never added them: the step lasts that much longer.",
-         lambda C, M, e: (C + M) / max(C, M - e)),
-        ("You added the exposed seconds to the step without overlap too: there they are part of M already.",
-         lambda C, M, e: (C + M + e) / (e + max(C, M - e))), *mistakes], exact=False)
-    return "at most 2, where both take equally long and nothing is exposed."
+@exercise(
+    "8.1", "The bound", minutes=10, difficulty=1, answer="speedup_bound",
+    cases=[(1.0, 1.0, 0.0), (4.0, 1.0, 0.0), (1.0, 4.0, 0.0), (8.0, 0.5, 0.0)],
+    trials=[Trial([(1.0, 1.0, 0.25), (4.0, 1.0, 0.5), (1.0, 4.0, 0.5), (2.0, 2.0, 2.0), (3, 0, 0), (0, 3, 1)])],
+    mistakes={
+        "seconds": {"ratio": lambda old, new: new},
+        "saved": ({"ratio": operator.sub}, {"ratio": lambda old, new: 1 - new / old},
+                  {"ratio": lambda old, new: old / new - 1}),
+        "shorter": ({"new": lambda C, M, e: min(C, M)}, {"new": lambda C, M, e: e + min(C, M - e)}),
+        "turned over": {"ratio": lambda old, new: new / old},
+        "longer by shorter": lambda C, M, e: max(C, M) / min(C, M),
+        "always 2": lambda C, M, e: 2.0,
+        "compute alone": ({"old": lambda C, M, e: C}, {"old": lambda C, M, e: M}),
+        "all hidden": {"new": lambda C, M, e: C},
+        "left out": ({"new": lambda C, M, e: max(C, M)}, lambda C, M, e: (C + M - e) / max(C, M - e)),
+        "twice": {"new": lambda C, M, e: e + max(C, M)},
+        "never added": ({"new": lambda C, M, e: max(C, M - e)}, {"new": lambda C, M, e: max(C, M) - e}),
+        "added before": ({"old": lambda C, M, e: C + M + e}, lambda C, M, e: (C + M + e) / (e + max(C, M))),
+        "taken before": {"old": lambda C, M, e: C + M - e},
+    })
+def speedup_bound(C, M, e, *, old=lambda C, M, e: C + M, new=overlapped, ratio=operator.truediv):
+    """The step's time without overlap over its time with perfect overlap.
+
+    seconds: You returned the seconds of the step: the speed-up is the time without overlap over the time with it.
+    saved: You returned what is saved: the speed-up is the time without overlap over the time with it.
+    shorter: You divided by the shorter one: with perfect overlap the longer one is what remains.
+    turned over: You turned the fraction over: a speed-up is the old time over the new.
+    longer by shorter: You divided the longer one by the shorter.
+    always 2: You took 2 for the bound: that is right only where both take equally long.
+    compute alone: You compared with one of the two alone: without overlap the step lasts C + M.
+    all hidden: You let all communication hide behind the compute: when it is longer, a part of it remains.
+    left out: You left out the exposed seconds: they are there before or after all compute.
+    twice: You counted the exposed seconds twice: they belong to the communication, so only M - e is left to hide.
+    never added: You took the exposed seconds away and never added them: the step lasts that much longer.
+    added before: You added the exposed seconds to the step without overlap too: there they are part of M already.
+    taken before: You took the exposed seconds off the step without overlap: it lasts C + M, exposed or not.
+    right: at most 2, where both take equally long and nothing is exposed.
+    """
+    return ratio(old(C, M, e), new(C, M, e))
 
 
 # 8.2 ----------------------------------------------------------------------------------------------------------------
 
-def ahead(recorded, so_far, depth, *, from_here=False, first=False, wraps=False, trusts=False, repeats=False,
-          farther=False, now=False, more=0):
-    """What to gather; the switches are misunderstandings."""
-    here, unit = len(so_far) - 1, so_far[-1]
-    if recorded[here:here + 1] != [unit] and not trusts:
-        if not (first and unit in recorded):
-            return []
-    if first and unit in recorded:
-        here = recorded.index(unit)
-    line = recorded + recorded if wraps else recorded
-    coming = line[here + (not from_here):]
-    if farther:
-        return list(dict.fromkeys(other for other in coming if other != unit))[:depth]
-    coming = coming[:depth + more]
-    if repeats:
-        return coming
-    return [other for other in dict.fromkeys(coming) if other != unit or now or from_here]
+ORDER = ["root", "h.0", "h.1", "h.2", "h.3"]
+NAMES = ["wte", "wpe", "h.0", "h.1", "ln_f", "head"]  # not in the order of the alphabet
+TWICE = ["root", "emb", "h.0", "emb", "h.1", "h.2"]
+ENDS_TWICE = ["wte", "h.1", "h.0", "h.1", "h.0", "wte"]
 
 
-def aheads(**how):
-    return lambda *case: ahead(*case, **how)
+def present_place(recorded, so_far):
+    """The place of the present unit in the record; None where the record has another one there, or none."""
+    here = len(so_far) - 1
+    return here if recorded[here:here + 1] == so_far[-1:] else None
+
+
+def place_of_name(recorded, so_far):
+    return recorded.index(so_far[-1])
+
+
+def last_place_of_name(recorded, so_far):
+    return len(recorded) - 1 - recorded[::-1].index(so_far[-1])
+
+
+def next_places(recorded, here, depth):
+    return recorded[here + 1:here + 1 + depth]
+
+
+def as_they_are(coming, so_far, depth):
+    return coming
+
+
+def each_or_now(coming, so_far, depth):
+    return list(dict.fromkeys(coming))
+
+
+def each_once(coming, so_far, depth):
+    return [unit for unit in dict.fromkeys(coming) if unit != so_far[-1]]
 
 
 def by_the_package(recorded, so_far, depth):
@@ -77,10 +103,10 @@ def by_the_package(recorded, so_far, depth):
         prefetcher.start()
         for unit in units:
             found = prefetcher.next_after(unit)
-    return [unit for unit in dict.fromkeys(found) if unit != so_far[-1]]
+    return each_once(found, so_far, depth)
 
 
-def _sample_order(random):
+def sample_order(random):
     recorded = random.choices("abcde", k=random.randint(1, 8))
     so_far = recorded[:random.randint(1, len(recorded))]
     if random.random() < 0.3:
@@ -88,158 +114,143 @@ def _sample_order(random):
     return recorded, so_far, random.randint(0, 4)
 
 
-@exercise("8.2", "What comes next", minutes=20, difficulty=2, answer="gather_ahead", own=by_the_package,
-          replaces=("zerocourse.zero.schedule:Prefetcher.next_after",), sample=_sample_order)
-def gather_ahead(lab: Lab):
-    order = ["root", "h.0", "h.1", "h.2", "h.3"]
-    cases = [(order, order[:2], 2), (order, order[:1], 1), (order, order[:2], 0), (order, order[:4], 3),
-             (order, order, 2)]
-    twice = ["root", "emb", "h.0", "emb", "h.1", "h.2"]
-    cases += [(twice, twice[:4], 2), (twice, twice[:2], 2), (twice, twice[:3], 3), (twice, twice[:1], 4)]
-    cases += [(order, ["root", "h.1"], 2), (order, [*order[:3], "new"], 1), (order, [*order, "h.0"], 2),
-              (order, ["root", "new", "h.1"], 2), ([], ["root"], 2)]
-    lab.compare(cases, ahead, [
-        ("You began with the unit that computes now: it is whole already.", aheads(from_here=True, repeats=True)),
-        ("You began with the unit that computes now: it is whole already.", aheads(from_here=True)),
-        ("You gathered one unit more than `depth`.", aheads(more=1)),
-        ("You gathered one unit less than `depth`.", aheads(more=-1)),
-        ("You gathered everything that is left: only the next `depth` units, since each takes memory.",
-         aheads(more=99)),
-        ("You looked for the unit's first place in the recorded order: a unit may run twice, so take the place from "
-         "how many have run.", aheads(first=True)),
-        ("At the end you began with the start of the order again: the next pass begins when it begins.",
-         aheads(wraps=True)),
-        ("You gave up because another unit ran earlier: only the present place counts.",
-         lambda recorded, so_far, depth: ahead(recorded, so_far, depth) if recorded[:len(so_far)] == so_far else []),
-        ("You trusted the record although another unit runs now: then nobody knows what comes, and nothing is "
-         "gathered.",
-         aheads(trusts=True)),
-        ("You named a unit again that is whole now, or named one twice: each needs one gather.", aheads(repeats=True)),
-        ("You named the unit that computes now, which comes again later: it is whole now.", aheads(now=True)),
-        ("You looked farther than `depth` places to make up for a unit that comes twice: more blocks would be whole at "
-         "once than `depth` allows.", aheads(farther=True)),
-        ("The order is wrong: the nearest unit is gathered first.", lambda *case: ahead(*case)[::-1]),
-    ])
-    return "the nearest first, none twice, and nothing where the record does not fit."
+@exercise(
+    "8.2", "What comes next", minutes=20, difficulty=2, answer="gather_ahead", own=by_the_package,
+    replaces=("zerocourse.zero.schedule:Prefetcher.next_after",), sample=sample_order,
+    cases=[(ORDER, ORDER[:2], 2), (ORDER, ORDER[:1], 1), (ORDER, ORDER[:2], 0), (ORDER, ORDER[:4], 3),
+           (ORDER, ORDER, 2), (NAMES, NAMES[:1], 5), (NAMES, NAMES[:2], 3)],  # plain
+    trials=[Trial([(TWICE, TWICE[:4], 2), (TWICE, TWICE[:2], 2), (TWICE, TWICE[:3], 3), (TWICE, TWICE[:1], 4),
+                   (ENDS_TWICE, ENDS_TWICE[:1], 5), (ENDS_TWICE, ENDS_TWICE[:2], 4)]),  # units that run twice
+            Trial([(ORDER, ["root", "h.1"], 2), (ORDER, [*ORDER[:3], "new"], 1), (ORDER, ["root", "new", "h.1"], 2),
+                   (ORDER, [*ORDER, "h.0"], 2), ([], ["root"], 2)])],  # a pass that is not like the last
+    mistakes={
+        "itself": tuple({"reach": lambda recorded, here, depth, more=more: recorded[here:here + depth + more],
+                         "name": name} for more in (0, 1) for name in (as_they_are, each_or_now)),
+        "one more": {"reach": lambda recorded, here, depth: recorded[here + 1:here + 2 + depth]},
+        "one less": {"reach": lambda recorded, here, depth: recorded[here + 1:here + depth]},
+        "all that is left": {"reach": lambda recorded, here, depth: recorded[here + 1:]},
+        "end of the slice": ({"reach": lambda recorded, here, depth: recorded[here + 1:depth]},
+                             {"reach": lambda recorded, here, depth: recorded[here + 1:depth + 1]}),
+        "over the end": {"reach": lambda recorded, here, depth: [recorded[here + 1 + k] for k in range(depth)]},
+        "place behind": {"place": lambda recorded, so_far: present_place(recorded, [*so_far, so_far[-1]])},
+        "place of its name": tuple({"place": place, "name": name} for place in (place_of_name, last_place_of_name)
+                                   for name in (each_once, each_or_now, as_they_are)),
+        "in a circle": {"reach": lambda recorded, here, depth: (recorded * (depth + 2))[here + 1:here + 1 + depth]},
+        "gave up": {"place": lambda recorded, so_far: present_place(recorded, so_far)
+                    if recorded[:len(so_far)] == so_far else None},
+        "trusted": {"place": lambda recorded, so_far: len(so_far) - 1},
+        "beyond the record": {"place": lambda recorded, so_far: len(so_far) - 1
+                              if recorded[len(so_far) - 1] == so_far[-1] else None},
+        "named twice": ({"name": as_they_are},
+                        {"name": lambda coming, so_far, depth: [unit for unit in coming if unit != so_far[-1]]}),
+        "now": {"name": each_or_now},
+        "ran already": {"name": lambda coming, so_far, depth: [
+            unit for unit in dict.fromkeys(coming) if unit not in so_far]},
+        "farther": {"reach": lambda recorded, here, depth: recorded[here + 1:],
+                    "name": lambda *case: each_once(*case)[:case[-1]]},
+        "order": ({"name": lambda *case: each_once(*case)[::-1]}, {"name": lambda *case: sorted(each_once(*case))},
+                  When("returned", lambda got, want: isinstance(got, list) and sorted(map(str, got)) == sorted(want))),
+    })
+def gather_ahead(recorded, so_far, depth, *, place=present_place, reach=next_places, name=each_once):
+    """The units to gather now, the nearest first.
+
+    itself: You began with the unit that computes now: it is whole already.
+    one more: You gathered one unit more than `depth`.
+    one less: You gathered one unit less than `depth`.
+    all that is left: You gathered everything that is left: only the next `depth` units, since each takes memory.
+    end of the slice: You ended the slice at `depth`: a slice's end counts from the start of the record, so it is
+        `depth` behind the slice's beginning.
+    over the end: You read beyond the end of the record: at the end fewer than `depth` places are left.
+    place behind: You looked one place too far: the unit that computes now is the last of those that have run, so its
+        place is len(so_far) - 1.
+    place of its name: You looked for the unit's name, and so for its first place in the recorded order, or its last: a
+        unit may run twice, so take the place from how many have run.
+    in a circle: At the end you began with the start of the order again: the next pass begins when it begins.
+    gave up: You gave up because another unit ran earlier: only the present place counts.
+    trusted: You trusted the record although another unit runs now: then nobody knows what comes, and nothing is
+        gathered.
+    beyond the record: More units have run than the record has: then nobody knows what comes, and an empty list is
+        right.
+    named twice: You named a unit again that is whole now, or named one twice: each needs one gather.
+    now: You named the unit that computes now, which comes again later: it is whole now.
+    ran already: You left out what ran earlier in this pass: it was freed, so it is gathered again.
+    farther: You looked farther than `depth` places to make up for a unit that comes twice: more blocks would be whole
+        at once than `depth` allows.
+    order: The order is wrong: the nearest unit is gathered first.
+    right: the nearest first, none twice, and nothing where the record does not fit.
+    """
+    here = place(recorded, so_far)
+    return [] if here is None else name(reach(recorded, here, depth), so_far, depth)
 
 
 # 8.3 ----------------------------------------------------------------------------------------------------------------
 
-def windows(root, blocks, depth, *, size=1, cut=True):
-    """Bytes gathered while each block computes."""
-    line = blocks if cut else blocks + blocks
-    return [root + sum(line[i:i + depth + size]) for i in range(len(blocks))]
+UNEVEN = [10, 40, 20, 30, 10, 5]
 
 
-def deepest_of(root, blocks, room, peak=lambda *case: max(windows(*case)), fits=lambda need, room: need <= room,
-               last=1, none=None):
-    depths = [depth for depth in range(len(blocks) + 1 - last) if fits(peak(root, blocks, depth), room)]
-    return max(depths, default=none)
+def windows(blocks, size):
+    """Bytes of so many blocks that follow each other, from each block on."""
+    return [sum(blocks[i:i + size]) for i in range(len(blocks))]
 
 
-def deepest_by(**how):
-    return lambda *case: deepest_of(*case, **how)
+def largest_window(blocks, depth):
+    return max(windows(blocks, depth + 1))
 
 
-@exercise("8.3", "How deep a prefetch fits", minutes=20, difficulty=2, answer="deepest_prefetch",
-          replaces=("zerocourse.zero.schedule:Prefetcher.next_after",))
-def deepest_prefetch(lab: Lab):
-    uneven = [10, 40, 20, 30, 10, 5]
-    cases = [(0, [10, 10, 10, 10], 25), (0, [10, 10, 10, 10], 30), (7, [10, 10, 10, 10], 26), (5, uneven, 45),
-             (5, uneven, 65), (5, uneven, 94), (5, uneven, 95), (5, uneven, 104), (5, uneven, 115), (0, [10], 10),
-             (5, uneven, 10**9), (20, [10, 10], 29), (0, [10, 10], 9), (4, [1, 1, 50], 54), (4, [50, 1, 1], 55),
-             (0, [10, 10, 50], 20)]
-    lab.compare(cases, deepest_of, [
-        ("You left out the root: it stays whole during the whole forward.", deepest_by(
-            peak=lambda root, blocks, depth: max(windows(0, blocks, depth)))),
-        ("Each block must fit by itself, also the last one, behind which there is nothing to gather.", deepest_by(
-            peak=lambda root, blocks, depth: max(windows(root, blocks, depth)[:-1] or [0]))),
-        ("You counted `depth` blocks: the block that computes is whole too, so it is depth + 1.", deepest_by(
-            peak=lambda root, blocks, depth: max(windows(root, blocks, depth, size=0)))),
-        ("You counted depth + 2 blocks: the block before is freed as soon as it has computed.", deepest_by(
-            peak=lambda root, blocks, depth: max(windows(root, blocks, depth, size=2)))),
-        ("You took the largest block depth + 1 times: blocks differ, so look at those that follow each other.",
-         deepest_by(peak=lambda root, blocks, depth: root + (depth + 1) * max(blocks))),
-        ("You took the average block depth + 1 times: the peak is where large blocks follow each other.", deepest_by(
-            peak=lambda root, blocks, depth: root + (depth + 1) * sum(blocks) / len(blocks))),
-        ("You looked at the first depth + 1 blocks only: the peak may come later.", deepest_by(
-            peak=lambda root, blocks, depth: windows(root, blocks, depth)[0])),
-        ("You took the depth + 1 largest blocks: only blocks that follow each other are whole together.", deepest_by(
-            peak=lambda root, blocks, depth: root + sum(sorted(blocks)[::-1][:depth + 1]))),
-        ("After the last block you went on with the first: a pass ends there.", deepest_by(
-            peak=lambda root, blocks, depth: max(windows(root, blocks, depth, cut=False)))),
-        ("You want room to be left: what fills it to the last byte fits.", deepest_by(
-            fits=lambda need, room: need < room)),
-        ("With n blocks nothing is left to gather ahead beyond a depth of n - 1: that is the most.",
-         deepest_by(last=0)),
-        ("Where not even one block fits, None is right: a depth of 0 still needs the block that computes.",
-         deepest_by(none=0)),
-        ("Where not even one block fits, None is right.", deepest_by(none=-1)),
-    ])
-    return "the root, the block that computes, and as many ahead as the room allows."
+@exercise(
+    "8.3", "How deep a prefetch fits", minutes=20, difficulty=2, answer="deepest_prefetch",
+    replaces=("zerocourse.zero.schedule:Prefetcher.next_after",), timeout=5,
+    cases=[(0, [10, 10, 10, 10], 25), (0, [10, 10, 10, 10], 30), (7, [10, 10, 10, 10], 26), (5, UNEVEN, 45),
+           (5, UNEVEN, 65), (5, UNEVEN, 94), (5, UNEVEN, 95), (5, UNEVEN, 104), (5, UNEVEN, 115), (0, [10], 10),
+           (5, UNEVEN, 10**9), (4, [1, 1, 50], 54), (4, [50, 1, 1], 55), (0, [30, 5, 5, 20], 40)],
+    trials=[Trial([(20, [10, 10], 29), (0, [10, 10], 9), (0, [10, 10, 50], 20)])],  # where nothing fits
+    mistakes={
+        "root": {"roots": lambda root, depth: 0},
+        "root each time": ({"roots": lambda root, depth: (depth + 1) * root},
+                           {"roots": lambda root, depth: (depth + 2) * root}),
+        "last block": {"peak": lambda blocks, depth: max(windows(blocks, depth + 1)[:-1], default=0)},
+        "last window": {"peak": lambda blocks, depth: max(windows(blocks, depth + 1)[:-depth - 1], default=0)},
+        "smallest": {"peak": lambda blocks, depth: min(windows(blocks, depth + 1))},
+        "depth blocks": {"peak": lambda blocks, depth: max(windows(blocks, depth))},
+        "block before": {"peak": lambda blocks, depth: max(windows(blocks, depth + 2))},
+        "largest": ({"peak": lambda blocks, depth: (depth + 1) * max(blocks)},
+                    lambda root, blocks, room: (room - root) // max(blocks) - 1),
+        "average": {"peak": lambda blocks, depth: (depth + 1) * sum(blocks) / len(blocks)},
+        "first blocks": {"peak": lambda blocks, depth: sum(blocks[:depth + 1])},
+        "largest ones": {"peak": lambda blocks, depth: sum(sorted(blocks)[::-1][:depth + 1])},
+        "in a circle": {"peak": lambda blocks, depth: max(windows(blocks + blocks, depth + 1)[:len(blocks)])},
+        "to the last byte": {"fits": operator.lt},
+        "first that fits": {"result": lambda depths: min(depths, default=None)},
+        "not 0": {"result": lambda depths: max(depths, default=None) or None},
+        "number of blocks": {"result": lambda depths: len(depths) or None},
+        "beyond the end": {"last": lambda blocks: len(blocks)},
+        "0 for nothing": {"result": lambda depths: max(depths, default=0)},
+        "-1 for nothing": {"result": lambda depths: max(depths, default=-1)},
+    })
+def deepest_prefetch(root, blocks, room, *, roots=lambda root, depth: root, peak=largest_window, fits=operator.le,
+                     last=lambda blocks: len(blocks) - 1, result=lambda depths: max(depths, default=None)):
+    """The largest depth at which the root and the blocks that are whole at once never need more than `room`.
 
-
-# 8.4 ----------------------------------------------------------------------------------------------------------------
-
-@exercise("8.4", "What a timeline exposes", minutes=30, difficulty=2, answer="exposed_seconds")
-def exposed_seconds(lab: Lab):
-    lab.compare([(events,) for events in TIMELINES], exposed_in, [
-        ("You added up all collectives: what travels while the rank computes is hidden.",
-         lambda events: lasted(events, TRAVELS)),
-        ("You added up the waits: a collective is also exposed where the rank does nothing at all, and a wait without "
-         "a collective is not communication.", lambda events: lasted(events, ("wait",))),
-        ("You counted waiting as computing: a forward's time includes the waits inside it.",
-         lambda events: exposed_in(events, waits=False)),
-        ("You counted collectives that travel together once each: seconds in which several travel are the same "
-         "seconds.",
-         each_alone),
-        ("You subtracted a unit's compute and that of the unit around it: the root's forward contains those of the "
-         "blocks, and the same second counted twice.", pairs),
-        ("You subtracted all compute from all communication: only compute at the same time hides anything.",
-         lambda events: max(0.0, lasted(events, TRAVELS) - lasted(events, COMPUTES))),
-        ("You counted what is hidden: the part of the communication during which nothing computes is wanted.",
-         lambda events: exposed_in(events, computes=(), waits=False)
-         - exposed_in(events)),
-        ("You took every other event for computing: only `forward`, `backward` and `step` compute.",
-         lambda events: exposed_in(events, computes=(*COMPUTES, "reshard"))),
-        ("You left out `backward` or `step`: they compute as well.",
-         lambda events: exposed_in(events, computes=("forward",))),
-        ("You left out `step`: the optimizer computes as well.",
-         lambda events: exposed_in(events, computes=("forward", "backward"))),
-    ], exact=False)
-    for rank, found in enumerate(lab.run(step_events, world=2)):
-        right, got = exposed_in(found["events"]), found["answer"]
-        if not isinstance(got, (int, float)) or not math.isclose(got, right, rel_tol=1e-4, abs_tol=1e-7):
-            lab.wrong(f"a real step of stage 3 on rank {rank} of 2, {len(found['events'])} events: it returned "
-                      f"{value_text(got)} where {right:.9f} is right. In a record events come in the order of their "
-                      "ends.")
-    return "from nine timelines made by hand, and from a real step of stage 3 on two ranks."
-
-
-# 8.5 ----------------------------------------------------------------------------------------------------------------
-
-@exercise("8.5", "A forward that looks ahead", minutes=35, difficulty=2, answer="forward_ahead", timeout=15,
-          replaces=("zerocourse.zero.schedule:Prefetcher.next_after", "zerocourse.zero.shard:shard"))
-def forward_ahead(lab: Lab):
-    for world in (2, 3):
-        for depth in (1, 0, 2, 7):
-            for rank, found in enumerate(lab.run(run_ahead, depth, world=world)):
-                judge_ahead(lab, found, depth, f"depth {depth}, rank {rank} of {world}")
-    return "every gather left in time, at most depth + 1 layers were whole, and each was gathered once."
-
-
-# 8.6 ----------------------------------------------------------------------------------------------------------------
-
-@exercise("8.6", "Two lanes", minutes=60, difficulty=3, answer="simulate")
-def simulate(lab: Lab):
-    cases = lanes.CASES
-    got = [lanes.tidy(value) for value in lab.calls(cases)]
-    right = [lanes.tidy(lanes.play(*case)) for case in cases]
-    bad = [i for i in range(len(cases)) if not same(got[i], right[i], exact=False)]
-    if bad:
-        first = bad[0]
-        said = f"`{call_text('simulate', cases[first])}`: {lanes.first_difference(got[first], right[first])}"
-        mistakes = [(sentence, lambda *case, how=how: lanes.tidy(lanes.play(*case, **how)))
-                    for sentence, how in lanes.MISTAKES]
-        lab.wrong(f"{said} {explanation(cases, got, bad, mistakes)}".rstrip())
-    return "every event of every step. Now you can ask how long a step takes before you buy the link."
+    root: You left out the root: it stays whole during the whole forward.
+    root each time: You counted the root with every block: it is whole once.
+    last block: Each block must fit by itself, also the last one, behind which there is nothing to gather.
+    last window: You stopped too early: the last depth + 1 blocks are whole together too.
+    smallest: You took the smallest sum: the depth must fit at every moment, so the largest decides.
+    depth blocks: You counted `depth` blocks: the block that computes is whole too, so it is depth + 1.
+    block before: You counted depth + 2 blocks: the block before is freed as soon as it has computed.
+    largest: You took the largest block depth + 1 times: blocks differ, so look at those that follow each other.
+    average: You took the average block depth + 1 times: the peak is where large blocks follow each other.
+    first blocks: You looked at the first depth + 1 blocks only: the peak may come later.
+    largest ones: You took the depth + 1 largest blocks: only blocks that follow each other are whole together.
+    in a circle: After the last block you went on with the first: a pass ends there.
+    to the last byte: You want room to be left: what fills it to the last byte fits.
+    first that fits: You returned the first depth that fits: the largest is wanted.
+    not 0: Nothing fits only where not even a depth of 0 does: 0 is a depth, too.
+    number of blocks: You returned how many blocks fit: the depth counts those ahead, without the one that computes.
+    beyond the end: With n blocks nothing is left to gather ahead beyond a depth of n - 1: that is the most.
+    0 for nothing: Where not even one block fits, None is right: a depth of 0 still needs the block that computes.
+    -1 for nothing: Where not even one block fits, None is right.
+    right: the root, the block that computes, and as many ahead as the room allows.
+    """
+    return result([depth for depth in range(last(blocks) + 1)
+                   if fits(roots(root, depth) + peak(blocks, depth), room)])

@@ -88,6 +88,7 @@ def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation:
     held        {phase: bytes by kind} at the end of the last micro-batch's forward and backward, and of the step
     sent        {verb: elements} in the last step, without padding
     calls       [(phase, verb, unit)] of the last step, in order; the phase is that in which it was called
+    events      of the last step, as the recorder has them
     """
     comm = WatchedComm(timeout)
     with deferred_init():
@@ -109,7 +110,9 @@ def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation:
         optimizer.step()
         held["step"] = model.zero.memory(optimizer)
         optimizer.zero_grad()
+    recorder = model.zero.recorder
     return {"losses": losses, "held": held, "sent": dict(comm.elements - before), "calls": comm.calls,
+            "events": recorder.of_step(recorder.step - 1),
             "parameters": {flat.name: flat.full.clone() for flat in model.zero.flats if stage < 3},
             "shards": {flat.name: flat.shard.clone() for flat in model.zero.flats}}
 
