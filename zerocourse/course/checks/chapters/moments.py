@@ -15,7 +15,7 @@ SINCE = {"unshard": 3, "reshard": 3, "gather": 3, "release": 3, "reduce": 2}  # 
 LAST = "the last event, 'zero_grad'"
 
 
-class Unit(NamedTuple):
+class UnitBytes(NamedTuple):
     """Parameters, those of a rank's share, those of the whole model; bytes of activations."""
 
     number: int
@@ -182,7 +182,7 @@ def timeline(units, stage, ranks, *, optimizer=12, gradients=0, from_stage=(3, 1
     total, share, changes = sum(params), shares(params, ranks), CHANGES | changes
     of_stage = [share if stage >= first else total for first in (*from_stage, 2)]
     start = held = sum(size * numel for size, numel in zip((2, optimizer, gradients), of_stage, strict=True))
-    each = [Unit(number, *unit, -(-unit[0] // ranks), total) for number, unit in enumerate(units)]
+    each = [UnitBytes(number, *unit, -(-unit[0] // ranks), total) for number, unit in enumerate(units)]
     events = [("start", start)]
     for units_in_order, kinds in ((each, FORWARD), (turn(each), BACKWARD)):
         for unit, kind in itertools.product(units_in_order, kinds):

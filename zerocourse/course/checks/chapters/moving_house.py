@@ -12,10 +12,8 @@ from ..harness import When
 from ..trace import Trial
 from ..verdict import MISUSED, STUCK, Wrong
 from ..words import a
+from .row_slices import REPLACED
 
-REPLACED = ("zerocourse.layout.rankmap:*", "zerocourse.layout.balance:Balance.build",  # what an answer may not call
-            *(f"zerocourse.layout.rankmap:Layout.{method}"
-              for method in ("build", "param_slice", "shard_ranges", "slice", "real")))
 # 31 elements: neither 2 nor 3 divides them.
 SHAPES = {"a": (2, 3), "b": (5,), "c": (), "d": (4, 2), "e": (0, 3), "f": (3,), "g": (8,)}
 MOVES = [("flat", "round_robin"), ("round_robin", "flat"), ("rank 0", "flat"), ("flat", "last rank"),
