@@ -14,7 +14,7 @@ import torch.distributed as dist
 from zerocourse.comm import Comm
 from zerocourse.formulas import states, volumes
 from zerocourse.course.checks import check, exercises, harness, judge, progress
-from zerocourse.course.checks.compare import difference
+from zerocourse.course.checks.compare import difference, same
 from zerocourse.course.checks.exercise import Exercise, exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
 from zerocourse.course.checks.harness import When, mutants
@@ -554,6 +554,13 @@ def test_every_guarded_name_exists():
 def test_differences_in_words(got, want, words):
     found = difference(got, want)
     assert found is None if words is None else words in found
+
+
+def test_tensors_with_nan_and_infinities():
+    nan, one, infinite = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([float("inf"), 1.0])
+    assert same(nan, nan.clone(), nan=True) and same(infinite, infinite.clone()) and same(one[:0], one[:0])
+    assert not any(same(*pair, nan=True) for pair in ((nan, one), (one, nan), (one, infinite), (infinite, one)))
+    assert not same(nan, nan.clone())
 
 
 def test_a_mistake_that_explains_every_case_comes_before_one_that_explains_what_is_wrong():
