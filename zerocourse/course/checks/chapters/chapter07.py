@@ -7,7 +7,7 @@ from ..exercise import exercise
 from ..harness import When
 from ..trace import Trial
 
-from . import zero3_ops  # noqa: F401
+from . import zero3_hooks, zero3_ops  # noqa: F401  (7.5 and 7.6)
 # 7.1 ----------------------------------------------------------------------------------------------------------------
 
 def whole_model(units):
