@@ -7,7 +7,7 @@ from ..exercise import exercise
 from ..harness import When
 from ..trace import Trial
 
-from . import zero3_hooks, zero3_ops  # noqa: F401  (7.5 and 7.6)
+from . import zero3_hooks, zero3_ops, zero3_stack  # noqa: F401  (7.5, 7.6 and 7.7 are there)
 # 7.1 ----------------------------------------------------------------------------------------------------------------
 
 def whole_model(units):
