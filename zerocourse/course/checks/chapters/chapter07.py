@@ -1,17 +1,18 @@
-"""The checks of chapter 07, ZeRO-3: here 7.1 to 7.4, which need no other rank."""
+"""The checks of chapter 07, ZeRO-3: here 7.1 to 7.3, which are functions of numbers and names."""
 
-import torch
-
-from ....measure import storages
 from ..exercise import exercise
-from ..harness import When
 from ..trace import Trial
+from . import zero3_hooks, zero3_memory, zero3_ops, zero3_stack  # noqa: F401  (7.4 to 7.7 are there)
 
-from . import zero3_hooks, zero3_ops, zero3_stack  # noqa: F401  (7.5, 7.6 and 7.7 are there)
 # 7.1 ----------------------------------------------------------------------------------------------------------------
 
 def whole_model(units):
     return [sum(units)]
+
+
+def rounded_at_the_end(units, ranks, micro_batches, reshard_after_forward):
+    once = micro_batches * sum(units) * (ranks - 1) // ranks
+    return {"all_gather": once * (1 + reshard_after_forward), "reduce_scatter": once}
 
 
 @exercise(
@@ -37,9 +38,10 @@ def whole_model(units):
         "exchanged": {"verbs": ("reduce_scatter", "all_gather")},
         "one cut": {"cut": whole_model},
         "rounded down": {"message": lambda n, ranks: (ranks - 1) * (n // ranks)},
-        "no padding": tuple({"message": message, "cut": cut} for cut in (list, whole_model) for message in (
-            lambda n, ranks: n * (ranks - 1) // ranks, lambda n, ranks: n * (ranks - 1) / ranks,
-            lambda n, ranks: -(-n * (ranks - 1) // ranks))),
+        "no padding": (rounded_at_the_end, *(
+            {"message": message, "cut": cut} for cut in (list, whole_model) for message in (
+                lambda n, ranks: n * (ranks - 1) // ranks, lambda n, ranks: n * (ranks - 1) / ranks,
+                lambda n, ranks: -(-n * (ranks - 1) // ranks)))),
     })
 def elements_sent(units, ranks, micro_batches, reshard_after_forward, *, gathers=lambda G, again: G * (1 + again),
                   reductions=lambda G: G, message=lambda n, ranks: (ranks - 1) * -(-n // ranks), each=1, cut=list,
@@ -101,6 +103,8 @@ def rooted(add):
     mistakes={
         "no root": (rooted(lambda root, here, again: here), rooted(lambda root, here, again: here + root * again)),
         "root or block": rooted(lambda root, here, again: max(root, here)),
+        "root twice": (rooted(lambda root, here, again: here + 2 * root),
+                       rooted(lambda root, here, again: here + root + root * again)),
         "without itself": {"wide": lambda prefetch: prefetch},
         "nothing ahead": {"wide": lambda prefetch: 1},
         "one too many": {"wide": lambda prefetch: prefetch + 2},
@@ -109,6 +113,9 @@ def rooted(add):
         "fewer near the end": {"most": lambda blocks, wide: max(blocks) * wide},
         "largest anywhere": {"most": lambda blocks, wide: sum(sorted(blocks, reverse=True)[:wide])},
         "first blocks": {"most": lambda blocks, wide: sum(blocks[:wide])},
+        "last blocks": {"most": lambda blocks, wide: sum(blocks[-wide:])},
+        "average": tuple({"most": lambda blocks, wide, div=div: div(sum(blocks) * min(wide, len(blocks)), len(blocks))}
+                         for div in (int.__floordiv__, int.__truediv__)),
         "full windows": ({"most": lambda blocks, wide: max(full_windows(blocks, wide))},
                          {"most": lambda blocks, wide: max(full_windows(blocks, wide), default=0)}),
         "always freed": {"kept": lambda again: False},
@@ -121,6 +128,8 @@ def most_gathered(root, blocks, prefetch, reshard_after_forward, *, wide=lambda 
 
     no root: You left out the root: it is gathered before the first block and freed after the last.
     root or block: You took the larger of the root and the blocks: the root stays while they compute, so add it.
+    root twice: You counted the root twice: it is gathered once in the forward and once in the backward, and there is
+        one of it at a time.
     without itself: You left out the block that computes: with `prefetch` ahead of it, there are `prefetch` + 1.
     nothing ahead: You left out the blocks that are gathered ahead.
     one too many: You took one block too many: the one that computes, and `prefetch` more. The one before is freed
@@ -132,6 +141,8 @@ def most_gathered(root, blocks, prefetch, reshard_after_forward, *, wide=lambda 
         which there are fewer near the end.
     largest anywhere: You added up the largest blocks wherever they are: only neighbours are gathered at the same time.
     first blocks: You looked at the first blocks alone: the largest sum may come later.
+    last blocks: You looked at the last blocks alone: the largest sum may come earlier.
+    average: You took blocks of average size: look for the place where the sum of the neighbours is largest.
     full windows: You looked only where all `prefetch` blocks are there to be gathered ahead: near the end there are
         fewer, and in a short stack that is everywhere.
     always freed: You ignored `reshard_after_forward=False`: nothing is freed in the forward, so at its end all blocks
@@ -181,12 +192,14 @@ def looking_forward(order, i, prefetch, direction):
         "ahead in the forward": ahead(lambda prefetch, direction: prefetch * (direction == "forward")),
         "itself counted": ahead(lambda prefetch, direction: prefetch - 1),
         "too far": ahead(lambda prefetch, direction: prefetch + 1),
+        "one ahead": ahead(lambda prefetch, direction: min(prefetch, 1)),
         "all at once": (ahead(lambda prefetch, direction: 99),
                         ahead(lambda prefetch, direction: 99 if direction == "forward" else prefetch)),
         "farthest alone": (wanted(lambda order, i, prefetch: order[i:i + 1] + order[i + prefetch:i + prefetch + 1]),
                            wanted(lambda order, i, prefetch: order[i + prefetch:i + prefetch + 1])),
         "farthest first": (wanted(lambda order, i, prefetch: order[i:i + 1 + prefetch][::-1]),
-                           wanted(lambda order, i, prefetch: order[i:i + 1] + order[i + 1:i + 1 + prefetch][::-1])),
+                           wanted(lambda order, i, prefetch: order[i:i + 1] + order[i + 1:i + 1 + prefetch][::-1]),
+                           wanted(lambda order, i, prefetch: order[i + 1:i + 1 + prefetch] + order[i:i + 1])),
         "looks forward": {"wanted": looking_forward},
         "ahead too late": {"late": True},
         "gathered again": {"looks": False},
@@ -200,6 +213,7 @@ def looking_forward(order, i, prefetch, direction):
         "reduced first": {"ending": ("reduce", "backward", "reshard")},
         "reduced at the end": {"ending": ("backward", "reshard"), "end": "reduce"},
         "never reduced": {"ending": ("backward", "reshard")},
+        "kept at the end": {"ending": ("backward", "reduce")},
     })
 def step_events(blocks, prefetch, *, wanted=lambda order, i, prefetch, direction: order[i:i + 1 + prefetch], late=False,
                 looks=True, second=True, frees=lambda i, blocks: True, forgets=False, turn=lambda blocks: blocks[::-1],
@@ -212,10 +226,11 @@ def step_events(blocks, prefetch, *, wanted=lambda order, i, prefetch, direction
     ahead in the forward: You gathered ahead in the forward alone: the backward does it too, towards the first block.
     itself counted: You counted the block itself: `prefetch` blocks *after* the present one are gathered ahead.
     too far: You gathered one block too far ahead.
+    one ahead: You gathered one block ahead, whatever `prefetch` is.
     all at once: You gathered all blocks at the beginning: then a rank holds the whole model, and nothing is saved.
     farthest alone: You gathered the farthest block alone: at the beginning of a pass the nearer ones are not there yet
         either.
-    farthest first: You gathered the farthest block first: the nearest is needed first, so it goes first.
+    farthest first: You gathered a block before one that is nearer: the nearest is needed first, so it goes first.
     looks forward: Your backward gathers ahead towards the last block, and those have computed already: ahead of it are
         the blocks before.
     ahead too late: You started to gather ahead after the block computed: then nothing travels while it computes, and
@@ -234,6 +249,7 @@ def step_events(blocks, prefetch, *, wanted=lambda order, i, prefetch, direction
     reduced at the end: You reduced at the end of the step: the gradients of a block go to their owners when its
         backward is over, or a rank holds all of them.
     never reduced: You never reduced: the gradients of a block go to their owners when its backward is over.
+    kept at the end: You did not reshard after the backward: then the whole model is there at the end.
     right: each block is gathered twice, while the one before it computes, and freed twice.
     """
     events, there = [], set()
@@ -256,95 +272,3 @@ def step_events(blocks, prefetch, *, wanted=lambda order, i, prefetch, direction
             if "reshard" in rest or forgets:
                 there.discard(name)
     return events + [f"{end} {name}" for name in turn(blocks) if end]
-
-
-# 7.4 ----------------------------------------------------------------------------------------------------------------
-
-class Overwriting:
-    """Writes into memory that a storage gets, so that what is found there is never the old content by luck."""
-
-    def resizing(self, storage, nbytes):
-        self.before = storage.nbytes()
-
-    def resized(self, storage):
-        if self.before < storage.nbytes():
-            storage.fill_(1)
-
-
-def free_and_take(free, allocate, dtype, nbytes):
-    """A buffer of 12 elements and a view of it: freed, allocated, written to, and allocated once more.
-
-    case: a buffer of 12 elements in {0}, {1} bytes
-    freed: after `free` its storage holds {got} bytes, and 0 are right.
-    shape: after `free` the tensor has the shape {got}: only its storage should change.
-    same: `allocate` gave `full` a new storage.
-    allocated: after `allocate` its storage holds {got} bytes, and {want} are right.
-    again: after a second `allocate` its storage holds {got} bytes, and {want} are right.
-    view: freed, allocated, filled with 100 to 111, and allocated again, which must change nothing; the view of elements
-        2 to 8 shows {got}, and {want} is right.
-    """
-    full = torch.arange(12).to(getattr(torch, dtype))
-    view, storage = full[2:8], full.untyped_storage()
-    watcher = Overwriting()
-    storages.watch_resize(watcher)
-    try:
-        free(full)
-        seen = {"freed": storage.nbytes(), "shape": tuple(full.shape), "_size": nbytes // 12}
-        if seen["freed"] or seen["shape"] != (12,):
-            return {**seen, "moved": full.untyped_storage()._cdata != storage._cdata}
-        allocate(full)
-        seen |= {"same": full.untyped_storage()._cdata == storage._cdata, "allocated": storage.nbytes()}
-        if seen["same"] and seen["allocated"] == nbytes:
-            full.copy_(torch.arange(100, 112))
-            allocate(full)
-            seen |= {"again": storage.nbytes(), "view": view.clone() if storage.nbytes() >= nbytes else None}
-        return seen
-    finally:
-        storages.unwatch_resize(watcher)
-
-
-def shrunk(full):
-    full.untyped_storage().resize_(0)
-    full.resize_(0)
-
-
-@exercise(
-    "7.4", "Memory that comes and goes", minutes=15, difficulty=2, answer=("free", "allocate"),
-    replaces=("zerocourse.zero.storage:FreeableStorage.free", "zerocourse.zero.storage:FreeableStorage.allocate"),
-    trials=[Trial([("float32", 48), ("bfloat16", 24), ("int64", 96)], free_and_take)],
-    mistakes={
-        "another storage": tuple({"free": lambda full, length=length: setattr(full, "data", full.new_empty(length))}
-                                 for length in (0, 12)),
-        "shorter": {"free": lambda full: full.resize_(0)},
-        "nothing freed": {"free": lambda full: full.zero_()},
-        "shape too": {"free": shrunk},
-        "new storage": {"allocate": lambda full: setattr(full, "data", torch.empty_like(full))},
-        "elements": {"nbytes": torch.Tensor.numel},
-        "4 bytes": {"nbytes": lambda full: 4 * full.numel()},
-        "nothing allocated": {"allocate": lambda full: full.resize_(12)},
-        "again": ({"nbytes": lambda full: full.untyped_storage().nbytes() + full.nbytes},
-                  {"nbytes": lambda full: full.nbytes - full.untyped_storage().nbytes()}, When("again")),
-        "cleared": ({"after": torch.Tensor.zero_}, {"before": lambda full: full.untyped_storage().resize_(0)}),
-    })
-def memory(*, free=lambda full: full.untyped_storage().resize_(0), before=lambda full: None, after=lambda full: None,
-           allocate=None, nbytes=lambda full: full.numel() * full.element_size()):
-    """`free` and `allocate`.   before, after: what `allocate` does to the buffer besides.
-
-    another storage: `full` has another storage now, but a view that was taken before keeps the old one alive.
-    shorter: You made the tensor shorter, and its storage stayed as it was.
-    nothing freed: Not one byte was given back.
-    shape too: Leave the tensor as it is, or nobody knows how much memory to allocate again.
-    new storage: Views of the old one, and what autograd saved, stay without memory: let the old storage grow again.
-    elements: You counted elements: each takes {_size} bytes.
-    4 bytes: You allocated 4 bytes an element: here an element takes {_size}.
-    nothing allocated: The tensor still has its shape, so `full.resize_` finds nothing to do: resize its storage.
-    again: The memory was there already, so nothing may happen.
-    cleared: Your second `allocate` writes into the buffer, or gives it new memory: when the memory is there, leave it.
-    right: 0 bytes while free, and afterwards every view, also autograd's, reads the new numbers.
-    """
-    def allocates(full):
-        before(full)
-        full.untyped_storage().resize_(nbytes(full))
-        after(full)
-
-    return free, allocate or allocates

@@ -105,7 +105,7 @@ def hooks_of_three_blocks(attach):
             note(phase)
     each = {f"block {number} in the {way}": ", ".join(
         f"{event} ({count} of 4)" if way == "backward" else event
-        for event, of, count in phases[f"first {way}"] if of == number)
+        for event, of, count in phases[f"first {way}"] if of == number) or "nothing"
         for way, order in (("forward", (0, 1, 2)), ("backward", (2, 1, 0))) for number in order}
     whole = {phase: ", ".join(f"{event} {number}" for event, number, _ in seen) or "nothing"
              for phase, seen in phases.items()}
@@ -125,7 +125,8 @@ FORWARD, BACKWARD, FIRST = "block 0 in the forward", "block 2 in the backward", 
 
 
 @exercise(
-    "7.6", "Hooks at the right moments", minutes=30, difficulty=3, answer="attach", replaces=("zerocourse.zero.hooks:*",),
+    "7.6", "Hooks at the right moments", minutes=30, difficulty=3, answer="attach",
+    replaces=("zerocourse.zero.hooks:*",),
     trials=[Trial(observe=hooks_of_three_blocks)],
     mistakes={
         "forward replaced": {"replaces": True},
@@ -152,7 +153,8 @@ FORWARD, BACKWARD, FIRST = "block 0 in the forward", "block 2 in the backward", 
         "piled up": ({"piles": True}, when("second backward", lambda got: got.count("reduce 2") > 1)),
         "mode in training": (When("third backward"), {"counts": lambda block: block.training}),
         "too late": ({"again": "any"}, When("gradients", lambda got, want: any(
-            gradient is not None and gradient.isnan().any() for found in got for gradients in found for gradient in gradients))),
+            gradient is not None and gradient.isnan().any() for reduced in got for gradients in reduced
+            for gradient in gradients))),
         "arguments": {"bare": True},
     })
 def attach(block, unshard, reshard, reduce, *, before=("unshard",), after=("reshard",), again="output",

@@ -21,7 +21,7 @@ NAMES, RESULT = ("unshard", "reshard", "step"), 42.0
 
 
 class GatherComm(WatchedComm):
-    """Notes at each gather: is this rank's slice in the buffer? Raises RuntimeError when the memory of that is freed."""
+    """Notes at each gather: is this rank's slice in the buffer? Raises RuntimeError when that has no memory."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +200,8 @@ def gathered_in_step(flat, comm):
 @exercise(
     "7.5", "The operations of stage 3", minutes=30, difficulty=2, answer=NAMES, timeout=15,
     own=(Stage3.ops.unshard, Stage3.ops.reshard, Stage3.ops.step),
-    trials=[*(Trial(observe=observe, worlds=(2, 3)) for observe in (reshard_on_a_rank, unshard_on_a_rank, step_on_a_rank)),
+    trials=[*(Trial(observe=observe, worlds=(2, 3)) for observe in (
+                reshard_on_a_rank, unshard_on_a_rank, step_on_a_rank)),
             *(training(NAMES, 3, world) for world in (2, 3))],
     mistakes={
         "shard freed": {"reshard": shard_too},
@@ -218,7 +219,8 @@ def gathered_in_step(flat, comm):
                           {"place": lambda flat: flat.full[:len(flat.shard)].copy_(flat.shard)}),
         "handle lost": {"after": nothing},
         "shard moved in": {"place": moved_in},
-        "waits": ({"after": lambda flat, handle: handle.wait() or handle}, {"after": lambda flat, handle: handle.wait()}),
+        "waits": ({"after": lambda flat, handle: handle.wait() or handle},
+                  {"after": lambda flat, handle: handle.wait()}),
         "gathered elsewhere": {"gather": lambda flat, comm: comm.all_gather(flat.full.clone(), flat.layout, flat.name)},
         "never updated": {"update": nothing},
         "updated again": ({"update": lambda optimizer_step, flats: [optimizer_step() for _ in flats][0]},

@@ -1,28 +1,19 @@
 """The check of 7.7: a sharded stack of blocks, trained on data that differ by rank, its bytes watched."""
 
-import re
-import time
-from collections import Counter
-from contextlib import contextmanager
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ....errors import CollectiveError
 from ....measure.ledger import Ledger
 from ..exercise import exercise
 from ..harness import When
 from ..trace import Trial
-from ..verdict import Wrong
-from ..words import line_text
 from .zero3_hooks import attach
+from .zero3_watch import guard_reads, settled, watched_collectives
 
 WIDTHS = (61, 67, 59, 64, 71, 60, 66, 63)  # of the blocks' middles: no two alike, and few divide evenly
 WIDTH, LR, MOMENTUM = 23, 0.05, 0.5
-STEPS = (0, 2, 3)  # the micro-batches after which the optimizer steps
-SECONDS = 2  # until a collective that the others do not call ends
+STEPS = (0, 2)  # the micro-batches after which the optimizer steps
 
 
 class ResidualBlock(nn.Module):
@@ -44,83 +35,12 @@ def batches(rank):
     return [torch.randn(2, WIDTH, generator=seed) for _ in range(STEPS[-1] + 1)]
 
 
+def elements(block):
+    return sum(param.numel() for param in block.parameters())
+
+
 def loss_of(model, x):
     return (model(x) - x.roll(1, dims=1)).square().mean()
-
-
-def settled(ledger, most):
-    """Bytes alive. A collective's thread may hold its tensors for a moment after the collective is done."""
-    for pause in (0.005, 0.02, 0.1):
-        if ledger.alive <= most:
-            break
-        time.sleep(pause)
-    return ledger.alive
-
-
-def guard_reads(model):
-    """Raise Wrong where a block would read freed memory, which ends a process without a word. Comes after the hooks of
-    the answer."""
-    def look(number, what):
-        if any(param.untyped_storage().nbytes() < param.nbytes for param in model[number].parameters()):
-            raise Wrong(f"the {what} of block {number} begins, and its parameters have no memory", "no memory")
-
-    for number, block in enumerate(model):
-        def before(block, inputs, number=number):
-            look(number, "forward")
-
-        def after(block, inputs, output, number=number):
-            if output.requires_grad:  # on the node, whose hooks come after those of the tensor, in order
-                output.grad_fn.register_prehook(lambda _: look(number, "backward"))
-
-        block.register_forward_pre_hook(before)
-        block.register_forward_hook(after)
-
-
-def where_all_are(error):
-    """The rank and the line of every collective whose time is up, from all ranks: it is up at about the same moment."""
-    store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
-    store.set(f"stuck {dist.get_rank()}", f"{error}{line_text(error)}")
-    time.sleep(0.5)
-    places = [store.get(f"stuck {rank}").decode() if store.check([f"stuck {rank}"]) else "no collective" for rank in ranks]
-    return "; ".join(f"rank {rank} was in {place}" for rank, place in enumerate(places))
-
-
-@contextmanager
-def watched_collectives():
-    """Inside, how often torch's own collectives are called, by verb: a gather within a gather is one.
-
-    One to which the other ranks do not come ends soon, with a CollectiveError.
-    """
-    calls, inside, kept = Counter(), [], {}
-
-    def counts(verb, fn):
-        def call(*args, **kwargs):
-            calls[verb] += not inside
-            inside.append(verb)
-            try:
-                return fn(*args, **kwargs)
-            except RuntimeError as error:
-                if isinstance(error, CollectiveError) or not re.search("imed out|onnection closed", str(error)):
-                    raise
-                raise CollectiveError(fn.__name__) from None
-            finally:
-                inside.pop()
-        return call
-
-    for name in dir(dist):
-        verb = next((verb for verb in ("all_gather", "reduce_scatter", "all_reduce") if name.startswith(verb)), None)
-        if verb and callable(getattr(dist, name)):
-            kept[name] = getattr(dist, name)
-            setattr(dist, name, counts(verb, kept[name]))
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS))
-    try:
-        yield calls
-    except CollectiveError as error:
-        raise CollectiveError(f"a collective did not complete within {SECONDS} s: {where_all_are(error)}") from None
-    finally:
-        dist.distributed_c10d._set_pg_timeout(dist.default_pg_timeout)
-        for name, fn in kept.items():
-            setattr(dist, name, fn)
 
 
 def stack_on_a_rank(shard_stack):
@@ -137,8 +57,8 @@ def stack_on_a_rank(shard_stack):
     forward peak: micro-batch {_batch}: the forward of rank {rank} took {got} bytes at its peak (its largest block has
         {_block} bytes and the model {_model}).
     no gradient: after the backward {got} shards of rank {rank} have no `.grad`.
-    backward left: micro-batch {_batch}: after the backward rank {rank} holds {got} bytes (its largest block has {_block}
-        bytes and the model {_model}).
+    backward left: micro-batch {_batch}: after the backward rank {rank} holds {got} bytes (its largest block has
+        {_block} bytes and the model {_model}).
     backward peak: micro-batch {_batch}: the backward of rank {rank} took {got} bytes at its peak (its largest block has
         {_block} bytes and the model {_model}).
     all_reduce: rank {rank} called `all_reduce` {got} times in a forward and a backward of 8 blocks.
@@ -146,17 +66,18 @@ def stack_on_a_rank(shard_stack):
     reduce_scatter: rank {rank} reduce-scattered {got} times in a forward and a backward of 8 blocks: once a block is
         right, when all its gradients are there.
     first loss: the very first loss of rank {rank} is {got}, and the unsharded model has {want}.
-    shards: after 3 steps, each rank with data of its own, the shards of rank {rank} are not those of the unsharded
-        model: they have
-    step left: after a step and `zero_grad()` rank {rank} holds {_between} bytes, and {_share2} are right: its shards and
-        SGD's momentum.
+    shards: after 2 steps, each rank with data of its own, the shards of rank {rank}, end to end, are not those of the
+        unsharded model: they have
+    step left: after a step and `zero_grad()` rank {rank} holds {_between} bytes, and {_share2} are right: its shards
+        and SGD's momentum.
     evaluation left: an evaluation under `torch.no_grad()` leaves {got} bytes behind on rank {rank}.
+    evaluation peak: an evaluation under `torch.no_grad()` takes {got} bytes at its peak on rank {rank}.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     with Ledger() as ledger, watched_collectives() as calls:
         model, data = make_stack(), batches(rank)
         ledger.track(model, data)
-        sizes = [-(-sum(param.numel() for param in block.parameters()) // world) for block in model]
+        sizes = [-(-elements(block) // world) for block in model]
         shards, others = shard_stack(model), sum(x.nbytes for x in data)
         share, block = 4 * sum(sizes), 4 * world * max(sizes)
         seen = {"shapes": [tuple(shard.shape) if torch.is_tensor(shard) else None for shard in shards],
@@ -176,15 +97,14 @@ def stack_on_a_rank(shard_stack):
         seen |= most | {"_batch": 0}  # what is within its limit is not told apart
 
         def over(what, found):
-            is_over, seen[what] = found > most[what], max(seen[what], found)
-            if is_over and not seen["_batch"]:
-                seen["_batch"] = number + 1
-            return is_over
+            if found > most[what] == seen[what]:
+                seen[what], seen["_batch"] = found, seen["_batch"] or number + 1
+            return found > most[what]
 
         optimizer = torch.optim.SGD(shards, lr=LR, momentum=MOMENTUM)
         for number, x in enumerate(data):
             calls.clear()
-            before = ledger.alive
+            before = settled(ledger)
             ledger.reset_peak()
             loss = loss_of(model, x)
             seen.setdefault("first loss", loss.detach())
@@ -203,22 +123,22 @@ def stack_on_a_rank(shard_stack):
             if number in STEPS:
                 optimizer.step()
                 optimizer.zero_grad()
-        seen["shards"] = [shard.detach().clone() for shard in shards]
+        seen["shards"] = None  # until nothing is measured any more
         seen["_between"] = settled(ledger, others + 2 * share + block // 2) - others
         seen["step left"] = seen["_between"] > 2 * share + block // 2
         with torch.no_grad():
-            before = ledger.alive
+            before = settled(ledger)
             ledger.reset_peak()
             loss_of(model, data[0])
             seen["evaluation left"] = max(block // 2, settled(ledger, before + block // 2) - before)
             seen["evaluation peak"] = max(4 * block, ledger.peak - before)
+        seen["shards"] = torch.cat([shard.detach() for shard in shards])
     return seen
 
 
-def only_shards(length, make=nn.Parameter):
+def only_shards(length):
     """An answer that ends with the shards, each with so many elements of the block's."""
-    return lambda model: [make(torch.zeros(length(sum(param.numel() for param in block.parameters()), dist.get_world_size())))
-                          for block in model]
+    return lambda model: [nn.Parameter(torch.zeros(length(elements(block), dist.get_world_size()))) for block in model]
 
 
 def scattered(row, times=1.0):
@@ -239,6 +159,11 @@ def all_reduced(row):
 def of_rank_0(row):
     dist.broadcast(row, 0)
     return own_part(row).clone()
+
+
+def scattered_twice(row):
+    scattered(row)
+    return scattered(row, 1 / dist.get_world_size())
 
 
 def added(shard, mine):
@@ -278,7 +203,7 @@ def if_freed(number, rows):
         "reduced at the end": ({"late": True}, When("backward peak")),
         "all-reduce": (When("all_reduce"), {"reduce": all_reduced}),
         "gathered again": (When("all_gather"), {"wanted": lambda number, rows: [number, number]}),
-        "reduced again": (When("reduce_scatter"), {"reduce": lambda row: (scattered(row), scattered(row, 1 / dist.get_world_size()))[1]}),
+        "reduced again": (When("reduce_scatter"), {"reduce": scattered_twice}),
         "views": (When("first loss"), {"order": lambda params: params[::-1]}),
         "summed": {"reduce": scattered},
         "divided twice": {"reduce": lambda row: scattered(row, dist.get_world_size() ** -2)},
@@ -288,7 +213,8 @@ def if_freed(number, rows):
         "last one counts": {"add": lambda shard, mine: setattr(shard, "grad", mine)},
         "nothing moved": {"reduce": lambda row: scattered(row, 0.0)},
         "kept between steps": (When("step left"), {"keep": True}),
-        "kept in evaluation": (When("evaluation left"), {"hooks": {"frees": lambda block, output: output.requires_grad}}),
+        "kept in evaluation": ({"hooks": {"frees": lambda block, output: output.requires_grad}},
+                               When("evaluation left"), When("evaluation peak")),
         "stuck": {"gathers": lambda: dist.get_rank() == 0},
     })
 def shard_stack(model, *, cut=lambda row: own_part(row).clone(), parameter=nn.Parameter, order=list,
