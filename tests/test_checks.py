@@ -14,7 +14,8 @@ import torch.distributed as dist
 from zerocourse.comm import Comm
 from zerocourse.formulas import states, volumes
 from zerocourse.course.checks import check, exercises, harness, judge, progress
-from zerocourse.course.checks.compare import difference
+from zerocourse.course.checks.chapters import zero3_stack
+from zerocourse.course.checks.compare import difference, same
 from zerocourse.course.checks.exercise import Exercise, exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
 from zerocourse.course.checks.harness import When, mutants
@@ -40,6 +41,26 @@ def test_a_mutant_is_a_wrong_answer_that_gets_its_own_code(name):
     exercise, code, answers = MUTANTS[name]
     verdict = judge(Lab(exercise, answers, own_allowed=True))
     assert (verdict.status, verdict.code) == ("failed", code), verdict
+
+
+def test_the_reference_of_a_stage_3_from_nothing_trains_like_the_unsharded_model():
+    number, each = 0, find("7.7")
+    model, speeds = zero3_stack.make_stack(), [0.0] * 32
+    data = list(zip(*map(zero3_stack.batches, range(2)), strict=True))
+    for last in zero3_stack.STEPS:
+        for x in (x for of_ranks in data[number:last + 1] for x in of_ranks):
+            (zero3_stack.loss_of(model, x) / 2).backward()
+        for place, param in enumerate(model.parameters()):
+            speeds[place] = zero3_stack.MOMENTUM * speeds[place] + param.grad
+            param.data -= zero3_stack.LR * speeds[place]
+        model.zero_grad()
+        number = last + 1
+    trial = next(each.trials[0].by_world())
+    seen = [cases[0]["shards"] for cases in harness.trace(Lab(each, [each.reference], own_allowed=True), trial).seen]
+    rows = [torch.cat([param.detach().flatten() for param in block.parameters()]) for block in model]
+    shares = [(len(row) + 1) // 2 for row in rows]
+    for row, *halves in zip(rows, *(of_rank.split(shares) for of_rank in seen), strict=True):
+        assert torch.allclose(torch.cat(halves)[:len(row)], row, atol=1e-5)
 
 
 def test_every_mistake_has_a_mutant():
@@ -574,6 +595,13 @@ def test_every_guarded_name_exists():
 def test_differences_in_words(got, want, words):
     found = difference(got, want)
     assert found is None if words is None else words in found
+
+
+def test_tensors_with_nan_and_infinities():
+    nan, one, infinite = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([float("inf"), 1.0])
+    assert same(nan, nan.clone(), nan=True) and same(infinite, infinite.clone()) and same(one[:0], one[:0])
+    assert not any(same(*pair, nan=True) for pair in ((nan, one), (one, nan), (one, infinite), (infinite, one)))
+    assert not same(nan, nan.clone())
 
 
 def test_a_mistake_that_explains_every_case_comes_before_one_that_explains_what_is_wrong():

@@ -1,217 +1,274 @@
-"""The checks of chapter 07, ZeRO-3. What runs on the ranks is in `stage3_probe`, `hook_probe`, `stack_probe`."""
+"""The checks of chapter 07, ZeRO-3: here 7.1 to 7.3, which are functions of numbers and names."""
 
-from ....zero.stage3 import Stage3
 from ..exercise import exercise
-from ..lab import Lab
-from . import stage_runs, hook_probe, stack_probe, stage3_probe
-
-WORLDS = (2, 3)
-OWN = Stage3.ops
-
+from ..trace import Trial
+from . import zero3_hooks, zero3_memory, zero3_ops, zero3_stack  # noqa: F401  (7.4 to 7.7 are there)
 
 # 7.1 ----------------------------------------------------------------------------------------------------------------
 
-def sends(*, gathers=lambda G, again: G * (1 + again), reductions=lambda G: G, share=lambda n, ranks: -(-n // ranks),
-          others=lambda ranks: ranks - 1, cut=lambda units: units):
-    """Elements sent, when all units are gathered and reduced so many times."""
-    def sent(units, ranks, micro_batches, reshard_after_forward):
-        once = others(ranks) * sum(share(n, ranks) for n in cut(units))
-        return {"all_gather": once * gathers(micro_batches, reshard_after_forward),
-                "reduce_scatter": once * reductions(micro_batches)}
-    return sent
+def whole_model(units):
+    return [sum(units)]
 
 
-@exercise("7.1", "What a step of stage 3 sends", minutes=10, difficulty=1, answer="elements_sent")
-def elements_sent(lab: Lab):
-    even = [([600, 1200, 1200, 600], ranks, micro_batches, again) for ranks in (2, 4, 1) for micro_batches in (1, 4)
-            for again in (True, False)]
-    lab.compare(even, sends(), [
-        ("You gathered once for a forward and its backward: with `reshard_after_forward` the parameters are freed "
-         "between the two, so the backward gathers them again.", sends(gathers=lambda G, again: G)),
-        ("You gathered twice although the parameters were kept: without `reshard_after_forward` the backward finds "
-         "them where the forward left them.", sends(gathers=lambda G, again: 2 * G)),
-        ("You turned `reshard_after_forward` round: True frees the parameters after the forward, and that costs a "
-         "second gather.", sends(gathers=lambda G, again: G * (2 - again))),
-        ("You reduced once for the whole step: a rank has no room for a whole gradient, so the gradients of every "
-         "micro-batch are reduced.", sends(reductions=lambda G: 1)),
-        ("You gathered for the first micro-batch alone: its backward frees the parameters, so the next forward gathers "
-         "them again.", sends(gathers=lambda G, again: 1 + again)),
-        ("You kept the parameters over all micro-batches: `reshard_after_forward=False` keeps them from a forward to "
-         "its backward, which frees them.", sends(gathers=lambda G, again: 2 * G if again else 1)),
-        ("You left the micro-batches out: each has its own forward and backward, and its own collectives.",
-         sends(gathers=lambda G, again: 1 + again, reductions=lambda G: 1)),
-        ("You let a rank send to all ranks, itself among them: its own share stays where it is.",
-         sends(others=lambda ranks: ranks)),
-        ("You let a rank send its share once: each of the N - 1 others needs it.",
-         sends(others=lambda ranks: int(ranks > 1))),
-        ("You counted bytes: elements are asked for.", lambda *case: {key: 4 * n for key, n in sends()(*case).items()}),
-        ("You changed the two round: parameters are gathered, gradients are reduced.",
-         lambda *case: dict(zip(("reduce_scatter", "all_gather"), sends()(*case).values(), strict=True))),
-    ], exact=False)
-    ragged = [([601, 7, 2], ranks, 3, again) for ranks in (2, 4) for again in (True, False)]
-    lab.compare(even + ragged, sends(), [
-        ("You cut the sum of all units: each unit is gathered by itself, so each is padded by itself.",
-         sends(cut=lambda units: [sum(units)])),
-        ("You rounded a share down: the last rank's share is padded up to the size of the others.",
-         sends(share=lambda n, ranks: n // ranks)),
-    ])
-    return "gathers and reductions, padding included, also over several micro-batches."
+def rounded_at_the_end(units, ranks, micro_batches, reshard_after_forward):
+    once = micro_batches * sum(units) * (ranks - 1) // ranks
+    return {"all_gather": once * (1 + reshard_after_forward), "reduce_scatter": once}
+
+
+@exercise(
+    "7.1", "What a step of stage 3 sends", minutes=10, difficulty=1, answer="elements_sent",
+    cases=[([600, 1200, 1200, 600], ranks, micro_batches, again) for ranks in (2, 4, 1) for micro_batches in (1, 4)
+           for again in (True, False)],
+    trials=[Trial([([601, 7, 2], ranks, 3, again) for ranks in (2, 4) for again in (True, False)])],
+    mistakes={
+        "gathered once": {"gathers": lambda G, again: G},
+        "gathered twice": {"gathers": lambda G, again: 2 * G},
+        "turned round": {"gathers": lambda G, again: G * (2 - again)},
+        "reduced once": {"reductions": lambda G: 1},
+        "first gather alone": {"gathers": lambda G, again: 1 + again},
+        "kept over micro-batches": {"gathers": lambda G, again: 2 * G if again else 1},
+        "no micro-batches": {"gathers": lambda G, again: 1 + again, "reductions": lambda G: 1},
+        "gathered after the step": {"gathers": lambda G, again: G * (1 + again) + 1},
+        "all-reduce": {"reductions": lambda G: 2 * G},
+        "to itself": ({"message": lambda n, ranks: ranks * -(-n // ranks)}, {"message": lambda n, ranks: n}),
+        "sent once": ({"message": lambda n, ranks: -(-n // ranks)},
+                      {"message": lambda n, ranks: -(-n // ranks) * (ranks > 1)}),
+        "whole units": {"message": lambda n, ranks: n * (ranks - 1)},
+        "bytes": {"each": 4},
+        "exchanged": {"verbs": ("reduce_scatter", "all_gather")},
+        "one cut": {"cut": whole_model},
+        "rounded down": {"message": lambda n, ranks: (ranks - 1) * (n // ranks)},
+        "no padding": (rounded_at_the_end, *(
+            {"message": message, "cut": cut} for cut in (list, whole_model) for message in (
+                lambda n, ranks: n * (ranks - 1) // ranks, lambda n, ranks: n * (ranks - 1) / ranks,
+                lambda n, ranks: -(-n * (ranks - 1) // ranks)))),
+    })
+def elements_sent(units, ranks, micro_batches, reshard_after_forward, *, gathers=lambda G, again: G * (1 + again),
+                  reductions=lambda G: G, message=lambda n, ranks: (ranks - 1) * -(-n // ranks), each=1, cut=list,
+                  verbs=("all_gather", "reduce_scatter")):
+    """message: elements of a unit that a rank sends in one collective.   gathers, reductions: how often in a step.
+
+    gathered once: You gathered once for a forward and its backward: with `reshard_after_forward` the parameters are
+        freed between the two, so the backward gathers them again.
+    gathered twice: You gathered twice although the parameters were kept: without `reshard_after_forward` the backward
+        finds them where the forward left them.
+    turned round: You turned `reshard_after_forward` round: True frees the parameters after the forward, and that costs
+        a second gather.
+    reduced once: You reduced once for the whole step: a rank has no room for a whole gradient, so the gradients of
+        every micro-batch are reduced.
+    first gather alone: You gathered for the first micro-batch alone: its backward frees the parameters, so the next
+        forward gathers them again.
+    kept over micro-batches: You kept the parameters over all micro-batches: `reshard_after_forward=False` keeps them
+        from a forward to its backward, which frees them.
+    no micro-batches: You left the micro-batches out: each has its own forward and backward, and its own collectives.
+    gathered after the step: You gathered after the update too, as stages 1 and 2 do: here the next forward gathers.
+    all-reduce: You counted an all-reduce of the gradients: a reduce-scatter is half of one, because the sums stay where
+        they are.
+    to itself: You let a rank send to all ranks, itself among them: its own share stays where it is.
+    sent once: You let a rank send its share once: each of the N - 1 others needs it.
+    whole units: You let a rank send whole units: it has its share of each, and sends that to the N - 1 others.
+    bytes: You counted bytes: elements are asked for.
+    exchanged: You changed the two round: parameters are gathered, gradients are reduced.
+    one cut: You cut the sum of all units: each unit is gathered by itself, so each is padded by itself.
+    rounded down: You rounded a share down: the last rank's share is padded up to the size of the others.
+    no padding: You counted (N - 1) / N of the parameters, without padding: a share is ceil(n / N) elements, and it is
+        sent as a whole.
+    right: gathers and reductions, padding included, also over several micro-batches.
+    """
+    once = each * sum(message(n, ranks) for n in cut(units))
+    times = gathers(micro_batches, reshard_after_forward), reductions(micro_batches)
+    return {verb: once * count for verb, count in zip(verbs, times, strict=True)}
 
 
 # 7.2 ----------------------------------------------------------------------------------------------------------------
 
-def most(*, window=lambda prefetch: prefetch + 1, root=True, largest=False, keeps=True, first=False, biggest=False):
-    """The most whole elements, if so many neighbours are gathered at a time."""
-    def peak(root_size, blocks, prefetch, reshard_after_forward):
-        wide = len(blocks) if keeps and not reshard_after_forward else min(len(blocks), window(prefetch))
-        sums = [sum(blocks[i:i + wide]) for i in range(len(blocks) - wide + 1)]
-        here = sums[0] if first else max(sums)
-        here = wide * max(blocks) if largest else sum(sorted(blocks)[len(blocks) - wide:]) if biggest else here
-        return here + root * root_size
-    return peak
+def windows(blocks, wide):
+    """What so many neighbours have together, wherever they begin; fewer near the end."""
+    return [sum(blocks[i:i + wide]) for i in range(len(blocks))]
 
 
-@exercise("7.2", "Gathered at a time", minutes=15, difficulty=1, answer="most_gathered")
-def most_gathered(lab: Lab):
-    models = [(50, [10, 20, 40, 80, 70]), (7, [300, 10, 10, 200]), (1000, [64]), (5, [9, 90, 9, 90, 60, 9])]
-    cases = [(root, blocks, prefetch, reshard) for root, blocks in models for reshard in (True, False)
-             for prefetch in (0, 1, 2, 8)]
-    lab.compare(cases, most(), [
-        ("You left out the root: it is gathered before the first block and freed after the last.", most(root=False)),
-        ("You left out the block that computes: with `prefetch` ahead of it, there are `prefetch` + 1.",
-         most(window=lambda prefetch: prefetch)),
-        ("You left out the blocks that are gathered ahead.", most(window=lambda prefetch: 1)),
-        ("You took one block too many: the one that computes, and `prefetch` more. The one before is freed already.",
-         most(window=lambda prefetch: prefetch + 2)),
-        ("You multiplied the largest block: blocks have different sizes, so add up the neighbours and look for the "
-         "place where the sum is largest.", most(largest=True)),
-        ("You added up the largest blocks wherever they are: only neighbours are gathered at the same time.",
-         most(biggest=True)),
-        ("You looked at the first blocks alone: the largest sum may come later.", most(first=True)),
-        ("You ignored `reshard_after_forward=False`: nothing is freed in the forward, so at its end all blocks are "
-         "whole.", most(keeps=False)),
-    ])
-    return "root, the block that computes and those ahead of it; and all of them where nothing is freed."
+def full_windows(blocks, wide):
+    return windows(blocks, wide)[:max(0, len(blocks) - wide + 1)]
+
+
+def rooted(add):
+    return {"add": add}
+
+
+@exercise(
+    "7.2", "Gathered at a time", minutes=15, difficulty=1, answer="most_gathered",
+    cases=[(root, blocks, prefetch, reshard) for root, blocks in (
+        (50, [10, 20, 40, 80, 70]), (7, [300, 10, 10, 200]), (1000, [64]), (5, [9, 90, 9, 90, 60, 9]))
+        for reshard in (True, False) for prefetch in (0, 1, 2, 8)],
+    mistakes={
+        "no root": (rooted(lambda root, here, again: here), rooted(lambda root, here, again: here + root * again)),
+        "root or block": rooted(lambda root, here, again: max(root, here)),
+        "root twice": (rooted(lambda root, here, again: here + 2 * root),
+                       rooted(lambda root, here, again: here + root + root * again)),
+        "without itself": {"wide": lambda prefetch: prefetch},
+        "nothing ahead": {"wide": lambda prefetch: 1},
+        "one too many": {"wide": lambda prefetch: prefetch + 2},
+        "both sides": {"wide": lambda prefetch: 2 * prefetch + 1},
+        "largest multiplied": {"most": lambda blocks, wide: max(blocks) * min(wide, len(blocks))},
+        "fewer near the end": {"most": lambda blocks, wide: max(blocks) * wide},
+        "largest anywhere": {"most": lambda blocks, wide: sum(sorted(blocks, reverse=True)[:wide])},
+        "first blocks": {"most": lambda blocks, wide: sum(blocks[:wide])},
+        "last blocks": {"most": lambda blocks, wide: sum(blocks[-wide:])},
+        "average": tuple({"most": lambda blocks, wide, div=div: div(sum(blocks) * min(wide, len(blocks)), len(blocks))}
+                         for div in (int.__floordiv__, int.__truediv__)),
+        "full windows": ({"most": lambda blocks, wide: max(full_windows(blocks, wide))},
+                         {"most": lambda blocks, wide: max(full_windows(blocks, wide), default=0)}),
+        "always freed": {"kept": lambda again: False},
+        "turned round": {"kept": lambda again: again},
+    })
+def most_gathered(root, blocks, prefetch, reshard_after_forward, *, wide=lambda prefetch: prefetch + 1,
+                  most=lambda blocks, wide: max(windows(blocks, wide)), kept=lambda again: not again,
+                  add=lambda root, here, again: root + here):
+    """wide: how many neighbours are there.   most: elements of so many.   add: the root to those of the blocks.
+
+    no root: You left out the root: it is gathered before the first block and freed after the last.
+    root or block: You took the larger of the root and the blocks: the root stays while they compute, so add it.
+    root twice: You counted the root twice: it is gathered once in the forward and once in the backward, and there is
+        one of it at a time.
+    without itself: You left out the block that computes: with `prefetch` ahead of it, there are `prefetch` + 1.
+    nothing ahead: You left out the blocks that are gathered ahead.
+    one too many: You took one block too many: the one that computes, and `prefetch` more. The one before is freed
+        already.
+    both sides: You counted `prefetch` blocks on either side: those ahead are being gathered, those behind are freed.
+    largest multiplied: You multiplied the largest block: blocks have different sizes, so add up the neighbours and look
+        for the place where the sum is largest.
+    fewer near the end: You multiplied the largest block, and by more blocks than there are: add up neighbours, of
+        which there are fewer near the end.
+    largest anywhere: You added up the largest blocks wherever they are: only neighbours are gathered at the same time.
+    first blocks: You looked at the first blocks alone: the largest sum may come later.
+    last blocks: You looked at the last blocks alone: the largest sum may come earlier.
+    average: You took blocks of average size: look for the place where the sum of the neighbours is largest.
+    full windows: You looked only where all `prefetch` blocks are there to be gathered ahead: near the end there are
+        fewer, and in a short stack that is everywhere.
+    always freed: You ignored `reshard_after_forward=False`: nothing is freed in the forward, so at its end all blocks
+        are whole.
+    turned round: You turned `reshard_after_forward` round: True frees each block after it computed.
+    right: root, the block that computes and those ahead of it; and all of them where nothing is freed.
+    """
+    here = sum(blocks) if kept(reshard_after_forward) else most(blocks, wide(prefetch))
+    return add(root, here, reshard_after_forward)
 
 
 # 7.3 ----------------------------------------------------------------------------------------------------------------
 
-def play(blocks, prefetch, *, ahead=(0, 0), late=False, twice=False, second=True, backwards=True, frees=True,
-         reduce_last=False, reduces=True, all_at_once=False, by_name=False):
-    """The events of a step. ahead: added to `prefetch` in the forward and in the backward."""
-    log, there = [], set()
+def first_other_event(case, got, want):
+    if not isinstance(got, (list, tuple)) or list(got) == want:
+        return None
+    for number, (mine, wanted) in enumerate(zip(got, want, strict=False), start=1):
+        if mine != wanted:
+            return f"event {number} is {mine!r} where {wanted!r} is right."
+    return f"it has {len(got)} events where {len(want)} are right; the first {min(len(got), len(want))} are the same."
+
+
+def ahead(count):
+    """Gather the present block and those after it: count(prefetch, direction) of them."""
+    return {"wanted": lambda order, i, prefetch, direction: order[i:i + 1 + max(0, count(prefetch, direction))]}
+
+
+def wanted(choose):
+    return {"wanted": lambda order, i, prefetch, direction: choose(order, i, prefetch)}
+
+
+def by_name(order, i, prefetch, direction):
+    return sorted(order[i:i + 1 + prefetch], reverse=direction == "backward")
+
+
+def looking_forward(order, i, prefetch, direction):
+    """In the backward too, the blocks that come after the present one in the model."""
+    return order[i:i + 1 + prefetch] if direction == "forward" else order[max(0, i - prefetch):i + 1][::-1]
+
+
+@exercise(
+    "7.3", "The order of the verbs", minutes=25, difficulty=2, answer="step_events",
+    trials=[Trial([*((["h.0", "h.1", "h.2", "h.3"], prefetch) for prefetch in (0, 1, 2)), (["h.0"], 1),
+                   (["h.0", "h.1"], 9), (["h.8", "h.9", "h.10", "h.11"], 2)], words={"returned": first_other_event})],
+    mistakes={
+        "nothing ahead": ahead(lambda prefetch, direction: 0),
+        "ahead in the forward": ahead(lambda prefetch, direction: prefetch * (direction == "forward")),
+        "itself counted": ahead(lambda prefetch, direction: prefetch - 1),
+        "too far": ahead(lambda prefetch, direction: prefetch + 1),
+        "one ahead": ahead(lambda prefetch, direction: min(prefetch, 1)),
+        "all at once": (ahead(lambda prefetch, direction: 99),
+                        ahead(lambda prefetch, direction: 99 if direction == "forward" else prefetch)),
+        "farthest alone": (wanted(lambda order, i, prefetch: order[i:i + 1] + order[i + prefetch:i + prefetch + 1]),
+                           wanted(lambda order, i, prefetch: order[i + prefetch:i + prefetch + 1])),
+        "farthest first": (wanted(lambda order, i, prefetch: order[i:i + 1 + prefetch][::-1]),
+                           wanted(lambda order, i, prefetch: order[i:i + 1] + order[i + 1:i + 1 + prefetch][::-1]),
+                           wanted(lambda order, i, prefetch: order[i + 1:i + 1 + prefetch] + order[i:i + 1])),
+        "looks forward": {"wanted": looking_forward},
+        "ahead too late": {"late": True},
+        "gathered again": {"looks": False},
+        "by name": {"wanted": by_name},
+        "no second gather": {"second": False},
+        "kept": {"frees": lambda i, blocks: False},
+        "last one kept": {"frees": lambda i, blocks: i < len(blocks) - 1},
+        "no reshard": {"frees": lambda i, blocks: False, "forgets": True},
+        "backward forwards": {"turn": lambda blocks: blocks},
+        "reduced last": {"ending": ("backward", "reshard", "reduce")},
+        "reduced first": {"ending": ("reduce", "backward", "reshard")},
+        "reduced at the end": {"ending": ("backward", "reshard"), "end": "reduce"},
+        "never reduced": {"ending": ("backward", "reshard")},
+        "kept at the end": {"ending": ("backward", "reduce")},
+    })
+def step_events(blocks, prefetch, *, wanted=lambda order, i, prefetch, direction: order[i:i + 1 + prefetch], late=False,
+                looks=True, second=True, frees=lambda i, blocks: True, forgets=False, turn=lambda blocks: blocks[::-1],
+                ending=("backward", "reduce", "reshard"), end=None):
+    """wanted: the blocks to be gathered before one computes; late: those ahead, after it.   looks: is it there already?
+    frees: is a block resharded in the forward? forgets: though it was not, the backward gathers it.   end: a verb for
+    all blocks at the end.
+
+    nothing ahead: You gathered nothing ahead: `prefetch` blocks after the present one are unsharded before it computes.
+    ahead in the forward: You gathered ahead in the forward alone: the backward does it too, towards the first block.
+    itself counted: You counted the block itself: `prefetch` blocks *after* the present one are gathered ahead.
+    too far: You gathered one block too far ahead.
+    one ahead: You gathered one block ahead, whatever `prefetch` is.
+    all at once: You gathered all blocks at the beginning: then a rank holds the whole model, and nothing is saved.
+    farthest alone: You gathered the farthest block alone: at the beginning of a pass the nearer ones are not there yet
+        either.
+    farthest first: You gathered a block before one that is nearer: the nearest is needed first, so it goes first.
+    looks forward: Your backward gathers ahead towards the last block, and those have computed already: ahead of it are
+        the blocks before.
+    ahead too late: You started to gather ahead after the block computed: then nothing travels while it computes, and
+        that was the purpose.
+    gathered again: You gathered a block again that was there already.
+    by name: You went by the names: the order of `blocks` says which is nearest, and "h.10" sorts before "h.8".
+    no second gather: You did not gather again for the backward: after the forward every block was resharded.
+    kept: You kept the blocks from the forward to the backward, which is `reshard_after_forward=False`: here each is
+        resharded as soon as it computed.
+    last one kept: You kept the last block, which the backward needs first: a good idea, but here each block is
+        resharded as soon as it computed.
+    no reshard: You did not reshard after the forward: each block is resharded as soon as it computed.
+    backward forwards: You walked the backward from the first block to the last: it goes the other way.
+    reduced last: You resharded before you reduced: in this list the reduction comes first.
+    reduced first: You reduced before the backward: it is the backward that makes the gradients.
+    reduced at the end: You reduced at the end of the step: the gradients of a block go to their owners when its
+        backward is over, or a rank holds all of them.
+    never reduced: You never reduced: the gradients of a block go to their owners when its backward is over.
+    kept at the end: You did not reshard after the backward: then the whole model is there at the end.
+    right: each block is gathered twice, while the one before it computes, and freed twice.
+    """
+    events, there = [], set()
 
     def gather(names):
         for name in names:
-            if twice or name not in there:
+            if name not in there or not looks:
                 there.add(name)
-                log.append(f"unshard {name}")
+                events.append(f"unshard {name}")
 
-    for direction, more in zip(("forward", "backward"), ahead, strict=True):
-        order = blocks if direction == "forward" or not backwards else blocks[::-1]
-        depth = len(blocks) if all_at_once in (True, direction) else max(0, prefetch + more)
+    for direction, order in (("forward", blocks), ("backward", turn(blocks))):
         for i, name in enumerate(order):
-            if i == 0 and second == "twice":  # as if they had been resharded
-                there.clear()
-            if direction == "forward" or second:
-                names = order[i:i + 1] if late else order[i:i + 1 + depth]
-                gather(sorted(names, reverse=direction == "backward") if by_name else names)
-            log.append(f"{direction} {name}")
-            if late and (direction == "forward" or second):
-                gather(order[i + 1:i + 1 + depth])
-            if direction == "backward":
-                last = [f"reduce {name}"] * reduces + [f"reshard {name}"]
-                log += last[::-1] if reduce_last else last
-            elif frees:
-                log.append(f"reshard {name}")
-            if frees or direction == "backward":
+            names = wanted(order, i, prefetch, direction) if second or direction == "forward" else []
+            now = 1 if late else len(names)
+            first, *rest = ending if direction == "backward" else ("forward", "reshard")[:1 + frees(i, blocks)]
+            gather(names[:now])
+            events.append(f"{first} {name}")
+            gather(names[now:])
+            events += [f"{verb} {name}" for verb in rest]
+            if "reshard" in rest or forgets:
                 there.discard(name)
-    return log
-
-
-def plays(**how):
-    return lambda blocks, prefetch: play(blocks, prefetch, **how)
-
-
-def _first_other_event(case, got, right) -> str | None:
-    if not isinstance(got, (list, tuple)) or list(got) == right:
-        return None
-    for number, (mine, wanted) in enumerate(zip(got, right, strict=False), start=1):
-        if mine != wanted:
-            return f"event {number} is {mine!r} where {wanted!r} is right"
-    return f"it has {len(got)} events where {len(right)} are right; the first {min(len(got), len(right))} are the same"
-
-
-@exercise("7.3", "The order of the verbs", minutes=25, difficulty=2, answer="step_events")
-def step_events(lab: Lab):
-    blocks = ["h.0", "h.1", "h.2", "h.3"]
-    cases = [(blocks, 0), (blocks, 1), (blocks, 2), (blocks[:1], 1), (blocks[:2], 9), (["h.8", "h.9", "h.10", "h.11"], 2)]
-    lab.compare(cases, play, [
-        ("You gathered nothing ahead: `prefetch` blocks after the present one are unsharded before it computes.",
-         plays(ahead=(-99, -99))),
-        ("You gathered ahead in the forward alone: the backward does it too, towards the first block.",
-         plays(ahead=(0, -99))),
-        ("You counted the block itself: `prefetch` blocks *after* the present one are gathered ahead.",
-         plays(ahead=(-1, -1))),
-        ("You gathered one block too far ahead.", plays(ahead=(1, 1))),
-        ("You gathered all blocks at the beginning: then a rank holds the whole model, and nothing is saved.",
-         plays(all_at_once=True), plays(all_at_once="forward")),
-        ("You started to gather ahead after the block computed: then nothing travels while it computes, and that was "
-         "the purpose.", plays(late=True)),
-        ("You gathered a block again that was there already.", plays(twice=True)),
-        ("You went by the names: the order of `blocks` says which is nearest, and \"h.10\" sorts before \"h.8\".",
-         plays(by_name=True)),
-        ("You did not gather again for the backward: after the forward every block was resharded.",
-         plays(second=False)),
-        ("You kept the blocks from the forward to the backward, which is `reshard_after_forward=False`: here each is "
-         "resharded as soon as it computed.", plays(frees=False)),
-        ("You did not reshard after the forward: each block is resharded as soon as it computed.",
-         plays(frees=False, second="twice")),
-        ("You walked the backward from the first block to the last: it goes the other way.", plays(backwards=False)),
-        ("You resharded before you reduced: in this list the reduction comes first.", plays(reduce_last=True)),
-        ("You never reduced: the gradients of a block go to their owners when its backward is over.",
-         plays(reduces=False)),
-    ], tell=_first_other_event)
-    return "each block is gathered twice, while the one before it computes, and freed twice."
-
-
-# 7.4 ----------------------------------------------------------------------------------------------------------------
-
-@exercise("7.4", "Memory that comes and goes", minutes=15, difficulty=2, answer=("free", "allocate"),
-          replaces=("zerocourse.zero.storage:FreeableStorage.free", "zerocourse.zero.storage:FreeableStorage.allocate"))
-def free_and_take(lab: Lab):
-    hook_probe.judge_storage(lab)
-    return "0 bytes while free, and afterwards every view, also autograd's, reads the new numbers."
-
-
-# 7.5 ----------------------------------------------------------------------------------------------------------------
-
-@exercise("7.5", "The operations of stage 3", minutes=30, difficulty=2, answer=("unshard", "reshard", "step"),
-          own=(OWN.unshard, OWN.reshard, OWN.step), timeout=20)
-def stage3_ops(lab: Lab):
-    for world in WORLDS:
-        stage3_probe.judge_reshard(lab, world)
-        stage3_probe.judge_unshard(lab, world)
-        stage3_probe.judge_step(lab, world)
-        stage_runs.judge(lab, ["unshard", "reshard", "step"], stage=3, world=world)
-    return "GPT-2 trained with it on 2 and 3 ranks: the package's losses, its bytes held, its elements sent."
-
-
-# 7.6 ----------------------------------------------------------------------------------------------------------------
-
-@exercise("7.6", "Hooks at the right moments", minutes=30, difficulty=3, answer="attach",
-          replaces=("zerocourse.zero.hooks:*",))
-def attach(lab: Lab):
-    hook_probe.judge_hooks(lab)
-    return "gathered before each use, freed after it, and reduced once, when the whole gradient was there."
-
-
-# 7.7 ----------------------------------------------------------------------------------------------------------------
-
-@exercise("7.7", "Stage 3 from nothing", minutes=75, difficulty=3, answer="shard_stack",
-          replaces=("zerocourse:shard", *(f"zerocourse.comm.group:Comm.{name}" for name in ("all_gather", "reduce_scatter")),
-                    "zerocourse.zero.buffer:FlatBuffer.fill", "zerocourse.zero.stage3:*"), timeout=15)
-def shard_stack(lab: Lab):
-    for world in WORLDS:
-        stack_probe.judge_stack(lab, world)
-    return "trained on 2 and 3 ranks like the unsharded model: a share of it between steps, few blocks at the peak."
+    return events + [f"{end} {name}" for name in turn(blocks) if end]

@@ -117,8 +117,11 @@ def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation:
             "shards": {flat.name: flat.shard.clone() for flat in model.zero.flats}}
 
 
-def training(name: str, stage: int, world: int = 2, **how) -> Trial:
-    """A trial: train the tiny GPT-2 with the answer as the operation `name` of the stage. how: for `train`."""
+def training(name: str | tuple[str, ...], stage: int, world: int = 2, **how) -> Trial:
+    """A trial: train the tiny GPT-2 with the answer as the operation `name` of the stage, or with several answers.
+
+    how: for `train`.
+    """
     return Trial(observe=partial(_trained, name=name, stage=stage, **how), worlds=(world,), words={
         "case": f"training GPT-2 with it at stage {stage} on {{world}} ranks",
         "elements by *": "rank {rank} sent {got} {what} in a step, and {want} are right.",
@@ -128,8 +131,9 @@ def training(name: str, stage: int, world: int = 2, **how) -> Trial:
         close={"losses": CLOSE, "parameters": 10 * CLOSE})
 
 
-def _trained(answer, *, name, **how) -> dict:
-    found = train({name: answer}, **how)
+def _trained(*answers, name, **how) -> dict:
+    names = (name,) if isinstance(name, str) else name
+    found = train(dict(zip(names, answers, strict=True)), **how)
     return {**{f"elements by {verb}": found["sent"].get(verb, 0) for verb in VERBS},
             **{f"bytes of {words} after the {phase}": found["held"][phase][kind]
                for phase in PHASES for kind, words in KINDS.items()},
