@@ -4,6 +4,8 @@
 `rings`; and 4.7, the long one, in `buckets`.
 """
 
+import itertools
+
 from ..exercise import exercise
 from . import averages, buckets, rings  # noqa: F401  (the other exercises are there)
 
@@ -79,7 +81,8 @@ def cut(n, ranks, *, stop=even_stop, part=lambda start, stop: (start, stop)):
     empty ones left out: You left out the empty parts: every rank has a part, though it may be empty.
     right: every element is in one part, and no part is longer than another by more than one.
     """
-    return [part(stop(n, ranks, r - 1), stop(n, ranks, r)) for r in range(ranks)]
+    ends = [0, *(stop(n, ranks, r) for r in range(ranks))]
+    return [part(start, end) for start, end in itertools.pairwise(ends)]
 
 
 # 4.4 ----------------------------------------------------------------------------------------------------------------
