@@ -1,17 +1,14 @@
 """What the checks of chapters 05 to 07 put around an answer on a rank: small flats, eyes on memory."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from ....zero.shard import shard
-from ....errors import CollectiveError
 from ....measure.storages import all_tensors
 from ....zero.buffer import FlatBuffer
-from ..inside import SAME_CALLS, Answer
+from ..inside import Answer
 from ..verdict import MISUSED, Wrong
 from .stage_runs import WatchedComm
 
@@ -80,21 +77,6 @@ def miscounted(counts: list[int]) -> str:
     return ""
 
 
-def near(got, want, tolerance: float = 1e-5) -> bool:
-    """The same shape and values; NaN is near nothing."""
-    return isinstance(got, torch.Tensor) and got.shape == want.shape and bool(
-        ((got.double() - want.double()).abs() <= tolerance * want.double().abs().clamp(min=1)).all())
-
-
-@contextmanager
-def same_calls(why: str = "") -> Iterator[None]:
-    """A collective inside that does not complete ends the check with the rule, and with `why`."""
-    try:
-        yield
-    except CollectiveError as error:
-        raise Wrong(f"{error}. {SAME_CALLS}{': ' * bool(why)}{why}.") from None
-
-
 def calling(answer: Answer, fn: Callable, *args):
     """Call something that the answer made, such as a method, as guarded as the answer itself."""
     with answer.guard.on():
@@ -140,7 +122,3 @@ def _reachable(value, seen: set[int]) -> Iterator[torch.Tensor]:
 def numbers(count: int, rank: int) -> torch.Tensor:
     """Gradients (count,) that tell rank and place: rank 0 has 1, 2, 3, ..., rank 1 has 10, 20, 30, ..., and so on."""
     return torch.arange(1.0, count + 1) * 10**rank
-
-
-def size_of(shapes: list[tuple[int, ...]]) -> int:
-    return sum(map(math.prod, shapes))
