@@ -14,7 +14,7 @@ import torch.distributed as dist
 from zerocourse.comm import Comm
 from zerocourse.formulas import states, volumes
 from zerocourse.course.checks import check, exercises, harness, judge, progress
-from zerocourse.course.checks.compare import difference
+from zerocourse.course.checks.compare import difference, same
 from zerocourse.course.checks.exercise import Exercise, exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
 from zerocourse.course.checks.harness import When, mutants
@@ -554,6 +554,12 @@ def test_every_guarded_name_exists():
 def test_differences_in_words(got, want, words):
     found = difference(got, want)
     assert found is None if words is None else words in found
+
+
+def test_nan_is_like_nan_where_traces_are_compared_and_nowhere_else():
+    for value in (float("nan"), torch.tensor([1.0, float("nan")])):
+        assert same(value, value, nan=True) and not same(value, value)
+    assert not same(torch.tensor([2.0, float("nan")]), torch.tensor([1.0, float("nan")]), nan=True)
 
 
 def test_a_mistake_that_explains_every_case_comes_before_one_that_explains_what_is_wrong():
