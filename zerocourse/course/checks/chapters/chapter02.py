@@ -48,14 +48,6 @@ def persistent(model):
     return [buffer for name, buffer in model.named_buffers() if name in model.state_dict()]
 
 
-def parameters_at_once(real):
-    """Asks each buffer whether it is in memory, and all parameters together: `real` is any or all."""
-    def taken(tensor, model):
-        asked = model.parameters() if isinstance(tensor, nn.Parameter) else [tensor]
-        return real(not each.is_meta for each in asked)
-    return {"taken": taken}
-
-
 @exercise(
     "2.1", "Bytes of a plan", minutes=10, difficulty=1, answer="planned_bytes",
     trials=[Trial([(words,) for words in COUNTED], count_on_a_rank)],
@@ -66,24 +58,24 @@ def parameters_at_once(real):
         "by address": {"params": lambda model: {param.data_ptr(): param for param in model.parameters()}.values()},
         "tied twice": {"params": lambda model: dict(model.named_parameters(remove_duplicate=False)).values()},
         "frozen": {"params": lambda model: [param for param in model.parameters() if param.requires_grad]},
-        "buffers too": ({"params": lambda model: [*model.parameters(), *model.buffers()]},
-                        {"params": lambda model: [*model.parameters(), *model.buffers()], "buffers": lambda model: []}),
+        "buffers too": {"params": lambda model: [*model.parameters(), *model.buffers()]},
         "persistent": {"buffers": persistent},
         "no buffers": {"buffers": lambda model: []},
         "four bytes a buffer": {"nbytes": lambda tensor, _: (tensor.nbytes if isinstance(tensor, nn.Parameter)
                                                              else 4 * tensor.numel())},
-        "meta in memory": {"taken": lambda tensor, model: True},
-        "model at once": ({"taken": lambda tensor, model: not any(param.is_meta for param in model.parameters())},
-                          {"taken": lambda tensor, model: not all(param.is_meta for param in model.parameters())}),
-        "parameters alone": {"taken": lambda tensor, model: isinstance(tensor, nn.Parameter) and not tensor.is_meta},
-        "parameters at once": (parameters_at_once(all), parameters_at_once(any)),
-        "persistent now": {"taken": lambda tensor, model: not tensor.is_meta and (
-            isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in persistent(model)))},
-        "buffers real": {"taken": lambda tensor, model: not (tensor.is_meta and isinstance(tensor, nn.Parameter))},
+        "meta in memory": {"taken": lambda tensor, *_: True},
+        "model at once": ({"taken": lambda tensor, kind, model: not any(param.is_meta for param in model.parameters())},
+                          {"taken": lambda tensor, kind, model: not all(param.is_meta for param in model.parameters())}),
+        "parameters alone": {"taken": lambda tensor, *_: isinstance(tensor, nn.Parameter) and not tensor.is_meta},
+        "parameters at once": ({"taken": lambda tensor, kind, _: not any(each.is_meta for each in kind)},
+                               {"taken": lambda tensor, kind, _: not all(each.is_meta for each in kind)}),
+        "persistent now": {"taken": lambda tensor, kind, model: not tensor.is_meta and any(
+            tensor is each for each in model.state_dict(keep_vars=True).values())},
+        "buffers real": {"taken": lambda tensor, *_: not tensor.is_meta or not isinstance(tensor, nn.Parameter)},
     })
 def planned_bytes(model, *, nbytes=lambda tensor, model: tensor.nbytes, params=nn.Module.parameters,
-                  buffers=nn.Module.buffers, taken=lambda tensor, model: not tensor.is_meta):
-    """The bytes of a model that may be planned, real, or both.
+                  buffers=nn.Module.buffers, taken=lambda tensor, kind, model: not tensor.is_meta):
+    """The bytes of a model that may be planned, real, or both. kind: all parameters, or all buffers.
 
     elements: You counted elements: an fp32 element is 4 bytes.
     four bytes: You took 4 bytes for every element: each dtype has its own size, and bf16 has 2.
@@ -108,9 +100,10 @@ def planned_bytes(model, *, nbytes=lambda tensor, model: tensor.nbytes, params=n
     buffers real: You took every buffer for real: without deferred_init() buffers are on the meta device too.
     right: every dtype, tied, frozen, with buffers of both kinds, half real: the plan says what the model will weigh.
     """
-    kinds = {"parameters": list(params(model)), "buffers": list(buffers(model))}
-    now = [tensor for tensors in kinds.values() for tensor in tensors if taken(tensor, model)]
-    return {kind: sum(nbytes(tensor, model) for tensor in tensors) for kind, tensors in (kinds | {"now": now}).items()}
+    kinds = [*params(model)], [*buffers(model)]
+    now = [tensor for kind in kinds for tensor in kind if taken(tensor, kind, model)]
+    return {entry: sum(nbytes(tensor, model) for tensor in tensors)
+            for entry, tensors in zip(ENTRIES, (*kinds, now), strict=True)}
 
 
 # 2.2 ----------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ An answer sends nothing, so one process plays the ranks in turn.
 """
 
 import math
-import zlib
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from ..trace import Trial
 from ..verdict import Wrong
 from ..words import a, value_text
 from .meta_models import all_names, planned
-from .meta_values import MATERIALISING
+from .meta_values import MATERIALISING, crc
 
 WIDTH = 64  # large beside all that an answer needs for itself
 SLACK = 8192  # bytes: small tensors that an answer may need for itself
@@ -88,6 +87,10 @@ def slices_for_a_rank(answer, rank, world_size):
     second name: it has an entry `head.weight`.
     missing: it has no slice of {got}.
     extra: it has an entry {got}, which is no parameter.
+    dtypes: the slice's dtype is
+    shapes: the slice's shape is
+    whole: the slice has
+    slices: the slice has
     real: the parameters {got} of the model are real afterwards.
     others: the model's parameters {got} are not the objects they were.
     buffers: the buffer {got} has lost its values.
@@ -113,7 +116,7 @@ def slices_for_a_rank(answer, rank, world_size):
     return {"second name": "head.weight" in slices, "missing": in_words(params, but=slices),
             "extra": in_words(slices, but=[*params, "head.weight"]),
             "dtypes": {name: str(part.dtype) for name, part in ours.items()},
-            "shapes": {name: tuple(part.shape) for name, part in ours.items()},
+            "shapes": {name: f"{tuple(part.shape)} for numel {params[name].numel()}" for name, part in ours.items()},
             "whole" if world_size == 1 else "slices": ours,
             "real": in_words(name for name in params if not after[name].is_meta),
             "others": in_words(before, but=[*values, *(name for name in before if after[name] is before[name])]),
@@ -125,14 +128,6 @@ def slices_for_a_rank(answer, rank, world_size):
 def in_words(names, but=()):
     """The first two."""
     return ", ".join([f"`{name}`" for name in names if name not in but][:2])
-
-
-def first_text(sentence):
-    """Words for a dictionary by parameter: of the first that is not right."""
-    def words(case, got, want):
-        name = next(name for name in want if not same(got[name], want[name]))
-        return sentence.format(name=name, got=got[name], want=want[name])
-    return words
 
 
 def table(row, world_size, fill=0.0):
@@ -149,24 +144,6 @@ def run_of(row, rank, size):
     return row[rank * size:(rank + 1) * size].clone()
 
 
-def crc(seed, name, *_):
-    return zlib.crc32(f"{seed}:{name}".encode())
-
-
-def seeding(number):
-    return {"seeding": lambda seed, name, module, rank: torch.manual_seed(number(seed, name, module, rank))}
-
-
-def cutting(cut):
-    """cut(row, rank, world_size) -> slice."""
-    return {"cut": cut}
-
-
-def at_once(model, rank, world_size, seed):
-    whole = my_slices(model, 0, 1, seed)
-    return {name: table(row, world_size)[rank].clone() for name, row in whole.items()}
-
-
 def padding_alone(got, want):
     """Is all as wanted where that is not 0, which padding is?"""
     return all(torch.equal(got[name][part != 0], part[part != 0]) for name, part in want.items())
@@ -174,49 +151,47 @@ def padding_alone(got, want):
 
 @exercise(
     "2.5", "Only this rank's slice", minutes=60, difficulty=3, answer="my_slices", replaces=MATERIALISING,
-    trials=[Trial(observe=what_values_follow),
-            Trial([(0, 1), (0, 2), (1, 2), (2, 3)], slices_for_a_rank, words={
-                "dtypes": first_text("the slice of `{name}` is {got}, and {want} is right."),
-                "shapes": first_text("the slice of `{name}` has the shape {got}, and {want} is right."),
-                "whole": first_text("the slice of `{name}` has other values than are right."),
-                "slices": first_text("the slice of `{name}` has other values than are right.")})],
+    trials=[Trial(observe=what_values_follow), Trial([(0, 1), (0, 2), (1, 2), (2, 3)], slices_for_a_rank)],
     mistakes={
-        "generator": {"seeding": lambda *_: None},
-        "seeded once": {"seeding": lambda seed, name, *_: None if name else torch.manual_seed(seed)},
-        "seeded alike": (seeding(lambda seed, *_: seed), seeding(lambda seed, name, module, _: crc(seed, type(module)))),
+        "generator": {"number": lambda *_: None},
+        "seeded once": {"number": lambda name, seed, *_: None if name else seed},
+        "seeded alike": ({"number": lambda name, seed, *_: seed},
+                         {"number": lambda name, seed, module, rank: crc(type(module), seed)}),
         "second name": ({"returns": lambda slices: {**slices, "head.weight": slices["embed.weight"].clone()}},
                         {"returns": lambda slices: {name.replace("embed", "head"): slices[name] for name in slices}}),
         "missing": ({"returns": lambda slices: {name: slices[name] for name in slices if "gain" not in name}},
                     When("missing")),
         "extra": ({"returns": lambda slices: {**slices, "positions": torch.zeros(1)}}, When("extra")),
-        "dtype": (cutting(lambda row, rank, ranks: table(row, ranks)[rank].float()), When("dtypes")),
-        "not cut": cutting(lambda row, rank, ranks: row.clone()),
-        "not padded": cutting(lambda row, rank, ranks: run_of(row, rank, -(-row.numel() // ranks))),
-        "rounded down": cutting(lambda row, rank, ranks: run_of(row, rank, row.numel() // ranks)),
-        "rest dealt out": cutting(lambda row, rank, ranks: row.tensor_split(ranks)[rank].clone()),
-        "not 1-D": (cutting(lambda row, rank, ranks: table(row, ranks)[rank:rank + 1].clone()),
-                    When("shapes", lambda got, want: any(len(shape) != 1 for shape in got.values()))),
+        "dtype": ({"cut": lambda row, rank, ranks: table(row, ranks)[rank].float()}, When("dtypes")),
+        "not cut": {"cut": lambda row, rank, ranks: row.clone()},
+        "not padded": {"cut": lambda row, rank, ranks: run_of(row, rank, -(-row.numel() // ranks))},
+        "rounded down": {"cut": lambda row, rank, ranks: run_of(row, rank, row.numel() // ranks)},
+        "rest dealt out": {"cut": lambda row, rank, ranks: row.tensor_split(ranks)[rank].clone()},
+        "not 1-D": ({"cut": lambda row, rank, ranks: table(row, ranks)[rank:rank + 1].clone()},
+                    When("shapes", lambda got, want: not all(",) for" in shape for shape in got.values()))),
         "no values": ({"reset": lambda module: None},
                       When("whole", lambda got, want: all(bool(part.isnan().all()) for part in got.values()))),
         "some values": ({"reset": lambda module: None if isinstance(module, Gain) else module.reset_parameters()},
                         When("whole", lambda got, want: any(bool(part.isnan().any()) for part in got.values()))),
         "tied again": {"again": True},
-        "other seed": (seeding(lambda seed, name, *_: zlib.crc32(f"{name}:{seed}".encode())),
-                       seeding(lambda seed, name, *_: crc(seed, f"{name}.weight")), When("whole")),
-        "slice of rank 0": cutting(lambda row, rank, ranks: table(row, ranks)[0].clone()),
-        "dealt like cards": cutting(lambda row, rank, ranks: table(row, ranks).view(-1, ranks)[:, rank].clone()),
-        "padding": (cutting(lambda row, rank, ranks: table(row, ranks, math.nan)[rank].clone()),
+        "other seed": ({"number": lambda name, seed, *_: crc(seed, name)},
+                       {"number": lambda name, seed, *_: crc(f"{name}.weight", seed)}, When("whole")),
+        "slice of rank 0": {"cut": lambda row, rank, ranks: table(row, ranks)[0].clone()},
+        "dealt like cards": {"cut": lambda row, rank, ranks: table(row, ranks).view(-1, ranks)[:, rank].clone()},
+        "padding": ({"cut": lambda row, rank, ranks: table(row, ranks, math.nan)[rank].clone()},
                     When("slices", padding_alone)),
-        "rank in the seed": (seeding(lambda seed, name, module, rank: crc(seed + rank, name)), When("slices")),
+        "rank in the seed": ({"number": lambda name, seed, module, rank: crc(name, seed + rank)}, When("slices")),
         "left real": ({"back": lambda planned, real: real}, When("real")),
         "other objects": ({"back": lambda planned, real: nn.Parameter(planned.detach().clone())}, When("others")),
         "buffers lost": ({"give": lambda module, planned: module.to_empty(device="cpu", recurse=False)},
                          When("buffers")),
         "state lost": ({"keep": False}, When("state")),
-        "views": (cutting(lambda row, rank, ranks: table(row, ranks)[rank]), When("held")),
-        "at once": (at_once, When("over", lambda got, want: got == 2)),
+        "views": ({"cut": lambda row, rank, ranks: table(row, ranks)[rank]}, When("held")),
+        "at once": (lambda model, rank, ranks, seed: {name: table(row, ranks)[rank].clone() for name, row
+                                                      in my_slices(model, 0, 1, seed).items()},
+                    When("over", lambda got, want: got == 2)),
     })
-def my_slices(model, rank, world_size, seed, *, seeding=seeding(crc)["seeding"], give=give_memory,
+def my_slices(model, rank, world_size, seed, *, number=lambda name, seed, *_: crc(name, seed), give=give_memory,
               reset=lambda module: module.reset_parameters(), again=False, back=lambda planned, real: planned,
               cut=lambda row, rank, world_size: table(row, world_size)[rank].clone(), keep=True,
               returns=lambda slices: slices):
@@ -259,7 +234,8 @@ def my_slices(model, rank, world_size, seed, *, seeding=seeding(crc)["seeding"],
     """
     names, slices, state = {param: name for name, param in model.named_parameters()}, {}, torch.get_rng_state()
     for name, module in model.named_modules():
-        seeding(seed, name, module, rank)
+        if (drawn_from := number(name, seed, module, rank)) is not None:
+            torch.manual_seed(drawn_from)
         planned = {key: param for key, param in module.named_parameters(recurse=False)
                    if again or names[param] not in slices}
         if planned:
