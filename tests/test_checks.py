@@ -604,6 +604,12 @@ def test_tensors_with_nan_and_infinities():
     assert not same(nan, nan.clone())
 
 
+def test_nan_is_like_nan_where_traces_are_compared_and_nowhere_else():
+    for value in (float("nan"), torch.tensor([1.0, float("nan")])):
+        assert same(value, value, nan=True) and not same(value, value)
+    assert not same(torch.tensor([2.0, float("nan")]), torch.tensor([1.0, float("nan")]), nan=True)
+
+
 def test_a_mistake_that_explains_every_case_comes_before_one_that_explains_what_is_wrong():
     cases = [(1,), (2,), (3,)]
     mistakes = [("only the wrong ones", lambda n: 7), ("all", lambda n: 7 if n == 3 else n)]

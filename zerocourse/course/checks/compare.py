@@ -81,10 +81,10 @@ def _tensor_difference(got, want, here: str, tolerance: float, nan: bool) -> str
         return f"{here} a tensor of shape {tuple(got.shape)} where {tuple(want.shape)} is right"
     if got.dtype != want.dtype:
         return f"{here} a tensor of {got.dtype} where {want.dtype} is right"
-    alike = got.isnan() & want.isnan() if nan else got == want
-    gap = (got.double() - want.double()).abs().masked_fill(alike | (got == want), 0.0)  # infinities are alike too
+    alike = (got == want) | (got.isnan() & want.isnan() & nan)  # infinities are alike too
+    gap = (got.double() - want.double()).abs().masked_fill(alike, 0.0)
     near = (gap <= tolerance * want.double().abs().clamp(min=1)) & gap.isfinite()  # an infinite bound allows nothing
-    if bool(((gap == 0) | near).all()):
+    if bool((alike | near).all()):
         return None
     place = tuple(int(i) for i in (gap.nan_to_num(math.inf) == gap.nan_to_num(math.inf).max()).nonzero()[0])
     return f"{here} {got[place].item():.6g} at index {list(place)} where {want[place].item():.6g} is right"
