@@ -12,12 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import worlds
-from attempts import attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, report, unsharded
+from attempts import (attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, pieces_of, prepared, report,
+                      state_of, unsharded)
 from torch import nn
 from worlds import STAGES, Block, Case, Stack, check_exact, rows, squares
 
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
+from zerocourse.zero.schedule import Prefetcher
+from zerocourse.zero.unit import Unit, cut_into_units
 
 # -- the same collectives in the same order --------------------------------------------------------------------------
 
@@ -38,6 +41,11 @@ class UsesBoth(Stack):
             first, second = block(x)
             x, total = (first if rank < 2 else x + second), total + (second if rank else 0)
         return self.last(x) + 0.1 * total
+
+
+def of_a_stack(make: Callable = Stack) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = make()
+    return model, worlds.sgd(model.parameters())
 
 
 def knows_rank(model, step, micro, rank):
@@ -85,6 +93,36 @@ def most_buckets(comm, side_by_side: bool) -> int:
     for step in range(3):
         squares(model, step, 0, comm.rank).backward()
     return most
+
+
+class Ignoring(Block):
+    """Has a parameter that no forward uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter(torch.ones(3))
+
+
+class IgnoringBlocks(Stack):
+    block = Ignoring
+
+
+def buckets_when_the_first_block_is_done(comm: Comm, stage: int) -> list[str]:
+    """The units, the root's apart, whose bucket is not reduced when the backward comes to the last gradient of a block."""
+    model, _ = shard(IgnoringBlocks(), stage=stage, comm=comm)
+    seen = []
+    model.blocks[0].up.bias.register_post_accumulate_grad_hook(
+        lambda _: seen.extend(unit.name for unit in model.zero.units[1:] if any(flat.grad is not None for flat in unit.flats)))
+    squares(model, 0, 0, comm.rank).backward()
+    return seen
+
+
+def test_a_bucket_with_an_unused_parameter_leaves_early(pool):
+    """Autograd says that it will bring nothing, so the bucket need not wait for the end of the backward."""
+    def only_the_first(rank: int, seen: list) -> None:
+        assert "blocks.2" not in seen, f"rank {rank} still holds the buckets of {seen}"
+
+    by_stage(pool, buckets_when_the_first_block_is_done, only_the_first, stages=(2, 3))
 
 
 @pytest.mark.parametrize("side_by_side", (False, True))
@@ -254,6 +292,31 @@ class LowRank(Stack):
         self.last.requires_grad_(False)
 
 
+class FrozenFront(Stack):
+    """Of three blocks the last two train."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.blocks[0].requires_grad_(False)
+
+
+def gathered_by_a_backward(comm: Comm, stage: int) -> set[str]:
+    """The units whose parameters a backward gathers."""
+    model, _ = shard(*of_a_stack(FrozenFront), stage, comm=comm, prefetch=0)
+    loss = squares(model, 0, 0, comm.rank)
+    before = len(comm.issued)
+    loss.backward()
+    return {unit.partition("[")[0] for verb, unit, *_ in list(comm.issued)[before:] if verb == "all_gather"}
+
+
+def test_a_backward_stops_at_the_last_unit_that_trains(pool):
+    def two_blocks(rank: int, units: set) -> None:
+        assert units == {"root", "blocks.1", "blocks.2"}, f"rank {rank} gathered {units}"
+
+    by_stage(pool, gathered_by_a_backward, two_blocks, stages=(3,))
+
+
 def sent_per_step(comm: Comm, stage: int) -> list[dict[str, int]]:
     """Elements that the ranks sent together in each step, by verb."""
     model = LowRank()
@@ -338,10 +401,33 @@ def unsynchronised(model):
     return model.zero.no_sync() if hasattr(model, "zero") else nullcontext()
 
 
-@pytest.mark.parametrize("around", (plain, unsynchronised))
+def left_open(model):
+    """Its reductions are still in flight afterwards."""
+    return model.zero.backward_options(is_last=False) if hasattr(model, "zero") else nullcontext()
+
+
+@pytest.mark.parametrize("around", (plain, unsynchronised, left_open))
 @pytest.mark.parametrize("make", (Stack, LateRoot))
 def test_zero_grad_forgets_a_whole_backward(pool, make, around):
     check_cases(pool, of_stack(make, loss=discarding(around), optimizer=worlds.sgd), tolerance=1e-6)
+
+
+def after_zero_grad(comm: Comm, stage: int) -> list[tuple]:
+    """What a step issues after the gradients were thrown away."""
+    model, optimizer = shard(*of_a_stack(), stage, comm=comm)
+    with left_open(model):
+        squares(model, 0, 0, comm.rank).backward()
+    optimizer.zero_grad()
+    before = len(comm.issued)
+    optimizer.step()
+    return list(comm.issued)[before:]
+
+
+def test_a_step_after_zero_grad_sends_nothing(pool):
+    def nothing(rank: int, issued: list) -> None:
+        assert not issued, f"rank {rank} issued {issued}"
+
+    by_stage(pool, after_zero_grad, nothing)
 
 
 def of_a_pipeline(stage: int, **first) -> tuple[dict, list, int]:
@@ -380,6 +466,21 @@ def test_a_backward_that_does_not_reshard_saves_the_next_gather(pool):
             after = verbs[verbs.index("all_reduce_max"):]
             assert ("all_gather" in after) is reshards, f"rank {rank}, reshards={reshards}: {verbs}"
             assert (held > 0) is not reshards
+
+
+def stepped_under_a_forward(comm: Comm | None, stage: int | None) -> dict:
+    """A step after a forward that keeps what it gathered for a backward, which does not come."""
+    model, optimizer = prepared(comm, stage, reshard_after_forward=False)
+    for step in range(2):
+        squares(model, step, 0, 0).backward()
+        model(rows(step + 9, 0, 0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return state_of(model)
+
+
+def test_what_a_forward_gathered_is_freed_before_the_step(pool):
+    by_stage(pool, stepped_under_a_forward, unsharded(stepped_under_a_forward))
 
 
 class OneUnit(nn.Module):
@@ -444,6 +545,12 @@ def test_no_sync_inside_no_sync(pool):
     by_stage(pool, nested_no_sync, check, stages=(0, 1))
 
 
+def test_a_parameter_belongs_to_the_innermost_unit_that_has_it():
+    units = {unit.name: set(unit.params) for unit in cut_into_units(Stack(), ["blocks.0", "blocks.0.up"])}
+    assert units["blocks.0.up"] == {"blocks.0.up.weight", "blocks.0.up.bias"}
+    assert units["blocks.0"] == {"blocks.0.down.weight", "blocks.0.down.bias"}
+
+
 @pytest.mark.parametrize("units", (["blocks.0", "blocks.0.up", "blocks.2"], [Block, nn.Linear]))
 def test_units_inside_units(pool, units):
     cases = of_stack(optimizer=worlds.sgd, options=(("units", units),))
@@ -492,6 +599,9 @@ def trained_before(comm: Comm | None, stage: int | None, optimizer_of: Callable,
                 saved, optimizer = optimizer.state_dict(), optimizer_of(model.parameters())
                 optimizer.load_state_dict(saved)
             shard(model, optimizer, stage, comm=comm)
+            assert optimizer.state.keys() <= set(pieces_of(optimizer)), "states of whole parameters are kept"
+            kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+            assert all(value.untyped_storage().nbytes() == value.nbytes for value in kept), "a view keeps the whole state"
         squares(model, step, 0, 0).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -605,6 +715,30 @@ def test_hooks_of_an_optimizer_run_once_a_step(stage):
         optimizer.step()
         optimizer.zero_grad()
     assert calls == ["before", "after"] * 2
+
+
+def test_a_forward_that_leaves_the_recorded_order_prefetches_nothing():
+    first, second, third = (Unit(name, nn.Linear(1, 1), []) for name in ("first", "second", "third"))
+    prefetcher = Prefetcher(depth=1)
+    prefetcher.start()
+    assert [prefetcher.next_after(unit) for unit in (first, second, third)] == [[], [], []]
+    prefetcher.start()
+    assert prefetcher.next_after(first) == [second]
+    assert prefetcher.next_after(third) == [], "third was expected to come after second"
+
+
+def differently(comm: Comm, stage: int) -> None:
+    shard(*of_a_stack(), stage, comm=comm, bucket_size=40 + comm.rank)
+
+
+def another_model(comm: Comm, stage: int) -> None:
+    shard(nn.Linear(3, 3 + comm.rank), stage=stage, comm=comm)
+
+
+@pytest.mark.parametrize("work, said", ((differently, "bucket_size=40.*rank 1 has .*bucket_size=41"),
+                                        (another_model, r"weight \(3, 3\).*rank 1 has weight \(4, 3\)")))
+def test_ranks_that_shard_in_different_ways(pool, work, said):
+    by_stage(pool, work, None, said, stages=(1,))
 
 
 def test_units_that_are_called_by_themselves_leave_no_record_behind():

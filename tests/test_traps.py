@@ -489,6 +489,29 @@ def test_trap_09_buffers(pool):
         assert of_rank_0[stage][2]["calls"] == 2
 
 
+def broadcasts() -> list[list[int]]:
+    """By stage: the broadcasts of a step in which the mean changes, of one in which it does not, and of one without backward."""
+    found = []
+    for stage in STAGES:
+        model = Stack()
+        model.register_buffer("mean", torch.zeros(6))
+        model, optimizer = shard(model, worlds.sgd(model.parameters()), stage)
+        issued, counts = model.zero.comm.issued, []
+        for changes, trains in ((True, True), (False, True), (False, False)):
+            before = len(issued)
+            model.mean += changes
+            if trains:
+                squares(model, 0, 0, dist.get_rank()).backward()
+            optimizer.step()
+            counts.append(sum(verb == "broadcast" for verb, *_ in list(issued)[before:]))
+        found.append(counts)
+    return found
+
+
+def test_trap_09_a_buffer_is_sent_when_it_changed(pool):
+    assert pool(2).run(broadcasts) == [[[1, 0, 0]] * 4] * 2
+
+
 class Grows(Stack):
     """Keeps a cache as long as its batch, as some attention layers do."""
 
