@@ -136,6 +136,12 @@ def freed_and_written() -> list:
     return found
 
 
+def test_the_pages_of_nan_do_not_keep_what_was_freed():
+    storage = FreeableStorage(torch.zeros(1000))
+    storage.free()
+    assert not storage.held and (not storage.readable or not storage._nan._pages.nbytes())
+
+
 @pytest.mark.skipif(not FreeableStorage(torch.zeros(4)).readable,
                     reason="before torch 2.11, and outside Linux, to read a view of freed memory ends the process")
 def test_freed_memory_reads_as_nan_also_after_a_write_to_other_freed_memory():

@@ -15,6 +15,7 @@ import worlds
 from attempts import (attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, pieces_of, prepared, report,
                       state_of, unsharded)
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from worlds import STAGES, Block, Case, Stack, check_exact, rows, squares
 
 from zerocourse import shard, state_dict
@@ -107,22 +108,47 @@ class IgnoringBlocks(Stack):
     block = Ignoring
 
 
-def buckets_when_the_first_block_is_done(comm: Comm, stage: int) -> list[str]:
-    """The units, the root's apart, whose bucket is not reduced when the backward comes to the last gradient of a block."""
-    model, _ = shard(IgnoringBlocks(), stage=stage, comm=comm)
+class Recomputing(Stack):
+    """Its blocks are computed again in the backward."""
+
+    reentrant = False
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+class RecomputingReentrant(Recomputing):
+    reentrant = True
+
+
+def held_by_the_end(comm: Comm, stage: int, make: Callable) -> list[set[str]]:
+    """In each of two steps: the units, the root's apart, that hold parameters (stage 3) or a bucket when the first block's
+    last gradient has come."""
+    model, optimizer = shard(*of_a_stack(make), stage, comm=comm)
     seen = []
-    model.blocks[0].up.bias.register_post_accumulate_grad_hook(
-        lambda _: seen.extend(unit.name for unit in model.zero.units[1:] if any(flat.grad is not None for flat in unit.flats)))
-    squares(model, 0, 0, comm.rank).backward()
+
+    def look(_) -> None:
+        holding = {unit.name for unit in model.zero.units[1:] if any(flat.grad is not None for flat in unit.flats)}
+        seen.append(holding | set(gathered_units(model) if stage == 3 else ()))
+
+    model.blocks[0].up.weight.register_post_accumulate_grad_hook(look)
+    for step in range(2):
+        squares(model, step, 0, comm.rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return seen
 
 
-def test_a_bucket_with_an_unused_parameter_leaves_early(pool):
-    """Autograd says that it will bring nothing, so the bucket need not wait for the end of the backward."""
-    def only_the_first(rank: int, seen: list) -> None:
-        assert "blocks.2" not in seen, f"rank {rank} still holds the buckets of {seen}"
+@pytest.mark.parametrize("make", (Stack, IgnoringBlocks, Recomputing, RecomputingReentrant))
+def test_what_a_backward_is_past_is_reduced_and_freed(pool, make):
+    """Also where autograd brings no gradient for a parameter, and where blocks are computed again."""
+    def not_the_last(rank: int, seen: list) -> None:
+        assert len(seen) == 2 and not any("blocks.2" in names for names in seen), f"rank {rank} still holds {seen}"
 
-    by_stage(pool, buckets_when_the_first_block_is_done, only_the_first, stages=(2, 3))
+    by_stage(pool, held_by_the_end, not_the_last, args=(make,), stages=(2, 3))
 
 
 @pytest.mark.parametrize("side_by_side", (False, True))
@@ -232,26 +258,47 @@ def hybrid(_, case: Case) -> tuple[worlds.Run, dict[str, int], list]:
     """Two shards by two replicas: what came of the training, the bytes held, and what this rank sent in which order."""
     pairs = [dist.new_group(ranks, timeout=timedelta(seconds=3)) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
     rank, model = dist.get_rank(), case.make()
+    with torch.no_grad():
+        model.first.weight += rank  # as if each rank had built another model
     model, optimizer = shard(model, case.optimizer(model.parameters()), case.stage,
                              shard_group=pairs[rank // 2], replicate_group=pairs[2 + rank % 2])
     losses, held = [], {}
     for step in range(case.steps):
-        loss = case.loss(model, step, 0, rank)  # the rows of all four ranks differ
-        loss.backward()
+        losses.append(0.0)
+        for micro in range(case.accumulation):  # each is reduced at once
+            loss = case.loss(model, step, micro, rank) / case.accumulation  # the rows of all four ranks differ
+            loss.backward()
+            losses[-1] += loss.item()
         held = {"gradients": model.zero.memory(optimizer)["gradients_bytes"]}
         optimizer.step()
         held |= {kind: model.zero.memory(optimizer)[f"{kind}_bytes"] for kind in ("optimizer", "parameters")}
         optimizer.zero_grad()
-        losses.append(loss.item())
     local = ("forward", "backward", "wait", "reshard", "step")
     order = [(event.verb, event.unit) for event in sorted(model.zero.recorder.events, key=lambda event: event.start)
              if event.verb not in local]
     return worlds.Run(losses, state_dict(model), []), held, order
 
 
+class UsedByOne(Stack):
+    """A layer that one rank of four uses: its replica must hear of it from the other node."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(6, 6)
+
+    def forward(self, x, used):
+        return super().forward(self.other(x) if used else x)
+
+
+def by_rank_0(model, step, micro, rank):
+    return model(rows(step, micro, rank), rank == 0).square().mean()
+
+
 def test_shards_within_replicas(pool):
     """Hybrid sharding on 2 x 2 ranks: the unsharded run over the rows of all four, and half of the states on each."""
     cases, complaints = of_stack(stages=(1, 2, 3), world_size=4, optimizer=worlds.sgd), []
+    cases += of_stack(UsedByOne, stages=(1,), world_size=4, optimizer=worlds.sgd, loss=by_rank_0)
+    cases += [replace(case, accumulation=2) for case in cases[:2]]
     for case, ranks in zip(cases, attempts(pool, hybrid, [(case,) for case in cases], 4), strict=True):
         whole = sum(4 * param.numel() for param in case.make().parameters())
 
@@ -430,6 +477,19 @@ def test_a_step_after_zero_grad_sends_nothing(pool):
     by_stage(pool, after_zero_grad, nothing)
 
 
+def with_a_graph(comm: Comm | None, stage: int | None) -> dict:
+    """A backward that records itself, as for a second derivative."""
+    model, optimizer = prepared(comm, stage)
+    squares(model, 0, 0, 0).backward(create_graph=True)
+    optimizer.step()
+    return state_of(model)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.*create_graph:UserWarning")
+def test_a_backward_that_records_itself(pool):
+    by_stage(pool, with_a_graph, unsharded(with_a_graph), stages=(0, 1, 2))
+
+
 def of_a_pipeline(stage: int, **first) -> tuple[dict, list, int]:
     """Two micro-batches, the first with what `backward` was told of it: the state, the verbs that it and the forward of the
     second issued, and the bytes of parameters held after the first."""
@@ -518,6 +578,28 @@ def test_a_bucket_fills_again_while_it_is_reduced(pool, make, flags):
     for in_flight in (1, 9):
         by_stage(pool, while_it_is_reduced, unsharded(while_it_is_reduced, make, flags, in_flight),
                  args=(make, flags, in_flight))
+
+
+def measured_early(comm: Comm | None, stage: int | None, flag: dict, scales: bool) -> dict:
+    """The norm after a backward that left its gradients unfinished; or the state after they were halved, and a step."""
+    model, optimizer = prepared(comm, stage)
+    with model.zero.backward_options(**flag) if comm else nullcontext():
+        squares(model, 0, 0, 0).backward()
+    if not scales:
+        return {"norm": model.zero.grad_norm() if comm else nn.utils.get_total_norm([param.grad for param in model.parameters()])}
+    if comm:
+        model.zero.scale_gradients(0.5)
+    else:
+        for param in model.parameters():
+            param.grad *= 0.5
+    optimizer.step()
+    return state_of(model)
+
+
+@pytest.mark.parametrize("flag", (OPEN, LOCAL))
+@pytest.mark.parametrize("scales", (False, True))
+def test_norm_and_scale_finish_what_a_backward_left(pool, flag, scales):
+    by_stage(pool, measured_early, unsharded(measured_early, flag, scales), args=(flag, scales))
 
 
 def nested_no_sync(comm: Comm, stage: int) -> tuple[dict, int]:
