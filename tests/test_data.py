@@ -114,6 +114,14 @@ def test_epochs_differ_and_repeat():
     assert list(samplers(shuffle=False, **options)[1]) == [[*range(k + 5, k + 10)] for k in range(0, 40, 10)]
 
 
+def test_epochs_of_neighbouring_seeds_differ():
+    """Were the order drawn from seed + epoch, a run with the next seed would see this one's second epoch first."""
+    options = dict(length=40, world_size=1, micro_batch=5)
+    (one,), (next_seed,) = samplers(seed=0, **options), samplers(seed=1, **options)
+    first, second = list(one), list(one)
+    assert list(next_seed) not in (first, second)
+
+
 def test_an_interrupted_epoch_starts_anew():
     sampler = ShardSampler(12, 0, 1, 3)
     beginning = list(islice(sampler, 2))

@@ -412,6 +412,15 @@ def detached(engine):
     engine.backward(loss)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_norm_is_there_without_clipping(alone, stage):
+    engine, model = make(stage, clip=0.0), Net()
+    engine.backward(engine(rows(0)))
+    engine.step()
+    model(rows(0)).backward()
+    assert engine.get_global_grad_norm() == pytest.approx(nn.utils.get_total_norm([param.grad for param in model.parameters()]).item())
+
+
 @pytest.mark.parametrize("mistake, words", [
     (lambda engine: engine.backward(engine(rows(0)).expand(3)), ["one element", "shape (3,)"]),
     (lambda engine: engine.backward(0.5), ["the loss", "a float"]),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attempts import A_PARAMETER, by_stage, is_state, prepared, state_of, unsharded
+from attempts import A_PARAMETER, by_stage, is_state, pieces_of, prepared, state_of, unsharded
 from torch import nn
 from worlds import Stack, rows, squares
 
@@ -136,6 +136,12 @@ def freed_and_written() -> list:
     return found
 
 
+def test_the_pages_of_nan_do_not_keep_what_was_freed():
+    storage = FreeableStorage(torch.zeros(1000))
+    storage.free()
+    assert not storage.held and (not storage.readable or not storage._nan._pages.nbytes())
+
+
 @pytest.mark.skipif(not FreeableStorage(torch.zeros(4)).readable,
                     reason="before torch 2.11, and outside Linux, to read a view of freed memory ends the process")
 def test_freed_memory_reads_as_nan_also_after_a_write_to_other_freed_memory():
@@ -202,6 +208,33 @@ def read_gathered(comm, stage, part: str) -> dict:
 def test_gathered_gives_whole_values(pool, part):
     oracle = {"blocks.0.up.weight": Stack().blocks[0].up.weight.detach()}
     by_stage(pool, read_gathered, is_state(oracle, None), args=(part,))
+
+
+def consolidated_inside(comm, stage) -> dict:
+    """The weight, read after the whole state was put together inside gathered()."""
+    model, _ = shard(Stack(), stage=stage, comm=comm)
+    with zerocourse.gathered(model.blocks[0]):
+        zerocourse.state_dict(model)
+        return {"blocks.0.up.weight": model.blocks[0].up.weight.detach().clone()}
+
+
+def test_what_was_gathered_stays_so(pool):
+    by_stage(pool, consolidated_inside, is_state({"blocks.0.up.weight": Stack().blocks[0].up.weight.detach()}, None))
+
+
+def loaded(comm, stage) -> dict:
+    """What the optimizer steps after a state was loaded that bf16 cannot hold."""
+    model, optimizer = prepared(comm, stage, param_dtype=torch.bfloat16)
+    zerocourse.load_state_dict(model, {name: torch.full_like(tensor, 1 / 3) for name, tensor in Stack().state_dict().items()})
+    return {str(number): part.detach().clone() for number, part in enumerate(pieces_of(optimizer))}
+
+
+def test_a_state_loaded_under_master_weights(pool):
+    """All of its digits reach what the optimizer steps."""
+    def thirds(rank: int, parts: dict) -> None:
+        assert all(part.eq(1 / 3).all() for part in parts.values()), f"rank {rank} steps {parts}"
+
+    by_stage(pool, loaded, thirds)
 
 
 def write_gathered(comm, stage, part: str, write: bool, param_dtype) -> dict:

@@ -12,12 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import worlds
-from attempts import attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, report, unsharded
+from attempts import (attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, pieces_of, prepared, report,
+                      state_of, unsharded)
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from worlds import STAGES, Block, Case, Stack, check_exact, rows, squares
 
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
+from zerocourse.zero.schedule import Prefetcher
+from zerocourse.zero.unit import Unit, cut_into_units
 
 # -- the same collectives in the same order --------------------------------------------------------------------------
 
@@ -38,6 +42,11 @@ class UsesBoth(Stack):
             first, second = block(x)
             x, total = (first if rank < 2 else x + second), total + (second if rank else 0)
         return self.last(x) + 0.1 * total
+
+
+def of_a_stack(make: Callable = Stack) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = make()
+    return model, worlds.sgd(model.parameters())
 
 
 def knows_rank(model, step, micro, rank):
@@ -85,6 +94,61 @@ def most_buckets(comm, side_by_side: bool) -> int:
     for step in range(3):
         squares(model, step, 0, comm.rank).backward()
     return most
+
+
+class Ignoring(Block):
+    """Has a parameter that no forward uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter(torch.ones(3))
+
+
+class IgnoringBlocks(Stack):
+    block = Ignoring
+
+
+class Recomputing(Stack):
+    """Its blocks are computed again in the backward."""
+
+    reentrant = False
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+class RecomputingReentrant(Recomputing):
+    reentrant = True
+
+
+def held_by_the_end(comm: Comm, stage: int, make: Callable) -> list[set[str]]:
+    """In each of two steps: the units, the root's apart, that hold parameters (stage 3) or a bucket when the first block's
+    last gradient has come."""
+    model, optimizer = shard(*of_a_stack(make), stage, comm=comm)
+    seen = []
+
+    def look(_) -> None:
+        holding = {unit.name for unit in model.zero.units[1:] if any(flat.grad is not None for flat in unit.flats)}
+        seen.append(holding | set(gathered_units(model) if stage == 3 else ()))
+
+    model.blocks[0].up.weight.register_post_accumulate_grad_hook(look)
+    for step in range(2):
+        squares(model, step, 0, comm.rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen
+
+
+@pytest.mark.parametrize("make", (Stack, IgnoringBlocks, Recomputing, RecomputingReentrant))
+def test_what_a_backward_is_past_is_reduced_and_freed(pool, make):
+    """Also where autograd brings no gradient for a parameter, and where blocks are computed again."""
+    def not_the_last(rank: int, seen: list) -> None:
+        assert len(seen) == 2 and not any("blocks.2" in names for names in seen), f"rank {rank} still holds {seen}"
+
+    by_stage(pool, held_by_the_end, not_the_last, args=(make,), stages=(2, 3))
 
 
 @pytest.mark.parametrize("side_by_side", (False, True))
@@ -194,26 +258,47 @@ def hybrid(_, case: Case) -> tuple[worlds.Run, dict[str, int], list]:
     """Two shards by two replicas: what came of the training, the bytes held, and what this rank sent in which order."""
     pairs = [dist.new_group(ranks, timeout=timedelta(seconds=3)) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
     rank, model = dist.get_rank(), case.make()
+    with torch.no_grad():
+        model.first.weight += rank  # as if each rank had built another model
     model, optimizer = shard(model, case.optimizer(model.parameters()), case.stage,
                              shard_group=pairs[rank // 2], replicate_group=pairs[2 + rank % 2])
     losses, held = [], {}
     for step in range(case.steps):
-        loss = case.loss(model, step, 0, rank)  # the rows of all four ranks differ
-        loss.backward()
+        losses.append(0.0)
+        for micro in range(case.accumulation):  # each is reduced at once
+            loss = case.loss(model, step, micro, rank) / case.accumulation  # the rows of all four ranks differ
+            loss.backward()
+            losses[-1] += loss.item()
         held = {"gradients": model.zero.memory(optimizer)["gradients_bytes"]}
         optimizer.step()
         held |= {kind: model.zero.memory(optimizer)[f"{kind}_bytes"] for kind in ("optimizer", "parameters")}
         optimizer.zero_grad()
-        losses.append(loss.item())
     local = ("forward", "backward", "wait", "reshard", "step")
     order = [(event.verb, event.unit) for event in sorted(model.zero.recorder.events, key=lambda event: event.start)
              if event.verb not in local]
     return worlds.Run(losses, state_dict(model), []), held, order
 
 
+class UsedByOne(Stack):
+    """A layer that one rank of four uses: its replica must hear of it from the other node."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(6, 6)
+
+    def forward(self, x, used):
+        return super().forward(self.other(x) if used else x)
+
+
+def by_rank_0(model, step, micro, rank):
+    return model(rows(step, micro, rank), rank == 0).square().mean()
+
+
 def test_shards_within_replicas(pool):
     """Hybrid sharding on 2 x 2 ranks: the unsharded run over the rows of all four, and half of the states on each."""
     cases, complaints = of_stack(stages=(1, 2, 3), world_size=4, optimizer=worlds.sgd), []
+    cases += of_stack(UsedByOne, stages=(1,), world_size=4, optimizer=worlds.sgd, loss=by_rank_0)
+    cases += [replace(case, accumulation=2) for case in cases[:2]]
     for case, ranks in zip(cases, attempts(pool, hybrid, [(case,) for case in cases], 4), strict=True):
         whole = sum(4 * param.numel() for param in case.make().parameters())
 
@@ -252,6 +337,31 @@ class LowRank(Stack):
         super().__init__()
         self.first.requires_grad_(False)
         self.last.requires_grad_(False)
+
+
+class FrozenFront(Stack):
+    """Of three blocks the last two train."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.blocks[0].requires_grad_(False)
+
+
+def gathered_by_a_backward(comm: Comm, stage: int) -> set[str]:
+    """The units whose parameters a backward gathers."""
+    model, _ = shard(*of_a_stack(FrozenFront), stage, comm=comm, prefetch=0)
+    loss = squares(model, 0, 0, comm.rank)
+    before = len(comm.issued)
+    loss.backward()
+    return {unit.partition("[")[0] for verb, unit, *_ in list(comm.issued)[before:] if verb == "all_gather"}
+
+
+def test_a_backward_stops_at_the_last_unit_that_trains(pool):
+    def two_blocks(rank: int, units: set) -> None:
+        assert units == {"root", "blocks.1", "blocks.2"}, f"rank {rank} gathered {units}"
+
+    by_stage(pool, gathered_by_a_backward, two_blocks, stages=(3,))
 
 
 def sent_per_step(comm: Comm, stage: int) -> list[dict[str, int]]:
@@ -338,10 +448,46 @@ def unsynchronised(model):
     return model.zero.no_sync() if hasattr(model, "zero") else nullcontext()
 
 
-@pytest.mark.parametrize("around", (plain, unsynchronised))
+def left_open(model):
+    """Its reductions are still in flight afterwards."""
+    return model.zero.backward_options(is_last=False) if hasattr(model, "zero") else nullcontext()
+
+
+@pytest.mark.parametrize("around", (plain, unsynchronised, left_open))
 @pytest.mark.parametrize("make", (Stack, LateRoot))
 def test_zero_grad_forgets_a_whole_backward(pool, make, around):
     check_cases(pool, of_stack(make, loss=discarding(around), optimizer=worlds.sgd), tolerance=1e-6)
+
+
+def after_zero_grad(comm: Comm, stage: int) -> list[tuple]:
+    """What a step issues after the gradients were thrown away."""
+    model, optimizer = shard(*of_a_stack(), stage, comm=comm)
+    with left_open(model):
+        squares(model, 0, 0, comm.rank).backward()
+    optimizer.zero_grad()
+    before = len(comm.issued)
+    optimizer.step()
+    return list(comm.issued)[before:]
+
+
+def test_a_step_after_zero_grad_sends_nothing(pool):
+    def nothing(rank: int, issued: list) -> None:
+        assert not issued, f"rank {rank} issued {issued}"
+
+    by_stage(pool, after_zero_grad, nothing)
+
+
+def with_a_graph(comm: Comm | None, stage: int | None) -> dict:
+    """A backward that records itself, as for a second derivative."""
+    model, optimizer = prepared(comm, stage)
+    squares(model, 0, 0, 0).backward(create_graph=True)
+    optimizer.step()
+    return state_of(model)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.*create_graph:UserWarning")
+def test_a_backward_that_records_itself(pool):
+    by_stage(pool, with_a_graph, unsharded(with_a_graph), stages=(0, 1, 2))
 
 
 def of_a_pipeline(stage: int, **first) -> tuple[dict, list, int]:
@@ -382,6 +528,21 @@ def test_a_backward_that_does_not_reshard_saves_the_next_gather(pool):
             assert (held > 0) is not reshards
 
 
+def stepped_under_a_forward(comm: Comm | None, stage: int | None) -> dict:
+    """A step after a forward that keeps what it gathered for a backward, which does not come."""
+    model, optimizer = prepared(comm, stage, reshard_after_forward=False)
+    for step in range(2):
+        squares(model, step, 0, 0).backward()
+        model(rows(step + 9, 0, 0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return state_of(model)
+
+
+def test_what_a_forward_gathered_is_freed_before_the_step(pool):
+    by_stage(pool, stepped_under_a_forward, unsharded(stepped_under_a_forward))
+
+
 class OneUnit(nn.Module):
     """No list of blocks: all of it is the root's."""
 
@@ -419,6 +580,28 @@ def test_a_bucket_fills_again_while_it_is_reduced(pool, make, flags):
                  args=(make, flags, in_flight))
 
 
+def measured_early(comm: Comm | None, stage: int | None, flag: dict, scales: bool) -> dict:
+    """The norm after a backward that left its gradients unfinished; or the state after they were halved, and a step."""
+    model, optimizer = prepared(comm, stage)
+    with model.zero.backward_options(**flag) if comm else nullcontext():
+        squares(model, 0, 0, 0).backward()
+    if not scales:
+        return {"norm": model.zero.grad_norm() if comm else nn.utils.get_total_norm([param.grad for param in model.parameters()])}
+    if comm:
+        model.zero.scale_gradients(0.5)
+    else:
+        for param in model.parameters():
+            param.grad *= 0.5
+    optimizer.step()
+    return state_of(model)
+
+
+@pytest.mark.parametrize("flag", (OPEN, LOCAL))
+@pytest.mark.parametrize("scales", (False, True))
+def test_norm_and_scale_finish_what_a_backward_left(pool, flag, scales):
+    by_stage(pool, measured_early, unsharded(measured_early, flag, scales), args=(flag, scales))
+
+
 def nested_no_sync(comm: Comm, stage: int) -> tuple[dict, int]:
     """Three micro-batches, the second one after an inner no_sync: the state, and the buckets reduced before the third."""
     case = of_stack(stages=(stage,), steps=1, accumulation=3, optimizer=worlds.sgd)[0]
@@ -442,6 +625,12 @@ def test_no_sync_inside_no_sync(pool):
         assert early == 0, f"rank {rank} reduced {early} buckets inside no_sync"
 
     by_stage(pool, nested_no_sync, check, stages=(0, 1))
+
+
+def test_a_parameter_belongs_to_the_innermost_unit_that_has_it():
+    units = {unit.name: set(unit.params) for unit in cut_into_units(Stack(), ["blocks.0", "blocks.0.up"])}
+    assert units["blocks.0.up"] == {"blocks.0.up.weight", "blocks.0.up.bias"}
+    assert units["blocks.0"] == {"blocks.0.down.weight", "blocks.0.down.bias"}
 
 
 @pytest.mark.parametrize("units", (["blocks.0", "blocks.0.up", "blocks.2"], [Block, nn.Linear]))
@@ -492,6 +681,9 @@ def trained_before(comm: Comm | None, stage: int | None, optimizer_of: Callable,
                 saved, optimizer = optimizer.state_dict(), optimizer_of(model.parameters())
                 optimizer.load_state_dict(saved)
             shard(model, optimizer, stage, comm=comm)
+            assert optimizer.state.keys() <= set(pieces_of(optimizer)), "states of whole parameters are kept"
+            kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+            assert all(value.untyped_storage().nbytes() == value.nbytes for value in kept), "a view keeps the whole state"
         squares(model, step, 0, 0).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -605,6 +797,30 @@ def test_hooks_of_an_optimizer_run_once_a_step(stage):
         optimizer.step()
         optimizer.zero_grad()
     assert calls == ["before", "after"] * 2
+
+
+def test_a_forward_that_leaves_the_recorded_order_prefetches_nothing():
+    first, second, third = (Unit(name, nn.Linear(1, 1), []) for name in ("first", "second", "third"))
+    prefetcher = Prefetcher(depth=1)
+    prefetcher.start()
+    assert [prefetcher.next_after(unit) for unit in (first, second, third)] == [[], [], []]
+    prefetcher.start()
+    assert prefetcher.next_after(first) == [second]
+    assert prefetcher.next_after(third) == [], "third was expected to come after second"
+
+
+def differently(comm: Comm, stage: int) -> None:
+    shard(*of_a_stack(), stage, comm=comm, bucket_size=40 + comm.rank)
+
+
+def another_model(comm: Comm, stage: int) -> None:
+    shard(nn.Linear(3, 3 + comm.rank), stage=stage, comm=comm)
+
+
+@pytest.mark.parametrize("work, said", ((differently, "bucket_size=40.*rank 1 has .*bucket_size=41"),
+                                        (another_model, r"weight \(3, 3\).*rank 1 has weight \(4, 3\)")))
+def test_ranks_that_shard_in_different_ways(pool, work, said):
+    by_stage(pool, work, None, said, stages=(1,))
 
 
 def test_units_that_are_called_by_themselves_leave_no_record_behind():

@@ -3,7 +3,9 @@
 import gc
 import itertools
 import time
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, ro
 from zerocourse import load_state_dict, shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput, CollectiveError
+from zerocourse.zero.extras import pool as buffer_pool
 from zerocourse.zero.storage import FreeableStorage
 
 
@@ -371,6 +374,20 @@ def test_trap_05_padding_stays_zero(pool):
         assert any(count for count, _ in found)
 
 
+@contextmanager
+def dirty_memory():
+    """New buckets are full of NaN."""
+    with patch.object(buffer_pool, "empty", lambda numel, like: like.new_full((numel,), float("nan"))):
+        yield
+
+
+def test_trap_05_memory_that_was_used_before(pool):
+    """What a bucket's memory held before reaches no gradient and no norm: not by the padding, nor where no gradient came."""
+    for case, runs in worlds.runs_of(pool, [Case(stage, 3, clip=1e9, optimizer=worlds.sgd) for stage in STAGES], dirty_memory):
+        worlds.check_whole(runs, case)
+    check_exact(pool, of_stack(Spare, optimizer=worlds.sgd, world_size=3), around=dirty_memory)
+
+
 class Small(nn.Module):
     """Three elements in two parameters."""
 
@@ -487,6 +504,30 @@ def test_trap_09_buffers(pool):
         special_on_rank_one(model, 0, 0, 0)
         check_same_state(of_rank_0[stage][1], dict(model.named_buffers()), f"stage {stage}: rank 0's own")
         assert of_rank_0[stage][2]["calls"] == 2
+
+
+def broadcasts() -> list[list[int]]:
+    """By stage: the broadcasts of a step in which the mean changes, of one in which it does not, and of one without backward."""
+    found = []
+    for stage in STAGES:
+        model = Stack()
+        model.register_buffer("mean", torch.zeros(6))
+        model, optimizer = shard(model, worlds.sgd(model.parameters()), stage)
+        issued, counts = model.zero.comm.issued, []
+        for changes, trains in ((True, True), (False, True), (False, False)):
+            before = len(issued)
+            if changes:
+                model.mean += 1
+            if trains:
+                squares(model, 0, 0, dist.get_rank()).backward()
+            optimizer.step()
+            counts.append(sum(verb == "broadcast" for verb, *_ in list(issued)[before:]))
+        found.append(counts)
+    return found
+
+
+def test_trap_09_a_buffer_is_sent_when_it_changed(pool):
+    assert pool(2).run(broadcasts) == [[[1, 0, 0]] * 4] * 2
 
 
 class Grows(Stack):

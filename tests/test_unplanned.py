@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import worlds
-from attempts import check_cases, of_stack
+from attempts import by_stage, check_cases, of_stack
 from torch import nn
 from torch.nn import functional as F
 from worlds import Block, Stack, rows, squares
 
+from zerocourse import shard
 from zerocourse.errors import BadInput
 from zerocourse.zero.unit import cut_into_units
 
@@ -267,6 +268,46 @@ def test_a_weight_clamped_in_its_forward(pool):
     cases = of_stack(Clamped, steps=3, optimizer=worlds.sgd)
     cases += [replace(case, accumulation=2) for case in cases[2:]]
     check_cases(pool, cases, 1e-6, r"blocks\.\d\.up\.weight")
+
+
+class ClampingOnce(Block):
+    """Its first forward writes a weight, the others do not."""
+
+    done = False
+
+    def forward(self, x):
+        if not self.done:
+            with torch.no_grad():
+                self.up.weight.clamp_(-0.2, 0.2)
+            self.done = True
+        return super().forward(x)
+
+
+class ClampedOnce(Stack):
+    block = ClampingOnce
+
+
+def comparisons(comm, stage: int, param_dtype: torch.dtype) -> list[int]:
+    """How often the ranks compared what was written, in each of three steps."""
+    model = ClampedOnce()
+    model, optimizer = shard(model, worlds.sgd(model.parameters()), stage, comm=comm, param_dtype=param_dtype)
+    counts = []
+    for step in range(3):
+        before = len(comm.issued)
+        model(rows(step, 0, comm.rank).to(param_dtype)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        counts.append(sum(verb == "all_gather_object" for verb, *_ in list(comm.issued)[before:]))
+    return counts
+
+
+@pytest.mark.parametrize("param_dtype", (torch.float32, torch.bfloat16))
+def test_a_write_is_compared_once(pool, param_dtype):
+    """Neither an older write nor the optimizer's own looks like a new one."""
+    def once(rank: int, counts: list) -> None:
+        assert counts == [1, 0, 0], f"rank {rank} compared what was written {counts} times"
+
+    by_stage(pool, comparisons, once, args=(param_dtype,))
 
 
 @pytest.mark.parametrize("in_a_unit", (False, True))

@@ -139,7 +139,7 @@ class DataParallel(Reducer):
         if not unit.forward_depth:
             self.meter.end("forward", unit.name)
         if unit in self.forward_stack:
-            del self.forward_stack[self.forward_stack.index(unit):]  # what an exception left inside of it, too
+            self.forward_stack.remove(unit)
         # Reentrant checkpointing runs the first forward under no_grad; it counts all the same, for its place in the order.
         records = torch.is_grad_enabled() or self.root.forward_depth
         if records and unit is not self.root and not failed and hooks.current_backward() == -1:

@@ -33,7 +33,9 @@ class Reducer:
             flat.awaited = hooks.awaited(flat)
 
     def pre_backward(self, of_pass: Pass, unit: Unit) -> None:
-        if hooks.current_backward() != self.backward_number:  # a backward inside this one: reentrant checkpointing
+        number = hooks.current_backward()
+        if number not in (self.backward_number, unit.inner_backward):  # a backward inside this one: reentrant checkpointing
+            unit.inner_backward = number  # once: later, autograd would also name the gradients that have come already
             for flat in unit.flats:
                 flat.awaited |= hooks.awaited(flat)
         if of_pass not in self.passes:

@@ -54,9 +54,7 @@ class Prefetcher:
 
     def start(self) -> None:
         """A new forward begins; what was recorded becomes the prediction."""
-        if self.so_far:
-            self.recorded = self.so_far
-        self.so_far = []
+        self.recorded, self.so_far = self.so_far, []
 
     def next_after(self, unit: Unit) -> list[Unit]:
         """Note that `unit` computes now, and return the units expected next, nearest first."""

@@ -21,6 +21,7 @@ class Unit:
         self.params = {key: param for run in runs for key, param in run.items()}
         self.flats: list[FlatBuffer] = []  # in the order of the parameters in the model
         self.forward_depth = 0  # forwards of it that are running, one inside the other
+        self.inner_backward = -1  # the number of the last backward inside another one (reentrant checkpointing) that came to it
         self.gathers: list = []  # collectives under way that bring the parameters (stage 3)
         self.keep_unsharded = False  # something else than its module uses a parameter: it stays gathered as long as the root
 
