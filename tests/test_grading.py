@@ -13,8 +13,10 @@ from exercise_sets import SETS, answering, environment, filled
 
 from tools.exercises import EXERCISES, ROOT
 from zerocourse.course.checks import exercises
-from zerocourse.course.checks.answers import Limits, grade, ids_of, read_cells
 from zerocourse.cli import main
+from zerocourse.course.grading.examiner import grade
+from zerocourse.course.grading.notebook import ids_of, read_cells
+from zerocourse.course.grading.student import Limits
 from zerocourse.errors import BadInput
 
 SET = "01_memory_math"

@@ -127,7 +127,8 @@ def done(spec: dict, value, **fields) -> None:
     seconds = time.monotonic() - _began
     if value is not None:
         try:
-            payload.save(value, os.path.join(spec["folder"], f"value{spec['rank']}"))
+            save = payload.save_json if spec.get("as_json") else payload.save
+            save(value, os.path.join(spec["folder"], f"value{spec['rank']}"))
         except Exception as error:  # pickling runs the value's own code
             raise TypeError(f"the value that rank {spec['rank']} returned cannot be sent back: {error}") from None
     send_done(seconds=seconds, value=value is not None, **fields)
