@@ -37,7 +37,7 @@ def new_ranks(world: int, **how) -> Ranks:
 _ranks = functools.cache(new_ranks)
 
 
-def _ready() -> None:
+def get_ready() -> None:
     """On a rank: it is there, with torch's compiler, which a process's first optimizer loads (a forked rank has it).
 
     And with the thread that a process's first Comm starts: it would else be taken for one of the answer's, and cost the
@@ -57,6 +57,7 @@ class Lab:
     Raises BadInput when an answer cannot be sent to another process.
     """
 
+    get_ready = staticmethod(get_ready)  # what its ranks do first
     until = math.inf  # in the time of time.monotonic: no trip to the ranks lasts longer
 
     def __init__(self, exercise: Exercise, answers: Sequence[Callable] | bytes, timeout: float | None = None,
@@ -84,7 +85,7 @@ class Lab:
         pool, limit = self.ranks(world), min(timeout or self.timeout, max(0.1, self.until - time.monotonic()))
         self.worlds.add(world)
         if not pool.pids:  # before the clock starts: both take seconds
-            pool.run(_ready, timeout=START_SECONDS)
+            pool.run(self.get_ready, timeout=START_SECONDS)
         try:
             came = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
                             world > 1, timeout=limit)

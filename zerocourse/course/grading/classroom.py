@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from ...errors import BadInput
 from ...launch.processes.failures import LaunchError
-from ...launch.ranks import Ranks
+from ..checks.lab import new_ranks
 from ..checks.verdict import Verdict
 from .examiner import grade
 from .student import Limits
@@ -58,26 +58,28 @@ def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int,
     def one(path: Path) -> Row:
         examiner = free.get()
         try:
-            row = examiner.run(grade_row, path, str(path.relative_to(folder)), list(ids), limits,
-                               timeout=limits.seconds + SPARE_SECONDS)[0]
-        except LaunchError as error:
-            row = Row(str(path.relative_to(folder)), problem=f"its examiner did not come to an end: {error}")
+            found, = examiner.run(verdicts_or_problem, path, list(ids), limits, timeout=limits.seconds + SPARE_SECONDS)
+        except (LaunchError, BadInput) as error:
+            found = f"its examiner did not come to an end: {error}"
+        name = str(path.relative_to(folder))
+        row = Row(name, problem=found) if isinstance(found, str) else \
+            Row(name, {each["id"]: Verdict(**each) for each in found})
         free.put(examiner)
         on_done(row)
         return row
 
     with ExitStack() as examiners, ThreadPoolExecutor(jobs) as threads:
         for _ in range(min(jobs, len(paths))):
-            free.put(examiners.enter_context(Ranks(1, init=False, fork=False, quiet=True, oversubscribe=True)))
+            free.put(examiners.enter_context(new_ranks(1, init=False, fork=False)))
         return list(threads.map(one, paths))
 
 
-def grade_row(path: Path, name: str, ids: list[str], limits: Limits) -> Row:
-    """In an examiner's process: the row of one notebook."""
+def verdicts_or_problem(path: Path, ids: list[str], limits: Limits) -> list[dict] | str:
+    """In an examiner's process: the verdicts on one notebook, or why there are none."""
     try:
-        return Row(name, grade(path, ids, limits))
+        return list(map(vars, grade(path, ids, limits).values()))
     except BadInput as error:
-        return Row(name, problem=str(error))
+        return str(error)
 
 
 def save_csv(rows: Iterable[Row], path: Path) -> None:

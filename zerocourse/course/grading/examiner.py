@@ -13,14 +13,23 @@ from ...errors import BadInput
 from ...launch.ranks import Ranks
 from ..checks import judge
 from ..checks.exercise import Exercise, exercises
-from ..checks.lab import Lab, new_ranks
+from ..checks.lab import Lab, get_ready, new_ranks
 from ..checks.verdict import FAILED, RAISED, Verdict
+from .confine import confine
 from .notebook import ids_of, read_cells
 from .student import OUT_OF_TIME, Limits, packed_answers
 
 
+def get_ready_confined() -> None:
+    """On a rank."""
+    get_ready()
+    confine()
+
+
 class ExamLab(Lab):
     """A lab for packed answers, with ranks of its own.   until: as in `Lab`."""
+
+    get_ready = staticmethod(get_ready_confined)
 
     def __init__(self, exercise: Exercise, packed: bytes, until: float):
         super().__init__(exercise, packed)

@@ -21,6 +21,7 @@ from ..checks import usage_text
 from ..checks.exercise import Exercise
 from ..checks.inside import Bounded, output_to
 from ..checks.lab import new_ranks
+from .confine import confine
 from .notebook import Cell
 
 try:
@@ -116,13 +117,14 @@ def _answer(came, fault: str | None) -> bytes | str:
 # In the process ------------------------------------------------------------------------------------------------------
 
 def prepare(memory_bytes: int) -> None:
-    """Limit the memory, and print nothing from here on."""
+    """Limit the memory and what may be written, and print nothing from here on."""
     if resource:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
     sys.path.insert(0, os.getcwd())
+    confine()
 
 
 def run_cell(source: str, name: str) -> str | None:
