@@ -24,6 +24,7 @@ from zerocourse.course.grading.notebook import ids_of, read_cells
 from zerocourse.course.grading.student import Limits
 from zerocourse.errors import BadInput
 from zerocourse.launch.processes.parent import current_parent
+from zerocourse.launch.ranks import Ranks
 
 SET = "01_memory_math"
 HANGS_IN_CELL = "def count_params(*case):\n    return 1\nwhile True:\n    pass\n"
@@ -238,8 +239,9 @@ def test_what_an_answer_starts_or_ends(notebook, status, source, words, survivor
 
 def test_an_endless_answer_ends_with_the_notebooks_time(notebook):
     path = notebook(answering(SET, "answer_1_1", f"{WRAPPED}    while True: pass"))
+    grade(SETS[SET], ["1.1"])  # everything is started
     started = time.monotonic()
-    verdicts = grade(path, ["1.1", "1.2"], Limits(seconds=6))
+    verdicts = grade(path, ["1.1", "1.2"], Limits(seconds=5))
     assert time.monotonic() - started < 16  # the check's own limit for one trip is 20 s
     assert statuses(verdicts) == {"1.1": "failed", "1.2": "failed"} and "did not end within" in verdicts["1.1"].message
     assert "ran out of time" in verdicts["1.2"].message
@@ -284,15 +286,38 @@ sys.exit(main(["check", "1.1", "1.2", "--answers", sys.argv[1], "--json"]))
 """
 
 
-def test_only_ranks_load_a_learners_pickle(notebook):
+SENDS_A_PICKLE = f"""
+import zerocourse.launch.processes.payload as payload
+def send(value, path):
+    open(path, "wb").write(b"cos\\nsystem\\n(S'true'\\ntR.")
+{WRAPPED}    payload.save = payload.save_json = send
+    return solved(*case)
+"""
+
+
+@pytest.mark.parametrize("source, status", [(RUNS_WHEN_LOADED, "passed"), (SENDS_A_PICKLE, "failed")])
+def test_only_ranks_load_a_learners_pickle(notebook, source, status):
     """The audit hook sees every pickle of this process that names a class or a function."""
-    path = notebook(answering(SET, "answer_1_1", RUNS_WHEN_LOADED))
+    path = notebook(answering(SET, "answer_1_1", source))
     ended = subprocess.run([sys.executable, "-c", NO_PICKLES, str(path)], capture_output=True, text=True, timeout=100,
                            env=environment())
-    assert ended.returncode == 0, ended.stderr
-    assert {each["status"] for each in json.loads(ended.stdout).values()} == {"passed"}
-    verdict = grade(path, ["1.1"])["1.1"]
+    assert ended.returncode == (status != "passed"), ended.stderr
+    assert [each["status"] for each in json.loads(ended.stdout).values()] == [status, "passed"]
+
+
+def test_ranks_do_load_a_learners_pickle(notebook):
+    verdict = grade(notebook(answering(SET, "answer_1_1", RUNS_WHEN_LOADED)), ["1.1"])["1.1"]
     assert verdict.passed and "loaded in a rank" in verdict.printed
+
+
+def fork_and_return():
+    child = os.fork()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else "the child's"
+
+
+def test_a_child_of_a_rank_ends_without_an_answer():
+    with Ranks(1, init=False, quiet=True) as ranks:
+        assert ranks.run(fork_and_return) == [0]
 
 
 @pytest.mark.parametrize("value", [

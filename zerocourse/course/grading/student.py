@@ -129,7 +129,6 @@ def prepare(memory_bytes: int) -> None:
 
 def run_cell(source: str, name: str) -> str | None:
     """Run one cell; how it failed, or None. Lines of IPython (%magic, !command) are left out where it needs them."""
-    pid = os.getpid()
     try:
         try:
             code = compile(source, name, "exec")
@@ -143,9 +142,6 @@ def run_cell(source: str, name: str) -> str | None:
         text = linecache.getline(name, line or 0).strip()
         return (f"does not run: {type(error).__name__}: {getattr(error, 'msg', error)}"
                 + (f" (line {line}: `{text}`)" if text else ""))
-    finally:
-        if os.getpid() != pid:  # the cell forked, and this is the child
-            os._exit(0)
     return None
 
 
