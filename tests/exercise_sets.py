@@ -9,7 +9,7 @@ import nbformat
 
 from tools.exercises import EXERCISES, ROOT, sets
 from zerocourse.course.checks import exercises
-from zerocourse.course.checks.answers import read_cells
+from zerocourse.course.grading.notebook import read_cells
 
 SETS = {path.stem: path for path in sets()}
 IDS = [f"chapter{each.chapter:02}-{id}" for id, each in exercises().items()]  # so that -k chapter05 chooses a chapter

@@ -2,21 +2,30 @@
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from exercise_sets import SETS, answering, environment, filled
 
 from tools.exercises import EXERCISES, ROOT
-from zerocourse.course.checks import exercises
-from zerocourse.course.checks.answers import Limits, grade, ids_of, read_cells
-from zerocourse.course.checks.classroom import notebooks_in
 from zerocourse.cli import main
+from zerocourse.course.checks import exercises
+from zerocourse.course.checks.plain import Raised, can_travel, decode, encode
+from zerocourse.course.grading.classroom import notebooks_in
+from zerocourse.course.grading.confine import landlock_version
+from zerocourse.course.grading.examiner import grade
+from zerocourse.course.grading.notebook import ids_of, read_cells
+from zerocourse.course.grading.student import Limits
 from zerocourse.errors import BadInput
+from zerocourse.launch.processes.parent import current_parent
+from zerocourse.launch.ranks import Ranks
 
 SET = "01_memory_math"
 HANGS_IN_CELL = "def count_params(*case):\n    return 1\nwhile True:\n    pass\n"
@@ -80,17 +89,10 @@ def test_one_bad_cell_leaves_the_others_alone(notebook, source, words):
     assert words in verdicts["1.1"].message
 
 
-def test_a_cell_that_never_ends_is_stopped(notebook, survivors):
+def test_a_cell_that_never_ends_is_stopped(notebook):
     verdicts = grade(notebook(answering(SET, "answer_1_1", HANGS_IN_CELL)), ["1.1", "1.2"], Limits(cell_seconds=3))
     assert statuses(verdicts) == {"1.1": "failed", "1.2": "passed"}
     assert verdicts["1.1"].message == "its cell did not end within 3 s"
-    assert not survivors("/answers", 5)
-
-
-def test_what_an_answer_started_ends_with_it(notebook, survivors):
-    starts = "import subprocess\nsubprocess.Popen(['sleep', '90'], start_new_session=True)\ncount_params = print"
-    grade(notebook(answering(SET, "answer_1_1", starts)), ["1.1"])
-    assert not survivors("/answers", 0.5)
 
 
 def test_magics_in_an_answer_are_left_out(notebook):
@@ -120,6 +122,220 @@ def test_the_list(capsys):
     assert main(["list", "77"]) == 2 and "chapter 77 has no exercises" in capsys.readouterr().err
 
 
+# mischief
+
+WRONG_LATER = """
+def state_bytes(params, stage, ranks):
+    whole, shared = [(16, 0), (4, 12), (2, 14), (0, 16)][stage]
+    return whole * params + shared * (params // ranks)
+"""
+PATCHES = {  # what a cell, or an answer when it is called, may do to the modules that make the verdict
+    "Lab": "import zerocourse.course.checks.lab as lab\nlab.Lab.compare = lab.Lab.run = lambda *a, **k: None",
+    "harness": "import zerocourse.course.checks.harness as harness\nharness.judge = lambda lab: 'right'\n"
+               "harness.first_difference = lambda *a: None",
+    "no records": "import zerocourse.course.checks.trace as trace\ntrace.record = lambda *a: []",
+    "one record": "import zerocourse.course.checks.trace as trace\ntrace.record = lambda *a: [{}] * len(a[-2])",
+    "no report": "import zerocourse.course.checks.inside as inside\ninside.perform = lambda *a: {'kind': 'value'}",
+    "compare": "import zerocourse.course.checks.compare as c, zerocourse.course.checks.trace as trace\n"
+               "c.difference = lambda *a, **k: None\nc.same = trace.same = lambda *a, **k: True",
+    "check": "import zerocourse.course.checks as checks\nfrom zerocourse.course.checks.verdict import Verdict\n"
+             "checks.check = checks.judge = lambda id, *a: Verdict('1.2', 'passed', 'right')",
+    "examiner": "import zerocourse.course.grading.student as student\n"
+                "student.pack_answers = lambda *a: {'packed': 'garbage!'}",
+    "torch": "import torch\ntorch.equal = torch.allclose = lambda *a, **k: True\ntorch.manual_seed = print",
+    "pickle": "import pickle, cloudpickle\npickle.loads = cloudpickle.dumps = lambda *a: 1 / 0",
+    "no JSON": "import json\njson.dump = lambda value, file: file.write('[' * 100_000)",
+}
+
+
+def indented(code: str) -> str:
+    return "".join(f"    {line}\n" for line in code.splitlines())
+
+
+@pytest.mark.parametrize("where", ["in its cell", "when it is called"])
+@pytest.mark.parametrize("patch", PATCHES)
+def test_patching_the_checker_makes_no_wrong_answer_right(notebook, patch, where):
+    """1.2 is wrong in its second trial and patches in the first; 1.1 is wrong, 1.4 is right."""
+    code = PATCHES[patch]
+    source = f"{code}\n{WRONG_LATER}" if where == "in its cell" else \
+        WRONG_LATER.replace("ranks):\n", "ranks):\n" + indented(code))
+    nb = answering(SET, "answer_1_2", source)
+    next(cell for cell in nb.cells if cell.metadata.get("nbgrader", {}).get("grade_id") == "answer_1_1").source = WRONG
+    verdicts = grade(notebook(nb), ["1.2", "1.1", "1.4"])
+    spoilt = patch == "examiner" or where == "in its cell" and patch in ("pickle", "no JSON")  # all that this cell sends
+    if where == "when it is called" or not spoilt:
+        assert statuses(verdicts) == {"1.2": "failed", "1.1": "failed", "1.4": "passed"}, verdicts
+    else:
+        assert set(statuses(verdicts).values()) == {"failed"}, verdicts
+
+
+def test_an_answer_does_not_decide_over_others_on_its_ranks(notebook):
+    """On two ranks: 5.2 is right, and leaves the ranks' torch and checker in disorder; 5.3 is a blank."""
+    nb = filled("05_zero1", lambda grade_id: grade_id != "answer_5_3")
+    cell = next(cell for cell in nb.cells if cell.metadata.get("nbgrader", {}).get("grade_id") == "answer_5_2")
+    cell.source += """
+import zerocourse.course.checks.inside as inside
+solved = clip_slices
+def clip_slices(slices, max_norm, comm):
+    inside.perform = lambda *a: 1 / 0
+    return solved(slices, max_norm, comm)
+"""
+    verdicts = grade(notebook(nb), ["5.2", "5.3", "5.1"])
+    assert statuses(verdicts) == {"5.2": "passed", "5.3": "not done", "5.1": "passed"}, verdicts
+
+
+RIGHT = next(cell for cell in read_cells(SETS[SET]) if cell.id == "1.1").source
+WRAPPED = f"{RIGHT}\nsolved = count_params\ndef count_params(*case):\n"
+
+
+@pytest.mark.parametrize("status, source, words", [
+    ("passed", f"import os\nos.fork()\n{RIGHT}", "right"),
+    ("passed", f"import os\nif os.fork() == 0:\n    while True: pass\n{RIGHT}", "right"),
+    ("passed", f"import os\n{WRAPPED}    os.fork()\n    return solved(*case)", "right"),
+    ("passed", f"import os\n{WRAPPED}    if os.fork() == 0:\n        while True: pass\n    return solved(*case)", "right"),
+    ("passed", "import subprocess\nsubprocess.Popen(['sleep', '90'], start_new_session=True)\n" + RIGHT, "right"),
+    ("passed", f"import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin).start()\n{RIGHT}",
+     "right"),
+    ("passed", f"import threading, time\n{WRAPPED}    threading.Thread(target=time.sleep, args=[90]).start()\n"
+               "    return solved(*case)", "right"),
+    ("failed", f"import sys\n{WRAPPED}    sys.exit(0)", "it ended the program (exit or sys.exit)"),
+    ("failed", f"import os\n{WRAPPED}    os._exit(0)", "the process in which it ran ended with exit code 0"),
+    ("failed", f"import os\n{WRAPPED}    os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+    ("failed", f"{WRAPPED}    return [bytearray(10**8) for _ in range(1000)]", "it ran out of memory"),
+    ("failed", f"{WRAPPED}    return object()", "cannot be sent from one process to another"),
+    ("failed", f"{WRAPPED}    return float('nan')", "nan"),
+    ("failed", "count_params = 7", "it needs a function, and was given int"),
+])
+def test_what_an_answer_starts_or_ends(notebook, status, source, words, survivors):
+    path = notebook(answering(SET, "answer_1_1", source))
+    grade(SETS[SET], ["1.1", "1.2"])  # the processes that stay
+    ours = f"ZEROCOURSE_RUN={current_parent().run_id}"
+    before = len(survivors(ours, 0))
+    verdicts = grade(path, ["1.1", "1.2"])
+    assert statuses(verdicts) == {"1.1": status, "1.2": "passed"} and words in verdicts["1.1"].message, verdicts
+    deadline = time.monotonic() + 5
+    while len(left := survivors(ours, 0)) > before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(left) <= before, left
+
+
+def test_an_endless_answer_ends_with_the_notebooks_time(notebook):
+    path = notebook(answering(SET, "answer_1_1", f"{WRAPPED}    while True: pass"))
+    grade(SETS[SET], ["1.1"])  # everything is started
+    started = time.monotonic()
+    verdicts = grade(path, ["1.1", "1.2"], Limits(seconds=5))
+    assert time.monotonic() - started < 16  # the check's own limit for one trip is 20 s
+    assert statuses(verdicts) == {"1.1": "failed", "1.2": "failed"} and "did not end within" in verdicts["1.1"].message
+    assert "ran out of time" in verdicts["1.2"].message
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="needs Linux with Landlock")
+@pytest.mark.parametrize("mischief", [
+    "open(zerocourse.course.checks.__file__, 'a').close()",
+    "open(zerocourse.__path__[0] + '/errors2.py', 'w').close()",
+    "os.kill(int(os.environ['EXAMINER']), 0)",
+])
+@pytest.mark.parametrize("where", ["in its cell", "when it is called"])
+def test_nothing_is_written_to_the_checkers_files(notebook, monkeypatch, mischief, where):
+    monkeypatch.setenv("EXAMINER", str(os.getpid()))
+    source = "import os, zerocourse.course.checks\n"
+    source += f"{mischief}\n{RIGHT}" if where == "in its cell" else f"{WRAPPED}    {mischief}\n    return solved(*case)"
+    verdicts = grade(notebook(answering(SET, "answer_1_1", source)), ["1.1", "1.2"])
+    assert statuses(verdicts) == {"1.1": "failed", "1.2": "passed"} and "PermissionError" in verdicts["1.1"].message
+
+
+RUNS_WHEN_LOADED = f"""
+class Trap:
+    def __reduce__(self):
+        return exec, ("print('loaded in a rank')",)
+{RIGHT}
+solved = count_params
+def count_params(*case, trap=Trap()):
+    return solved(*case)
+"""
+NO_PICKLES = """
+import os
+import sys
+from zerocourse.cli import main
+from zerocourse.course.checks import exercises
+exercises()
+def refuse(event, args):
+    if event == "pickle.find_class":
+        print("a pickle was loaded:", args, file=sys.stderr)
+        os._exit(5)
+sys.addaudithook(refuse)
+sys.exit(main(["check", "1.1", "1.2", "--answers", sys.argv[1], "--json"]))
+"""
+
+
+SENDS_A_PICKLE = f"""
+import zerocourse.launch.processes.payload as payload
+def send(value, path):
+    open(path, "wb").write(b"cos\\nsystem\\n(S'true'\\ntR.")
+{WRAPPED}    payload.save = payload.save_json = send
+    return solved(*case)
+"""
+
+
+@pytest.mark.parametrize("source, status", [(RUNS_WHEN_LOADED, "passed"), (SENDS_A_PICKLE, "failed")])
+def test_only_ranks_load_a_learners_pickle(notebook, source, status):
+    """The audit hook sees every pickle of this process that names a class or a function."""
+    path = notebook(answering(SET, "answer_1_1", source))
+    ended = subprocess.run([sys.executable, "-c", NO_PICKLES, str(path)], capture_output=True, text=True, timeout=100,
+                           env=environment())
+    assert ended.returncode == (status != "passed"), ended.stderr
+    assert [each["status"] for each in json.loads(ended.stdout).values()] == [status, "passed"]
+
+
+def test_ranks_do_load_a_learners_pickle(notebook):
+    verdict = grade(notebook(answering(SET, "answer_1_1", RUNS_WHEN_LOADED)), ["1.1"])["1.1"]
+    assert verdict.passed and "loaded in a rank" in verdict.printed
+
+
+def fork_and_return():
+    child = os.fork()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else "the child's"
+
+
+def test_a_child_of_a_rank_ends_without_an_answer():
+    with Ranks(1, init=False, quiet=True) as ranks:
+        assert ranks.run(fork_and_return) == [0]
+
+
+@pytest.mark.parametrize("value", [
+    None, True, 3, -2**70, 0.1, math.inf, "ä", b"x", 1j, range(3), [1, [2.5, None]], (1, ("a",)), {"a": {1: (2, 3)}},
+    {1, 2}, frozenset("a"), {(1, 2): [torch.float16]}, torch.device("cpu"), Raised("ValueError", "no"),
+])
+def test_values_travel_as_data(value):
+    found = decode(json.loads(json.dumps(encode(value))))
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("tensor", [
+    torch.arange(6.0).reshape(2, 3).t(), torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(3, 0), torch.ones(2) > 0,
+    torch.tensor([math.nan, -0.0, math.inf]), torch.tensor([1 + 2j]).conj(), torch.nn.Parameter(torch.ones(1)),
+    torch.tensor(7), torch.empty(3, 2, device="meta"),
+])
+def test_tensors_travel_as_data(tensor):
+    found = decode(json.loads(json.dumps(encode({"it": tensor}))))["it"]
+    assert (found.dtype, found.shape, found.device) == (tensor.dtype, tensor.shape, tensor.device)
+    assert found.is_meta or torch.equal(found.nan_to_num(), tensor.detach().nan_to_num())
+
+
+@pytest.mark.parametrize("value", [object(), print, [lambda: 0], {"a": torch.nn.Linear(1, 1)}, [1 << 20_000]])
+def test_other_values_do_not_travel(value):
+    assert not can_travel(value)
+
+
+@pytest.mark.parametrize("data", [
+    {}, {"tensor": ["float32", [2**60], ""]}, {"tensor": ["load", [1], "AAAA"]}, {"pickle": "gAR9lC4="}, {"dict": 3},
+    {"tensor": ["float32", [1]]}, {"raised": []}, {"dict": [[[1], 2]]}, {"a": 1, "b": 2}, {"device": "nowhere"},
+])
+def test_what_is_no_encoding_is_refused(data):
+    with pytest.raises(ValueError, match="no value that a rank may send"):
+        decode([data])
+
+
 # a class
 
 def test_a_class_may_be_named_from_below_and_in_a_hidden_folder(tmp_path, monkeypatch):
@@ -131,7 +347,7 @@ def test_a_class_may_be_named_from_below_and_in_a_hidden_folder(tmp_path, monkey
     assert [path.name for path in notebooks_in(Path("../.kept/class"))] == ["ada.ipynb"]
 
 
-def test_a_class_is_graded_into_one_table(capsys, tmp_path, survivors):
+def test_a_class_is_graded_into_one_table(capsys, tmp_path):
     students = {"ada": filled(SET), "bob": nbformat.read(EXERCISES / f"{SET}.ipynb", as_version=4),
                 "cyd": filled(SET, lambda grade_id: grade_id != "answer_1_3"),
                 "dan": answering(SET, "answer_1_2", ENDS_ITS_PROCESS)}
@@ -148,7 +364,6 @@ def test_a_class_is_graded_into_one_table(capsys, tmp_path, survivors):
     assert rows["cyd"]["1.3"] == "not done" and "ended its process" in rows["dan"]["1.2 message"]
     assert "is not a notebook" in rows["eve.ipynb"]["problem"] and "problem" in found["eve.ipynb"]
     assert found[f"ada/{SET}.ipynb"]["1.1"]["status"] == "passed"
-    assert not survivors("/answers", 5)
 
 
 # nbgrader

@@ -13,10 +13,12 @@ read, whatever the grades.
 import sys
 from pathlib import Path
 
-from ..course.checks.answers import Limits, grade, ids_of, read_cells
-from ..course.checks.classroom import grade_folder, notebooks_in, save_csv
 from ..course.checks.exercise import find
 from ..course.checks.verdict import Verdict
+from ..course.grading.classroom import grade_folder, notebooks_in, save_csv
+from ..course.grading.examiner import grade
+from ..course.grading.notebook import ids_of, read_cells
+from ..course.grading.student import Limits
 from ..errors import BadInput
 from ..launch.processes.parent import cores
 from . import Outcome

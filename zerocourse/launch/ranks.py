@@ -30,11 +30,15 @@ class Ranks:
     rank that died or is stuck, or any failure in `run`. `timeout` (seconds, without the start of the ranks) is the
     default of each call, `env` adds to the environment, `only` is the ranks whose lines `echo` shows, `quiet`
     shows none, `init=False` leaves the process group to the caller, `fork=False` starts each rank as a new Python.
+    `as_json=True`: values come back as JSON and no pickle of a rank's is ever loaded, for ranks that run code of people
+    whom the caller does not trust; what a function returns must be of numbers, strings, lists and dictionaries then.
     """
 
     def __init__(self, nproc: int = 2, *, timeout: float | None = None, env=None, echo=print, quiet: bool = False,
-                 only=None, init: bool = True, fork: bool = True, oversubscribe: bool = False):
+                 only=None, init: bool = True, fork: bool = True, oversubscribe: bool = False,
+                 as_json: bool = False):
         self.nproc, self.timeout, self.env, self.init, self.fork = nproc, timeout, env, init, fork
+        self.as_json = as_json
         self.echo, self.quiet, self.only = echo, quiet, only  # may be changed between calls
         self._job, self._has_variables, self._lock = None, False, threading.Lock()
         check_nproc(nproc, oversubscribe)
@@ -89,7 +93,7 @@ class Ranks:
             job.write_work(**work)
             job.send({"kind": kind})
             self._wait(job, limit, PEERS_SECONDS[kind])
-            values = job.values()
+            values = job.values(payload.load_json if self.as_json else payload.load)
         except KeyboardInterrupt:
             self.close()
             raise LaunchInterrupted(f"interrupted: all {self.nproc} ranks were stopped") from None
@@ -157,7 +161,7 @@ class Ranks:
             job.close()
 
     def _start_processes(self, job: Job, port: int) -> None:
-        boot = job.boot(kind="serve", init=self.init)
+        boot = job.boot(kind="serve", init=self.init, as_json=self.as_json)
         world = {"WORLD_SIZE": self.nproc, "LOCAL_WORLD_SIZE": self.nproc, "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": port}
         environments = [{**job.env, **{key: str(value) for key, value in world.items()}, "RANK": str(rank),

@@ -124,10 +124,13 @@ def done(spec: dict, value, **fields) -> None:
     """Write `value` for the parent, and tell it."""
     from .processes import payload
 
+    if _connection is None:  # the caller's code forked, and this is the child: its parent answers
+        os._exit(0)
     seconds = time.monotonic() - _began
     if value is not None:
         try:
-            payload.save(value, os.path.join(spec["folder"], f"value{spec['rank']}"))
+            save = payload.save_json if spec.get("as_json") else payload.save
+            save(value, os.path.join(spec["folder"], f"value{spec['rank']}"))
         except Exception as error:  # pickling runs the value's own code
             raise TypeError(f"the value that rank {spec['rank']} returned cannot be sent back: {error}") from None
     send_done(seconds=seconds, value=value is not None, **fields)

@@ -3,6 +3,8 @@
 `check("1.1", fn)` runs an answer in processes of its own and returns a verdict, which shows itself.
 """
 
+from collections.abc import Sequence
+
 from ...errors import BadInput, ZeroCourseError
 from . import harness
 from .exercise import Exercise, exercises, find
@@ -17,6 +19,9 @@ _passed: dict[str, tuple[bytes, Verdict]] = {}  # the last answer that passed, a
 
 def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = False) -> Verdict:
     """Check an answer to exercise `id`. Never raises; only an interrupt (Ctrl-C) goes through.
+
+    This is feedback and no grade: it is made in the caller's process, where a cell can change whatever it likes. Grades
+    come from `zerocourse check`.
 
     answers: the function, or the several that the exercise asks for.   timeout: seconds for each trip to the ranks.
     own_allowed: the package's own implementation may be called; the tests use this to check it.
@@ -35,7 +40,7 @@ def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) 
     try:
         found = find(id)
         if len(answers) != len(found.answers) or not all(map(callable, answers)):
-            return Verdict(id, FAILED, _usage(found, answers), code="usage")
+            return Verdict(id, FAILED, usage_text(id, found.answers, answers), code="usage")
         lab = Lab(found, answers, timeout, own_allowed)
     except (ZeroCourseError, ImportError) as error:
         return Verdict(id, FAILED, str(error), code="usage")
@@ -48,10 +53,11 @@ def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) 
     return verdict
 
 
-def _usage(found: Exercise, answers: tuple) -> str:
-    wanted, given = ", ".join(found.answers), ", ".join(type(answer).__name__ for answer in answers) or "nothing"
-    return (f"call it as `check(\"{found.id}\", {wanted})`: it needs "
-            f"{'a function' if len(found.answers) == 1 else 'functions'}, and was given {given}")
+def usage_text(id: str, names: Sequence[str], answers: Sequence) -> str:
+    """What to say where the answers are not the functions that these names should have."""
+    given = ", ".join(type(answer).__name__ for answer in answers) or "nothing"
+    return (f"call it as `check(\"{id}\", {', '.join(names)})`: it needs "
+            f"{'a function' if len(names) == 1 else 'functions'}, and was given {given}")
 
 
 def judge(lab: Lab) -> Verdict:

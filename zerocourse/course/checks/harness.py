@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from .compare import CLOSE, difference
 from .exercise import Exercise
-from .inside import Raised
 from .lab import Lab
+from .plain import Raised
 from .trace import Trace, Trial, record
 from .verdict import DIFFERENCE, RAISED, STUCK, Wrong
 from .words import ended, short_text, value_text
@@ -71,10 +71,12 @@ def trace(lab: Lab, trial: Trial, seconds: float | None = None) -> Trace:
     name = lab.exercise.answers[0]
     texts = [trial.case_text(number, name) for number in range(len(trial.cases))]
     try:
-        return Trace(lab.run(record, trial.observe, trial.cases, texts, world=trial.world,
-                             timeout=seconds or trial.seconds))
+        seen = lab.run(record, trial.observe, trial.cases, texts, world=trial.world, timeout=seconds or trial.seconds)
     except Wrong as error:
         return Trace([], error)
+    if [len(of_rank) for of_rank in seen] != [len(trial.cases)] * trial.world:  # an empty trace is like any other
+        return Trace([], Wrong("what came back from its processes is no record of these cases", "died"))
+    return Trace(seen)
 
 
 def mutants(exercise: Exercise) -> Iterator[tuple[str, int, tuple]]:

@@ -13,14 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-
-import cloudpickle
+from dataclasses import dataclass
 
 from ...errors import CollectiveError
 from ...launch.processes import payload
 from . import delegation as guards
 from .compare import same
+from .plain import Raised, can_travel, encode
 from .verdict import NOT_DONE, RAISED, STUCK, Wrong
 from .words import a, blank_of, call_text, line_text, message_text
 
@@ -54,17 +53,6 @@ class Report:
     case: str = ""  # words for the case in which it was
 
 
-@dataclass(frozen=True)
-class Raised:
-    """Stands for a value where the answer raised what the check allows."""
-
-    kind: str
-    message: str = field(compare=False)
-
-    def __repr__(self) -> str:
-        return f"(raises {self.kind})"
-
-
 class Answer:
     """The learner's function (or class). Calling it runs it guarded; `fn` is the thing itself."""
 
@@ -84,16 +72,16 @@ class Answer:
                 raise
 
 
-def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, several: bool) -> Report:
-    """Run `observe(*answers, *args, **kwargs)` with the answers, which `sent` holds, guarded, and report.
+def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, several: bool) -> list:
+    """Run `observe(*answers, *args, **kwargs)` with the answers, which `sent` holds, guarded; the `Report`, as `plain.encode` has it.
 
     In a world of several ranks a failure is raised, as AnswerFailed: else the others would be waited for.
     """
     guards.sprung.clear()
     guard, guarded = guards.Guard(replaces, own), []
-    threads, printed, raised, case = set(threading.enumerate()), _Bounded(), "", ""
+    threads, printed, raised, case = set(threading.enumerate()), Bounded(), "", ""
     try:
-        with _output_to(printed), _memory_limit():
+        with output_to(printed), _memory_limit():
             first, others, _ = payload.unpack(sent)
             guarded += [Answer(fn, name, guard) for fn, name in zip((first, *others), names, strict=True)]
             kind, value = "value", observe(*guarded, *args, **kwargs)
@@ -107,7 +95,7 @@ def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, 
     report = Report(kind, value, printed.getvalue(), set(threading.enumerate()) <= threads, raised, case)
     if several and kind != "value":
         raise AnswerFailed(json.dumps(vars(report)))
-    return report
+    return encode(vars(report))
 
 
 def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> tuple[list, list[int]]:
@@ -159,15 +147,7 @@ def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
     return RAISED, f"{who} {type(error).__name__}{message_text(error)}{line}"
 
 
-def can_travel(value) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True
-
-
-class _Bounded(io.StringIO):
+class Bounded(io.StringIO):
     """Keeps the beginning of what is written."""
 
     def write(self, text: str) -> int:
@@ -176,7 +156,7 @@ class _Bounded(io.StringIO):
 
 
 @contextmanager
-def _output_to(stream) -> Iterator[None]:
+def output_to(stream) -> Iterator[None]:
     before = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = stream
     try:

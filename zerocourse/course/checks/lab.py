@@ -1,11 +1,14 @@
 """What a check works with: it sends the learner's function to real ranks, and explains what comes back.
 
-The check itself runs in the caller's process, the learner's function never does.
+The check itself runs in the caller's process, the learner's function never does, and what comes back is data: no pickle
+that a rank made is loaded here.
 """
 
 import functools
 import json
+import math
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ...launch.processes import payload
@@ -14,7 +17,8 @@ from ...launch.processes.position import name_cells
 from ...launch.ranks import Ranks
 from .compare import CLOSE, difference, same
 from .exercise import Exercise
-from .inside import Raised, Report, call_all, perform, untaken
+from .inside import Report, call_all, perform, untaken
+from .plain import Raised, decode
 from .verdict import STUCK, NotDone, Wrong
 from .words import call_text, ended
 
@@ -23,14 +27,17 @@ START_SECONDS = 120  # for ranks that are not there yet, on a busy machine
 Mistake = tuple[str, *tuple[Callable, ...]]
 
 
-@functools.cache
-def _ranks(world: int) -> Ranks:
-    """The checks' own, so that no answer can end the ranks on which a notebook keeps variables."""
-    quiet = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # verdicts are the same with and without a GPU
-    return Ranks(world, env=quiet, quiet=True, oversubscribe=True)
+def new_ranks(world: int, **how) -> Ranks:
+    """Ranks for answers: verdicts are the same with and without a GPU, and what they return is data."""
+    env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return Ranks(world, env=env, quiet=True, oversubscribe=True, as_json=True, **how)
 
 
-def _ready() -> None:
+# The checks' own, so that no answer can end the ranks on which a notebook keeps variables.
+_ranks = functools.cache(new_ranks)
+
+
+def get_ready() -> None:
     """On a rank: it is there, with torch's compiler, which a process's first optimizer loads (a forked rank has it).
 
     And with the thread that a process's first Comm starts: it would else be taken for one of the answer's, and cost the
@@ -46,18 +53,27 @@ def _ready() -> None:
 class Lab:
     """One exercise, and the answers of one learner (`answers`, in the exercise's order).
 
+    answers: or what `payload.pack` made of them in another process; only ranks unpack it.
     Raises BadInput when an answer cannot be sent to another process.
     """
 
-    def __init__(self, exercise: Exercise, answers: Sequence[Callable], timeout: float | None = None,
+    get_ready = staticmethod(get_ready)  # what its ranks do first
+    until = math.inf  # in the time of time.monotonic: no trip to the ranks lasts longer
+
+    def __init__(self, exercise: Exercise, answers: Sequence[Callable] | bytes, timeout: float | None = None,
                  own_allowed: bool = False):
         self.exercise = exercise
-        self.sent = payload.pack(answers[0], answers[1:])  # by value: ranks that live on never have an older version
+        # By value: ranks that live on never have an older version.
+        self.sent = answers if isinstance(answers, bytes) else payload.pack(answers[0], answers[1:])
         self.timeout = timeout or exercise.timeout
         self.forbidden = ((), ()) if own_allowed else (exercise.replaces, exercise.own)
         self.printed, self.worlds = "", set()
 
     # Running the answer ----------------------------------------------------------------------------------------------
+
+    def ranks(self, world: int) -> Ranks:
+        """Where the answer runs."""
+        return _ranks(world)
 
     def run(self, observe: Callable, *args, world: int = 1, timeout: float | None = None, **kwargs) -> list:
         """`observe(*answers, *args, **kwargs)` on every rank of a world; what each returned, in rank order.
@@ -66,13 +82,14 @@ class Lab:
         the answers as callables; it returns what the check wants to see, of numbers, tensors, lists, dictionaries.
         Ends the check when an answer fails, hangs or is not there.
         """
-        pool, limit = _ranks(world), timeout or self.timeout
+        pool, limit = self.ranks(world), min(timeout or self.timeout, max(0.1, self.until - time.monotonic()))
         self.worlds.add(world)
         if not pool.pids:  # before the clock starts: both take seconds
-            pool.run(_ready, timeout=START_SECONDS)
+            pool.run(self.get_ready, timeout=START_SECONDS)
         try:
-            reports = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
-                               world > 1, timeout=limit)
+            came = pool.run(perform, observe, self.sent, self.exercise.answers, *self.forbidden, args, kwargs,
+                            world > 1, timeout=limit)
+            reports = list(map(_report, came))
         except LaunchTimeout as error:
             raise Wrong(_hang_text(error, world, limit), "hung") from None
         except RankDied as error:
@@ -96,7 +113,7 @@ class Lab:
 
     def tidy(self) -> None:
         """End ranks for which a message came that the answer never waited for: gloo's thread would never rest again."""
-        for pool in map(_ranks, self.worlds - {1}):
+        for pool in map(self.ranks, self.worlds - {1}):
             try:
                 if pool.pids and any(pool.run(untaken, timeout=START_SECONDS)):
                     pool.close()
@@ -182,6 +199,14 @@ def _difference(got, right, exact: bool, close: float) -> str:
             f"it raised {got.kind} where a {right.kind} is right"
     return f"it raised {got.kind}: {got.message}" if isinstance(got, Raised) else \
         difference(got, right, exact=exact, close=close)
+
+
+def _report(sent) -> Report:
+    """What a rank returned. Raises Wrong where that is something else."""
+    try:
+        return Report(**decode(sent))
+    except (TypeError, ValueError):
+        raise Wrong("what came back from its process is no report of what it did", "died") from None
 
 
 def _failed_report(error: RankError) -> tuple[int, Report]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch.distributed as dist
 
 from .compare import CLOSE, same
-from .inside import NO_TRAVELLER, Answer, Raised, can_travel
+from .inside import NO_TRAVELLER, Answer
+from .plain import Raised, can_travel
 from .verdict import RAISED, Wrong
 from .words import a, blank_of, call_text, line_text, message_text, sentences
 

@@ -3,12 +3,19 @@
 import csv
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 from ...errors import BadInput
-from .answers import Limits, grade
-from .verdict import Verdict
+from ...launch.processes.failures import LaunchError
+from ..checks.lab import new_ranks
+from ..checks.verdict import Verdict
+from .examiner import grade
+from .student import Limits
+
+SPARE_SECONDS = 120  # that an examiner gets beyond a notebook's time, for references and for starting ranks
 
 
 @dataclass(frozen=True)
@@ -45,18 +52,34 @@ def notebooks_in(folder: Path) -> list[Path]:
 
 def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int,
                  on_done: Callable = lambda _: None) -> list[Row]:
-    """A row for each notebook, in order; `jobs` of them are graded at once, each in processes of its own."""
+    """A row for each notebook, in order. There are `jobs` examiners, each a process that grades one after another."""
+    paths, free = notebooks_in(folder), SimpleQueue()
+
     def one(path: Path) -> Row:
-        name = str(path.relative_to(folder))
+        examiner = free.get()
         try:
-            row = Row(name, grade(path, ids, limits))
-        except BadInput as error:
-            row = Row(name, problem=str(error))
+            found, = examiner.run(verdicts_or_problem, path, list(ids), limits, timeout=limits.seconds + SPARE_SECONDS)
+        except (LaunchError, BadInput) as error:
+            found = f"its examiner did not come to an end: {error}"
+        name = str(path.relative_to(folder))
+        row = Row(name, problem=found) if isinstance(found, str) else \
+            Row(name, {each["id"]: Verdict(**each) for each in found})
+        free.put(examiner)
         on_done(row)
         return row
 
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(one, notebooks_in(folder)))
+    with ExitStack() as examiners, ThreadPoolExecutor(jobs) as threads:
+        for _ in range(min(jobs, len(paths))):
+            free.put(examiners.enter_context(new_ranks(1, init=False, fork=False)))
+        return list(threads.map(one, paths))
+
+
+def verdicts_or_problem(path: Path, ids: list[str], limits: Limits) -> list[dict] | str:
+    """In an examiner's process: the verdicts on one notebook, or why there are none."""
+    try:
+        return list(map(vars, grade(path, ids, limits).values()))
+    except BadInput as error:
+        return str(error)
 
 
 def save_csv(rows: Iterable[Row], path: Path) -> None:
