@@ -59,6 +59,7 @@ def trained(answer, _, steps):
     """What can be seen of the last of these steps with the answer.
 
     case: {0}, on {world} ranks
+    apart: on rank {rank} {got}
     start: before the first step the parameters of rank {rank} have
     frozen: before the first step the frozen parameters of rank {rank} have
     weights: what left rank {rank} are the parameters and not the gradients.
@@ -73,8 +74,7 @@ def trained(answer, _, steps):
     waits: the gradients are right, but the backward of rank {rank} stood still {got} times to wait for an all-reduce.
     left: the gradients are right, but the buckets of rank {rank} left when so many gradients were there: {got}. It
         should be {want}, where `finish` is for those that leave when the backward is over.
-    replicas: the gradients are right, but after the step the parameters of rank {rank} are not those of rank 0. Are the
-        gradients of a parameter that nobody used zeros on one rank, and `None` on another?
+    replicas: the gradients are right, but a parameter that nobody used has zeros on one rank and `None` on another.
     """
     torch.manual_seed(dist.get_rank())
     model = Net()
@@ -88,15 +88,21 @@ def trained(answer, _, steps):
         for number, micros in enumerate(steps):
             before = row_of(params).sort().values
             wire.log.clear()
-            calling(answer, one_step, parallel, model, number, micros, wire)
+            try:
+                calling(answer, one_step, parallel, model, number, micros, wire)
+            except Wrong as wrong:
+                if wrong.code != STUCK or all(isinstance(branches, str) for branches in micros):
+                    raise
+                answer.error = None
+                return {"apart": str(wrong)}
             gradients = row_of(map(or_zeros, params))
+            replicas = agree(wire, [param.grad is None for param in params])
             optimizer.step()
             optimizer.zero_grad()
-    seen = {"start": start, "frozen": frozen, "weights": torch.equal(sorted_values(wire.log), before),
+    seen = {"apart": "", "start": start, "frozen": frozen, "weights": torch.equal(sorted_values(wire.log), before),
             **sent(wire.log, params, {param: name for name, param in model.named_parameters()})}
-    timing, of_rank_0 = {name: seen.pop(name) for name in ("waits", "left")}, row_of(params)
-    dist.broadcast(of_rank_0, 0)
-    return {**seen, "gradients": gradients, **timing, "replicas": torch.allclose(row_of(params), of_rank_0)}
+    timing = {name: seen.pop(name) for name in ("waits", "left")}
+    return {**seen, "gradients": gradients, **timing, "replicas": replicas}
 
 
 def one_step(parallel, model, number, micros, wire):
@@ -106,14 +112,18 @@ def one_step(parallel, model, number, micros, wire):
         parallel.sync = micro == len(micros) - 1
         wire.note("backward", sync=parallel.sync)
         x = torch.randn(4, 24, generator=torch.Generator().manual_seed(1000 * rank + 10 * number + micro)) + rank
-        try:
-            model(x, branches if isinstance(branches, str) else branches[min(rank, 1)]).backward()
-            wire.note("over")
-            if parallel.sync:
-                parallel.finish()
-        except Wrong as wrong:
-            alike = wrong.code != STUCK or isinstance(branches, str)
-            raise wrong if alike else Wrong(str(wrong), "left behind") from None
+        model(x, branches if isinstance(branches, str) else branches[min(rank, 1)]).backward()
+        wire.note("over")
+    parallel.finish()
+
+
+def agree(wire, value):
+    """Is it the same on all ranks?"""
+    try:
+        wire.meet(str(value))
+    except Wrong:
+        return False
+    return True
 
 
 def sent(log, params, names):

@@ -98,8 +98,10 @@ def seen_alone(self, param):
         "step before": {"part": lambda self, param: self.kept.get(param, or_zeros(param)) if param.grad is None else
                         param.grad, **writing(lambda self, param, part: self.kept.setdefault(param, part).copy_(part))},
         "only who has one": writing(lambda self, param, part: None if param.grad is None else part),
-        "left behind": {"rest": lambda self: [number for number in not_left(self) if any(
-            param.grad is not None for param in self.buckets[number])]},
+        "left behind": ({"rest": lambda self: [number for number in not_left(self) if any(
+            param.grad is not None for param in self.buckets[number])]}, When("apart")),
+        "None on one": (writing(lambda self, param, part: part if part.any() or dist.get_rank() else None),
+                        When("replicas")),
         "waits": ({"reduce": wait_at_once}, {"reduce": dist.all_reduce}, When("waits")),
         "at the end": {"next": lambda self: ()},
         "one a hook": {"next": lambda self: itertools.islice(in_order(self), 1)},
@@ -163,6 +165,7 @@ class DataParallel:
         else the replicas part.
     left behind: In each step all buckets leave, also one for which this rank has no gradient at all: another rank has
         gradients for it. And a bucket may leave only when all buckets before it have left, though it is full.
+    None on one: An optimizer with momentum moves it on the one alone: leave it alike on all ranks.
     waits: Start it with `async_op=True`, keep what it returns, and wait in `finish`: waiting at once looks
         asynchronous, and nothing overlaps.
     at the end: The first bucket left when the backward was over: it should leave from the hook, as soon as all its
