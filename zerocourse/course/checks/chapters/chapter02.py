@@ -39,8 +39,13 @@ def count_on_a_rank(answer, words):
     """
     counts = answer(COUNTED[words]())
     if not isinstance(counts, dict) or {*counts} != {*ENTRIES}:
-        raise Wrong(f"it returned {value_text(counts)}, and a dictionary with the entries {', '.join(ENTRIES)} is right")
+        raise Wrong(f"it returned {value_text(counts)}, and a dictionary of {', '.join(map(repr, ENTRIES))} is right")
     return {entry: counts[entry] for entry in ENTRIES}
+
+
+def by_address(tensors):
+    """The last at each address."""
+    return {tensor.data_ptr(): tensor for tensor in tensors}.values()
 
 
 def persistent(model):
@@ -55,7 +60,10 @@ def persistent(model):
         "elements": {"nbytes": lambda tensor, _: tensor.numel()},
         "four bytes": {"nbytes": lambda tensor, _: 4 * tensor.numel()},
         "first dtype": {"nbytes": lambda tensor, model: tensor.numel() * next(model.parameters()).element_size()},
-        "by address": {"params": lambda model: {param.data_ptr(): param for param in model.parameters()}.values()},
+        "by address": ({"params": lambda model: by_address(model.parameters())},
+                       {"params": lambda model: by_address(reversed([*model.parameters()]))}),
+        "top level": {"params": lambda model: model.parameters(recurse=False)},
+        "planned alone": {"params": lambda model: [param for param in model.parameters() if param.is_meta]},
         "tied twice": {"params": lambda model: dict(model.named_parameters(remove_duplicate=False)).values()},
         "frozen": {"params": lambda model: [param for param in model.parameters() if param.requires_grad]},
         "buffers too": {"params": lambda model: [*model.parameters(), *model.buffers()]},
@@ -64,11 +72,12 @@ def persistent(model):
         "four bytes a buffer": {"nbytes": lambda tensor, _: (tensor.nbytes if isinstance(tensor, nn.Parameter)
                                                              else 4 * tensor.numel())},
         "meta in memory": {"taken": lambda tensor, *_: True},
-        "model at once": ({"taken": lambda tensor, kind, model: not any(param.is_meta for param in model.parameters())},
-                          {"taken": lambda tensor, kind, model: not all(param.is_meta for param in model.parameters())}),
+        "model at once": ({"taken": lambda tensor, kind, model: not any(each.is_meta for each in model.parameters())},
+                          {"taken": lambda tensor, kind, model: not all(each.is_meta for each in model.parameters())}),
         "parameters alone": {"taken": lambda tensor, *_: isinstance(tensor, nn.Parameter) and not tensor.is_meta},
         "parameters at once": ({"taken": lambda tensor, kind, _: not any(each.is_meta for each in kind)},
-                               {"taken": lambda tensor, kind, _: not all(each.is_meta for each in kind)}),
+                               {"taken": lambda tensor, kind, _: not all(each.is_meta for each in kind)},
+                               {"taken": lambda tensor, *_: not isinstance(tensor, nn.Parameter)}),
         "persistent now": {"taken": lambda tensor, kind, model: not tensor.is_meta and any(
             tensor is each for each in model.state_dict(keep_vars=True).values())},
         "buffers real": {"taken": lambda tensor, *_: not tensor.is_meta or not isinstance(tensor, nn.Parameter)},
@@ -82,6 +91,8 @@ def planned_bytes(model, *, nbytes=lambda tensor, model: tensor.nbytes, params=n
     first dtype: You took the size of the first parameter's element for all of them: each dtype has its own size.
     by address: You told tensors apart by their addresses: on the meta device every tensor's data_ptr() is 0, since
         there is no memory. `model.parameters()` gives each once already.
+    top level: You counted what the model itself has: its modules have parameters, too.
+    planned alone: You left out the parameters that are real already: they count, too.
     tied twice: You counted the tied tensor twice: two names, and one memory.
     frozen: You left out the frozen layer: it is not trained, but it takes memory.
     buffers too: You counted the buffers among the parameters.
@@ -162,6 +173,9 @@ def other_order(got, want):
                   in_pairs(lambda group: [(group[0], name) for name in group[1:]]),
                   {"keep": lambda groups: [[group[0], group[at]] for at in (1, 2) for group in groups[:3 - at]
                                            if len(group) > at]}),
+        "one list": {"keep": lambda groups: sum(groups, [])},
+        "later names": {"keep": lambda groups: [group[1:] for group in groups]},
+        "weights": {"names": lambda model: [pair for pair in every_name(model) if pair[0].endswith("weight")]},
         "two names": {"keep": lambda groups: [group[:2] for group in groups]},
         "first tie": {"keep": lambda groups: groups[:1]},
         "sorted": ({"keep": lambda groups: [*map(sorted, groups)]},
@@ -182,6 +196,9 @@ def tied_names(model, *, names=every_name, key=id, least=2, keep=lambda groups: 
         with remove_duplicate=False, and `state_dict()` makes a new Python object for each name.
     modules: You named the module and not the parameter: names end in `.weight`.
     pairs: You returned pairs: a tensor with three names is one group of three.
+    one list: You put all names into one list: return a list of groups, one for each tensor.
+    later names: You left out the first names: a group has all names of its tensor.
+    weights: You looked at weights only: a bias may be tied too.
     two names: You stopped after two names: a tensor may have more.
     first tie: You stopped at the first tied tensor: there may be several.
     sorted: You sorted: keep the order in which the model has the names.
@@ -255,14 +272,15 @@ def of_buffers(model):
                         {"filled": lambda model, checkpoint: [name for name in model.state_dict()
                                                               if name in checkpoint or name in of_buffers(model)]}),
         "buffers": {"names": of_buffers},
-        "order": {"names": lambda model: of_buffers(model) + of_parameters(model)},
+        "order": ({"names": lambda model: of_buffers(model) + of_parameters(model)},
+                  {"names": lambda model: sorted(all_names(model))}, When("returned", other_order)),
         "spared": {"names": lambda model: [name for name, tensor in all_names(model).items() if tensor.is_meta]},
         "by name": {"filled": lambda model, checkpoint: checkpoint},
         "second name": {"names": lambda model: [name for name, _ in model.named_parameters()] + of_buffers(model)},
-        "what is filled": {"says": lambda names, filled: [name for name in names if name in filled]},
+        "what is filled": lambda model, checkpoint: [name for name in all_names(model) if name in checkpoint],
+        "too many": lambda model, checkpoint: [name for name in checkpoint if name not in model.state_dict()],
     })
-def lost_names(model, checkpoint, *, names=all_names, filled=loadable, look=None,
-               says=lambda names, filled: [name for name in names if name not in filled]):
+def lost_names(model, checkpoint, *, names=all_names, filled=loadable, look=lambda model, checkpoint: None):
     """The names that are not filled.
 
     changed: You called `to_empty()` or loaded something into the model that you were given. Only look at it.
@@ -272,16 +290,16 @@ def lost_names(model, checkpoint, *, names=all_names, filled=loadable, look=None
     every buffer: You listed every buffer: what is persistent comes back with the checkpoint.
     persistence: You asked only whether a buffer is persistent: what the checkpoint does not have is lost too.
     buffers: You looked at buffers only: a parameter that the checkpoint does not have is lost too.
-    order: Parameters come first, then buffers, each in the order of the model.
+    order: Parameters come first, then buffers, each in the order of the model, which a set does not keep.
     spared: You spared the real buffers: `to_empty()` takes new memory for every tensor, real or not.
     by name: You trusted the checkpoint's names: `load_state_dict()` passes over a buffer that is not persistent, even
         when the checkpoint has it.
     second name: You forgot the second name: `to_empty()` gives it a memory of its own, so loading the first name no
         longer fills it.
     what is filled: Those are the names that are filled: the others are lost.
+    too many: You asked what the checkpoint has and the model has not: it is the other way round.
     right: non-persistent buffers, whatever the checkpoint lacks, real buffers, and the second name of a tie.
     """
-    said = says([*names(model)], filled(model, checkpoint))
-    if look:
-        look(model, checkpoint)
-    return said
+    lost = [name for name in names(model) if name not in filled(model, checkpoint)]
+    look(model, checkpoint)
+    return lost

@@ -58,11 +58,11 @@ def half_planned() -> nn.Module:
 
 
 def buffered() -> nn.Module:
-    """Three buffers, of 4, 8 and 1 bytes an element; the second is in no checkpoint."""
+    """Three buffers, of 4, 1 and 8 bytes an element, not in alphabetical order; the last is in no checkpoint."""
     model = nn.ModuleDict({"layer": nn.Linear(3, 2)})
     model.register_buffer("mean", torch.zeros(5))
-    model.register_buffer("positions", torch.arange(7), persistent=False)
     model.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
+    model.register_buffer("positions", torch.arange(7), persistent=False)
     return model
 
 

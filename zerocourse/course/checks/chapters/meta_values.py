@@ -27,8 +27,8 @@ class Salted(str):
 
 
 def without_numbers(value):
-    """A tensor's shape, dtype and device, as a tensor of zeros; another value as it is."""
-    return torch.zeros_like(value) if torch.is_tensor(value) else value
+    """A tensor's shape and dtype, as a tensor of zeros; another value as it is."""
+    return torch.zeros_like(value, device="cpu") if torch.is_tensor(value) else value
 
 
 def equal_pairs(drawn):
@@ -46,6 +46,7 @@ def draws_on_a_rank(answer):
     kept: afterwards torch's own generator is in another state than before.
     salted: it returned other numbers when `hash()` was that of another process.
     alike: it returned other numbers on rank {rank} of {world} than on rank 0.
+    five: it returned other numbers when torch.distributed said that there are 5 ranks.
     names: the names {_names} give the same numbers.
     names at 0: with the seed 0 different names give the same numbers.
     seeds: with the seeds {_seeds} it returned the same numbers: the seed plays no part.
@@ -70,12 +71,15 @@ def draws_on_a_rank(answer):
     again = [names[f'"{name}"'], seeds[7], answer(name, SHAPE, 7)]
     with mock.patch("builtins.hash", lambda value: Salted(repr(value)).__hash__()):  # as in another process
         salted = answer(Salted(name), SHAPE, 7)
+    with mock.patch("torch.distributed.get_world_size", lambda *_: 5):
+        of_five = answer(name, SHAPE, 7)
     pairs = equal_pairs(names), equal_pairs(seeds)
     said = [" and ".join(map(str, found[0])) if found else "" for found in pairs]
     return {**kinds, "again": all(torch.equal(first, other) for other in again), "kept": kept,
             "salted": torch.equal(first, salted), "alike": comm.all_gather_object(first.tolist())[0] == first.tolist(),
-            "names": pairs[0], "names at 0": equal_pairs(at_0), "seeds": pairs[1], "deviation": first.std().item(),
-            "mean": first.mean(), "tail": bool((first.abs() > 0.04).any()), "_names": said[0], "_seeds": said[1]}
+            "five": torch.equal(first, of_five), "names": pairs[0], "names at 0": equal_pairs(at_0), "seeds": pairs[1],
+            "deviation": first.std().item(), "mean": first.mean(), "tail": bool((first.abs() > 0.04).any()),
+            "_names": said[0], "_seeds": said[1]}
 
 
 def near(value):
@@ -114,6 +118,7 @@ def between(most):
         "torch's generator": {"generator": torch.manual_seed},
         "hash": {"number": lambda name, seed: hash((name, seed)) % 2**32},
         "rank": {"number": lambda name, seed: crc(name, seed + dist.get_rank())},
+        "number of ranks": {"number": lambda name, seed: crc(name, seed + dist.get_world_size())},
         "never seeded": {"generator": lambda number: torch.Generator()},
         "no name": {"number": lambda name, seed: seed},
         "letters": numbers(lambda name: sum(map(ord, name))),
@@ -144,6 +149,7 @@ def draw(name, shape, seed, *, number=crc, generator=lambda number: torch.Genera
         `torch.Generator()` of your own, or put the state back.
     hash: Python salts the hash of text anew in each process, so two ranks would disagree: use zlib.crc32 or hashlib.
     rank: The rank must play no part: seed and name alone decide.
+    number of ranks: The number of ranks must play no part: the model is the same for all.
     never seeded: You never seeded your generator: every new `torch.Generator()` starts with the same number. Call its
         manual_seed().
     no name: The name plays no part: then all matrices of a model are copies of one another.
