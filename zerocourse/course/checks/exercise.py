@@ -30,7 +30,6 @@ class Exercise:
         disagree and for what takes too long; their mutants run in the tests only.
     sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
         `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
-    run(lab): a check of the old kind, which has no mistakes and no trials; None for the others.
     own: the package's implementation of each answer, where it has one; () where it has none.
     replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",
         "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.states:*" for all functions of a module. `own`
@@ -44,7 +43,6 @@ class Exercise:
     minutes: int
     difficulty: int
     answers: tuple[str, ...]
-    run: Callable | None = None
     own: tuple[Callable, ...] = ()
     replaces: tuple[str, ...] = ()
     sample: Callable | None = None
@@ -65,8 +63,8 @@ class Exercise:
 
 def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...], own=(),
              replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20,
-             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict | None = None):
-    """Make the decorated function the reference of a new exercise (without `mistakes`: its check, the old way).
+             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict):
+    """Make the decorated function the reference of a new exercise.
 
     Its docstring has a sentence for each mistake and one for "right" (see `words.sentences`).
     answer and own: one, or a tuple of several.   cases: short for a first trial that calls the answer with each.
@@ -74,14 +72,14 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
     """
     def register(fn: Callable) -> Callable:
         answers = (answer,) if isinstance(answer, str) else tuple(answer)
-        table = {code: each if isinstance(each, tuple) else (each,) for code, each in (mistakes or {}).items()}
-        said = sentences(fn) if table else {}
+        table = {code: each if isinstance(each, tuple) else (each,) for code, each in mistakes.items()}
+        said = sentences(fn)
         if taken := table.keys() & {DIFFERENCE, RAISED}:
             raise ValueError(f"{id}: {sorted(taken)} is a code of the harness itself: give the mistake another")
-        if table and (unmatched := said.keys() ^ {*table, "right"}):
+        if unmatched := said.keys() ^ {*table, "right"}:
             raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for "
                              f"`right`, and no other; look at {sorted(unmatched)}")
-        _found[id] = Exercise(id, title, minutes, difficulty, answers, None if table else fn,
+        _found[id] = Exercise(id, title, minutes, difficulty, answers,
                               own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
                               (*([Trial(list(cases))] if cases else []), *trials), table, said)
         return fn

@@ -4,7 +4,6 @@ While it runs, the package's own functions that answer the exercise raise, memor
 kept. Whatever it raises, `sys.exit` included, goes back to the check as a sentence.
 """
 
-import copy
 import io
 import json
 import os
@@ -18,8 +17,7 @@ from dataclasses import dataclass
 from ...errors import CollectiveError
 from ...launch.processes import payload
 from . import delegation as guards
-from .compare import same
-from .plain import Raised, can_travel, encode
+from .plain import can_travel, encode
 from .verdict import NOT_DONE, RAISED, STUCK, Wrong
 from .words import a, blank_of, call_text, line_text, message_text
 
@@ -96,29 +94,6 @@ def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, 
     if several and kind != "value":
         raise AnswerFailed(json.dumps(vars(report)))
     return encode(vars(report))
-
-
-def call_all(answer: Answer, cases: list[tuple], allowed: tuple[str, ...]) -> tuple[list, list[int]]:
-    """The answer's value for each case (a tuple of arguments); a `Raised` where it raised one of `allowed`.
-
-    And the numbers of the cases whose arguments it changed. Cases share arguments, so each call gets copies.
-    """
-    values, changed = [], []
-    for number, case in enumerate(cases):
-        given = tuple(map(copy.deepcopy, case))  # one by one: of a list that comes twice, two
-        try:
-            value = answer(*given)
-        except BaseException as error:
-            if type(error).__name__ not in allowed:
-                error.add_note(f"`{call_text(answer.__name__, case)}`")
-                raise
-            answer.error, value = None, Raised(type(error).__name__, str(error))
-        if not can_travel(value):
-            raise Wrong(f"`{call_text(answer.__name__, case)}` {NO_TRAVELLER.format(a(value))}")
-        values.append(value)
-        if not same(given, case):
-            changed.append(number)
-    return values, changed
 
 
 def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:

@@ -9,22 +9,18 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from ...launch.processes import payload
 from ...launch.processes.failures import LaunchError, LaunchTimeout, RankDied, RankError
 from ...launch.processes.position import name_cells
 from ...launch.ranks import Ranks
-from .compare import CLOSE, difference, same
 from .exercise import Exercise
-from .inside import Report, call_all, perform, untaken
-from .plain import Raised, decode
+from .inside import Report, perform, untaken
+from .plain import decode
 from .verdict import STUCK, NotDone, Wrong
-from .words import call_text, ended
 
 START_SECONDS = 120  # for ranks that are not there yet, on a busy machine
-# A sentence to the learner, and what somebody who makes this mistake would return: a function for each way to make it.
-Mistake = tuple[str, *tuple[Callable, ...]]
 
 
 def new_ranks(world: int, **how) -> Ranks:
@@ -119,86 +115,6 @@ class Lab:
                     pool.close()
             except LaunchError:
                 pool.close()
-
-    def calls(self, cases: Iterable[tuple], allow: tuple[str, ...] = ()) -> list:
-        """What the (only) answer returns for each case, a tuple of arguments, in one process without peers.
-
-        allow: names of exceptions that may come; each shows up as a `Raised` in its place.
-        """
-        return self.run(call_all, list(cases), allow)[0][0]
-
-    # Judging ---------------------------------------------------------------------------------------------------------
-
-    def wrong(self, sentence: str):
-        """End the check: the answer is wrong, and this sentence says which case, what was expected, what came, why."""
-        raise Wrong(sentence)
-
-    def compare(self, cases: Iterable[tuple], want: Callable, mistakes: Iterable[Mistake] = (), *, exact: bool = True,
-                allow: tuple[str, ...] = (), tell: Callable | None = None, close: float = CLOSE) -> None:
-        """Call the answer with every case, and end the check where it differs from `want(*case)`.
-
-        The sentence is that of the mistake that returns what the answer returned, in every case or at least in every
-        case that is wrong; without one it says only case, expectation and result.
-        exact=False: whole numbers may come as floats. Use it first, on cases where rounding plays no role, so that a
-        wrong idea is told from a wrong rounding; then compare exactly.
-        allow: names of exceptions that `want` raises where they are right.
-        tell(case, got, right) -> str: the difference in better words than "it returned 3 where 4 is right".
-        close: relative, between floats.
-        """
-        cases = list(cases)
-        got, changed = self.run(call_all, cases, allow)[0]
-        right = [_outcome(want, case) for case in cases]
-        bad = [i for i in range(len(cases)) if not same(got[i], right[i], exact=exact, close=close)]
-        name = self.exercise.answers[0]
-        if changed and not bad:
-            self.wrong(f"`{call_text(name, cases[changed[0]])}`: the values are right, but it changed its "
-                       "argument, which others use as well: work on a copy.")
-        if not bad:
-            return
-        first = bad[0]
-        said = tell and tell(cases[first], got[first], right[first])
-        said = said or _difference(got[first], right[first], exact, close)
-        said = f"`{call_text(name, cases[first])}`: {ended(said)}"
-        if type(got[first]) is float and got[first] == right[first]:  # its kind alone is wrong, and that is said
-            self.wrong(said)
-        self.wrong(f"{said} {why}" if (why := explanation(cases, got, bad, mistakes, close)) else said)
-
-    def expect(self, got, want, what: str, mistakes: Iterable[tuple[str, object]] = (), *, exact: bool = True,
-               verb: str = "it has", tolerance: float = 1e-6) -> None:
-        """End the check unless `got` is `want`. what: the case in words. mistakes: sentence, and the value it leads to.
-
-        tolerance: of elements of tensors, relative where they are larger than 1.
-        """
-        found = difference(got, want, exact=exact, verb=verb, tolerance=tolerance)
-        if found:
-            why = [sentence for sentence, value in mistakes if same(got, value, exact=False, tolerance=tolerance)]
-            self.wrong(f"{what}: {ended(found)} {why[0] if why else ''}".rstrip())
-
-
-def explanation(cases: list[tuple], got: list, bad: list[int], mistakes: Iterable[Mistake],
-                close: float = CLOSE) -> str:
-    """The sentence of the mistake that explains all of `got`, else of one that explains all that is wrong in it."""
-    told = [(sentence, [_outcome(fn, case) for case in cases]) for sentence, *forms in mistakes for fn in forms]
-    for among in (range(len(cases)), bad):
-        for sentence, values in told:
-            if all(same(got[i], values[i], exact=False, close=close) for i in among):
-                return sentence
-    return ""
-
-
-def _outcome(fn: Callable, case: tuple):
-    try:
-        return fn(*case)
-    except Exception as error:  # what should happen, or a mistake that cannot be made in this case
-        return Raised(type(error).__name__, str(error))
-
-
-def _difference(got, right, exact: bool, close: float) -> str:
-    if isinstance(right, Raised):
-        return f"it returned {got!r} where a {right.kind} is right" if not isinstance(got, Raised) else \
-            f"it raised {got.kind} where a {right.kind} is right"
-    return f"it raised {got.kind}: {got.message}" if isinstance(got, Raised) else \
-        difference(got, right, exact=exact, close=close)
 
 
 def _report(sent) -> Report:

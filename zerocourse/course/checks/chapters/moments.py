@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ..exercise import FORMULAS, exercise
 from ..harness import When
-from ..inside import Raised
+from ..plain import Raised
 from ..trace import CALL_WORDS, Trial, call
 from ..words import value_text
 

@@ -1,11 +1,11 @@
 """A tiny GPT-2 trained with a learner's collective operations, and what that shows: for the checks of chapters 05 to 07.
 
 On a rank:    found = train({"reduce": answer}, stage=1)          # and train({}, stage=1) for the package's own
-In a check:   for world in (2, 3): judge(lab, ["reduce"], stage=1, world=world)
+In a check:   trials=[..., training("reduce", 1)]
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,7 +15,6 @@ from ....comm.group import Comm, Handle
 from ....init.deferred import deferred_init
 from ....models.gpt2 import GPT, GPTConfig
 from ....layout.rankmap import Layout
-from ..lab import Lab
 from ..trace import Trial
 
 CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=64)  # three units, none of them divisible by 3
@@ -138,60 +137,3 @@ def _trained(*answers, name, **how) -> dict:
             **{f"bytes of {words} after the {phase}": found["held"][phase][kind]
                for phase in PHASES for kind, words in KINDS.items()},
             "losses": torch.tensor(found["losses"]), "parameters": [found["parameters"], found["shards"]]}
-
-
-def train_both(*args, names: Sequence[str], stage: int, **how) -> dict[str, dict]:
-    """What `lab.run` calls: the answers (by their names in `StageOps`), and the package's own ops."""
-    return {"mine": train(dict(zip(names, args, strict=True)), stage, **how), "own": train({}, stage, **how)}
-
-
-def differences(found: list[dict[str, dict]]) -> Iterable[tuple[str, int, object, object]]:
-    """(what, rank, came, expected) for each way in which the answer's training differs from the package's.
-
-    what: "sent VERB", "held PHASE KIND", "losses", "parameters" (not alike on all ranks, or not as the package's).
-    """
-    for rank, both in enumerate(found):
-        mine, own = both["mine"], both["own"]
-        for verb in ("reduce_scatter", "all_gather"):
-            if mine["sent"].get(verb, 0) != own["sent"].get(verb, 0):
-                yield f"sent {verb}", rank, mine["sent"].get(verb, 0), own["sent"].get(verb, 0)
-        for phase in PHASES:
-            for kind in KINDS:
-                if mine["held"][phase][kind] != own["held"][phase][kind]:
-                    yield f"held {phase} {kind}", rank, mine["held"][phase][kind], own["held"][phase][kind]
-    for rank, both in enumerate(found):
-        mine, own = both["mine"], both["own"]
-        if not all(abs(a - b) < CLOSE for a, b in zip(mine["losses"], own["losses"], strict=True)):
-            yield "losses", rank, mine["losses"], own["losses"]
-        for kind in ("parameters", "shards"):
-            for name, row in own[kind].items():
-                if not bool(((mine[kind][name] - row).abs() < 10 * CLOSE).all()):
-                    yield "parameters", rank, mine[kind][name], row
-
-
-def judge(lab: Lab, names: Sequence[str], stage: int, world: int, why: dict[str, str] | None = None,
-          **how) -> list[dict]:
-    """Train with the answers as the stage's `names`; end the check where that differs from the package's own ops.
-
-    why: {beginning of what differs, as `differences` names it: a sentence that is said too}. how: for `train`.
-    Returns what was found, by rank: {"mine": ..., "own": ...}.
-    """
-    found = lab.run(train_both, names=list(names), stage=stage, world=world, **how)
-    for what, rank, came, expected in differences(found):
-        text = f"training GPT-2 with it at stage {stage} on {world} ranks, {_words(what, rank, came, expected)}"
-        because = next((sentence for start, sentence in (why or {}).items() if what.startswith(start)), "")
-        lab.wrong(f"{text} {because}".rstrip())
-    return found
-
-
-def _words(what: str, rank: int, came, expected) -> str:
-    kind, _, rest = what.partition(" ")
-    if kind == "sent":
-        return f"rank {rank} sent {came:_} elements by {rest} in a step, and {expected:_} are right."
-    if kind == "held":
-        phase, _, key = rest.partition(" ")
-        return f"after the {phase} rank {rank} holds {came:_} bytes of {KINDS[key]}, and {expected:_} are right."
-    if kind == "losses":
-        number = next(i for i, (a, b) in enumerate(zip(came, expected, strict=True)) if not abs(a - b) < CLOSE)
-        return f"loss number {number} of rank {rank} is {came[number]:.4f}, and {expected[number]:.4f} is right."
-    return f"rank {rank} ends with other parameters than the package's own gives."
