@@ -135,7 +135,8 @@ def _failed_report(error: RankError) -> tuple[int, Report]:
 
 
 def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:
-    waiting = [f"rank {rank} was {where}" if world > 1 else f"it was {where}" for rank, where in error.waiting.items()]
+    waiting = [f"rank {rank} was {where}" if world > 1 else f"it was {where}" for rank, where in error.waiting.items()
+               if " in _meet:" not in where]  # that rank has done its part, and waits for the others (see `trace.record`)
     text = f"it did not end within {limit:g} s: {'; '.join(waiting)}"
     if world == 1:
         return f"{text}. Does every loop in it end, or is it too slow?"
