@@ -162,10 +162,9 @@ def test_patching_the_checker_makes_no_wrong_answer_right(notebook, patch, where
     nb = answering(SET, "answer_1_2", source)
     next(cell for cell in nb.cells if cell.metadata.get("nbgrader", {}).get("grade_id") == "answer_1_1").source = WRONG
     verdicts = grade(notebook(nb), ["1.2", "1.1", "1.4"])
-    spoilt = patch == "examiner" or where == "in its cell" and patch in ("pickle", "no JSON")  # all that this cell sends
-    if where == "when it is called" or not spoilt:
+    if where == "when it is called" or patch not in ("examiner", "pickle", "no JSON"):
         assert statuses(verdicts) == {"1.2": "failed", "1.1": "failed", "1.4": "passed"}, verdicts
-    else:
+    else:  # nothing that the notebook's process sends can be read
         assert set(statuses(verdicts).values()) == {"failed"}, verdicts
 
 
@@ -192,7 +191,8 @@ WRAPPED = f"{RIGHT}\nsolved = count_params\ndef count_params(*case):\n"
     ("passed", f"import os\nos.fork()\n{RIGHT}", "right"),
     ("passed", f"import os\nif os.fork() == 0:\n    while True: pass\n{RIGHT}", "right"),
     ("passed", f"import os\n{WRAPPED}    os.fork()\n    return solved(*case)", "right"),
-    ("passed", f"import os\n{WRAPPED}    if os.fork() == 0:\n        while True: pass\n    return solved(*case)", "right"),
+    ("passed", f"import os\n{WRAPPED}    if os.fork() == 0:\n        while True: pass\n    return solved(*case)",
+     "right"),
     ("passed", "import subprocess\nsubprocess.Popen(['sleep', '90'], start_new_session=True)\n" + RIGHT, "right"),
     ("passed", f"import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin).start()\n{RIGHT}",
      "right"),

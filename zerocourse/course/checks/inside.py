@@ -70,8 +70,10 @@ class Answer:
                 raise
 
 
-def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, several: bool) -> list:
-    """Run `observe(*answers, *args, **kwargs)` with the answers, which `sent` holds, guarded; the `Report`, as `plain.encode` has it.
+def perform(observe: Callable, sent: bytes, names, replaces, own, args, kwargs, several: bool) -> dict:
+    """Run `observe(*answers, *args, **kwargs)` with the answers, which `sent` holds, guarded.
+
+    Returns the `Report` as `plain.encode` has it.
 
     In a world of several ranks a failure is raised, as AnswerFailed: else the others would be waited for.
     """

@@ -31,7 +31,6 @@ except ImportError:  # Windows
 
 START_SECONDS = 60  # for what the process imports before the first cell, on a busy machine
 OUT_OF_TIME = "the notebook ran out of time before this answer was checked"
-Ending = tuple[str, str]  # what was run ("cell 3", "answer 1.1"), and how it ended its process
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Limits:
 
 
 class Ended(Exception):
-    """Its arguments are an `Ending`."""
+    """The process ended. Arguments: what was run ("cell 3", "answer 1.1"), and how that ended it."""
 
 
 def packed_answers(cells: Sequence[Cell], exercises: Sequence[Exercise], limits: Limits, deadline: float
