@@ -1,5 +1,7 @@
 """Wrong answers of chapter 04."""
 
+from collections import Counter
+
 import torch
 import torch.distributed as dist
 
@@ -55,7 +57,7 @@ def updated(text, owner, exchange):
 
 @wrong("4.3", "stuck")
 def nothing_to_say(text, owner, exchange):
-    return {word: n for parcel in exchange(_parcels(text, owner)) for word, n in parcel.items()} if text else {}
+    return sum(map(Counter, exchange(_parcels(text, owner))), Counter()) if text else {}
 
 
 # 4.4 ----------------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def seen_alone(self, param):
                  When("left")),
     })
 @dataclass(eq=False)
-class BucketedParallel:
+class Bucketed:
     """Averages the gradients of a model over all ranks, in buckets that leave while the backward goes on.
 
     start apart: The ranks start with different parameters: send those of rank 0 to all, else the replicas never agree,
