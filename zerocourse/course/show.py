@@ -87,17 +87,27 @@ def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> Shown:
                  + "".join(row_of("td", cells) for cells in body) + "</tbody></table>")
 
 
-def source(thing: Callable | type) -> Shown:
-    """The source of a function or class of the package, as it is in its file."""
+def source(thing: Callable | type, folded: str = "") -> Shown:
+    """The source of a function or class of the package, as it is in its file.
+
+    folded: words on which one clicks to see it; none: it is open.
+    """
     code = code_of(thing)
     where = f"{file_of(thing)}: {thing.__qualname__}"
-    return Shown(f"# {where}\n\n{code}", f"<div><code>{escape(where)}</code></div>" + pre(coloured(code)))
+    html = f"<div><code>{escape(where)}</code></div>" + pre(coloured(code))
+    return Shown(f"# {where}\n\n{code}", fold(html, folded))
 
 
-def difference(before: type, after: type, only: Sequence[str] | None = None) -> Shown:
+def fold(html: str, words: str) -> str:
+    """HTML that is seen after a click on the words; without words, the HTML as it is."""
+    return f"<details><summary>{escape(words)}</summary>{html}</details>" if words else html
+
+
+def difference(before: type, after: type, only: Sequence[str] | None = None, folded: str = "") -> Shown:
     """What class `after` changes from class `before`: a table of the changes, then the code of both, side by side.
 
     A stage is a class with functions in its `ops`, such as `ops.reduce`. only: the names whose code is shown.
+    folded: words on which one clicks to see the code; the table of changes is open.
     """
     changed = list(changes(before, after))
     unknown = set(only or ()) - {name for name, _, _ in changed}
@@ -106,7 +116,7 @@ def difference(before: type, after: type, only: Sequence[str] | None = None) -> 
                        f"it changes {', '.join(name for name, _, _ in changed)}")
     heads = table([{"what changes": name, before.__name__: short(name, old), after.__name__: short(name, new)}
                    for name, old, new in changed])
-    text, html = [heads.text], [heads.html]
+    text, html = [heads.text], []
     for name, old, new in changed:
         if not callable(getattr(new, "fget", new)) or (only is not None and name not in only):
             continue
@@ -114,7 +124,7 @@ def difference(before: type, after: type, only: Sequence[str] | None = None) -> 
         titles = file_of(old) if left else f"not in {before.__name__}", file_of(new)
         text += ["", name, *unified_diff(left, right, *titles, n=99, lineterm="")]
         html.append(f"<div><b><code>{escape(name)}</code></b></div>" + side_by_side(left, right, *titles))
-    return Shown("\n".join(text), "".join(html))
+    return Shown("\n".join(text), heads.html + fold("".join(html), folded))
 
 
 def changes(before: type, after: type) -> Iterator[tuple[str, object, object]]:
