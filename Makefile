@@ -1,4 +1,4 @@
-# make tour | test | lab | notebooks | kaggle | env | clean. Each makes the environment .venv when it is not there.
+# make tour | test | test-quick | lab | notebooks | kaggle | env | clean. Each makes the environment .venv when it is not there.
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS more arguments for the command
@@ -16,13 +16,16 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 NEEDED := zerocourse needs Python 3.11, 3.12 or 3.13
 
 help:  ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1 - \2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1 - \2/p' Makefile
 
 tour: $(VENV)/.tour  ## the ZeRO stages side by side in two real processes (two minutes)
 	$(VENV)/bin/python -m zerocourse tour $(TOUR_ARGS)
 
 test: $(VENV)/.test  ## the tests
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-quick: $(VENV)/.test  ## the tests to run while one works (under three minutes)
+	$(VENV)/bin/python -m pytest --quick $(PYTEST_ARGS)
 
 lab: $(VENV)/.lab  ## the course in JupyterLab
 	$(VENV)/bin/python -m jupyterlab
@@ -59,4 +62,4 @@ $(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constrai
 	$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
 
-.PHONY: help tour test lab notebooks kaggle exercises env clean
+.PHONY: help tour test test-quick lab notebooks kaggle exercises env clean

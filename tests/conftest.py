@@ -22,11 +22,31 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "ranks_may_differ: the ranks of `pool` issue different collectives on purpose")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="leave out what takes long: see `quick` in tests/conftest.py")
+
+
+QUICK = {  # by file, the tests that are worth their seconds while one works; a string must be in the test's name
+    "test_commands": "", "test_config": "", "test_data": "", "test_house": "", "test_ledger": "", "test_memory": "",
+    "test_memory_command": "", "test_mini": "[2", "test_mini_view": "", "test_model": "", "test_mutants": "",
+    "test_passes": "is_not_the_last", "test_rankmap": "", "test_refusals": "", "test_show": "", "test_sizes": "",
+    "test_stages": "unsharded_model[2]", "test_traps": "trap_0",
+}
+
+
+def quick(item) -> bool:
+    """Does the test belong to `make test-quick`, which takes less than three minutes?"""
+    return item.path.stem in QUICK and QUICK[item.path.stem] in item.name
+
+
 def pytest_runtest_setup(item):
     OrderedRanks.may_differ = item.get_closest_marker("ranks_may_differ") is not None
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[item for item in items if not quick(item)])
+        items[:] = filter(quick, items)
     if config.pluginmanager.hasplugin("timeout"):
         for item in items:
             if not item.get_closest_marker("timeout"):
