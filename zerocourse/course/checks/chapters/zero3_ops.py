@@ -42,7 +42,8 @@ def freed_flat(comm, dtype=torch.float32):
     flat = FlatBuffer("h.0", params, Layout.build({"weight": (NUMEL,)}, comm.world_size), comm.rank, True, True, dtype)
     flat.begin(torch.device("cpu"))
     flat.fill(lambda row: None)
-    flat.hide()
+    for param in flat.params.values():  # the right shape, and no memory of the buffer
+        param.data = torch.full((), float("nan"), dtype=dtype).expand(param.shape)
     flat.storage.free()
     allocate = flat.storage.allocate
 
