@@ -727,6 +727,15 @@ def leaves(waiting_in: str, leaving: list[int]) -> tuple[float, str]:
         return time.monotonic() - begun, str(error)
 
 
+def test_only_the_first_reason_to_leave_is_kept():
+    """A rank that failed because another one left has nothing to add."""
+    report = object.__new__(desync.DesyncReport)  # without a group
+    report.rank, report.store = 1, dist.HashStore()
+    report.tell("the disk is full")
+    report.tell("rank 0 is gone")
+    assert json.loads(report.store.get("left")) == [False, "rank 1: the disk is full"]
+
+
 @pytest.mark.parametrize("waiting_in, leaving", [("all_gather", [0]), ("reduce_scatter", [1]), ("all_reduce_sum", [2]),
                                                  ("all_gather_object", [0]), ("all_reduce_sum", [0, 2])])
 def test_a_rank_that_leaves_tells_the_others_why_at_once(waiting_in, leaving):

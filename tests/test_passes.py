@@ -151,6 +151,68 @@ def test_what_a_backward_is_past_is_reduced_and_freed(pool, make):
     by_stage(pool, held_by_the_end, not_the_last, args=(make,), stages=(2, 3))
 
 
+class DownFirst(Block):
+    """Its parameters stand in the other order than it uses them, so its first bucket is not the last to be full."""
+
+    def __init__(self):
+        super().__init__()
+        up = self.up
+        del self.up
+        self.up = up
+
+
+class DownFirstReentrant(RecomputingReentrant):
+    block = DownFirst
+
+
+def reductions(comm: Comm, stage: int, make: Callable, flags: tuple[dict, ...]) -> list[float]:
+    """In each of two steps: reductions a bucket."""
+    model, optimizer = shard(*of_a_stack(make), stage, comm=comm, bucket_size=20, in_flight=9)
+    found = []
+    for step in range(2):
+        before = len(comm.issued)
+        for micro, flag in enumerate(flags):
+            with model.zero.backward_options(**flag):
+                squares(model, step, micro, comm.rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(sum(verb == "reduce_scatter" for verb, *_ in list(comm.issued)[before:]) / len(model.zero.flats))
+    return found
+
+
+@pytest.mark.parametrize("make", (Stack, DownFirstReentrant))
+@pytest.mark.parametrize("flags", (({},), ({"is_last": False}, {"is_last": False}, {})))
+def test_a_backward_reduces_each_bucket_once(pool, make, flags):
+    def once(rank: int, found: list) -> None:
+        assert found == [len(flags)] * 2, f"rank {rank} reduced each bucket {found} times in {len(flags)} backwards"
+
+    by_stage(pool, reductions, once, args=(make, flags))
+
+
+class LastAlone(Stack):
+    """Can be called for its last block alone."""
+
+    def forward(self, x, alone=False):
+        return self.last(self.blocks[2](self.first(x))) if alone else super().forward(x)
+
+
+def held_after_the_second_block(comm: Comm, stage: int) -> list[set[str]]:
+    """The units that hold a bucket when the first block's gradients come, in one backward through two forwards."""
+    model, _ = shard(*of_a_stack(LastAlone), stage, comm=comm)
+    seen = []
+    model.blocks[0].up.weight.register_post_accumulate_grad_hook(
+        lambda _: seen.append({unit.name for unit in model.zero.units[1:] if any(flat.grad is not None for flat in unit.flats)}))
+    (squares(model, 0, 0, comm.rank) + model(rows(0, 1, comm.rank), alone=True).square().mean()).backward()
+    return seen
+
+
+def test_the_root_is_reduced_last_also_where_forwards_use_other_units(pool):
+    def only_the_first(rank: int, seen: list) -> None:
+        assert len(seen) == 1 and seen[0] <= {"blocks.0"}, f"rank {rank} still holds {seen}"
+
+    by_stage(pool, held_after_the_second_block, only_the_first, stages=(2,))
+
+
 @pytest.mark.parametrize("side_by_side", (False, True))
 def test_towers_hold_one_bucket_at_a_time(pool, side_by_side):
     def one(rank, most):
@@ -459,6 +521,22 @@ def test_zero_grad_forgets_a_whole_backward(pool, make, around):
     check_cases(pool, of_stack(make, loss=discarding(around), optimizer=worlds.sgd), tolerance=1e-6)
 
 
+class TwiceReentrant(Stack):
+    """Each block's gradients come in two parts, the second when the first has left."""
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in (*self.blocks, *self.blocks):
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("loss", (squares, discarding(left_open)))
+def test_gradients_that_come_late(pool, loss):
+    """They wait while their bucket is in flight, are reduced after it, and are forgotten with it."""
+    check_cases(pool, of_stack(TwiceReentrant, loss=loss, optimizer=worlds.sgd, options=(("in_flight", 9),)), tolerance=1e-6)
+
+
 def after_zero_grad(comm: Comm, stage: int) -> list[tuple]:
     """What a step issues after the gradients were thrown away."""
     model, optimizer = shard(*of_a_stack(), stage, comm=comm)
@@ -628,12 +706,21 @@ def test_no_sync_inside_no_sync(pool):
 
 
 def test_a_parameter_belongs_to_the_innermost_unit_that_has_it():
-    units = {unit.name: set(unit.params) for unit in cut_into_units(Stack(), ["blocks.0", "blocks.0.up"])}
+    model = Stack()
+    model.blocks[1].up.weight = model.blocks[2].up.weight  # shared by two units, so it is the root's
+    units = {unit.name: set(unit.params) for unit in cut_into_units(model, ["blocks.0", "blocks.0.up", "blocks.1", "blocks.2"])}
+    assert "blocks.1.up.weight" in units["root"]
     assert units["blocks.0.up"] == {"blocks.0.up.weight", "blocks.0.up.bias"}
     assert units["blocks.0"] == {"blocks.0.down.weight", "blocks.0.down.bias"}
 
 
-@pytest.mark.parametrize("units", (["blocks.0", "blocks.0.up", "blocks.2"], [Block, nn.Linear]))
+def test_a_list_inside_a_block_makes_no_units():
+    model = Stack()
+    model.blocks[1].experts = nn.ModuleList([nn.Linear(2, 2)])
+    assert [unit.name for unit in cut_into_units(model)] == ["root", "blocks.0", "blocks.1", "blocks.2"]
+
+
+@pytest.mark.parametrize("units", (["blocks.0", "blocks.0.up", "blocks.2"], ["blocks.0", "blocks.0.down"], [Block, nn.Linear]))
 def test_units_inside_units(pool, units):
     cases = of_stack(optimizer=worlds.sgd, options=(("units", units),))
     check_cases(pool, [replace(case, accumulation=count) for case in cases for count in (1, 2)], tolerance=1e-6)

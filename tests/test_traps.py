@@ -507,14 +507,14 @@ def test_trap_09_buffers(pool):
 
 
 def broadcasts() -> list[list[int]]:
-    """By stage: the broadcasts of a step in which the mean changes, of one in which it does not, and of one without backward."""
+    """By stage: the broadcasts of a step in which the mean changes, of one without a backward, and of one in which it does not change."""
     found = []
     for stage in STAGES:
         model = Stack()
         model.register_buffer("mean", torch.zeros(6))
         model, optimizer = shard(model, worlds.sgd(model.parameters()), stage)
         issued, counts = model.zero.comm.issued, []
-        for changes, trains in ((True, True), (False, True), (False, False)):
+        for changes, trains in ((True, True), (False, False), (False, True)):
             before = len(issued)
             if changes:
                 model.mean += 1
@@ -685,6 +685,30 @@ class Scaled(Block):
 
 class ScaledStack(Stack):
     block = Scaled
+
+
+class MayScale(Scaled):
+    def forward(self, x, none):
+        return Block.forward(self, NoGradient.apply(x, self.scale) if none else x * self.scale)
+
+
+class MayScaleStack(Stack):
+    block = MayScale
+
+    def forward(self, x, none):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, none)
+        return self.last(x)
+
+
+def none_on_rank_0(model, step, micro, rank):
+    return model(rows(step, micro, rank), none=rank == 0).square().mean()
+
+
+def test_trap_03_a_gradient_that_is_none_on_one_rank(pool):
+    """That rank waits for it until the end of its backward, and reduces its buckets there, as the others have done."""
+    check_exact(pool, of_stack(MayScaleStack, loss=none_on_rank_0, optimizer=worlds.sgd), tolerance=1e-6)
 
 
 def test_trap_03_a_gradient_that_is_none(pool):
@@ -903,6 +927,7 @@ def round_trip() -> list:
     for stage in STAGES:
         model, _ = shard(Everything(), stage=stage)
         first = state_dict(model)
+        assert first["last.weight"] is first["blocks.1.up.weight"], "tied names share one tensor"
         other = {name: tensor + 1 for name, tensor in first.items()}
         refused = []
         for wrong in (other | {"nobody": torch.ones(1)}, {name: other[name] for name in list(other)[1:]},

@@ -496,6 +496,7 @@ def test_a_write_in_place_reaches_the_master_weights(stage):
     before = model.last.weight.clone()
     optimizer.step()
     assert model.first.weight.eq(5).all() and model.last.weight.equal(before)
+    assert next(flat for flat in model.zero.flats if "first.weight" in flat.params).shard_params["first.weight"].eq(5).all()
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.complex128))

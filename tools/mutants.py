@@ -15,15 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a process with more threads must not fork
-
-import hypothesis  # noqa: F401  (these three are here to be imported once, and not for every mutant)
 import pytest
-import torch._dynamo  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 100  # of one mutant's tests: a mutant that hangs is killed, too
@@ -97,6 +94,9 @@ def kill_all(mutants: list[Mutant], copy: Path) -> list[Mutant]:
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     house, begun = copy / "zerocourse", time.monotonic()
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a process with more threads must not fork
+    for slow in ("hypothesis", "torch._dynamo"):  # once, and not for every mutant
+        import_module(slow)
     broken = [(mutant, mutant.apply(house)) for mutant in mutants]
     colour, said = run((test for mutant in mutants for test in mutant.tests), copy, 20 * LIMIT_SECONDS)
     if colour != "green":
