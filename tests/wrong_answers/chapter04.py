@@ -4,6 +4,7 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from wrong_answers import wrong
 
@@ -188,3 +189,36 @@ class OnlyRank0Broadcasts(_Parallel):
     def equalise(self, model):
         if dist.get_rank() == 0:
             super().equalise(model)
+
+
+# 4.8 ----------------------------------------------------------------------------------------------------------------
+
+def _uneven(model, optimizer, batches, comm, steps, divisor):
+    """Zeros instead of no gradient, without a look at who has a batch."""
+    for number in range(steps):
+        grads = [torch.zeros_like(param) for param in model.parameters()]
+        if number < len(batches):
+            x, y = batches[number]
+            grads = torch.autograd.grad(nn.functional.mse_loss(model(x), y), list(model.parameters()))
+        for param, grad in zip(model.parameters(), grads, strict=True):
+            param.grad = comm.all_reduce(grad.clone()) / divisor
+        optimizer.step()
+
+
+@wrong("4.8", "all ranks")
+def zeros_that_count(model, optimizer, batches, comm):
+    steps = max(comm.all_gather_object(len(batches)))
+    _uneven(model, optimizer, batches, comm, steps, comm.world_size)
+
+
+@wrong("4.8", "stopped early")
+def as_many_as_the_shortest(model, optimizer, batches, comm):
+    steps = min(comm.all_gather_object(len(batches)))
+    _uneven(model, optimizer, batches, comm, steps, comm.world_size)
+
+
+@wrong("4.8", "stuck")
+def asks_after_the_loop(model, optimizer, batches, comm):
+    _uneven(model, optimizer, batches, comm, len(batches), comm.world_size)
+    steps = max(comm.all_gather_object(len(batches)))
+    _uneven(model, optimizer, [], comm, steps - len(batches), comm.world_size)

@@ -36,33 +36,19 @@ def until_there_are_enough(recorded, so_far, depth):
 
 # 8.3 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("8.3", "first blocks")
-def from_the_start(root, blocks, room):
-    held, depth = root, None
-    for number, block in enumerate(blocks):
-        held += block
-        if held > room:
-            break
-        depth = number
-    return depth
+SEEN = {"waited": 410.4, "under_way": 561.8, "longest_wait": ("reduce_scatter", "h.1"), "later": 159,
+        "buckets": ["h.4", "h.3", "h.2", "h.1", "h.0", "root[1]", "root[0]"], "peak": 1823616, "peak_in": "h.2",
+        "prefetch": 2}
 
 
-@wrong("8.3", "last block")
-def last_block_unseen(root, blocks, room):
-    if blocks[0] + root > room:
-        return None
-    deepest = len(blocks) - 1
-    for i in range(len(blocks) - 1):
-        if root + blocks[i] > room:
-            return None
-        held, depth = root + blocks[i], 0
-        for block in blocks[i + 1:]:
-            held += block
-            if held > room:
-                deepest = min(deepest, depth)
-                break
-            depth += 1
-    return deepest
+@wrong("8.3", "bucket's unit")
+def the_unit_of_the_highest_event():
+    return {**SEEN, "peak_in": "h.4"}
+
+
+@wrong("8.3", "ends")
+def when_they_were_complete():
+    return {**SEEN, "later": 588.9 - 545.1, "prefetch": 3}
 
 
 # 8.4 ----------------------------------------------------------------------------------------------------------------

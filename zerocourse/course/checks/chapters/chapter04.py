@@ -1,13 +1,13 @@
 """The checks of chapter 04, data parallel: here 4.1 and 4.4, which need no ranks.
 
 4.2 and 4.3, averaging gradients and counting words, are in `averages`; 4.5 and 4.6, the two halves of a ring, in
-`rings`; and 4.7, the long one, in `buckets`.
+`rings`; 4.7, the long one, in `buckets`; and 4.8, the hang, in `uneven`.
 """
 
 import itertools
 
 from ..exercise import exercise
-from . import averages, buckets, rings  # noqa: F401  (the other exercises are there)
+from . import averages, buckets, rings, uneven  # noqa: F401  (the other exercises are there)
 
 # 4.1 ----------------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""The checks of chapter 08, overlap: here 8.1 to 8.3, the bound, what to gather ahead and what it takes; the timeline,
-the forward that looks ahead and the simulator have files of their own.
+"""The checks of chapter 08, overlap: here 8.1 and 8.2, the bound and what to gather ahead; the two timelines, the
+forward that looks ahead and the simulator have files of their own.
 """
 
 import operator
@@ -8,7 +8,7 @@ from ....zero.schedule import Prefetcher
 from ..exercise import exercise
 from ..harness import When
 from ..trace import Trial
-from . import exposure, lanes, run_ahead  # noqa: F401  (8.4, 8.6 and 8.5 are there)
+from . import exposure, lanes, reading, run_ahead  # noqa: F401  (8.4, 8.6, 8.3 and 8.5 are there)
 
 # 8.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -181,76 +181,3 @@ def gather_ahead(recorded, so_far, depth, *, place=present_place, reach=next_pla
     """
     here = place(recorded, so_far)
     return [] if here is None else name(reach(recorded, here, depth), so_far, depth)
-
-
-# 8.3 ----------------------------------------------------------------------------------------------------------------
-
-UNEVEN = [10, 40, 20, 30, 10, 5]
-
-
-def windows(blocks, size):
-    """Bytes of so many blocks that follow each other, from each block on."""
-    return [sum(blocks[i:i + size]) for i in range(len(blocks))]
-
-
-def largest_window(blocks, depth):
-    return max(windows(blocks, depth + 1))
-
-
-@exercise(
-    "8.3", "How deep a prefetch fits", minutes=20, difficulty=2, answer="deepest_prefetch",
-    replaces=("zerocourse.zero.schedule:Prefetcher.next_after",), timeout=5,
-    cases=[(0, [10, 10, 10, 10], 25), (0, [10, 10, 10, 10], 30), (7, [10, 10, 10, 10], 26), (5, UNEVEN, 45),
-           (5, UNEVEN, 65), (5, UNEVEN, 94), (5, UNEVEN, 95), (5, UNEVEN, 104), (5, UNEVEN, 115), (0, [10], 10),
-           (5, UNEVEN, 10**9), (4, [1, 1, 50], 54), (4, [50, 1, 1], 55), (0, [30, 5, 5, 20], 40)],
-    trials=[Trial([(20, [10, 10], 29), (0, [10, 10], 9), (0, [10, 10, 50], 20)])],  # where nothing fits
-    mistakes={
-        "root": {"roots": lambda root, depth: 0},
-        "root each time": ({"roots": lambda root, depth: (depth + 1) * root},
-                           {"roots": lambda root, depth: (depth + 2) * root}),
-        "last block": {"peak": lambda blocks, depth: max(windows(blocks, depth + 1)[:-1], default=0)},
-        "last window": {"peak": lambda blocks, depth: max(windows(blocks, depth + 1)[:-depth - 1], default=0)},
-        "smallest": {"peak": lambda blocks, depth: min(windows(blocks, depth + 1))},
-        "depth blocks": {"peak": lambda blocks, depth: max(windows(blocks, depth))},
-        "block before": {"peak": lambda blocks, depth: max(windows(blocks, depth + 2))},
-        "largest": ({"peak": lambda blocks, depth: (depth + 1) * max(blocks)},
-                    lambda root, blocks, room: (room - root) // max(blocks) - 1),
-        "average": {"peak": lambda blocks, depth: (depth + 1) * sum(blocks) / len(blocks)},
-        "first blocks": {"peak": lambda blocks, depth: sum(blocks[:depth + 1])},
-        "largest ones": {"peak": lambda blocks, depth: sum(sorted(blocks)[::-1][:depth + 1])},
-        "in a circle": {"peak": lambda blocks, depth: max(windows(blocks + blocks, depth + 1)[:len(blocks)])},
-        "to the last byte": {"fits": operator.lt},
-        "first that fits": {"result": lambda depths: min(depths, default=None)},
-        "not 0": {"result": lambda depths: max(depths, default=None) or None},
-        "number of blocks": {"result": lambda depths: len(depths) or None},
-        "beyond the end": {"last": lambda blocks: len(blocks)},
-        "0 for nothing": {"result": lambda depths: max(depths, default=0)},
-        "-1 for nothing": {"result": lambda depths: max(depths, default=-1)},
-    })
-def deepest_prefetch(root, blocks, room, *, roots=lambda root, depth: root, peak=largest_window, fits=operator.le,
-                     last=lambda blocks: len(blocks) - 1, result=lambda depths: max(depths, default=None)):
-    """The largest depth at which the root and the blocks that are whole at once never need more than `room`.
-
-    root: You left out the root: it stays whole during the whole forward.
-    root each time: You counted the root with every block: it is whole once.
-    last block: Each block must fit by itself, also the last one, behind which there is nothing to gather.
-    last window: You stopped too early: the last depth + 1 blocks are whole together too.
-    smallest: You took the smallest sum: the depth must fit at every moment, so the largest decides.
-    depth blocks: You counted `depth` blocks: the block that computes is whole too, so it is depth + 1.
-    block before: You counted depth + 2 blocks: the block before is freed as soon as it has computed.
-    largest: You took the largest block depth + 1 times: blocks differ, so look at those that follow each other.
-    average: You took the average block depth + 1 times: the peak is where large blocks follow each other.
-    first blocks: You looked at the first depth + 1 blocks only: the peak may come later.
-    largest ones: You took the depth + 1 largest blocks: only blocks that follow each other are whole together.
-    in a circle: After the last block you went on with the first: a pass ends there.
-    to the last byte: You want room to be left: what fills it to the last byte fits.
-    first that fits: You returned the first depth that fits: the largest is wanted.
-    not 0: Nothing fits only where not even a depth of 0 does: 0 is a depth, too.
-    number of blocks: You returned how many blocks fit: the depth counts those ahead, without the one that computes.
-    beyond the end: With n blocks nothing is left to gather ahead beyond a depth of n - 1: that is the most.
-    0 for nothing: Where not even one block fits, None is right: a depth of 0 still needs the block that computes.
-    -1 for nothing: Where not even one block fits, None is right.
-    right: the root, the block that computes, and as many ahead as the room allows.
-    """
-    return result([depth for depth in range(last(blocks) + 1)
-                   if fits(roots(root, depth) + peak(blocks, depth), room)])
