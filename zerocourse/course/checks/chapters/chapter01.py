@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 
 from ....formulas.states import largest_params, model_states
 from ....formulas.transformer import gpt2_params
@@ -36,6 +37,8 @@ from . import moments  # noqa: F401  (1.5 is there)
         "narrow attention": ({"matrices": 10, "biases": 7}, {"matrices": 10}),
         "half an MLP": ({"matrices": 8, "biases": 8}, {"matrices": 8, "biases": 5}, {"matrices": 8}),
         "one block": lambda layers, *shape: count_params(1, *shape),
+        "3072": lambda layers, width, *shape: (count_params(layers, width, *shape)
+                                               + layers * (2 * width + 1) * (3072 - 4 * width)),
     })
 def count_params(layers, width, vocab, block_size, tied, *, matrices=12, biases=9, norms=4, last_norm=2, positions=1,
                  head=lambda tied: not tied, head_bias=0):
@@ -59,6 +62,7 @@ def count_params(layers, width, vocab, block_size, tied, *, matrices=12, biases=
     narrow attention: You gave the attention's first layer one matrix of C x C: it makes queries, keys and values, 3C².
     half an MLP: You counted one matrix of the MLP: it has two, C x 4C and 4C x C.
     one block: You counted one block: there are `layers` of them.
+    3072: You gave every MLP 3072 features inside, which is right for GPT-2 small alone: there are 4C of them.
     right: 124,439,808 for GPT-2 small, and right for every other shape tried.
     """
     block = matrices * width**2 + (biases + norms) * width
@@ -77,10 +81,12 @@ def float_share(params, ranks):
     return math.ceil(params / ranks)
 
 
-def states(params, stage, ranks, *, sizes=(2, 2, 12), from_stage=(3, 2, 1), share=None):
-    """Bytes a rank of parameters, gradients and optimizer; `from_stage`: the first stage that shards each."""
+def states(params, stage, ranks, *, sizes=(2, 2, 12), from_stage=(3, 2, 1), share=None, shards=operator.ge):
+    """Bytes a rank of parameters, gradients and optimizer; `from_stage`: the first stage that shards each, and
+    `shards(stage, first)`: does this one?"""
     share = share_of(params, ranks) if share is None else share
-    return sum(size * (share if stage >= first else params) for size, first in zip(sizes, from_stage, strict=True))
+    return sum(size * (share if shards(stage, first) else params)
+               for size, first in zip(sizes, from_stage, strict=True))
 
 
 def per_parameter(stage):
@@ -115,6 +121,7 @@ def rounded_apart(params, stage, ranks):
         "always all": {"from_stage": (0, 0, 0)},
         "all from stage 1": {"from_stage": (1, 1, 1)},
         "one late": {"from_stage": (4, 3, 2)},
+        "one kind a stage": {"shards": operator.eq},
         "gradients whole": {"from_stage": (3, 4, 1)},
         "parameters whole": {"from_stage": (4, 2, 1)},
         "no master copy": {"sizes": (2, 2, 8)},
@@ -123,6 +130,7 @@ def rounded_apart(params, stage, ranks):
         "no gradients": {"sizes": (2, 0, 12)},
         "floats": {"rounded": float_share},
         "rounded down": {"rounded": lambda params, ranks: params // ranks},
+        "one more": {"rounded": lambda params, ranks: params // ranks + 1},
         "rounded bytes": (rounded_together, rounded_apart),
     })
 def state_bytes(params, stage, ranks, *, rounded=share_of, **how):
@@ -138,6 +146,8 @@ def state_bytes(params, stage, ranks, *, rounded=share_of, **how):
     all from stage 1: You divided everything from stage 1 on: only stage 3 divides all three kinds.
     one late: You divided one kind too late: stage 1 divides the optimizer's states, stage 2 the gradients too, stage 3
         the parameters too.
+    one kind a stage: You divided one kind at each stage: a stage divides what the stages below it divide, and one kind
+        more.
     gradients whole: You left the gradients whole: stage 2 divides them too.
     parameters whole: You never divided the parameters: that is what stage 3 adds.
     no master copy: You left out the fp32 master copy of the parameters: the optimizer holds 4 + 4 + 4 = 12 bytes a
@@ -149,6 +159,7 @@ def state_bytes(params, stage, ranks, *, rounded=share_of, **how):
     floats: `/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b).
     rounded down: You rounded a share down: four ranks that own 400 of 1601 parameters each leave one to nobody. Round
         up.
+    one more: You added 1 to the quotient also where the parameters divide evenly: round up, with -(-a // b).
     rounded bytes: You rounded the bytes: it is the parameters that are shared out, so round a rank's share of them up
         to a whole number first, and then multiply by bytes.
     right: the paper's 120, 31.4, 16.6 and 1.88 GB, and shares that do not divide evenly.
@@ -203,6 +214,7 @@ def fits_or_not(case, got, want):
         "one short": {"fits": lambda needs, card: needs < card},
         "one less": {"more": -1},
         "as many as bytes": {"most": lambda card, ranks: card},
+        "2 bytes each": {"most": lambda card, ranks: card // 2},
         "one too many": {"more": 1},
         "no master copy": (lambda card, stage, ranks: card * ranks // ((12, 4, 2, 0)[stage] * ranks
                                                                        + (0, 8, 10, 12)[stage]), {"sizes": (2, 2, 8)}),
@@ -235,6 +247,8 @@ def largest_model(card_bytes, stage, ranks, *, rounded=share_of, fits=lambda nee
     one short: You stopped one short: a model that fills the card to the last byte fits.
     one less: You are off by one: one parameter more fits.
     as many as bytes: You looked for no more parameters than a card has bytes: on many ranks more fit.
+    2 bytes each: You looked for no more parameters than half the bytes of a card: a rank has 2 bytes or more of each at
+        stages 0 to 2, but at stage 3 it has 16 / N, which is less on more than 8 ranks.
     one too many: You returned the first number that does not fit: the one before it is the last that does.
     no master copy: You counted a card's bytes as if a parameter took 12: the master copy, 4 bytes in fp32, belongs to
         it.

@@ -1,5 +1,6 @@
 """The checks of chapter 03, rank maps: here 3.1 to 3.3, divisions of small models, in one process."""
 
+import bisect
 import functools
 import itertools
 import math
@@ -213,6 +214,22 @@ def closed(full):
     return runs
 
 
+def below_the_limit(shapes, world_size):
+    """Runs that end before they reach the least limit that is enough."""
+    sizes = list(map(math.prod, shapes.values()))
+
+    def owners(limit):
+        rank, load, found = 0, 0, []
+        for size in sizes:
+            rank, load = (rank + 1, size) if load + size >= limit else (rank, load + size)
+            found.append(rank)
+        return found
+
+    least, most = max(sizes), sum(sizes)
+    limit = least + bisect.bisect_left(range(least, most), True, key=lambda limit: owners(limit)[-1] < world_size)
+    return dict(zip(shapes, owners(limit), strict=True))
+
+
 def numbered(rank):
     """By the number of a tensor alone: rank(number, tensors, ranks)."""
     return lambda shapes, ranks: {name: rank(number, len(shapes), ranks) for number, name in enumerate(shapes)}
@@ -225,6 +242,7 @@ def numbered(rank):
         "incomplete": (lambda shapes, ranks: [0] * len(shapes), When("complete")),
         "no such rank": (lambda shapes, ranks: {name: rank + 1 for name, rank in fairest_runs(shapes, ranks).items()},
                          When("given")),
+        "limit reached": below_the_limit,
         "no runs": (rankmap.greedy, When("runs")),
         "as many tensors": (numbered(lambda number, tensors, ranks: number // -(-tensors // ranks)),
                             numbered(lambda number, tensors, ranks: number * ranks // tensors),
@@ -247,6 +265,7 @@ def fairest_runs(shapes, world_size, *, cost=lambda load: load, join=max):
 
     incomplete: a dictionary with a rank for every tensor is right.
     no such rank: the ranks are the integers from 0 to {_last}.
+    limit reached: You closed a run before it reached the limit: it may be exactly as large as the limit.
     no runs: these are no runs of neighbours. Going through the model, the rank may only stay or rise.
     as many tensors: You gave each rank as many tensors as the others: sizes differ.
     late: You closed a run as soon as it reached the mean: the last tensor of a run can make it far too large.

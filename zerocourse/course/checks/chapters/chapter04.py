@@ -6,6 +6,8 @@
 
 import itertools
 
+import torch
+
 from ..exercise import exercise
 from . import averages, buckets, rings, uneven  # noqa: F401  (the other exercises are there)
 
@@ -53,11 +55,15 @@ def filled_up(n, ranks):
         "last element": parts(lambda start, stop: (start, stop - 1)),
         "sizes": parts(lambda start, stop: stop - start),
         "edges": lambda n, ranks: [0, *(even_stop(n, ranks, r) for r in range(ranks))],
+        "first and last element": lambda n, ranks: [(int(part[0]), int(part[-1]) + 1)
+                                                    for part in torch.arange(n).tensor_split(ranks)],
         "empty ones left out": lambda n, ranks: [part for part in cut(n, ranks) if part[0] < part[1]],
     })
 def cut(n, ranks, *, stop=even_stop, part=lambda start, stop: (start, stop)):
     """Where each part starts and stops.
 
+    first and last element: Did you look at the first element of a part? With fewer elements than ranks some parts are
+        empty, and have none: compute where a part starts and stops.
     rounded up: You made the parts ceil(n / ranks) long, so that the last ones are short or empty: two parts may differ
         by one element at most.
     behind the row: You made the parts ceil(n / ranks) long, so that the last ones are short or empty and end behind the
@@ -123,6 +129,8 @@ def ages(age):
         "exchanged": {"slope": lambda gradient, value, worker: gradient(worker, value)},
         "one late": {"shown": lambda old, new: old},
         "start noted": lambda start, *others: [(start, 0), *replay(start, *others)],
+        "no arrivals": (lambda start, gradient, arrivals, lr: arrivals and replay(start, gradient, arrivals, lr)
+                        or max(arrivals), lambda *case: case[2][0] and replay(*case)),
         "itself": ages(lambda arrivals, i: len(since(arrivals, i)) + 1),
         "its last one": ages(lambda arrivals, i: len(since(arrivals, i)) + (arrivals[i] in arrivals[:i])),
         "one too few": (ages(lambda arrivals, i: len(since(arrivals, i)) - 1),
@@ -152,6 +160,7 @@ def replay(start, gradient, arrivals, lr, *, at=lambda read, server: read, base=
     exchanged: You called `gradient(worker, parameter)`: the parameter comes first.
     one late: You noted the parameter as it was before the update: it is wanted after each arrival.
     start noted: You noted the start as well: one entry is wanted for each arrival.
+    no arrivals: Nothing may arrive at all: for an empty list of arrivals an empty list is right.
     itself: You counted the update itself: only those of others between the worker's read and its update make it old.
     its last one: You counted the worker's own update before this one: it read when that was done, so its next gradient
         knows of it.

@@ -18,9 +18,9 @@ from .stage_probe import bytes_under
 
 # 5.1 ----------------------------------------------------------------------------------------------------------------
 
-def slices(numel, ranks, *, least=0):
+def slices(numel, ranks, *, least=0, size=lambda numel, ranks: -(-numel // ranks)):
     """Elements of a flat buffer that each rank owns, without padding."""
-    size = -(-numel // ranks)
+    size = size(numel, ranks)
     return [max(least, min(numel, (rank + 1) * size) - rank * size) for rank in range(ranks)]
 
 
@@ -52,8 +52,10 @@ def shared(share):
         "rest dealt out": shared(lambda n, ranks: [n // ranks + (rank < n % ranks) for rank in range(ranks)]),
         "rounded down": shared(lambda n, ranks: [n // ranks] * ranks),
         "below 0": shared(lambda n, ranks: slices(n, ranks, least=-math.inf)),
-        "padding of the last": shared(lambda n, ranks: [-(-n // ranks)] * (ranks - 1)
-                                      + [n - (ranks - 1) * -(-n // ranks)]),
+        "padding of the last": tuple(shared(lambda n, ranks, least=least: [-(-n // ranks)] * (ranks - 1)
+                                            + [max(least, n - (ranks - 1) * -(-n // ranks))])
+                                     for least in (0, -math.inf)),
+        "one more": shared(lambda n, ranks: slices(n, ranks, size=lambda n, ranks: n // ranks + 1)),
     })
 def adam_bytes(rows, ranks, *, each=8, share=slices):
     """The bytes of each rank.
@@ -76,6 +78,8 @@ def adam_bytes(rows, ranks, *, each=8, share=slices):
     below 0: A rank owns at least nothing: where the parameters end before its slice begins, you count below 0.
     padding of the last: You took all padding from the last rank: it may reach back over several slices, and no rank has
         less than nothing.
+    one more: You made a slice one element too long where a buffer divides evenly, as with a padding of
+        ranks - n % ranks: then there is no padding. Round up, with -(-n // ranks).
     right: to the byte, also where slices end in padding and where a rank owns nothing.
     """
     return [each * sum(of_rank) for of_rank in zip(*(share(n, ranks) for n in rows), strict=True)]
@@ -145,6 +149,9 @@ def norm_of_all(slices, comm):
         "norm alone": {"eps": 0},
         "unchanged": {"scale": lambda part, factor, *_: part * factor},
         "each slice": {"scale": lambda part, factor, own, most: part.mul_(min(1.0, most / part.norm()))},
+        "own norm decides": {"scale": lambda part, factor, own, most: part.mul_(factor if own > most else 1.0)},
+        "a square a slice": {"norm": lambda slices, comm: comm.all_reduce(
+            torch.stack([part.norm()**2 for part in slices])).sum().sqrt()},
         "cut off": {"scale": lambda part, factor, own, most: part.clamp_(-most, most)},
         "own factor": {"scale": lambda part, factor, own, most: part.mul_(min(1.0, most / own))},
         "together": ({"norm": norm_of_all}, When("elements", operator.gt)),
@@ -165,6 +172,10 @@ def clip_slices(slices, max_norm, comm, *, norm=lambda slices, comm: comm.all_re
     norm alone: You divided by the norm alone: the factor is max_norm / (norm + 1e-6), which is never infinite.
     unchanged: You changed nothing: multiply in place, with mul_, since others hold the same slices.
     each slice: You scaled every slice by its own norm: the direction of the whole gradient changes. One factor for all.
+    own norm decides: You asked this rank's own norm whether to scale: all ranks scale when the norm of all is above
+        max_norm.
+    a square a slice: Did you stack or all-reduce one square for each slice? A rank may own none, and ranks may own
+        different numbers of them: add up this rank's squares first, beginning with 0, and all-reduce that one number.
     cut off: You cut off single numbers, as clamp_ does: the direction of the gradient changes. One factor for all.
     own factor: You scaled by this rank's own norm: one factor for all ranks.
     together: You brought the slices together: the sum of squares, one number a rank, is enough.

@@ -40,6 +40,23 @@ def first_that_fits(units, bucket_size):
     return found
 
 
+def large_at_once(units, bucket_size):
+    """A parameter that is too large goes before the bucket that is open."""
+    found = []
+    for unit in units:
+        bucket = []
+        for size in unit:
+            if size > bucket_size:
+                found.append([size])
+            elif sum(bucket) + size > bucket_size:
+                found.append(bucket)
+                bucket = [size]
+            else:
+                bucket.append(size)
+        found += [bucket] if bucket else []
+    return found
+
+
 def pieces(size, limit):
     return [limit] * (size // limit) + [size % limit] * (size % limit > 0)
 
@@ -64,6 +81,7 @@ def pieces(size, limit):
         "large cut": lambda units, limit: cut_into_buckets(
             [[part for n in unit for part in pieces(n, limit)] for unit in units], limit),
         "large joins": {"fits": lambda used, size, limit: size > limit or used + size <= limit},
+        "large first": large_at_once,
         "from the end": from_the_end,
         "earlier bucket": first_that_fits,
         "order of the backward": lambda units, limit: cut_into_buckets(units, limit)[::-1],
@@ -71,10 +89,12 @@ def pieces(size, limit):
         "one a parameter": {"fits": lambda used, size, limit: False},
         "counted parameters": {"counts": lambda size: 1, "fits": lambda used, size, limit: used < limit},
         "total goes on": {"begins": lambda used, size: used},
+        "total of the unit before": {"at_the_end": lambda used: used},
         "new one forgotten": {"begins": lambda used, size: -size},
     })
 def cut_into_buckets(units, bucket_size, *, fits=lambda used, size, limit: used + size <= limit, across=False,
-                     last=True, empty=False, counts=lambda size: size, begins=lambda used, size: 0):
+                     last=True, empty=False, counts=lambda size: size, begins=lambda used, size: 0,
+                     at_the_end=lambda used: 0):
     """Buckets of sizes, in the order of the forward.
 
     across units: You filled a bucket across the end of a unit: it closes there too, so that it does not stay open
@@ -88,6 +108,8 @@ def cut_into_buckets(units, bucket_size, *, fits=lambda used, size, limit: used 
     large cut: You cut a parameter that is larger than the limit: parameters are not cut, and it has a bucket of its
         own.
     large joins: You put a parameter that is larger than the limit into the open bucket: it has a bucket of its own.
+    large first: You gave a parameter that is larger than the limit its bucket while the one before was still open:
+        close that first, so that the parameters stay in the order of the forward.
     from the end: You filled the buckets from the last parameter on: they are cut in the order of the forward, and only
         reduced in the other.
     earlier bucket: You put a parameter into an earlier bucket that has room: they are laid one after the other, and a
@@ -99,6 +121,8 @@ def cut_into_buckets(units, bucket_size, *, fits=lambda used, size, limit: used 
     one a parameter: You gave every parameter a bucket of its own: those that fit share one.
     counted parameters: You counted parameters: the limit is one of elements, so add up their sizes.
     total goes on: Your count of elements goes on when a bucket has closed: the next one begins with none.
+    total of the unit before: Your count of elements goes on from one unit to the next: a unit ends with its bucket, and
+        the next one begins with none.
     new one forgotten: You forgot to count the parameter that opens a bucket: with it the bucket is not empty any more.
     right: every parameter in one bucket, none longer than it may be, and none across the end of a unit.
     """
@@ -112,7 +136,7 @@ def cut_into_buckets(units, bucket_size, *, fits=lambda used, size, limit: used 
             used += counts(size)
         if not across:
             found += [bucket] if bucket and last else []
-            bucket, used = [], 0
+            bucket, used = [], at_the_end(used)
     return found + ([bucket] if bucket and last else [])
 
 
@@ -144,7 +168,8 @@ def as_they_fill(full, end):
 @exercise(
     "6.2", "When a bucket leaves", minutes=20, difficulty=2, answer="departures",
     cases=[(ABC, list("edcba")), (ABC, list("dceba")), (ABC, list("abcde")), (ABC, list("edba")), (ABC, list("dcba")),
-           (ABC, []), ([["a"], ["b"], ["c"], ["d"]], list("acbd")), ([["a"], ["b"], ["c"]], list("ca"))],
+           (ABC, []), ([["a"], ["b"], ["c"], ["d"]], list("acbd")), ([["a"], ["b"], ["c"]], list("ca")),
+           (ABC, list("ecdab"))],
     mistakes={
         "no order": {"leave": as_they_fill},
         "all at the end": {"leave": lambda full, end: [end] * len(full)},
@@ -163,6 +188,8 @@ def as_they_fill(full, end):
         "one at a time": {"leave": lambda full, end: [
             min(left, end) for left in accumulate(full[::-1], lambda after, own: max(after + 1, own))][::-1]},
         "first gradient": {"until": lambda bucket, arrivals, end: gradients_until(bucket, arrivals, end, min)},
+        "one parameter": ({"until": lambda bucket, *when: gradients_until(bucket[:1], *when)},
+                          {"until": lambda bucket, *when: gradients_until(bucket[-1:], *when)}),
         "own gradients": lambda buckets, arrivals: [sum(name in arrivals for name in bucket) for bucket in buckets],
     })
 def departures(buckets, arrivals, *, end=lambda buckets, arrivals: len(arrivals), until=gradients_until,
@@ -191,6 +218,8 @@ def departures(buckets, arrivals, *, end=lambda buckets, arrivals: len(arrivals)
     one at a time: You let one bucket leave for each gradient: when one leaves, all those before it that are full follow
         at once.
     first gradient: You let a bucket leave with its first gradient: it is full when its last one is there.
+    one parameter: You looked at one parameter of each bucket alone: gradients may come in any order, so a bucket is
+        full when those of all its parameters are there.
     own gradients: You counted the gradients in the bucket itself: wanted is how many have come by then for all buckets.
     right: one order on all ranks, whatever arrives when, and nobody is waited for without end.
     """
@@ -201,7 +230,7 @@ def departures(buckets, arrivals, *, end=lambda buckets, arrivals: len(arrivals)
 # 6.3 ----------------------------------------------------------------------------------------------------------------
 
 WORLD_SIZE = 2
-WATCHED = {"first": (2, 2), "second": (4,), "third": (4, 1)}  # of one size, so that a wrong place raises nothing
+WATCHED = {"first": (2, 2), "second": (2, 2), "third": (2, 2)}  # alike, so that a wrong place raises nothing
 
 
 def hooked_on_a_rank(answer):
@@ -258,6 +287,7 @@ def hook_on_the_tensor(params, bucket, layout, world_size):
         "not divided": {"take": lambda param: param.grad * WORLD_SIZE},
         "multiplied": {"take": lambda param: param.grad * WORLD_SIZE**2},
         "loop's variable": {"place": lambda layout, name: layout.param_slice("third")},
+        "own shape": {"add": lambda bucket, place, gradient, world_size: bucket[place].add_(gradient.view(2, 2))},
         "front": {"place": lambda layout, name: slice(0, 4)},
         "first alone": {"watched": lambda params: dict([*params.items()][:1])},
         "last alone": {"watched": lambda params: dict([*params.items()][-1:])},
@@ -282,6 +312,8 @@ def watch(params, bucket, layout, world_size, *, watched=dict, take=lambda param
     multiplied: You multiplied by the number of ranks: divided by it, the sum over the ranks is the average.
     loop's variable: Every hook wrote to the place of the last parameter: a function made in a loop reads the loop's
         variable when it is called. Bind it, as in `lambda param, name=name: ...`.
+    own shape: Do the shapes agree? A place in the bucket is flat: lay the gradient in a row, with `reshape(-1)`, or
+        view the place in the parameter's shape.
     front: Every hook wrote to the front of the bucket: the place of a parameter is `layout.param_slice(name)`.
     first alone: Only the first parameter has a hook: does the loop end after one turn?
     last alone: Only the last parameter has a hook: is it registered inside of the loop?

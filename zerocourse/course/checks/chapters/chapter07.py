@@ -112,6 +112,7 @@ def rooted(add):
         "largest multiplied": {"most": lambda blocks, wide: max(blocks) * min(wide, len(blocks))},
         "fewer near the end": {"most": lambda blocks, wide: max(blocks) * wide},
         "largest anywhere": {"most": lambda blocks, wide: sum(sorted(blocks, reverse=True)[:wide])},
+        "from the largest": {"most": lambda blocks, wide: sum(blocks[blocks.index(max(blocks)):][:wide])},
         "first blocks": {"most": lambda blocks, wide: sum(blocks[:wide])},
         "last blocks": {"most": lambda blocks, wide: sum(blocks[-wide:])},
         "average": tuple({"most": lambda blocks, wide, div=div: div(sum(blocks) * min(wide, len(blocks)), len(blocks))}
@@ -140,6 +141,8 @@ def most_gathered(root, blocks, prefetch, reshard_after_forward, *, wide=lambda 
     fewer near the end: You multiplied the largest block, and by more blocks than there are: add up neighbours, of
         which there are fewer near the end.
     largest anywhere: You added up the largest blocks wherever they are: only neighbours are gathered at the same time.
+    from the largest: You looked only at the moment in which the largest block computes: it may also be one of those
+        that are gathered ahead of another.
     first blocks: You looked at the first blocks alone: the largest sum may come later.
     last blocks: You looked at the last blocks alone: the largest sum may come earlier.
     average: You took blocks of average size: look for the place where the sum of the neighbours is largest.
@@ -183,10 +186,17 @@ def looking_forward(order, i, prefetch, direction):
     return order[i:i + 1 + prefetch] if direction == "forward" else order[max(0, i - prefetch):i + 1][::-1]
 
 
+def from_a_negative_start(order, i, prefetch, direction):
+    """In the backward, the slice of the blocks in the order of the model."""
+    at, blocks = len(order) - 1 - i, order[::-1]
+    return order[i:i + 1 + prefetch] if direction == "forward" else blocks[at - prefetch:at + 1][::-1]
+
+
 @exercise(
     "7.3", "The order of the verbs", minutes=25, difficulty=2, answer="step_events",
     trials=[Trial([*((["h.0", "h.1", "h.2", "h.3"], prefetch) for prefetch in (0, 1, 2)), (["h.0"], 1),
-                   (["h.0", "h.1"], 9), (["h.8", "h.9", "h.10", "h.11"], 2)], words={"returned": first_other_event})],
+                   (["h.0", "h.1"], 9), (["h.8", "h.9", "h.10", "h.11"], 2),
+                   (["h.0", "h.1", "h.2"], 3)], words={"returned": first_other_event})],
     mistakes={
         "nothing ahead": ahead(lambda prefetch, direction: 0),
         "ahead in the forward": ahead(lambda prefetch, direction: prefetch * (direction == "forward")),
@@ -201,6 +211,7 @@ def looking_forward(order, i, prefetch, direction):
                            wanted(lambda order, i, prefetch: order[i:i + 1] + order[i + 1:i + 1 + prefetch][::-1]),
                            wanted(lambda order, i, prefetch: order[i + 1:i + 1 + prefetch] + order[i:i + 1])),
         "looks forward": {"wanted": looking_forward},
+        "negative start": {"wanted": from_a_negative_start},
         "ahead too late": {"late": True},
         "gathered again": {"looks": False},
         "by name": {"wanted": by_name},
@@ -233,6 +244,8 @@ def step_events(blocks, prefetch, *, wanted=lambda order, i, prefetch, direction
     farthest first: You gathered a block before one that is nearer: the nearest is needed first, so it goes first.
     looks forward: Your backward gathers ahead towards the last block, and those have computed already: ahead of it are
         the blocks before.
+    negative start: Near the first block i - prefetch is below 0, where a slice in Python counts from the end: begin it
+        at max(0, i - prefetch).
     ahead too late: You started to gather ahead after the block computed: then nothing travels while it computes, and
         that was the purpose.
     gathered again: You gathered a block again that was there already.

@@ -165,6 +165,7 @@ def padding_alone(got, want):
         "dtype": ({"cut": lambda row, rank, ranks: table(row, ranks)[rank].float()}, When("dtypes")),
         "not cut": {"cut": lambda row, rank, ranks: row.clone()},
         "not padded": {"cut": lambda row, rank, ranks: run_of(row, rank, -(-row.numel() // ranks))},
+        "chunk": {"cut": lambda row, rank, ranks: row.chunk(ranks)[rank].clone()},
         "rounded down": {"cut": lambda row, rank, ranks: run_of(row, rank, row.numel() // ranks)},
         "rest dealt out": {"cut": lambda row, rank, ranks: row.tensor_split(ranks)[rank].clone()},
         "not 1-D": ({"cut": lambda row, rank, ranks: table(row, ranks)[rank:rank + 1].clone()},
@@ -208,6 +209,8 @@ def my_slices(model, rank, world_size, seed, *, number=lambda name, seed, *_: cr
     dtype: A slice has the dtype of its parameter.
     not cut: Nothing is cut: that is the whole parameter.
     not padded: The last slices are padded with zeros: all ranks hold the same number of elements.
+    chunk: Did you cut with `chunk()`? Where a row is short, it gives fewer parts than there are ranks: pad the row with
+        zeros first, so that every rank has a slice.
     rounded down: You rounded down: a slice is rounded up, or the last elements belong to nobody.
     rest dealt out: You dealt the rest out one by one: slices are rounded up and cut from the front, and the last are
         padded with zeros, so all ranks hold the same number of elements.

@@ -16,6 +16,7 @@ MATERIALISING = ("zerocourse.init.deferred:materialize_model", "zerocourse.init.
                  "zerocourse.init.deferred:Materializer.stream")
 NAMES = ("h.12.attn.weight", "h.21.attn.weight", "h.34.attn.weight", "h.3.c_attn.weight", "wte.weight",
          "h.12.c_proj.bias")  # the same letters, ends, or lengths
+JOINED = [((1, "11.weight"), (11, "1.weight")), ((1, "w.1"), (11, "w.")), ((1, "w.1"), (11, "w"))]  # seed, name
 SHAPE = (40, 50)
 
 
@@ -50,6 +51,7 @@ def draws_on_a_rank(answer):
     names: the names {_names} give the same numbers.
     names at 0: with the seed 0 different names give the same numbers.
     seeds: with the seeds {_seeds} it returned the same numbers: the seed plays no part.
+    joined: {_joined} give the same numbers.
     deviation: the numbers have a standard deviation of {got}, and 0.02 is right.
     mean: the numbers have a mean of {got}, and 0 is right.
     tail: no number is beyond twice the standard deviation, and in a normal distribution 1 in 20 is.
@@ -68,6 +70,7 @@ def draws_on_a_rank(answer):
     names = {f'"{other}"': answer(other, SHAPE, 7) for other in NAMES}
     at_0 = {other: answer(other, SHAPE, 0) for other in NAMES}
     seeds = {seed: answer(name, SHAPE, seed) for seed in (0, 1, 2, 7)}
+    alike = [pair for pair in JOINED if torch.equal(*(answer(other, SHAPE, seed) for seed, other in pair))]
     again = [names[f'"{name}"'], seeds[7], answer(name, SHAPE, 7)]
     with mock.patch("builtins.hash", lambda value: Salted(repr(value)).__hash__()):  # as in another process
         salted = answer(Salted(name), SHAPE, 7)
@@ -78,8 +81,10 @@ def draws_on_a_rank(answer):
     return {**kinds, "again": all(torch.equal(first, other) for other in again), "kept": kept,
             "salted": torch.equal(first, salted), "alike": comm.all_gather_object(first.tolist())[0] == first.tolist(),
             "five": torch.equal(first, of_five), "names": pairs[0], "names at 0": equal_pairs(at_0), "seeds": pairs[1],
+            "joined": alike,
             "deviation": first.std().item(), "mean": first.mean(), "tail": bool((first.abs() > 0.04).any()),
-            "_names": said[0], "_seeds": said[1]}
+            "_names": said[0], "_seeds": said[1],
+            "_joined": " and ".join(f'`draw("{other}", (40, 50), {seed})`' for seed, other in (alike or [[]])[0])}
 
 
 def near(value):
@@ -128,6 +133,8 @@ def between(most):
         "product": {"number": lambda name, seed: zlib.crc32(name.encode()) * seed},
         "no seed": ({"number": lambda name, seed: zlib.crc32(name.encode())},
                     {"number": lambda name, seed: seed * 2**32 + zlib.crc32(name.encode())}),
+        "no separator": ({"number": lambda name, seed: zlib.crc32(f"{seed}{name}".encode())},
+                         {"number": lambda name, seed: zlib.crc32(f"{name}{seed}".encode())}),
         "not scaled": ({"values": lambda shape, generator: torch.randn(shape, generator=generator)},
                        When("deviation", near(1))),
         "variance": ({"values": lambda shape, generator: normal(shape, generator) * 0.02},
@@ -160,6 +167,7 @@ def draw(name, shape, seed, *, number=crc, generator=lambda number: torch.Genera
     product: You multiplied by the seed: 0 times any name is 0. Put seed and name into one text.
     no seed: Did you use it? If you did: torch's generator on the CPU looks at the lowest 32 bits of its seed, so what
         is above them is lost.
+    no separator: You joined seed and name without anything between them, so they make the same text: put a colon there.
     not scaled: You drew with a standard deviation of 1: multiply by 0.02.
     variance: You multiplied by the variance, 0.02²: multiply by its root, 0.02.
     root: You multiplied by the root of 0.02: it is the standard deviation already.

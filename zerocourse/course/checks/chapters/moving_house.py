@@ -18,7 +18,8 @@ from .row_slices import REPLACED
 SHAPES = {"a": (2, 3), "b": (5,), "c": (), "d": (4, 2), "e": (0, 3), "f": (3,), "g": (8,)}
 MOVES = [("flat", "round_robin"), ("round_robin", "flat"), ("rank 0", "flat"), ("flat", "last rank"),
          ("greedy", "round_robin"), ("round_robin", "round_robin"), ("backwards", "contiguous"), ("flat", "flat"),
-         ("round_robin", "last two swapped")]  # on three ranks the first is idle while the others trade
+         ("round_robin", "last two swapped"),  # on three ranks the first is idle while the others trade
+         ("rank 0", "last rank")]  # on three ranks the second has nothing, before and after
 
 
 def owner_by(name, world_size):
@@ -123,15 +124,20 @@ def moved(answer, before, after):
         "sizes": {"sizes": True},
         "too much": ({"sends": lambda name, wanted, home: name[0] in map(min, wanted) and not home},
                      When("sent", operator.gt)),
-        "stuck": {"silent": True},
+        "stuck": ({"silent": lambda had, leaving, wanted: not leaving},
+                  {"silent": lambda had, leaving, wanted: not wanted},
+                  {"silent": lambda had, leaving, wanted: not had},
+                  {"silent": lambda had, leaving, wanted: not had and not wanted}),
     })
 def move(own, shapes, before, after, rank, world_size, exchange, *, sends=lambda name, wanted, home: name in wanted and
          name != "0" and not home, stays=True, comes=True, fill=0.0, sizes=False,
-         silent=False, place=lambda wanted, come: wanted, shape=lambda new, old, row: new, writes=False):
+         silent=lambda had, leaving, wanted: False, place=lambda wanted, come: wanted, shape=lambda new, old, row: new,
+         writes=False):
     """This rank's slice under the new map.
     sends: does an element go to a rank that will own `wanted`? `home`: when that is the rank itself.   place: the
     elements in the order of the new slice; `come`: those that are there, rank by rank.   shape: the last touch to the
-    new slice; `row`: the elements in the whole row.
+    new slice; `row`: the elements in the whole row.   silent: does a rank that had so many elements, of which so many
+    leave, and wants so many, stay out of the exchange?
 
     old length: That is the size of the old slice.
     whole row: That is the whole row.
@@ -161,13 +167,14 @@ def move(own, shapes, before, after, rank, world_size, exchange, *, sends=lambda
     if sizes:
         exchange([torch.ones(1)] * world_size)
     parcels = [torch.tensor([mine[name] for name in goes(rank, peer)]) for peer in range(world_size)]
-    arrived = [own[:0]] * world_size if silent and not sum(map(len, parcels)) else exchange(parcels)
+    stays_out = silent(len(own), sum(map(len, parcels)), len(new[rank]))
+    arrived = [own[:0]] * world_size if stays_out else exchange(parcels)
     there = {}
     for source, parcel in enumerate(arrived):
         if source == rank:
             there |= {name: mine[name] for name in old[rank] if stays and name in new[rank]}
         elif comes:
-            there |= dict(zip(goes(source, rank), parcel.tolist(), strict=not silent))
+            there |= dict(zip(goes(source, rank), parcel.tolist(), strict=not stays_out))
     there.pop("0", None)
     result = torch.tensor([there.get(name, 0.0 if name != "0" else fill) for name in place(new[rank], list(there))])
     if writes:

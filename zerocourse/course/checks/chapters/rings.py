@@ -108,6 +108,7 @@ SENDING = {
     "another round": ({"more": 1}, When("rounds")),
 }
 RETURNING = {
+    "chunk": {"parts": torch.Tensor.chunk},
     "cut": tuple({"parts": parts} for parts in CUT),
     "arrived too": counts(lambda sent, came, held: sent + came),
     "whole row": counts(lambda sent, came, held: sum(map(len, held))),
@@ -163,6 +164,8 @@ def ring_reduce_scatter(row, *, first=-1, arrive=torch.Tensor.add_, **knobs):
         to which you added in the round before.
     added twice: What this rank had itself was added twice.
     average: You divided by the number of ranks: a reduce-scatter adds up, and whoever wants the average divides.
+    chunk: Did you cut with `chunk()`? It gives fewer parts than there are ranks where a row is short: cut as in 4.1, or
+        with `tensor_split()`.
     cut: A row that divides evenly came out right: cut this one as in 4.1, with parts of {_cut} elements.
     arrived too: You returned what arrived as well: only what this rank sent counts.
     whole row: You returned the length of the row: what this rank sent is wanted, which is one part less.
@@ -212,6 +215,8 @@ def ring_all_gather(row, *, first=0, arrive=torch.Tensor.copy_, **knobs):
     own each time: It has not arrived, only the left neighbour's own part did. In each round pass on what came in the
         round before.
     added: What came was added to what was there: an all-gather copies.
+    chunk: Did you cut with `chunk()`? It gives fewer parts than there are ranks where a row is short: cut as in 4.1, or
+        with `tensor_split()`.
     cut: A row that divides evenly came out right: cut this one as in 4.1, with parts of {_cut} elements.
     arrived too: You returned what arrived as well: only what this rank sent counts.
     whole row: You returned the length of the row: what this rank sent is wanted, which is one part less.

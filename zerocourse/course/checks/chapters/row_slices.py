@@ -168,6 +168,13 @@ def with_padding(shapes, offsets, bounds, rank):
     return [*found, (name, start, bounds[rank + 1] - bounds[rank] - at + start, at)] if name else []
 
 
+def up_to_the_next(shapes, offsets, bounds, rank):
+    """Each tensor's range goes on until the next one begins, and the last one's until the row ends."""
+    ends = [*offsets.values(), bounds[-1]][1:]
+    longer = {name: (end - offsets[name],) for name, end in zip(offsets, ends, strict=True)}
+    return shard_ranges(longer, offsets, bounds, rank)
+
+
 FIVE, THREE = {"a": (2, 2), "b": (5,), "c": (1,), "d": (2, 7), "e": (3,)}, {"a": (2,), "b": (3,), "c": (2,)}
 EMPTY = {"a": (2,), "x": (0, 3), "b": (3,), "s": ()}
 
@@ -196,7 +203,7 @@ EMPTY = {"a": (2,), "x": (0, 3), "b": (3,), "s": ()}
         "everywhere": {"keep": lambda *_: True},
         "empty": ({"keep": lambda *at: overlaps(*at) or at[0] == at[1] and at[2] <= at[0] <= at[3]},
                   {"keep": lambda *at: overlaps(*at) or at[0] == at[1] and at[2] <= at[0] < at[3]}),
-        "padding": with_padding,
+        "padding": (with_padding, up_to_the_next),
         "order": {"names": lambda shapes, offsets: shapes},
     })
 def shard_ranges(shapes, offsets, bounds, rank, *, keep=overlaps, names=lambda shapes, offsets: offsets,

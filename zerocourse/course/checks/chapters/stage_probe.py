@@ -15,24 +15,31 @@ from .stage_runs import WatchedComm
 NOT_THEIRS = ("torch", "zerocourse", "builtins")  # a learner's own classes are looked into
 
 
-class Rows(nn.Module):
-    """Parameters w0, w1, ... of these shapes, each a unit of its own; `forward` uses none of them."""
+class Row(nn.Module):
+    """One parameter. It has a forward, which nobody calls, as units are modules that have one."""
 
-    def __init__(self, *shapes: tuple[int, ...]):
+    def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        self.rows = nn.ModuleList(nn.ParameterList([nn.Parameter(torch.zeros(shape))]) for shape in shapes)
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+    def forward(self) -> torch.Tensor:
+        return self.weight
 
 
 def flats_of(shapes: list[tuple[int, ...]], stage: int, comm: WatchedComm, dtype: torch.dtype | None = None
              ) -> list[FlatBuffer]:
     """One flat for each shape, its parameters 1, 2, 3, ..., as `shard` makes it. Collective."""
-    model = Rows(*shapes)
+    model = nn.Sequential()
+    model.rows = nn.ModuleList(map(Row, shapes))
     with torch.no_grad():
         for param in model.parameters():
             param.copy_(torch.arange(1.0, param.numel() + 1).view(param.shape))
     shard(model, None, stage=stage, comm=comm, param_dtype=dtype)
     comm.calls.clear()
-    return [flat for flat in model.zero.flats if flat.layout.numel]
+    flats = [flat for flat in model.zero.flats if flat.layout.numel]
+    if len(flats) != len(shapes):
+        raise RuntimeError(f"`shard` made {len(flats)} flat buffers of {len(shapes)} units")
+    return flats
 
 
 def give_gradient(flat: FlatBuffer, gradient: torch.Tensor) -> None:

@@ -102,6 +102,10 @@ def accumulated(flat, total):
     return flat.grad_shard
 
 
+def added_beside(flat, total):
+    return total if flat.grad_shard is None else flat.grad_shard + total
+
+
 def first_slice(flat):
     return flat.grad[:flat.own.stop - flat.own.start]
 
@@ -130,7 +134,7 @@ def first_slice(flat):
         "memory of its own": {"into": lambda flat: None},
         "another's place": {"into": first_slice},
         "copied back": {"into": lambda flat: None, "take": copied_back},
-        "added to itself": ({"take": accumulated}, When("losses")),
+        "added to itself": ({"take": accumulated}, {"take": added_beside}, When("losses")),
     })
 def reduce_slice(flat, comm, *, times=lambda comm: 1, before=None, into=lambda flat: flat.grad[flat.own],
                  take=lambda flat, total: total, after=lambda flat, comm, handle: handle):
@@ -224,6 +228,7 @@ def turned(flats, comm):
         "no gather": {"gathers": lambda flats, comm: []},
         "some gathered": ({"gathers": lambda flats, comm: flats[1:]},
                           When("gathered", lambda got, want: 0 < got < want)),
+        "last one alone": {"waits": lambda handles: handles[-1:]},
         "under way": ({"waits": lambda handles: handles[:0]}, When("under way")),
         "order": ({"gathers": turned}, When("in order")),
         "published late": {"publish": "late"},
@@ -244,13 +249,14 @@ def update_and_gather(flats, comm, optimizer_step, *, update=lambda optimizer_st
     gathered first: what the others received is one step old.
     no gather: , so the ranks keep old parameters for the slices of the others: each now trains a model of its own.
     some gathered: every buffer is updated, so every buffer is gathered.
+    last one alone: You waited for the last gather alone: each is a collective of its own, so wait for every handle.
     under way: Wait for each handle: the next forward reads these parameters.
     order: Every rank must call the same collectives, in the same order: NCCL pairs them by their order, and would mix
         up the buffers.
     published late: Only its own slice is new: you called flat.publish_shard() after the gather had started, so the
         others got old values. Publish first.
-    not published: Nothing moved: the optimizer updates the fp32 master weights here, so round them into the slice
-        first, with flat.publish_shard(), and gather then.
+    not published: Nothing moved: the optimizer updates the fp32 master weights here, so after the update round
+        them into the slice, with flat.publish_shard(), and gather then.
     own slice alone: Only its own slice is new: gather into `flat.full` itself.
     result lost: return it. With a closure it is the loss.
     stuck: A rank that owns nothing of a buffer gathers it too.

@@ -170,6 +170,11 @@ def added(shard, mine):
     shard.grad = mine if shard.grad is None else shard.grad + mine
 
 
+def added_and_divided(shard, mine):
+    added(shard, mine)
+    shard.grad = shard.grad / dist.get_world_size()
+
+
 def cleared(param):
     param.grad = None
 
@@ -189,12 +194,14 @@ def if_freed(number, rows):
               "zerocourse.zero.buffer:FlatBuffer.fill", "zerocourse.zero.stage3:*"),
     trials=[Trial(observe=stack_on_a_rank, worlds=(2, 3), close=1e-5)],
     mistakes={
+        "one more": only_shards(lambda n, ranks: n // ranks + 1),
         "rounded down": only_shards(lambda n, ranks: n // ranks),
         "not cut": (only_shards(lambda n, ranks: n), only_shards(lambda n, ranks: -(-n // ranks) * ranks)),
         "not trainable": (When("trainable"), {"parameter": lambda shard: shard}),
         "view of a freed row": {"cut": own_part},
         "view of a whole row": {"cut": lambda row: own_part(row.clone())},
         "never freed": {"free": nothing},
+        "gradient rows kept": {"keep": "rows"},
         "no memory": {"wanted": lambda number, rows: [len(rows) - 1]},
         "kept in the forward": ({"hooks": {"after": ()}}, When("forward left")),
         "gathered too soon": ({"wanted": if_freed}, When("forward peak")),
@@ -207,12 +214,13 @@ def if_freed(number, rows):
         "views": (When("first loss"), {"order": lambda params: params[::-1]}),
         "summed": {"reduce": scattered},
         "divided twice": {"reduce": lambda row: scattered(row, dist.get_world_size() ** -2)},
+        "sum divided": {"reduce": scattered, "add": added_and_divided},
         "own gradient": ({"reduce": lambda row: own_part(row).clone()},
                          {"reduce": lambda row: own_part(row) / dist.get_world_size()}),
         "gradient of rank 0": {"reduce": of_rank_0},
         "last one counts": {"add": lambda shard, mine: setattr(shard, "grad", mine)},
         "nothing moved": {"reduce": lambda row: scattered(row, 0.0)},
-        "kept between steps": (When("step left"), {"keep": True}),
+        "kept between steps": (When("step left"), {"keep": "last"}),
         "kept in evaluation": ({"hooks": {"frees": lambda block, output: output.requires_grad}},
                                When("evaluation left"), When("evaluation peak")),
         "stuck": {"gathers": lambda: dist.get_rank() == 0},
@@ -220,16 +228,21 @@ def if_freed(number, rows):
 def shard_stack(model, *, cut=lambda row: own_part(row).clone(), parameter=nn.Parameter, order=list,
                 free=lambda row: row.untyped_storage().resize_(0), wanted=lambda number, rows: [number], hooks={},
                 reduce=lambda row: scattered(row, 1 / dist.get_world_size()), add=added, clear=cleared, late=False,
-                keep=False, gathers=lambda: True):
+                keep=None, gathers=lambda: True):
     """hooks: knobs of `attach`.   wanted: the rows that are gathered when a block's is needed.   order: of the views.
-    late: are gradients reduced when the whole backward is over?   keep: the gradients that came last.
+    late: are gradients reduced when the whole backward is over?   keep: the "last" gradients, or
+    "rows" for them that are made in advance.
 
+    one more: A shard is one element too long where a block divides evenly, as with a padding of ranks - n % ranks: no
+        padding is needed there. Pad by -n % ranks.
     rounded down: You rounded down, and the last elements of a block belong to nobody: round up and pad.
     not cut: You cut nothing: every rank has whole rows.
     not trainable: Each must be a leaf that requires a gradient, such as `nn.Parameter(row[mine].clone())`.
     view of a freed row: It is a view of a row that was freed. The shard is the only copy that stays: clone it.
     view of a whole row: Are the shards views of the whole rows? A view keeps all of the memory it looks at: clone it.
     never freed: Where is the memory of the parameters, whole? Free the rows, and let the parameters be views of them.
+    gradient rows kept: Did you make the rows for the gradients in advance? Then a rank holds a whole gradient all the
+        time: make a row when a block's gradients are reduced, and let it go.
     no memory: Its hooks must gather its own row before. (A function that is defined in a loop sees the last value of
         the loop's variables.)
     kept in the forward: The blocks' whole parameters are still there. Free the storage after each block. If you give
@@ -247,6 +260,8 @@ def shard_stack(model, *, cut=lambda row: own_part(row).clone(), parameter=nn.Pa
     summed: You summed the gradients of the ranks and never divided by their number: that is a learning rate {world}
         times as large.
     divided twice: You divided by the number of ranks twice.
+    sum divided: You added to the shard's gradient and divided then, so what earlier backwards left was divided again:
+        divide what is new alone.
     own gradient: Each shard was moved by its own rank's gradient alone: the sum over the ranks is missing.
     gradient of rank 0: Every rank got the gradients of rank 0.
     last one counts: Of two backwards before a step only the last one counted: add to the shard's `.grad` when there is
@@ -263,6 +278,8 @@ def shard_stack(model, *, cut=lambda row: own_part(row).clone(), parameter=nn.Pa
         params = list(block.parameters())
         row = torch.cat([param.detach().flatten() for param in params])
         rows.append(nn.functional.pad(row, (0, -len(row) % ranks)))
+        if keep == "rows":
+            kept.append(torch.zeros_like(rows[number]))
         begin = 0
         for param in order(params):
             param.data = rows[number][begin:begin + param.numel()].view(param.shape)
@@ -280,7 +297,8 @@ def shard_stack(model, *, cut=lambda row: own_part(row).clone(), parameter=nn.Pa
             gradients = torch.cat([param.grad.flatten() for param in params])
             for param in params:
                 clear(param)
-            kept[:] = [gradients] * keep
+            if keep == "last":
+                kept[:] = [gradients]
             add(shards[number], reduce(nn.functional.pad(gradients, (0, -len(gradients) % ranks))))
             rows[number].untyped_storage().resize_(0)
 
