@@ -216,7 +216,7 @@ class FlatBuffer:
     @property
     def grad_or_in_flight(self) -> torch.Tensor | None:
         """The bucket, also while it is still being sent and `grad` is None already (from stage 2 on)."""
-        return self.work.tensor if self.grad is None and self.work is not None else self.grad
+        return getattr(self.work, "tensor", None) if self.grad is None else self.grad  # a user's own handle may have none
 
     @property
     def bytes_held(self) -> int:
