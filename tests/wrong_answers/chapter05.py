@@ -77,7 +77,7 @@ def copied_back(flat, comm):
 
 # 5.5 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("5.5", "under way")
+@wrong("5.5", "last one alone")
 def waits_for_the_last(flats, comm, optimizer_step):
     result = optimizer_step()
     for flat in flats:
