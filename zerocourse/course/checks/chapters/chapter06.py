@@ -12,7 +12,7 @@ from ....zero.unit import split_into_buffers
 from ..exercise import exercise
 from ..harness import When
 from ..trace import Trial
-from . import zero2_gradients, zero2_ops  # noqa: F401  (6.4, 6.5 and 6.6 are there)
+from . import zero2_bug, zero2_gradients, zero2_ops  # noqa: F401  (6.4 to 6.7 are there)
 from .stage_probe import numbers
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
