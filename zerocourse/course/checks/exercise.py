@@ -30,6 +30,7 @@ class Exercise:
         disagree and for what takes too long; their mutants run in the tests only.
     sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
         `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
+    tells(seen) -> str: goes behind the sentence for a right answer, `seen[rank][case]` being what the last trial saw of it.
     run(lab): a check of the old kind, which has no mistakes and no trials; None for the others.
     own: the package's implementation of each answer, where it has one; () where it has none.
     replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",
@@ -53,6 +54,7 @@ class Exercise:
     trials: tuple[Trial, ...] = ()
     mistakes: dict[str, tuple] = field(default_factory=dict)
     sentences: dict[str, str] = field(default_factory=dict)
+    tells: Callable | None = None
 
     @property
     def stars(self) -> str:
@@ -65,7 +67,8 @@ class Exercise:
 
 def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...], own=(),
              replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20,
-             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict | None = None):
+             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict | None = None,
+             tells: Callable | None = None):
     """Make the decorated function the reference of a new exercise (without `mistakes`: its check, the old way).
 
     Its docstring has a sentence for each mistake and one for "right" (see `words.sentences`).
@@ -83,7 +86,7 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
                              f"`right`, and no other; look at {sorted(unmatched)}")
         _found[id] = Exercise(id, title, minutes, difficulty, answers, None if table else fn,
                               own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
-                              (*([Trial(list(cases))] if cases else []), *trials), table, said)
+                              (*([Trial(list(cases))] if cases else []), *trials), table, said, tells)
         return fn
     return register
 
