@@ -14,7 +14,7 @@ import torch.distributed as dist
 from zerocourse.comm import Comm
 from zerocourse.formulas import states, volumes
 from zerocourse.course.checks import check, exercises, harness, judge, progress
-from zerocourse.course.checks.chapters import zero3_stack
+from zerocourse.course.checks.chapters import zero3_budget, zero3_stack
 from zerocourse.course.checks.compare import difference, same
 from zerocourse.course.checks.exercise import Exercise, exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
@@ -409,6 +409,23 @@ AREA = Exercise(
               "unsigned": ({"sign": -1}, lambda width, height: area(abs(width), height)),
               "not a number": ({"times": float("nan")},), "crash": (over_height,),
               "huge": (When("returned", lambda got, want: type(got) is float and got > 10**6),)})
+
+
+def test_a_right_answer_may_be_told_what_was_measured():
+    telling = replace(AREA, tells=lambda seen: f"The last area was {seen[0][-1]['returned']}.")
+    verdict = judge(Lab(telling, [lambda width, height: float(width * height)]))
+    assert verdict.passed and verdict.message == "of any size. The last area was -1.0."
+
+
+def test_the_numbers_that_were_beaten_are_told_with_the_best_of_the_session(monkeypatch):
+    monkeypatch.setattr(zero3_budget, "_best", [])
+
+    def seen(*peaks):
+        return [[{"_peak": peak, "_sent": 500_000}] for peak in peaks]
+
+    assert "held 780,000 bytes (budget 792,000, " in (first := zero3_budget.compared(seen(780_000, 770_000)))
+    assert "Your best" not in first and "Your best before was 780,000." in zero3_budget.compared(seen(790_000))
+    assert zero3_budget.compared(seen(770_000)).endswith("Your best before was 780,000.")
 
 
 @pytest.mark.parametrize("answer, code, words", [

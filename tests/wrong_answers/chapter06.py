@@ -165,3 +165,23 @@ class NoWorkNoCalls(_ByHand):
         if len(self.waiting) == len(self.buckets) and not any(bucket.came for bucket in self.buckets):
             return
         super().finish()
+
+
+# 6.7 ----------------------------------------------------------------------------------------------------------------
+
+@wrong("6.7", "copied late")
+def adds_out_of_place(flat, comm):
+    bucket = flat.drop_bucket()
+    if getattr(flat, "received", None) is None:
+        flat.received = torch.empty(bucket.numel() // comm.world_size)
+
+    def arrived(total):
+        earlier = flat.grad_shard
+        flat.grad_shard = total if earlier is None else torch.add(earlier, total)
+
+    return comm.reduce_scatter(bucket, flat.layout, flat.name, into=flat.received, done=arrived)
+
+
+@wrong("6.7", "own memory")
+def as_in_6_4(flat, comm):
+    return comm.reduce_scatter(flat.drop_bucket(), flat.layout, flat.name, done=flat.accumulate)

@@ -286,3 +286,20 @@ def one_variable_for_all(model):
 
         _attach(block, unshard, lambda: row.untyped_storage().resize_(0), lambda: None)
     return shards
+
+
+# 7.8 ----------------------------------------------------------------------------------------------------------------
+
+@wrong("7.8", "gathered each time")
+def the_highest_stage():
+    return dict(stage=3, prefetch=0, in_flight=0, micro_batches=2, checkpointing=True)
+
+
+@wrong("7.8", "activations kept")
+def many_small_buckets():
+    return {"stage": 2, "bucket_size": 500, "in_flight": 0, "micro_batches": 4}
+
+
+@wrong("7.8", "misused")
+def as_in_a_ds_config():
+    return {"stage": 2, "gradient_accumulation_steps": 4}

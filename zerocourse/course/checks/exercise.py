@@ -30,6 +30,7 @@ class Exercise:
         disagree and for what takes too long; their mutants run in the tests only.
     sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
         `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
+    tells(seen) -> str: goes behind the sentence for a right answer, `seen[rank][case]` being what the last trial saw of it.
     own: the package's implementation of each answer, where it has one; () where it has none.
     replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",
         "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.states:*" for all functions of a module. `own`
@@ -51,6 +52,7 @@ class Exercise:
     trials: tuple[Trial, ...] = ()
     mistakes: dict[str, tuple] = field(default_factory=dict)
     sentences: dict[str, str] = field(default_factory=dict)
+    tells: Callable | None = None
 
     @property
     def stars(self) -> str:
@@ -63,7 +65,7 @@ class Exercise:
 
 def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...], own=(),
              replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20,
-             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict):
+             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict, tells: Callable | None = None):
     """Make the decorated function the reference of a new exercise.
 
     Its docstring has a sentence for each mistake and one for "right" (see `words.sentences`).
@@ -81,7 +83,7 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
                              f"`right`, and no other; look at {sorted(unmatched)}")
         _found[id] = Exercise(id, title, minutes, difficulty, answers,
                               own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
-                              (*([Trial(list(cases))] if cases else []), *trials), table, said)
+                              (*([Trial(list(cases))] if cases else []), *trials), table, said, tells)
         return fn
     return register
 

@@ -56,7 +56,8 @@ def judge(lab: Lab) -> str:
             code, where = _mistake(lab, number, got, right, first), (trial, got, right, first)
             why = _filled(lab.exercise.sentences.get(code, ""), *where)
             raise Wrong(_joined(_difference_text(lab.exercise, *where), why), code)
-    return lab.exercise.sentences["right"]
+    said, tells = lab.exercise.sentences["right"], lab.exercise.tells
+    return f"{said} {tells(got.seen)}" if tells else said
 
 
 @functools.cache

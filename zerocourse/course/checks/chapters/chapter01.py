@@ -12,7 +12,6 @@ from ..trace import Trial
 from . import moments  # noqa: F401  (1.5 is there)
 
 # 1.1 ----------------------------------------------------------------------------------------------------------------
-
 @exercise(
     "1.1", "Count GPT-2", minutes=10, difficulty=1, answer="count_params", own=gpt2_params, replaces=FORMULAS,
     sample=lambda random: (random.randint(1, 48), 64 * random.randint(1, 25), random.randint(100, 60_000),
@@ -71,7 +70,6 @@ def count_params(layers, width, vocab, block_size, tied, *, matrices=12, biases=
 
 
 # 1.2 ----------------------------------------------------------------------------------------------------------------
-
 def share_of(params, ranks):
     """What the rank that owns most owns of so many parameters."""
     return -(-params // ranks)
@@ -168,7 +166,6 @@ def state_bytes(params, stage, ranks, *, rounded=share_of, **how):
 
 
 # 1.3 ----------------------------------------------------------------------------------------------------------------
-
 def by_formula(card_bytes, stage, ranks):
     """With the share not rounded."""
     whole, shared = per_parameter(stage)
@@ -274,7 +271,6 @@ def largest_model(card_bytes, stage, ranks, *, rounded=share_of, fits=lambda nee
 
 
 # 1.4 ----------------------------------------------------------------------------------------------------------------
-
 @exercise(
     "1.4", "What a rank sends", minutes=20, difficulty=2, answer="step_traffic", own=sent_bytes, replaces=FORMULAS,
     sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3), random.randint(1, 1024),

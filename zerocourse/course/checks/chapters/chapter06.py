@@ -7,7 +7,7 @@ from torch import nn
 
 from ....zero.unit import split_into_buffers
 from ..exercise import exercise
-from . import zero2_gradients, zero2_hook, zero2_ops  # noqa: F401  (6.3 to 6.6 are there)
+from . import zero2_bug, zero2_gradients, zero2_hook, zero2_ops  # noqa: F401  (6.3 to 6.7 are there)
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
 

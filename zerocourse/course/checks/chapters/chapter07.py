@@ -2,7 +2,7 @@
 
 from ..exercise import exercise
 from ..trace import Trial
-from . import zero3_hooks, zero3_memory, zero3_ops, zero3_stack  # noqa: F401  (7.4 to 7.7 are there)
+from . import zero3_budget, zero3_hooks, zero3_memory, zero3_ops, zero3_stack  # noqa: F401  (7.4 to 7.8 are there)
 
 # 7.1 ----------------------------------------------------------------------------------------------------------------
 
