@@ -30,7 +30,7 @@ class Exercise:
         disagree and for what takes too long; their mutants run in the tests only.
     sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
         `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
-    tells(seen) -> str: goes behind the sentence for a right answer, `seen[rank][case]` being what the last trial saw of it.
+    tells(seen) -> str: what follows the sentence for a right answer; `seen[rank][case]` is what the last trial saw.
     own: the package's implementation of each answer, where it has one; () where it has none.
     replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",
         "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.states:*" for all functions of a module. `own`
