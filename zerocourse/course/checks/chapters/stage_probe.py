@@ -15,7 +15,7 @@ from .stage_runs import WatchedComm
 NOT_THEIRS = ("torch", "zerocourse", "builtins")  # a learner's own classes are looked into
 
 
-class Row(nn.Module):
+class OneParameter(nn.Module):
     """One parameter. It has a forward, which nobody calls, as units are modules that have one."""
 
     def __init__(self, shape: tuple[int, ...]):
@@ -30,7 +30,7 @@ def flats_of(shapes: list[tuple[int, ...]], stage: int, comm: WatchedComm, dtype
              ) -> list[FlatBuffer]:
     """One flat for each shape, its parameters 1, 2, 3, ..., as `shard` makes it. Collective."""
     model = nn.Sequential()
-    model.rows = nn.ModuleList(map(Row, shapes))
+    model.rows = nn.ModuleList(map(OneParameter, shapes))
     with torch.no_grad():
         for param in model.parameters():
             param.copy_(torch.arange(1.0, param.numel() + 1).view(param.shape))
