@@ -97,17 +97,17 @@ def check(each: list, modes: list) -> None:
 
     check_ranks(each[0].ranks, "--ranks")
     tokens = read_tokens(each[0].source)[:ENOUGH_TOKENS]
-    found = []
+    estimates = []
     for settings in each:
         train, _ = split(tokens, settings.tokens, settings.source or "the standard library")
         ShardSampler(len(train), 0, settings.ranks, settings.micro_batch)
         train.check_vocab(settings.vocab)
         step, steps = estimated_step(settings), steps_in_all(settings, modes)
-        found.append(what := Estimate(estimated_bytes(settings, modes), settings.ranks, steps * step))
+        estimates.append(what := Estimate(estimated_bytes(settings, modes), settings.ranks, steps * step))
         check_memory(what, "lower --layers, --width, --vocab, --tokens, --batch or --ranks")
         check_time(settings.steps * step, LIMIT_SECONDS, "lower --layers, --width, --tokens or --batch")
-    largest = max(what.rank_bytes for what in found)
-    say("bench", Estimate(largest, settings.ranks, sum(what.seconds for what in found)))
+    largest = max(what.rank_bytes for what in estimates)
+    say("bench", Estimate(largest, settings.ranks, sum(what.seconds for what in estimates)))
 
 
 def estimated_step(settings) -> float:

@@ -33,15 +33,15 @@ def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = F
 
 def progress(chapter: int) -> Progress:
     """How far this session is with the exercises of a chapter."""
-    return Progress({id: found.title for id, found in exercises(chapter).items()}, _last)
+    return Progress({id: asked.title for id, asked in exercises(chapter).items()}, _last)
 
 
 def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) -> Verdict:
     try:
-        found = find(id)
-        if len(answers) != len(found.answers) or not all(map(callable, answers)):
-            return Verdict(id, FAILED, usage_text(id, found.answers, answers), code="usage")
-        lab = Lab(found, answers, timeout, own_allowed)
+        asked = find(id)
+        if len(answers) != len(asked.answers) or not all(map(callable, answers)):
+            return Verdict(id, FAILED, usage_text(id, asked.answers, answers), code="usage")
+        lab = Lab(asked, answers, timeout, own_allowed)
     except (ZeroCourseError, ImportError) as error:
         return Verdict(id, FAILED, str(error), code="usage")
     before, known = _passed.get(id, (None, None))

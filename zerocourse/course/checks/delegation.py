@@ -19,9 +19,9 @@ class Guard:
     has imported them, under whatever name, meets the trap."""
 
     def __init__(self, specs, own=()):
-        found = [fn for spec in specs for fn in functions(spec)] + [fn for value in own for fn in _plain(value)]
-        self.code = {fn: fn.__code__ for fn in found}
-        self.traps = {fn: _trap(fn) for fn in found}
+        forbidden = [fn for spec in specs for fn in functions(spec)] + [fn for value in own for fn in _plain(value)]
+        self.code = {fn: fn.__code__ for fn in forbidden}
+        self.traps = {fn: _trap(fn) for fn in forbidden}
         self.depth = 0
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What an exercise is, and where the check of each is found: chapter NN's are in `chapters/chapterNN.py`."""
+"""What an exercise is, and where the check of each is found: chapter NN's are in `chapters/chapterNN/`."""
 
 import functools
 import importlib
@@ -14,7 +14,7 @@ from .words import sentences
 
 FORMULAS = tuple(f"zerocourse.formulas.{name}:*"
                  for name in ("states", "volumes", "transformer", "activations", "peak", "estimators"))
-_found: dict[str, "Exercise"] = {}
+_registered: dict[str, "Exercise"] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,23 +65,25 @@ class Exercise:
 
 def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...], own=(),
              replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20,
-             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict, tells: Callable | None = None):
+             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict, tells: Callable | None = None,
+             shared: Callable | None = None):
     """Make the decorated function the reference of a new exercise.
 
-    Its docstring has a sentence for each mistake and one for "right" (see `words.sentences`).
+    Its docstring has a sentence for each mistake and one for "right" (see `words.sentences`). Sentences that several
+    exercises have stand in the docstring of the function `shared`.
     answer and own: one, or a tuple of several.   cases: short for a first trial that calls the answer with each.
     mistakes: {code: setting, or a tuple of several}.
     """
     def register(fn: Callable) -> Callable:
         answers = (answer,) if isinstance(answer, str) else tuple(answer)
         table = {code: each if isinstance(each, tuple) else (each,) for code, each in mistakes.items()}
-        said = sentences(fn)
+        said = (sentences(shared) if shared else {}) | sentences(fn)
         if taken := table.keys() & {DIFFERENCE, RAISED}:
             raise ValueError(f"{id}: {sorted(taken)} is a code of the harness itself: give the mistake another")
         if unmatched := said.keys() ^ {*table, "right"}:
             raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for "
                              f"`right`, and no other; look at {sorted(unmatched)}")
-        _found[id] = Exercise(id, title, minutes, difficulty, answers,
+        _registered[id] = Exercise(id, title, minutes, difficulty, answers,
                               own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
                               (*([Trial(list(cases))] if cases else []), *trials), table, said, tells)
         return fn
@@ -91,8 +93,8 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
 def chapters() -> list[int]:
     """The chapters that have exercises."""
     from . import chapters as folder
-    found = (re.fullmatch(r"chapter(\d\d)", info.name) for info in pkgutil.iter_modules(folder.__path__))
-    return sorted(int(match[1]) for match in found if match)
+    names = (re.fullmatch(r"chapter(\d\d)", info.name) for info in pkgutil.iter_modules(folder.__path__))
+    return sorted(int(match[1]) for match in names if match)
 
 
 @functools.cache
@@ -104,15 +106,15 @@ def exercises(chapter: int | None = None) -> dict[str, Exercise]:
     """All exercises, or a chapter's, by id in order."""
     for number in chapters() if chapter is None else [chapter]:
         _load(number)
-    order = sorted(_found, key=lambda id: tuple(map(int, id.split("."))))
-    return {id: _found[id] for id in order if chapter in (None, _found[id].chapter)}
+    order = sorted(_registered, key=lambda id: tuple(map(int, id.split("."))))
+    return {id: _registered[id] for id in order if chapter in (None, _registered[id].chapter)}
 
 
 def find(id: str) -> Exercise:
     """The exercise of that id. Raises BadInput that says what there is."""
     number = str(id).partition(".")[0]
     chapter = int(number) if number.isdecimal() and int(number) in chapters() else None
-    found = exercises(chapter)
-    if str(id) not in found:
-        raise BadInput(f"there is no exercise {str(id)!r}: there are {', '.join(found)}")
-    return found[str(id)]
+    known = exercises(chapter)
+    if str(id) not in known:
+        raise BadInput(f"there is no exercise {str(id)!r}: there are {', '.join(known)}")
+    return known[str(id)]

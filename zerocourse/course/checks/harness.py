@@ -101,10 +101,10 @@ def _kept_trace(exercise: Exercise, number: int, mutant: tuple, answers: tuple) 
     key = exercise, number, *mutant
     if key not in _kept:
         lab, seconds = Lab(exercise, answers, own_allowed=True), min(MUTANT_SECONDS, exercise.timeout)
-        found = trace(lab, _trials(exercise)[number], seconds if mutant else None)
-        if found.ended and found.ended.code in (STUCK, "hung", "died"):
-            return found  # perhaps only because the machine was busy
-        _kept[key] = found
+        its_trace = trace(lab, _trials(exercise)[number], seconds if mutant else None)
+        if its_trace.ended and its_trace.ended.code in (STUCK, "hung", "died"):
+            return its_trace  # perhaps only because the machine was busy
+        _kept[key] = its_trace
     return _kept[key]
 
 

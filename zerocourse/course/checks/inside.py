@@ -161,9 +161,9 @@ def _memory_limit() -> Iterator[None]:
 
 def untaken() -> int:
     """Bytes that came for this process, and that nobody takes: the tensor that was to receive them is gone."""
-    found = 0
+    unread = 0
     for number in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):  # the descriptor of the listing itself is closed by now
             if stat.S_ISSOCK(os.fstat(number).st_mode):
-                found += int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder)
-    return found
+                unread += int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return unread

@@ -131,7 +131,7 @@ def _failed_report(error: RankError) -> tuple[int, Report]:
                if failure.kind == "AnswerFailed"]
     if not reports:
         raise error
-    return min(reports, key=lambda found: found[1].kind == STUCK)
+    return min(reports, key=lambda each: each[1].kind == STUCK)
 
 
 def _hang_text(error: LaunchTimeout, world: int, limit: float) -> str:

@@ -102,10 +102,10 @@ def _tensor(dtype: str, shape: list[int], content: str | None) -> torch.Tensor:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch.{name} is no dtype")
-    return found
+    return dtype
 
 
 _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}

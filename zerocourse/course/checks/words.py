@@ -16,16 +16,16 @@ _NOT_THEIRS = (_OURS + os.sep, "<frozen", "<string>",
 def sentences(fn) -> dict[str, str]:
     """The sentences in a function's docstring, by name: after its first paragraph each begins a line with `name: `, and
     goes on in lines that are indented further. Raises ValueError at a line that is neither."""
-    found, name, lines = {}, None, (inspect.getdoc(fn) or "").splitlines()
+    by_name, name, lines = {}, None, (inspect.getdoc(fn) or "").splitlines()
     for line in lines[lines.index(""):] if "" in lines else ():
         if line.startswith(" ") and name:
-            found[name] += f" {line.strip()}"
+            by_name[name] += f" {line.strip()}"
         elif line:
             name, colon, text = line.partition(": ")
             if not colon:
                 raise ValueError(f"in the docstring of {fn.__name__} the line {line!r} should begin with `name: `")
-            found[name] = text.strip()
-    return found
+            by_name[name] = text.strip()
+    return by_name
 
 
 def call_text(name: str, args=(), kwargs=None) -> str:

@@ -44,10 +44,10 @@ def notebooks_in(folder: Path) -> list[Path]:
     """Every notebook below, those of editors' backups left out. Raises BadInput when there is none."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder")
-    found = sorted(path for path in folder.rglob("*.ipynb") if not any(part.startswith(".") for part in path.relative_to(folder).parts))
-    if not found:
+    paths = sorted(path for path in folder.rglob("*.ipynb") if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    if not paths:
         raise BadInput(f"there is no notebook (.ipynb) below {folder}")
-    return found
+    return paths
 
 
 def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int,
@@ -58,12 +58,12 @@ def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int,
     def one(path: Path) -> Row:
         examiner = free.get()
         try:
-            found, = examiner.run(verdicts_or_problem, path, list(ids), limits, timeout=limits.seconds + SPARE_SECONDS)
+            result, = examiner.run(verdicts_or_problem, path, list(ids), limits, timeout=limits.seconds + SPARE_SECONDS)
         except (LaunchError, BadInput) as error:
-            found = f"its examiner did not come to an end: {error}"
+            result = f"its examiner did not come to an end: {error}"
         name = str(path.relative_to(folder))
-        row = Row(name, problem=found) if isinstance(found, str) else \
-            Row(name, {each["id"]: Verdict(**each) for each in found})
+        row = Row(name, problem=result) if isinstance(result, str) else \
+            Row(name, {each["id"]: Verdict(**each) for each in result})
         free.put(examiner)
         on_done(row)
         return row

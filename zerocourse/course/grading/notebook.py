@@ -34,21 +34,21 @@ def read_cells(path: str | Path) -> list[Cell]:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} is not a notebook (.ipynb): {type(error).__name__}: {error}") from None
-    found, waiting = [], []
+    kept, waiting = [], []
     for cell, source in zip(code, sources, strict=True):
         about, call = cell.get("metadata", {}), CALL.search(source)
         if about.get("nbgrader", {}).get("solution"):
-            waiting.append(len(found))
-            found.append(Cell(None, source))
+            waiting.append(len(kept))
+            kept.append(Cell(None, source))
         elif GIVEN in about.get("tags", []):
-            found.append(Cell(None, source))
+            kept.append(Cell(None, source))
         elif call:
             for number in waiting:
-                found[number] = Cell(call[1], found[number].source)
+                kept[number] = Cell(call[1], kept[number].source)
             waiting = []
-    if not any(cell.id for cell in found):
+    if not any(cell.id for cell in kept):
         raise BadInput(f"{path} has no answers: it should have nbgrader's answer cells, each followed by a check")
-    return found
+    return kept
 
 
 def ids_of(cells: list[Cell]) -> list[str]:

@@ -1,6 +1,6 @@
 """A tiny GPT-2 trained with a learner's collective operations, and what that shows: for the checks of chapters 05 to 07.
 
-On a rank:    found = train({"reduce": answer}, stage=1)          # and train({}, stage=1) for the package's own
+On a rank:    seen = train({"reduce": answer}, stage=1)          # and train({}, stage=1) for the package's own
 In a check:   trials=[..., training("reduce", 1)]
 """
 
@@ -132,8 +132,8 @@ def training(name: str | tuple[str, ...], stage: int, world: int = 2, **how) -> 
 
 def _trained(*answers, name, **how) -> dict:
     names = (name,) if isinstance(name, str) else name
-    found = train(dict(zip(names, answers, strict=True)), **how)
-    return {**{f"elements by {verb}": found["sent"].get(verb, 0) for verb in VERBS},
-            **{f"bytes of {words} after the {phase}": found["held"][phase][kind]
+    seen = train(dict(zip(names, answers, strict=True)), **how)
+    return {**{f"elements by {verb}": seen["sent"].get(verb, 0) for verb in VERBS},
+            **{f"bytes of {words} after the {phase}": seen["held"][phase][kind]
                for phase in PHASES for kind, words in KINDS.items()},
-            "losses": torch.tensor(found["losses"]), "parameters": [found["parameters"], found["shards"]]}
+            "losses": torch.tensor(seen["losses"]), "parameters": [seen["parameters"], seen["shards"]]}

@@ -136,9 +136,9 @@ class Wire(TorchDispatchMode):
     def _others_are_stuck(self) -> bool:
         """Does another rank give up now? Its connections close then, and this rank may notice that first."""
         until, keys = time.monotonic() + 0.5, [f"stuck {peer}" for peer in range(self.world_size)]
-        while not (found := any(self.store.check([key]) for key in keys)) and time.monotonic() < until:
+        while not (came := any(self.store.check([key]) for key in keys)) and time.monotonic() < until:
             time.sleep(0.01)
-        return found
+        return came
 
     def _stuck(self) -> str:
         """Every rank's last call, after a wait that did not end."""

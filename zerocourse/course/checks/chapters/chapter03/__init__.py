@@ -1,0 +1,8 @@
+"""The checks of chapter 03, rank maps.
+
+    fair_maps:         3.1, 3.2, 3.3
+    moving_house:      3.6
+    row_slices:        3.4, 3.5
+"""
+
+from . import fair_maps, moving_house, row_slices  # noqa: F401  (each registers its exercises)

@@ -1,0 +1,10 @@
+"""The checks of chapter 04, data parallel.
+
+    cuts_and_replays:  4.1, 4.4
+    averages:          4.2, 4.3
+    buckets:           4.7
+    rings:             4.5, 4.6
+    uneven:            4.8
+"""
+
+from . import averages, buckets, cuts_and_replays, rings, uneven  # noqa: F401  (each registers its exercises)

@@ -1,0 +1,8 @@
+"""The checks of chapter 05, ZeRO-1.
+
+    zero1_slices:      5.1, 5.2, 5.3
+    zero1_ops:         5.4, 5.5
+    zero1_optimizer:   5.6
+"""
+
+from . import zero1_ops, zero1_optimizer, zero1_slices  # noqa: F401  (each registers its exercises)

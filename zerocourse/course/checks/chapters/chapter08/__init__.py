@@ -1,0 +1,10 @@
+"""The checks of chapter 08, overlap.
+
+    prefetching:       8.1, 8.2
+    exposure:          8.4
+    lanes:             8.6
+    reading:           8.3
+    run_ahead:         8.5
+"""
+
+from . import exposure, lanes, prefetching, reading, run_ahead  # noqa: F401  (each registers its exercises)
