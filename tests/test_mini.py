@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 import worlds
 from torch import nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
-from worlds import STAGES, Case, Run, Stack, check_bitwise, check_near, check_same_state, check_whole
+from torch.utils.checkpoint import set_checkpoint_early_stop
+from worlds import STAGES, Case, Recomputed, RecomputedReentrant, Run, Stack, check_bitwise, check_near, check_same_state, check_whole
 
 from zerocourse.errors import BadInput
 from zerocourse.zero import mini
@@ -189,26 +189,12 @@ def test_a_rank_holds_what_its_stage_promises(pool, world_size):
 
 # -- one process without a group ---------------------------------------------------------------------------------------
 
-class Checkpointed(Stack):
-    reentrant = False
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return self.last(x)
-
-
-class ToTheEnd(Checkpointed):
+class ToTheEnd(Recomputed):
     """Computes a block again up to its forward hook, where checkpointing stops by itself before."""
 
     def forward(self, x):
         with set_checkpoint_early_stop(False):
             return super().forward(x)
-
-
-class Reentrant(Checkpointed):
-    reentrant = True
 
 
 class Twice(Stack):
@@ -252,7 +238,7 @@ def losses_of(model: nn.Module, stage: int | None) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.parametrize("make", (Stack, Checkpointed, ToTheEnd, Reentrant, Twice))
+@pytest.mark.parametrize("make", (Stack, Recomputed, ToTheEnd, RecomputedReentrant, Twice))
 def test_alone_without_a_process_group(make):
     """With evaluation, dropped gradients, an exception, a scheduler, checkpointing and a block that runs twice."""
     assert not dist.is_initialized()

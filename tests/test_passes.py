@@ -16,7 +16,7 @@ from attempts import (attempts, by_stage, check_cases, gathered_units, is_state,
                       state_of, unsharded)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from worlds import STAGES, Block, Case, Stack, check_exact, rows, squares
+from worlds import STAGES, Block, Case, Recomputed, RecomputedReentrant, Stack, check_exact, rows, squares
 
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
@@ -108,22 +108,6 @@ class IgnoringBlocks(Stack):
     block = Ignoring
 
 
-class Recomputing(Stack):
-    """Its blocks are computed again in the backward."""
-
-    reentrant = False
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return self.last(x)
-
-
-class RecomputingReentrant(Recomputing):
-    reentrant = True
-
-
 def held_by_the_end(comm: Comm, stage: int, make: Callable) -> list[set[str]]:
     """In each of two steps: the units, the root's apart, that hold parameters (stage 3) or a bucket when the first block's
     last gradient has come."""
@@ -142,7 +126,7 @@ def held_by_the_end(comm: Comm, stage: int, make: Callable) -> list[set[str]]:
     return seen
 
 
-@pytest.mark.parametrize("make", (Stack, IgnoringBlocks, Recomputing, RecomputingReentrant))
+@pytest.mark.parametrize("make", (Stack, IgnoringBlocks, Recomputed, RecomputedReentrant))
 def test_what_a_backward_is_past_is_reduced_and_freed(pool, make):
     """Also where autograd brings no gradient for a parameter, and where blocks are computed again."""
     def not_the_last(rank: int, seen: list) -> None:
@@ -161,7 +145,7 @@ class DownFirst(Block):
         self.up = up
 
 
-class DownFirstReentrant(RecomputingReentrant):
+class DownFirstReentrant(RecomputedReentrant):
     block = DownFirst
 
 

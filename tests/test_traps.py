@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import worlds
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, rows, squares
+from worlds import STAGES, Block, Case, Recomputed, RecomputedReentrant, Stack, check_exact, check_same_state, rows, squares
 
 from zerocourse import load_state_dict, shard, state_dict
 from zerocourse.comm import Comm
@@ -226,7 +226,7 @@ class Towers(nn.Module):
         return self.last(sum(tower(x, special) for tower in self.towers))
 
 
-class Recomputed(Stack):
+class WithAHead(Stack):
     """Blocks under reentrant checkpointing, and a head with a layer that one rank does not use."""
 
     def __init__(self):
@@ -240,7 +240,7 @@ class Recomputed(Stack):
         return self.last(x) if special else self.other(self.last(x))
 
 
-@pytest.mark.parametrize("make", (Conditioned, ConditionedByParameter, LayerDrop, Towers, Recomputed))
+@pytest.mark.parametrize("make", (Conditioned, ConditionedByParameter, LayerDrop, Towers, WithAHead))
 def test_trap_03_one_rank_knows_sooner_that_a_unit_is_over(pool, make):
     """Reductions and gathers come in one order on all ranks, however few units may be under way."""
     loose = {"loss": special_on_rank_one, "optimizer": worlds.sgd}  # additions into a shared tensor have another order
@@ -595,20 +595,6 @@ def test_trap_10_evaluation_keeps_nothing(pool):
 
 # -- 11: activation checkpointing ------------------------------------------------------------------------------------
 
-class Around(Stack):
-    reentrant = False
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return self.last(x)
-
-
-class AroundReentrant(Around):
-    reentrant = True
-
-
 class InsideBlock(Block):
     reentrant = False
 
@@ -628,14 +614,14 @@ class InsideReentrant(Stack):
     block = InsideBlockReentrant
 
 
-class TwiceReentrant(AroundReentrant):
+class TwiceReentrant(RecomputedReentrant):
     """Each block's gradient arrives in several parts."""
 
     def forward(self, x):
         return super().forward(super().forward(x))
 
 
-@pytest.mark.parametrize("make", (Around, AroundReentrant, Inside, InsideReentrant))
+@pytest.mark.parametrize("make", (Recomputed, RecomputedReentrant, Inside, InsideReentrant))
 def test_trap_11_checkpointing(pool, make):
     check_exact(pool, of_stack(make, accumulation=2) + of_stack(make, bucket_size=10)
                 + of_stack(make, stages=(3,), options=(("reshard_after_forward", False),)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
@@ -57,6 +58,22 @@ class Stack(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.last(x)
+
+
+class Recomputed(Stack):
+    """Its blocks are computed again in the backward."""
+
+    reentrant = False
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+class RecomputedReentrant(Recomputed):
+    reentrant = True
 
 
 def rows(step: int, micro: int, rank: int, size: int = 4) -> torch.Tensor:
