@@ -35,8 +35,8 @@ def check_memory(what: Estimate, smaller: str) -> None:
     """Raise BadInput when the ranks do not fit in this machine's memory. smaller: what would make them fit."""
     room, needed = available_bytes(), what.rank_bytes * what.ranks
     if room is not None and needed > room:
-        raise BadInput(f"this would take about {gb(needed)} ({gb(what.rank_bytes)} per rank), "
-                       f"and this machine has {gb(room)} free: {smaller}")
+        share = f" ({gb(what.rank_bytes)} per rank)" if what.ranks > 1 else ""
+        raise BadInput(f"this would take about {gb(needed)}{share}, and this machine has {gb(room)} free: {smaller}")
 
 
 def check_time(seconds: float, most: float, smaller: str) -> None:
