@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: sever
 
 import pytest
 import torch
+from quiet import undisturbed
 
 from zerocourse.comm import progress
 from zerocourse.launch.ranks import Ranks
@@ -37,6 +38,12 @@ QUICK = {  # by file, the tests that are worth their seconds while one works; a 
 def quick(item) -> bool:
     """Does the test belong to `make test-quick`, which takes less than three minutes?"""
     return item.path.stem in QUICK and QUICK[item.path.stem] in item.name
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the timer, which is not to count how long a test waits
+def pytest_runtest_protocol(item, nextitem):
+    with undisturbed(item.path.stem):
+        return (yield)
 
 
 def pytest_runtest_setup(item):
