@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from ..formulas.states import ModelStates
 from ..formulas.units import gb
+from .palette import MEANINGS
 
-KIND_COLORS = {"parameters": "#4c72b0", "gradients": "#dd8452", "optimizer": "#55a868", "the rest, at the peak": "#c7c7c7"}
+KIND_COLORS = {kind: MEANINGS[kind].color for kind in ("parameters", "gradients", "optimizer")} | {"the rest, at the peak": "#c7c7c7"}
 VERB_COLORS = {"forward": "#9ecae1", "backward": "#fdae6b", "step": "#a1d99b", "all_gather": "#3182bd",
                "reduce_scatter": "#e6550d", "wait": "#de2d26", "reshard": "#756bb1"}
 
