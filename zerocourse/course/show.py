@@ -37,6 +37,7 @@ class Shown:
     text: str
     html: str | None = None
     png: bytes | None = None
+    svg: str | None = None
     width: int | None = None
 
     def __repr__(self) -> str:
@@ -46,6 +47,9 @@ class Shown:
         data, metadata = {"text/plain": self.text}, {}
         if self.html is not None:
             data["text/html"] = self.html
+        if self.svg is not None:
+            data["image/svg+xml"] = self.svg
+            metadata["image/svg+xml"] = {"alt": self.text}
         if self.png is not None:
             data["image/png"] = base64.b64encode(self.png).decode()
             metadata["image/png"] = {"alt": self.text} | ({"width": self.width} if self.width else {})
