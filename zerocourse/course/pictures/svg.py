@@ -53,10 +53,10 @@ class Drawing:
         plate: a white ground behind the words, so that they are read on colours and hatchings.
         """
         if plate:
-            wide = words_width(words, size, bold) + 0.4 * size
+            wide = words_width(words, size, bold) + 0.5 * size
             left = x - wide * {"start": 0, "middle": 0.5, "end": 1}[anchor]
             self.tag("rect", x=left, y=y - 0.95 * size, width=wide, height=1.25 * size, rx=3, fill="white", fill_opacity=0.88)
-            x += {"start": 0.2, "middle": 0, "end": -0.2}[anchor] * size
+            x += {"start": 0.25, "middle": 0, "end": -0.25}[anchor] * size
         self.tag("text", x=x, y=y, font_size=size, text_anchor=None if anchor == "start" else anchor,
                  font_weight="bold" if bold else None, fill=color, inside=escape(words))
 
@@ -139,11 +139,15 @@ def still(drawing: Drawing, title: str, desc: str) -> str:
     return document(drawing, title, desc)
 
 
-def animated(frames: Sequence[Drawing], seconds_each: float, title: str, desc: str) -> str:
-    """Frames that follow each other, each for `seconds_each`, and begin again. Without animation the first is seen."""
+def animated(frames: Sequence[Drawing], seconds_each: float, title: str, desc: str, under: Drawing | None = None) -> str:
+    """Frames that follow each other, each for `seconds_each`, and begin again. Without animation the first is seen.
+
+    under: what is seen below all of them.
+    """
     if not frames:
         raise BadInput("frames is empty: an animation needs at least one")
     whole = Drawing(max(frame.width for frame in frames), max(frame.height for frame in frames))
+    whole.parts += under.parts if under else []
     for index, frame in enumerate(frames):
         begin, end = index / len(frames), (index + 1) / len(frames)
         times = {0.0: 0, begin: 1, end: 0}  # from then on: seen (1) or not (0)
@@ -197,9 +201,9 @@ def number(value: float) -> str:
 
 
 def words_width(words: str, size: float = SIZE, bold: bool = False) -> float:
-    """About how wide the words are, in units: fonts differ, and this fits DejaVu, the widest of the usual ones."""
-    ems = sum(0.36 if letter in " .,:;il|'!()[]tfrj-" else 0.9 if letter in "mwMW→" else 0.65 for letter in words)
-    return size * ems * (1.12 if bold else 1)
+    """About how wide the words are, in units: fonts differ, and this is on the wide side of the usual ones."""
+    narrow = sum(letter in " .,:;il|'!()[]tfrj" for letter in words)
+    return size * (0.58 * (len(words) - narrow) + 0.31 * narrow) * (1.08 if bold else 1)
 
 
 def broken(words: str, ems: float, bold: bool = False) -> Iterator[str]:
