@@ -49,6 +49,15 @@ def steps(scene: Scene, engine) -> None:
         engine.step()
 
 
+def verdict(ranks: list[Played], whole: Played, scene: Scene, number: int) -> str:
+    """What the check that belongs to the case says to a run: its sentence, or "green"."""
+    try:
+        case(number).proof(ranks, whole, scene)
+    except AssertionError as red:
+        return f"red: {red}"
+    return "green"
+
+
 def solved(number: int, folded: str = "") -> show.Shown:
     """The case's answer: the mistake, the lines, where it happened and which test kills it."""
     bug = case(number)
