@@ -1,4 +1,4 @@
-"""Instruments that find bugs from outside: the norm auditor, the staleness meter, the first tensor that is not finite."""
+"""Instruments that find bugs from outside: the norm auditor, the staleness meter, the first NaN."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ NAMES = [name for name, _ in worlds.gpt().named_parameters()]
 def squares_of(model: nn.Module, weights: dict[str, float], dtype=torch.float32):
     """A norm that counts parameters so often, by name; the others once."""
     def norm():
-        total = sum(weights.get(name, 1) * param.grad.to(dtype).square().sum() for name, param in model.named_parameters())
-        return total.sqrt()
+        squares = {name: param.grad.to(dtype).square().sum() for name, param in model.named_parameters()}
+        return sum(weights.get(name, 1) * square for name, square in squares.items()).sqrt()
 
     return norm
 

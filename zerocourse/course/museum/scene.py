@@ -1,6 +1,6 @@
 """A small training of which everything is seen: where a bug shows itself, and the same without it.
 
-`play` runs on each rank. `play_whole` is the same training in one process, without any sharding: what it should have been.
+`play` runs on each rank. `play_whole` is the same training in one process, without any sharding: what should come out.
 """
 
 from collections.abc import Iterable
@@ -53,7 +53,8 @@ class Played:
     sums: of the absolute values of the parameters that this rank holds, before the first step and after each.
     moved: how far the slices that this rank updates are from where they began, in all (the norm of the difference).
     bytes_before_step, bytes_after_step: by kind, at the last step; the second after zero_grad().
-    step_counts: of the optimizer, the smallest and the largest.   params: of the whole model.   sent: bytes, by collective.
+    step_counts: of the optimizer, the smallest and the largest.   params: of the whole model.
+    sent: bytes, by collective.
     calls: (verb, unit) in order.   events: of the last step.   not_finite: (step, what, name), the first.
     """
 
@@ -89,13 +90,16 @@ def batch(scene: Scene, step: int, micro: int, rank: int) -> tuple[torch.Tensor,
     random = torch.Generator().manual_seed(1_000_003 * step + 1_009 * micro + rank)
     often = torch.rand(SAMPLES, T + 1, generator=random).square()  # small numbers more often than large ones
     tokens = (often * (V // 2)).long() + V // 2 * (rank % 2)
-    return (tokens[:, :-1], tokens[:, 1:]) if (step, rank) != scene.padded else 2 * (torch.zeros(SAMPLES, T, dtype=torch.long),)
+    if (step, rank) == scene.padded:
+        tokens.zero_()
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def engine_of(scene: Scene, ranks: int = 1) -> Engine:
     """ranks: how many ranks' micro-batches this process goes through itself."""
     config = {"train_micro_batch_size_per_gpu": SAMPLES, "gradient_accumulation_steps": scene.accumulation * ranks,
-              "gradient_clipping": scene.clip, "bf16": {"enabled": scene.half}, "zero_optimization": {"stage": scene.stage}}
+              "gradient_clipping": scene.clip, "bf16": {"enabled": scene.half},
+              "zero_optimization": {"stage": scene.stage}}
     model = model_of(scene, seed=dist.get_rank() if dist.is_initialized() else 0)
     return initialize(model, optimizer_of(scene, model.parameters()), config=config)[0]
 
@@ -134,7 +138,8 @@ def train(scene: Scene, engine: Engine, ranks: Iterable[int]) -> Played:
             seen.losses.append(total)
             seen.norms.append(engine.get_global_grad_norm())
             seen.sums.append(total_of(engine))
-    seen.moved = torch.stack([(flat.master - old).norm() for flat, old in zip(zero.flats, began, strict=True)]).norm().item()
+    moves = [(flat.master - old).norm() for flat, old in zip(zero.flats, began, strict=True)]
+    seen.moved = torch.stack(moves).norm().item()
     seen.bytes_after_step = engine.memory()
     counts = [float(state["step"]) for state in engine.optimizer.state.values() if "step" in state]
     seen.step_counts = (min(counts), max(counts)) if counts else (0, 0)
@@ -160,8 +165,8 @@ def counted(stage: int, bug: "Bug | None" = None) -> dict[str, int]:
     """How often a stage's norm counts each parameter, by the norm auditor. Collective."""
     scene = Scene(stage)
     with bug.planted() if bug else nullcontext():
-        engine = engine_of(scene)
-        return norm_counts(engine.module, lambda: engine.module(*batch(scene, 0, 0, 0)).backward(), engine.zero.grad_norm)
+        model = engine_of(scene).module
+        return norm_counts(model, lambda: model(*batch(scene, 0, 0, 0)).backward(), model.zero.grad_norm)
 
 
 def total_of(engine: Engine) -> float:
@@ -185,7 +190,7 @@ class OneExpert(nn.Module):
 
 
 def play_expert(bug: "Bug | None" = None, seconds: float = 1.0) -> dict:
-    """Two steps in which only rank 1 uses the expert: the calls of this rank, and the error in which it ended, if it did.
+    """Two steps in which only rank 1 uses the expert: this rank's calls, and the error in which it ended, if it did.
 
     seconds: after which a collective that nobody answers is given up. Collective.
     """
