@@ -17,16 +17,17 @@ from zerocourse.zero.ddp import all_reduce
 SHOWN = [bug.name for bug in BUGS if bug.scene]
 
 
-def with_and_without(names: list[str]) -> list[tuple[Played, Played]]:
-    """On this rank: each bug's scene with the bug, and then without."""
-    return [(play(BUGS[name].scene, BUGS[name]), play(BUGS[name].scene)) for name in names]
+def with_and_without(names: list[str]) -> tuple[dict[str, Played], dict[Scene, Played]]:
+    """On this rank: every bug in its scene, and every scene without a bug."""
+    scenes = dict.fromkeys(BUGS[name].scene for name in names)
+    return {name: play(BUGS[name].scene, BUGS[name]) for name in names}, {scene: play(scene) for scene in scenes}
 
 
 @pytest.fixture(scope="module")
 def played(pool):
-    """By bug: what the ranks saw with it, and what they saw without it."""
+    """By bug, and by scene: what each rank saw."""
     by_rank = pool(2).run(with_and_without, SHOWN)
-    return {name: list(zip(*runs, strict=True)) for name, runs in zip(SHOWN, zip(*by_rank, strict=True), strict=True)}
+    return [{key: [of_rank[key] for of_rank in of_ranks] for key in of_ranks[0]} for of_ranks in zip(*by_rank, strict=True)]
 
 
 @cache
@@ -37,7 +38,7 @@ def whole(scene: Scene) -> Played:
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_bug_shows_and_without_it_all_is_right(played, name):
     bug = BUGS[name]
-    with_bug, without = played[name]
+    with_bug, without = played[0][name], played[1][bug.scene]
     with pytest.raises(AssertionError):
         bug.proof(with_bug, whole(bug.scene), bug.scene)
     near = (proof.gradient_is_the_unsharded_one, proof.losses_are_the_unsharded_ones)
