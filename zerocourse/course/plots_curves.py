@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 STYLES = (("#4c72b0", "o", "-"), ("#dd8452", "s", "--"), ("#55a868", "^", "-."), ("#8172b3", "D", ":"))  # colour, mark, line
 
@@ -23,6 +24,8 @@ def curves(lines: Mapping[str, Sequence[float]], at: Sequence[float], title: str
         axes.annotate(name, (at[0], height), (2, 3), textcoords="offset points", fontsize=8)
     if log:
         axes.set(xscale="log", yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
     else:
         axes.set_ylim(0, None)
