@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-STYLES = (("#4c72b0", "o", "-"), ("#dd8452", "s", "--"), ("#55a868", "^", "-."), ("#8172b3", "D", ":"))  # colour, mark, line
+STYLES = (("#222222", "o", "-"), ("#8172b3", "s", "--"), ("#937860", "^", "-."), ("#7f7f7f", "D", ":"))
+"""Colour, mark and line: no colour of `palette.MEANINGS`, since a curve is no kind of memory."""
 
 
 def curves(lines: Mapping[str, Sequence[float]], at: Sequence[float], title: str, x: str, y: str, log: bool = False,
