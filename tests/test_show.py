@@ -82,10 +82,31 @@ def test_a_difference_of_one_verb():
         show.difference(Stage1, Stage2, only=["forward"])
 
 
-def test_side_by_side_colours_only_what_differs():
+def test_of_a_difference_the_rows_that_matter_are_open():
+    shown = show.difference(Stage2, Stage3, rows=["shards_parameters", "ops.reshard"], only=[])
+    opened, folded = shown.html.split("<details>")
+    assert re.findall(r"<td[^>]*>([\w.]+)</td><td", opened) == ["shards_parameters", "ops.reshard"]
+    others = [name for name, _, _ in show.changes(Stage2, Stage3)
+              if name not in ("shards_parameters", "ops.reshard")]
+    assert f"<summary>{len(others)} more that change</summary>" in folded
+    assert all(f">{name}</td>" in folded and name in shown.text for name in others)
+    with pytest.raises(BadInput, match="does not change nothing_of_it"):
+        show.difference(Stage2, Stage3, rows=["nothing_of_it"])
+
+
+def test_words_say_the_numbers_of_their_cell():
+    shown = show.says("**{n:,}** bytes, {share:.0%} of {what}", n=1234567, share=0.25, what="all")
+    assert str(shown) == "**1,234,567** bytes, 25% of all"
+    assert shown._repr_mimebundle_()[0] == {"text/plain": str(shown), "text/markdown": str(shown)}
+    for values in ({}, {"n": 1, "m": 2}):
+        with pytest.raises(BadInput, match="give each name one value"):
+            show.says("{n} bytes", **values)
+
+
+def test_side_by_side_marks_only_what_differs():
     html = show.side_by_side(["a = 1", "b = 2", "c = 3"], ["a = 1", "c = 3", "d = 4"], "old", "new")
     cells = re.findall(r"<pre[^>]*>(.*?)</pre>", html, re.S)
-    assert [words(cell).strip() for cell in cells] == ["a = 1", "a = 1", "b = 2", "", "c = 3", "c = 3", "", "d = 4"]
+    assert [words(cell).strip() for cell in cells] == ["a = 1", "a = 1", "− b = 2", "", "c = 3", "c = 3", "", "+ d = 4"]
     assert [show.REMOVED in cell for cell in cells].index(True) == 2 and html.count(show.REMOVED) == 1
     assert [show.ADDED in cell for cell in cells].index(True) == 7 and html.count(show.ADDED) == 1
 

@@ -20,12 +20,17 @@ def tour_figure(modes: dict[str, list[dict]], expected: dict[str, dict[str, int]
     memory_bars(memory, names, [modes[name][0] for name in names], [expected[name]["total_bytes"] for name in names])
     sent.bar(names, [modes[name][0]["sent_bytes"] / 1e6 for name in names], color="#8172b3", width=0.6)
     mark_formula(sent, [expected[name]["sent_bytes"] / 1e6 for name in names])
-    sent.set(title="bytes sent a step, a rank", ylabel="MB")
+    sent.set(title="bytes sent in a step, per rank", ylabel="MB")
     for width, (name, ranks) in zip(range(2 * len(modes), 0, -2), modes.items(), strict=True):
         mean = [sum(step) / len(ranks) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
         losses.plot(range(1, len(mean) + 1), mean, label=name, linewidth=width, alpha=0.7)
     losses.set(title="loss: the lines lie on each other", xlabel="step")
     losses.legend()
+    held = ", ".join(f"{name} {gb(sum(modes[name][0][f'{kind}_bytes'] for kind in ('parameters', 'gradients', 'optimizer')))}"
+                     for name in names)
+    sends = ", ".join(f"{name} {gb(modes[name][0]['sent_bytes'])}" for name in names)
+    figure.set_label(f"Three charts. Model states held per rank: {held}; the peak adds to that. Sent per rank and step: {sends}. "
+                     "The curves of the loss lie on each other.")
     return figure
 
 
@@ -40,7 +45,7 @@ def memory_bars(axes: Axes, names: Sequence[str], ranks: Sequence[dict], formula
         axes.bar(names, height, bottom=bottom, color=color, label=kind, width=0.6)
         bottom = [below + more for below, more in zip(bottom, height, strict=True)]
     mark_formula(axes, [nbytes / 1e6 for nbytes in formula], label="model states by formula")
-    axes.set(title="bytes held, a rank", ylabel="MB", ylim=(0, max(bottom) * 1.45))
+    axes.set(title="bytes held, per rank", ylabel="MB", ylim=(0, max(bottom) * 1.45))
     axes.legend(fontsize=8, loc="upper right", ncols=2)
 
 
@@ -87,6 +92,6 @@ def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
         if memory - labelled > 0.07 * edge:  # so that names do not overlap
             axes.text(memory / 1e9, -0.62, card, ha="center", va="bottom", fontsize=8)
             labelled = memory
-    axes.set(yticks=range(4), yticklabels=names, xlabel="GB a rank (GB = 10⁹ bytes)", xlim=(0, edge / 1e9), ylim=(3.5, -0.6))
+    axes.set(yticks=range(4), yticklabels=names, xlabel="GB per rank (GB = 10⁹ bytes)", xlim=(0, edge / 1e9), ylim=(3.5, -0.6))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
     return figure

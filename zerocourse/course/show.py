@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from difflib import SequenceMatcher, unified_diff
 from html import escape
 from pathlib import Path
+from string import Formatter
 
 from matplotlib.figure import Figure
 from PIL import Image
@@ -37,6 +38,7 @@ class Shown:
     text: str
     html: str | None = None
     png: bytes | None = None
+    markdown: str | None = None
     svg: str | None = None
     width: int | None = None
 
@@ -47,6 +49,8 @@ class Shown:
         data, metadata = {"text/plain": self.text}, {}
         if self.html is not None:
             data["text/html"] = self.html
+        if self.markdown is not None:
+            data["text/markdown"] = self.markdown
         if self.svg is not None:
             data["image/svg+xml"] = self.svg
             metadata["image/svg+xml"] = {"alt": self.text}
@@ -56,11 +60,13 @@ class Shown:
         return data, metadata
 
 
-def figure(drawn: Figure, alt: str) -> Shown:
-    """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it.
+def figure(drawn: Figure, alt: str = "") -> Shown:
+    """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it; by default the
+    figure's own label, which the function that draws it has set (`figure.set_label`).
 
     `alt` is stored where hosts look for it: in the output's metadata, its plain text and the PNG's own description.
     """
+    alt = alt or drawn.get_label()
     if len(alt.split()) < 4:
         raise BadInput(f"alt is {alt!r}: say in a sentence what the figure shows")
     return Shown(alt, png=png_of(drawn, alt), width=round(100 * drawn.get_figwidth()))
@@ -79,6 +85,20 @@ def png_of(drawn: Figure, description: str) -> bytes:
 def sentence(text: str) -> Shown:
     """A line of text between pictures."""
     return Shown(text, f"<div>{escape(text)}</div>")
+
+
+def says(text: str, **values: object) -> Shown:
+    """A paragraph of Markdown in which `{name}` and `{name:,}` are filled in, as in `str.format`.
+
+    What a chapter concludes from its numbers is said by the cell that has them, so that words and numbers agree.
+    Raises BadInput for a name without a value, and for a value that the text does not use.
+    """
+    names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+    if names != set(values):
+        raise BadInput(f"the text has {sorted(names)} to fill in, and the values given are {sorted(values)}: "
+                       "give each name one value, as a keyword")
+    words = text.format(**values)
+    return Shown(words, markdown=words)
 
 
 def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> Shown:
@@ -122,20 +142,27 @@ def fold(html: str, words: str) -> str:
     return f"<details><summary>{escape(words)}</summary>{html}</details>" if words else html
 
 
-def difference(before: type, after: type, only: Sequence[str] | None = None, folded: str = "") -> Shown:
+def difference(before: type, after: type, only: Sequence[str] | None = None, folded: str = "",
+               rows: Sequence[str] | None = None) -> Shown:
     """What class `after` changes from class `before`: a table of the changes, then the code of both, side by side.
 
     A stage is a class with functions in its `ops`, such as `ops.reduce`. only: the names whose code is shown.
-    folded: words on which one clicks to see the code; the table of changes is open.
+    folded: words on which one clicks to see the code. rows: the names that the open table has, in this order; the
+    other changes are in a table below it that is folded.
     """
     changed = list(changes(before, after))
-    unknown = set(only or ()) - {name for name, _, _ in changed}
+    unknown = {*(only or ()), *(rows or ())} - {name for name, _, _ in changed}
     if unknown:
         raise BadInput(f"{after.__name__} does not change {', '.join(sorted(unknown))} of {before.__name__}; "
                        f"it changes {', '.join(name for name, _, _ in changed)}")
-    heads = table([{"what changes": name, before.__name__: short(name, old), after.__name__: short(name, new)}
-                   for name, old, new in changed])
-    text, html = [heads.text], []
+    lines = {name: {"what changes": name, before.__name__: short(name, old), after.__name__: short(name, new)}
+             for name, old, new in changed}
+    heads = table([lines.pop(name) for name in rows or list(lines)])
+    text, opened, html = [heads.text], heads.html, []
+    if lines:
+        others = table(list(lines.values()))
+        text += ["", "and besides", "", others.text]
+        opened += fold(others.html, f"{len(lines)} more that change{'s' * (len(lines) == 1)}")
     for name, old, new in changed:
         if not callable(getattr(new, "fget", new)) or (only is not None and name not in only):
             continue
@@ -143,7 +170,7 @@ def difference(before: type, after: type, only: Sequence[str] | None = None, fol
         titles = file_of(old) if left else f"not in {before.__name__}", file_of(new)
         text += ["", name, *unified_diff(left, right, *titles, n=99, lineterm="")]
         html.append(f"<div><b><code>{escape(name)}</code></b></div>" + side_by_side(left, right, *titles))
-    return Shown("\n".join(text), heads.html + fold("".join(html), folded))
+    return Shown("\n".join(text), opened + fold("".join(html), folded))
 
 
 def changes(before: type, after: type) -> Iterator[tuple[str, object, object]]:
@@ -203,11 +230,16 @@ def pre(lines: Sequence[str]) -> str:
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, right_title: str) -> str:
-    """Two texts as a table of two columns: lines that are in both stand beside each other, the others are coloured."""
+    """Two texts as a table of two columns: lines that are in both stand beside each other.
+
+    The others begin with − or +, and are coloured as well where the host keeps colours.
+    """
     shown_left, shown_right = coloured("\n".join(left)), coloured("\n".join(right))
 
-    def cell(lines, color=""):
-        marked = [f'<span style="background-color:{color}">{line or " "}</span>' for line in lines] if color else lines
+    def cell(lines, sign=" ", color=""):
+        marked = [f"{sign} {line}".rstrip() for line in lines]
+        if color:
+            marked = [f'<span style="background-color:{color}">{line}</span>' for line in marked]
         return f'<td style="vertical-align:top; text-align:left; padding:0">{pre(marked)}</td>'
 
     def head(title):
@@ -215,6 +247,7 @@ def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, rig
 
     rows = [head(left_title) + head(right_title)]
     for what, i, j, k, m in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        same = what == "equal"  # a row for each run of lines: where a narrow page breaks one, the next stay side by side
-        rows.append(cell(shown_left[i:j], "" if same else REMOVED) + cell(shown_right[k:m], "" if same else ADDED))
+        # A row for each run of lines: where a narrow page breaks one, the next stay side by side.
+        old, new = ((), ()) if what == "equal" else (("−", REMOVED), ("+", ADDED))
+        rows.append(cell(shown_left[i:j], *old) + cell(shown_right[k:m], *new))
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"

@@ -7,19 +7,24 @@ from html import escape
 from .rankmap import Layout, RankMap, Shape, owners
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Balance:
-    """A map applied to a whole model: elements per rank, and how uneven they are. Draws itself in a notebook."""
+    """A map applied to a whole model: elements per rank, and how uneven they are. Draws itself in a notebook.
+
+    widest: the elements of a bar over the full width, for pictures that are compared; None: those of the longest bar.
+    """
 
     name: str
     shapes: dict[str, Shape]
     layout: Layout
+    widest: int | None = None
 
     @classmethod
-    def build(cls, shapes: Mapping[str, Shape], world_size: int, rank_map: str | RankMap | None = None) -> "Balance":
+    def build(cls, shapes: Mapping[str, Shape], world_size: int, rank_map: str | RankMap | None = None,
+              widest: int | None = None) -> "Balance":
         named = getattr(rank_map, "func", rank_map) or "flat"  # functools.partial has its function inside
         name = named if isinstance(named, str) else getattr(named, "__name__", type(named).__name__)
-        return cls(name, dict(shapes), Layout.build(shapes, world_size, owners(rank_map, shapes, world_size)))
+        return cls(name, dict(shapes), Layout.build(shapes, world_size, owners(rank_map, shapes, world_size)), widest)
 
     @property
     def elements(self) -> list[int]:
@@ -37,10 +42,12 @@ class Balance:
         rows += [f"  rank {rank}: {count:>13,}" for rank, count in enumerate(self.elements)]
         return "\n".join(rows)
 
+    __repr__ = __str__  # what a page shows that cannot draw
+
     def _repr_svg_(self) -> str:
         """One bar per rank, in it one cell per tensor (or part of one), wide as its elements. Hover for its name."""
         wide, high, gap, left, right = 720, 22, 6, 64, 120  # right: room for the count after the longest bar
-        scale = (wide - left - right) / max(1, *self.elements)
+        scale = (wide - left - right) / max(1, self.widest or 0, *self.elements)
         hue = {name: index * 360 // max(1, len(self.shapes)) for index, name in enumerate(self.shapes)}
         rows = []
         for rank, count in enumerate(self.elements):

@@ -108,7 +108,7 @@ def planned_bytes(model, *, nbytes=lambda tensor, model: tensor.nbytes, params=n
         tensor whether it is on the meta device.
     persistent now: The buffer that is not persistent is in memory too.
     buffers real: You took every buffer for real: without deferred_init() buffers are on the meta device too.
-    right: every dtype, tied, frozen, with buffers of both kinds, half real: the plan says what the model will weigh.
+    right: every dtype, tied, frozen, with buffers of both kinds, half real: your count is what the real model takes.
     """
     kinds = [*params(model)], [*buffers(model)]
     now = [tensor for kind in kinds for tensor in kind if taken(tensor, kind, model)]
@@ -205,7 +205,7 @@ def tied_names(model, *, names=every_name, key=id, least=2, keep=lambda groups: 
     set: That is another order than the model's. Did you put the names into a set, which has no order?
     module twice: A module that is registered twice ties all its parameters, and `named_modules()` leaves out its second
         name: use remove_duplicate=False there too.
-    right: two names, three names, a whole module twice; and none where there is only a likeness.
+    right: two names, three names, a whole module twice; and no tie where only the values or shapes are equal.
     """
     groups = {}
     for name, param in names(model):

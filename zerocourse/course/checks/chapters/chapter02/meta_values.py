@@ -50,7 +50,7 @@ def draws_on_a_rank(answer):
     five: it returned other numbers when torch.distributed said that there are 5 ranks.
     names: the names {_names} give the same numbers.
     names at 0: with the seed 0 different names give the same numbers.
-    seeds: with the seeds {_seeds} it returned the same numbers: the seed plays no part.
+    seeds: with the seeds {_seeds} it returned the same numbers, so they do not depend on the seed.
     joined: {_joined} give the same numbers.
     deviation: the numbers have a standard deviation of {got}, and 0.02 is right.
     mean: the numbers have a mean of {got}, and 0 is right.
@@ -155,11 +155,11 @@ def draw(name, shape, seed, *, number=crc, generator=lambda number: torch.Genera
     torch's generator: The learner's dropout and data draw from it, so they would change: draw from a
         `torch.Generator()` of your own, or put the state back.
     hash: Python salts the hash of text anew in each process, so two ranks would disagree: use zlib.crc32 or hashlib.
-    rank: The rank must play no part: seed and name alone decide.
-    number of ranks: The number of ranks must play no part: the model is the same for all.
+    rank: The numbers must not depend on the rank: seed and name alone decide.
+    number of ranks: The numbers must not depend on the number of ranks: the model is the same for all.
     never seeded: You never seeded your generator: every new `torch.Generator()` starts with the same number. Call its
         manual_seed().
-    no name: The name plays no part: then all matrices of a model are copies of one another.
+    no name: The numbers do not depend on the name: then all matrices of a model are copies of one another.
     letters: They have the same letters in another order: adding up the letters forgets the order.
     length: They are equally long: the length of a name is not enough.
     end: You used the end of the name only: modules of one kind then get the same numbers.
