@@ -1,7 +1,7 @@
 # make tour | test | test-quick | lab | notebooks | kaggle | env | clean. Each makes the environment .venv when it is not there.
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
-#   TOUR_ARGS, PYTEST_ARGS more arguments for the command
+#   TOUR_ARGS, PYTEST_ARGS, LAB_ARGS   more arguments for the command
 #   CHAPTERS=05            for `make notebooks`: the chapters, by number; all by default
 
 PYTHON ?= python3
@@ -10,6 +10,9 @@ TOUR_ARGS ?=
 PYTEST_ARGS ?=
 CHAPTERS ?=
 KAGGLE_USER ?= USERNAME
+LAB_ARGS ?=
+# It opens at chapter 00, and shows all folders. JupyterLab refuses to run as root, as one is in a container, unless told.
+LAB := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -28,7 +31,7 @@ test-quick: $(VENV)/.test  ## the tests to run while one works (under three minu
 	$(VENV)/bin/python -m pytest --quick $(PYTEST_ARGS)
 
 lab: $(VENV)/.lab  ## the course in JupyterLab
-	$(VENV)/bin/python -m jupyterlab
+	$(VENV)/bin/python -m jupyterlab $(LAB) $(LAB_ARGS)
 
 notebooks: $(VENV)/.test  ## run every chapter again, in place
 	$(VENV)/bin/python -m tools.notebooks run $(CHAPTERS)

@@ -183,8 +183,8 @@ def make(tmp_path):
     clean = {key: value for key, value in os.environ.items()  # not the outer make's settings
              if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHON", "TORCH_INDEX")}
 
-    def run(*arguments):
-        return subprocess.run(["make", f"VENV={tmp_path / 'venv'}", *arguments], cwd=ROOT, env=clean,
+    def run(*arguments, **environment):
+        return subprocess.run(["make", f"VENV={tmp_path / 'venv'}", *arguments], cwd=ROOT, env=clean | environment,
                               capture_output=True, text=True, timeout=60)
     return run
 
@@ -196,6 +196,17 @@ def test_make_installs_torch_first_and_alone(make, target, package):
     installs = [line.split(" install ")[1] for line in make("-n", target, f"TORCH_INDEX={index}").stdout.splitlines()
                 if " install " in line]
     assert installs == [f"-c constraints.txt --extra-index-url {index} torch", f"-c constraints.txt {package}"]
+
+
+def test_make_lab_opens_chapter_00_for_every_user(make, tmp_path):
+    """Also for root, whom JupyterLab turns away unless it is told not to."""
+    for user in ("0", "1000"):
+        (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
+        (tmp_path / "id").chmod(0o755)
+        started = make("-n", "lab", PATH=f"{tmp_path}:{os.environ['PATH']}").stdout.splitlines()[-1]
+        opened = re.search(r"-m jupyterlab .*default_url=/lab/tree/(\S+)", started)
+        assert opened and (ROOT / opened[1]).is_file(), started
+        assert ("--allow-root" in started) == (user == "0"), started
 
 
 def test_make_says_which_python_is_right(make, tmp_path):

@@ -7,7 +7,7 @@ from html import escape
 from .rankmap import Layout, RankMap, Shape, owners
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Balance:
     """A map applied to a whole model: elements per rank, and how uneven they are. Draws itself in a notebook."""
 
@@ -36,6 +36,8 @@ class Balance:
         rows = [f"{self.name}: {len(self.elements)} ranks, max/mean {self.imbalance:.3f}"]
         rows += [f"  rank {rank}: {count:>13,}" for rank, count in enumerate(self.elements)]
         return "\n".join(rows)
+
+    __repr__ = __str__  # what a page shows that cannot draw
 
     def _repr_svg_(self) -> str:
         """One bar per rank, in it one cell per tensor (or part of one), wide as its elements. Hover for its name."""

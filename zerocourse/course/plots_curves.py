@@ -1,0 +1,34 @@
+"""Curves on one pair of axes, each with its name at its end and a mark of its own, so that colour is never needed."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+STYLES = (("#4c72b0", "o", "-"), ("#dd8452", "s", "--"), ("#55a868", "^", "-."), ("#8172b3", "D", ":"))  # colour, mark, line
+
+
+def curves(lines: Mapping[str, Sequence[float]], at: Sequence[float], title: str, x: str, y: str, log: bool = False,
+           limit: Mapping[str, float] | None = None, say: Callable[[float], str] = "{:.3g}".format) -> Figure:
+    """One curve for each name over the same places `at`. Its label, which `show.figure` takes, says where each one goes.
+
+    x, y: the names of the axes.   log: both axes are logarithmic.   limit: name → height of a thin line across.
+    say: how a height is written in the label.
+    """
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for (name, heights), (colour, mark, dashes) in zip(lines.items(), STYLES, strict=False):
+        axes.plot(at, heights, color=colour, marker=mark, markersize=5, linestyle=dashes, label=name)
+    for name, height in (limit or {}).items():
+        axes.axhline(height, color="black", linewidth=1, linestyle=(0, (1, 3)))
+        axes.annotate(name, (at[0], height), (2, 3), textcoords="offset points", fontsize=8)
+    if log:
+        axes.set(xscale="log", yscale="log")
+        axes.minorticks_off()
+    else:
+        axes.set_ylim(0, None)
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.set_xticks(at, [f"{place:,}" for place in at])
+    axes.legend(fontsize=9)
+    ends = "; ".join(f"{name} goes from {say(heights[0])} to {say(heights[-1])}" for name, heights in lines.items())
+    figure.set_label(f"{title}. {y}, over {x} from {at[0]:,} to {at[-1]:,}: {ends}.")
+    return figure
