@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from zerocourse.course import machine, plots, show, widgets
+from zerocourse.course.plots_classics import staleness_figure
 from zerocourse.errors import BadInput
 from zerocourse.comm.events import Recorder
 from zerocourse.formulas.states import model_states
@@ -109,6 +110,13 @@ def test_side_by_side_marks_only_what_differs():
     assert [words(cell).strip() for cell in cells] == ["a = 1", "a = 1", "− b = 2", "", "c = 3", "c = 3", "", "+ d = 4"]
     assert [show.REMOVED in cell for cell in cells].index(True) == 2 and html.count(show.REMOVED) == 1
     assert [show.ADDED in cell for cell in cells].index(True) == 7 and html.count(show.ADDED) == 1
+
+
+def test_the_staleness_figure_says_where_its_curves_end():
+    shown = show.figure(staleness_figure({0: [0.5, 1e-3], 4: [0.5, 20.0]}))
+    assert "1e-03 with 0, 2e+01 with 4." in shown.text
+    lines = staleness_figure({0: [0.5, 1e-3], 1: [0.5, 0.1]}).axes[0].lines
+    assert len({line.get_linestyle() for line in lines}) == 2, "the curves are told apart without colour"
 
 
 # plots of explorers

@@ -38,9 +38,9 @@ class Shown:
     text: str
     html: str | None = None
     png: bytes | None = None
-    markdown: str | None = None
     svg: str | None = None
     width: int | None = None
+    markdown: str | None = None
 
     def __repr__(self) -> str:
         return self.text
