@@ -1,0 +1,149 @@
+"""A bug of the museum: a few lines of the package's own source, and what they become. Planted, they run; then they are as before.
+
+A change is a text, so that what a reader is shown is what runs. It is applied to the source of one function, and the
+function gets the code that comes of it, so everybody who holds the function has the bug, also a stage that was made before.
+"""
+
+import inspect
+import linecache
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches, unified_diff
+from functools import reduce
+from importlib import import_module
+from types import CodeType, FunctionType
+
+from ...errors import BadInput
+from .. import show
+
+CONTEXT = 2  # lines around a change that are shown
+
+
+@dataclass(frozen=True)
+class Change:
+    """In the source of the function `where` ("zero.buffer:FlatBuffer.collect") the text `old`, which stands there once, becomes `new`."""
+
+    where: str
+    old: str
+    new: str
+
+    @property
+    def function(self) -> FunctionType:
+        """The Python function: of a property the one that reads it, of a decorated one what was decorated."""
+        module, _, inside = self.where.partition(":")
+        *classes, name = inside.split(".")
+        owner = reduce(getattr, classes, import_module(f"zerocourse.{module}"))
+        found = inspect.getattr_static(owner, name)
+        return inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One bug.
+
+    name: what `planted` takes.   title: the mistake, in some words.   symptom: what one sees of it first.
+    instrument: what tells it from all others.   source: where it happened: "repository#number", or "common".
+    test: the test in tests/ that goes red, as "file::name".   changes: what makes it.
+    """
+
+    name: str
+    title: str
+    symptom: str
+    instrument: str
+    source: str
+    test: str
+    changes: tuple[Change, ...]
+
+    def line(self) -> show.Shown:
+        """The changed lines, before and after, with two lines around them."""
+        text, html = [], []
+        for function, before, after in self.sources():
+            left, right = before.splitlines(), after.splitlines()
+            where = f"{show.file_of(function)}: {function.__qualname__}"
+            text += [where, *list(unified_diff(left, right, n=CONTEXT, lineterm=""))[2:]]
+            kept = near(left, right)
+            html.append(f"<div><code>{where}</code></div>" + show.side_by_side(*kept, "as it should be", f"with the bug {self.name!r}"))
+        return show.Shown("\n".join(text), "".join(html))
+
+    def sources(self) -> Iterator[tuple[FunctionType, str, str]]:
+        """Each function that is changed, with its source before and after. Raises ValueError where a change does not apply."""
+        of_function = defaultdict(list)
+        for change in self.changes:
+            of_function[change.function].append(change)
+        for function, changes in of_function.items():
+            before = after = textwrap.dedent(inspect.getsource(function))
+            for change in changes:
+                if (times := after.count(change.old)) != 1:
+                    raise ValueError(f"the bug {self.name!r} changes {change.old!r} in {function.__qualname__}, where that "
+                                     f"stands {times} times: it must stand there once")
+                after = after.replace(change.old, change.new)
+            yield function, before, after
+
+    @contextmanager
+    def planted(self) -> Iterator["Bug"]:
+        """The package has the bug inside of the block, in this process, and has it no more afterwards.
+
+        Raises BadInput where one of the functions has another bug already.
+        """
+        codes = {function: compiled(function, after, self.name) for function, _, after in self.sources()}
+        for function in codes:
+            if function in planted_now:
+                raise BadInput(f"{function.__qualname__} has a bug already: plant {self.name!r} when that one is out again")
+        before = {function: function.__code__ for function in codes}
+        planted_now.update(codes)
+        try:
+            for function, code in codes.items():
+                function.__code__ = code
+            yield self
+        finally:
+            for function, code in before.items():
+                function.__code__ = code
+            planted_now.difference_update(codes)
+
+
+def near(left: list[str], right: list[str]) -> tuple[list[str], list[str]]:
+    """The lines of two texts from `CONTEXT` lines before their first difference to as many after their last."""
+    first = next((at for at, (one, other) in enumerate(zip(left, right)) if one != other), min(len(left), len(right)))
+    last = next((at for at, (one, other) in enumerate(zip(left[::-1], right[::-1])) if one != other), 0)
+    last = min(last, len(left) - first, len(right) - first)
+    start = max(0, first - CONTEXT)
+    return tuple(lines[start : len(lines) - max(0, last - CONTEXT)] for lines in (left, right))
+
+
+def compiled(function: FunctionType, source: str, name: str) -> CodeType:
+    """The code of `function` with another source. A traceback through it shows the lines of that source."""
+    free = function.__code__.co_freevars  # such as __class__, which super() needs: arguments of a function around it
+    text = f"def around({', '.join(free)}):\n" + textwrap.indent(source, "    ")
+    file = f"<{function.__qualname__} with the bug {name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    outer = next(code for code in compile(text, file, "exec").co_consts if isinstance(code, CodeType))
+    code = next(code for code in outer.co_consts if isinstance(code, CodeType) and code.co_name == function.__name__)
+    assert code.co_freevars == free, f"{name} uses other variables from around {function.__qualname__}: {code.co_freevars}"
+    return code
+
+
+planted_now: set[FunctionType] = set()  # in this process
+
+
+class Museum:
+    """Bugs by name."""
+
+    def __init__(self, *families: tuple[Bug, ...]):
+        self.bugs = {bug.name: bug for family in families for bug in family}
+
+    def __getitem__(self, name: str) -> Bug:
+        """Raises BadInput for a bug that the museum does not have."""
+        if name not in self.bugs:
+            near_by = get_close_matches(str(name), self.bugs, n=1)
+            hint = f"did you mean {near_by[0]!r}?" if near_by else f"it has {', '.join(self.bugs)}."
+            raise BadInput(f"the museum has no bug {name!r}: {hint}")
+        return self.bugs[name]
+
+    def __iter__(self) -> Iterator[Bug]:
+        return iter(self.bugs.values())
+
+    def __len__(self) -> int:
+        return len(self.bugs)

@@ -1,0 +1,143 @@
+"""A small training of which everything is seen: where a bug shows itself, and the same without it.
+
+`play` runs on each rank. `play_whole` is the same training in one process, without any sharding: what it should have been.
+"""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import nn
+
+from ...engine import Engine, initialize
+from ...kernels.adamw import FusedAdamW, adamw
+from ...measure.not_finite import NotFinite
+from ...models.gpt2 import GPT, GPTConfig
+from .bug import Bug
+
+V, T = 32, 16  # tokens there are, and tokens in a sample
+SAMPLES = 2  # in a micro-batch
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One training. padded: (step, rank) of a micro-batch in which every token and target is 0, if there is one."""
+
+    stage: int = 1
+    steps: int = 4
+    accumulation: int = 1
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    clip: float = 0.0
+    half: bool = False
+    layers: int = 2
+    padded: tuple[int, int] | None = None
+
+
+@dataclass
+class Played:
+    """What one rank saw.
+
+    losses, norms: one a step; norms are of the whole gradient, as the engine reports them.
+    norm_of_unit: of the part of the first step's gradient that this rank holds, by unit.
+    sums: of the absolute values of the parameters that this rank holds, before the first step and after each.
+    bytes_before_step, bytes_after_step: by kind, at the last step; the second after zero_grad().
+    step_counts: of the optimizer, the smallest and the largest.   params: of the whole model.   sent: bytes, by collective.
+    calls: (verb, unit) in order.   events: of the last step.   not_finite: (step, what, name), the first.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    norm_of_unit: dict[str, float] = field(default_factory=dict)
+    sums: list[float] = field(default_factory=list)
+    bytes_before_step: dict[str, int] = field(default_factory=dict)
+    bytes_after_step: dict[str, int] = field(default_factory=dict)
+    step_counts: tuple[float, float] = (0, 0)
+    params: int = 0
+    sent: dict[str, int] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    events: list[dict] = field(default_factory=list)
+    not_finite: tuple[int, str, str] | None = None
+
+
+def model_of(scene: Scene, seed: int = 0) -> GPT:
+    torch.manual_seed(seed)
+    return GPT(GPTConfig(scene.layers, 2, 16, block_size=T, vocab_size=V))
+
+
+def optimizer_of(scene: Scene, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    kinds = {"sgd": lambda: torch.optim.SGD(params, lr=scene.lr),
+             "adamw": lambda: torch.optim.AdamW(params, lr=scene.lr, weight_decay=0.5),
+             "plain adamw": lambda: FusedAdamW(params, lr=scene.lr, weight_decay=0.5, update=adamw)}
+    return kinds[scene.optimizer]()
+
+
+def batch(scene: Scene, step: int, micro: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and targets (SAMPLES, T), int64; every rank has words of its own, some of them often."""
+    random = torch.Generator().manual_seed(1_000_003 * step + 1_009 * micro + rank)
+    often = torch.rand(SAMPLES, T + 1, generator=random).square()  # small numbers more often than large ones
+    tokens = (often * (V // 2)).long() + V // 2 * (rank % 2)
+    return (tokens[:, :-1], tokens[:, 1:]) if (step, rank) != scene.padded else 2 * (torch.zeros(SAMPLES, T, dtype=torch.long),)
+
+
+def engine_of(scene: Scene, ranks: int = 1) -> Engine:
+    """ranks: how many ranks' micro-batches this process goes through itself."""
+    config = {"train_micro_batch_size_per_gpu": SAMPLES, "gradient_accumulation_steps": scene.accumulation * ranks,
+              "gradient_clipping": scene.clip, "bf16": {"enabled": scene.half}, "zero_optimization": {"stage": scene.stage}}
+    model = model_of(scene, seed=torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
+    return initialize(model, optimizer_of(scene, model.parameters()), config=config)[0]
+
+
+def play(scene: Scene, bug: Bug | None = None) -> Played:
+    """Train on this rank, with a bug of the museum or without. Collective."""
+    with bug.planted() if bug else nullcontext():
+        engine = engine_of(scene)
+        return train(scene, engine, [engine.global_rank])
+
+
+def play_whole(scene: Scene, ranks: int = 2) -> Played:
+    """The same in one process, without sharding, on the data of all ranks. Not to be called on ranks."""
+    return train(scene, engine_of(Scene(**asdict(scene) | {"stage": 0}), ranks), range(ranks))
+
+
+def train(scene: Scene, engine: Engine, ranks: Iterable[int]) -> Played:
+    """Go through the micro-batches of `ranks`, and note what is to be seen."""
+    seen, zero = Played(params=engine.module.config.params), engine.zero
+    seen.sums.append(total_of(engine))
+    micros = [(micro, rank) for micro in range(scene.accumulation) for rank in ranks]
+    with NotFinite(engine.module) as watched:
+        for step in range(scene.steps):
+            total = 0.0
+            for micro, rank in micros:
+                loss = engine(*batch(scene, step, micro, rank))
+                engine.backward(loss)
+                total += loss.item() / len(micros)
+                if (micro, rank) == micros[-1]:
+                    seen.bytes_before_step = engine.memory()
+                    seen.norm_of_unit = seen.norm_of_unit or {unit.name: norm_held(unit) for unit in zero.units}
+                engine.step()
+            if watched.first and not seen.not_finite:
+                seen.not_finite = step, *watched.first
+            seen.losses.append(total)
+            seen.norms.append(engine.get_global_grad_norm())
+            seen.sums.append(total_of(engine))
+    seen.bytes_after_step = engine.memory()
+    counts = [float(state["step"]) for state in engine.optimizer.state.values() if "step" in state]
+    seen.step_counts = (min(counts), max(counts)) if counts else (0, 0)
+    seen.sent = dict(zero.comm.sent)
+    seen.calls = [(verb, unit) for verb, unit, *_ in zero.comm.issued]
+    seen.events = zero.recorder.of_step(scene.steps - 1)
+    return seen
+
+
+def norm_held(unit) -> float:
+    """The norm of the part of a unit's gradient that this rank holds."""
+    held = [flat.grad_shard.double().norm() for flat in unit.flats if flat.grad_shard is not None]
+    return torch.stack(held).norm().item() if held else 0.0
+
+
+def total_of(engine: Engine) -> float:
+    """The absolute values of the parameters that this rank holds, added up."""
+    flats = engine.zero.flats
+    return sum((flat.shard if engine.zero_stage == 3 else flat.full).double().abs().sum().item() for flat in flats)
