@@ -8,7 +8,7 @@ import inspect
 import linecache
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches, unified_diff
@@ -18,6 +18,7 @@ from types import CodeType, FunctionType
 
 from ...errors import BadInput
 from .. import show
+from .scene import Scene
 
 CONTEXT = 2  # lines around a change that are shown
 
@@ -46,7 +47,9 @@ class Bug:
 
     name: what `planted` takes.   title: the mistake, in some words.   symptom: what one sees of it first.
     instrument: what tells it from all others.   source: where it happened: "repository#number", or "common".
-    test: the test in tests/ that goes red, as "file::name".   changes: what makes it.
+    changes: what makes it.
+    test: a test of the package that goes red, as "file::name" in tests/.
+    scene: a training in which it shows.   proof: a function of `proof` that goes red there. None of both: it hangs.
     """
 
     name: str
@@ -56,6 +59,8 @@ class Bug:
     source: str
     test: str
     changes: tuple[Change, ...]
+    scene: Scene | None = None
+    proof: Callable[..., None] | None = None
 
     def line(self) -> show.Shown:
         """The changed lines, before and after, with two lines around them."""

@@ -1,6 +1,8 @@
 """Bugs in what becomes of the gradients: which are reduced, when, and by what they are divided."""
 
 from .bug import Bug, Change
+from .proof import gradient_is_the_unsharded_one
+from .scene import Scene
 
 ADDS = "into.add_(gradient, alpha=1 / self.divisor)"
 WRITES = "torch.mul(gradient, 1 / self.divisor, out=into)"
@@ -10,37 +12,43 @@ BUGS = (
     Bug("summed", "the gradients are added up over the ranks and never averaged",
         symptom="The loss falls, even faster at first. With N ranks every step is as long as with N times the learning rate.",
         instrument="the gradient's norm, beside that of the unsharded model: it is N times as large",
-        source="common", test="test_stages.py::test_bitwise_equal_to_the_unsharded_model",
+        source="common", test="test_traps.py::test_trap_20_the_average_and_not_the_sum",
+        scene=Scene(), proof=gradient_is_the_unsharded_one,
         changes=(Change("zero.buffer:FlatBuffer.collect", ADDS, "into.add_(gradient)"),
                  Change("zero.buffer:FlatBuffer.collect", WRITES, "into.copy_(gradient)"))),
     Bug("nothing_reduced", "what the other ranks have sent is not added: each rank adds its own gradient N times",
         symptom="The loss falls, only less than it should. All messages and all bytes are as they should be.",
         instrument="the gradient's norm, beside that of the unsharded model; with the same data on every rank they are equal",
-        source="DeepSpeed#8382", test="test_stages.py::test_bitwise_equal_to_the_unsharded_model",
+        source="DeepSpeed#8382", test="test_traps.py::test_trap_22_different_data",
+        scene=Scene(), proof=gradient_is_the_unsharded_one,
         changes=(Change("comm.backends.gloo:Gloo.reduce_scatter", "received.get(rank, mine) for rank", "mine.clone() for rank"),)),
     Bug("weights_reduced", "the hook averages its argument, which is the parameter, and not the gradient",
         symptom="The ranks agree again and again, and each goes on with its own gradient.",
         instrument="the gradient's norm on each rank: it differs, and in stage 0 it must not",
-        source="common", test="test_stages.py::test_bitwise_equal_to_the_unsharded_model",
+        source="common", test="test_stages.py::test_equals_the_unsharded_model",
+        scene=Scene(stage=0), proof=gradient_is_the_unsharded_one,
         changes=(Change("zero.ddp:all_reduce", "comm.all_gather(flat.grad, ", "comm.all_gather(flat.full.div_(comm.world_size), "),
                  Change("zero.ddp:all_reduce", "comm.reduce_scatter(flat.grad, ", "comm.reduce_scatter(flat.full, "),
                  Change("zero.ddp:all_reduce", "into=flat.grad[flat.reduce_slice]", "into=flat.full[flat.reduce_slice]"))),
     Bug("last_micro_batch", "each micro-batch overwrites the one before it",
         symptom="With accumulation the loss falls more slowly, and is noisier. Without accumulation nothing is wrong.",
         instrument="the gradient's norm at G = 1 and at G = 4, on the same samples",
-        source="open-instruct#1498, DeepSpeed#7981", test="test_stages.py::test_accumulation_is_the_full_batch",
+        source="open-instruct#1498, DeepSpeed#7981", test="test_traps.py::test_trap_15_accumulation",
+        scene=Scene(stage=2, accumulation=2), proof=gradient_is_the_unsharded_one,
         changes=(Change("zero.buffer:FlatBuffer.collect", "if self.complete or key in self.unreduced:", "if self.complete:"),
                  Change("zero.buffer:FlatBuffer.accumulate", SUMS_SLICES, "self.grad_shard = reduced"))),
     Bug("first_micro_batch", "only the first micro-batch is kept",
         symptom="The gradient's norm is too small, about 1/G of what it should be where micro-batches agree.",
         instrument="the gradient's norm at G = 1 and at G = 4, on the same samples",
-        source="DeepSpeed#7967", test="test_stages.py::test_accumulation_is_the_full_batch",
+        source="DeepSpeed#7967", test="test_traps.py::test_trap_15_accumulation",
+        scene=Scene(accumulation=2), proof=gradient_is_the_unsharded_one,
         changes=(Change("zero.buffer:FlatBuffer.collect", ADDS, "pass"),
                  Change("zero.buffer:FlatBuffer.accumulate", SUMS_SLICES, "self.grad_shard = reduced if self.grad_shard is None else self.grad_shard"))),
     Bug("late_micro_batch", "the last micro-batch is added after the reduction",
         symptom="Runs with the same batch, cut into other micro-batches, drift apart.",
         instrument="each rank's part of the gradient, beside the unsharded one: of the last micro-batch it has its own share alone",
-        source="DeepSpeed#7985", test="test_stages.py::test_accumulation_is_the_full_batch",
+        source="DeepSpeed#7985", test="test_traps.py::test_trap_15_accumulation",
+        scene=Scene(accumulation=2), proof=gradient_is_the_unsharded_one,
         changes=(Change("zero.buffer:FlatBuffer.collect", ADDS, "into.add_(self.view_of(self.late, key))"),
                  Change("zero.buffer:FlatBuffer.collect", WRITES, "self.late = self.late if self.unreduced else torch.zeros_like(self.grad)\n"
                         "        into.zero_()"),
@@ -50,6 +58,7 @@ BUGS = (
     Bug("unscaled_loss", "the losses of the micro-batches are added up and never averaged",
         symptom="The gradient's norm is G times as large as without accumulation. Under Adam the loss hardly shows it.",
         instrument="the gradient's norm at G = 1 and at G = 4, on the same samples",
-        source="DeepSpeed#7773", test="test_engine.py::TODO",
+        source="DeepSpeed#7773", test="test_stages.py::test_through_the_engine",
+        scene=Scene(accumulation=2), proof=gradient_is_the_unsharded_one,
         changes=(Change("engine.engine:Engine.backward", "scaled = loss / self.gradient_accumulation_steps()", "scaled = loss * 1"),)),
 )

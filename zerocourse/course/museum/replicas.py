@@ -1,6 +1,8 @@
 """Bugs in who takes part: ranks that begin differently, sit out, or wait for one that never comes."""
 
 from .bug import Bug, Change
+from .proof import losses_are_the_unsharded_ones, replicas_agree
+from .scene import Scene
 
 STEPS = "result = optimizer_step(flat)"
 STEPS_UNLESS_ZERO = "result = optimizer_step(flat) if comm.rank else None"
@@ -10,11 +12,13 @@ BUGS = (
         symptom="Rank 0's loss stands still, or falls less, while the others learn.",
         instrument="how far each rank's parameters have moved: those that rank 0 updates have not",
         source="common", test="test_stages.py::test_equals_the_unsharded_model",
+        scene=Scene(), proof=losses_are_the_unsharded_ones,
         changes=(Change("zero.ddp:local_step", STEPS, STEPS_UNLESS_ZERO), Change("zero.stage1:sharded_step", STEPS, STEPS_UNLESS_ZERO))),
     Bug("never_broadcast", "each rank is seeded by its number, and rank 0's values are sent to nobody",
         symptom="All losses fall. Saved by rank 0, the model is worse than any of them, because it is only one of the models.",
         instrument="a sum over each rank's parameters, before the first step: it must be one number",
         source="common", test="test_traps.py::test_trap_21_different_seeds",
+        scene=Scene(), proof=replicas_agree,
         changes=(Change("zero.shard:fill_unit", "groups.broadcast(values, name)", "values"),)),
     Bug("owner_only", "a branch around a collective, which only ranks with a gradient take",
         symptom="The training hangs, without a word, at the first batch that uses an expert on one rank only.",

@@ -6,15 +6,22 @@
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from ...comm import Comm
 from ...engine import Engine, initialize
+from ...errors import CollectiveError
 from ...kernels.adamw import FusedAdamW, adamw
 from ...measure.not_finite import NotFinite
 from ...models.gpt2 import GPT, GPTConfig
-from .bug import Bug
+from ...zero.shard import shard
+
+if TYPE_CHECKING:
+    from .bug import Bug
 
 V, T = 32, 16  # tokens there are, and tokens in a sample
 SAMPLES = 2  # in a micro-batch
@@ -85,11 +92,11 @@ def engine_of(scene: Scene, ranks: int = 1) -> Engine:
     """ranks: how many ranks' micro-batches this process goes through itself."""
     config = {"train_micro_batch_size_per_gpu": SAMPLES, "gradient_accumulation_steps": scene.accumulation * ranks,
               "gradient_clipping": scene.clip, "bf16": {"enabled": scene.half}, "zero_optimization": {"stage": scene.stage}}
-    model = model_of(scene, seed=torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
+    model = model_of(scene, seed=dist.get_rank() if dist.is_initialized() else 0)
     return initialize(model, optimizer_of(scene, model.parameters()), config=config)[0]
 
 
-def play(scene: Scene, bug: Bug | None = None) -> Played:
+def play(scene: Scene, bug: "Bug | None" = None) -> Played:
     """Train on this rank, with a bug of the museum or without. Collective."""
     with bug.planted() if bug else nullcontext():
         engine = engine_of(scene)
@@ -141,3 +148,37 @@ def total_of(engine: Engine) -> float:
     """The absolute values of the parameters that this rank holds, added up."""
     flats = engine.zero.flats
     return sum((flat.shard if engine.zero_stage == 3 else flat.full).double().abs().sum().item() for flat in flats)
+
+
+# -- a training that may hang ----------------------------------------------------------------------------------------
+
+class OneExpert(nn.Module):
+    """A layer that all samples go through, and an expert that some do."""
+
+    def __init__(self):
+        super().__init__()
+        self.common, self.expert = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor, to_expert: bool) -> torch.Tensor:
+        x = self.common(x)
+        return self.expert(x) if to_expert else x
+
+
+def play_expert(bug: "Bug | None" = None, seconds: float = 1.0) -> dict:
+    """Two steps in which only rank 1 uses the expert: the calls of this rank, and the error in which it ended, if it did.
+
+    seconds: after which a collective that nobody answers is given up. Collective.
+    """
+    comm = Comm(dist.new_group(), timeout=seconds)
+    model = OneExpert()
+    error = None
+    with bug.planted() if bug else nullcontext():
+        model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=0, comm=comm, bucket_size=16)
+        try:
+            for _ in range(2):
+                model(torch.ones(1, 4), to_expert=comm.rank == 1).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except CollectiveError as caught:
+            error = str(caught)
+    return {"error": error, "calls": [(verb, unit) for verb, unit, *_ in comm.issued]}

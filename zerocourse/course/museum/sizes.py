@@ -1,27 +1,33 @@
 """Bugs in what is held: memory that should have been saved is not."""
 
 from .bug import Bug, Change
+from .proof import bytes_are_the_formulas
+from .scene import Scene
 
 BUGS = (
     Bug("unsharded_states", "stage 1 keeps the optimizer's states of whole parameters",
         symptom="None: the losses are right to the last bit.",
         instrument="bytes held, by kind: the optimizer's states take 8Ψ bytes per rank and not 8Ψ/N",
-        source="common", test="test_stages.py::test_bytes_held_are_those_of_the_tensors",
+        source="common", test="test_stages.py::test_bytes_held",
+        scene=Scene(optimizer="adamw", lr=0.01), proof=bytes_are_the_formulas,
         changes=(Change("zero.shard:shard", "stage_class = STAGES[stage]", "stage_class = STAGES[stage if stage > 1 else 0]"),)),
     Bug("full_gradients", "stage 2 reduces a bucket and keeps it",
         symptom="Out of memory, in a stage that should need less. The losses are right as long as nothing is accumulated.",
         instrument="bytes held, by kind: the gradients take 4Ψ bytes and more per rank, not 4Ψ/N",
-        source="common", test="test_stages.py::test_bytes_held_are_those_of_the_tensors",
+        source="common", test="test_stages.py::test_bytes_held",
+        scene=Scene(stage=2), proof=bytes_are_the_formulas,
         changes=(Change("zero.stage2:reduce_scatter_and_free", "flat.drop_bucket()", "flat.grad"),)),
     Bug("no_reshard", "the gathered parameters are never freed",
         symptom="Out of memory, in the stage that should need least. And where there is enough, the loss stands almost still.",
         instrument="bytes held, by kind; then bytes sent: what was never freed is never gathered again, so the model keeps its old values",
-        source="common", test="test_stages.py::test_in_flight",
+        source="common", test="test_stages.py::test_units_in_flight",
+        scene=Scene(stage=3), proof=bytes_are_the_formulas,
         changes=(Change("zero.stage3:reshard", "flat.storage.free()", "pass"),)),
     Bug("fp32_gradients_kept", "the fp32 copies of the gradients outlive the step",
         symptom="Between two steps a rank holds 4Ψ/N bytes more than it should, and its next forward has less room.",
         instrument="bytes held after zero_grad(): gradients must be 0",
-        source="common", test="test_ledger.py::TODO",
+        source="common", test="test_stages.py::test_bytes_held",
+        scene=Scene(half=True), proof=bytes_are_the_formulas,
         changes=(Change("zero.ddp:DataParallel.step", "flat.withdraw_gradients()", "pass"),
                  Change("zero.buffer:FlatBuffer.clear_gradients", "self.withdraw_gradients()", "pass"))),
 )

@@ -1,35 +1,42 @@
 """Bugs between the gradient and the new parameters: norms, clipping, decay, step counts, NaN."""
 
 from .bug import Bug, Change
+from .proof import all_is_finite, gradient_is_the_unsharded_one, losses_are_the_unsharded_ones, steps_are_counted_once
+from .scene import Scene
 
 BUGS = (
     Bug("norm_of_a_shard", "each rank clips by the norm of its own slice",
         symptom="The loss curve differs a little with the number of ranks. The logged norm is too small.",
         instrument="the norm auditor: on each rank some parameters count once, and the others not at all",
-        source="common", test="test_stages.py::test_with_clipping",
+        source="common", test="test_traps.py::test_trap_16_clipping",
+        scene=Scene(clip=0.1), proof=gradient_is_the_unsharded_one,
         changes=(Change("zero.ddp:DataParallel.grad_norm", "(self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()", "total.sqrt()"),)),
     Bug("stale_gradients", "the optimizer steps with the gradient of the step before",
         symptom="Nothing at a small learning rate. At the one that the unsharded model bears, the loss explodes.",
         instrument="the staleness meter: the update is one step late",
         source="common", test="test_stages.py::test_equals_the_unsharded_model",
+        scene=Scene(), proof=losses_are_the_unsharded_ones,
         changes=(Change("zero.buffer:FlatBuffer.publish_gradients", "gradient = self.grad_shard.to(self.master.dtype)",
                         'gradient = getattr(self, "last_gradient", torch.zeros_like(self.master))\n'
                         "    self.last_gradient = self.grad_shard.to(self.master.dtype, copy=True)"),)),
     Bug("l2_for_decay", "weight decay is added to the gradient, as in Adam, where AdamW was meant",
         symptom="With weight decay the loss is a little off, and another decay does not change it as it should.",
         instrument="one step from a gradient of zero: AdamW shrinks a weight by lr·decay, and Adam moves it by lr",
-        source="common", test="test_kernels.py::test_adamw_equals_torchs_fused_one",
+        source="common", test="test_kernels.py::test_adamw_equals_its_plain_twin",
+        scene=Scene(optimizer="plain adamw", lr=0.01), proof=losses_are_the_unsharded_ones,
         changes=(Change("kernels.adamw:adamw", "p.mul_(1 - lr * weight_decay)", "g = g + weight_decay * p"),)),
     Bug("step_count", "the step count of a group advances with each of its parameters",
         symptom="The first steps are too long: Adam believes that its averages have seen many steps already.",
         instrument="the optimizer's state: the largest step count, beside the number of steps made",
-        source="common", test="test_traps.py::test_trap_31_step_counts",
+        source="common", test="test_kernels.py::test_adamw_equals_torchs_fused_one",
+        scene=Scene(optimizer="plain adamw", lr=0.01), proof=steps_are_counted_once,
         changes=(Change("kernels.adamw:FusedAdamW.step", 'state["step"] += 1',
                         'group["step"] = group.get("step", 0) + 1\n            state["step"].fill_(group["step"])'),)),
     Bug("mean_of_nothing", "token 0 pads, its targets do not count, and one rank's micro-batch has no other",
         symptom="At some step all losses on all ranks are NaN, and remain so.",
         instrument="the first tensor on each rank that is not finite: one rank had it one step before the others",
-        source="pytorch#116349, cosmos-rl#155", test="test_model.py::TODO",
+        source="pytorch#116349, cosmos-rl#155", test="test_model.py::test_same_as_transformers",
+        scene=Scene(padded=(2, 1)), proof=all_is_finite,
         changes=(Change("models.gpt2:GPT.forward", "return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())",
                         'losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")\n'
                         "    counts = targets_BT.flatten() != 0\n    return (losses * counts).sum() / counts.sum()"),)),
