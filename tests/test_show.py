@@ -199,8 +199,9 @@ def test_the_memory_explorer_has_the_formulas_numbers(boxes, capsys):
 
 
 def test_the_timeline_explorer_steps(boxes, capsys):
-    widgets.timeline(step(), "one step")
-    assert "event 4 of 4" in capsys.readouterr().out
+    events = [event | {"alive": alive} for event, alive in zip(step(), (5_000_000, 7_000_000, 7_000_000, 3_000_000))]
+    widgets.timeline(events, "one step")
+    assert re.search("event 2 of 4, .* rank 0 ends forward of h.0.*; 7.00 MB are alive", capsys.readouterr().out), "the peak"
     boxes["moment"].value = 0
     assert re.search(r"event 1 of 4, .* rank 0 ends all_gather of h.0, 1.00 kB", capsys.readouterr().out)
 

@@ -136,7 +136,7 @@ def test_a_planted_fault_turns_the_verdict_red(pool, plant, what):
 
 
 def test_the_command_writes_its_table_pictures_and_summary(tmp_path, capsys):
-    argv = ["tour", "--model", "gpt2-laptop", "--tokens", "16", "--micro-batch", "1", "--steps", "3"]
+    argv = ["tour", "--model", "gpt2-laptop", "--tokens", "16", "--micro-batch", "1", "--steps", "3", "--trace"]
     status = main([*argv, "--out", str(tmp_path / "tour"), "--json"])
     printed = capsys.readouterr().out
     summary = json.loads((tmp_path / "tour" / "summary.json").read_text())
@@ -148,4 +148,7 @@ def test_the_command_writes_its_table_pictures_and_summary(tmp_path, capsys):
             assert len(counts[name]) == (1 if mode == "single" else 2)
             assert all(isinstance(nbytes, int) for nbytes in counts[name])
         assert len(counts["losses"]) == 3
-    assert sorted(path.name for path in (tmp_path / "tour").iterdir()) == ["summary.json", "table.txt", "timeline.png", "tour.png"]
+    traces = [f"trace_{mode}.json" for mode in MODES[1:]]
+    written = sorted(path.name for path in (tmp_path / "tour").iterdir())
+    assert written == sorted(["summary.json", "table.txt", "timeline.png", "tour.png", *traces])
+    assert all(json.loads((tmp_path / "tour" / name).read_text())["traceEvents"] for name in traces)

@@ -81,9 +81,10 @@ def fresh_id(source: str, seen: set[str]) -> str:
 
 
 def plain(output):
-    """An output with no metadata but its pictures' alternative text."""
+    """An output with no metadata but its pictures' alternative text and width."""
     if "metadata" in output:
-        output.metadata = nbformat.from_dict({kind: {"alt": about["alt"]} for kind, about in output.metadata.items()
+        output.metadata = nbformat.from_dict({kind: {key: about[key] for key in ("alt", "width") if key in about}
+                                              for kind, about in output.metadata.items()
                                               if isinstance(about, dict) and about.get("alt")})
     return output
 

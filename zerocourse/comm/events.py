@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 MOST_EVENTS = 100_000  # a rank that makes no steps, as in a long evaluation, forgets its oldest events
 
@@ -18,6 +18,7 @@ class Event:
     ranks on one machine share it. A collective runs from its issue to the moment it was known to be complete; the
     part of that in which the rank stood still is a `wait` of its own.
     bytes: what the verb moved or freed.   alive: bytes alive on the rank when it ended.
+    kinds: the same by kind (see `measure.stage_meter.KINDS`), of which `alive` is the sum; empty where no stage counts.
     """
 
     rank: int
@@ -28,23 +29,26 @@ class Event:
     end: float
     bytes: int
     alive: int
+    kinds: dict[str, int] = field(default_factory=dict)
 
 
 class Recorder:
     """Keeps the events of one rank's last `keep` optimizer steps, including the one under way.
 
     alive: a function that says how many bytes are alive (a ledger's; by default the model states of the stage).
+    kinds: a function that says of how many bytes of which kind these consist (a stage gives its own).
     """
 
     def __init__(self, rank: int = 0, keep: int = 2):
         self.rank, self.keep, self.step = rank, keep, 0
         self.alive: Callable[[], int] = lambda: 0
+        self.kinds: Callable[[], dict[str, int]] = dict
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def record(self, verb: str, unit: str, start: float, nbytes: int = 0) -> None:
         """Record that `verb`, which began at `start`, ends now."""
         now = time.perf_counter()
-        self.events.append(Event(self.rank, self.step, verb, unit, start, now, nbytes, self.alive()))
+        self.events.append(Event(self.rank, self.step, verb, unit, start, now, nbytes, self.alive(), self.kinds()))
 
     @contextmanager
     def span(self, verb: str, unit: str, nbytes: int = 0) -> Iterator[None]:

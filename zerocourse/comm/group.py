@@ -88,15 +88,17 @@ class Comm:
         call, own = self._next("reduce_scatter", unit, tensor), layout.slice(self.rank)
         nbytes = self._count("reduce_scatter", tensor, layout.numel - layout.real(self.rank),
                              tensor.numel() - (own.stop - own.start))
+        backend = self._backend(tensor)
         with self._explained(call):
-            works, add = self._backend(tensor).reduce_scatter(tensor, layout, into, call)
+            works, add = backend.reduce_scatter(tensor, layout, into, call)
 
         def finish() -> None:
             result = add()
             if done is not None:
                 done(result)
 
-        return Handle(self, "reduce_scatter", unit, nbytes, call, tensor, works, finish)
+        return Handle(self, "reduce_scatter", unit, nbytes, call, tensor, works, finish,
+                      backend.received_bytes(tensor, layout))
 
     # -- metadata: small messages that keep the ranks together --------------------------------------------------------
 

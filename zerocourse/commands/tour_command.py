@@ -32,6 +32,8 @@ def configure(parser):
     parser.add_argument("--seed", action=Checked, read=whole(0, MOST_SEED), default=0)
     parser.add_argument("--out", action=Checked, read=path, default=Path("output/tour"), metavar="DIR",
                         help="default output/tour")
+    parser.add_argument("--trace", action="store_true",
+                        help="also write a trace of one step of each mode with ranks, for https://ui.perfetto.dev")
 
 
 def run(args) -> Outcome:
@@ -49,7 +51,7 @@ def run(args) -> Outcome:
     text = table(settings, modes, wanted, verdict)
     summary = {"ok": all(check.ok for check in verdict),
                "modes": {mode: summarise(ranks) for mode, ranks in modes.items()}}
-    write(args.out, text, summary, modes, wanted)
+    write(args.out, text, summary, modes, wanted, args.trace)
     return Outcome(f"{text}\n\nwritten to {args.out}/", summary, summary["ok"])
 
 
@@ -123,17 +125,22 @@ def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdi
     return "\n".join(lines)
 
 
-def write(out: Path, text: str, summary: dict, modes: dict, wanted: dict) -> None:
-    """The table, the summary and the pictures; each file appears whole or not at all."""
+def write(out: Path, text: str, summary: dict, modes: dict, wanted: dict, traces: bool = False) -> None:
+    """The table, the summary, the pictures and, if wanted, the traces; each file appears whole or not at all."""
     from ..course.plots import timeline, tour_figure
+    from ..measure import perfetto
 
     out.mkdir(parents=True, exist_ok=True)
-    events = [event for got in modes["zero3"] for event in got["events"]]
+    events = {mode: [event for got in ranks for event in got["events"]] for mode, ranks in modes.items()}
+    lines = {name: wanted["zero3"][f"{key}_bytes"] for name, key in (("model states", "total"), ("peak", "peak"))}
     with tempfile.TemporaryDirectory(dir=out) as draft:
         made = Path(draft)
         (made / "table.txt").write_text(text + "\n")
         (made / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         tour_figure(modes, wanted).savefig(made / "tour.png", dpi=110)
-        timeline(events, "ZeRO-3, one step,").savefig(made / "timeline.png", dpi=110)
+        timeline(events["zero3"], "ZeRO-3, one step,", lines).savefig(made / "timeline.png", dpi=110)
+        for mode, of_mode in events.items():
+            if traces and of_mode:  # one process alone records none
+                perfetto.write(of_mode, made / f"trace_{mode}.json")
         for file in made.iterdir():
             file.replace(out / file.name)

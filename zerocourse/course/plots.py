@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..formulas.states import ModelStates
 from ..formulas.units import gb
+from .timelines import compare, live_bytes, timeline, timeline_until
 
 KIND_COLORS = {"parameters": "#4c72b0", "gradients": "#dd8452", "optimizer": "#55a868", "the rest, at the peak": "#c7c7c7"}
-VERB_COLORS = {"forward": "#9ecae1", "backward": "#fdae6b", "step": "#a1d99b", "all_gather": "#3182bd",
-               "reduce_scatter": "#e6550d", "wait": "#de2d26", "reshard": "#756bb1"}
 
 
 def tour_figure(modes: dict[str, list[dict]], expected: dict[str, dict[str, int]]) -> Figure:
@@ -53,65 +51,6 @@ def mark_formula(axes: Axes, values: Sequence[float], label: str | None = "by fo
         axes.legend(fontsize=8, loc="upper left")
 
 
-def timeline(events: Sequence[dict], title: str = "") -> Figure:
-    """One step: for each rank what it computed and which collectives were under way, over the curve of its live bytes.
-
-    events: dictionaries as `events.Event` has them, of one step and any number of ranks.
-    """
-    ranks = sorted({event["rank"] for event in events})
-    figure = Figure(figsize=(12, 1.2 + 2.3 * len(ranks)), layout="constrained")
-    start = min(event["start"] for event in events)
-    rows = figure.subplots(2 * len(ranks), 1, sharex=True, squeeze=False, height_ratios=[1.4, 1] * len(ranks))[:, 0]
-    for index, rank in enumerate(ranks):
-        lanes, alive = rows[2 * index], rows[2 * index + 1]
-        mine = [event for event in events if event["rank"] == rank]
-        shown = [event for event in mine if event["unit"] != "root" or event["verb"] not in ("forward", "backward")]
-        for event in shown:  # the root's forward lasts as long as those of its blocks together
-            lane = {"wait": 1, "all_gather": 2, "reduce_scatter": 3, "reshard": 1}.get(event["verb"], 0)
-            left, width = (event["start"] - start) * 1e3, (event["end"] - event["start"]) * 1e3
-            lanes.barh(lane, width, left=left, height=0.8, color=VERB_COLORS[event["verb"]], edgecolor="white", linewidth=0.3)
-        idle = "wait, reshard" if any(event["verb"] == "reshard" for event in events) else "wait"
-        lanes.set(yticks=range(4), yticklabels=["compute", idle, "all_gather", "reduce_scatter"], ylim=(3.6, -0.6),
-                  title=f"{title} rank {rank}".strip())
-        ordered = sorted(mine, key=lambda event: event["end"])
-        alive.step([(event["end"] - start) * 1e3 for event in ordered], [event["alive"] / 1e6 for event in ordered], where="post")
-        highest = max(ordered, key=lambda event: event["alive"])
-        alive.set(ylabel="MB alive", ylim=(0, 1.3 * highest["alive"] / 1e6 or 1))
-        for event, offset, place in ((highest, (0, 3), "center"), (ordered[-1], (4, 0), "left")):
-            alive.annotate(f"{event['alive'] / 1e6:.1f}", ((event["end"] - start) * 1e3, event["alive"] / 1e6), offset,
-                           textcoords="offset points", ha=place, va="bottom" if event is highest else "center", fontsize=8)
-    rows[-1].set_xlabel("milliseconds since the step began")
-    verbs = [verb for verb in VERB_COLORS if any(event["verb"] == verb for event in events)]
-    handles = [rows[0].barh(0, 0, color=VERB_COLORS[verb]) for verb in verbs]
-    figure.legend(handles, verbs, loc="outside lower center", ncols=len(verbs), fontsize=8)
-    return figure
-
-
-def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figure:
-    """Bytes alive after each event, one curve per name. The axis counts events, because stages need different times.
-
-    In each curve the forward, if there is one, takes the left half, and the backward takes the right half.
-    curves: name → events of one rank, as in `timeline`.   what: the label of the axis; its unit is MB.
-    """
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.set(title=title, ylabel=what, xlabel="from the first event to the last", xticks=[])
-    for name, events in curves.items():
-        ordered = sorted(events, key=lambda event: event["end"])
-        begins = min((event["start"] for event in ordered if event["verb"] == "backward"), default=float("-inf"))
-        before = sum(event["end"] <= begins for event in ordered)
-        known, places = ([0, before, len(ordered) - 1], [0, 0.5, 1]) if before else ([0, len(ordered) - 1], [0, 1])
-        axes.step(np.interp(range(len(ordered)), known, places), [event["alive"] / 1e6 for event in ordered], where="post", label=name)
-        if before:
-            axes.axvline(0.5, color="grey", linewidth=1, linestyle=":", zorder=0)
-            axes.set_xticks([0.25, 0.75], ["forward", "backward"])
-            axes.set_xlabel("event by event")
-    axes.set_ylim(0, None)
-    axes.margins(x=0.01)
-    axes.legend(loc="lower right")
-    return figure
-
-
 CARDS = {"T4": 15 * 2**30, "RTX 4090": 24 * 2**30, "A100": 40 * 2**30, "H100": 80 * 2**30, "H200": 140 * 2**30}
 
 
@@ -150,17 +89,4 @@ def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
             labelled = memory
     axes.set(yticks=range(4), yticklabels=names, xlabel="GB a rank (GB = 10⁹ bytes)", xlim=(0, edge / 1e9), ylim=(3.5, -0.6))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
-    return figure
-
-
-def timeline_until(events: Sequence[dict], moment: int, title: str = "") -> Figure:
-    """`timeline` with everything after event number `moment` faded (counted from 0 in the order of their ends)."""
-    figure = timeline(events, title)
-    ordered = sorted(events, key=lambda event: event["end"])
-    begin, now = min(event["start"] for event in events), ordered[moment]["end"]
-    for axes in figure.axes:
-        right = axes.get_xlim()[1]
-        axes.axvspan((now - begin) * 1e3, right, color="white", alpha=0.8, zorder=2.2)  # above the lines, below the frame
-        axes.axvline((now - begin) * 1e3, color="black", linewidth=1, zorder=2.3)
-        axes.set_xlim(right=right)
     return figure

@@ -11,6 +11,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -79,9 +80,9 @@ def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
             with Ledger(model, optimizer, settings.budget) as ledger:
                 if plant is not None:
                     plant(model, optimizer)
-                comm.recorder.alive = lambda: ledger.alive
                 watched = comm.recorder.step
-                measured = watched_step(ledger, optimizer, comm, lambda: step(model, optimizer, x_BT, y_BT, parts))
+                with nullcontext() if alone else model.zero.meter.watched_by(ledger):
+                    measured = watched_step(ledger, optimizer, comm, lambda: step(model, optimizer, x_BT, y_BT, parts))
             losses.append(measured.pop("loss"))
             measured["events"] = comm.recorder.of_step(watched)
         else:

@@ -124,9 +124,10 @@ def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str
             optimizer=Control(list(OPTIMIZERS), optimizer, "list"))
 
 
-def timeline(events: Sequence[dict], title: str = "") -> None:
-    """One step of all ranks, event by event, and at first the whole step. events: as `plots.timeline` takes them."""
+def timeline(events: Sequence[dict], title: str = "", formulas: Mapping[str, int] | None = None) -> None:
+    """One step of all ranks, event by event, at first up to its peak. The arguments are those of `plots.timeline`."""
     ordered = sorted(events, key=lambda event: event["end"])
+    peak = max(range(len(ordered)), key=lambda moment: ordered[moment]["alive"])
     begin, place = min(event["start"] for event in events), f"{title.rstrip(' ,')}: " if title else ""
 
     def describe(moment):
@@ -136,5 +137,5 @@ def timeline(events: Sequence[dict], title: str = "") -> None:
                 f"after {(event['end'] - begin) * 1e3:.1f} ms: rank {event['rank']} ends {event['verb']} "
                 f"of {event['unit']}{moved}; {gb(event['alive'])} are alive on it.")
 
-    explore(lambda moment: plots.timeline_until(events, moment, title), describe,
-            moment=Control({str(moment + 1): moment for moment in range(len(ordered))}, len(ordered) - 1, label="event"))
+    explore(lambda moment: plots.timeline_until(events, moment, title, formulas), describe,
+            moment=Control({str(moment + 1): moment for moment in range(len(ordered))}, peak, label="event"))

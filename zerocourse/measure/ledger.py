@@ -113,6 +113,11 @@ class Ledger(TorchDispatchMode):
         up to 0.5 % of the peak that came after kinds were last looked up."""
         return Snapshot(*self._peak_kinds)
 
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of the optimizer's states that are alive, as of the last look-up of kinds; cheap to read."""
+        return self._kinds[OPTIMIZER]
+
     def reset_peak(self) -> None:
         """Set the peak to what is alive now, and also the peak of the GPU's allocator if there is one."""
         if torch.cuda.is_initialized():

@@ -219,10 +219,20 @@ class FlatBuffer:
         return getattr(self.work, "tensor", None) if self.grad is None else self.grad  # a user's own handle may have none
 
     @property
-    def bytes_held(self) -> int:
+    def bytes_by_tensor(self) -> dict[str, int]:
         """Bytes of the tensors above, each storage counted once, without looking into any."""
-        held = [(self.storage.nbytes, self.gathered), (self.shard.nbytes, self.shards_parameters),
-                (self.storage.nbytes, self.grad_or_in_flight is not None), (self.master.nbytes, self.steps_masters),
-                (self.shard.nbytes, self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)),
-                (self.master.nbytes, self.steps_masters and any(raw_grad(part) is not None for part in self.shard_params.values()))]
-        return sum(nbytes for nbytes, is_held in held if is_held)
+        shard, whole, master = self.shard.nbytes, self.storage.nbytes, self.master.nbytes
+        has_slice = self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)
+        has_master_grads = self.steps_masters and any(raw_grad(part) is not None for part in self.shard_params.values())
+        return {"full": whole * self.gathered, "shard": shard * self.shards_parameters,
+                "bucket": whole * (self.grad_or_in_flight is not None), "grad_shard": shard * has_slice,
+                "master": master * self.steps_masters, "master_grads": master * has_master_grads}
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes into which the other ranks' slices of the bucket arrive, while its reduction is under way."""
+        return getattr(self.work, "received", 0)
+
+    @property
+    def bytes_held(self) -> int:
+        return sum(self.bytes_by_tensor.values())

@@ -108,7 +108,8 @@ class DataParallel(Reducer):
         self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
         self.written = WrittenParameters(self)
         self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written]
-        self.meter = StageMeter(self.recorder, self.flats)
+        passing = {"bucket": self.shards_gradients, "full": self.shards_parameters}  # what is held only for a while
+        self.meter = StageMeter(self.recorder, self.flats, in_flight=[name for name, passes in passing.items() if passes])
         hooks.attach(self)
 
     # -- forward ------------------------------------------------------------------------------------------------------

@@ -61,6 +61,10 @@ class Gloo:
 
         return Transfer(works, add)
 
+    def received_bytes(self, tensor: torch.Tensor, layout: Layout) -> int:
+        """Bytes that a reduce-scatter of `tensor` (n,) takes beside it, until it is complete."""
+        return len(self.peers) * tensor[layout.slice(self.rank)].nbytes
+
     def all_reduce(self, flat: torch.Tensor, op: str, call: str) -> Transfer:
         """The element-wise "sum" or "max" over the ranks, in place. Every rank sends everything to every other."""
         received = {peer: torch.empty_like(flat) for peer in self.peers}
