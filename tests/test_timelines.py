@@ -1,6 +1,7 @@
 """What the events of a step say of its bytes, and the pictures that are drawn from them."""
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -127,6 +128,8 @@ def test_compared_steps_share_their_axes(lanes):
     assert heights(alive[0]) == {"parameters": 8, "in flight": 12}, "a kind of which there is nothing is not drawn"
     assert heights(alive[1]) == {"parameters": 4, "in flight": 6}
     assert {"peak: 15.0", "model states: 1.0"} <= {text.get_text() for text in alive[0].texts}
+    words = show.figure(figure).text
+    assert "ZeRO-1: at most 12.0 MB" in words and re.search(r"ZeRO-2: at most 6.0 MB, .* and 6.0 MB at the end\.", words)
 
 
 def test_a_timeline_draws_blocks_waits_and_gaps():

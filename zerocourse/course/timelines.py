@@ -71,6 +71,8 @@ def compare(steps: Mapping[str, Sequence[dict]], formulas: Mapping[str, Mapping[
         axes.set_ylabel("MB alive" if axes is columns[0] else "", fontsize=9)
     columns[0].set_ylim(0, max(tops))
     legend(figure, columns, columns=6)
+    figure.set_label(f"Bytes alive on rank {rank} over a step, stacked by kind. "
+                     + " ".join(f"{name}: {extremes(events, rank)}." for name, events in steps.items()))
     return figure
 
 
@@ -93,7 +95,17 @@ def stacked(rows: Sequence[tuple[str, Sequence[dict], int, Mapping[str, int]]]) 
     for alive in axes[1::2]:
         alive.set_ylim(0, max(tops))
     legend(figure, axes)
+    figure.set_label("What a rank computes and which collectives are under way, over the bytes alive on it. "
+                     + " ".join(f"{title}: {extremes(events, rank)}." for title, events, rank, _ in rows))
     return figure
+
+
+def extremes(events: Sequence[dict], rank: int) -> str:
+    """How many bytes are alive at most and at the end, and when, for readers who do not see the picture."""
+    ordered = sorted((event for event in events if event["rank"] == rank), key=lambda event: event["end"])
+    highest = max(ordered, key=lambda event: event["alive"])
+    return (f"at most {highest['alive'] / 1e6:.1f} MB, when {highest['verb']} of {highest['unit']} ends, "
+            f"and {ordered[-1]['alive'] / 1e6:.1f} MB at the end")
 
 
 # -- one rank's lanes --------------------------------------------------------------------------------------------------
@@ -249,4 +261,6 @@ def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figu
     axes.set_ylim(0, None)
     axes.margins(x=0.01)
     axes.legend(loc="lower right")
+    figure.set_label(f"{what} after each event, {title}. " + " ".join(
+        f"{name}: {extremes(events, events[0]['rank'])}." for name, events in curves.items()))
     return figure
