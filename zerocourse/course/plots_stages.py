@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from .plots import KIND_COLORS
+from .palette import MEANINGS
 
-HATCHES = {"parameters": "", "gradients": "//", "optimizer": "..", "the rest, at the peak": "xx"}
-LETTERS = {"parameters": "P", "gradients": "G", "optimizer": "O", "the rest, at the peak": ""}
+STATES = {kind: MEANINGS[kind] for kind in ("parameters", "gradients", "optimizer")}
+THE_REST, SENT = MEANINGS["padding"].color, (("#6a6a6a", ""), ("#b9b9b9", "//"))
 
 
 def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Mapping[int, int]]) -> Figure:
@@ -21,15 +21,17 @@ def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Ma
     names = list(stages)
     for row, counts in enumerate(stages.values()):
         left = 0.0
-        for kind, color in KIND_COLORS.items():
-            width = counts[f"{kind}_bytes"] / 1e6 if LETTERS[kind] else counts["peak_bytes"] / 1e6 - left
-            holds.barh(row, width, left=left, height=0.62, color=color, hatch=HATCHES[kind], edgecolor="white",
-                       label=kind if row == 0 else None)
-            if LETTERS[kind]:
-                holds.text(left + width / 2, row, f"{LETTERS[kind]} {width:.1f}", ha="center", va="center", fontsize=8,
-                           bbox={"color": "white", "alpha": 0.8, "pad": 1})
+        for kind, meaning in STATES.items():
+            width = counts[f"{kind}_bytes"] / 1e6
+            holds.barh(row, width, left=left, height=0.62, color=meaning.color, hatch=meaning.mpl_hatch,
+                       edgecolor="white", label=kind if row == 0 else None)
+            holds.text(left + width / 2, row, f"{meaning.letter} {width:.1f}", ha="center", va="center", fontsize=8,
+                       bbox={"color": "white", "alpha": 0.85, "pad": 1})
             left += width
-        holds.annotate(f"peak {left:.1f}", (left, row), (4, 0), textcoords="offset points", va="center", fontsize=9)
+        peak = counts["peak_bytes"] / 1e6
+        holds.barh(row, peak - left, left=left, height=0.62, color=THE_REST, hatch="xx", edgecolor="white",
+                   label="what the peak adds" if row == 0 else None)
+        holds.annotate(f"peak {peak:.1f}", (peak, row), (4, 0), textcoords="offset points", va="center", fontsize=9)
     holds.set(title="holds just before the update, and needs at the peak", xlabel="MB per rank", yticks=range(len(names)),
               yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     holds.set_xlim(0, 1.18 * max(counts["peak_bytes"] for counts in stages.values()) / 1e6)
@@ -38,8 +40,8 @@ def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Ma
     for index, micro_batches in enumerate(several):
         widths = [sent[name][micro_batches] / 1e6 for name in names]
         rows = [row + (index - (len(several) - 1) / 2) * height for row in range(len(names))]
-        bars = sends.barh(rows, widths, height=0.9 * height, color=("#8172b3", "#c9bfe3")[index % 2], edgecolor="white",
-                          hatch=("", "//")[index % 2], label=f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}")
+        bars = sends.barh(rows, widths, height=0.9 * height, edgecolor="white",
+                          color=SENT[index % 2][0], hatch=SENT[index % 2][1], label=f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}")
         sends.bar_label(bars, [f"{width:.1f}" for width in widths], padding=3, fontsize=8)
     sends.set(title="sends in a step", xlabel="MB per rank")
     sends.margins(x=0.12)
@@ -52,7 +54,7 @@ def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Ma
 def described(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Mapping[int, int]]) -> str:
     """The picture in words, for readers who do not see it."""
     def each(name: str, counts: Mapping[str, int]) -> str:
-        held = sum(counts[f"{kind}_bytes"] for kind in ("parameters", "gradients", "optimizer"))
+        held = sum(counts[f"{kind}_bytes"] for kind in STATES)
         sends = " and ".join(f"{nbytes / 1e6:.1f} MB with {micro_batches} micro-batch{'es' * (micro_batches > 1)}"
                              for micro_batches, nbytes in sent[name].items())
         return f"{name} holds {held / 1e6:.1f} MB, peaks at {counts['peak_bytes'] / 1e6:.1f} MB and sends {sends}"
