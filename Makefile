@@ -1,4 +1,4 @@
-# make tour | test | test-quick | lab | notebooks | kaggle | env | clean. Each makes the environment .venv when it is not there.
+# make tour | test | test-quick | lab | notebooks | pictures | kaggle | env | clean. Each makes the environment .venv when it is not there.
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS more arguments for the command
@@ -32,6 +32,9 @@ lab: $(VENV)/.lab  ## the course in JupyterLab
 
 notebooks: $(VENV)/.test  ## run every chapter again, in place
 	$(VENV)/bin/python -m tools.notebooks run $(CHAPTERS)
+
+pictures: $(VENV)/.test  ## draw the picture of the README again
+	$(VENV)/bin/python -m zerocourse.course.pictures.story
 
 kaggle: $(VENV)/.test  ## what one uploads to Kaggle, in output/kaggle (KAGGLE_USER=your account)
 	$(VENV)/bin/python -m tools.kaggle --user $(KAGGLE_USER)

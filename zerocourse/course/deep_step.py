@@ -5,7 +5,7 @@ whole, with short sequences, so that activations are little beside the model sta
     plots.compare({"ZeRO-1": recorded[1], ...}, formulas={"ZeRO-1": formulas(1), ...})
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -36,8 +36,9 @@ def record_here(stages: Sequence[int], config: GPTConfig = DEEP, options: dict |
     return {stage: step_of(stage, config, **options or {}) for stage in stages}
 
 
-def step_of(stage: int, config: GPTConfig = DEEP, **options) -> list[dict]:
-    """The events of one step at one stage, on this rank. Collective."""
+def step_of(stage: int, config: GPTConfig = DEEP, prepare: Callable[..., None] = lambda model, optimizer: None,
+            **options) -> list[dict]:
+    """The events of one step at one stage, on this rank. prepare(model, optimizer): called right before it. Collective."""
     with deferred_init():
         model = GPT(config)
     model, optimizer = shard(model, torch.optim.AdamW(model.parameters(), fused=True), stage, **options)
@@ -49,6 +50,7 @@ def step_of(stage: int, config: GPTConfig = DEEP, **options) -> list[dict]:
         zero.comm.all_reduce(torch.zeros(1))  # so that the ranks begin together
         if watches:
             with Ledger(model, optimizer) as ledger, zero.meter.watched_by(ledger):
+                prepare(model, optimizer)
                 one_step(model, optimizer, tokens_BT)
         else:
             one_step(model, optimizer, tokens_BT)

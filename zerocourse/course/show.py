@@ -38,6 +38,7 @@ class Shown:
     text: str
     html: str | None = None
     png: bytes | None = None
+    svg: str | None = None
     width: int | None = None
     markdown: str | None = None
 
@@ -50,6 +51,9 @@ class Shown:
             data["text/html"] = self.html
         if self.markdown is not None:
             data["text/markdown"] = self.markdown
+        if self.svg is not None:
+            data["image/svg+xml"] = self.svg
+            metadata["image/svg+xml"] = {"alt": self.text}
         if self.png is not None:
             data["image/png"] = base64.b64encode(self.png).decode()
             metadata["image/png"] = {"alt": self.text} | ({"width": self.width} if self.width else {})
