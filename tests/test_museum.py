@@ -1,12 +1,18 @@
 """Every bug of the museum shows itself, in real processes, and goes again; and without it all is right."""
 
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 
 from zerocourse.course.museum import BUGS, planted, proof
-from zerocourse.course.museum.scene import Played, Scene, play, play_expert, play_whole
+from zerocourse.course.museum.bug import Change
+from zerocourse.course.museum.cases import CASES, case, solved
+from zerocourse.course.museum.scene import Played, Scene, batch, model_of, play, play_expert, play_whole
 from zerocourse.errors import BadInput
+from zerocourse.zero.ddp import all_reduce
 
 SHOWN = [bug.name for bug in BUGS if bug.scene]
 
@@ -40,7 +46,49 @@ def test_a_bug_shows_and_without_it_all_is_right(played, name):
             check(without, whole(bug.scene), bug.scene)
 
 
-def test_a_hang_says_where_the_ranks_were(pool):
+def test_every_target_counts():
+    """The loss is the mean over all targets, also where they are all token 0."""
+    model, (tokens, targets) = model_of(Scene()), batch(Scene(padded=(0, 0)), 0, 0, 0)
+    expected = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    assert not targets.any() and model(tokens, targets).item() == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize("bug", list(BUGS), ids=lambda bug: bug.name)
+def test_a_bug_names_a_test_that_is_there(bug):
+    file, _, name = bug.test.partition("::")
+    assert f"def {name}(" in (Path(__file__).parent / file).read_text()
+    assert all(before != after for _, before, after in bug.sources())
+
+
+def test_a_bug_goes_again_also_after_an_exception():
+    code = all_reduce.__code__
+    with pytest.raises(ZeroDivisionError), planted("weights_reduced"):
+        assert all_reduce.__code__ is not code
+        raise ZeroDivisionError
+    assert all_reduce.__code__ is code
+    with planted("weights_reduced"):  # so it may come back
+        pass
+
+
+def test_what_cannot_be_planted_is_said():
+    with pytest.raises(BadInput, match="no bug 'sumed': did you mean 'summed'"):
+        planted("sumed")
+    with planted("summed"), pytest.raises(BadInput, match="FlatBuffer.collect has a bug already"):
+        with planted("late_micro_batch"):
+            pass
+    outdated = replace(BUGS["summed"], changes=(Change("zero.ddp:all_reduce", "no such line", ""),))
+    with pytest.raises(ValueError, match="stands 0 times"):
+        list(outdated.sources())
+
+
+def test_a_traceback_shows_the_planted_line():
+    bug = replace(BUGS["summed"], changes=(Change("zero.ddp:all_reduce", "return comm.", "1 / 0\n    return comm."),))
+    with bug.planted(), pytest.raises(ZeroDivisionError) as caught:
+        all_reduce(None, None)
+    assert "1 / 0" in str(caught.traceback[-1].statement)
+
+
+def test_without_the_branch_nothing_hangs(pool):
     assert [played["error"] for played in pool(2).run(play_expert)] == [None, None]
 
 
@@ -49,3 +97,11 @@ def test_a_branch_around_a_collective_hangs(pool):
     first, second = pool(2).run(play_expert, BUGS["owner_only"])
     assert "rank 0 was in all_gather of root[0]" in first["error"] and "rank 1 was in reduce_scatter of root[1]" in first["error"]
     assert first["calls"] != second["calls"]
+
+
+def test_the_cases_are_bugs_and_their_answers_are_told():
+    assert len(set(CASES)) == len(CASES) >= 12
+    for number, name in enumerate(CASES, 1):
+        told = solved(number, folded="The answer")
+        assert case(number).name == name and name in told.text and "<summary>The answer</summary>" in told.html
+        assert case(number).test in told.text and "\n+" in told.text

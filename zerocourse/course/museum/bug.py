@@ -93,10 +93,9 @@ class Bug:
 
         Raises BadInput where one of the functions has another bug already.
         """
+        for function in {change.function for change in self.changes} & planted_now:
+            raise BadInput(f"{function.__qualname__} has a bug already: plant {self.name!r} when that one is out again")
         codes = {function: compiled(function, after, self.name) for function, _, after in self.sources()}
-        for function in codes:
-            if function in planted_now:
-                raise BadInput(f"{function.__qualname__} has a bug already: plant {self.name!r} when that one is out again")
         before = {function: function.__code__ for function in codes}
         planted_now.update(codes)
         try:

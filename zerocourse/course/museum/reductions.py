@@ -19,7 +19,7 @@ BUGS = (
     Bug("nothing_reduced", "what the other ranks have sent is not added: each rank adds its own gradient N times",
         symptom="The loss falls, only less than it should. All messages and all bytes are as they should be.",
         instrument="the gradient's norm, beside that of the unsharded model; with the same data on every rank they are equal",
-        source="DeepSpeed#8382", test="test_traps.py::test_trap_22_different_data",
+        source="DeepSpeed#8382", test="test_stages.py::test_equals_the_unsharded_model",
         scene=Scene(), proof=gradient_is_the_unsharded_one,
         changes=(Change("comm.backends.gloo:Gloo.reduce_scatter", "received.get(rank, mine) for rank", "mine.clone() for rank"),)),
     Bug("weights_reduced", "the hook averages its argument, which is the parameter, and not the gradient",

@@ -23,6 +23,6 @@ BUGS = (
     Bug("owner_only", "a branch around a collective, which only ranks with a gradient take",
         symptom="The training hangs, without a word, at the first batch that uses an expert on one rank only.",
         instrument="the desync report: it names the ranks and the call of each",
-        source="common, DeepSpeed#5066", test="test_traps.py::test_trap_03_unused_on_one_rank",
+        source="DeepSpeed#5066", test="test_traps.py::test_trap_03_unused_on_one_rank",
         changes=(Change("zero.reducer:Reducer.reduce", "flat.complete_bucket()", "if not flat.unreduced:\n        return\n    flat.complete_bucket()"),)),
 )

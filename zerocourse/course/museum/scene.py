@@ -16,7 +16,9 @@ from ...comm import Comm
 from ...engine import Engine, initialize
 from ...errors import CollectiveError
 from ...kernels.adamw import FusedAdamW, adamw
+from ...measure.norm_audit import norm_counts
 from ...measure.not_finite import NotFinite
+from ...measure.staleness import staleness
 from ...models.gpt2 import GPT, GPTConfig
 from ...zero.shard import shard
 
@@ -49,6 +51,7 @@ class Played:
     losses, norms: one a step; norms are of the whole gradient, as the engine reports them.
     norm_of_unit: of the part of the first step's gradient that this rank holds, by unit.
     sums: of the absolute values of the parameters that this rank holds, before the first step and after each.
+    moved: how far the slices that this rank updates are from where they began, in all (the norm of the difference).
     bytes_before_step, bytes_after_step: by kind, at the last step; the second after zero_grad().
     step_counts: of the optimizer, the smallest and the largest.   params: of the whole model.   sent: bytes, by collective.
     calls: (verb, unit) in order.   events: of the last step.   not_finite: (step, what, name), the first.
@@ -58,6 +61,7 @@ class Played:
     norms: list[float] = field(default_factory=list)
     norm_of_unit: dict[str, float] = field(default_factory=dict)
     sums: list[float] = field(default_factory=list)
+    moved: float = 0.0
     bytes_before_step: dict[str, int] = field(default_factory=dict)
     bytes_after_step: dict[str, int] = field(default_factory=dict)
     step_counts: tuple[float, float] = (0, 0)
@@ -112,6 +116,7 @@ def train(scene: Scene, engine: Engine, ranks: Iterable[int]) -> Played:
     """Go through the micro-batches of `ranks`, and note what is to be seen."""
     seen, zero = Played(params=engine.module.config.params), engine.zero
     seen.sums.append(total_of(engine))
+    began = [flat.master.clone() for flat in zero.flats]
     micros = [(micro, rank) for micro in range(scene.accumulation) for rank in ranks]
     with NotFinite(engine.module) as watched:
         for step in range(scene.steps):
@@ -129,6 +134,7 @@ def train(scene: Scene, engine: Engine, ranks: Iterable[int]) -> Played:
             seen.losses.append(total)
             seen.norms.append(engine.get_global_grad_norm())
             seen.sums.append(total_of(engine))
+    seen.moved = torch.stack([(flat.master - old).norm() for flat, old in zip(zero.flats, began, strict=True)]).norm().item()
     seen.bytes_after_step = engine.memory()
     counts = [float(state["step"]) for state in engine.optimizer.state.values() if "step" in state]
     seen.step_counts = (min(counts), max(counts)) if counts else (0, 0)
@@ -142,6 +148,20 @@ def norm_held(unit) -> float:
     """The norm of the part of a unit's gradient that this rank holds."""
     held = [flat.grad_shard.double().norm() for flat in unit.flats if flat.grad_shard is not None]
     return torch.stack(held).norm().item() if held else 0.0
+
+
+def delay_of(stage: int, bug: "Bug | None" = None, steps: int = 100) -> int:
+    """How many steps late a stage applies its gradients, by the staleness meter. Collective."""
+    with bug.planted() if bug else nullcontext():
+        return staleness(lambda model, lr: shard(model, torch.optim.SGD(model.parameters(), lr=lr), stage)[1], steps)
+
+
+def counted(stage: int, bug: "Bug | None" = None) -> dict[str, int]:
+    """How often a stage's norm counts each parameter, by the norm auditor. Collective."""
+    scene = Scene(stage)
+    with bug.planted() if bug else nullcontext():
+        engine = engine_of(scene)
+        return norm_counts(engine.module, lambda: engine.module(*batch(scene, 0, 0, 0)).backward(), engine.zero.grad_norm)
 
 
 def total_of(engine: Engine) -> float:

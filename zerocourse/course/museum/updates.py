@@ -26,7 +26,7 @@ BUGS = (
         scene=Scene(optimizer="plain adamw", lr=0.01), proof=losses_are_the_unsharded_ones,
         changes=(Change("kernels.adamw:adamw", "p.mul_(1 - lr * weight_decay)", "g = g + weight_decay * p"),)),
     Bug("step_count", "the step count of a group advances with each of its parameters",
-        symptom="The first steps are too long: Adam believes that its averages have seen many steps already.",
+        symptom="The first steps are too short: Adam believes that its averages have seen many steps already.",
         instrument="the optimizer's state: the largest step count, beside the number of steps made",
         source="common", test="test_kernels.py::test_adamw_equals_torchs_fused_one",
         scene=Scene(optimizer="plain adamw", lr=0.01), proof=steps_are_counted_once,
@@ -35,7 +35,7 @@ BUGS = (
     Bug("mean_of_nothing", "token 0 pads, its targets do not count, and one rank's micro-batch has no other",
         symptom="At some step all losses on all ranks are NaN, and remain so.",
         instrument="the first tensor on each rank that is not finite: one rank had it one step before the others",
-        source="pytorch#116349, cosmos-rl#155", test="test_model.py::test_same_as_transformers",
+        source="pytorch#116349, cosmos-rl#155", test="test_museum.py::test_every_target_counts",
         scene=Scene(padded=(2, 1)), proof=all_is_finite,
         changes=(Change("models.gpt2:GPT.forward", "return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())",
                         'losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")\n'

@@ -1,0 +1,85 @@
+"""The cases of chapter 09: bugs by number, so that a reader can suspect before the name says it."""
+
+from dataclasses import asdict, replace
+
+from matplotlib.figure import Figure
+
+from ...errors import OutOfMemory
+from ...measure.ledger import Ledger
+from .. import show
+from . import BUGS
+from .bug import Bug
+from .scene import Played, Scene, batch, engine_of, play
+
+CASES = ("summed", "unscaled_loss", "last_micro_batch", "late_micro_batch", "nothing_reduced", "never_broadcast",
+         "rank_zero_skipped", "norm_of_a_shard", "stale_gradients", "step_count", "unsharded_states", "full_gradients",
+         "fp32_gradients_kept", "no_reshard", "wait_at_once", "owner_only", "mean_of_nothing")
+
+
+def case(number: int) -> Bug:
+    """The bug of a case, counted from 1."""
+    return BUGS[CASES[number - 1]]
+
+
+def play_cases(numbers: list[int], scene: Scene | None = None, **changes) -> dict[int, Played]:
+    """Play each case on this rank, in `scene` or in its own, with some fields changed; number 0 has no bug. Collective."""
+    return {number: play(replace(scene or case(number).scene, **changes), case(number) if number else None) for number in numbers}
+
+
+def play_in_budget(number: int, scene: Scene, budget: int) -> dict[str, object]:
+    """Train under a ledger's budget of bytes: in which error it ended, if it did, and the peak by kind. Collective."""
+    bug, error = case(number) if number else None, None
+    engine = engine_of(scene)
+    ledger = Ledger(engine.module, engine.optimizer, budget=budget)
+    try:
+        with ledger:
+            if bug:
+                with bug.planted():
+                    steps(scene, engine)
+            else:
+                steps(scene, engine)
+    except OutOfMemory as caught:
+        error = str(caught)
+    return {"error": error, "peak_bytes": ledger.peak, **asdict(ledger.at_peak)}
+
+
+def steps(scene: Scene, engine) -> None:
+    for step in range(scene.steps):
+        engine.backward(engine(*batch(scene, step, 0, engine.global_rank)))
+        engine.step()
+
+
+def verdict(ranks: list[Played], whole: Played, scene: Scene, number: int) -> str:
+    """What the check that belongs to the case says to a run: its sentence, or "green"."""
+    try:
+        case(number).proof(ranks, whole, scene)
+    except AssertionError as red:
+        return f"red: {red}"
+    return "green"
+
+
+def solved(number: int, folded: str = "") -> show.Shown:
+    """The case's answer: the mistake, the lines, where it happened and which test kills it."""
+    bug = case(number)
+    line, happened = bug.line(), "it has been written many times" if bug.source == "common" else bug.source
+    head = f"Case {number}, {bug.name}: {bug.title}."
+    tail = f"Where: {happened}. The test that kills it: tests/{bug.test}"
+    html = f"<p><b>{head}</b></p>{line.html}<p>{tail}</p>"
+    return show.Shown(f"{head}\n{tail}\n\n{line.text}", show.fold(html, folded))
+
+
+def mean_losses(ranks: list[Played]) -> list[float]:
+    """The ranks' mean loss, step by step."""
+    return [sum(losses) / len(ranks) for losses in zip(*(played.losses for played in ranks), strict=True)]
+
+
+def curves(lines: dict[str, list[float]], ylabel: str = "loss") -> Figure:
+    """One curve a name, over steps; told apart by dashes and markers, not by colour alone."""
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes = figure.subplots()
+    styles = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
+    for (name, values), (dashes, marker) in zip(lines.items(), styles, strict=False):
+        axes.plot(range(len(values)), values, dashes, marker=marker, markersize=4, label=name)
+    axes.set(xlabel="step", ylabel=ylabel)
+    axes.legend()
+    return figure
