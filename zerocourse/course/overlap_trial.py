@@ -101,7 +101,7 @@ def over_limited_link(rounds: int = 11, ratio: float = 1.0, patience: float = 60
 
 
 def recorded_trial() -> dict:
-    """What `over_limited_link` once returned on a quiet machine, with the events of rank 0 alone."""
+    """What `over_limited_link` once returned, with the events of rank 0 alone."""
     return json.loads(RECORDED.read_text())
 
 
