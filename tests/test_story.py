@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from zerocourse.course import recorded_stages
-from zerocourse.course.pictures import buckets, filmstrip, story
+from zerocourse.course.pictures import bucket_flow, filmstrip, story
 from zerocourse.course.pictures.placing import find, pieces, under_way, units
 from zerocourse.course.recorded_stages import recorded_stage
 from zerocourse.errors import BadInput
@@ -77,7 +77,7 @@ def test_a_story_says_what_is_on_its_way():
 
 @pytest.mark.parametrize("draw", [lambda: story.story(3), lambda: story.story(3, moves=False), lambda: story.story(0),
                                   filmstrip.filmstrip, lambda: filmstrip.filmstrip("h.2", moves=True),
-                                  buckets.buckets, lambda: buckets.buckets(moves=True)])
+                                  bucket_flow.buckets, lambda: bucket_flow.buckets(moves=True)])
 def test_pictures_are_the_same_each_time_small_and_with_words(draw):
     shown = draw()
     assert shown.svg == draw().svg and len(shown.svg) < 200_000 and len(shown.text.split()) > 20
@@ -97,11 +97,11 @@ def test_a_filmstrip_shows_the_life_of_one_unit():
 
 def test_buckets_fill_leave_and_come_back_as_slices():
     rank = recorded_stage(2)[0]
-    whole = ElementTree.fromstring(buckets.buckets().svg)
+    whole = ElementTree.fromstring(bucket_flow.buckets().svg)
     frames = [frame for frame in whole if frame.tag == f"{SVG}g"]
-    assert len(frames) == len(buckets.halves(rank)) == 9
+    assert len(frames) == len(bucket_flow.halves(rank)) == 9
     filled, kept = [], []
-    for index, frame in zip(buckets.halves(rank), frames, strict=True):
+    for index, frame in zip(bucket_flow.halves(rank), frames, strict=True):
         bucket = {each.attrib["data-buffer"]: int(each.attrib["data-bucket"]) for each in frame.iter() if "data-bucket" in each.attrib}
         assert bucket == {name: held["bucket"] for name, held in rank.held[index].items()}
         filled.append(sum("data-parameter" in each.attrib and "h.3." in each.attrib["data-parameter"] for each in frame.iter()))

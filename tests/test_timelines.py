@@ -120,14 +120,15 @@ def with_bytes(scale: int) -> list[dict]:
 
 @pytest.mark.parametrize("lanes", (True, False))
 def test_compared_steps_share_their_axes(lanes):
-    steps = {"ZeRO-1": with_bytes(2 * 10**6), "ZeRO-2": with_bytes(10**6)}
+    steps = {"ZeRO-2": with_bytes(10**6), "ZeRO-1": with_bytes(2 * 10**6)}
     figure = plots.compare(steps, {"ZeRO-1": {"peak": 15 * 10**6, "model states": 10**6}}, lanes=lanes)
     alive = figure.axes[1::2] if lanes else figure.axes
-    assert len({axes.get_ylim() for axes in alive}) == 1 and alive[0].get_ylim()[1] > 15
+    assert len({axes.get_ylim() for axes in alive}) == 1 and alive[0].get_ylim()[0] == 0
+    assert alive[0].get_ylim()[1] > 15
     assert not lanes or len({axes.get_xlim() for axes in figure.axes}) == 1
-    assert heights(alive[0]) == {"parameters": 8, "in flight": 12}, "a kind of which there is nothing is not drawn"
-    assert heights(alive[1]) == {"parameters": 4, "in flight": 6}
-    assert {"peak: 15.0", "model states: 1.0"} <= {text.get_text() for text in alive[0].texts}
+    assert heights(alive[1]) == {"parameters": 8, "in flight": 12}, "a kind of which there is nothing is not drawn"
+    assert heights(alive[0]) == {"parameters": 4, "in flight": 6}
+    assert {"peak: 15.0", "model states: 1.0"} <= {text.get_text() for text in alive[1].texts}
     words = show.figure(figure).text
     assert "ZeRO-1: at most 12.0 MB" in words and re.search(r"ZeRO-2: at most 6.0 MB, .* and 6.0 MB at the end\.", words)
 

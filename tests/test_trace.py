@@ -90,3 +90,12 @@ def test_counters_are_by_kind_where_the_step_knows_them(steps):
 
 def test_a_trace_of_nothing_is_empty():
     assert perfetto.trace([]) == {"traceEvents": [], "displayTimeUnit": "ms"}
+
+
+def test_a_block_that_begins_inside_of_another_and_ends_after_it_begins_later():
+    blocks = [("backward", "h.2", 0.0, 2.0), ("reshard", "h.2", 0.5, 0.6), ("backward", "h.1", 1.9, 3.0), ("step", "optimizer", 3.0, 4.0)]
+    events = [{"rank": 0, "step": 0, "verb": verb, "unit": unit, "start": start, "end": end, "bytes": 0, "alive": 0}
+              for verb, unit, start, end in blocks]
+    drawn = [(entry["name"], entry["ts"], entry["dur"]) for entry in perfetto.trace(events)["traceEvents"]
+             if entry["ph"] == "X" and entry["tid"] == perfetto.COMPUTE]
+    assert drawn == [("backward h.2", 0, 2e6), ("reshard h.2", 5e5, 1e5), ("backward h.1", 2e6, 1e6), ("step optimizer", 3e6, 1e6)]

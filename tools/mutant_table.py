@@ -13,6 +13,7 @@ def of(file: str, *rows: tuple[str, ...]) -> Iterator[Mutant]:
 OUT_OF_ORDER = "comm.py::test_13_a_collective_out_of_order_names_ranks_and_calls"
 HELD = "stages.py::test_bytes_held_are_those_of_the_tensors"
 PEAK = "stages.py::test_the_recorded_peak_is_the_formulas"
+KINDS = "timelines.py::test_the_kinds_of_an_event_are_those_of_the_ledger"
 REFILLED = "passes.py::test_a_bucket_fills_again_while_it_is_reduced"
 FORGOTTEN = "passes.py::test_zero_grad_forgets_a_whole_backward"
 
@@ -475,6 +476,27 @@ MUTANTS = [
          "with torch.no_grad():", "meta.py::test_seeds_and_names_decide_and_nothing_else"),
         ("an unset parameter is not refused", "if is_unset(value):", "if False:",
          "meta.py::test_init_functions_that_forget_something_are_refused_by_name"),
+    ),
+    *of("measure/stage_meter.py",
+        ("a collective's end goes unnoticed", "for buffer in list(self._changing):", "for buffer in ():", KINDS),
+        ("what arrives is an activation",
+         'kinds["in flight"] += sum(buffer.received_bytes for buffer in self._changing)', "pass", KINDS),
+        ("what passes is not in flight", 'KIND_OF | dict.fromkeys(in_flight, "in flight")', "dict(KIND_OF)",
+         "story.py::test_the_recorded_steps_are_those_that_the_package_makes"),
+    ),
+    *of("measure/intervals.py",
+        ("every collective of a unit is its first", 'number = by_rank[rank].index(of_wait["start"])', "number = 0",
+         "timelines.py::test_the_same_collective_again_is_not_the_first_one"),
+        ("the end of a step is not explained", '[*busy, Interval(end, end, "", "")]', "busy",
+         "timelines.py::test_every_moment_of_a_step_is_explained"),
+        ("blocks overlap", 'max(event["start"], min(until, event["end"]))', 'event["start"]',
+         "timelines.py::test_a_block_begins_where_the_one_before_ends"),
+    ),
+    *of("measure/perfetto.py",
+        ("blocks cross each other", "start = max(start, around.pop())", "around.pop()",
+         "trace.py::test_a_block_that_begins_inside_of_another_and_ends_after_it_begins_later"),
+        ("collectives cross each other", "in_rows(collectives(events, rank, verb))", "[collectives(events, rank, verb)]",
+         "trace.py::test_blocks_of_a_lane_lie_apart_or_inside_each_other"),
     ),
     *of("measure/ledger.py",
         ("the dead are alive", "self.alive -= nbytes", "pass", "ledger.py::test_what_autograd_saved_stays_counted"),

@@ -146,7 +146,7 @@ def draw(axes: Axes, interval: Interval, style: str, begin: float, top: float, h
 def write(axes: Axes, intervals: Sequence[Interval], begin: float, top: float, height: float = LANE, color: str = INK,
           boxed: bool = False) -> None:
     """The names of blocks, where there is room for them; their numbers alone, where most names find none."""
-    if height * LANE_POINTS < 6:
+    if height * LANE_POINTS < 6:  # points: too small to read
         return
     room = [(interval.end - interval.start) * 1e3 * points_per_millisecond(axes) for interval in intervals]
     fits = [len(interval.what) * LETTER <= width for interval, width in zip(intervals, room, strict=True)]
@@ -154,7 +154,7 @@ def write(axes: Axes, intervals: Sequence[Interval], begin: float, top: float, h
         label = interval.what if sum(fits) > 0.7 * len(fits) else interval.what.rpartition(".")[2]
         if len(label) * LETTER <= width:
             axes.text(((interval.start + interval.end) / 2 - begin) * 1e3, top + height / 2, label, ha="center", va="center_baseline",
-                      fontsize=min(SMALL, height * LANE_POINTS), clip_on=True, color=color,
+                      fontsize=min(SMALL, 0.85 * height * LANE_POINTS), clip_on=True, color=color,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8} if boxed else None)
 
 
