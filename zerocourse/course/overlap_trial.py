@@ -10,22 +10,29 @@ takes too little time to hide anything.
 Every round measures four times one after the other, because a shared machine may be slower a second later: C (the
 same step without communication), M (the same collectives without computing), the step without and the step with
 overlap. Rounds in which other programs used the processor are sorted out, because overlap needs the core they took.
+What is reported is one round, the middle one by its speed-up, so that its numbers fit together.
 
     result = over_limited_link()          # needs what `link.limited_link` needs
+    result = recorded_trial()             # one that was kept, for machines that cannot have such a link
+
+`python -m zerocourse.course.overlap_trial` records another one in its place.
 """
 
 import copy
+import json
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from ..comm import Comm, Handle, add_in_order
+from ..formulas.overlap import speedup_bound
 from ..launch.link import limit_here, limited_link
+from ..launch.worker import progress
 from ..models.gpt2 import GPTConfig, build_model
 from ..layout.rankmap import Layout
 from ..zero.shard import shard
@@ -34,6 +41,7 @@ from ..zero.buffer import FlatBuffer
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
 SEQUENCES = 24  # per rank and step, of block_size tokens: enough for the cores to be busy computing, not sending
 QUIET = 0.1  # the largest share of the cores' time that other programs may use in a round
+RECORDED = Path(__file__).with_name("recorded_trial.json")
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,12 @@ class Round:
     @property
     def bound(self) -> float:
         """The largest speed-up, if everything overlaps."""
-        return (self.compute + self.communication) / max(self.compute, self.communication)
+        return speedup_bound(self.compute, self.communication)
 
     @property
     def tight_bound(self) -> float:
         """The largest speed-up, if everything overlaps but the first gather and the last reduction."""
-        best = self.exposed + max(self.compute, self.communication - self.exposed)
-        return (self.compute + self.communication) / best
+        return speedup_bound(self.compute, self.communication, self.exposed)
 
     @property
     def share(self) -> float:
@@ -76,33 +83,40 @@ def over_limited_link(rounds: int = 11, ratio: float = 1.0, patience: float = 60
     """Measure on two nodes of one rank, over a link whose rate makes M about `ratio` × C. Returns `summary`'s result.
 
     rounds: the number of quiet rounds to wait for; after `patience` seconds, rounds of any kind count. The share of a
-        single round is anything from 0.5 to 1.1 (two processes on a shared machine), but the median of 11 rounds
+        single round is anything from 0.5 to 1.1 (two processes on a shared machine), but the middle one of 11 rounds
         differs little from run to run.
     prefetch, in_flight: the options of `shard` in the steps with overlap. With prefetch=1 the link may be idle from the
         end of a gather to the beginning of the next block. With 2 it has work then, which evens out blocks and ranks.
-    The result also has `events`: those of the last step without and with overlap, by rank (see `events.Event`).
-    Raises BadInput where there can be no limited link.
+    The result also has `events`: those of the reported round's steps without and with overlap, by rank (see
+    `events.Event`). A progress bar counts the rounds. Raises BadInput where there can be no limited link.
     """
     settings = {"prefetch": prefetch, "in_flight": in_flight}
     with limited_link(None) as link:
         nodes = link.launch(trial, rounds, ratio, patience, config, sequences, settings, quiet=True)
     ranks = [result for node in nodes for result in node]
     ranks.sort(key=lambda result: result["rank"])
-    events = {mode: [result["events"][mode] for result in ranks] for mode in ("off", "on")}
-    return summary(ranks[0]["rounds"]) | {"rate_mbit": ranks[0]["rate_mbit"], "sent_bytes": ranks[0]["sent_bytes"],
-                                          "events": events}
+    reported = summary(ranks[0]["rounds"])
+    events = {mode: [result["events"][reported["round"]][mode] for result in ranks] for mode in ("off", "on")}
+    return reported | {"rate_mbit": ranks[0]["rate_mbit"], "sent_bytes": ranks[0]["sent_bytes"], "events": events}
+
+
+def recorded_trial() -> dict:
+    """What `over_limited_link` once returned, with the events of rank 0 alone."""
+    return json.loads(RECORDED.read_text())
 
 
 def summary(rounds: Sequence[Round]) -> dict:
-    """Medians over the quiet rounds: seconds of a step, speed-up, its two bounds, share of the tighter one's gain.
+    """The quiet round in the middle by speed-up: its seconds, speed-up, two bounds, share of the tighter one's gain.
 
-    `noisy`: there were fewer than three quiet rounds, so that these are the medians over all.
+    round: its number.   noisy: there were fewer than three quiet rounds, so that it is the middle one of all.
     """
-    quiet = [each for each in rounds if each.others <= QUIET]
+    quiet = [index for index, each in enumerate(rounds) if each.others <= QUIET]
     noisy = len(quiet) < 3
-    names = ("compute", "communication", "exposed", "off", "on", "speedup", "bound", "tight_bound", "share", "others")
-    medians = {name: statistics.median(getattr(each, name) for each in (rounds if noisy else quiet)) for name in names}
-    return medians | {"noisy": noisy, "rounds": [asdict(each) for each in rounds]}
+    by_speedup = sorted(range(len(rounds)) if noisy else quiet, key=lambda index: rounds[index].speedup)
+    middle = by_speedup[len(by_speedup) // 2]
+    derived = {name: getattr(rounds[middle], name) for name in ("speedup", "bound", "tight_bound", "share")}
+    return asdict(rounds[middle]) | derived | {"round": middle, "noisy": noisy,
+                                               "rounds": [asdict(each) for each in rounds]}
 
 
 def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequences: int, settings: dict) -> dict:
@@ -121,15 +135,17 @@ def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequenc
     limit_here(rate_mbit)
     stage = modes["on"].model.zero
     ends = len(stage.units[0].flats) + len(stage.units[1].flats)  # of the root and the first block
-    measured, until = [], time.monotonic() + patience
+    measured, events, until = [], [], time.monotonic() + patience
     while go_on(comm, measured, rounds, until):
+        progress(len(measured), max(rounds, len(measured) + 1), what="rounds")
         busy = Busy()
         compute, off, on = (slowest(comm, modes[name].seconds()) for name in ("compute", "off", "on"))
         gathers, reductions = zip(*(collective_seconds(flat, comm) for flat in stage.flats), strict=True)
         communication, exposed = 2 * sum(gathers) + sum(reductions), sum(gathers[:ends]) + sum(reductions[:ends])
         communication, exposed = slowest(comm, communication), slowest(comm, exposed)
         measured.append(Round(compute, communication, exposed, off, on, busy.others(comm)))
-    events = {name: modes[name].last_events() for name in ("off", "on")}
+        events.append({name: modes[name].last_events() for name in ("off", "on")})
+    progress(len(measured), len(measured), what="rounds")
     return {"rank": comm.rank, "rounds": measured, "rate_mbit": rate_mbit, "sent_bytes": sent_bytes, "events": events}
 
 
@@ -245,3 +261,13 @@ class Busy:
 def slowest(comm: Comm, seconds: float) -> float:
     """The largest number of any rank. Collective."""
     return max(comm.all_gather_object(seconds))
+
+
+if __name__ == "__main__":
+    result = over_limited_link()
+    begun = {mode: min(event["start"] for event in ranks[0]) for mode, ranks in result["events"].items()}
+    for mode, ranks in result["events"].items():
+        for event in ranks[0]:
+            event["start"], event["end"] = (round(event[edge] - begun[mode], 4) for edge in ("start", "end"))
+    result["events"] = {mode: ranks[:1] for mode, ranks in result["events"].items()}
+    RECORDED.write_text(json.dumps(result, indent=1) + "\n")

@@ -57,7 +57,7 @@ class Link:
                     "OMP_NUM_THREADS": str(max(1, cores() // (2 * nproc)))}  # each node would take all cores
             with inside(self.namespaces[node]):
                 return launch(target, *args, nproc=nproc, env=here | (env or {}), nnodes=2, node_rank=node,
-                              rdzv_endpoint=f"{ADDRESSES[0]}:{PORT}", progress=False, **options)
+                              rdzv_endpoint=f"{ADDRESSES[0]}:{PORT}", progress=node == 0, **options)
 
         with ThreadPoolExecutor(2) as threads:
             nodes = [threads.submit(on_node, node) for node in range(2)]

@@ -1,0 +1,41 @@
+"""The pictures of chapter 08 say what they draw, and the recorded trial fits together."""
+
+import pytest
+
+from zerocourse.course.overlap_trial import recorded_trial
+from zerocourse.course.plots_overlap import bound_figure
+from zerocourse.course.plots_stages import stages_figure
+from zerocourse.formulas.overlap import speedup_bound
+
+
+def test_the_bound():
+    assert speedup_bound(1, 1) == 2 and speedup_bound(1, 0.25) == 1.25 == speedup_bound(0.25, 1)
+    assert speedup_bound(1, 1, exposed=0.25) == 1.6
+    figure = bound_figure({"even": 1, "slow": 4})
+    assert "even (2.00), slow (1.25)" in figure.get_label()
+    curve = figure.axes[0].lines[0].get_ydata()
+    assert max(curve) == pytest.approx(2) and curve[0] < 1.05 > curve[-1]
+
+
+def test_all_stages_in_one_picture():
+    counts = {"parameters_bytes": 4_000_000, "gradients_bytes": 2_000_000, "optimizer_bytes": 1_000_000, "peak_bytes": 9_500_000}
+    figure = stages_figure({"one": counts, "two": counts}, {"one": {1: 3_000_000, 4: 12_000_000}, "two": {1: 5_000_000, 4: 6_000_000}})
+    label = figure.get_label()
+    assert "one holds 7.0 MB, peaks at 9.5 MB and sends 3.0 MB with 1 micro-batch and 12.0 MB with 4 micro-batches; two" in label
+    holds, sends = figure.axes
+    ends = [bar.get_x() + bar.get_width() for bar in holds.patches]
+    assert ends == [4, 6, 7, 9.5] * 2
+    assert sorted(bar.get_width() for bar in sends.patches) == [3, 5, 6, 12]
+
+
+def test_the_recorded_trial_is_one_round():
+    """Chapter 08 shows it where a machine cannot have a limited link: its numbers belong together."""
+    trial = recorded_trial()
+    times = trial["compute"], trial["communication"]
+    assert trial["bound"] == pytest.approx(speedup_bound(*times)) and trial["speedup"] == trial["off"] / trial["on"]
+    assert trial["tight_bound"] == pytest.approx(speedup_bound(*times, trial["exposed"]))
+    for mode in ("off", "on"):
+        (events,) = trial["events"][mode]
+        assert {event["rank"] for event in events} == {0}
+        seconds = max(event["end"] for event in events) - min(event["start"] for event in events)
+        assert seconds == pytest.approx(trial[mode], rel=0.3), "the events are those of the round"

@@ -1,0 +1,62 @@
+"""All stages in one picture, what each holds and what each sends: a pure function from numbers to a matplotlib figure."""
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from .palette import MEANINGS
+
+STATES = {kind: MEANINGS[kind] for kind in ("parameters", "gradients", "optimizer")}
+THE_REST, SENT = MEANINGS["padding"].color, (("#6a6a6a", ""), ("#b9b9b9", "//"))
+
+
+def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Mapping[int, int]]) -> Figure:
+    """Left what a rank holds, stacked by kind, and what the peak adds. Right what it sends in a step. Bytes in, MB drawn.
+
+    stages: name → parameters_bytes, gradients_bytes, optimizer_bytes (as the formulas count them) and peak_bytes.
+    sent: name → {micro-batches in a step: bytes}, with the same numbers of micro-batches for each name.
+    """
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    holds, sends = figure.subplots(1, 2, width_ratios=[1.35, 1], sharey=True)
+    names = list(stages)
+    for row, counts in enumerate(stages.values()):
+        left = 0.0
+        for kind, meaning in STATES.items():
+            width = counts[f"{kind}_bytes"] / 1e6
+            holds.barh(row, width, left=left, height=0.62, color=meaning.color, hatch=meaning.mpl_hatch,
+                       edgecolor="white", label=kind if row == 0 else None)
+            holds.text(left + width / 2, row, f"{meaning.letter} {width:.1f}", ha="center", va="center", fontsize=8,
+                       bbox={"color": "white", "alpha": 0.85, "pad": 1})
+            left += width
+        peak = counts["peak_bytes"] / 1e6
+        holds.barh(row, peak - left, left=left, height=0.62, color=THE_REST, hatch="xx", edgecolor="white",
+                   label="what the peak adds" if row == 0 else None)
+        holds.annotate(f"peak {peak:.1f}", (peak, row), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    holds.set(title="holds just before the update, and needs at the peak", xlabel="MB per rank", yticks=range(len(names)),
+              yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    holds.set_xlim(0, 1.18 * max(counts["peak_bytes"] for counts in stages.values()) / 1e6)
+    several = list(next(iter(sent.values())))
+    height = 0.7 / len(several)
+    for index, micro_batches in enumerate(several):
+        widths = [sent[name][micro_batches] / 1e6 for name in names]
+        rows = [row + (index - (len(several) - 1) / 2) * height for row in range(len(names))]
+        bars = sends.barh(rows, widths, height=0.9 * height, edgecolor="white",
+                          color=SENT[index % 2][0], hatch=SENT[index % 2][1], label=f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}")
+        sends.bar_label(bars, [f"{width:.1f}" for width in widths], padding=3, fontsize=8)
+    sends.set(title="sends in a step", xlabel="MB per rank")
+    sends.margins(x=0.12)
+    sends.legend(fontsize=8, loc="upper right")
+    figure.legend(*holds.get_legend_handles_labels(), loc="outside lower left", ncols=4, fontsize=8)
+    figure.set_label(described(stages, sent))
+    return figure
+
+
+def described(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Mapping[int, int]]) -> str:
+    """The picture in words, for readers who do not see it."""
+    def each(name: str, counts: Mapping[str, int]) -> str:
+        held = sum(counts[f"{kind}_bytes"] for kind in STATES)
+        sends = " and ".join(f"{nbytes / 1e6:.1f} MB with {micro_batches} micro-batch{'es' * (micro_batches > 1)}"
+                             for micro_batches, nbytes in sent[name].items())
+        return f"{name} holds {held / 1e6:.1f} MB, peaks at {counts['peak_bytes'] / 1e6:.1f} MB and sends {sends}"
+
+    return "All stages, per rank: " + "; ".join(each(name, counts) for name, counts in stages.items()) + "."
