@@ -45,6 +45,15 @@ WORKS = {
     "zero_optimization.overlap_comm": "communication goes on while the model computes: null and true mean yes, at every stage",
     "zero_optimization.offload_optimizer": "optimizer states in the host's memory or on disk",
     "zero_optimization.offload_param": "parameters in the host's memory or on disk, with stage 3",
+    **{f"zero_optimization.{section}.{key}": does for section in ("offload_optimizer", "offload_param") for key, does in {
+        "device": "none, cpu or nvme", "nvme_path": "a folder on the disk", "pin_memory": "page-locked memory, which copies faster",
+        "buffer_count": "buffers between the host and the disk"}.items()},
+    "zero_optimization.offload_optimizer.pipeline_read": "reads the next buffer while one is updated",
+    "zero_optimization.offload_optimizer.pipeline_write": "writes the last buffer while one is updated",
+    "zero_optimization.offload_optimizer.fast_init": "writes the first states faster",
+    "zero_optimization.offload_optimizer.ratio": "the share of the optimizer states that is offloaded",
+    "zero_optimization.offload_param.buffer_size": "elements of a buffer",
+    "zero_optimization.offload_param.max_in_cpu": "elements that stay in the host's memory",
     "bf16": "training in bfloat16 with fp32 master weights",
     "bf16.enabled": "parameters and gradients in bfloat16, 2 bytes each; the optimizer keeps fp32 master weights",
     "fp16": "training in float16 with fp32 master weights and a loss scale",
@@ -96,6 +105,7 @@ WORKS = {
     "scheduler.params.lr_range_test_step_size": "steps between two learning rates",
     "scheduler.params.lr_range_test_step_rate": "how fast the learning rate rises",
     "scheduler.params.lr_range_test_staircase": "the learning rate rises in stairs",
+    "checkpoint": "how checkpoints are written; their folder and tag are arguments of engine.save_checkpoint",
     "activation_checkpointing": "blocks keep their inputs alone, and backward computes the rest again; upstream this section "
                                 "changes nothing in Hugging Face models, here it is applied to every model",
     "activation_checkpointing.enabled": "false switches the section off (a key of ours, which DeepSpeed ignores)",
@@ -172,7 +182,6 @@ CHANGES_NOTHING = {
         "seq_parallel_communication_data_type": "there is no sequence parallelism in the engine",
     },
     "object": {
-        "checkpoint": "folders and tags are arguments of save_checkpoint",
         "checkpoint.parallel_write": "all ranks always write",
         "checkpoint.writer": "there is one writer",
         "timers": "times are on the timeline (zerocourse.measure)",

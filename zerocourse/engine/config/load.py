@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ...errors import BadInput
 from . import auto, json_file
-from .keys import KEYS, REFUSED, SERVED_LATER, Group, is_off
+from .keys import KEYS, REFUSED, SERVED_LATER, WORKS, Group, is_off
 from .problems import BY_TYPE, MISSING, by_path, choices, get, shown
 from .rules import SIZES, batch_sizes, broken, concerns
 from .schema import ConfigFile, Section
@@ -32,8 +32,8 @@ class Config(ConfigFile):
         known: values of keys that are "auto", by path (see `auto.known_values`).
         Warns once of keys that DeepSpeed knows and that change nothing here, with their names.
         """
-        given, problems = read(config)
-        problems |= auto.resolve(given, known or {})
+        text, given = read(config)
+        problems = auto.resolve(given, known or {})
         ignored = sort_out(given, problems)
         checked = check(given, problems)
         wrong = set(problems)
@@ -47,8 +47,9 @@ class Config(ConfigFile):
         for path, instead in SERVED_LATER.items():
             if is_on(checked, path) and not any(concerns(other, path) for other in problems):
                 problems[path] = f"{path} is {Group.NOT_YET.value}: {instead}"
-        if problems:
-            raise BadInput("\n".join(problems.values()))
+        twice = json_file.duplicates(text)
+        if problems or twice:
+            raise BadInput("\n".join(placed([*twice.items(), *problems.items()], text, config)))
         if ignored:
             warnings.warn(f"these keys of the config change nothing here and are ignored: {', '.join(ignored)}",
                           stacklevel=3)
@@ -59,14 +60,28 @@ class Config(ConfigFile):
         return self.model_dump(mode="json")
 
 
-def read(config: object) -> tuple[dict, dict[str, str]]:
-    """A copy of the dictionary, or what is in the file; and the sentences on keys that the file gives twice."""
+def read(config: object) -> tuple[str, dict]:
+    """The file's text and what is in it; of a dictionary no text and a copy."""
     if not isinstance(config, dict | str | Path):
         raise BadInput(f"the config is a {type(config).__name__}: it must be a dictionary or a JSON file's path")
     if isinstance(config, dict):
-        return copy.deepcopy(config), {}
+        return "", copy.deepcopy(config)
     text = json_file.read_text(Path(config))
-    return json_file.parse(text, Path(config)), json_file.duplicates(text)
+    return text, json_file.parse(text, Path(config))
+
+
+def placed(problems: list[tuple[str, str]], text: str, config: object) -> list[str]:
+    """The sentences in the order of the file, each with the line of its key, or of the section that lacks it."""
+    if not text:
+        return [sentence for _, sentence in problems]
+    places = {path: (place, line) for place, (path, line) in enumerate(json_file.keys_by_line(text))}
+    found = []
+    for path, sentence in problems:
+        while path and path not in places:
+            path = path.rpartition(".")[0]
+        place, line = places.get(path, (-1, 0))
+        found.append((place, f"{sentence} ({config}{f', line {line}' if path else ''})"))
+    return [sentence for _, sentence in sorted(found, key=lambda each: each[0])]
 
 
 def sort_out(given: dict, problems: dict[str, str]) -> list[str]:
@@ -109,7 +124,7 @@ def sort_out(given: dict, problems: dict[str, str]) -> list[str]:
     return ignored
 
 
-SECTIONS = {path[: path.rindex(".") + 1] for path in KEYS if "." in path}
+SECTIONS = {path[: path.rindex(".") + 1] for path in WORKS if "." in path}
 OFF = {"zero_optimization.zero_hpz_partition_size": 1, "zero_optimization.mics_shard_size": -1, "gradient_allreduce_op": "mean"}
 
 
@@ -133,7 +148,7 @@ def check(given: dict, problems: dict[str, str]) -> ConfigFile:
             return ConfigFile.model_validate(given)
         except ValidationError as error:
             for path, sentence in by_path(error, given).items():
-                problems[path] = sentence
+                problems.setdefault(path, sentence)  # a wrong value that was taken out must not become a missing one
                 if get(given, path) is MISSING or path.endswith(".type"):
                     path = path.split(".")[0]  # without what is missing the whole section means nothing
                 take_out(given, path)

@@ -75,7 +75,7 @@ def unknown(section: str, key: object, given: dict) -> str:
         return f"{sentence}; did you mean {close[0]!r}?"
     if len(elsewhere) == 1:
         return f"{sentence}; it belongs {'in ' + elsewhere[0] if elsewhere[0] else 'at the top level'}"
-    return f"{sentence}; known here{of}: {', '.join(known)}"
+    return f"{sentence}; known here{of}: {', '.join(known or nothing)}"
 
 
 def unknown_type(path: str, value: object, expected: str | None) -> str:

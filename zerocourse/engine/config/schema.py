@@ -98,6 +98,10 @@ class ActivationCheckpointingConfig(Section):
     contiguous_memory_optimization: bool = False
 
 
+class CheckpointConfig(Section):
+    """`checkpoint`: DeepSpeed's keys in it change nothing here."""
+
+
 # The optimizer and its schedule ----------------------------------------------------------------------------------------
 
 class AdamWParams(Section):
@@ -198,3 +202,4 @@ class ConfigFile(Section):
     optimizer: OptimizerConfig | None = None
     scheduler: SchedulerConfig | None = None
     activation_checkpointing: ActivationCheckpointingConfig | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
