@@ -63,7 +63,7 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
     now, each, zero = counts(config, model, ranks), convention(config), config.zero_optimization
     alone, whole = counts(config, model, ranks, stage=0), counts(config, model, ranks, accumulation=1)
     bucket = each.gradient * min(zero.reduce_bucket_size, gpt2_block_params(model.n_embd, model.bias))
-    made = checkpoints(config, model)
+    made, states = checkpoints(config, model), states_per_parameter(config)
     sizes = (f"{config.train_batch_size} = {config.train_micro_batch_size_per_gpu} × {config.gradient_accumulation_steps} "
              f"× {ranks} ranks")
     found = {
@@ -85,7 +85,7 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
         found["zero_optimization.overlap_comm"] = (f"the peak of a step is about {with_overlap} per rank with overlap, and "
                                                    f"{without} without; what is sent is the same")
     if config.optimizer is not None:
-        found["optimizer.type"] = (f"{states_per_parameter(config)} numbers per parameter, {gb(now['optimizer_bytes'])} per rank"
+        found["optimizer.type"] = (f"{states} number{'s' * (states != 1)} per parameter, {gb(now['optimizer_bytes'])} per rank"
                                    f"{' with the master weights' if config.bf16.enabled else ''}")
     if config.activation_checkpointing is not None:
         found["activation_checkpointing"] = (f"{made} of {model.n_layer} blocks: they keep {gb(activations(config, model, made))} "
