@@ -134,7 +134,8 @@ def test_what_cannot_be_checkpointed_is_refused():
     with pytest.raises(BadInput, match="asks for 4 of them: Habits has 3 blocks"):
         checkpoint_blocks(Habits(), 4)
     with pytest.raises(BadInput, match="asks for every block"):
-        initialize(nn.Linear(2, 2), config={"train_batch_size": 1, "activation_checkpointing": {"number_checkpoints": None}})
+        initialize(nn.Linear(2, 2), config={"train_batch_size": 1,
+                                            "activation_checkpointing": {"number_checkpoints": None}})
 
 
 def test_names_and_the_cache():

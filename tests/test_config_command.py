@@ -64,7 +64,8 @@ def test_json(capsys, file):
     assert [(key["line"], key["path"]) for key in out["keys"]] == [
         (2, "train_batch_size"), (3, "gradient_accumulation_steps"), (3, "gradient_clipping"), (4, "steps_per_print"),
         (5, "zero_optimization"), (6, "zero_optimization.stage"), (6, "zero_optimization.reduce_bucket_size"),
-        (7, "zero_optimization.overlap_comm"), (9, "bf16"), (9, "bf16.enabled"), (10, "optimizer"), (10, "optimizer.type"),
+        (7, "zero_optimization.overlap_comm"), (9, "bf16"), (9, "bf16.enabled"), (10, "optimizer"), (10,
+                                                                                                     "optimizer.type"),
         (10, "optimizer.params"), (10, "optimizer.params.lr"), (11, "activation_checkpointing"),
         (11, "activation_checkpointing.number_checkpoints")]
     assert {key["path"]: key["group"] for key in out["keys"] if key["group"] != "works"} == {"steps_per_print": "changes nothing here"}
@@ -82,7 +83,7 @@ def test_what_keys_do_to_bytes(capsys, file):
     assert found["optimizer.type"] == f"1 number per parameter, {gb(4 * GPT2.params)} per rank with the master weights"
     assert found["zero_optimization.reduce_bucket_size"].endswith("2.00 kB")
     kept, would_keep = 4 * 1024 * 768 * 2 * 12, 34 * 4 * 1024 * 768 * 12
-    assert found["activation_checkpointing"] == (f"12 of 12 blocks: they keep {gb(kept)} of activations, where they would keep "
+    assert found["activation_checkpointing"] == (f"12 of 12 blocks: all blocks keep {gb(kept)} of activations, where they would keep "
                                                  f"{gb(would_keep)}")
     assert found["gradient_clipping"] == "holds nothing, and sends one number per step"
     part = effects(capsys, file(FILE.replace('"number_checkpoints": null', '"number_checkpoints": 3')))
@@ -122,8 +123,10 @@ def test_all_problems_are_named_and_the_status_is_2(capsys, file):
     path = file(FILE.replace('"stage": 3', '"stage": 5, "stge": 1').replace(": 16", ": 15").replace("Lion", "Muon"))
     assert main(["config", path, "--json"]) == 2
     said = capsys.readouterr()
-    starts = ["train_batch_size 15 is not divisible by 2 × 2", "zero_optimization.stage is 5: it must be an integer from 0 to 3",
-              "zero_optimization has the unknown key 'stge'; did you mean 'stage'?", "optimizer.type is 'Muon', which is not supported"]
+    starts = ["train_batch_size 15 is not divisible by 2 × 2",
+              "zero_optimization.stage is 5: it must be an integer from 0 to 3",
+              "zero_optimization has the unknown key 'stge'; did you mean 'stage'?",
+              "optimizer.type is 'Muon', which is not supported"]
     sentences = said.err.splitlines()
     assert not said.out and len(sentences) == len(starts)
     for sentence, start, line in zip(sentences, starts, (2, 6, 6, 10), strict=True):

@@ -125,7 +125,8 @@ def test_a_schedule_by_hand(name, params, rates):
 
 def test_one_cycle_moves_the_betas():
     optimizer, betas = adam(), []
-    schedule = SCHEDULES["OneCycle"](optimizer, 0.0, 1.0, cycle_first_step_size=2, decay_step_size=4, decay_mom_rate=0.1)
+    schedule = SCHEDULES["OneCycle"](optimizer, 0.0, 1.0, cycle_first_step_size=2, decay_step_size=4,
+                                     decay_mom_rate=0.1)
     for _ in range(7):
         betas.append(optimizer.param_groups[0]["betas"])
         schedule.step()
@@ -182,7 +183,8 @@ def rows(step: int, rank: int) -> torch.Tensor:
 SECTIONS = {  # a config's sections, and what they mean in torch: an optimizer, and the rate of each step
     "Adam, WarmupLR": (
         {"optimizer": section("Adam", lr=0.05, weight_decay=0.1),
-         "scheduler": section("WarmupLR", warmup_min_lr=0.01, warmup_max_lr=0.05, warmup_num_steps=4, warmup_type="linear")},
+         "scheduler": section("WarmupLR", warmup_min_lr=0.01, warmup_max_lr=0.05, warmup_num_steps=4,
+                              warmup_type="linear")},
         lambda params: torch.optim.AdamW(params, weight_decay=0.1), [0.01, 0.01, 0.02, 0.03, 0.04]),
     "SGD, WarmupDecayLR": (
         {"optimizer": section("SGD", momentum=0.9, weight_decay=0.01),
@@ -199,14 +201,16 @@ def by_config(stages: tuple[int, ...], sections: dict) -> list[dict]:
     found = []
     for stage in stages:
         engine, optimizer, _, scheduler = initialize(Net(), config={
-            "train_batch_size": 2 * dist.get_world_size(), "gradient_clipping": 0, "zero_optimization": {"stage": stage}, **sections})
+            "train_batch_size": 2 * dist.get_world_size(), "gradient_clipping": 0,
+            "zero_optimization": {"stage": stage}, **sections})
         assert engine.optimizer is optimizer and engine.lr_scheduler is scheduler
         rates = []
         for step in range(5):
             rates.append(optimizer.param_groups[0]["lr"])
             engine.backward(engine(rows(step, engine.global_rank)))
             engine.step()
-        found.append({"rates": rates, "optimizer_bytes": engine.memory()["optimizer_bytes"], "state": engine.state_dict()})
+        found.append({"rates": rates, "optimizer_bytes": engine.memory()["optimizer_bytes"],
+                      "state": engine.state_dict()})
     return found
 
 

@@ -20,9 +20,9 @@ from ..zero.unit import cut_into_units
 def checkpoint_blocks(model: nn.Module, number: int | None = None) -> list[str]:
     """Checkpoint the first `number` blocks of the model, or all of them. Call it before `shard`. Returns their names.
 
-    A block is what `shard` takes for a unit: an entry of a ModuleList, in any model, Hugging Face's included (whose cache of
-    keys and values is switched off but for `generate`, as it would grow a second time when a block computes again). Dropout
-    draws the same masks again, and a block's buffers, such as batch statistics, are updated once.
+    A block is what `shard` takes for a unit: an entry of a ModuleList, in any model, Hugging Face's included (whose
+    cache of keys and values is switched off but for `generate`, as it would grow a second time when a block computes
+    again). Dropout draws the same masks again, and a block's buffers, such as batch statistics, are updated once.
     Raises BadInput for a model without blocks, or with fewer than `number`.
     """
     blocks = [unit for unit in cut_into_units(model) if unit.module is not model]
@@ -46,7 +46,8 @@ def checkpointed(block: nn.Module):
     def wrapped(*args, **kwargs):
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), same_buffers(block)), **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False,
+                          context_fn=lambda: (nullcontext(), same_buffers(block)), **kwargs)
 
     return wrapped
 
@@ -57,10 +58,11 @@ def same_buffers(block: nn.Module) -> Iterator[None]:
 
     They are swapped and not copied back, because autograd would take that for a change of what it has saved.
     """
-    own = [(module, dict(module._buffers)) for module in block.modules() if module._buffers]
+    own = [(module, {name: buffer for name, buffer in module._buffers.items() if buffer is not None})
+           for module in block.modules()]
     try:
         for module, buffers in own:
-            module._buffers.update({name: buffer if buffer is None else buffer.clone() for name, buffer in buffers.items()})
+            module._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
         yield
     finally:
         for module, buffers in own:

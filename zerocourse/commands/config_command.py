@@ -22,7 +22,8 @@ HELP = "explain a ds_config.json line by line, or say what is wrong with it"
 def configure(parser):
     parser.add_argument("file", nargs="?", action=Checked, read=path, metavar="FILE", help="a ds_config.json")
     parser.add_argument("--model", default="gpt2", metavar="NAME", help="a GPT-2 by name (default gpt2)")
-    parser.add_argument("--nproc", action=Checked, read=whole(1, MOST_RANKS), default=2, metavar="N", help="ranks (default 2)")
+    parser.add_argument("--nproc", action=Checked, read=whole(1, MOST_RANKS), default=2, metavar="N",
+                        help="ranks (default 2)")
     parser.add_argument("--auto", action="append", default=[], metavar="KEY=VALUE",
                         help="what an \"auto\" of the file stands for, such as optimizer.params.lr=1e-4; once for each")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema, and read no file")
@@ -46,7 +47,8 @@ def run(args) -> Outcome:
         warnings.simplefilter("ignore")
         config = Config.load(args.file, args.nproc, known)
     text, does = read_text(args.file), effects(config, model, args.nproc)
-    keys = [{"line": line, "path": path, "group": KEYS[path].group.value, "does": KEYS[path].does, "effect": does.get(path)}
+    keys = [{"line": line, "path": path, "group": KEYS[path].group.value, "does": KEYS[path].does,
+             "effect": does.get(path)}
             for path, line in keys_by_line(text) if path in KEYS]
     of_rank = counts(config, model, args.nproc)
     return Outcome(explained(args, text, keys, of_rank), {"config": config.as_dict(), "keys": keys, **of_rank})
@@ -58,7 +60,8 @@ def supposed(text: str) -> tuple[str, object]:
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:
-        raise BadInput(f"--auto is {text!r}: it must be KEY=VALUE with a JSON value, such as optimizer.params.lr=1e-4") from None
+        raise BadInput(f"--auto is {text!r}: it must be KEY=VALUE with a JSON value, such as "
+                       "optimizer.params.lr=1e-4") from None
 
 
 def explained(args, text: str, keys: list[dict], of_rank: dict) -> str:
@@ -73,5 +76,5 @@ def explained(args, text: str, keys: list[dict], of_rank: dict) -> str:
                 if key["effect"]:
                     lines.append(f"{'':12}here: {key['effect']}")
     peak = f", about {both(of_rank['peak_bytes'])} at the peak of a step" if of_rank["peak_bytes"] is not None else ""
-    return "\n".join([*lines, "", f"In all a rank holds {both(of_rank['total_bytes'])} of model states{peak}, and sends "
-                                  f"{both(of_rank['sent_bytes'])} per step."])
+    return "\n".join(lines + ["", f"In all a rank holds {both(of_rank['total_bytes'])} of model states{peak}, "
+                                  f"and sends {both(of_rank['sent_bytes'])} per step."])

@@ -34,13 +34,13 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
     An existing process group is used. Under torchrun one is started. Otherwise there is one rank.
-    optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters` (parameters
-        or parameter groups; by default all of the model's). Without it the config's section `optimizer` makes one.
+    optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters`
+        (parameters or parameter groups; by default all of the model's). Without it the config's section makes one.
     training_data: a map-style dataset; the loader gives each rank its own micro-batches.
     lr_scheduler: anything with a `step()`, or a function that makes one from the optimizer. Without it the config's
-        section `scheduler` makes one.
-    args: the arguments that DeepSpeed's launcher gives scripts; their `deepspeed_config` counts without a `config`. Hugging
-        Face's TrainingArguments say what "auto" means in the config.
+        section makes one.
+    args: the arguments that DeepSpeed's launcher gives scripts; their `deepspeed_config` counts without a `config`.
+        Hugging Face's TrainingArguments say what "auto" means in the config.
     Raises BadInput for an impossible config (see `config`), or one that differs from rank to rank.
     """
     if not isinstance(model, nn.Module):
@@ -61,7 +61,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     lr_scheduler = choose_scheduler(resolved, lr_scheduler, optimizer)
     checkpointing = resolved.activation_checkpointing
     if checkpointing is not None and checkpointing.enabled:
-        checkpoint_blocks(model, checkpointing.number_checkpoints)  # before shard, whose hooks then stand around the blocks
+        checkpoint_blocks(model, checkpointing.number_checkpoints)  # before shard: its hooks stand around the blocks
     engine = Engine(model, optimizer, resolved, comm, lr_scheduler)
     loader = engine.loader(training_data) if training_data is not None else None
     return engine, optimizer, loader, lr_scheduler

@@ -1,6 +1,7 @@
-"""Lion: steps of one size, whose direction is the sign of an average of gradients. Element-wise; it communicates nothing.
+"""Lion: steps of one size, whose direction is the sign of an average of gradients. It communicates nothing.
 
-It keeps one average per parameter, 4 bytes in fp32, where Adam keeps two. Source: Chen et al., arXiv 2302.06675, Algorithm 2.
+It keeps one average per parameter, 4 bytes in fp32, where Adam keeps two.
+Source: Chen et al., arXiv 2302.06675, Algorithm 2.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +14,8 @@ from torch.optim import Optimizer
 class Lion(Optimizer):
     """An element-wise optimizer: a slice of a parameter is updated as it would be inside of the whole."""
 
-    def __init__(self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0):
+    def __init__(self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -31,7 +33,9 @@ class Lion(Optimizer):
 
     def update(self, param: nn.Parameter, group: dict) -> None:
         state, (beta1, beta2) = self.state[param], group["betas"]
-        average = state.setdefault("exp_avg", torch.zeros_like(param)) if not state else state["exp_avg"]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(param)
+        average = state["exp_avg"]
         direction = average.mul(beta1).add_(param.grad, alpha=1 - beta1).sign_()
         param.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
         average.mul_(beta2).add_(param.grad, alpha=1 - beta2)

@@ -1,4 +1,4 @@
-"""The optimizer and the schedule that a config asks for. They communicate nothing; what is given to `initialize` wins."""
+"""The optimizer and the schedule of a config, where `initialize` was given none. They communicate nothing."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -29,7 +29,8 @@ def build_optimizer(config: Config, params: Iterable) -> Optimizer | None:
     return kind(params, **settings)
 
 
-def choose_optimizer(config: Config, given: Optimizer | Callable | None, model: nn.Module, params: Iterable | None) -> Optimizer | None:
+def choose_optimizer(config: Config, given: Optimizer | Callable | None, model: nn.Module,
+                     params: Iterable | None) -> Optimizer | None:
     """The optimizer that was given, or what the given function makes, or the config's. Raises BadInput.
 
     Warns when the config has one as well, which then counts for nothing.
@@ -38,12 +39,13 @@ def choose_optimizer(config: Config, given: Optimizer | Callable | None, model: 
     if given is None:
         return build_optimizer(config, params)
     if config.optimizer is not None:
-        warnings.warn("initialize was given an optimizer, so the config's section optimizer changes nothing", stacklevel=3)
+        warnings.warn("initialize was given an optimizer, so the config's section optimizer changes nothing",
+                      stacklevel=3)
     if isinstance(given, Optimizer):
         return given
     if not callable(given):
-        raise BadInput(f"optimizer is a {type(given).__name__}: it must be a torch optimizer, or a function that makes one "
-                       "from a list of parameters")
+        raise BadInput(f"optimizer is a {type(given).__name__}: it must be a torch optimizer, or a function that makes "
+                       "one from a list of parameters")
     return given(params)
 
 
@@ -52,8 +54,8 @@ def build_scheduler(config: Config, optimizer: Optimizer | None) -> LRSchedule |
     if config.scheduler is None:
         return None
     if optimizer is None:
-        raise BadInput(f"scheduler.type is {config.scheduler.type!r}, and there is no optimizer whose rate it could set: give "
-                       "initialize an optimizer, or the config a section optimizer")
+        raise BadInput(f"scheduler.type is {config.scheduler.type!r}, and there is no optimizer whose rate it could "
+                       "set: give initialize an optimizer, or the config a section optimizer")
     return SCHEDULES[config.scheduler.type](optimizer, **config.scheduler.params.model_dump())
 
 
@@ -65,7 +67,8 @@ def choose_scheduler(config: Config, given, optimizer: Optimizer | None):
     if given is None:
         return build_scheduler(config, optimizer)
     if config.scheduler is not None:
-        warnings.warn("initialize was given lr_scheduler, so the config's section scheduler changes nothing", stacklevel=3)
+        warnings.warn("initialize was given lr_scheduler, so the config's section scheduler changes nothing",
+                      stacklevel=3)
     return given(optimizer) if callable(given) and not hasattr(given, "step") else given
 
 

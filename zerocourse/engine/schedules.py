@@ -34,7 +34,9 @@ class LRSchedule:
 
     def step(self, last_batch_iteration: int | None = None) -> None:
         """Count one more step, or begin to count from a number, and set the rates of the next update."""
-        self.last_batch_iteration = self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
+        if last_batch_iteration is None:
+            last_batch_iteration = self.last_batch_iteration + 1
+        self.last_batch_iteration = last_batch_iteration
         self.set(self.get_lr())
 
     def set(self, rates: list[float]) -> None:
@@ -131,7 +133,8 @@ class WarmupCosineLR(LRSchedule):
         if count < 0:
             return 0.0
         if count < self.warmup_num_steps:
-            return self.warmup_min_ratio + warm_up(count, self.warmup_num_steps, self.warmup_type) * (1.0 - self.warmup_min_ratio)
+            gamma = warm_up(count, self.warmup_num_steps, self.warmup_type)
+            return self.warmup_min_ratio + gamma * (1.0 - self.warmup_min_ratio)
         decay_steps = max(1, self.total_num_steps - self.warmup_num_steps)
         progress = min(1.0, (count - self.warmup_num_steps + 1) / decay_steps)  # after the end it stays at the minimum
         return max(0.0, self.cos_min_ratio + (1.0 - self.cos_min_ratio) * ((1 + math.cos(math.pi * progress)) / 2))
@@ -144,14 +147,16 @@ class WarmupCosineLR(LRSchedule):
 class OneCycle(LRSchedule):
     """The rate rises and falls once and then decays; Adam's first beta goes the other way (arXiv 1803.09820).
 
-    Upstream's oddities are kept: the first update has the lower beta with the lower rate, and the second beta becomes 0.99.
+    Upstream's oddities are kept: the first update has the lower beta with the lower rate, and the second beta becomes
+    0.99.
     """
 
     BETA2 = 0.99
 
     def __init__(self, optimizer: Optimizer, cycle_min_lr: Rate, cycle_max_lr: Rate, decay_lr_rate: float = 0.0,
                  cycle_first_step_size: int = 2000, cycle_second_step_size: int | None = None,
-                 cycle_first_stair_count: int = 0, cycle_second_stair_count: int | None = None, decay_step_size: int = 0,
+                 cycle_first_stair_count: int = 0, cycle_second_stair_count: int | None = None,
+                 decay_step_size: int = 0,
                  cycle_momentum: bool = True, cycle_min_mom: float = 0.8, cycle_max_mom: float = 0.9,
                  decay_mom_rate: float = 0.0):
         super().__init__(optimizer)
@@ -176,8 +181,8 @@ class OneCycle(LRSchedule):
         if not stairs:
             return x / top if rising else (x - 1) / (top - 1)
         step = (count + 1) % self.total  # from the count, because rounding of x could lose a whole stair
-        stair = step * stairs / self.first if step <= self.first else (self.total - step) * stairs / (self.total - self.first)
-        return math.floor(stair) / stairs
+        climbed, length = (step, self.first) if step <= self.first else (self.total - step, self.total - self.first)
+        return math.floor(climbed * stairs / length) / stairs
 
     def decay(self, count: int, rate: float) -> float:
         """1 + rate for each `decay_step_size` steps after the cycle; 1 when there is no decay."""

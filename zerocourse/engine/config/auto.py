@@ -1,7 +1,7 @@
 """Keys that are "auto": their values come from what `initialize` was given, or they are refused by name.
 
-Files with "auto" are written for Hugging Face's Trainer, which fills them in from its TrainingArguments; `initialize` does
-so when it is given them as `args`. What the arguments do not say comes from the optimizer.
+Files with "auto" are written for Hugging Face's Trainer, which fills them in from its TrainingArguments; `initialize`
+does so when it is given them as `args`. What the arguments do not say comes from the optimizer.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What each key of a config does to the bytes that a rank holds and sends, for a GPT-2 and a number of ranks. By formula."""
+"""What each key of a config does to the bytes that a rank holds and sends: by formula, for a GPT-2 on some ranks."""
 
 from dataclasses import asdict
 
@@ -24,11 +24,15 @@ def states_per_parameter(config: Config) -> int:
 def convention(config: Config) -> Convention:
     """Bytes per parameter: half precision has fp32 master weights beside the optimizer's states."""
     states = 4 * states_per_parameter(config)
-    return Convention("half", 2, 2, 4 + states) if config.bf16.enabled or config.fp16.enabled else Convention("fp32", 4, 4, states)
+    half = config.bf16.enabled or config.fp16.enabled
+    return Convention("half", 2, 2, 4 + states) if half else Convention("fp32", 4, 4, states)
 
 
 def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
-    """Bytes of a rank under the names that `zerocourse memory --json` has. changes: a stage, an accumulation or an overlap to suppose."""
+    """Bytes of a rank under the names that `zerocourse memory --json` has.
+
+    changes: a `stage`, an `accumulation` or an `overlap` to suppose in place of the config's.
+    """
     stage = changes.get("stage", config.zero_optimization.stage)
     accumulation = changes.get("accumulation", config.gradient_accumulation_steps)
     each = convention(config)
@@ -64,30 +68,36 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
     alone, whole = counts(config, model, ranks, stage=0), counts(config, model, ranks, accumulation=1)
     bucket = each.gradient * min(zero.reduce_bucket_size, gpt2_block_params(model.n_embd, model.bias))
     made, states = checkpoints(config, model), states_per_parameter(config)
-    sizes = (f"{config.train_batch_size} = {config.train_micro_batch_size_per_gpu} × {config.gradient_accumulation_steps} "
-             f"× {ranks} ranks")
+    sizes = (f"{config.train_batch_size} = {config.train_micro_batch_size_per_gpu} × "
+             f"{config.gradient_accumulation_steps} × {ranks} ranks")
+    sends_norm = ranks > 1 and zero.stage > 0
     found = {
         "train_batch_size": sizes,
-        "train_micro_batch_size_per_gpu": f"the blocks keep {gb(activations(config, model, made))} of activations; {sizes}",
+        "train_micro_batch_size_per_gpu":
+            f"the blocks keep {gb(activations(config, model, made))} of activations; {sizes}",
         "gradient_accumulation_steps": f"a step sends {gb(now['sent_bytes'])} per rank, and {gb(whole['sent_bytes'])} "
                                        f"without accumulation; {sizes}",
-        "gradient_clipping": "holds nothing, and sends one number per step" if ranks > 1 and zero.stage else "holds and sends nothing",
-        "zero_optimization.stage": (
-            f"a rank holds {gb(now['total_bytes'])} ({gb(now['parameters_bytes'])} of parameters, {gb(now['gradients_bytes'])} of "
-            f"gradients, {gb(now['optimizer_bytes'])} of optimizer states), where data parallel holds {gb(alone['total_bytes'])}; "
-            f"a step sends {gb(now['sent_bytes'])}, where data parallel sends {gb(alone['sent_bytes'])}"),
-        "zero_optimization.reduce_bucket_size": f"a bucket closes at the end of a block, so the largest of a block has {gb(bucket)}",
+        "gradient_clipping": f"holds nothing, and sends {'one number per step' if sends_norm else 'nothing'}",
+        "zero_optimization.stage":
+            f"a rank holds {gb(now['total_bytes'])} ({gb(now['parameters_bytes'])} of parameters, "
+            f"{gb(now['gradients_bytes'])} of gradients, {gb(now['optimizer_bytes'])} of optimizer states), where data "
+            f"parallel holds {gb(alone['total_bytes'])}; a step sends {gb(now['sent_bytes'])}, where data parallel "
+            f"sends {gb(alone['sent_bytes'])}",
+        "zero_optimization.reduce_bucket_size":
+            f"a bucket closes at the end of a block, so the largest of a block has {gb(bucket)}",
         "bf16.enabled": f"a parameter costs {each.parameter} bytes, its gradient {each.gradient}, and the optimizer "
                         f"{each.optimizer}: {sum(each.sizes)} in all",
     }
     if now["peak_bytes"] is not None:
-        with_overlap, without = (gb(counts(config, model, ranks, overlap=overlap)["peak_bytes"]) for overlap in (True, False))
-        found["zero_optimization.overlap_comm"] = (f"the peak of a step is about {with_overlap} per rank with overlap, and "
-                                                   f"{without} without; what is sent is the same")
+        overlapping, waiting = (gb(counts(config, model, ranks, overlap=each)["peak_bytes"]) for each in (True, False))
+        found["zero_optimization.overlap_comm"] = (f"the peak of a step is about {overlapping} per rank with overlap, "
+                                                   f"and {waiting} without; what is sent is the same")
     if config.optimizer is not None:
-        found["optimizer.type"] = (f"{states} number{'s' * (states != 1)} per parameter, {gb(now['optimizer_bytes'])} per rank"
-                                   f"{' with the master weights' if config.bf16.enabled else ''}")
+        masters = " with the master weights" if each.parameter == 2 else ""
+        found["optimizer.type"] = (f"{states} number{'s' * (states != 1)} per parameter, "
+                                   f"{gb(now['optimizer_bytes'])} per rank{masters}")
     if config.activation_checkpointing is not None:
-        found["activation_checkpointing"] = (f"{made} of {model.n_layer} blocks: they keep {gb(activations(config, model, made))} "
-                                             f"of activations, where they would keep {gb(activations(config, model, 0))}")
+        kept, would_keep = (gb(activations(config, model, number)) for number in (made, 0))
+        found["activation_checkpointing"] = (f"{made} of {model.n_layer} blocks: all blocks keep {kept} of activations, "
+                                             f"where they would keep {would_keep}")
     return found

@@ -29,7 +29,7 @@ def parse(text: str, path: Path) -> dict:
     except json.JSONDecodeError as error:
         raise BadInput(f"{path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:
-        raise BadInput(f"{path} has lists or objects inside one another a thousand times: a config has five levels") from error
+        raise BadInput(f"{path} has a thousand lists or objects inside one another: it needs four") from error
     except ValueError as error:  # a number of more than 4300 digits
         raise BadInput(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -39,7 +39,8 @@ def parse(text: str, path: Path) -> dict:
 
 def keys_by_line(text: str) -> list[tuple[str, int]]:
     """(path, line) of every key in a valid JSON text, in the order of the text; lines count from 1."""
-    found, line, before, around = [], 1, "", []  # around: for each object or list that we are in, the key that led to it
+    found, line, before = [], 1, ""
+    around: list[str] = []  # for each object or list that the token is in, its key that came last
     for token in TOKEN.findall(text):
         if token == "\n":
             line += 1
@@ -61,7 +62,8 @@ def duplicates(text: str) -> dict[str, str]:
     lines = defaultdict(list)
     for path, line in keys_by_line(text):
         lines[path].append(line)
-    return {path: f"{path} is given {len(on)} times, on {say(on)}: keep one of them" for path, on in lines.items() if len(on) > 1}
+    return {path: f"{path} is given {len(on)} times, on {say(on)}: keep one of them"
+            for path, on in lines.items() if len(on) > 1}
 
 
 def say(lines: list[int]) -> str:

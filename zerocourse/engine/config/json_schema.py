@@ -1,7 +1,7 @@
 """The JSON schema of a ds_config, by which editors complete keys, explain them and underline mistakes.
 
-It is what the models of `schema` say, with the sentences of `keys` as descriptions, and with the keys that change nothing.
-Keys that are refused may stand there switched off.
+It is what the models of `schema` say, with the sentences of `keys` as descriptions, and with the keys that change
+nothing. Keys that are refused may stand there switched off.
 """
 
 from .auto import AUTO, FROM_ARGS, LEFT_OUT
@@ -9,6 +9,7 @@ from .keys import KEYS, SERVED_LATER, Group
 from .load import OFF
 from .schema import ConfigFile
 
+LEFT_OUT_OF_IT = {"$ref", "$defs", "title", "discriminator", "description"}  # of what pydantic says
 SWITCHED_OFF = [{"enum": [None, False]}, {"type": "object", "maxProperties": 0},
                 {"type": "object", "properties": {"enabled": {"const": False}}, "required": ["enabled"]},
                 {"type": "object", "properties": {"device": {"enum": ["none", None]}}, "required": ["device"]}]
@@ -17,21 +18,23 @@ SWITCHED_OFF = [{"enum": [None, False]}, {"type": "object", "maxProperties": 0},
 def json_schema() -> dict:
     """The schema, in draft 2020-12, without references."""
     schema = ConfigFile.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ds_config.json"} | expanded(schema, "", schema["$defs"])
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ds_config.json"}
+    return about | expanded(schema, "", schema["$defs"])
 
 
 def expanded(part: dict, path: str, definitions: dict) -> dict:
     """A part of pydantic's schema with its references filled in, and with what the table of keys adds."""
     if "$ref" in part:
         part = definitions[part["$ref"].rpartition("/")[2]] | part
-    part = {key: value for key, value in part.items() if key not in ("$ref", "$defs", "title", "discriminator", "description")}
+    part = {key: value for key, value in part.items() if key not in LEFT_OUT_OF_IT}
     for union in {"anyOf", "oneOf"} & part.keys():
         part[union] = [expanded(each, path, definitions) for each in part[union]]
     if "properties" in part:
         prefix = f"{path}." if path else ""
         inside = {name: described(expanded(each, prefix + name, definitions), prefix + name)
                   for name, each in part["properties"].items()}
-        of_table = [key for key, each in KEYS.items() if key.rpartition(".")[0] == path and each.group is not Group.WORKS]
+        of_table = [key for key, each in KEYS.items()
+                    if key.rpartition(".")[0] == path and each.group is not Group.WORKS]
         part["properties"] = inside | {key.removeprefix(prefix): unserved(key) for key in of_table}
     return part
 

@@ -22,7 +22,7 @@ class Key:
     kind: str | None = None  # JSON's type, of a key that changes nothing; None: anything
 
 
-# Keys that are read and checked, but that no code serves yet. Take a key out when the code is there: nothing else changes.
+# Keys that are read and checked, but that no code serves yet. Take a key out when its code is there: it works then.
 SERVED_LATER = {
     "fp16": "use bf16",
     "communication_data_type": "gradients travel in the dtype in which they are computed: leave it out",
@@ -40,14 +40,16 @@ WORKS = {
     "gradient_accumulation_steps": "micro-batches per optimizer step, whose gradients are averaged",
     "gradient_clipping": "the largest 2-norm of the whole gradient, over all ranks; 0 means no clipping",
     "zero_optimization": "what the ranks divide among them instead of keeping copies",
-    "zero_optimization.stage": "0 data parallel; 1 divides the optimizer states, 2 the gradients as well, 3 the parameters as well",
+    "zero_optimization.stage": "0 is data parallel; 1 divides the optimizer states, 2 also the gradients, 3 also the "
+                               "parameters",
     "zero_optimization.reduce_bucket_size": "the most elements whose gradients are reduced at once",
-    "zero_optimization.overlap_comm": "communication goes on while the model computes: null and true mean yes, at every stage",
+    "zero_optimization.overlap_comm": "communication goes on while the model computes; null means true, at every stage",
     "zero_optimization.offload_optimizer": "optimizer states in the host's memory or on disk",
     "zero_optimization.offload_param": "parameters in the host's memory or on disk, with stage 3",
-    **{f"zero_optimization.{section}.{key}": does for section in ("offload_optimizer", "offload_param") for key, does in {
-        "device": "none, cpu or nvme", "nvme_path": "a folder on the disk", "pin_memory": "page-locked memory, which copies faster",
-        "buffer_count": "buffers between the host and the disk"}.items()},
+    **{f"zero_optimization.{section}.{key}": does for section in ("offload_optimizer", "offload_param")
+       for key, does in {"device": "none, cpu or nvme", "nvme_path": "a folder on the disk",
+                         "pin_memory": "page-locked memory, which is copied faster",
+                         "buffer_count": "buffers between the host and the disk"}.items()},
     "zero_optimization.offload_optimizer.pipeline_read": "reads the next buffer while one is updated",
     "zero_optimization.offload_optimizer.pipeline_write": "writes the last buffer while one is updated",
     "zero_optimization.offload_optimizer.fast_init": "writes the first states faster",
@@ -106,8 +108,8 @@ WORKS = {
     "scheduler.params.lr_range_test_step_rate": "how fast the learning rate rises",
     "scheduler.params.lr_range_test_staircase": "the learning rate rises in stairs",
     "checkpoint": "how checkpoints are written; their folder and tag are arguments of engine.save_checkpoint",
-    "activation_checkpointing": "blocks keep their inputs alone, and backward computes the rest again; upstream this section "
-                                "changes nothing in Hugging Face models, here it is applied to every model",
+    "activation_checkpointing": "blocks keep their inputs alone, and backward computes the rest again; upstream this "
+                                "section changes nothing in Hugging Face models, here it is applied to every model",
     "activation_checkpointing.enabled": "false switches the section off (a key of ours, which DeepSpeed ignores)",
     "activation_checkpointing.number_checkpoints": "the first so many blocks are checkpointed; null means all",
     "activation_checkpointing.partition_activations": "ranks of a tensor-parallel group divide the checkpoints",
@@ -190,7 +192,8 @@ CHANGES_NOTHING = {
 }
 
 NOT_YET = {
-    "pipeline": "leave it out", "aio": "leave it out", "tensor_parallel": "leave it out", "expert_parallel": "leave it out",
+    "pipeline": "leave it out", "aio": "leave it out", "tensor_parallel": "leave it out",
+    "expert_parallel": "leave it out",
     "torch_autocast": "use bf16", "gradient_allreduce_op": "gradients are averaged: leave it out",
     "zero_optimization.cpu_offload": "leave it out", "zero_optimization.cpu_offload_param": "leave it out",
     "zero_optimization.zenflow": "leave it out",
@@ -202,8 +205,8 @@ NOT_YET = {
     "zero_optimization.offload_optimizer.super_offload": "leave it out",
     "zero_optimization.offload_optimizer.cpuadam_cores_perc": "leave it out",
     "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon needs whole matrices: leave it out",
-    "optimizer.type.Muon": "it orthogonalises whole matrices, and a stage steps flat slices, in which a matrix is cut; it would "
-                           "need a rank map of whole tensors, so use AdamW",
+    "optimizer.type.Muon": "it orthogonalises whole matrices, and a stage steps flat slices, in which a matrix is cut; "
+                           "it would need a rank map of whole tensors, so use AdamW",
     "optimizer.type.Lamb": "its trust ratio is a norm over a whole parameter, and a stage steps flat slices: use AdamW",
     "optimizer.type.Adagrad": "use Adam",
 }
@@ -213,15 +216,18 @@ GONE = {  # since DeepSpeed 0.19.8
     "sparse_gradients": "leave it out", "amp": "use bf16", "nebula": "leave it out", "graph_harvesting": "leave it out",
     "progressive_layer_drop": "leave it out", "eigenvalue": "leave it out", "curriculum_learning": "leave it out",
     "zero_optimization.mics_shard_size": "give zerocourse.shard a shard_group and a replicate_group",
-    "zero_optimization.mics_hierarchical_params_gather": "leave it out", "zero_optimization.zeropp_loco_param": "leave it out",
-    "optimizer.type.OneBitAdam": "use Adam", "optimizer.type.ZeroOneAdam": "use Adam", "optimizer.type.OneBitLamb": "use AdamW",
+    "zero_optimization.mics_hierarchical_params_gather": "leave it out",
+    "zero_optimization.zeropp_loco_param": "leave it out",
+    "optimizer.type.OneBitAdam": "use Adam", "optimizer.type.ZeroOneAdam": "use Adam",
+    "optimizer.type.OneBitLamb": "use AdamW",
 }
 
 NEVER = {
     "autotuning": "`zerocourse memory` computes what fits", "compression_training": "leave it out",
     "data_efficiency": "leave it out", "hybrid_engine": "leave it out", "compile": "call torch.compile on the model",
     "flops_profiler": "leave it out", "comms_logger": "engine.communication() counts", "tensorboard": "leave it out",
-    "wandb": "leave it out", "csv_monitor": "leave it out", "comet": "leave it out", "weight_quantization": "leave it out",
+    "wandb": "leave it out", "csv_monitor": "leave it out", "comet": "leave it out",
+    "weight_quantization": "leave it out",
     "datastates": "leave it out", "use_data_before_expert_parallelism": "leave it out",
     "zero_optimization.zero_quantized_weights": "leave it out",
     "zero_optimization.zero_quantized_gradients": "leave it out",
@@ -236,7 +242,8 @@ NEVER = {
 REFUSED = (Group.NOT_YET, Group.GONE, Group.NEVER)
 KEYS: dict[str, Key] = (
     {path: Key(Group.WORKS, does) for path, does in WORKS.items()}
-    | {path: Key(Group.CHANGES_NOTHING, why, kind) for kind, keys in CHANGES_NOTHING.items() for path, why in keys.items()}
+    | {path: Key(Group.CHANGES_NOTHING, why, kind) for kind, keys in CHANGES_NOTHING.items()
+       for path, why in keys.items()}
     | {path: Key(group, instead) for group, keys in zip(REFUSED, (NOT_YET, GONE, NEVER), strict=True)
        for path, instead in keys.items()})
 

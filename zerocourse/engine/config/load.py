@@ -85,8 +85,8 @@ def placed(problems: list[tuple[str, str]], text: str, config: object) -> list[s
 
 
 def sort_out(given: dict, problems: dict[str, str]) -> list[str]:
-    """Take out of the dictionary what the models do not know: keys that change nothing, which are returned, and those that
-    are refused, with a sentence for each. A section that is null or false goes, too. An optimizer's type gets its spelling.
+    """Take out of the dictionary what the models do not know: keys that change nothing, which are returned, and those
+    that are refused, with a sentence for each. A section that is null or false goes, too.
     """
     ignored: list[str] = []
 
@@ -113,19 +113,28 @@ def sort_out(given: dict, problems: dict[str, str]) -> list[str]:
 
     visit(given, "")
     for section in BY_TYPE:
-        name = get(given, f"{section}.type")
-        if isinstance(name, str):
-            spelled = {each.lower(): each for each in types(section)}.get(name.lower())
-            given[section]["type"] = spelled or name
-            refused = next((path for path in KEYS if path.lower() == f"{section}.type.{name}".lower()), None)
-            if spelled is None and refused is not None:
-                problems[f"{section}.type"] = f"{section}.type is {name!r}, which is {KEYS[refused].group.value}: {KEYS[refused].does}"
-                del given[section]
+        sort_out_type(given, section, problems)
     return ignored
 
 
+def sort_out_type(given: dict, section: str, problems: dict[str, str]) -> None:
+    """Give the type of an optimizer or a schedule its spelling, as "adam" is Adam; or refuse one that is known."""
+    path = f"{section}.type"
+    name = get(given, path)
+    if not isinstance(name, str):
+        return
+    spelled = {each.lower(): each for each in types(section)}
+    refused = {known.lower(): key for known, key in KEYS.items() if known.startswith(f"{path}.")}
+    key = refused.get(f"{path}.{name}".lower())
+    given[section]["type"] = spelled.get(name.lower(), name)
+    if key is not None:
+        problems[path] = f"{path} is {name!r}, which is {key.group.value}: {key.does}"
+        del given[section]
+
+
 SECTIONS = {path[: path.rindex(".") + 1] for path in WORKS if "." in path}
-OFF = {"zero_optimization.zero_hpz_partition_size": 1, "zero_optimization.mics_shard_size": -1, "gradient_allreduce_op": "mean"}
+OFF = {"zero_optimization.zero_hpz_partition_size": 1, "zero_optimization.mics_shard_size": -1,
+       "gradient_allreduce_op": "mean"}
 
 
 def types(section: str) -> list[str]:

@@ -30,8 +30,8 @@ def by_path(error: ValidationError, given: dict) -> dict[str, str]:
             path = f"{parts[0]}.type"
             found[path] = unknown_type(path, get(given, path), each["ctx"].get("expected_tags"))
         else:
-            while len(parts) > 1 and ".".join(parts) not in KEYS:  # an entry of a list, or one of the forms a value may have
-                parts.pop()
+            while len(parts) > 1 and ".".join(parts) not in KEYS:
+                parts.pop()  # an entry of a list, or one of the forms that a value may have
             path = ".".join(parts)
             found.setdefault(path, f"{path} is {shown(get(given, path))}: it must be {wanted(path, given)}")
     return found
@@ -90,7 +90,7 @@ def unknown_type(path: str, value: object, expected: str | None) -> str:
     return f"{path} is {value!r}: it must be one of {', '.join(types)}, or give initialize {argument}"
 
 
-# What the schema says of a key -------------------------------------------------------------------------------------------
+# What the schema says of a key ----------------------------------------------------------------------------------------
 
 @cache
 def schema() -> dict:

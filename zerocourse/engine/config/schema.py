@@ -23,7 +23,8 @@ def whole(least: int, most: int | None = None):
 Positive, Real = Annotated[float, Field(gt=0, allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]  # of an average, so below 1
-Betas = Annotated[tuple[Fraction, Fraction], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+Pair = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # JSON has lists only
+Betas = Annotated[tuple[Fraction, Fraction], Pair]
 Rates = NotNegative | list[NotNegative]  # one for all parameter groups, or one for each
 Dtype = Literal["fp32", "fp16", "bf16"]
 Device = Literal["none", "cpu", "nvme"]
@@ -102,7 +103,7 @@ class CheckpointConfig(Section):
     """`checkpoint`: DeepSpeed's keys in it change nothing here."""
 
 
-# The optimizer and its schedule ----------------------------------------------------------------------------------------
+# The optimizer and its schedule ---------------------------------------------------------------------------------------
 
 class AdamWParams(Section):
     lr: NotNegative = 1e-3
