@@ -304,6 +304,7 @@ def test_several_mistakes_are_several_sentences(data):
     (at("optimizer", {}), ["optimizer.type is missing"]),
     (at("scheduler.type", "StepLR"), ["scheduler.type is 'StepLR'", "WarmupLR", "or give initialize an lr_scheduler"]),
     (at("scheduler.type", "WarmupDecayLR"), ["scheduler.params.total_num_steps is missing: it must be an integer of at least 1"]),
+    (of_type("SGD", {"nesterov": True, "momentum": -1}), ["optimizer.params.momentum is -1"]),
     (of_type("SGD", {"nesterov": True}), ["optimizer.params.nesterov is true with momentum 0", "a momentum above 0"]),
     ({"train_batch_size": 8, "bf16": {"enabled": True}, "fp16": {"enabled": True}},
      ["fp16.enabled and bf16.enabled are both true"]),

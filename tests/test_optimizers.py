@@ -114,7 +114,7 @@ def test_a_schedule_by_hand(name, params, rates):
     schedule, found = SCHEDULES[name](optimizer, **params), []
     for _ in rates:
         found.append(optimizer.param_groups[0]["lr"])
-        assert found[-1] == schedule.get_last_lr()[0]
+        assert found[-1] == schedule.get_last_lr()[0] == schedule.get_lr()[0]
         schedule.step()
     assert found == pytest.approx(rates, abs=1e-12)
     resumed = SCHEDULES[name](adam(), **params)

@@ -4,6 +4,7 @@ Files with "auto" are written for Hugging Face's Trainer, which fills them in fr
 does so when it is given them as `args`. What the arguments do not say comes from the optimizer.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 from .keys import KEYS, Group
@@ -25,13 +26,19 @@ FROM_ARGS: dict[str, Callable] = {  # Hugging Face's TrainingArguments, by their
     "optimizer.params.eps": lambda args: args.adam_epsilon,
     "optimizer.params.weight_decay": lambda args: args.weight_decay,
     "scheduler.params.warmup_max_lr": lambda args: args.learning_rate,
-    "scheduler.params.warmup_num_steps": lambda args: args.warmup_steps or None,
+    "scheduler.params.warmup_num_steps": lambda args: warmup_steps(args),
     "scheduler.params.total_num_steps": lambda args: args.max_steps if args.max_steps > 0 else None,
 }
 FROM_OPTIMIZER = {  # the hyper-parameters of the optimizer that initialize was given, by their names
     "optimizer.params.lr": "lr", "optimizer.params.betas": "betas", "optimizer.params.eps": "eps",
     "optimizer.params.weight_decay": "weight_decay", "scheduler.params.warmup_max_lr": "lr",
 }
+
+
+def warmup_steps(args: object) -> int | None:
+    """A number of steps, or below 1 a share of the training's."""
+    share = args.warmup_steps if args.warmup_steps >= 1 else args.warmup_steps * max(0, args.max_steps)
+    return math.ceil(share) or None
 
 
 def known_values(args: object = None, hyper_parameters: Mapping[str, object] | None = None) -> dict[str, object]:
