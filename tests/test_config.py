@@ -242,7 +242,7 @@ def test_a_wrong_value_of_every_key_is_one_sentence_with_path_value_and_what_wou
     assert not wrong
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=120, deadline=None)
 @generated(st.data())
 def test_several_mistakes_are_several_sentences(data):
     """Wrong values, unknown keys and refused keys in one config: a sentence for each, and none besides."""
@@ -567,3 +567,37 @@ def test_the_schema_accepts_and_refuses_what_load_does():
         if value == value and value not in (float("inf"), float("-inf")):  # JSON has neither NaN nor infinity
             assert not SCHEMA.is_valid(at(path, value, base)), (path, value, must)
     assert not SCHEMA.is_valid(at("zero_optimization.stag", 1)) and not SCHEMA.is_valid(of_type("SGD", {"eps": 1}))
+
+
+# --- anything at all ---
+
+NAMES = sorted({part for path in KEYS for part in path.split(".")} | {"banana", "", "enabled", "type"})
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-3, 10**20), st.floats(), st.text(max_size=3), st.just("auto"),
+                   st.sampled_from([*OF_TYPE, "Muon", "cpu", "nvme", "none", "bf16", "linear"]))
+VALUES = st.recursive(LEAVES, lambda inside: st.lists(inside, max_size=3) | st.dictionaries(
+    st.sampled_from(NAMES), inside, max_size=6), max_leaves=12)
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@generated(st.dictionaries(st.sampled_from([path for path in KEYS if ".type." not in path]), VALUES, max_size=8),
+           st.integers(1, 3))
+def test_whatever_a_config_holds_it_is_resolved_or_refused_in_sentences(places, world_size):
+    config: dict = {"train_batch_size": 8}
+    for path, value in places.items():
+        *sections, last = path.split(".")
+        inside = config
+        for key in sections:
+            if not isinstance(inside.get(key), dict):
+                inside[key] = {}
+            inside = inside[key]
+        inside[last] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            resolved = Config.load(config, world_size)
+        except BadInput as error:
+            sentences = str(error).split("\n")
+            assert len(set(sentences)) == len(sentences), "none is said twice"
+            assert all(": " in sentence or ";" in sentence or "divisible" in sentence for sentence in sentences), sentences
+        else:
+            assert Config.load(json.loads(json.dumps(resolved.as_dict())), world_size) == resolved
