@@ -276,6 +276,13 @@ def test_several_mistakes_are_several_sentences(data):
                                                       "did you mean 'train_batch_size'?"]),
     (at("gradient_cliping", 1), ["'gradient_cliping'", "did you mean 'gradient_clipping'?"]),
     (at("fp_16", {}), ["'fp_16'", "did you mean 'fp16'?"]),
+    ({"train_batch_size": 8, "a.b": 1}, ["unknown key 'a.b'"]),
+    ({"train_batch_size": 8, "bf16.check_grad_overflow": 1}, ["unknown key 'bf16.check_grad_overflow'; it belongs in bf16"]),
+    ({"train_batch_size": 8, "zero_optimization.stage": "auto"}, ["it belongs in zero_optimization, as 'stage'"]),
+    ({"train_batch_size": 8, 3: "auto"}, ["unknown key 3"]),
+    ({"train_batch_size": 8, None: 1}, ["unknown key 'None'"]),
+    ({"train_batch_size": 8, 1.5: 1}, ["unknown key '1.5'"]),
+    (at("bf16", {(1, 2): 1}), ["bf16 has the unknown key '(1, 2)'"]),
     (at("banana", 1), ["'banana'", "known here: train_batch_size"]),
     ({"train_batch_size": 8, 3: 1}, ["unknown key 3"]),
     (at("stage", 3), ["unknown key 'stage'; it belongs in zero_optimization"]),
@@ -571,15 +578,16 @@ def test_the_schema_accepts_and_refuses_what_load_does():
 
 # --- anything at all ---
 
-NAMES = sorted({part for path in KEYS for part in path.split(".")} | {"banana", "", "enabled", "type"})
+NAMES = sorted({part for path in KEYS for part in path.split(".")} | {"banana", "", "bf16.enabled", "a.b"})
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-3, 10**20), st.floats(), st.text(max_size=3), st.just("auto"),
-                   st.sampled_from([*OF_TYPE, "Muon", "cpu", "nvme", "none", "bf16", "linear"]))
+                   st.sampled_from([*OF_TYPE, "a.b", "Muon", "cpu", "nvme", "none", "bf16", "linear"]))
 VALUES = st.recursive(LEAVES, lambda inside: st.lists(inside, max_size=3) | st.dictionaries(
     st.sampled_from(NAMES), inside, max_size=6), max_leaves=12)
 
 
 @hypothesis_settings(max_examples=200, deadline=None)
-@generated(st.dictionaries(st.sampled_from([path for path in KEYS if ".type." not in path]), VALUES, max_size=8),
+@generated(st.dictionaries(st.sampled_from([path for path in KEYS if ".type." not in path] + ["banana", "zero_optimization."]),
+                           VALUES, max_size=8),
            st.integers(1, 3))
 def test_whatever_a_config_holds_it_is_resolved_or_refused_in_sentences(places, world_size):
     config: dict = {"train_batch_size": 8}

@@ -71,6 +71,8 @@ def resolve(given: dict, known: Mapping[str, object]) -> dict[str, str]:
                 visit(value, f"{path}.")
             if value != AUTO:
                 continue
+            if "." in str(key):
+                continue
             if path in known:
                 section[key] = known[path]
             elif path in LEFT_OUT:

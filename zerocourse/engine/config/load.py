@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ...errors import BadInput
 from . import auto, json_file
 from .keys import KEYS, REFUSED, SERVED_LATER, WORKS, Group, is_off
-from .problems import BY_TYPE, MISSING, by_path, choices, get, shown
+from .problems import BY_TYPE, by_keys, choices, get, shown
 from .rules import SIZES, batch_sizes, broken, concerns
 from .schema import ConfigFile, Section
 
@@ -93,7 +93,7 @@ def sort_out(given: dict, problems: dict[str, str]) -> list[str]:
     def visit(section: dict, prefix: str) -> None:
         for key, value in list(section.items()):
             path = f"{prefix}{key}"
-            if path not in KEYS:
+            if path not in KEYS or "." in key:
                 continue
             group, does, kind = KEYS[path].group, KEYS[path].does, KEYS[path].kind
             if group is Group.WORKS:
@@ -156,19 +156,22 @@ def check(given: dict, problems: dict[str, str]) -> ConfigFile:
         try:
             return ConfigFile.model_validate(given)
         except ValidationError as error:
-            for path, sentence in by_path(error, given).items():
-                problems.setdefault(path, sentence)  # a wrong value that was taken out must not become a missing one
-                if get(given, path) is MISSING or path.endswith(".type"):
-                    path = path.split(".")[0]  # without what is missing the whole section means nothing
-                take_out(given, path)
+            for keys, sentence in by_keys(error, given).items():
+                # A wrong value that was taken out must not become a missing one.
+                problems.setdefault(".".join(map(str, keys)), sentence)
+                if keys[-1] == "type" or not take_out(given, keys):
+                    take_out(given, keys[:1])  # without what is missing the whole section means nothing
 
 
-def take_out(given: dict, path: str) -> None:
-    *sections, last = path.split(".")
+def take_out(given: dict, keys: tuple) -> bool:
+    """Remove the key to which these lead. Was it there?"""
+    *sections, last = keys
     for key in sections:
         given = given.get(key, {})
-    for key in [key for key in given if str(key) == last]:
+    there = [key for key in given if key == last or str(key) == str(last)]
+    for key in there:
         del given[key]
+    return bool(there)
 
 
 def is_on(config: ConfigFile, path: str) -> bool:

@@ -16,24 +16,24 @@ LONGEST = 60  # characters of a value in a sentence
 BY_TYPE = ("optimizer", "scheduler")  # sections whose `params` depend on their `type`
 
 
-def by_path(error: ValidationError, given: dict) -> dict[str, str]:
-    """One sentence for each key that is wrong, by its path."""
-    found = {}
+def by_keys(error: ValidationError, given: dict) -> dict[tuple, str]:
+    """One sentence for each key that is wrong, by the keys that lead to it."""
+    found: dict[tuple, str] = {}
     for each in error.errors(include_url=False):
-        parts = [str(part) for part in each["loc"]]
-        if parts[0] in BY_TYPE and len(parts) > 1:
-            del parts[1]  # the type, by which pydantic chose the section's model
+        keys = each["loc"]
+        if keys[0] in BY_TYPE:
+            keys = keys[:1] + keys[2:]  # without the type, by which pydantic chose the section's model
         if each["type"] in ("extra_forbidden", "invalid_key"):
-            section, key = parts[:-1], each["loc"][-1]
-            found.setdefault(".".join(parts), unknown(".".join(section), key, given))
+            sentence = unknown(".".join(map(str, keys[:-1])), keys[-1], given)
         elif each["type"].startswith("union_tag"):
-            path = f"{parts[0]}.type"
-            found[path] = unknown_type(path, get(given, path), each["ctx"].get("expected_tags"))
+            keys = keys[0], "type"
+            sentence = unknown_type(".".join(keys), get(given, ".".join(keys)))
         else:
-            while len(parts) > 1 and ".".join(parts) not in KEYS:
-                parts.pop()  # an entry of a list, or one of the forms that a value may have
-            path = ".".join(parts)
-            found.setdefault(path, f"{path} is {shown(get(given, path))}: it must be {wanted(path, given)}")
+            while len(keys) > 1 and ".".join(map(str, keys)) not in KEYS:
+                keys = keys[:-1]  # an entry of a list, or one of the forms that a value may have
+            path = ".".join(keys)
+            sentence = f"{path} is {shown(get(given, path))}: it must be {wanted(path, given)}"
+        found.setdefault(keys, sentence)
     return found
 
 
@@ -71,6 +71,8 @@ def unknown(section: str, key: object, given: dict) -> str:
     if section.endswith(".params"):
         of = f" of {get(given, section.removesuffix('params') + 'type')}"
     sentence = f"{section or 'the config'} has the unknown key {key!r}"
+    if "." in str(key) and key in KEYS:
+        return f"{sentence}; it belongs in {key.rpartition('.')[0]}, as {key.rpartition('.')[2]!r}"
     if close:
         return f"{sentence}; did you mean {close[0]!r}?"
     if len(elsewhere) == 1:
@@ -78,7 +80,8 @@ def unknown(section: str, key: object, given: dict) -> str:
     return f"{sentence}; known here{of}: {', '.join(known or nothing)}"
 
 
-def unknown_type(path: str, value: object, expected: str | None) -> str:
+def unknown_type(path: str, value: object) -> str:
+    """A sentence with the type that was meant, or with all that there are."""
     section = path.partition(".")[0]
     types = [choice["properties"]["type"]["const"] for choice in choices(section)]
     if value is MISSING or not isinstance(value, str):
