@@ -58,7 +58,7 @@ def test_what_initialize_is_given_wins_with_a_warning():
         assert choose_optimizer(config(), sgd, model, None) is sgd
         assert choose_optimizer(config(), None, model, None) is None and choose_scheduler(config(), None, sgd) is None
         assert choose_optimizer(both, None, model, [model.bias]).param_groups[0]["params"] == [model.bias]
-    with pytest.raises(BadInput, match="scheduler.type is 'WarmupLR', and there is no optimizer whose rate it could set"):
+    with pytest.raises(BadInput, match="scheduler.type is 'WarmupLR', and there is no optimizer"):
         choose_scheduler(both, None, None)
     with pytest.raises(BadInput, match="optimizer is a str: it must be a torch optimizer, or a function"):
         choose_optimizer(config(), "Adam", model, None)

@@ -98,6 +98,6 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
                                    f"{gb(now['optimizer_bytes'])} per rank{masters}")
     if config.activation_checkpointing is not None:
         kept, would_keep = (gb(activations(config, model, number)) for number in (made, 0))
-        found["activation_checkpointing"] = (f"{made} of {model.n_layer} blocks: all blocks keep {kept} of activations, "
-                                             f"where they would keep {would_keep}")
+        found["activation_checkpointing"] = (f"{made} of {model.n_layer} blocks: all blocks keep {kept} of "
+                                             f"activations, where they would keep {would_keep}")
     return found

@@ -159,7 +159,7 @@ def check(given: dict, problems: dict[str, str]) -> ConfigFile:
             for keys, sentence in by_keys(error, given).items():
                 # A wrong value that was taken out must not become a missing one.
                 problems.setdefault(".".join(map(str, keys)), sentence)
-                if keys[-1] == "type" or not take_out(given, keys):
+                if not take_out(given, keys):
                     take_out(given, keys[:1])  # without what is missing the whole section means nothing
 
 
