@@ -184,7 +184,8 @@ def test_every_option_of_every_command_that_takes_a_number_or_a_path_is_checked(
     plain = {(name, action.option_strings[-1]) for name, parser in commands.items() for action in parser._actions
              if action.option_strings and action.nargs != 0 and not action.choices
              and not isinstance(action, arguments.Checked)}
-    assert plain == {("memory", "--model"), ("tour", "--model"), ("bench", "--modes")}
+    assert plain == {("config", "--auto"), ("config", "--model"), ("memory", "--model"), ("tour", "--model"),
+                     ("bench", "--modes")}
 
 
 def test_an_option_may_be_written_as_before(capsys):

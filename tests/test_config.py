@@ -1,32 +1,57 @@
-"""ds_config: what it resolves to, and that every mistake is named in one sentence."""
+"""ds_config: what it resolves to, and that every mistake is named in one sentence, all of them at once."""
 
 import copy
 import json
 import warnings
 
+import jsonschema
 import pytest
+from hypothesis import given as generated
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
-from zerocourse.engine.config import CHANGES_NOTHING, NEVER, NOT_YET, Config, ZeroConfig
+from zerocourse.engine.config import Config
+from zerocourse.engine.config.auto import known_values
+from zerocourse.engine.config.json_file import keys_by_line
+from zerocourse.engine.config.json_schema import json_schema
+from zerocourse.engine.config.keys import CHANGES_NOTHING, GONE, KEYS, NEVER, NOT_YET, SERVED_LATER, WORKS
 from zerocourse.errors import BadInput
 
 
-def load(config, world_size: int = 1) -> Config:
+def load(config, world_size: int = 1, known=None) -> Config:
     """Load it with every warning an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return Config.load(config, world_size)
+        return Config.load(config, world_size, known)
+
+
+def problems(config, world_size: int = 1, known=None) -> list[str]:
+    with pytest.raises(BadInput) as caught:
+        load(config, world_size, known)
+    return str(caught.value).split("\n")
 
 
 def refused(config, world_size: int = 1) -> str:
-    with pytest.raises(BadInput) as caught:
-        load(config, world_size)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    """The one sentence."""
+    found = problems(config, world_size)
+    assert len(found) == 1, found
+    return found[0]
 
 
 def batch(train=None, micro=None, steps=None) -> dict:
     names = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
     return {name: value for name, value in zip(names, (train, micro, steps), strict=True) if value is not None}
+
+
+def at(path: str, value, base: dict | None = None) -> dict:
+    """The base, by default the shortest config, with a value at a path."""
+    config = copy.deepcopy({"train_batch_size": 8} if base is None else base)
+    *sections, last = path.split(".")
+    inside = config
+    for key in sections:
+        inside = inside.setdefault(key, {})
+    inside[last] = value
+    return config
 
 
 # --- the batch rule ---
@@ -40,6 +65,9 @@ def batch(train=None, micro=None, steps=None) -> dict:
     (batch(micro=2), 4, (8, 2, 1)),
     (batch(train=1), 1, (1, 1, 1)),
     (batch(train=24.0, micro=2), 4, (24, 2, 3)),
+    (batch(train="auto", micro=2, steps=3), 4, (24, 2, 3)),
+    (batch(train=24, micro="auto", steps="auto"), 4, (24, 6, 1)),
+    ({"train_batch_size": None, **batch(micro=2)}, 4, (8, 2, 1)),
 ])
 def test_any_two_sizes_give_the_third(given, world_size, resolved):
     config = load(given, world_size)
@@ -50,86 +78,250 @@ def test_any_two_sizes_give_the_third(given, world_size, resolved):
 @pytest.mark.parametrize("given, world_size, words", [
     ({}, 2, ["train_batch_size", "train_micro_batch_size_per_gpu", "needed"]),
     (batch(steps=4), 2, ["neither", "train_batch_size", "train_micro_batch_size_per_gpu"]),
+    (batch(train="auto", micro="auto", steps="auto"), 2, ["neither", "at least one of them is needed"]),
     (batch(train=8, micro=3), 1, ["8 is not divisible by 3 × 1", "train_micro_batch_size_per_gpu × ranks"]),
     (batch(train=8, steps=3), 1, ["8 is not divisible by 3 × 1", "gradient_accumulation_steps × ranks"]),
     (batch(train=9, micro=2), 3, ["9 is not divisible by 2 × 3"]),
     (batch(train=3), 4, ["3 is not divisible by 1 × 4"]),
     (batch(train=16, micro=2, steps=2), 2, ["16", "micro-batch 2 × accumulation 2 × ranks 2 = 8"]),
-    (batch(train=0), 1, ["train_batch_size is 0", "at least 1"]),
-    (batch(micro=-2), 1, ["train_micro_batch_size_per_gpu is -2", "at least 1"]),
-    (batch(train=8, steps=0), 1, ["gradient_accumulation_steps is 0", "at least 1"]),
-    (batch(train=True), 1, ["train_batch_size is True", "integer"]),
-    (batch(train="8"), 1, ["train_batch_size is '8'", "integer"]),
-    (batch(train="auto"), 1, ["train_batch_size is 'auto'", "integer"]),
-    (batch(train=8.5), 1, ["train_batch_size is 8.5", "integer"]),
-    (batch(train=float("inf")), 1, ["train_batch_size is inf", "integer"]),
-    ({"train_batch_size": None}, 1, ["train_batch_size is None", "integer"]),
+    (batch(train=0), 1, ["train_batch_size is 0", "an integer of at least 1"]),
+    (batch(train=8, steps=0), 1, ["gradient_accumulation_steps is 0", "an integer of at least 1"]),
 ])
 def test_sizes_that_do_not_fit(given, world_size, words):
     sentence = refused(given, world_size)
     assert all(word in sentence for word in words), sentence
 
 
-# --- keys ---
-
-def zero(**keys) -> dict:
-    return {"train_batch_size": 8, "zero_optimization": keys}
-
+# --- what a good one resolves to ---
 
 def test_defaults():
     assert load({"train_batch_size": 8}).as_dict() == {
         "train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0, "bf16": {"enabled": False},
-        "zero_optimization": {"stage": 0, "reduce_bucket_size": 500_000_000, "overlap_comm": None}}
+        "gradient_clipping": 1.0, "bf16": {"enabled": False}, "communication_data_type": None,
+        "zero_optimization": {
+            "stage": 0, "reduce_bucket_size": 500_000_000, "overlap_comm": None,
+            "offload_optimizer": {"device": "none", "nvme_path": None, "buffer_count": 4, "pin_memory": True,
+                                  "ratio": 1.0,
+                                  "pipeline_read": False, "pipeline_write": False, "fast_init": False},
+            "offload_param": {"device": "none", "nvme_path": None, "buffer_count": 5, "buffer_size": 100_000_000,
+                              "max_in_cpu": 1_000_000_000, "pin_memory": True}},
+        "fp16": {"enabled": False, "auto_cast": False, "loss_scale": 0.0, "initial_scale_power": 16,
+                 "loss_scale_window": 1000, "hysteresis": 2, "consecutive_hysteresis": False, "min_loss_scale": 1.0},
+        "data_types": {"grad_accum_dtype": None}, "optimizer": None, "scheduler": None,
+        "activation_checkpointing": None,
+        "checkpoint": {}}
 
 
 def test_what_was_given():
-    given = {**zero(stage=3, reduce_bucket_size=5e7, overlap_comm=False), "gradient_clipping": 0,
-             "bf16": {"enabled": True}}
+    given = at("gradient_clipping", 0, at("zero_optimization", {"stage": 3, "reduce_bucket_size": 5e7,
+                                                                "overlap_comm": False}))
+    given |= {"bf16": {"enabled": True}, "optimizer": {"type": "adam", "params": {"lr": 1, "betas": [0.5, 0.75]}},
+              "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": [0.1, 0.2]}},
+              "activation_checkpointing": {"number_checkpoints": 2}}
     before = copy.deepcopy(given)
     config = load(given)
     assert given == before, "the dictionary is the caller's"
-    assert config.zero_optimization == ZeroConfig(3, 50_000_000, False) and config.bf16.enabled is True
-    assert type(config.zero_optimization.reduce_bucket_size) is int, "JSON's 5e7 is a float"
+    zero = config.zero_optimization
+    assert (zero.stage, zero.reduce_bucket_size, zero.overlap_comm, config.bf16.enabled) == (3, 50_000_000, False, True)
+    assert type(zero.reduce_bucket_size) is int, "JSON's 5e7 is a float"
     assert config.gradient_clipping == 0 and type(config.gradient_clipping) is float
+    assert (config.optimizer.type, config.optimizer.params.betas) == ("Adam", (0.5, 0.75))
+    assert config.scheduler.params.cycle_max_lr == [0.1, 0.2]
     assert load(json.loads(json.dumps(config.as_dict()))) == config, "what is written can be read"
+    assert load(at("bf16.enabled", False, given)) != config
+
+
+# --- mistakes: every key, by hand ---
+
+OPTIMIZERS = {"Adam": {}, "AdamW": {}, "Lion": {}, "SGD": {}}
+SCHEDULERS = {"WarmupLR": {}, "WarmupDecayLR": {"total_num_steps": 9}, "WarmupCosineLR": {"total_num_steps": 9},
+              "OneCycle": {"cycle_min_lr": 0, "cycle_max_lr": 1}, "LRRangeTest": {}}
+BAD = {  # what a value must be: values that are not
+    "true or false": [1, 0, "true", "yes", 2.5, [], {}],
+    "true or false, or null": [1, "true"],
+    "an integer from 0 to 3": [4, -1, True, 2.5, "3", "auto", None, [1], {"value": 3}, float("nan")],
+    "an integer from 0 to 127": [128, -1, 1.5],
+    "an integer of at least 1": [0, -2, True, 1.5, "8", None, float("inf"), [8]],
+    "an integer of at least 1, or null": [0, -2, True, 1.5, "8", float("inf"), [8]],
+    "an integer of at least 0": [-1, False, 0.5, "8", None],
+    "an integer of at least 0, or null": [-1, False, 0.5, "8"],
+    "a number of at least 0": [-1, -1e-9, True, "1.0", None, float("nan"), float("inf"), float("-inf"), [1.0]],
+    "a number above 0": [0, -1, True, "1", None, float("inf")],
+    "a number": [True, "1", None, float("nan")],
+    "a number from 0 to below 1": [1, -0.1, "0.9", None, True],
+    "a number from 0 to 1": [1.1, -0.1, "0.5"],
+    "a number of at least 0, or a list of such numbers, one for each parameter group": [-1, "1", True, [1, -1], [None],
+                                                                                        {}],
+    "a number of at least 0, or a list of such numbers, one for each parameter group, or null": [-1, "1", [1, "1"]],
+    "a list of 2 numbers from 0 to below 1": [0.9, [0.9], [0.9, 0.99, 0.999], [0.9, 1], ["0.9", 0.9], "0.9", None, {}],
+    "one of 'fp32', 'fp16', 'bf16', or null": ["fp8", "float32", 16, True],
+    "one of 'none', 'cpu', 'nvme', or null": ["gpu", 1, True],
+    "one of 'log', 'linear'": ["cosine", "Log", None, 1],
+    "a string, or null": [1, ["x"]],
+}
+COUNT, FLAG, SIZE, RATE = ("an integer of at least 1", "true or false", "a number of at least 0",
+                           "a number of at least 0, or a list of such numbers, one for each parameter group")
+ADAM = {"lr": SIZE, "betas": "a list of 2 numbers from 0 to below 1", "eps": SIZE, "weight_decay": SIZE}
+WARM_UP = {"warmup_num_steps": COUNT, "warmup_type": "one of 'log', 'linear'"}
+OF_TYPE = {  # what each optimizer and each schedule has
+    "Adam": ADAM | {"adam_w_mode": FLAG}, "AdamW": ADAM, "Lion": {"lr": SIZE, "betas": ADAM["betas"],
+                                                                  "weight_decay": SIZE},
+    "SGD": {"lr": SIZE, "momentum": SIZE, "dampening": "a number", "weight_decay": SIZE, "nesterov": FLAG},
+    "WarmupLR": WARM_UP | {"warmup_min_lr": RATE, "warmup_max_lr": f"{RATE}, or null"},
+    "WarmupDecayLR": WARM_UP | {"warmup_min_lr": RATE, "warmup_max_lr": RATE, "total_num_steps": COUNT},
+    "WarmupCosineLR": WARM_UP | {"total_num_steps": COUNT, "warmup_min_ratio": SIZE, "cos_min_ratio": SIZE},
+    "OneCycle": {"cycle_min_lr": RATE, "cycle_max_lr": RATE, "decay_lr_rate": SIZE, "cycle_first_step_size": COUNT,
+                 "cycle_second_step_size": "an integer of at least 0, or null",
+                 "decay_step_size": "an integer of at least 0",
+                 "cycle_first_stair_count": "an integer of at least 0", "cycle_momentum": FLAG, "decay_mom_rate": SIZE,
+                 "cycle_second_stair_count": "an integer of at least 0, or null",
+                 "cycle_min_mom": "a number from 0 to below 1", "cycle_max_mom": "a number from 0 to below 1"},
+    "LRRangeTest": {"lr_range_test_min_lr": RATE, "lr_range_test_step_size": COUNT, "lr_range_test_step_rate": SIZE,
+                    "lr_range_test_staircase": FLAG},
+}
+MUST = {
+    "train_batch_size": f"{COUNT}, or null", "train_micro_batch_size_per_gpu": f"{COUNT}, or null",
+    "gradient_accumulation_steps": f"{COUNT}, or null", "gradient_clipping": SIZE,
+    "zero_optimization.stage": "an integer from 0 to 3", "zero_optimization.reduce_bucket_size": COUNT,
+    "zero_optimization.overlap_comm": "true or false, or null",
+    "bf16.enabled": FLAG, "fp16.enabled": FLAG, "fp16.auto_cast": FLAG, "fp16.loss_scale": SIZE,
+    "fp16.initial_scale_power": "an integer from 0 to 127", "fp16.loss_scale_window": COUNT, "fp16.hysteresis": COUNT,
+    "fp16.consecutive_hysteresis": FLAG, "fp16.min_loss_scale": "a number above 0",
+    "communication_data_type": "one of 'fp32', 'fp16', 'bf16', or null",
+    "data_types.grad_accum_dtype": "one of 'fp32', 'fp16', 'bf16', or null",
+    "activation_checkpointing.enabled": FLAG, "activation_checkpointing.partition_activations": FLAG,
+    "activation_checkpointing.cpu_checkpointing": FLAG, "activation_checkpointing.contiguous_memory_optimization": FLAG,
+    "activation_checkpointing.number_checkpoints": f"{COUNT}, or null",
+    **{f"zero_optimization.offload_{of}.{key}": must for of in ("optimizer", "param") for key, must in {
+        "device": "one of 'none', 'cpu', 'nvme', or null", "nvme_path": "a string, or null", "pin_memory": FLAG,
+        "buffer_count": "an integer of at least 0"}.items()},
+    "zero_optimization.offload_param.buffer_size": "an integer of at least 0",
+    "zero_optimization.offload_param.max_in_cpu": "an integer of at least 0",
+    "zero_optimization.offload_optimizer.pipeline_read": FLAG,
+    "zero_optimization.offload_optimizer.pipeline_write": FLAG,
+    "zero_optimization.offload_optimizer.fast_init": FLAG,
+    "zero_optimization.offload_optimizer.ratio": "a number from 0 to 1",
+}
+
+
+def of_type(name: str, params: dict | None = None) -> dict:
+    """A config with this optimizer or schedule."""
+    section = "optimizer" if name in OPTIMIZERS else "scheduler"
+    return {"train_batch_size": 8, section: {"type": name, "params": {**(OPTIMIZERS | SCHEDULERS)[name],
+                                                                      **(params or {})}}}
+
+
+def mistakes() -> list[tuple[dict, str, object, str]]:
+    """(base, path, bad value, what it must be) of every key that is read."""
+    base = {"train_batch_size": 8}
+    found = [(base, path, value, must) for path, must in MUST.items() for value in BAD[must]]
+    for name, keys in OF_TYPE.items():
+        section = "optimizer" if name in OPTIMIZERS else "scheduler"
+        found += [(of_type(name), f"{section}.params.{key}", value, must) for key,
+                  must in keys.items() for value in BAD[must]]
+    found += [(base, path, value, f"{'an' if kind[0] in 'io' else 'a'} {kind}" if kind != "boolean" else FLAG)
+              for kind, paths in CHANGES_NOTHING.items() for path in paths if not path.startswith("optimizer")
+              for value in {"boolean": [1, "x", [], {}], "integer": [True, "x", 1.5], "number": [True, "x"],
+                            "string": [1, []],
+                            "object": [1, "x", []]}[kind]]
+    sections = [path for path in WORKS if any(other.startswith(f"{path}.") for other in WORKS) and "params" not in path]
+    return found + [(base, path, value, "an object" + ", or null" * (path in ("optimizer", "scheduler",
+                                                                              "activation_checkpointing")))
+                    for path in sections for value in (True, 3, "on", [])]
+
+
+def test_a_wrong_value_of_every_key_is_one_sentence_with_path_value_and_what_would_be_right():
+    cases = mistakes()
+    assert len(cases) > 500
+    left_out = {path for path in WORKS if not any(case[1] == path or case[1].startswith(f"{path}.") for case in cases)}
+    assert left_out == {"optimizer.type", "scheduler.type"}, "each key has a wrong value here"
+    wrong = {}
+    for base, path, value, must in cases:
+        found, wanted = problems(at(path, value, base)), f"{path} is {value!r}: it must be {must}"
+        if found != [wanted]:
+            wrong[wanted] = found
+    assert not wrong
+
+
+@hypothesis_settings(max_examples=120, deadline=None)
+@generated(st.data())
+def test_several_mistakes_are_several_sentences(data):
+    """Wrong values, unknown keys and refused keys in one config: a sentence for each, and none besides."""
+    optimizer, scheduler = data.draw(st.sampled_from(list(OPTIMIZERS))), data.draw(st.sampled_from(list(SCHEDULERS)))
+    base = {**of_type(optimizer), **of_type(scheduler), "zero_optimization": {"stage": 1}}
+    at_once = {f"optimizer.params.{key}": must for key, must in OF_TYPE[optimizer].items()}
+    at_once |= {f"scheduler.params.{key}": must for key, must in OF_TYPE[scheduler].items()} | MUST
+    wanted, config = [], base
+    for path in data.draw(st.lists(st.sampled_from(sorted(at_once)), max_size=5, unique=True)):
+        value = data.draw(st.sampled_from(BAD[at_once[path]]))
+        config = at(path, value, config)
+        wanted.append(f"{path} is {value!r}: it must be {at_once[path]}")
+    for section in data.draw(st.lists(st.sampled_from(["", "zero_optimization.", "bf16."]), max_size=2, unique=True)):
+        key = data.draw(st.text("xyz", min_size=7, max_size=9))
+        config = at(section + key, 1, config)
+        wanted.append(f"{section[:-1] or 'the config'} has the unknown key {key!r}; known here: ")
+    for path in data.draw(st.lists(st.sampled_from(sorted(GONE | NEVER)), max_size=2, unique=True)):
+        if ".type." not in path and not path.startswith("optimizer."):
+            config = at(path, {"enabled": True}, config)
+            wanted.append(f"{path} is {KEYS[path].group.value}: {KEYS[path].does}")
+    try:
+        found = problems(config) if wanted else load(config) and []
+    except BaseException as error:
+        raise AssertionError(config) from error
+    assert len(found) == len(wanted), (config, found)
+    assert all(any(sentence.startswith(start) for sentence in found) for start in wanted), (wanted, found)
 
 
 @pytest.mark.parametrize("given, words", [
-    ({"train_batch_sise": 8}, ["the config", "'train_batch_sise'", "did you mean 'train_batch_size'?"]),
-    ({"train_batch_size": 8, "gradient_cliping": 1}, ["'gradient_cliping'", "did you mean 'gradient_clipping'?"]),
-    ({"train_batch_size": 8, "fp_16": {}}, ["'fp_16'", "did you mean 'fp16'?"]),
-    ({"train_batch_size": 8, "banana": 1}, ["'banana'", "known here: train_batch_size"]),
+    ({"train_batch_sise": 8, "train_batch_size": 8}, ["the config", "'train_batch_sise'",
+                                                      "did you mean 'train_batch_size'?"]),
+    (at("gradient_cliping", 1), ["'gradient_cliping'", "did you mean 'gradient_clipping'?"]),
+    (at("fp_16", {}), ["'fp_16'", "did you mean 'fp16'?"]),
+    ({"train_batch_size": 8, "a.b": 1}, ["unknown key 'a.b'"]),
+    ({"train_batch_size": 8, "bf16.check_grad_overflow": 1}, ["key 'bf16.check_grad_overflow'; it belongs in bf16"]),
+    ({"train_batch_size": 8, "zero_optimization.stage": "auto"}, ["it belongs in zero_optimization, as 'stage'"]),
+    ({"train_batch_size": 8, 3: "auto"}, ["unknown key 3"]),
+    ({"train_batch_size": 8, None: 1}, ["unknown key 'None'"]),
+    ({"train_batch_size": 8, 1.5: 1}, ["unknown key '1.5'"]),
+    (at("bf16", {(1, 2): 1}), ["bf16 has the unknown key '(1, 2)'"]),
+    (at("banana", 1), ["'banana'", "known here: train_batch_size"]),
     ({"train_batch_size": 8, 3: 1}, ["unknown key 3"]),
-    (zero(stag=3), ["zero_optimization", "'stag'", "did you mean 'stage'?"]),
-    (zero(overlap_com=True), ["did you mean 'overlap_comm'?"]),
-    (zero(contiguous_gradient=True), ["did you mean 'contiguous_gradients'?"]),
-    (zero(banana=True), ["zero_optimization", "'banana'", "known here: stage, reduce_bucket_size, overlap_comm"]),
-    ({"train_batch_size": 8, "bf16": {"enable": True}}, ["bf16", "'enable'", "did you mean 'enabled'?"]),
-    (zero(stage="3"), ["zero_optimization.stage is '3'", "integer from 0 to 3"]),
-    (zero(stage=4), ["zero_optimization.stage is 4", "from 0 to 3"]),
-    (zero(stage=-1), ["zero_optimization.stage is -1", "from 0 to 3"]),
-    (zero(stage=True), ["zero_optimization.stage is True", "from 0 to 3"]),
-    (zero(stage=2.5), ["zero_optimization.stage is 2.5", "integer"]),
-    (zero(stage=float("nan")), ["zero_optimization.stage is nan", "integer"]),
-    (zero(stage=None), ["zero_optimization.stage is None", "integer"]),
-    (zero(stage="auto"), ["zero_optimization.stage is 'auto'"]),
-    (zero(reduce_bucket_size=0), ["zero_optimization.reduce_bucket_size is 0", "at least 1"]),
-    (zero(reduce_bucket_size=True), ["zero_optimization.reduce_bucket_size is True"]),
-    (zero(overlap_comm=1), ["zero_optimization.overlap_comm is 1", "true or false"]),
-    (zero(overlap_comm=0), ["zero_optimization.overlap_comm is 0", "true or false"]),
-    (zero(overlap_comm="true"), ["zero_optimization.overlap_comm is 'true'", "true or false"]),
-    ({"train_batch_size": 8, "zero_optimization": True}, ["zero_optimization is True", "object"]),
-    ({"train_batch_size": 8, "zero_optimization": 3}, ["zero_optimization is 3", "object"]),
-    ({"train_batch_size": 8, "bf16": True}, ["bf16 is True", "object"]),
-    ({"train_batch_size": 8, "bf16": {"enabled": "auto"}}, ["bf16.enabled is 'auto'", "true or false"]),
-    ({"train_batch_size": 8, "bf16": {"enabled": 1}}, ["bf16.enabled is 1", "true or false"]),
-    ({"train_batch_size": 8, "gradient_clipping": -1}, ["gradient_clipping is -1", "0 (off) or more"]),
-    ({"train_batch_size": 8, "gradient_clipping": float("nan")}, ["gradient_clipping is nan"]),
-    ({"train_batch_size": 8, "gradient_clipping": float("inf")}, ["gradient_clipping is inf"]),
-    ({"train_batch_size": 8, "gradient_clipping": True}, ["gradient_clipping is True", "number"]),
-    ({"train_batch_size": 8, "gradient_clipping": "1.0"}, ["gradient_clipping is '1.0'", "number"]),
-    ({"train_batch_size": 8, "gradient_clipping": None}, ["gradient_clipping is None", "number"]),
+    (at("stage", 3), ["unknown key 'stage'; it belongs in zero_optimization"]),
+    (at("zero_optimization.gradient_clipping", 3), ["zero_optimization has the unknown key",
+                                                    "it belongs at the top level"]),
+    (at("zero_optimization.stag", 3), ["zero_optimization", "'stag'", "did you mean 'stage'?"]),
+    (at("zero_optimization.overlap_com", True), ["did you mean 'overlap_comm'?"]),
+    (at("zero_optimization.contiguous_gradient", True), ["did you mean 'contiguous_gradients'?"]),
+    (at("zero_optimization.banana", True), ["zero_optimization", "'banana'", "known here: stage, reduce_bucket_size"]),
+    (at("bf16.enable", True), ["bf16", "'enable'", "did you mean 'enabled'?"]),
+    (at("activation_checkpointing.partitioned_activations", True), ["did you mean 'partition_activations'?"]),
+    (of_type("SGD", {"eps": 1}), ["optimizer.params has the unknown key 'eps'; known here of SGD: lr, momentum"]),
+    (of_type("AdamW", {"adam_w_mode": True}), ["optimizer.params has the unknown key 'adam_w_mode'"]),
+    (of_type("Adam", {"leaning_rate": 1}), ["optimizer.params has the unknown key", "known here of Adam: lr, betas"]),
+    (of_type("WarmupLR", {"total_num_steps": 3}), ["scheduler.params", "'total_num_steps'",
+                                                   "did you mean 'warmup_num_steps'?"]),
+    (of_type("Adam", {"max_grad_norm": 1}), ["optimizer.params.max_grad_norm is not supported: set gradient_clipping"]),
+    (at("optimizer.type", "Admw"), ["optimizer.type is 'Admw': did you mean 'AdamW'?"]),
+    (at("optimizer.type", "RMSprop"), ["optimizer.type is 'RMSprop'",
+                                       "Adam, AdamW, Lion, SGD, or give initialize an optimizer"]),
+    (at("optimizer.type", "muon"), ["optimizer.type is 'muon', which is not supported yet: it orthogonalises",
+                                    "rank map of whole tensors"]),
+    (at("optimizer.type", "OneBitAdam"), ["optimizer.type is 'OneBitAdam', which is gone upstream: use Adam"]),
+    (at("optimizer.type", None), ["optimizer.type is None: it must be one of Adam, AdamW, Lion, SGD"]),
+    (at("optimizer.params", {"lr": 1}), ["optimizer.type is missing: it must be one of Adam"]),
+    (at("optimizer", {}), ["optimizer.type is missing"]),
+    (at("scheduler.type", "StepLR"), ["scheduler.type is 'StepLR'", "WarmupLR", "or give initialize an lr_scheduler"]),
+    (at("scheduler.type", "WarmupDecayLR"), ["scheduler.params.total_num_steps is missing: it must be an integer"]),
+    (of_type("SGD", {"nesterov": True, "momentum": -1}), ["optimizer.params.momentum is -1"]),
+    (of_type("SGD", {"nesterov": True}), ["optimizer.params.nesterov is true with momentum 0", "a momentum above 0"]),
+    ({"train_batch_size": 8, "bf16": {"enabled": True}, "fp16": {"enabled": True}},
+     ["fp16.enabled and bf16.enabled are both true"]),
+    (at("zero_optimization", {"stage": 2, "offload_param": {"device": "cpu"}}), [
+        "zero_optimization.offload_param.device is 'cpu' at stage 2", "at stage 3 only"]),
+    (at("zero_optimization", {"stage": 3, "offload_param": {"device": "nvme"}}), [
+        "zero_optimization.offload_param.nvme_path is missing", "a folder on the disk"]),
+    (at("zero_optimization.offload_optimizer.device", "nvme"),
+     ["zero_optimization.offload_optimizer.nvme_path is missing"]),
     (7, ["the config is a int", "dictionary or a JSON file"]),
     (None, ["NoneType"]),
 ])
@@ -138,14 +330,24 @@ def test_a_mistake_is_named(given, words):
     assert all(word in sentence for word in words), sentence
 
 
+def test_all_mistakes_are_named_at_once():
+    given = {"train_batch_size": 7, "gradient_clipping": -1, "amp": {"enabled": True}, "pipeline": {"stages": 2},
+             "zero_optimization": {"stage": 4, "stag": 1}, "optimizer": {"type": "Adam", "params": {"lr": "x",
+                                                                                                    "betas": [1]}},
+             "scheduler": {"params": {}}, "bananas": 1}
+    found = problems(given, world_size=2)
+    starts = ["train_batch_size 7 is not divisible", "gradient_clipping is -1", "amp is gone",
+              "pipeline is not supported yet",
+              "zero_optimization.stage is 4", "zero_optimization has", "optimizer.params.lr is 'x'",
+              "optimizer.params.betas is [1]",
+              "scheduler.type is missing", "the config has the unknown key 'bananas'"]
+    assert len(found) == len(starts) and all(any(each.startswith(start) for each in found) for start in starts), found
+
+
 # --- what else DeepSpeed's files hold ---
 
-def at(section: str, key: str, value) -> dict:
-    return {"train_batch_size": 8, **({section: {key: value}} if section else {key: value})}
-
-
-def pairs(table: dict) -> list[tuple[str, str]]:
-    return [(section, key) for section, keys in table.items() for key in keys]
+NOTHING = [(path, kind) for kind, paths in CHANGES_NOTHING.items() for path in paths]
+GOOD = {"boolean": True, "integer": 7, "number": 0.5, "string": "WARN", "object": {"x": 1}}
 
 
 def test_keys_that_change_nothing_are_accepted_with_one_warning():
@@ -161,45 +363,123 @@ def test_keys_that_change_nothing_are_accepted_with_one_warning():
         "zero_optimization.allgather_partitions, zero_optimization.allgather_bucket_size, "
         "zero_optimization.round_robin_gradients, "
         "zero_optimization.stage3_max_live_parameters")
-    assert config == load(zero(stage=2))
+    assert config == load(at("zero_optimization.stage", 2))
 
 
-@pytest.mark.parametrize("section, key", pairs(CHANGES_NOTHING))
-def test_each_of_them(section, key):
-    with pytest.warns(UserWarning, match=f"ignored: {section and section + '.'}{key}$"):
-        assert Config.load(at(section, key, 1), 1) == load({"train_batch_size": 8})
+@pytest.mark.parametrize("path, kind", NOTHING)
+def test_each_of_them(path, kind):
+    base = of_type("Adam") if path.startswith("optimizer") else {"train_batch_size": 8}
+    for value in (GOOD[kind], "auto", None):
+        if not (kind == "object" and value == "auto"):
+            with pytest.warns(UserWarning, match=f"ignored: {path}$"):
+                config = Config.load(at(path, value, base), 1)
+            assert config == load(base) or path.startswith("activation_checkpointing")
 
 
-@pytest.mark.parametrize("section, key", pairs(NOT_YET) + pairs(NEVER))
-def test_what_is_not_supported_is_refused_by_name_unless_it_is_off(section, key):
-    name, yet = f"{section}.{key}" if section else key, " yet" if key in NOT_YET[section] else ""
+@pytest.mark.parametrize("path", [path for table in (NOT_YET, GONE, NEVER) for path in table
+                                  if ".type." not in path and not path.startswith("optimizer")])
+def test_what_is_not_supported_is_refused_by_name_unless_it_is_off(path):
     for wanted in ({"enabled": True}, {"device": "cpu"}, {"type": "Adam"}, True, 4, 0):
-        assert refused(at(section, key, wanted)).startswith(f"{name} is not supported{yet}: ")
+        assert refused(at(path, wanted)) == f"{path} is {KEYS[path].group.value}: {KEYS[path].does}"
     for off in ({"enabled": False, "loss_scale": 0}, {"device": "none"}, {}, False, None):
-        assert load(at(section, key, off)) == load({"train_batch_size": 8})
+        assert load(at(path, off)) == load({"train_batch_size": 8})
 
 
-def test_some_of_them_have_a_way_out():
-    for section, key, way in (("", "optimizer", "give initialize an optimizer"), ("", "fp16", "use bf16"),
-                              ("zero_optimization", "offload_param", "leave it out")):
-        assert refused(at(section, key, {"enabled": True})).endswith(f"{key} is not supported yet: {way}")
+ON = {  # what switches those keys on that were ever served later than they were read
+    "fp16": {"enabled": True}, "communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"},
+    "zero_optimization.offload_optimizer": {"device": "cpu"}, "zero_optimization.offload_param": {"device": "cpu"},
+    "activation_checkpointing.partition_activations": True,
+    "activation_checkpointing.cpu_checkpointing": True, "activation_checkpointing.contiguous_memory_optimization": True,
+}
+
+
+@pytest.mark.parametrize("path, on", ON.items())
+def test_what_is_served_later_is_read_and_refused(path, on, monkeypatch):
+    assert SERVED_LATER.keys() <= ON.keys()
+    monkeypatch.setitem(SERVED_LATER, path, "wait for it")
+    config = at(path, on, at("zero_optimization.stage", 3))
+    assert refused(config) == f"{path} is not supported yet: wait for it"
+    monkeypatch.delitem(SERVED_LATER, path)
+    assert load(config) != load(at("zero_optimization.stage", 3)), "nothing else stands in its way"
+
+
+def test_parts_that_are_off_may_stay():
+    whole = {"fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16}, "communication_data_type": None,
+             "zero_optimization": {"offload_optimizer": {"device": "none"}, "offload_param": None,
+                                   "zero_hpz_partition_size": 1,
+                                   "mics_shard_size": -1}, "data_types": {"grad_accum_dtype": None}, "optimizer": None,
+             "scheduler": None, "activation_checkpointing": {"enabled": False}, "bf16": False,
+             "gradient_allreduce_op": "mean"}
+    config = load({"train_batch_size": 8} | whole)
+    assert config.activation_checkpointing.enabled is False
+    assert config.as_dict() | {"activation_checkpointing": None} == load({"train_batch_size": 8}).as_dict()
 
 
 def test_the_commonest_keys_of_public_configs_are_known():
     """Those that occur in one of ten public files and more: none of them may be called unknown."""
-    common = {"": ["train_batch_size", "gradient_clipping", "train_micro_batch_size_per_gpu", "fp16", "steps_per_print",
-                   "wall_clock_breakdown", "optimizer", "gradient_accumulation_steps", "prescale_gradients", "bf16",
-                   "scheduler"],
-              "zero_optimization": ["stage", "overlap_comm", "reduce_bucket_size", "contiguous_gradients",
-                                    "stage3_param_persistence_threshold", "reduce_scatter", "allgather_bucket_size",
-                                    "stage3_prefetch_bucket_size"]}
-    for section, key in pairs(common):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                Config.load(at(section, key, "?"), 1)
-            except BadInput as error:
-                assert "unknown" not in str(error)
+    common = ["train_batch_size", "gradient_clipping", "train_micro_batch_size_per_gpu", "fp16", "steps_per_print",
+              "wall_clock_breakdown", "optimizer", "gradient_accumulation_steps", "prescale_gradients", "bf16",
+              "scheduler",
+              *(f"zero_optimization.{key}" for key in (
+                  "stage", "overlap_comm", "reduce_bucket_size", "contiguous_gradients",
+                  "stage3_param_persistence_threshold",
+                  "reduce_scatter", "allgather_bucket_size", "stage3_prefetch_bucket_size"))]
+    assert set(common) <= set(KEYS)
+
+
+def test_every_key_that_is_read_has_its_sentence():
+    read = {path for path, _ in keys_by_line(json.dumps(load({"train_batch_size": 8}).as_dict()))}
+    read |= {f"{section}.{key}" for section in ("optimizer", "scheduler") for key in ("type", "params")}
+    read |= {f"{'optimizer' if name in OPTIMIZERS else 'scheduler'}.params.{key}" for name,
+             keys in OF_TYPE.items() for key in keys}
+    assert read <= set(WORKS) and {path for path in WORKS if path not in read} == {
+        path for path in MUST if path.startswith("activation_checkpointing")}
+    assert all(each.does and not each.does.endswith(".") for each in KEYS.values())
+
+
+# --- "auto" ---
+
+class TrainingArguments:
+    """As Hugging Face's, as far as a config looks at them."""
+
+    per_device_train_batch_size, gradient_accumulation_steps, max_grad_norm, bf16, fp16 = 4, 2, 0.5, True, False
+    learning_rate, adam_beta1, adam_beta2, adam_epsilon, weight_decay = 1e-4, 0.8, 0.98, 1e-7, 0.1
+    warmup_steps, max_steps = 0.1, 50  # a share of the steps
+
+
+AUTOS = {  # Hugging Face's own example
+    "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto", "loss_scale": 0},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_min_lr": "auto",
+                                                      "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "overlap_comm": "auto"},
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto"}
+
+
+def test_auto_comes_from_the_arguments():
+    config = load(AUTOS, 2, known_values(TrainingArguments()))
+    sizes = config.train_batch_size, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps
+    assert sizes == (16, 4, 2)
+    assert (config.gradient_clipping, config.bf16.enabled, config.fp16.enabled) == (0.5, True, False)
+    assert config.optimizer.params.model_dump() == {"lr": 1e-4, "betas": (0.8, 0.98), "eps": 1e-7, "weight_decay": 0.1}
+    assert config.scheduler.params.model_dump() == {"total_num_steps": 50, "warmup_min_lr": 0.0, "warmup_max_lr": 1e-4,
+                                                    "warmup_num_steps": 5, "warmup_type": "log"}
+    assert config.zero_optimization.reduce_bucket_size == 500_000_000 and config.zero_optimization.overlap_comm is None
+
+
+def test_auto_comes_from_the_optimizer_and_what_nothing_says_is_refused_by_name():
+    given = at("train_batch_size", 8, AUTOS)
+    known = known_values(None, {"lr": 0.25, "betas": (0.5, 0.75), "momentum": 0.9})
+    rest = ["bf16.enabled", "fp16.enabled", "gradient_clipping", "optimizer.params.eps",
+            "optimizer.params.weight_decay",
+            "scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"]
+    found = problems(given, 1, known)
+    assert sorted(found) == [f"{path} is 'auto', and neither initialize's args nor its optimizer says what it is: "
+                             "write its value" for path in rest]
+    schedule = load(at("scheduler", {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}, of_type("SGD",
+                                                                                                       {"lr": 0.5})))
+    assert schedule.scheduler.params.warmup_max_lr == 0.5, "the config's own optimizer says it, too"
 
 
 # --- files ---
@@ -218,22 +498,117 @@ def test_a_file_as_path_and_as_name(tmp_path):
 @pytest.mark.parametrize("text, words", [
     ('{"train_batch_size": 8,\n "gradient_clipping": }', ["line 2, column 23"]),
     ('{\n"train_batch_size": 8\n\n"bf16": {}}', ["line 4, column 1"]),
+    ('{"train_batch_size": 8,\n}', ["not JSON: line"]),
+    ('// a comment\n{"train_batch_size": 8}', ["line 1, column 1"]),
     ("", ["line 1, column 1"]),
     ("[8]", ["a list", "JSON object"]),
     ("8", ["a int", "JSON object"]),
-    ('{"train_batch_size": 8, "train_batch_size": 9}', ["'train_batch_size' twice"]),
-    ('{"train_batch_size": 8, "zero_optimization": {"stage": 1, "stage": 2}}', ["'stage' twice"]),
-    ('{"train_batch_size": 8, "gradient_clipping": NaN}', ["gradient_clipping is nan"]),
+    ("[" * 100_000, ["inside one another"]),
+    ('{"train_batch_size": ' + "9" * 5000 + "}", ["not JSON"]),
+    ('{"train_batch_size": 8, "train_batch_size": 9}', ["train_batch_size is given 2 times, on line 1: keep one of"]),
+    ('{"train_batch_size": 8, "zero_optimization": {"stage": 1,\n "stage": 2,\n"stage": 3}}', [
+        "zero_optimization.stage is given 3 times, on lines 1, 2 and 3: keep one of them"]),
+    ('{"train_batch_size": 8, "gradient_clipping": NaN}', ["gradient_clipping is nan", "line 1)"]),
+    ('{"train_batch_size": 8,\n "zero_optimization": {\n  "stage":\n 7}}', ["zero_optimization.stage is 7", "line 3)"]),
+    ('{"train_batch_size": 8,\n "scheduler": {"type": "WarmupDecayLR"}}',
+     ["scheduler.params.total_num_steps is missing", "line 2)"]),
+    ("{}", ["at least one of them is needed"]),
     (b"\xff\xfe{\x00", ["UTF-8"]),
 ])
 def test_a_bad_file(tmp_path, text, words):
     path = written(tmp_path / "ds_config.json", text)
     sentence = refused(path)
     assert all(word in sentence for word in words), sentence
-    assert str(path) in sentence or "gradient_clipping" in sentence
+    assert str(path) in sentence
+
+
+def test_problems_stand_in_the_order_of_the_file(tmp_path):
+    path = written(tmp_path / "c.json", '{"banana": 1,\n"gradient_clipping": -1,\n"train_batch_size": 8,\n'
+                                        '"zero_optimization": {"stage": 9,\n"stage": 9}, "amp": true}')
+    starts = ["the config has the unknown key 'banana'", "gradient_clipping is -1",
+              "zero_optimization.stage is given 2 times",
+              "zero_optimization.stage is 9", "amp is gone upstream"]
+    found = problems(path)
+    assert len(found) == 5 and all(each.startswith(start) for each, start in zip(found, starts)), found
+    assert [each[each.rindex("line "):-1] for each in found] == ["line 1", "line 2", "line 5", "line 5", "line 5"]
 
 
 def test_a_file_that_is_none(tmp_path):
     none = tmp_path / "none.json"
     assert refused(none) == f"the config {none} cannot be read: No such file or directory"
     assert refused(str(tmp_path)) == f"the config {tmp_path} cannot be read: Is a directory"
+    assert "cannot be read" in refused("a\0b")
+
+
+@pytest.mark.parametrize("text, found", [
+    ('{"a": {"b": 1,\n\n"c": [{"d": "e: {"}]},\n"f\\"": 2}', [("a", 1), ("a.b", 1), ("a.c", 3), ("a.c..d", 3), ('f"',
+                                                                                                                4)]),
+    ("{}", []),
+    ('{"a\\nb": {"x": {}}, "y": [[1], ["z"]]}', [("a\nb", 1), ("a\nb.x", 1), ("y", 1)]),
+])
+def test_where_keys_stand(text, found):
+    assert keys_by_line(text) == found
+
+
+# --- the JSON schema ---
+
+SCHEMA = jsonschema.Draft202012Validator(json_schema())
+
+
+def test_the_schema_is_one_and_explains_every_key():
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    text = json.dumps(json_schema(), ensure_ascii=False)
+    assert all(json.dumps(each.does, ensure_ascii=False)[1:-1] in text for path, each in KEYS.items()
+               if path not in SERVED_LATER and ".type." not in path), "each sentence is there"
+    assert "$ref" not in text and len(text) < 200_000
+
+
+def test_the_schema_accepts_and_refuses_what_load_does():
+    for config in [load({"train_batch_size": 8}).as_dict(), AUTOS, *map(of_type, OF_TYPE)]:
+        SCHEMA.validate(config)
+    for path, kind in NOTHING:
+        SCHEMA.validate(at(path, GOOD[kind], of_type("Adam")))
+    for path in NOT_YET | GONE | NEVER:
+        if ".type." not in path:
+            base = of_type("Adam") if path.startswith("optimizer") else None
+            assert not SCHEMA.is_valid(at(path, {"on": 1}, base)), path
+            SCHEMA.validate(at(path, {"enabled": False}, base))
+    for base, path, value, must in mistakes():
+        if value == value and value not in (float("inf"), float("-inf")):  # JSON has neither NaN nor infinity
+            assert not SCHEMA.is_valid(at(path, value, base)), (path, value, must)
+    assert not SCHEMA.is_valid(at("zero_optimization.stag", 1)) and not SCHEMA.is_valid(of_type("SGD", {"eps": 1}))
+
+
+# --- anything at all ---
+
+NAMES = sorted({part for path in KEYS for part in path.split(".")} | {"banana", "", "bf16.enabled", "a.b"})
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-3, 10**20), st.floats(), st.text(max_size=3), st.just("auto"),
+                   st.sampled_from([*OF_TYPE, "a.b", "Muon", "cpu", "nvme", "none", "bf16", "linear"]))
+VALUES = st.recursive(LEAVES, lambda inside: st.lists(inside, max_size=3) | st.dictionaries(
+    st.sampled_from(NAMES), inside, max_size=6), max_leaves=12)
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@generated(st.dictionaries(
+    st.sampled_from([path for path in KEYS if ".type." not in path] + ["banana", "zero_optimization."]), VALUES, max_size=8),
+           st.integers(1, 3))
+def test_whatever_a_config_holds_it_is_resolved_or_refused_in_sentences(places, world_size):
+    config: dict = {"train_batch_size": 8}
+    for path, value in places.items():
+        *sections, last = path.split(".")
+        inside = config
+        for key in sections:
+            if not isinstance(inside.get(key), dict):
+                inside[key] = {}
+            inside = inside[key]
+        inside[last] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            resolved = Config.load(config, world_size)
+        except BadInput as error:
+            sentences = str(error).split("\n")
+            assert len(set(sentences)) == len(sentences), "none is said twice"
+            assert all(": " in each or ";" in each or "divisible" in each for each in sentences), sentences
+        else:
+            assert Config.load(json.loads(json.dumps(resolved.as_dict())), world_size) == resolved

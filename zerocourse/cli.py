@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         outcome = args.run(args)
     except (ZeroCourseError, OSError) as error:
-        sys.stderr.write(f"zerocourse {args.command}: {error}\n")
+        sys.stderr.writelines(f"zerocourse {args.command}: {line}\n" for line in str(error).splitlines())
         return 2 if isinstance(error, (BadInput, OSError)) else 1
     except KeyboardInterrupt:
         sys.stderr.write(f"zerocourse {args.command}: interrupted\n")

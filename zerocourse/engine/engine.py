@@ -16,13 +16,16 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from ..activations import checkpoint_blocks
 from ..comm import bootstrap as distributed
 from ..comm.group import Comm
 from ..data.sampler import ShardSampler
 from ..errors import BadInput
 from ..zero.shard import shard
 from .config import Config
+from .config.auto import known_values
 from .consolidate import state_dict
+from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
 
 
 def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None,
@@ -31,10 +34,13 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
     An existing process group is used. Under torchrun one is started. Otherwise there is one rank.
-    optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters`.
+    optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters`
+        (parameters or parameter groups; by default all of the model's). Without it the config's section makes one.
     training_data: a map-style dataset; the loader gives each rank its own micro-batches.
-    lr_scheduler: anything with a `step()`, or a function that makes one from the optimizer.
+    lr_scheduler: anything with a `step()`, or a function that makes one from the optimizer. Without it the config's
+        section makes one.
     args: the arguments that DeepSpeed's launcher gives scripts; their `deepspeed_config` counts without a `config`.
+        Hugging Face's TrainingArguments say what "auto" means in the config.
     Raises BadInput for an impossible config (see `config`), or one that differs from rank to rank.
     """
     if not isinstance(model, nn.Module):
@@ -44,20 +50,18 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
         raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
     distributed.init(timeout_seconds=1800)  # torch's default, because one rank may write a checkpoint meanwhile
     comm = Comm()
-    resolved = Config.load(config, comm.world_size)
+    resolved = Config.load(config, comm.world_size, known_values(args, hyper_parameters(optimizer)))
     of_ranks = comm.all_gather_object(resolved.as_dict())
     for key, value in of_ranks[0].items():
         other = next((rank for rank in range(comm.world_size) if of_ranks[rank][key] != value), None)
         if other is not None:
             raise BadInput(f"the ranks disagree on the config: {key} is {value} on rank 0 and "
                            f"{of_ranks[other][key]} on rank {other}; give every rank the same")
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        if not callable(optimizer):
-            raise BadInput(f"optimizer is a {type(optimizer).__name__}: it must be a torch optimizer, or a function "
-                           "that makes one from a list of parameters")
-        optimizer = optimizer(list(model_parameters or model.parameters()))
-    if callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
-        lr_scheduler = lr_scheduler(optimizer)
+    optimizer = choose_optimizer(resolved, optimizer, model, model_parameters)
+    lr_scheduler = choose_scheduler(resolved, lr_scheduler, optimizer)
+    checkpointing = resolved.activation_checkpointing
+    if checkpointing is not None and checkpointing.enabled:
+        checkpoint_blocks(model, checkpointing.number_checkpoints)  # before shard: its hooks stand around the blocks
     engine = Engine(model, optimizer, resolved, comm, lr_scheduler)
     loader = engine.loader(training_data) if training_data is not None else None
     return engine, optimizer, loader, lr_scheduler

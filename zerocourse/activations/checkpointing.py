@@ -1,0 +1,69 @@
+"""Activation checkpointing of whole blocks: forward keeps a block's input, and backward computes the rest again.
+
+It communicates nothing, and it works at every stage, because it lies inside of the unit: at stage 3 the parameters have
+been gathered for the unit's backward before the block computes again, so nothing is gathered once more.
+Source: Chen et al., arXiv 1604.06174; ZeRO, arXiv 1910.02054, section 6.1.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..errors import BadInput
+from ..zero.unit import cut_into_units
+
+
+def checkpoint_blocks(model: nn.Module, number: int | None = None) -> list[str]:
+    """Checkpoint the first `number` blocks of the model, or all of them. Call it before `shard`. Returns their names.
+
+    A block is what `shard` takes for a unit: an entry of a ModuleList, in any model, Hugging Face's included (whose
+    cache of keys and values is switched off but for `generate`, as it would grow a second time when a block computes
+    again). Dropout draws the same masks again, and a block's buffers, such as batch statistics, are updated once.
+    Raises BadInput for a model without blocks, or with fewer than `number`.
+    """
+    blocks = [unit for unit in cut_into_units(model) if unit.module is not model]
+    if not blocks or len(blocks) < (number or 0):
+        has = f"{len(blocks)} blocks" if blocks else "no blocks (entries of a ModuleList)"
+        asks = "every block" if number is None else f"{number} of them"
+        raise BadInput(f"activation_checkpointing asks for {asks}: {type(model).__name__} has {has}")
+    for block in blocks[:number]:
+        block.module.forward = checkpointed(block.module)
+    config = getattr(model, "config", None)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False
+    return [block.name for block in blocks[:number]]
+
+
+def checkpointed(block: nn.Module):
+    """The block's forward under a checkpoint; where no gradients are recorded it is the plain one."""
+    forward = block.forward
+
+    @wraps(forward)
+    def wrapped(*args, **kwargs):
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False,
+                          context_fn=lambda: (nullcontext(), same_buffers(block)), **kwargs)
+
+    return wrapped
+
+
+@contextmanager
+def same_buffers(block: nn.Module) -> Iterator[None]:
+    """While the block computes again it changes copies of its buffers, so that they are updated once a forward.
+
+    They are swapped and not copied back, because autograd would take that for a change of what it has saved.
+    """
+    own = [(module, {name: buffer for name, buffer in module._buffers.items() if buffer is not None})
+           for module in block.modules()]
+    try:
+        for module, buffers in own:
+            module._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
+        yield
+    finally:
+        for module, buffers in own:
+            module._buffers.update(buffers)

@@ -1,0 +1,103 @@
+"""What each key of a config does to the bytes that a rank holds and sends: by formula, for a GPT-2 on some ranks."""
+
+from dataclasses import asdict
+
+from ...formulas.activations import layer_activation_bytes
+from ...formulas.peak import gpt2_peak_bytes
+from ...formulas.states import Convention, model_states
+from ...formulas.transformer import gpt2_block_params
+from ...formulas.units import gb
+from ...formulas.volumes import sent_bytes
+from ...models.gpt2 import GPTConfig
+from .load import Config
+
+STATES = {"Adam": 2, "AdamW": 2, "Lion": 1, "SGD": 0}  # numbers that an optimizer keeps per parameter, in fp32
+
+
+def states_per_parameter(config: Config) -> int:
+    """Numbers that the config's optimizer keeps per parameter; Adam's two when the config has none."""
+    if config.optimizer is None:
+        return STATES["Adam"]
+    return STATES[config.optimizer.type] + (config.optimizer.type == "SGD" and config.optimizer.params.momentum > 0)
+
+
+def convention(config: Config) -> Convention:
+    """Bytes per parameter: half precision has fp32 master weights beside the optimizer's states."""
+    states = 4 * states_per_parameter(config)
+    half = config.bf16.enabled or config.fp16.enabled
+    return Convention("half", 2, 2, 4 + states) if half else Convention("fp32", 4, 4, states)
+
+
+def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
+    """Bytes of a rank under the names that `zerocourse memory --json` has.
+
+    changes: a `stage`, an `accumulation` or an `overlap` to suppose in place of the config's.
+    """
+    stage = changes.get("stage", config.zero_optimization.stage)
+    accumulation = changes.get("accumulation", config.gradient_accumulation_steps)
+    each = convention(config)
+    states = model_states(model.params, stage, ranks, each)
+    overlap = int(changes.get("overlap", config.zero_optimization.overlap_comm is not False))
+    recompute = {0: "selective", model.n_layer: "full"}.get(checkpoints(config, model))
+    peak = None if recompute is None else gpt2_peak_bytes(
+        model, stage, ranks, config.train_micro_batch_size_per_gpu, model.block_size, each, recompute, overlap, overlap,
+        accumulated=accumulation > 1)
+    return {"params": model.params, "stage": stage, "ranks": ranks, **asdict(states), "total_bytes": states.total_bytes,
+            "peak_bytes": peak, "sent_bytes": sent_bytes(model.params, stage, ranks, accumulation, convention=each)}
+
+
+def checkpoints(config: Config, model: GPTConfig) -> int:
+    """The number of blocks whose activations are computed again."""
+    section = config.activation_checkpointing
+    if section is None or not section.enabled:
+        return 0
+    return model.n_layer if section.number_checkpoints is None else min(section.number_checkpoints, model.n_layer)
+
+
+def activations(config: Config, model: GPTConfig, checkpointed: int) -> int:
+    """Bytes that all blocks keep for a backward, when the first `checkpointed` keep their input alone."""
+    shape = config.train_micro_batch_size_per_gpu, model.block_size, model.n_embd, model.n_head
+    full, kept = (layer_activation_bytes(*shape, recompute=recompute, element=convention(config).parameter)
+                  for recompute in ("full", "selective"))
+    return checkpointed * full + (model.n_layer - checkpointed) * kept
+
+
+def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
+    """By the path of a key, what it does to a rank's bytes, in words."""
+    now, each, zero = counts(config, model, ranks), convention(config), config.zero_optimization
+    alone, whole = counts(config, model, ranks, stage=0), counts(config, model, ranks, accumulation=1)
+    bucket = each.gradient * min(zero.reduce_bucket_size, gpt2_block_params(model.n_embd, model.bias))
+    made, states = checkpoints(config, model), states_per_parameter(config)
+    sizes = (f"{config.train_batch_size} = {config.train_micro_batch_size_per_gpu} × "
+             f"{config.gradient_accumulation_steps} × {ranks} ranks")
+    sends_norm = ranks > 1 and zero.stage > 0
+    found = {
+        "train_batch_size": sizes,
+        "train_micro_batch_size_per_gpu":
+            f"the blocks keep {gb(activations(config, model, made))} of activations; {sizes}",
+        "gradient_accumulation_steps": f"a step sends {gb(now['sent_bytes'])} per rank, and {gb(whole['sent_bytes'])} "
+                                       f"without accumulation; {sizes}",
+        "gradient_clipping": f"holds nothing, and sends {'one number per step' if sends_norm else 'nothing'}",
+        "zero_optimization.stage":
+            f"a rank holds {gb(now['total_bytes'])} ({gb(now['parameters_bytes'])} of parameters, "
+            f"{gb(now['gradients_bytes'])} of gradients, {gb(now['optimizer_bytes'])} of optimizer states), where data "
+            f"parallel holds {gb(alone['total_bytes'])}; a step sends {gb(now['sent_bytes'])}, where data parallel "
+            f"sends {gb(alone['sent_bytes'])}",
+        "zero_optimization.reduce_bucket_size":
+            f"a bucket closes at the end of a block, so the largest of a block has {gb(bucket)}",
+        "bf16.enabled": f"a parameter costs {each.parameter} bytes, its gradient {each.gradient}, and the optimizer "
+                        f"{each.optimizer}: {sum(each.sizes)} in all",
+    }
+    if now["peak_bytes"] is not None:
+        overlapping, waiting = (gb(counts(config, model, ranks, overlap=each)["peak_bytes"]) for each in (True, False))
+        found["zero_optimization.overlap_comm"] = (f"the peak of a step is about {overlapping} per rank with overlap, "
+                                                   f"and {waiting} without; what is sent is the same")
+    if config.optimizer is not None:
+        masters = " with the master weights" if each.parameter == 2 else ""
+        found["optimizer.type"] = (f"{states} number{'s' * (states != 1)} per parameter, "
+                                   f"{gb(now['optimizer_bytes'])} per rank{masters}")
+    if config.activation_checkpointing is not None:
+        kept, would_keep = (gb(activations(config, model, number)) for number in (made, 0))
+        found["activation_checkpointing"] = (f"{made} of {model.n_layer} blocks: all blocks keep {kept} of "
+                                             f"activations, where they would keep {would_keep}")
+    return found

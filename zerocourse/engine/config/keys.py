@@ -1,0 +1,255 @@
+"""Every key of DeepSpeed's files that is known here: its group, and one sentence that says what it does or why not.
+
+A path is the keys from the top level down, joined by dots: "zero_optimization.stage". Sentences continue "KEY: ...".
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Group(Enum):
+    WORKS = "works"
+    CHANGES_NOTHING = "changes nothing here"  # accepted, with one warning for all of them
+    NOT_YET = "not supported yet"  # refused, unless switched off; so are the next two
+    GONE = "gone upstream"
+    NEVER = "not supported"
+
+
+@dataclass(frozen=True)
+class Key:
+    group: Group
+    does: str
+    kind: str | None = None  # JSON's type, of a key that changes nothing; None: anything
+
+
+# Keys that are read and checked, but that no code serves yet. Take a key out when its code is there: it works then.
+SERVED_LATER = {
+    "fp16": "use bf16",
+    "communication_data_type": "gradients travel in the dtype in which they are computed: leave it out",
+    "data_types": "gradients are added up in the dtype in which they are computed: leave it out",
+    "zero_optimization.offload_optimizer": "leave it out, or set its device to none",
+    "zero_optimization.offload_param": "leave it out, or set its device to none",
+    "activation_checkpointing.partition_activations": "every rank keeps its own checkpoints whole: leave it out",
+    "activation_checkpointing.cpu_checkpointing": "checkpoints stay where they were computed: leave it out",
+    "activation_checkpointing.contiguous_memory_optimization": "leave it out",
+}
+
+WORKS = {
+    "train_batch_size": "samples in an optimizer step, over all ranks: micro-batch × accumulation × ranks",
+    "train_micro_batch_size_per_gpu": "samples that each rank computes at a time, on which activations depend",
+    "gradient_accumulation_steps": "micro-batches per optimizer step, whose gradients are averaged",
+    "gradient_clipping": "the largest 2-norm of the whole gradient, over all ranks; 0 means no clipping",
+    "zero_optimization": "what the ranks divide among them instead of keeping copies",
+    "zero_optimization.stage": "0 is data parallel; 1 divides the optimizer states, 2 also the gradients, 3 also the "
+                               "parameters",
+    "zero_optimization.reduce_bucket_size": "the most elements whose gradients are reduced at once",
+    "zero_optimization.overlap_comm": "communication goes on while the model computes; null means true, at every stage",
+    "zero_optimization.offload_optimizer": "optimizer states in the host's memory or on disk",
+    "zero_optimization.offload_param": "parameters in the host's memory or on disk, with stage 3",
+    **{f"zero_optimization.{section}.{key}": does for section in ("offload_optimizer", "offload_param")
+       for key, does in {"device": "none, cpu or nvme", "nvme_path": "a folder on the disk",
+                         "pin_memory": "page-locked memory, which is copied faster",
+                         "buffer_count": "buffers between the host and the disk"}.items()},
+    "zero_optimization.offload_optimizer.pipeline_read": "reads the next buffer while one is updated",
+    "zero_optimization.offload_optimizer.pipeline_write": "writes the last buffer while one is updated",
+    "zero_optimization.offload_optimizer.fast_init": "writes the first states faster",
+    "zero_optimization.offload_optimizer.ratio": "the share of the optimizer states that is offloaded",
+    "zero_optimization.offload_param.buffer_size": "elements of a buffer",
+    "zero_optimization.offload_param.max_in_cpu": "elements that stay in the host's memory",
+    "bf16": "training in bfloat16 with fp32 master weights",
+    "bf16.enabled": "parameters and gradients in bfloat16, 2 bytes each; the optimizer keeps fp32 master weights",
+    "fp16": "training in float16 with fp32 master weights and a loss scale",
+    "fp16.enabled": "parameters and gradients in float16, 2 bytes each; the optimizer keeps fp32 master weights",
+    "fp16.auto_cast": "casts the model's floating-point inputs to float16",
+    "fp16.loss_scale": "the factor on the loss; 0 means dynamic",
+    "fp16.initial_scale_power": "a dynamic loss scale begins at 2 to this power",
+    "fp16.loss_scale_window": "steps without an overflow after which a dynamic loss scale doubles",
+    "fp16.hysteresis": "overflows that are tolerated before the loss scale is halved",
+    "fp16.consecutive_hysteresis": "a step without an overflow makes hysteresis start again",
+    "fp16.min_loss_scale": "the smallest dynamic loss scale",
+    "communication_data_type": "the dtype in which gradients are reduced",
+    "data_types": "dtypes that differ from the parameters'",
+    "data_types.grad_accum_dtype": "the dtype in which the gradients of micro-batches are added up",
+    "optimizer": "makes the optimizer, when initialize is given none",
+    "optimizer.type": "Adam (which is AdamW unless adam_w_mode is false), AdamW, Lion or SGD",
+    "optimizer.params": "the optimizer's hyper-parameters",
+    "optimizer.params.lr": "the learning rate, unless a scheduler sets it",
+    "optimizer.params.betas": "how much of the averages of the gradient and of its square is kept in each step",
+    "optimizer.params.eps": "added to the divisor of Adam's update",
+    "optimizer.params.weight_decay": "how fast weights shrink, per unit of learning rate",
+    "optimizer.params.adam_w_mode": "decoupled weight decay (AdamW); false means L2 regularisation, in the gradient",
+    "optimizer.params.momentum": "how much of the last update SGD keeps; above 0 it holds one average per parameter",
+    "optimizer.params.dampening": "how much of a new gradient SGD's momentum leaves out",
+    "optimizer.params.nesterov": "SGD looks one step ahead along its momentum",
+    "scheduler": "makes the schedule of the learning rate, when initialize is given none",
+    "scheduler.type": "WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or LRRangeTest",
+    "scheduler.params": "the schedule's numbers; steps are optimizer steps",
+    "scheduler.params.warmup_min_lr": "the learning rate at the start of the warm-up",
+    "scheduler.params.warmup_max_lr": "the learning rate at the end of the warm-up; null means the optimizer's",
+    "scheduler.params.warmup_num_steps": "steps of the warm-up",
+    "scheduler.params.warmup_type": "how the learning rate rises: log or linear",
+    "scheduler.params.total_num_steps": "steps of the whole training, at whose end the decay is complete",
+    "scheduler.params.warmup_min_ratio": "the share of the optimizer's learning rate at the start of the warm-up",
+    "scheduler.params.cos_min_ratio": "the share of the optimizer's learning rate at the end",
+    "scheduler.params.cycle_min_lr": "the learning rate at both ends of the cycle",
+    "scheduler.params.cycle_max_lr": "the learning rate in the middle of the cycle",
+    "scheduler.params.decay_lr_rate": "how fast the learning rate falls after the cycle",
+    "scheduler.params.cycle_first_step_size": "steps of the rising half",
+    "scheduler.params.cycle_second_step_size": "steps of the falling half; null means as many",
+    "scheduler.params.cycle_first_stair_count": "stairs in the rising half; 0 means a straight line",
+    "scheduler.params.cycle_second_stair_count": "stairs in the falling half; null means as many",
+    "scheduler.params.decay_step_size": "steps of one unit of decay after the cycle; 0 means no decay",
+    "scheduler.params.cycle_momentum": "moves the first beta against the learning rate",
+    "scheduler.params.cycle_min_mom": "the first beta where the learning rate is highest",
+    "scheduler.params.cycle_max_mom": "the first beta where the learning rate is lowest",
+    "scheduler.params.decay_mom_rate": "how fast the first beta changes after the cycle",
+    "scheduler.params.lr_range_test_min_lr": "the learning rate at the start of the test",
+    "scheduler.params.lr_range_test_step_size": "steps between two learning rates",
+    "scheduler.params.lr_range_test_step_rate": "how fast the learning rate rises",
+    "scheduler.params.lr_range_test_staircase": "the learning rate rises in stairs",
+    "checkpoint": "how checkpoints are written; their folder and tag are arguments of engine.save_checkpoint",
+    "activation_checkpointing": "blocks keep their inputs alone, and backward computes the rest again; upstream this "
+                                "section changes nothing in Hugging Face models, here it is applied to every model",
+    "activation_checkpointing.enabled": "false switches the section off (a key of ours, which DeepSpeed ignores)",
+    "activation_checkpointing.number_checkpoints": "the first so many blocks are checkpointed; null means all",
+    "activation_checkpointing.partition_activations": "ranks of a tensor-parallel group divide the checkpoints",
+    "activation_checkpointing.cpu_checkpointing": "checkpoints wait in the host's memory",
+    "activation_checkpointing.contiguous_memory_optimization": "checkpoints lie in one buffer",
+}
+
+# By JSON's type.
+CHANGES_NOTHING = {
+    "boolean": {
+        "wall_clock_breakdown": "times are on the timeline (zerocourse.measure)",
+        "memory_breakdown": "engine.memory() has the bytes by kind",
+        "dump_state": "`zerocourse config` shows the resolved config",
+        "prescale_gradients": "each rank always divides its gradient by the number of ranks before the sum",
+        "zero_allow_untested_optimizer": "every element-wise optimizer works",
+        "zero_force_ds_cpu_optimizer": "there is no other optimizer than torch's",
+        "dataloader_drop_last": "samples that do not fill a batch are always left out of an epoch",
+        "disable_allgather": "parameters are always all-gathered",
+        "managed_gradient_accumulation": "engine.step always counts micro-batches",
+        "disable_python_gc": "Python's garbage collector is left alone",
+        "bf16.immediate_grad_update": "master weights are updated in engine.step",
+        "bf16.check_grad_overflow": "bfloat16 has fp32's range",
+        "activation_checkpointing.synchronize_checkpoint_boundary": "nothing waits at a block's end",
+        "activation_checkpointing.profile": "times are on the timeline (zerocourse.measure)",
+        "optimizer.legacy_fusion": "there is one implementation",
+        "optimizer.params.torch_adam": "it is always torch's",
+        "optimizer.params.fp32_optimizer_states": "the states are fp32",
+        "optimizer.params.set_grad_none": "gradients are always freed",
+        "zero_optimization.contiguous_gradients": "gradients always lie in flat buffers",
+        "zero_optimization.reduce_scatter": "stages 1 to 3 always reduce-scatter",
+        "zero_optimization.use_multi_rank_bucket_allreduce": "stages 1 to 3 always reduce-scatter",
+        "zero_optimization.allgather_partitions": "slices are always all-gathered",
+        "zero_optimization.round_robin_gradients": "slices are equal",
+        "zero_optimization.load_from_fp32_weights": "checkpoints hold master weights",
+        "zero_optimization.elastic_checkpoint": "a checkpoint can be loaded at any number of ranks",
+        "zero_optimization.legacy_stage1": "there is one stage 1",
+        "zero_optimization.ignore_unused_parameters": "unused parameters are always found",
+        "zero_optimization.memory_efficient_linear": "torch's linear layers are used as they are",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save": "engine.state_dict() is always whole",
+        "zero_optimization.stage3_gather_fp16_weights_on_model_save": "engine.state_dict() is always whole",
+        "zero_optimization.stage3_use_all_reduce_for_fetch_params": "slices are always all-gathered",
+        "zero_optimization.stage3_allgather_sequential": "a unit is gathered as a whole",
+        "zero_optimization.override_module_apply": "Module.apply works as it is",
+        "zero_optimization.pipeline_loading_checkpoint": "each rank reads its own slices",
+        "zero_optimization.log_trace_cache_warnings": "there is no such cache",
+        "zero_optimization.enable_sanity_checks": "the ranks always compare notes (ZeroOptions.agreement)",
+        "zero_optimization.compute_grad_norm": "engine.get_global_grad_norm() always has it",
+        "zero_optimization.parameter_alignment": "slices are padded to equal lengths only",
+        "zero_optimization.cpu_offload_use_pin_memory": "offload_optimizer.pin_memory has replaced it",
+        "checkpoint.load_universal": "every checkpoint can be loaded at any number of ranks",
+        "checkpoint.use_node_local_storage": "the folder is the one that save_checkpoint is given",
+        "checkpoint.checkpoint_serialization": "checkpoints have one format",
+    },
+    "integer": {
+        "steps_per_print": "engine.step prints nothing",
+        "zero_optimization.allgather_bucket_size": "a unit is gathered as a whole",
+        "zero_optimization.sub_group_size": "the step goes buffer by buffer",
+        "zero_optimization.stage3_prefetch_bucket_size": "the next unit is gathered ahead",
+        "zero_optimization.stage3_param_persistence_threshold": "small parameters are divided like the others",
+        "zero_optimization.stage3_model_persistence_threshold": "small parameters are divided like the others",
+        "zero_optimization.stage3_max_live_parameters": "the unit that computes is whole, and the next one",
+        "zero_optimization.stage3_max_reuse_distance": "a unit is freed when it has computed",
+        "zero_optimization.stage3_module_granularity_threshold": "a unit is a block of the model",
+        "vocabulary_size": "the model is used as it is",
+    },
+    "number": {
+        "gradient_predivide_factor": "each rank always divides its gradient by the number of ranks before the sum",
+    },
+    "string": {
+        "log_level": "there are no log messages",
+        "checkpoint.tag_validation": "ranks that disagree on a tag are always refused",
+        "seq_parallel_communication_data_type": "there is no sequence parallelism in the engine",
+    },
+    "object": {
+        "checkpoint.parallel_write": "all ranks always write",
+        "checkpoint.writer": "there is one writer",
+        "timers": "times are on the timeline (zerocourse.measure)",
+        "zero_optimization.leaf_module": "units can be chosen with zerocourse.shard",
+    },
+}
+
+NOT_YET = {
+    "pipeline": "leave it out", "aio": "leave it out", "tensor_parallel": "leave it out",
+    "expert_parallel": "leave it out",
+    "torch_autocast": "use bf16", "gradient_allreduce_op": "gradients are averaged: leave it out",
+    "zero_optimization.cpu_offload": "leave it out", "zero_optimization.cpu_offload_param": "leave it out",
+    "zero_optimization.zenflow": "leave it out",
+    "bf16.bf16_master_weights_and_grads": "master weights are fp32: leave it out",
+    "bf16.bf16_optimizer_states": "optimizer states are fp32: leave it out",
+    "fp16.fp16_master_weights_and_grads": "master weights are fp32: leave it out",
+    "data_types.param_dtype": "use bf16", "data_types.buffer_dtype": "buffers keep their dtype: leave it out",
+    "data_types.keep_in_fp32_modules": "leave it out",
+    "zero_optimization.offload_optimizer.super_offload": "leave it out",
+    "zero_optimization.offload_optimizer.cpuadam_cores_perc": "leave it out",
+    "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon needs whole matrices: leave it out",
+    "optimizer.type.Muon": "it orthogonalises whole matrices, and a stage steps flat slices, in which a matrix is cut; "
+                           "it would need a rank map of whole tensors, so use AdamW",
+    "optimizer.type.Lamb": "its trust ratio is a norm over a whole parameter, and a stage steps flat slices: use AdamW",
+    "optimizer.type.Adagrad": "use Adam",
+}
+
+GONE = {  # since DeepSpeed 0.19.8
+    "elasticity": "engine.load_checkpoint loads at any number of ranks", "sparse_attention": "leave it out",
+    "sparse_gradients": "leave it out", "amp": "use bf16", "nebula": "leave it out", "graph_harvesting": "leave it out",
+    "progressive_layer_drop": "leave it out", "eigenvalue": "leave it out", "curriculum_learning": "leave it out",
+    "zero_optimization.mics_shard_size": "give zerocourse.shard a shard_group and a replicate_group",
+    "zero_optimization.mics_hierarchical_params_gather": "leave it out",
+    "zero_optimization.zeropp_loco_param": "leave it out",
+    "optimizer.type.OneBitAdam": "use Adam", "optimizer.type.ZeroOneAdam": "use Adam",
+    "optimizer.type.OneBitLamb": "use AdamW",
+}
+
+NEVER = {
+    "autotuning": "`zerocourse memory` computes what fits", "compression_training": "leave it out",
+    "data_efficiency": "leave it out", "hybrid_engine": "leave it out", "compile": "call torch.compile on the model",
+    "flops_profiler": "leave it out", "comms_logger": "engine.communication() counts", "tensorboard": "leave it out",
+    "wandb": "leave it out", "csv_monitor": "leave it out", "comet": "leave it out",
+    "weight_quantization": "leave it out",
+    "datastates": "leave it out", "use_data_before_expert_parallelism": "leave it out",
+    "zero_optimization.zero_quantized_weights": "leave it out",
+    "zero_optimization.zero_quantized_gradients": "leave it out",
+    "zero_optimization.zero_quantized_nontrainable_weights": "leave it out",
+    "zero_optimization.zero_hpz_partition_size": "leave it out",
+    "optimizer.params.max_grad_norm": "set gradient_clipping, at the top level",
+    "optimizer.params.amsgrad": "DeepSpeed refuses it, too: leave it out",
+    "optimizer.type.MuAdam": "give initialize an optimizer", "optimizer.type.MuAdamW": "give initialize an optimizer",
+    "optimizer.type.MuSGD": "give initialize an optimizer",
+}
+
+REFUSED = (Group.NOT_YET, Group.GONE, Group.NEVER)
+KEYS: dict[str, Key] = (
+    {path: Key(Group.WORKS, does) for path, does in WORKS.items()}
+    | {path: Key(Group.CHANGES_NOTHING, why, kind) for kind, keys in CHANGES_NOTHING.items()
+       for path, why in keys.items()}
+    | {path: Key(group, instead) for group, keys in zip(REFUSED, (NOT_YET, GONE, NEVER), strict=True)
+       for path, instead in keys.items()})
+
+
+def is_off(value: object) -> bool:
+    """Whether a value switches its feature off: `{"enabled": false}`, `{"device": "none"}`, false, null or nothing."""
+    if isinstance(value, dict):
+        return not value or value.get("enabled") is False or value.get("device", "") in ("none", None)
+    return value is None or value is False

@@ -1,0 +1,89 @@
+"""Rules between the keys of a config: the batch sizes, and what cannot be switched on together."""
+
+from collections.abc import Callable, Iterator
+
+from ...errors import BadInput
+from .schema import ConfigFile
+
+SIZES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+def batch_sizes(train: int | None, micro: int | None, steps: int | None, world_size: int) -> tuple[int, int, int]:
+    """The three sizes, in the order of `SIZES`. Any two of them give the third. Raises BadInput."""
+    if train is None and micro is None:
+        raise BadInput(f"neither {SIZES[0]} nor {SIZES[1]} is given: at least one of them is needed")
+    if train is None:
+        steps = steps or 1
+        train = micro * steps * world_size
+    elif micro is None:
+        steps = steps or 1
+        micro = divided(train, steps, SIZES[2], world_size)
+    elif steps is None:
+        steps = divided(train, micro, SIZES[1], world_size)
+    if train != micro * steps * world_size:
+        raise BadInput(f"train_batch_size {train} is not micro-batch {micro} × accumulation {steps} × "
+                       f"ranks {world_size} = {micro * steps * world_size}")
+    return train, micro, steps
+
+
+def divided(train: int, by: int, what: str, world_size: int) -> int:
+    if train % (by * world_size):
+        raise BadInput(f"train_batch_size {train} is not divisible by {by} × {world_size} ({what} × ranks)")
+    return train // (by * world_size)
+
+
+def one_precision(config: ConfigFile) -> str | None:
+    if config.fp16.enabled and config.bf16.enabled:
+        return "fp16.enabled and bf16.enabled are both true: a model trains in one of them"
+    return None
+
+
+def offloaded_parameters(config: ConfigFile) -> str | None:
+    zero = config.zero_optimization
+    if zero.offload_param.device not in ("none", None) and zero.stage < 3:
+        return (f"zero_optimization.offload_param.device is {zero.offload_param.device!r} at stage {zero.stage}: "
+                "parameters can be offloaded at stage 3 only")
+    return None
+
+
+def path_of_the_disk(section: str) -> Callable[[ConfigFile], str | None]:
+    def rule(config: ConfigFile) -> str | None:
+        offload = getattr(config.zero_optimization, section)
+        if offload.device == "nvme" and not offload.nvme_path:
+            return (f"zero_optimization.{section}.nvme_path is missing: it must name a folder on the disk, "
+                    "because device is 'nvme'")
+        return None
+
+    return rule
+
+
+def nesterov_needs_momentum(config: ConfigFile) -> str | None:
+    if config.optimizer is not None and config.optimizer.type == "SGD":
+        params = config.optimizer.params
+        if params.nesterov and (not params.momentum or params.dampening):
+            return (f"optimizer.params.nesterov is true with momentum {params.momentum:g} and dampening "
+                    f"{params.dampening:g}: it needs a momentum above 0 and no dampening")
+    return None
+
+
+RULES = [  # with the keys that each looks at: when one of them is wrong by itself, the rule is silent
+    (one_precision, ("fp16", "bf16")),
+    (offloaded_parameters, ("zero_optimization.offload_param", "zero_optimization.stage")),
+    (path_of_the_disk("offload_param"), ("zero_optimization.offload_param",)),
+    (path_of_the_disk("offload_optimizer"), ("zero_optimization.offload_optimizer",)),
+    (nesterov_needs_momentum, ("optimizer",)),
+]
+
+
+def broken(config: ConfigFile, wrong: set[str]) -> Iterator[tuple[str, str]]:
+    """(path, sentence) of every rule that does not hold. wrong: paths that have been complained about already."""
+    for rule, looks_at in RULES:
+        if not any(concerns(path, key) for path in wrong for key in looks_at):
+            sentence = rule(config)
+            if sentence is not None:
+                yield looks_at[0], sentence
+
+
+def concerns(path: str, key: str) -> bool:
+    """Is one of the two inside of the other, or are they the same?"""
+    return f"{path}.".startswith(f"{key}.") or f"{key}.".startswith(f"{path}.")

@@ -1,0 +1,206 @@
+"""What the sections of a ds_config hold: types, bounds and defaults, as pydantic models. Reads no file, knows no rank.
+
+Names and defaults are DeepSpeed's (0.19.8). What a key does stands in `keys`; rules between keys in `rules`.
+"""
+
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Name, Params = TypeVar("Name"), TypeVar("Params")
+
+
+def whole_number(value: object) -> object:
+    """JSON's 5e8 is a float; every other float stays one, and is refused where an int is wanted."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def whole(least: int, most: int | None = None):
+    """The type of an integer in that range."""
+    return Annotated[int, Field(ge=least, le=most), BeforeValidator(whole_number)]
+
+
+Positive, Real = Annotated[float, Field(gt=0, allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]  # of an average, so below 1
+Pair = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # JSON has lists only
+Betas = Annotated[tuple[Fraction, Fraction], Pair]
+Rates = NotNegative | list[NotNegative]  # one for all parameter groups, or one for each
+Dtype = Literal["fp32", "fp16", "bf16"]
+Device = Literal["none", "cpu", "nvme"]
+
+
+class Section(BaseModel):
+    """An object of the file. Unknown keys are refused, and so are true for 1 and "3" for 3."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+# Precision ------------------------------------------------------------------------------------------------------------
+
+class Fp16Config(Section):
+    enabled: bool = False
+    auto_cast: bool = False
+    loss_scale: NotNegative = 0  # 0: dynamic
+    initial_scale_power: whole(0, 127) = 16
+    loss_scale_window: whole(1) = 1000
+    hysteresis: whole(1) = 2
+    consecutive_hysteresis: bool = False
+    min_loss_scale: Positive = 1
+
+
+class Bf16Config(Section):
+    enabled: bool = False
+
+
+class DataTypesConfig(Section):
+    grad_accum_dtype: Dtype | None = None
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+class OffloadOptimizerConfig(Section):
+    device: Device | None = "none"
+    nvme_path: str | None = None
+    buffer_count: whole(0) = 4
+    pin_memory: bool = True
+    pipeline_read: bool = False
+    pipeline_write: bool = False
+    fast_init: bool = False
+    ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
+class OffloadParamConfig(Section):
+    device: Device | None = "none"
+    nvme_path: str | None = None
+    buffer_count: whole(0) = 5
+    buffer_size: whole(0) = 100_000_000  # elements
+    max_in_cpu: whole(0) = 1_000_000_000  # elements
+    pin_memory: bool = True
+
+
+class ZeroConfig(Section):
+    """`zero_optimization`. Bucket sizes are in elements."""
+
+    stage: whole(0, 3) = 0
+    reduce_bucket_size: whole(1) = 500_000_000
+    overlap_comm: bool | None = None  # None means on, at every stage
+    offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
+    offload_param: OffloadParamConfig = OffloadParamConfig()
+
+
+class ActivationCheckpointingConfig(Section):
+    """`activation_checkpointing`. A file that has the section means it; `enabled` is ours and switches it off."""
+
+    enabled: bool = True
+    number_checkpoints: whole(1) | None = None  # None: every block
+    partition_activations: bool = False
+    cpu_checkpointing: bool = False
+    contiguous_memory_optimization: bool = False
+
+
+class CheckpointConfig(Section):
+    """`checkpoint`: DeepSpeed's keys in it change nothing here."""
+
+
+# The optimizer and its schedule ---------------------------------------------------------------------------------------
+
+class AdamWParams(Section):
+    lr: NotNegative = 1e-3
+    betas: Betas = (0.9, 0.999)
+    eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.0  # DeepSpeed's default, where torch's AdamW has 0.01
+
+
+class AdamParams(AdamWParams):
+    adam_w_mode: bool = True  # DeepSpeed's default: "Adam" is AdamW unless this is switched off
+
+
+class LionParams(Section):
+    lr: NotNegative = 1e-3
+    betas: Betas = (0.9, 0.999)
+    weight_decay: NotNegative = 0.0
+
+
+class SGDParams(Section):
+    lr: NotNegative = 1e-3
+    momentum: NotNegative = 0.0
+    dampening: Real = 0.0
+    weight_decay: NotNegative = 0.0
+    nesterov: bool = False
+
+
+class WarmupLRParams(Section):
+    warmup_min_lr: Rates = 0.0
+    warmup_max_lr: Rates | None = None  # None: the optimizer's
+    warmup_num_steps: whole(1) = 1000
+    warmup_type: Literal["log", "linear"] = "log"
+
+
+class WarmupDecayLRParams(WarmupLRParams):
+    total_num_steps: whole(1)
+    warmup_max_lr: Rates = 0.001
+
+
+class WarmupCosineLRParams(Section):
+    total_num_steps: whole(1)
+    warmup_min_ratio: NotNegative = 0.0
+    warmup_num_steps: whole(1) = 1000
+    cos_min_ratio: NotNegative = 0.0001
+    warmup_type: Literal["log", "linear"] = "log"
+
+
+class OneCycleParams(Section):
+    cycle_min_lr: Rates
+    cycle_max_lr: Rates
+    decay_lr_rate: NotNegative = 0.0
+    cycle_first_step_size: whole(1) = 2000
+    cycle_second_step_size: whole(0) | None = None  # None: as long as the first
+    cycle_first_stair_count: whole(0) = 0  # 0: no stairs
+    cycle_second_stair_count: whole(0) | None = None  # None: as many as in the first
+    decay_step_size: whole(0) = 0  # 0: no decay
+    cycle_momentum: bool = True
+    cycle_min_mom: Fraction = 0.8
+    cycle_max_mom: Fraction = 0.9
+    decay_mom_rate: NotNegative = 0.0
+
+
+class LRRangeTestParams(Section):
+    lr_range_test_min_lr: Rates = 1e-3
+    lr_range_test_step_size: whole(1) = 2000
+    lr_range_test_step_rate: NotNegative = 1.0
+    lr_range_test_staircase: bool = False
+
+
+class Typed(Section, Generic[Name, Params]):
+    """{"type": ..., "params": {...}}; what `params` may hold depends on the type."""
+
+    type: Name
+    params: Params = Field(default={}, validate_default=True)
+
+
+OptimizerConfig = Annotated[
+    Typed[Literal["Adam"], AdamParams] | Typed[Literal["AdamW"], AdamWParams] | Typed[Literal["Lion"], LionParams]
+    | Typed[Literal["SGD"], SGDParams], Field(discriminator="type")]
+SchedulerConfig = Annotated[
+    Typed[Literal["WarmupLR"], WarmupLRParams] | Typed[Literal["WarmupDecayLR"], WarmupDecayLRParams]
+    | Typed[Literal["WarmupCosineLR"], WarmupCosineLRParams] | Typed[Literal["OneCycle"], OneCycleParams]
+    | Typed[Literal["LRRangeTest"], LRRangeTestParams], Field(discriminator="type")]
+
+
+class ConfigFile(Section):
+    """The top level, as a file has it: of the three batch sizes one is enough."""
+
+    train_batch_size: whole(1) | None = None
+    train_micro_batch_size_per_gpu: whole(1) | None = None
+    gradient_accumulation_steps: whole(1) | None = None
+    gradient_clipping: NotNegative = 1.0  # the largest 2-norm of the gradient; 0 means no clipping
+    zero_optimization: ZeroConfig = ZeroConfig()
+    bf16: Bf16Config = Bf16Config()
+    fp16: Fp16Config = Fp16Config()
+    communication_data_type: Dtype | None = None
+    data_types: DataTypesConfig = DataTypesConfig()
+    optimizer: OptimizerConfig | None = None
+    scheduler: SchedulerConfig | None = None
+    activation_checkpointing: ActivationCheckpointingConfig | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
