@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOME = {
     "initialize": "engine", "Engine": "engine",
     "shard": "zero.shard", "state_dict": "engine.consolidate", "load_state_dict": "engine.consolidate", "gathered": "engine.consolidate",
+    "save_checkpoint": "engine.checkpoint", "load_checkpoint": "engine.checkpoint",
     "ZeroOptions": "zero.options", "Precision": "zero.options",
     "deferred_init": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
     "Ranks": "launch.ranks", "load_ipython_extension": "launch.magics",

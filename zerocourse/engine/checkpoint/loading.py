@@ -1,0 +1,158 @@
+"""Loads a checkpoint into a sharded model and its optimizer: each rank reads what it holds; gathers what it shows of others.
+
+Nothing depends on how the checkpoint was written: number of ranks, stage, rank map and precision may be others.
+"""
+
+import io
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.optim import Optimizer
+
+from ...errors import BadInput
+from ...zero.ddp import DataParallel
+from . import checkpoint_folder as folders
+from .checkpoint_index import SafeReader, check_sizes, dtype_named, read_index
+from .optimizer_state import check_optimizer, set_groups, with_others
+from .pieces import Piece, buffers, pieces_to_read, rank_of, state_name
+from .safe_objects import set_random_states, unpacked
+from .saving import said, stage_of
+
+
+def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, random: bool = True) -> object:
+    """Continue from the checkpoint `path`: the model that `shard` returned, and its optimizer, become what was saved. Collective.
+
+    optimizer: None loads the model alone.   random: give each rank its random states too, if there are as many ranks as then.
+    Returns the `extra` that was saved. Gradients are forgotten. Raises BadInput, on every rank and before anything changes, when
+    there is no whole checkpoint, when it is damaged, or when it is of another model or optimizer.
+    """
+    stage = stage_of(model)
+    try:
+        reading, error = Reading(stage, optimizer, folders.must_read(Path(path))), None
+    except (BadInput, OSError) as caught:
+        error = said(caught)
+    raise_any(stage, error)  # the others would wait
+    stage.zero_grad()
+    try:
+        reading.read()
+    except (RuntimeError, OSError, ValueError) as caught:
+        error = f"{said(caught)}, while it was read: what the model holds now is of no use, so load a whole checkpoint"
+    raise_any(stage, error)
+    publish(stage)
+    if optimizer is not None:
+        set_groups(optimizer, reading.groups)
+    if random and reading.about["ranks"] == stage.groups.size:
+        set_random_states(reading.object(f"random/{rank_of(stage)}"), stage.device)
+    return reading.object("extra")
+
+
+def raise_any(stage: DataParallel, error: str | None) -> None:
+    """Raise BadInput on every rank, when one has an error."""
+    for each in stage.groups.all_gather_object(error):
+        if each is not None:
+            raise BadInput(each)
+
+
+class Reading:
+    """What this rank reads, and where to. It resolves DCP's items to the memory that they are for."""
+
+    def __init__(self, stage: DataParallel, optimizer: Optimizer | None, folder: Path):
+        self.stage, self.optimizer = stage, optimizer
+        self.index = read_index(folder)
+        self.about = self.index["about"]
+        check_sizes(folder, self.index)
+        check_names(self.about, stage)
+        self.reader, self.objects = SafeReader(folder, self.index), {}
+        self.targets: dict[MetadataIndex, torch.Tensor] = {}
+        if optimizer is not None:
+            self.groups = self.object("groups")
+            self.saved = {}
+            for rank in range(self.about["ranks"]):
+                self.saved |= self.object(f"states/{rank}")
+            check_optimizer(self.about, self.saved, self.groups, optimizer, stage)
+
+    def object(self, name: str) -> object:
+        """One of the small things that the checkpoint has beside tensors."""
+        index = MetadataIndex(name)
+        item = ReadItem(LoadItemType.BYTE_IO, index, torch.Size([0]), index, torch.Size([0]), torch.Size([0]))
+        self.reader.read_data(LoadPlan([item]), self).wait()
+        return self.objects.pop(name)
+
+    def read(self) -> None:
+        with torch.no_grad():
+            items = [item for piece in pieces_to_read(self.stage) for item in self.items(piece)]
+            for name, buffer in buffers(self.stage.model).items():
+                items += self.items(Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach()))
+            if self.optimizer is not None:
+                items += self.optimizer_items()
+            self.reader.read_data(LoadPlan(items), self).wait()
+        for name, state in self.object("modules").items():
+            self.stage.model.get_submodule(name).set_extra_state(state)
+
+    def items(self, piece: Piece) -> list[ReadItem]:
+        """What to read for this piece, of however many pieces there are."""
+        self.targets[MetadataIndex(piece.tensor, piece.offset)] = piece.values
+        here = ChunkStorageMetadata(torch.Size(piece.offset), piece.values.shape)
+        return create_read_items_for_chunk_list(piece.tensor, self.reader.metadata.state_dict_metadata[piece.tensor], [here])
+
+    def optimizer_items(self) -> list[ReadItem]:
+        """Give the optimizer empty states to be filled, of the names and dtypes that were saved."""
+        items, state = [], self.optimizer.state
+        group_of = {part: group for group in self.optimizer.param_groups for part in group["params"]}
+        for flat in self.stage.flats:
+            for where in flat.shard_ranges:
+                part, saved = flat.shard_params[where.name], self.saved.get(where.name, {})
+                state.pop(part, None)
+                if part not in group_of or not (saved["tensors"] or saved["others"]):
+                    continue  # it has not been stepped yet
+                state[part] = with_others(saved["others"], group_of[part], part)
+                for key in saved["tensors"]:
+                    name = state_name(where.name, key)
+                    state[part][key] = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
+                    items += self.items(Piece(name, (flat.params[where.name].numel(),), (where.start,), state[part][key]))
+        return items
+
+    # -- what DCP's reader asks for ---------------------------------------------------------------------------------------
+
+    def load_bytes(self, item: ReadItem, value: io.BytesIO) -> None:
+        self.objects[item.dest_index.fqn] = unpacked(value)
+
+    def resolve_tensor(self, item: ReadItem) -> torch.Tensor:
+        target = self.targets[item.dest_index]
+        for dim, (first, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            target = target.narrow(dim, first, length)
+        return target
+
+    def commit_tensor(self, item: ReadItem, tensor: torch.Tensor) -> None:
+        """It is in its place already."""
+
+
+def check_names(about: dict, stage: DataParallel) -> None:
+    """Raise BadInput that names what the checkpoint lacks, has too much, or has in another shape."""
+    shape_now = {name: list(param.shape) for name, param in stage.model.named_parameters()}
+    shape_now |= {name: list(buffer.shape) for name, buffer in buffers(stage.model).items()}
+    shape_then = {name: said["shape"] for name, said in about["parameters"].items()} | about["buffers"]
+    for what, has, lacks in (("lacks", shape_now, shape_then), ("has what the model has not:", shape_then, shape_now)):
+        missing = [name for name in has if name not in lacks]
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise BadInput(f"the checkpoint is of another model: it {what} {', '.join(map(repr, missing[:3]))}{more}")
+    for name, shape in shape_now.items():
+        if shape_then[name] != shape:
+            raise BadInput(f"the checkpoint is of another model: {name!r} is {tuple(shape_then[name])} there, and {tuple(shape)} in the model")
+
+
+def publish(stage: DataParallel) -> None:
+    """Show what was read: round it to the training dtype, and fetch the slices of the others where this rank has all of them."""
+    with torch.no_grad():
+        for flat in stage.flats:
+            flat.publish_shard()
+            if flat.gathered:
+                flat.full[flat.own].copy_(flat.shard)
+                if stage.shards_optimizer:
+                    stage.comm.all_gather(flat.full, flat.layout, flat.name).wait()
+    stage.written.note_shards()
