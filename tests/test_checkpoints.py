@@ -1,8 +1,16 @@
 """Checkpoints: bitwise the same training afterwards, at any number of ranks, stage, map and precision; whole or not there."""
 
+import os
+import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +19,10 @@ from torch import nn
 from worlds import Block, Stack, add, add_ranks, adamw, rows, sgd
 
 from zerocourse import load_checkpoint, save_checkpoint, shard, state_dict
+from zerocourse.engine.checkpoint import checkpoint_folder as folders
+from zerocourse.engine.checkpoint.checkpoint_folder import to_read
+from zerocourse.engine.checkpoint.checkpoint_index import damage, read_index
+from zerocourse.engine.checkpoint.saving import CheckpointError, Content
 from zerocourse.errors import BadInput
 
 EACH = 2  # steps between two checkpoints
@@ -126,3 +138,262 @@ def test_training_goes_on_bitwise_at_any_number_of_ranks_stage_and_map(pool, tmp
             for name, value in exact["state"].items():
                 assert torch.equal(got["state"][name], value), f"{what}: {name}"
         assert sorted(each.name for each in tmp_path.iterdir()) == [str(each) for each in range(number + 1)], "nothing is left over"
+
+
+# -- in the background -----------------------------------------------------------------------------------------------
+
+def prepared(stage: int = 3, make=adamw) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A Stack that has been trained for one step."""
+    model = Stack()
+    model, optimizer = shard(model, make(model.parameters()), stage)
+    train_on(model, optimizer, 0)
+    return model, optimizer
+
+
+def train_on(model, optimizer, step: int) -> float:
+    loss = model(rows(step, 0, model.zero.comm.rank)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def in_the_background(folder: str) -> tuple[dict, dict]:
+    """Save, train on while it is written, and wait; then two saves one after the other, without a word between."""
+    model, optimizer = prepared()
+    before = state_dict(model)
+    saving = save_checkpoint(model, optimizer, f"{folder}/a", asynchronous=True)
+    for step in range(1, 4):
+        train_on(model, optimizer, step)
+    assert saving.wait() == Path(folder, "a")
+    save_checkpoint(model, optimizer, f"{folder}/b", asynchronous=True)
+    save_checkpoint(model, optimizer, f"{folder}/b", asynchronous=True)
+    load_checkpoint(model, optimizer, f"{folder}/a")
+    return before, state_dict(model)
+
+
+def test_a_save_in_the_background_has_what_was_there_when_it_began(pool, tmp_path):
+    for before, after in pool(2).run(in_the_background, str(tmp_path)):
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "b"]
+
+
+def one_rank_cannot_write(folder: str, asynchronous: bool) -> str:
+    model, optimizer = prepared()
+    save_checkpoint(model, optimizer, f"{folder}/a", extra="good")
+
+    def full(content, where):
+        raise OSError(28, "No space left on device")
+
+    with mock.patch.object(Content, "write", full) if dist.get_rank() == 1 else nullcontext():
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(model, optimizer, f"{folder}/a", asynchronous=asynchronous).wait()
+    train_on(model, optimizer, 1)
+    assert load_checkpoint(model, optimizer, f"{folder}/a") == "good"
+    save_checkpoint(model, optimizer, f"{folder}/a", extra="better")
+    assert load_checkpoint(model, optimizer, f"{folder}/a") == "better"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_when_one_rank_cannot_write_all_hear_it_and_the_last_checkpoint_stays(pool, tmp_path, asynchronous):
+    for said in pool(2).run(one_rank_cannot_write, str(tmp_path), asynchronous):
+        assert said == f"the checkpoint {tmp_path}/a was not saved: rank 1: OSError: [Errno 28] No space left on device"
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+# -- killed ----------------------------------------------------------------------------------------------------------
+
+KILLS = int(os.environ.get("ZEROCOURSE_TEST_KILLS", 5))
+SAVES_UNTIL_KILLED = """
+import os, sys, torch
+from zerocourse import save_checkpoint, shard
+model = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+model, optimizer = shard(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), 1)
+for flat in model.zero.flats:
+    for part in flat.shard_params.values():
+        optimizer.state[part]["momentum_buffer"] = torch.zeros_like(part)
+path = sys.argv[1]
+for line in sys.stdin:  # each is a number to begin with
+    child = os.fork()
+    number = int(line)
+    while child == 0:
+        number += 1
+        for flat in model.zero.flats:
+            flat.full.fill_(number)
+            for state in optimizer.state.values():
+                state["momentum_buffer"].fill_(number)
+        save_checkpoint(model, optimizer, path, extra=number, asynchronous=number % 2 == 1).wait()
+        os.write(1, b"%d\\n" % number)
+    os.write(1, b"child %d\\n" % child)
+    os.waitpid(child, 0)
+    os.write(1, b"over\\n")
+"""
+
+
+def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    path, number, moments = tmp_path / "c", 0, random.Random(KILLS)
+    child = subprocess.Popen([sys.executable, "-c", SAVES_UNTIL_KILLED, str(path)], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True)
+    model = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), 3)
+    leftovers = set()
+    for kill in range(KILLS):
+        print(number, file=child.stdin, flush=True)
+        pid, done, seconds = None, number, moments.uniform(0, 0.1)
+        while True:
+            line = child.stdout.readline().split()
+            assert line, "the child ended"
+            if line[0] == "child":
+                pid = int(line[1])
+            elif line[0] == "over":
+                break
+            else:
+                done = int(line[0])
+            if pid is not None and done > number and seconds is not None:  # one save is whole, so there is a last good one
+                time.sleep(seconds)
+                os.kill(pid, signal.SIGKILL)
+                seconds = None
+        leftovers |= {each.name for each in tmp_path.iterdir()}
+        number = load_checkpoint(model, optimizer, path)
+        assert number in (done, done + 1), f"kill {kill}: the last save that ended was {done}, and {number} is there"
+        assert not list(damage(to_read(path), read_index(to_read(path))))
+        for value in state_dict(model).values():
+            assert (value == number).all()
+        for state in optimizer.state.values():
+            assert (state["momentum_buffer"] == number).all()
+    child.stdin.close()
+    child.wait()
+    assert leftovers <= {"c", "c.partial", "c.replaced"}
+    save_checkpoint(model, optimizer, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("moment", ["sync", "rename first", "rename second", "remove"])
+def test_killed_between_any_two_steps_of_the_renaming(tmp_path, moment):
+    """The windows that a random moment rarely hits."""
+    model, optimizer = prepared(1)
+    path, names = tmp_path / "c", {"sync": (folders, "sync"), "remove": (folders.shutil, "rmtree")}
+    save_checkpoint(model, optimizer, path, extra="old")
+    real, calls = Path.rename, []
+
+    def rename(here, there):
+        calls.extend([here] * here.is_dir())
+        if here.is_dir() and len(calls) == 1 + moment.endswith("second"):
+            raise KeyboardInterrupt
+        return real(here, there)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with mock.patch.object(Path, "rename", rename) if "rename" in moment else mock.patch.object(*names[moment], killed):
+        with pytest.raises(KeyboardInterrupt):
+            if moment == "sync":
+                with mock.patch.object(folders, "write_whole", lambda file, text: file.write_text(text)):
+                    save_checkpoint(model, optimizer, path, extra="new")
+            else:
+                save_checkpoint(model, optimizer, path, extra="new")
+    assert load_checkpoint(model, optimizer, path) == ("old" if moment in ("sync", "rename first") else "new")
+    save_checkpoint(model, optimizer, path, extra="newer")
+    assert load_checkpoint(model, optimizer, path) == "newer"
+    assert [each.name for each in tmp_path.iterdir()] == ["c"]
+
+
+# -- refused ---------------------------------------------------------------------------------------------------------
+
+class Other(Stack):
+    def __init__(self):
+        super().__init__()
+        self.added, self.blocks[0].up = nn.Linear(2, 2), nn.Linear(6, 8)
+
+
+def torn(path: Path) -> None:
+    shutil.move(path, path.with_name("c.partial"))
+    (path.with_name("c.partial") / "index.json").unlink()
+
+
+def shortened(path: Path) -> None:
+    with (path / "__0_0.distcp").open("r+b") as file:
+        file.truncate(1000)
+
+
+class Unsafe:
+    pass
+
+
+@pytest.mark.parametrize("spoil, words", [
+    (torn, ["c is not a checkpoint", "c.partial is what a save that never ended has left", "beside it: good"]),
+    (shutil.rmtree, ["c is not a checkpoint", "no such folder"]),
+    (lambda path: (path / "index.json").unlink(), ["c is not a checkpoint", "it has no index.json"]),
+    (lambda path: (path / "index.json").write_text("{"), ["index.json is damaged"]),
+    (shortened, ["c is damaged", "__0_0.distcp has 1,000 bytes"]),
+    (lambda path: (path / "__0_0.distcp").unlink(), ["c is damaged", "__0_0.distcp is missing"]),
+])
+def test_what_is_no_whole_checkpoint_is_named(tmp_path, spoil, words):
+    model, optimizer = prepared(1)
+    for name in ("good", "c"):
+        save_checkpoint(model, optimizer, tmp_path / name)
+    spoil(tmp_path / "c")
+    before = state_dict(model)
+    with pytest.raises(BadInput) as caught:
+        load_checkpoint(model, optimizer, tmp_path / "c")
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert all(torch.equal(value, before[name]) for name, value in state_dict(model).items()), "nothing has changed"
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: shard(Other(), None, 1), ["of another model", "lacks 'added.weight', 'added.bias'"]),
+    (lambda: shard(nn.Linear(6, 6), None, 1), ["lacks 'weight', 'bias'"]),
+    (lambda: prepared(1, sgd), ["the states of AdamW", "the optimizer is SGD"]),
+    (lambda: prepared(1, lambda params: adamw([{"params": [each]} for each in params])), ["1 parameter groups, and this one 16"]),
+    (lambda: prepared(1, lambda params: adamw(list(params)[1:])), ["'first.weight' is in parameter group 0", "in no parameter group"]),
+])
+def test_another_model_or_optimizer_is_refused_by_name(tmp_path, make, words):
+    save_checkpoint(*prepared(3), tmp_path / "c")
+    with pytest.raises(BadInput) as caught:
+        load_checkpoint(*make(), tmp_path / "c")
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_model_with_other_shapes_is_refused(tmp_path):
+    save_checkpoint(*prepared(3), tmp_path / "c")
+    model = Stack()
+    model.blocks[1].up = nn.Linear(6, 8)
+    with pytest.raises(BadInput, match=r"'blocks.1.up.weight' is \(7, 6\) there, and \(8, 6\) in the model"):
+        load_checkpoint(*shard(model, None, 1), tmp_path / "c")
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
+    model, optimizer = prepared(2)
+    with pytest.raises(BadInput, match=r"extra\['args'\] is of type .*Unsafe"):
+        save_checkpoint(model, optimizer, tmp_path / "c", extra={"step": 1, "args": Unsafe()})
+    with pytest.raises(BadInput, match="Linear is not sharded"):
+        save_checkpoint(nn.Linear(2, 2), None, tmp_path / "c")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    with pytest.raises(CheckpointError, match="mine is there and is not a checkpoint"):
+        save_checkpoint(model, optimizer, tmp_path / "mine")
+    model(rows(1, 0, 0)).square().mean().backward()
+    with pytest.raises(BadInput, match="gradients that no step has used"):
+        save_checkpoint(model, optimizer, tmp_path / "c")
+    optimizer.step()  # the gradients are still there, and have been used
+    save_checkpoint(model, optimizer, tmp_path / "c")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c", "mine"]
+
+
+def test_the_model_alone_and_torchs_own_tools(tmp_path):
+    """A checkpoint is one of DCP: torch makes one file of it. And weights are loaded without an optimizer."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    model, optimizer = prepared(3)
+    save_checkpoint(model, optimizer, tmp_path / "c")
+    dcp_to_torch_save(tmp_path / "c", tmp_path / "one.pt")
+    theirs = torch.load(tmp_path / "one.pt", weights_only=False)
+    fresh, _ = shard(nn.Sequential(Stack()).get_submodule("0"), None, 2)
+    with torch.no_grad():
+        for flat in fresh.zero.flats:
+            flat.full.zero_()
+    load_checkpoint(fresh, None, tmp_path / "c")
+    for name, value in state_dict(model).items():
+        assert torch.equal(state_dict(fresh)[name], value)
+        assert torch.equal(theirs[f"model/{name}"].view_as(value), value)

@@ -20,7 +20,7 @@ from .checkpoint_index import SafeReader, check_sizes, dtype_named, read_index
 from .optimizer_state import check_optimizer, set_groups, with_others
 from .pieces import Piece, buffers, pieces_to_read, rank_of, state_name
 from .safe_objects import set_random_states, unpacked
-from .saving import said, stage_of
+from .saving import finish_earlier, said, stage_of
 
 
 def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, random: bool = True) -> object:
@@ -31,6 +31,7 @@ def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
     there is no whole checkpoint, when it is damaged, or when it is of another model or optimizer.
     """
     stage = stage_of(model)
+    finish_earlier(stage)
     try:
         reading, error = Reading(stage, optimizer, folders.must_read(Path(path))), None
     except (BadInput, OSError) as caught:

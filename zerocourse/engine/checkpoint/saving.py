@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 
 from ... import __version__
@@ -33,6 +35,7 @@ from .pieces import Piece, aliases, buffers, pieces_to_write, rank_of
 from .safe_objects import packed, random_states
 
 POLL_SECONDS = 0.02
+_under_way: "WeakKeyDictionary[DataParallel, Saving]" = WeakKeyDictionary()  # of each stage the save in the background
 
 
 def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, extra: object = None,
@@ -49,6 +52,7 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
     Raises BadInput for gradients that no step has used, and CheckpointError when a rank cannot write.
     """
     stage, path = stage_of(model), Path(path)
+    finish_earlier(stage)
     if stage.in_backward or stage.has_unused_gradients:
         raise BadInput("there are gradients that no step has used, and a checkpoint holds none: save after optimizer.step()")
     with torch.no_grad():  # what somebody wrote into the model, the master weights take over now
@@ -60,9 +64,17 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
     if asynchronous:
         content.detach()
         saving.in_background()
+        _under_way[stage] = saving
     else:
         saving.now()
     return saving
+
+
+def finish_earlier(stage: DataParallel) -> None:
+    """Wait for a save in the background. Raises its CheckpointError."""
+    earlier = _under_way.pop(stage, None)
+    if earlier is not None:
+        earlier.wait()
 
 
 def stage_of(model: nn.Module) -> DataParallel:
@@ -169,24 +181,25 @@ class Saving:
     def commit(self) -> None:
         """On rank 0: all parts are there, or come within the time limit. Make the index, and rename the folder."""
         parts = [self.part(rank) for rank in range(self.ranks)]
+        if any("error" in part for part in parts):
+            return  # that rank says so itself, when all ranks are asked
         index = merge(parts, self.content.about)
-        FileSystemWriter(self.partial).finish(metadata_of(index), [])  # DCP's own index, for its tools
+        metadata = metadata_of(index)
+        stored = [WriteResult(name, where.length, where) for name, where in metadata.storage_data.items()]
+        FileSystemWriter(self.partial).finish(metadata, [stored])  # DCP's own index, for its tools
         for rank in range(self.ranks):
             (self.partial / f"part_{rank}.json").unlink()
         folders.write_whole(self.partial / folders.INDEX, json.dumps(index))
         folders.commit(self.path)
 
     def part(self, rank: int) -> dict:
-        """What a rank wrote. Raises CheckpointError when it failed, or does not say so within the time limit."""
+        """What a rank wrote, or its error. Raises CheckpointError when it says nothing within the time limit."""
         file, until = self.partial / f"part_{rank}.json", time.monotonic() + self.limit
         while not file.exists():
             if time.monotonic() > until:
                 raise CheckpointError(f"rank {rank} has not written its part within {self.limit:.0f} s (do all ranks see this disk?)")
             time.sleep(POLL_SECONDS)
-        part = json.loads(file.read_text())
-        if "error" in part:
-            raise CheckpointError(part["error"])
-        return part
+        return json.loads(file.read_text())
 
     def try_all(self) -> None:
         """Write and commit, without a word to the other ranks but files."""
