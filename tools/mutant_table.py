@@ -434,7 +434,7 @@ MUTANTS = [
         ("a failed window goes on", "self._spoiled = True", "pass",
          "engine.py::test_after_a_failed_backward_the_window_begins_anew[at the loss-0]"),
     ),
-    *of("engine/consolidate.py",
+    *of("zero/consolidate.py",
         ("a state is loaded past the masters", "for part in flat.shard_ranges if flat.steps_masters else []:",
          "for part in []:", "outside.py::test_a_state_loaded_under_master_weights"),
         ("a consolidated unit stays gathered", "if stage.shards_parameters and not was:", "if False:",

@@ -20,6 +20,7 @@ from ..layout.rankmap import Layout, RankMap, owners
 from .buffer import FlatBuffer
 from .ddp import DataParallel, StageOps
 from .extras.gradients import mark_parameters
+from .extras.pretrained import save_together
 from .extras.refusals import check_same, check_trainable, describe, refuse_habits
 from .groups import Groups
 from .optimizer import take_over
@@ -94,6 +95,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if optimizer is not None:
         take_over(optimizer, model.zero)
     refuse_habits(model)
+    save_together(model)
     return model, optimizer
 
 

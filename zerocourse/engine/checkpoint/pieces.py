@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ...layout.rankmap import ShardRange
 from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
-from ..consolidate import names
+from ...zero.consolidate import names
 
 
 @dataclass

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 
-from ... import __version__
 from ...errors import BadInput, ZeroCourseError
 from ...zero.ddp import DataParallel
 from . import checkpoint_folder as folders
@@ -130,7 +129,7 @@ def about(stage: DataParallel, optimizer: Optimizer | None) -> dict:
     flat_of = {key: flat for flat in stage.flats for key in flat.params}
     parameters = {name: {"shape": list(param.shape), "dtype": name_of(flat_of[name].dtype)}
                   for name, param in stage.model.named_parameters()}
-    return {"zerocourse": __version__, "torch": torch.__version__, "ranks": stage.groups.size, "stage": stage.number,
+    return {"torch": torch.__version__, "ranks": stage.groups.size, "stage": stage.number,
             "optimizer": type(optimizer).__name__ if optimizer is not None else None, "parameters": parameters,
             "aliases": aliases(stage.model), "buffers": {name: list(each.shape) for name, each in buffers(stage.model).items()}}
 
