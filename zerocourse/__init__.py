@@ -16,6 +16,7 @@ _HOME = {
     "init_distributed": "engine.familiar", "add_config_arguments": "engine.familiar",
     "shard": "zero.shard", "state_dict": "zero.consolidate", "load_state_dict": "zero.consolidate", "gathered": "zero.consolidate",
     "save_checkpoint": "engine.checkpoint", "load_checkpoint": "engine.checkpoint",
+    "save_safetensors": "engine.checkpoint.safetensors_export", "load_safetensors": "zero.weights",
     "ZeroOptions": "zero.options", "Precision": "zero.options",
     "deferred_init": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
     "Ranks": "launch.ranks", "load_ipython_extension": "launch.magics",

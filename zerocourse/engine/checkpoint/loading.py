@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ...errors import BadInput
 from ...zero.ddp import DataParallel
+from ...zero.weights import publish
 from . import checkpoint_folder as folders
 from .checkpoint_index import SafeReader, check_sizes, dtype_named, read_index
 from .optimizer_state import check_optimizer, set_groups, with_others
@@ -145,15 +146,3 @@ def check_names(about: dict, stage: DataParallel) -> None:
     for name, shape in shape_now.items():
         if shape_then[name] != shape:
             raise BadInput(f"the checkpoint is of another model: {name!r} is {tuple(shape_then[name])} there, and {tuple(shape)} in the model")
-
-
-def publish(stage: DataParallel) -> None:
-    """Show what was read: round it to the training dtype, and fetch the slices of the others where this rank has all of them."""
-    with torch.no_grad():
-        for flat in stage.flats:
-            flat.publish_shard()
-            if flat.gathered:
-                flat.full[flat.own].copy_(flat.shard)
-                if stage.shards_optimizer:
-                    stage.comm.all_gather(flat.full, flat.layout, flat.name).wait()
-    stage.written.note_shards()
