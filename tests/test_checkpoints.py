@@ -1,5 +1,6 @@
 """Checkpoints: bitwise the same training afterwards, at any number of ranks, stage, map and precision; whole or not there."""
 
+import json
 import os
 import random
 import shutil
@@ -15,14 +16,19 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 from worlds import Block, Stack, add, add_ranks, adamw, rows, sgd
 
 from zerocourse import load_checkpoint, save_checkpoint, shard, state_dict
+from zerocourse.cli import main
 from zerocourse.engine.checkpoint import checkpoint_folder as folders
 from zerocourse.engine.checkpoint.checkpoint_folder import to_read
 from zerocourse.engine.checkpoint.checkpoint_index import damage, read_index
-from zerocourse.engine.checkpoint.saving import CheckpointError, Content
+from zerocourse.engine.checkpoint.content import Content
+from zerocourse.engine.checkpoint.deepspeed_checkpoint import DeepSpeedCheckpoint
+from zerocourse.engine.checkpoint.saving import CheckpointError
+from zerocourse.engine.checkpoint.source import Source
 from zerocourse.errors import BadInput
 
 EACH = 2  # steps between two checkpoints
@@ -397,3 +403,117 @@ def test_the_model_alone_and_torchs_own_tools(tmp_path):
     for name, value in state_dict(model).items():
         assert torch.equal(state_dict(fresh)[name], value)
         assert torch.equal(theirs[f"model/{name}"].view_as(value), value)
+
+
+# -- DeepSpeed's, and the command line -------------------------------------------------------------------------------
+
+THEIRS = Path(__file__).parent / "deepspeed_checkpoints"  # by DeepSpeed 0.19.8 on two ranks: three steps, and the losses of three more
+
+
+class Net(nn.Module):
+    """What they are of."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 3, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.register_buffer("calls", torch.zeros(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.last(x)
+
+
+def goes_on(path: str, stage: int, dtype: torch.dtype | None) -> tuple:
+    model = Net()
+    optimizer = torch.optim.AdamW([{"params": [each for each in model.parameters() if each.dim() > 1]},
+                                   {"params": [each for each in model.parameters() if each.dim() <= 1]}])
+    model, optimizer = shard(model, optimizer, stage, param_dtype=dtype)
+    extra = load_checkpoint(model, optimizer, path)
+    rank, losses = dist.get_rank(), []
+    for step in range(3, 6):
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(100 * step + rank))
+        loss = model(x.to(dtype or torch.float32)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, extra["client"], extra["engine"]["global_steps"], [group["weight_decay"] for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("stage, precision, ours", [(1, "fp32", 3), (2, "bf16", 1), (3, "fp32", 2)])
+def test_what_deepspeed_has_saved_goes_on_here(pool, tmp_path, capsys, stage, precision, ours):
+    folder = THEIRS / f"stage{stage}_{precision}"
+    assert main(["checkpoint", "convert", str(folder / "step3"), str(tmp_path / "c"), "--to", "zerocourse"]) == 0
+    results = pool(2).run(goes_on, str(tmp_path / "c"), ours, torch.bfloat16 if precision == "bf16" else None)
+    for rank, (losses, *rest) in enumerate(results):
+        assert rest == [{"epoch": 1}, 3, [0.1, 0.0]]
+        assert losses == pytest.approx(json.loads((folder / f"losses_{rank}.json").read_text()), rel=1e-2 if precision == "bf16" else 1e-6)
+    exact = torch.load(folder / "fp32.pt", weights_only=True)  # as DeepSpeed's own script puts it together
+    source = Source(tmp_path / "c")
+    assert all(torch.equal(source.tensor(f"model/{name}").view(value.shape), value) for name, value in exact.items() if name != "calls")
+
+    assert main(["checkpoint", "convert", str(folder / "step3"), str(tmp_path / "w"), "--dtype", "float32"]) == 0
+    assert [file.name for file in (tmp_path / "w").iterdir()] == ["model.safetensors"]
+    weights = load_file(tmp_path / "w" / "model.safetensors")
+    assert weights.keys() == exact.keys() and all(torch.equal(weights[name], value) for name, value in exact.items())
+
+
+class Boom:
+    def __reduce__(self):
+        return os.mkdir, ("boom",)
+
+
+def test_deepspeeds_files_run_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(THEIRS / "stage1_fp32" / "step3", tmp_path / "c")
+    file = tmp_path / "c" / "mp_rank_00_model_states.pt"
+    torch.save(torch.load(file, weights_only=True) | {"args": Boom()}, file)
+    with pytest.raises(BadInput, match="mp_rank_00_model_states.pt cannot be read without running its code"):
+        DeepSpeedCheckpoint(tmp_path / "c")
+    assert not Path("boom").exists()
+    model, optimizer = prepared(1)
+    with pytest.raises(BadInput, match="it is one of DeepSpeed's, of which `zerocourse checkpoint convert"):
+        load_checkpoint(model, optimizer, tmp_path / "c")
+    file.unlink()
+    with pytest.raises(BadInput, match=r"no file \*_model_states.pt"):
+        DeepSpeedCheckpoint(tmp_path / "c")
+
+
+def test_the_command_line(tmp_path, capsys):
+    model, optimizer = prepared(3)
+    for name in ("a", "b"):
+        save_checkpoint(model, optimizer, tmp_path / name)
+    folders.set_latest(tmp_path, "b")
+    (tmp_path / "x.partial").mkdir()
+
+    def said(*words: str) -> dict:
+        status = main(["checkpoint", *words, "--json"])
+        return {"status": status} | json.loads(capsys.readouterr().out or "{}")
+
+    listed = said("ls", str(tmp_path))
+    assert list(listed["checkpoints"]) == ["a", "b"] and listed["latest"] == "b" and listed["torn"] == ["x.partial"]
+    assert listed["checkpoints"]["a"]["params"] == sum(param.numel() for param in model.parameters())
+    assert main(["checkpoint", "ls", str(tmp_path)]) == 0 and "b " in (text := capsys.readouterr().out) and "the latest" in text
+    assert said("verify", str(tmp_path / "a")) == {"status": 0, "problems": []}
+    file = tmp_path / "a" / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert said("verify", str(tmp_path / "a")) == {"status": 1, "problems": ["__0_0.distcp has another checksum than what was written"]}
+
+    assert said("convert", str(tmp_path / "b"), str(tmp_path / "w"), "--shard-size", "1KB")["status"] == 0
+    files = sorted((tmp_path / "w").glob("*.safetensors"))
+    weights = {name: value for each in files for name, value in load_file(each).items()}
+    assert len(files) > 1 and all(torch.equal(weights[name], value) for name, value in state_dict(model).items())
+    assert json.loads((tmp_path / "w" / "model.safetensors.index.json").read_text())["weight_map"].keys() == weights.keys()
+    for words, sentence in ((["ls", "nowhere"], "PATH is nowhere, which is not a folder"),
+                            (["convert", str(tmp_path / "b")], "convert needs OUT"),
+                            (["ls", str(tmp_path), "--dtype", "float16"], "--dtype would change nothing with ls"),
+                            (["ls", str(tmp_path), "out"], "OUT would change nothing with ls"),
+                            (["verify", str(tmp_path)], "is not a checkpoint: it is a folder of checkpoints, the last of which is"),
+                            (["convert", str(tmp_path / "b"), str(tmp_path / "o"), "--to", "zerocourse"], "not one of DeepSpeed's")):
+        assert main(["checkpoint", *words]) == 2
+        assert sentence in capsys.readouterr().err

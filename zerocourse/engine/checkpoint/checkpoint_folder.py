@@ -77,6 +77,8 @@ def must_read(path: Path) -> Path:
         why = f"{beside(path, PARTIAL).name} is what a save that never ended has left, and holds no checkpoint"
     elif is_whole(path.parent / path.name / latest(path)) if latest(path) else False:
         why = f"it is a folder of checkpoints, the last of which is {path / latest(path)}"
+    elif any(path.glob("*_model_states.pt")):
+        why = f"it is one of DeepSpeed's, of which `zerocourse checkpoint convert {path} OUT --to zerocourse` makes one"
     elif path.exists():
         why = f"it has no {INDEX}, which every checkpoint of zerocourse has"
     else:

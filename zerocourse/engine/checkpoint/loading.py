@@ -3,25 +3,23 @@
 Nothing depends on how the checkpoint was written: number of ranks, stage, rank map and precision may be others.
 """
 
-import io
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.optim import Optimizer
 
 from ...errors import BadInput
 from ...zero.ddp import DataParallel
 from ...zero.weights import publish
 from . import checkpoint_folder as folders
-from .checkpoint_index import SafeReader, check_sizes, dtype_named, read_index
+from .checkpoint_index import dtype_named
 from .optimizer_state import check_optimizer, set_groups, with_others
 from .pieces import Piece, buffers, pieces_to_read, rank_of, state_name
-from .safe_objects import set_random_states, unpacked
+from .safe_objects import set_random_states
 from .saving import finish_earlier, said, stage_of
+from .source import Source
 
 
 def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, random: bool = True) -> object:
@@ -47,8 +45,9 @@ def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
     publish(stage)
     if optimizer is not None:
         set_groups(optimizer, reading.groups)
-    if random and reading.about["ranks"] == stage.groups.size:
-        set_random_states(reading.object(f"random/{rank_of(stage)}"), stage.device)
+    own = f"random/{rank_of(stage)}"
+    if random and reading.about["ranks"] == stage.groups.size and own in reading.index["objects"]:
+        set_random_states(reading.object(own), stage.device)
     return reading.object("extra")
 
 
@@ -59,30 +58,19 @@ def raise_any(stage: DataParallel, error: str | None) -> None:
             raise BadInput(each)
 
 
-class Reading:
-    """What this rank reads, and where to. It resolves DCP's items to the memory that they are for."""
+class Reading(Source):
+    """What this rank reads, and where to."""
 
     def __init__(self, stage: DataParallel, optimizer: Optimizer | None, folder: Path):
+        super().__init__(folder)
         self.stage, self.optimizer = stage, optimizer
-        self.index = read_index(folder)
-        self.about = self.index["about"]
-        check_sizes(folder, self.index)
         check_names(self.about, stage)
-        self.reader, self.objects = SafeReader(folder, self.index), {}
-        self.targets: dict[MetadataIndex, torch.Tensor] = {}
         if optimizer is not None:
             self.groups = self.object("groups")
             self.saved = {}
             for rank in range(self.about["ranks"]):
                 self.saved |= self.object(f"states/{rank}")
             check_optimizer(self.about, self.saved, self.groups, optimizer, stage)
-
-    def object(self, name: str) -> object:
-        """One of the small things that the checkpoint has beside tensors."""
-        index = MetadataIndex(name)
-        item = ReadItem(LoadItemType.BYTE_IO, index, torch.Size([0]), index, torch.Size([0]), torch.Size([0]))
-        self.reader.read_data(LoadPlan([item]), self).wait()
-        return self.objects.pop(name)
 
     def read(self) -> None:
         with torch.no_grad():
@@ -91,15 +79,9 @@ class Reading:
                 items += self.items(Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach()))
             if self.optimizer is not None:
                 items += self.optimizer_items()
-            self.reader.read_data(LoadPlan(items), self).wait()
+            self.fetch(items)
         for name, state in self.object("modules").items():
             self.stage.model.get_submodule(name).set_extra_state(state)
-
-    def items(self, piece: Piece) -> list[ReadItem]:
-        """What to read for this piece, of however many pieces there are."""
-        self.targets[MetadataIndex(piece.tensor, piece.offset)] = piece.values
-        here = ChunkStorageMetadata(torch.Size(piece.offset), piece.values.shape)
-        return create_read_items_for_chunk_list(piece.tensor, self.reader.metadata.state_dict_metadata[piece.tensor], [here])
 
     def optimizer_items(self) -> list[ReadItem]:
         """Give the optimizer empty states to be filled, of the names and dtypes that were saved."""
@@ -117,20 +99,6 @@ class Reading:
                     state[part][key] = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
                     items += self.items(Piece(name, (flat.params[where.name].numel(),), (where.start,), state[part][key]))
         return items
-
-    # -- what DCP's reader asks for ---------------------------------------------------------------------------------------
-
-    def load_bytes(self, item: ReadItem, value: io.BytesIO) -> None:
-        self.objects[item.dest_index.fqn] = unpacked(value)
-
-    def resolve_tensor(self, item: ReadItem) -> torch.Tensor:
-        target = self.targets[item.dest_index]
-        for dim, (first, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            target = target.narrow(dim, first, length)
-        return target
-
-    def commit_tensor(self, item: ReadItem, tensor: torch.Tensor) -> None:
-        """It is in its place already."""
 
 
 def check_names(about: dict, stage: DataParallel) -> None:

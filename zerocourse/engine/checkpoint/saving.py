@@ -13,25 +13,17 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 
 from ...errors import BadInput, ZeroCourseError
 from ...zero.ddp import DataParallel
 from . import checkpoint_folder as folders
-from .checkpoint_index import merge, metadata_of, name_of, part_of
-from .optimizer_state import group_settings, small_states
-from .pieces import Piece, aliases, buffers, pieces_to_write, rank_of
-from .safe_objects import packed, random_states
+from .content import Content, content_of, make_whole
 
 POLL_SECONDS = 0.02
 _under_way: "WeakKeyDictionary[DataParallel, Saving]" = WeakKeyDictionary()  # of each stage the save in the background
@@ -58,7 +50,7 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
         stage.written.check_step()
         stage.written.before_step()
         stage.written.note_shards()
-    content = Content(stage, optimizer, extra)
+    content = content_of(stage, optimizer, extra)
     saving = Saving(stage, path, content)
     if asynchronous:
         content.detach()
@@ -85,59 +77,6 @@ def stage_of(model: nn.Module) -> DataParallel:
 
 class CheckpointError(ZeroCourseError, RuntimeError):
     """A checkpoint was not saved. The last good one is as it was."""
-
-
-class Content:
-    """What this rank writes: pieces of tensors and, as bytes, everything small. It resolves DCP's items to their data."""
-
-    def __init__(self, stage: DataParallel, optimizer: Optimizer | None, extra: object):
-        self.rank = rank_of(stage)
-        self.pieces = {MetadataIndex(piece.tensor, piece.offset): piece for piece in pieces_to_write(stage, optimizer)}
-        values = {f"random/{self.rank}": random_states(stage.device), f"states/{self.rank}": small_states(stage, optimizer)}
-        if self.rank == 0:
-            values |= {"extra": extra, "groups": group_settings(optimizer), "modules": extra_states(stage.model)}
-        self.objects = {MetadataIndex(name): packed(value, name) for name, value in values.items()}
-        self.about = about(stage, optimizer)
-
-    def detach(self) -> None:
-        """Copy all tensors to memory that nobody else writes."""
-        self.pieces = {index: replace(piece, values=piece.values.detach().to("cpu", copy=True))
-                       for index, piece in self.pieces.items()}
-
-    def write(self, folder: Path) -> dict:
-        """Write this rank's files. Returns its part of the index."""
-        items = [WriteItem(index, WriteItemType.SHARD, tensor_data=described(piece)) for index, piece in self.pieces.items()]
-        items += [WriteItem(index, WriteItemType.BYTE_IO) for index in self.objects]
-        writer = FileSystemWriter(folder)
-        plan = writer.prepare_global_plan([SavePlan([])] * self.rank + [SavePlan(items)])[-1]  # which names the files by rank
-        written = writer.write_data(plan, self).value()
-        pieces = {index: (piece.values.dtype, torch.Size(piece.size), piece.values.shape) for index, piece in self.pieces.items()}
-        return part_of(folder, pieces, written)
-
-    def resolve_data(self, item: WriteItem):
-        """DCP asks for the data of an item when its turn to be written comes."""
-        return self.objects[item.index] if item.index in self.objects else self.pieces[item.index].values.detach().cpu().clone()
-
-
-def described(piece: Piece) -> TensorWriteData:
-    return TensorWriteData(ChunkStorageMetadata(torch.Size(piece.offset), piece.values.shape),
-                           TensorProperties(piece.values.dtype), torch.Size(piece.size))
-
-
-def about(stage: DataParallel, optimizer: Optimizer | None) -> dict:
-    """What the index says about the model and the run that saved it."""
-    flat_of = {key: flat for flat in stage.flats for key in flat.params}
-    parameters = {name: {"shape": list(param.shape), "dtype": name_of(flat_of[name].dtype)}
-                  for name, param in stage.model.named_parameters()}
-    return {"torch": torch.__version__, "ranks": stage.groups.size, "stage": stage.number,
-            "optimizer": type(optimizer).__name__ if optimizer is not None else None, "parameters": parameters,
-            "aliases": aliases(stage.model), "buffers": {name: list(each.shape) for name, each in buffers(stage.model).items()}}
-
-
-def extra_states(model: nn.Module) -> dict[str, object]:
-    """What the modules' `get_extra_state` return, by module."""
-    return {name: module.get_extra_state() for name, module in model.named_modules()
-            if type(module).get_extra_state is not nn.Module.get_extra_state}
 
 
 class Saving:
@@ -182,14 +121,9 @@ class Saving:
         parts = [self.part(rank) for rank in range(self.ranks)]
         if any("error" in part for part in parts):
             return  # that rank says so itself, when all ranks are asked
-        index = merge(parts, self.content.about)
-        metadata = metadata_of(index)
-        stored = [WriteResult(name, where.length, where) for name, where in metadata.storage_data.items()]
-        FileSystemWriter(self.partial).finish(metadata, [stored])  # DCP's own index, for its tools
         for rank in range(self.ranks):
             (self.partial / f"part_{rank}.json").unlink()
-        folders.write_whole(self.partial / folders.INDEX, json.dumps(index))
-        folders.commit(self.path)
+        make_whole(self.path, parts, self.content.about)
 
     def part(self, rank: int) -> dict:
         """What a rank wrote, or its error. Raises CheckpointError when it says nothing within the time limit."""
