@@ -387,6 +387,18 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["c", "mine"]
 
 
+def test_states_that_the_checkpoint_has_not_are_gone(tmp_path):
+    model = Stack()
+    model, optimizer = shard(model, adamw(model.parameters()), 1)
+    save_checkpoint(model, optimizer, tmp_path / "c")
+    losses = []
+    for _ in range(2):
+        losses.append([train_on(model, optimizer, step) for step in range(2)])
+        load_checkpoint(model, optimizer, tmp_path / "c")
+        assert not optimizer.state
+    assert losses[0] == losses[1]
+
+
 def test_the_model_alone_and_torchs_own_tools(tmp_path):
     """A checkpoint is one of DCP: torch makes one file of it. And weights are loaded without an optimizer."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save

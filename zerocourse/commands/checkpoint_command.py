@@ -5,8 +5,9 @@
   zerocourse checkpoint convert runs/global_step500 weights/ --dtype bfloat16
   zerocourse checkpoint convert deepspeed_runs/global_step500 runs/global_step500 --to zerocourse
 
-`convert` writes the weights as safetensors, which Hugging Face's from_pretrained reads beside a config.json. It reads our
-checkpoints and those of DeepSpeed's ZeRO, and of the latter it also makes one of ours (--to zerocourse), with the optimizer.
+`convert` writes the weights as safetensors, which Hugging Face's from_pretrained reads beside a config.json. It reads
+our checkpoints and those of DeepSpeed's ZeRO, and of the latter it also makes one of ours (--to zerocourse), with the
+optimizer.
 """
 
 from pathlib import Path
@@ -56,8 +57,8 @@ def _ls(args) -> Outcome:
         except BadInput as error:
             rows.append(f"{name}  {error}")
             continue
-        rows.append(f"{name:20} {held['params']:>15,} parameters  {gb(held['bytes']):>10}  saved by {held['ranks']} ranks at stage {held['stage']}"
-                    f"{', the latest' if name == last else ''}")
+        said = f"saved by {held['ranks']} ranks at stage {held['stage']}{', the latest' if name == last else ''}"
+        rows.append(f"{name:20} {held['params']:>15,} parameters  {gb(held['bytes']):>10}  {said}")
     rows += [f"{name:20} what a killed save left: no checkpoint" for name in data["torn"]]
     return Outcome("\n".join(rows) or f"there is no checkpoint in {args.path}", data)
 
@@ -97,4 +98,5 @@ def _convert(args) -> Outcome:
         if theirs:
             convert(args.path, source)
         names = export(Source(source if theirs else folders.must_read(args.path)), args.out, dtype, args.shard_size)
-    return Outcome("\n".join(str(args.out / name) for name in names), {"files": [str(args.out / name) for name in names]})
+    files = [str(args.out / name) for name in names]
+    return Outcome("\n".join(files), {"files": files})

@@ -1,4 +1,4 @@
-"""The names by which DeepSpeed's scripts ask an engine, beside the loop itself. They communicate only where they say so."""
+"""The names by which DeepSpeed's scripts ask an engine, beside the loop. They communicate where they say so."""
 
 import argparse
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ from . import absent
 def init_distributed(dist_backend: str | None = None, timeout: timedelta | float | None = None, **_) -> None:
     """Start the process group from torchrun's variables, or one rank outside it. An existing group is used as it is.
 
-    dist_backend: accepted and not used, because the backend follows from the machine: nccl where each rank has a GPU, else gloo.
+    dist_backend: accepted and not used, because the backend follows from the machine: nccl where each rank has a GPU,
+    else gloo.
     timeout: of a collective, in seconds or as a timedelta; by default half an hour.
     """
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -63,7 +64,8 @@ class FamiliarNames:
 
     def get_mom(self) -> list:
         """The momentum (or Adam's betas) of each parameter group."""
-        return [group.get("momentum", group.get("betas")) for group in self.optimizer.param_groups] if self.optimizer is not None else []
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        return [group.get("momentum", group.get("betas")) for group in groups]
 
     def was_step_applied(self) -> bool:
         """Did the last `step()` update the parameters?"""
@@ -96,7 +98,8 @@ class FamiliarNames:
         load_state_dict(self.module, state)
 
     def save_16bit_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin") -> bool:
-        """Write whole weights as one file of torch's that `torch.load` reads, floats in 16 bits (fp32 becomes bf16). Collective.
+        """Write whole weights as one file of torch's that `torch.load` reads, floats in 16 bits (fp32 becomes bf16).
+        Collective.
 
         Rank 0 holds all of it meanwhile, and writes. Returns True when the file is there, on every rank.
         """

@@ -1,7 +1,8 @@
 """Weights in a local folder of safetensors, of which any range of elements is read by itself. It communicates nothing.
 
-A file is 8 bytes (the header's length n), n bytes of JSON (each tensor's dtype, shape and place), and the elements. So a
-part of a parameter is one seek and one read, in whatever row it begins, and a rank reads no byte that it does not own.
+A file is 8 bytes (the header's length n), n bytes of JSON (each tensor's dtype, shape and place), and the elements. So
+a part of a parameter is one seek and one read, in whatever row it begins, and a rank reads no byte that it does not
+own.
 """
 
 import json
@@ -30,7 +31,8 @@ class StoredTensor:
 
 
 class SafetensorsFolder:
-    """The tensors of all `*.safetensors` in a folder (or of one file), by name. `bytes_read` counts what was read of their elements."""
+    """The tensors of all `*.safetensors` in a folder (or of one file), by name. `bytes_read` counts what was read of
+    their elements."""
 
     def __init__(self, path: str | Path):
         path = Path(path)
@@ -41,15 +43,17 @@ class SafetensorsFolder:
         self.tensors = {name: stored for file in files for name, stored in read_header(file).items()}
 
     def name_of(self, names: list[str], prefix: str = "") -> str | None:
-        """Under which of these names a tensor is stored. prefix: of a Hugging Face model's inner model, which may be there or not."""
+        """Under which of these names a tensor is stored. prefix: of a Hugging Face model's inner model, which may be
+        there or not."""
         for name in names:
-            for spelt in (name, name.removeprefix(f"{prefix}.") if prefix else name, f"{prefix}.{name}" if prefix else name):
+            for spelt in (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"):
                 if spelt in self.tensors:
                     return spelt
         return None
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Elements [start, stop) of a tensor, in the order of its rows; 1-D, in the dtype of the file. Raises BadInput."""
+        """Elements [start, stop) of a tensor, in the order of its rows; 1-D, in the dtype of the file. Raises
+        BadInput."""
         stored = self.tensors[name]
         stop = math.prod(stored.shape) if stop is None else stop
         values = torch.empty(stop - start, dtype=stored.dtype)
@@ -75,7 +79,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
                 raise ValueError("its header would be too long")
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
-        return {name: StoredTensor(file, DTYPES[said["dtype"]], tuple(said["shape"]), 8 + length + said["data_offsets"][0])
-                for name, said in header.items()}
+        return {name: StoredTensor(file, DTYPES[said["dtype"]], tuple(said["shape"]),
+                                   8 + length + said["data_offsets"][0]) for name, said in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{file} is not a file of safetensors: {error}") from error

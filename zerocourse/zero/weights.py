@@ -13,11 +13,12 @@ from .ddp import DataParallel
 
 
 def load_safetensors(model: nn.Module, folder) -> int:
-    """Set the parameters of a model that `shard` returned, and its persistent buffers, from a local folder of safetensors. Collective.
+    """Set the parameters of a model that `shard` returned, and its persistent buffers, from a local folder of
+    safetensors. Collective.
 
-    folder: as Hugging Face's `save_pretrained` writes it. Names that the model lacks are passed over, and so are buffers that
-    the folder lacks. Returns the bytes that this rank has read. Raises BadInput, before anything changes, that names parameters
-    that are not there or have another shape.
+    folder: as Hugging Face's `save_pretrained` writes it. Names that the model lacks are passed over, and so are
+    buffers that the folder lacks. Returns the bytes that this rank has read. Raises BadInput, before anything changes,
+    that names parameters that are not there or have another shape.
     """
     weights = SafetensorsFolder(folder)
     read_weights(model.zero, weights, stored_names(model, weights))
@@ -47,7 +48,8 @@ def read_weights(stage: DataParallel, weights: SafetensorsFolder, stored: dict[s
     with torch.no_grad():
         for flat in stage.flats:
             for part in flat.layout.shard_ranges(flat.own):
-                flat.master[part.at : part.at + part.stop - part.start].copy_(weights.read(stored[part.name], part.start, part.stop))
+                values = weights.read(stored[part.name], part.start, part.stop)
+                flat.shard_view_of(flat.master, part).copy_(values)
         prefix = getattr(stage.model, "base_model_prefix", "")
         persistent = type(stage.model).state_dict(stage.model, keep_vars=True)
         for name, buffer in stage.model.named_buffers():
@@ -58,8 +60,8 @@ def read_weights(stage: DataParallel, weights: SafetensorsFolder, stored: dict[s
 
 
 def publish(stage: DataParallel) -> None:
-    """Every rank has filled its master weights: round them to the training dtype, and fetch the slices of the others where this
-    rank has all of them."""
+    """Every rank has filled its master weights: round them to the training dtype, and fetch the slices of the others
+    where this rank has all of them."""
     with torch.no_grad():
         for flat in stage.flats:
             flat.publish_shard()

@@ -1,7 +1,7 @@
 """Where a checkpoint lies on the disk, and how it gets there whole or not at all. It communicates nothing.
 
-A save writes into `NAME.partial`, a folder beside the place of the checkpoint. When all ranks have written, and the disk
-has everything, the index comes last, and the folder is renamed to `NAME`. If the process is killed,
+A save writes into `NAME.partial`, a folder beside the place of the checkpoint. When all ranks have written, and the
+disk has everything, the index comes last, and the folder is renamed to `NAME`. If the process is killed,
 
     before the index    `NAME` is what it was, and `NAME.partial` is rubbish, which the next save removes
     after the index     `NAME.partial` is a whole checkpoint that is only to be renamed (`settle`)

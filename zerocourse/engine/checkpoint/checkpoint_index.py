@@ -1,11 +1,12 @@
 """The index of a checkpoint: which tensors it has, and where the pieces of each lie. It communicates nothing.
 
 The files are those of torch's distributed checkpoint (DCP), so that torch's own tools read them. DCP's `.metadata` is a
-pickle, though, and whoever loads a pickle runs what it says. So the same facts stand in `index.json` too, with sizes and
-checksums of the files, and that is what we read:
+pickle, though, and whoever loads a pickle runs what it says. So the same facts stand in `index.json` too, with sizes
+and checksums of the files, and that is what we read:
 
     {"format": 1, "about": {...},
-     "tensors": {NAME: {"size": [n], "dtype": "float32", "chunks": [{"offset": [0], "sizes": [k], "file": ..., "at": ..., "bytes": ...}]}},
+     "tensors": {NAME: {"size": [n], "dtype": "float32",
+                        "chunks": [{"offset": [0], "sizes": [k], "file": ..., "at": ..., "bytes": ...}]}},
      "objects": {NAME: {"file": ..., "at": ..., "bytes": ...}},
      "files": {"__0_0.distcp": {"bytes": ..., "crc32": ...}}}
 
@@ -39,14 +40,16 @@ READ_BYTES = 1 << 24  # at once
 
 def part_of(folder: Path, tensors: dict[MetadataIndex, tuple[torch.dtype, torch.Size, torch.Size]],
             written: list[WriteResult]) -> dict:
-    """What one rank wrote into `folder`. tensors: dtype, size of the whole and sizes of the piece, by DCP's name for the piece."""
+    """What one rank wrote into `folder`. tensors: by DCP's name for a piece the dtype, the tensor's size, the
+    piece's."""
     part: dict = {"tensors": {}, "objects": {}, "files": {}}
     for each in written:
         stored = each.storage_data
         where = {"file": stored.relative_path, "at": stored.offset, "bytes": stored.length}
         if each.index in tensors:
             dtype, size, sizes = tensors[each.index]
-            entry = part["tensors"].setdefault(each.index.fqn, {"size": list(size), "dtype": name_of(dtype), "chunks": []})
+            begun = {"size": list(size), "dtype": name_of(dtype), "chunks": []}
+            entry = part["tensors"].setdefault(each.index.fqn, begun)
             entry["chunks"].append({"offset": list(each.index.offset), "sizes": list(sizes), **where})
         else:
             part["objects"][each.index.fqn] = where
@@ -83,8 +86,10 @@ def metadata_of(index: dict) -> Metadata:
     """The index in DCP's own terms."""
     described, stored = {}, {}
     for name, entry in index["tensors"].items():
-        chunks = [ChunkStorageMetadata(torch.Size(chunk["offset"]), torch.Size(chunk["sizes"])) for chunk in entry["chunks"]]
-        described[name] = TensorStorageMetadata(TensorProperties(dtype_named(entry["dtype"])), torch.Size(entry["size"]), chunks)
+        chunks = [ChunkStorageMetadata(torch.Size(chunk["offset"]), torch.Size(chunk["sizes"]))
+                  for chunk in entry["chunks"]]
+        dtype = TensorProperties(dtype_named(entry["dtype"]))
+        described[name] = TensorStorageMetadata(dtype, torch.Size(entry["size"]), chunks)
         for chunk in entry["chunks"]:
             stored[MetadataIndex(name, chunk["offset"])] = _StorageInfo(chunk["file"], chunk["at"], chunk["bytes"])
     for name, where in index["objects"].items():
@@ -109,7 +114,7 @@ def check_sizes(folder: Path, index: dict) -> None:
 
 
 def damage(folder: Path, index: dict, contents: bool = True) -> Iterable[str]:
-    """What is wrong with the files, in words: missing ones, sizes, and with `contents` checksums, for which all is read."""
+    """What is wrong with the files, in words: missing ones, sizes, and with `contents`, which reads all, checksums."""
     for name, expected in index["files"].items():
         file = folder / name
         if not file.is_file():

@@ -1,4 +1,4 @@
-"""What one rank writes into a checkpoint, and the index that makes a whole of what all have written. It communicates nothing."""
+"""What one rank writes into a checkpoint, and what makes a whole of all ranks' parts. It communicates nothing."""
 
 import json
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from .safe_objects import packed, random_states
 
 
 class Content:
-    """What this rank writes: pieces of tensors and, as bytes, everything small. It resolves DCP's items to their data."""
+    """What this rank writes: pieces of tensors and, as bytes, everything small. It gives DCP the data of its items."""
 
     def __init__(self, rank: int, pieces: Iterable[Piece], objects: dict[str, object], about: dict):
         self.rank, self.about = rank, about
@@ -36,17 +36,21 @@ class Content:
 
     def write(self, folder: Path) -> dict:
         """Write this rank's files. Returns its part of the index."""
-        items = [WriteItem(index, WriteItemType.SHARD, tensor_data=described(piece)) for index, piece in self.pieces.items()]
+        items = [WriteItem(index, WriteItemType.SHARD, tensor_data=described(piece))
+                 for index, piece in self.pieces.items()]
         items += [WriteItem(index, WriteItemType.BYTE_IO) for index in self.objects]
         writer = FileSystemWriter(folder)
-        plan = writer.prepare_global_plan([SavePlan([])] * self.rank + [SavePlan(items)])[-1]  # which names the files by rank
+        plan = writer.prepare_global_plan([SavePlan([])] * self.rank + [SavePlan(items)])[-1]  # names files by rank
         written = writer.write_data(plan, self).value()
-        pieces = {index: (piece.values.dtype, torch.Size(piece.size), piece.values.shape) for index, piece in self.pieces.items()}
+        pieces = {index: (piece.values.dtype, torch.Size(piece.size), piece.values.shape)
+                  for index, piece in self.pieces.items()}
         return part_of(folder, pieces, written)
 
     def resolve_data(self, item: WriteItem):
         """DCP asks for the data of an item when its turn to be written comes."""
-        return self.objects[item.index] if item.index in self.objects else self.pieces[item.index].values.detach().cpu().clone()
+        if item.index in self.objects:
+            return self.objects[item.index]
+        return self.pieces[item.index].values.detach().cpu().clone()  # a view would be saved with all of its storage
 
 
 def described(piece: Piece) -> TensorWriteData:
@@ -70,7 +74,8 @@ def about(stage: DataParallel, optimizer: Optimizer | None) -> dict:
                   for name, param in stage.model.named_parameters()}
     return {"torch": torch.__version__, "ranks": stage.groups.size, "stage": stage.number,
             "optimizer": type(optimizer).__name__ if optimizer is not None else None, "parameters": parameters,
-            "aliases": aliases(stage.model), "buffers": {name: list(each.shape) for name, each in buffers(stage.model).items()}}
+            "aliases": aliases(stage.model),
+            "buffers": {name: list(each.shape) for name, each in buffers(stage.model).items()}}
 
 
 def extra_states(model: nn.Module) -> dict[str, object]:

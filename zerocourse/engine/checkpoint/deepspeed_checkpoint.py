@@ -1,9 +1,10 @@
-"""Reads a checkpoint of DeepSpeed's ZeRO and writes it as one of ours, so that people can come over. It communicates nothing.
+"""Reads a checkpoint of DeepSpeed's ZeRO and writes it as one of ours. It communicates nothing.
 
-DeepSpeed writes the layout of its ranks: with N ranks each file has an N-th of the fp32 master weights and of the optimizer's
-averages, flat. At stages 1 and 2 the slices of a parameter group, one after the other, are its parameters, one after the
-other. At stage 3 each parameter is cut in N by itself, and a rank has its parts of all parameters. (The rules are those of
-deepspeed/utils/zero_to_fp32.py.) The files are pickles. They are read with `weights_only=True`, which runs no code of theirs.
+DeepSpeed writes the layout of its ranks: with N ranks each file has an N-th of the fp32 master weights and of the
+optimizer's averages, flat. At stages 1 and 2 the slices of a parameter group, one after the other, are its parameters,
+one after the other. At stage 3 each parameter is cut in N by itself, and a rank has its parts of all parameters. (The
+rules are those of deepspeed/utils/zero_to_fp32.py.) The files are pickles. They are read with `weights_only=True`,
+which runs no code of theirs.
 """
 
 import math
@@ -20,10 +21,12 @@ from .content import Content, make_whole
 from .pieces import Piece, state_name
 
 OWN_KEYS = {  # of DeepSpeed, in its file of model states; what else is there is the client's
-    "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments",
-    "lr_scheduler", "data_sampler", "random_ltd", "sparse_tensor_module_names", "skipped_steps", "global_steps", "global_samples",
-    "dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions", "ds_config", "ds_version", "ds_parallel_dimensions"}
-SETTINGS = ("lr", "initial_lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
+    "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params",
+    "frozen_param_fragments", "lr_scheduler", "data_sampler", "random_ltd", "sparse_tensor_module_names",
+    "skipped_steps", "global_steps", "global_samples", "dp_world_size", "mp_world_size",
+    "checkpoint_parallel_dimensions", "ds_config", "ds_version"}
+SETTINGS = ("lr", "initial_lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad",
+            "maximize")  # hyper-parameters that torch's optimizers know
 
 
 class Stub:
@@ -37,8 +40,10 @@ class Stage(int):
     """In place of DeepSpeed's ZeroStageEnum."""
 
 
-STUBS = [(Stub, f"deepspeed.runtime.fp16.loss_scaler.{name}") for name in ("LossScaler", "DynamicLossScaler", "LossScalerBase")]
-STUBS += [(Stub, "deepspeed.utils.tensor_fragment.fragment_address"), (Stage, "deepspeed.runtime.zero.config.ZeroStageEnum")]
+STUBS = [(Stub, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+         (Stub, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+         (Stub, "deepspeed.utils.tensor_fragment.fragment_address"),
+         (Stage, "deepspeed.runtime.zero.config.ZeroStageEnum")]
 
 
 def is_deepspeed(folder: Path) -> bool:
@@ -61,16 +66,20 @@ class DeepSpeedCheckpoint:
     def __init__(self, folder: Path):
         files = sorted(folder.glob("*_model_states.pt"), key=natural)
         if not files:
-            raise BadInput(f"{folder} is not a checkpoint of DeepSpeed: it has no file *_model_states.pt (name the folder of the tag)")
+            raise BadInput(f"{folder} is not a checkpoint of DeepSpeed: it has no file *_model_states.pt (name the folder "
+                           "of the tag)")
         self.models = [loaded(file) for file in files]
         self.model = self.models[0]
         if self.model.get("mp_world_size", 1) > 1:
-            raise BadInput(f"{folder} is of {self.model['mp_world_size']} model-parallel ranks: only data parallelism can be converted")
-        optims = [loaded(file)["optimizer_state_dict"] for file in sorted(folder.glob("*_optim_states.pt"), key=natural)]
+            raise BadInput(f"{folder} is of {self.model['mp_world_size']} model-parallel ranks: only data parallelism can be "
+                           "converted")
+        optims = [loaded(file)["optimizer_state_dict"]
+                  for file in sorted(folder.glob("*_optim_states.pt"), key=natural)]
         self.stage = int(optims[0]["zero_stage"]) if optims else 0
         self.ranks = self.model["dp_world_size"]
         if optims and len(optims) != self.ranks:
-            raise BadInput(f"{folder} has the optimizer states of {len(optims)} ranks, and was written by {self.ranks}: some are missing")
+            raise BadInput(f"{folder} has the optimizer states of {len(optims)} ranks, and was written by {self.ranks}: some "
+                           "are missing")
         self.shapes = self.model["param_shapes"] if optims else []  # by parameter group
         self.alignment = optims[0].get("param_alignment_paddings", []) if optims else []
         masters = "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
@@ -79,8 +88,8 @@ class DeepSpeedCheckpoint:
         self.settings: list[dict] = []
         base = [optim["optimizer_state_dict" if self.stage == 3 else "base_optimizer_state"] for optim in optims]
         if base and not all(isinstance(each, dict) and len(each.get("state", {})) == len(self.shapes) for each in base):
-            raise BadInput(f"{folder} has optimizer states of more flat groups than parameter groups (sub_group_size), or in DeepSpeed's "
-                           "elastic form, which cannot be converted")
+            raise BadInput(f"{folder} has optimizer states of more flat groups than parameter groups (sub_group_size), or in "
+                           "DeepSpeed's elastic form, which cannot be converted")
         if base:
             self.read_states(base)
 
@@ -89,7 +98,8 @@ class DeepSpeedCheckpoint:
         self.settings = [{key: group[key] for key in SETTINGS if key in group} for group in base[0]["param_groups"]]
         for index, group in enumerate(base[0]["param_groups"]):
             state = base[0]["state"][index]
-            others = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor) or not value.dim()}
+            others = {key: value for key, value in state.items()
+                      if not isinstance(value, torch.Tensor) or not value.dim()}
             if "step" in group and "step" not in others:  # DeepSpeed's FusedAdam counts by group
                 others["step"] = group["step"]
             if "step" in others:
@@ -109,7 +119,8 @@ class DeepSpeedCheckpoint:
         """Whole tensors: the trained parameters and their states, the frozen ones, the buffers."""
         at = {group: 0 for group in range(len(self.shapes))}
         paddings = self.paddings()
-        whole = {key: [torch.cat([rank[group] for rank in ranks]) for group in at] for key, ranks in self.flat.items()} if self.stage < 3 else {}
+        whole = {key: [torch.cat([rank[group] for rank in ranks]) for group in at]
+                 for key, ranks in self.flat.items() if self.stage < 3}
         for group, name, shape in self.parameters():
             numel = math.prod(shape)
             length = -(-numel // self.ranks) if self.stage == 3 else numel
@@ -129,27 +140,33 @@ class DeepSpeedCheckpoint:
 
     def paddings(self) -> dict[str, int]:
         """Elements of padding after each parameter, which newer versions have at stages 1 and 2."""
-        return {name: after for shapes, ends in zip(self.shapes, self.alignment, strict=False) for name, after in zip(shapes, ends, strict=False)}
+        return {name: after for shapes, ends in zip(self.shapes, self.alignment, strict=False)
+                for name, after in zip(shapes, ends, strict=False)}
 
     def frozen(self) -> dict[str, torch.Tensor]:
         """Weights that are not trained. Without a sharded optimizer, all weights."""
         if not self.shapes:
-            return {name: value for name, value in self.model["module"].items() if name not in self.model["buffer_names"]}
+            buffers = self.model["buffer_names"]
+            return {name: value for name, value in self.model["module"].items() if name not in buffers}
         shapes = self.model.get("frozen_param_shapes") or {}
-        parts = [model.get("frozen_param_fragments") or {} for model in (self.models if self.stage == 3 else self.models[:1])]
-        return {name: torch.cat([part[name].flatten() for part in parts])[: math.prod(shape)] for name, shape in shapes.items()}
+        models = self.models if self.stage == 3 else self.models[:1]
+        parts = [model.get("frozen_param_fragments") or {} for model in models]
+        return {name: torch.cat([part[name].flatten() for part in parts])[: math.prod(shape)]
+                for name, shape in shapes.items()}
 
     def about(self) -> dict:
         """What the index says, see `content.about`."""
         module, aliases = self.model["module"], dict(self.model.get("shared_params") or {})
-        shapes = {name: shape for _, name, shape in self.parameters()} | dict(self.model.get("frozen_param_shapes") or {})
+        shapes = {name: shape for _, name, shape in self.parameters()}
+        shapes |= dict(self.model.get("frozen_param_shapes") or {})
         if not self.shapes:
             shapes = {name: value.shape for name, value in self.frozen().items()}
-        parameters = {name: {"shape": list(shapes[name]), "dtype": name_of(module[name].dtype)} for name in module if name in shapes and name not in aliases}
+        parameters = {name: {"shape": list(shapes[name]), "dtype": name_of(module[name].dtype)}
+                      for name in module if name in shapes and name not in aliases}
         buffers = {name: list(module[name].shape) for name in self.model["buffer_names"] if name in module}
         kind = "AdamW" if "exp_avg_sq" in self.flat else "SGD" if "momentum_buffer" in self.flat else None
-        return {"torch": torch.__version__, "ranks": self.ranks, "stage": self.stage, "optimizer": kind if self.shapes else None,
-                "parameters": parameters, "aliases": aliases, "buffers": buffers}
+        return {"torch": torch.__version__, "ranks": self.ranks, "stage": self.stage, "parameters": parameters,
+                "optimizer": kind if self.shapes else None, "aliases": aliases, "buffers": buffers}
 
 
 def natural(path: Path) -> list:
@@ -167,7 +184,8 @@ def convert(folder: Path, path: Path) -> None:
     theirs = DeepSpeedCheckpoint(folder)
     model, about = theirs.model, theirs.about()
     tensors = [key for key in theirs.flat if key]
-    states = {name: {"group": group, "tensors": tensors, "others": theirs.others[group]} for group, name, _ in theirs.parameters()}
+    states = {name: {"group": group, "tensors": tensors, "others": theirs.others[group]}
+              for group, name, _ in theirs.parameters()}
     extra = {"engine": {"global_steps": model["global_steps"], "micro_steps": model["global_steps"]},
              "client": {key: value for key, value in model.items() if key not in OWN_KEYS}}
     if isinstance(model.get("lr_scheduler"), dict):

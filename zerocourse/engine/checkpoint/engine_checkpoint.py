@@ -1,4 +1,4 @@
-"""DeepSpeed's `save_checkpoint` and `load_checkpoint`: a folder of checkpoints by tag, and where the training stands."""
+"""DeepSpeed's `save_checkpoint` and `load_checkpoint`: checkpoints by tag, with all that the engine knows."""
 
 import warnings
 from pathlib import Path
@@ -14,22 +14,24 @@ class EngineCheckpoints:
 
     def save_checkpoint(self, save_dir: str | Path, tag: str | None = None, client_state: dict | None = None,
                         save_latest: bool = True, asynchronous: bool = False) -> bool:
-        """Save everything as the folder `save_dir/tag`, and note the tag in `save_dir/latest`. Collective. Returns True.
+        """Save everything as the folder `save_dir/tag`, and note the tag in `save_dir/latest`. Collective. Returns
+        True.
 
-        What is saved: all that `zerocourse.save_checkpoint` saves, the scheduler, the number of steps, the position in the
-        training data that `initialize` was given, and `client_state` as rank 0 has it.
-        tag: `global_stepN` by default.   asynchronous: write in the background. `latest` then follows when the checkpoint is
-        whole, which the next save or load, or `engine.wait_for_checkpoint()`, waits for.
-        Raises BadInput between the first and the last micro-batch of a window.
+        What is saved: all that `zerocourse.save_checkpoint` saves, the scheduler, the number of steps, the position in
+        the training data that `initialize` was given, and `client_state` as rank 0 has it.
+        tag: `global_stepN` by default.   asynchronous: write in the background. `latest` then follows when the
+        checkpoint is whole, which the next save or load, or `engine.wait_for_checkpoint()`, waits for. Raises BadInput
+        between the first and the last micro-batch of a window.
         """
         done = self._window + self._has_gradients
         if done:
-            raise BadInput(f"save_checkpoint was called after {done} of {self.gradient_accumulation_steps()} micro-batches of a "
-                           "window, whose gradients a checkpoint does not hold: save after the engine.step() that updates")
+            raise BadInput(f"save_checkpoint was called after {done} of {self.gradient_accumulation_steps()} micro-batches of "
+                           "a window, whose gradients a checkpoint does not hold: save after the engine.step() that updates")
         tag = f"global_step{self.global_steps}" if tag is None else str(tag)
         tags = self.zero.groups.all_gather_object(tag)
         if len(set(tags)) > 1 or Path(tag).name != tag:
-            raise BadInput(f"the tag of a checkpoint is {' and '.join(map(repr, sorted(set(tags))))}: it must be one folder's name, the same on every rank")
+            raise BadInput(f"the tag of a checkpoint is {' and '.join(map(repr, sorted(set(tags))))}: it must be one "
+                           "folder's name, the same on every rank")
         self.wait_for_checkpoint()
         state = {"engine": {name: getattr(self, name) for name in COUNTS}, "client": client_state or {}}
         state |= {name: part.state_dict() for name, part in self._parts().items()}
@@ -40,7 +42,7 @@ class EngineCheckpoints:
         return True
 
     def wait_for_checkpoint(self) -> None:
-        """The checkpoint that is being written in the background is whole when this returns. Collective. Raises CheckpointError."""
+        """What is written in the background is whole when this returns. Collective. Raises CheckpointError."""
         if self._saving is None:
             return
         saving, self._saving = self._saving, None
@@ -56,21 +58,24 @@ class EngineCheckpoints:
                         load_module_only: bool = False) -> tuple[str | None, dict | None]:
         """Continue from `load_dir/tag`, by default the one that `load_dir/latest` names. Collective.
 
-        Returns (path, client_state), or (None, None) with a warning when there is no `latest`. The number of ranks, the stage
-        and the precision may be others than at saving; random states are restored if the number of ranks is the same.
+        Returns (path, client_state), or (None, None) with a warning when there is no `latest`. The number of ranks, the
+        stage and the precision may be others than at saving; random states are restored if the number of ranks is the
+        same.
         """
         if not load_module_strict:
-            raise BadInput("load_module_strict=False is not supported: load matching names with zerocourse.load_state_dict")
+            raise BadInput("load_module_strict=False is not supported: a checkpoint is loaded into the model it is of")
         self.wait_for_checkpoint()
         tag = folders.latest(Path(load_dir)) if tag is None else str(tag)
         if tag is None:
-            warnings.warn(f"there is no file {Path(load_dir, folders.LATEST)}, so nothing was loaded: give load_checkpoint a tag", stacklevel=2)
+            warnings.warn(f"there is no file {Path(load_dir, folders.LATEST)}, so nothing was loaded: give load_checkpoint "
+                          "a tag", stacklevel=2)
             return None, None
         path = Path(load_dir, tag)
         alone = load_module_only or not load_optimizer_states
         state = load_checkpoint(self.module, None if alone else self.optimizer, path, random=not load_module_only)
         if not isinstance(state, dict) or "engine" not in state:
-            raise BadInput(f"{path} was saved by zerocourse.save_checkpoint, without an engine: load it with zerocourse.load_checkpoint")
+            raise BadInput(f"{path} was saved by zerocourse.save_checkpoint, without an engine: load it with "
+                           "zerocourse.load_checkpoint")
         self._forget_window()
         if not load_module_only:
             for name in COUNTS:

@@ -1,4 +1,5 @@
-"""Loads a checkpoint into a sharded model and its optimizer: each rank reads what it holds; gathers what it shows of others.
+"""Loads a checkpoint into a sharded model and its optimizer: each rank reads its slices, and gathers the others' if it
+shows them.
 
 Nothing depends on how the checkpoint was written: number of ranks, stage, rank map and precision may be others.
 """
@@ -23,11 +24,13 @@ from .source import Source
 
 
 def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, random: bool = True) -> object:
-    """Continue from the checkpoint `path`: the model that `shard` returned, and its optimizer, become what was saved. Collective.
+    """Continue from the checkpoint `path`: the model that `shard` returned, and its optimizer, become what was saved.
+    Collective.
 
-    optimizer: None loads the model alone.   random: give each rank its random states too, if there are as many ranks as then.
-    Returns the `extra` that was saved. Gradients are forgotten. Raises BadInput, on every rank and before anything changes, when
-    there is no whole checkpoint, when it is damaged, or when it is of another model or optimizer.
+    optimizer: None loads the model alone.   random: give each rank its random states too, if there are as many ranks as
+    then. Returns the `extra` that was saved. Gradients are forgotten. Raises BadInput, on every rank and before
+    anything changes, when there is no whole checkpoint, when it is damaged, or when it is of another model or
+    optimizer.
     """
     stage = stage_of(model)
     finish_earlier(stage)
@@ -97,7 +100,8 @@ class Reading(Source):
                 for key in saved["tensors"]:
                     name = state_name(where.name, key)
                     state[part][key] = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
-                    items += self.items(Piece(name, (flat.params[where.name].numel(),), (where.start,), state[part][key]))
+                    size = flat.params[where.name].numel(),
+                    items += self.items(Piece(name, size, (where.start,), state[part][key]))
         return items
 
 
@@ -113,4 +117,5 @@ def check_names(about: dict, stage: DataParallel) -> None:
             raise BadInput(f"the checkpoint is of another model: it {what} {', '.join(map(repr, missing[:3]))}{more}")
     for name, shape in shape_now.items():
         if shape_then[name] != shape:
-            raise BadInput(f"the checkpoint is of another model: {name!r} is {tuple(shape_then[name])} there, and {tuple(shape)} in the model")
+            raise BadInput(f"the checkpoint is of another model: {name!r} is {tuple(shape_then[name])} there, and "
+                           f"{tuple(shape)} in the model")

@@ -1,4 +1,4 @@
-"""A checkpoint as one process sees it, without a model: what is in it, and its weights as safetensors. It communicates nothing."""
+"""A checkpoint without its model: what is in it, and its weights as safetensors. It communicates nothing."""
 
 import math
 from functools import partial

@@ -16,12 +16,13 @@ STEPPED = {"Adam": "AdamW"}  # optimizers that keep the same states under the sa
 
 
 def small_states(stage: DataParallel, optimizer: Optimizer | None) -> dict[str, dict]:
-    """By parameter whose first element this rank owns: its group, the names of its element-wise states, and the other states."""
+    """By parameter whose first element this rank owns: its group, its element-wise states' names, its other states."""
     said = {}
     for flat, name, part in first_parts(stage, optimizer):
         tensors = elementwise(flat, name, optimizer)
         state = optimizer.state.get(part, {})
-        said[name] = {"tensors": list(tensors), "others": {key: value for key, value in state.items() if key not in tensors}}
+        others = {key: value for key, value in state.items() if key not in tensors}
+        said[name] = {"tensors": list(tensors), "others": others}
     for index, group in enumerate(optimizer.param_groups if optimizer is not None else []):
         parts = set(group["params"])
         for _, name, part in first_parts(stage, optimizer):
@@ -48,16 +49,18 @@ def group_settings(optimizer: Optimizer | None) -> list[dict] | None:
     return [{key: value for key, value in group.items() if key not in OWN_KEYS} for group in optimizer.param_groups]
 
 
-def check_optimizer(about: dict, saved: dict[str, dict], groups: list[dict] | None, optimizer: Optimizer, stage: DataParallel) -> None:
+def check_optimizer(about: dict, saved: dict[str, dict], groups: list[dict] | None, optimizer: Optimizer,
+                    stage: DataParallel) -> None:
     """Raise BadInput, before anything changes, when these states are not for this optimizer."""
     kind = type(optimizer).__name__
     if groups is None:
         raise BadInput("the checkpoint was saved without an optimizer: load it with optimizer=None")
     if STEPPED.get(kind, kind) != STEPPED.get(about["optimizer"], about["optimizer"]):
-        raise BadInput(f"the checkpoint has the states of {about['optimizer']}, and the optimizer is {kind}: make the same one, or load "
-                       "the model alone, with optimizer=None")
+        raise BadInput(f"the checkpoint has the states of {about['optimizer']}, and the optimizer is {kind}: make the same "
+                       "one, or load the model alone, with optimizer=None")
     if len(groups) != len(optimizer.param_groups):
-        raise BadInput(f"the checkpoint's optimizer has {len(groups)} parameter groups, and this one {len(optimizer.param_groups)}")
+        raise BadInput(f"the checkpoint's optimizer has {len(groups)} parameter groups, and this one "
+                       f"{len(optimizer.param_groups)}")
     group_of = {part: index for index, group in enumerate(optimizer.param_groups) for part in group["params"]}
     for flat in stage.flats:
         for name, part in flat.shard_params.items():
@@ -76,8 +79,9 @@ def set_groups(optimizer: Optimizer, groups: list[dict]) -> None:
 
 
 def with_others(others: dict[str, object], group: dict, part: torch.Tensor) -> dict[str, object]:
-    """A parameter's states that are not element-wise, where the optimizer wants them: torch keeps step counts on the CPU,
-    unless its kernel reads them on the device."""
+    """A parameter's states that are not element-wise, where the optimizer wants them: torch keeps step counts on the
+    CPU, unless its kernel reads them on the device."""
     on_device = group.get("capturable") or group.get("fused")
-    return {key: value.to(part.device if on_device or key != "step" else "cpu", copy=True) if isinstance(value, torch.Tensor) else value
+    where = {key: part.device if on_device or key != "step" else "cpu" for key in others}
+    return {key: value.to(where[key], copy=True) if isinstance(value, torch.Tensor) else value
             for key, value in others.items()}

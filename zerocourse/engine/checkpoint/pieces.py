@@ -1,8 +1,9 @@
-"""What a checkpoint holds: pieces of tensors, each known by its tensor's name and its place there. It communicates nothing.
+"""What a checkpoint holds: pieces of tensors, each known by its tensor's name and its place there. It communicates
+nothing.
 
-A piece says nothing of stages, ranks or buffers, and that is why a checkpoint travels: whoever reads needs some range of
-some parameter, and takes it from whatever pieces there are. Parameters and the states of their optimizer are 1-D here, in
-the order of their elements, because a cut may go through the middle of a row:
+A piece says nothing of stages, ranks or buffers, and that is why a checkpoint travels: whoever reads needs some range
+of some parameter, and takes it from whatever pieces there are. Parameters and the states of their optimizer are 1-D
+here, in the order of their elements, because a cut may go through the middle of a row:
 
     model/NAME              the parameter, as exact as there is: the fp32 master weights, if it trains in half precision
     optimizer/NAME/KEY      a state that has an element for each of the parameter's (Adam's averages, momentum)

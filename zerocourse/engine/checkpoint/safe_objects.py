@@ -1,4 +1,5 @@
-"""Everything in a checkpoint that is not a big tensor, kept so that reading it runs no code. It communicates nothing."""
+"""Everything in a checkpoint that is not a big tensor, kept so that reading it runs no code. It communicates
+nothing."""
 
 import io
 import random
@@ -10,7 +11,8 @@ from ...errors import BadInput
 
 
 def packed(value: object, called: str) -> io.BytesIO:
-    """The value as bytes. Raises BadInput that names what `unpacked` would refuse to read, before anything is written."""
+    """The value as bytes. Raises BadInput that names what `unpacked` would refuse to read, before anything is
+    written."""
     stream = io.BytesIO()
     try:
         torch.save(value, stream)
@@ -20,8 +22,8 @@ def packed(value: object, called: str) -> io.BytesIO:
         if isinstance(value, dict):
             for key, inner in value.items():
                 packed(inner, f"{called}[{key!r}]")
-        raise BadInput(f"{called} is {_said(value)}, and a checkpoint holds only what can be read without running its code: numbers, "
-                       "strings, tensors, and lists, tuples and dictionaries of them") from error
+        raise BadInput(f"{called} is {_said(value)}, and a checkpoint holds only what can be read without running its code: "
+                       "numbers, strings, tensors, and lists, tuples and dictionaries of them") from error
     stream.seek(0)
     return stream
 

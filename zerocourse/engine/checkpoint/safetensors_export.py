@@ -1,8 +1,9 @@
-"""Weights as safetensors, in files and under names that Hugging Face's `from_pretrained` reads. Gathers the model on rank 0."""
+"""Weights as safetensors, as Hugging Face's `from_pretrained` reads them. Gathers the model on rank 0."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,8 +28,10 @@ class LazyTensor:
     make: Callable[[], torch.Tensor]
 
 
-def save_safetensors(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write the whole weights of a sharded model into `folder`. Collective; every rank returns when the files are there.
+def save_safetensors(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None,
+                     shard_bytes: int = SHARD_BYTES) -> None:
+    """Write the whole weights of a sharded model into `folder`. Collective; every rank returns when the files are
+    there.
 
     dtype: of the floats in the files; None: as they train.   shard_bytes: the most in one file.
     Tied weights are written once, under their first name, and the model's `config`, where it has one, beside them.
@@ -38,9 +41,9 @@ def save_safetensors(model: nn.Module, folder: str | Path, dtype: torch.dtype | 
     if state:
         try:
             tied = aliases(model)
-            tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and name not in tied}
-            write_safetensors({name: LazyTensor(nbytes(value.shape, value.dtype, dtype), lambda value=value: cast(value, dtype))
-                               for name, value in tensors.items()}, Path(folder), shard_bytes)
+            tensors = {name: LazyTensor(nbytes(value.shape, value.dtype, dtype), partial(cast, value, dtype))
+                       for name, value in state.items() if isinstance(value, torch.Tensor) and name not in tied}
+            write_safetensors(tensors, Path(folder), shard_bytes)
             for part in ("config", "generation_config"):
                 if hasattr(getattr(model, part, None), "save_pretrained"):
                     getattr(model, part).save_pretrained(folder)
@@ -70,7 +73,9 @@ def write_safetensors(tensors: dict[str, LazyTensor], folder: Path, shard_bytes:
             shards.append({})
         shards[-1][name] = tensor
     folder.mkdir(parents=True, exist_ok=True)
-    names = [FILE] if len(shards) == 1 else [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = [FILE]
     for name, shard in zip(names, shards, strict=True):
         draft = folder / f"{name}.draft"
         save_file({key: tensor.make() for key, tensor in shard.items()}, draft, metadata={"format": "pt"})
@@ -79,7 +84,7 @@ def write_safetensors(tensors: dict[str, LazyTensor], folder: Path, shard_bytes:
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         total = sum(tensor.nbytes for tensor in tensors.values())
         write_whole(folder / FILE_INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2))
-    stale = {FILE, *(file.name for file in folder.glob(FILES)), *([FILE_INDEX] if len(shards) == 1 else [])} - set(names)
-    for name in stale:
+    earlier = {FILE, *(file.name for file in folder.glob(FILES))} | ({FILE_INDEX} if len(shards) == 1 else set())
+    for name in earlier - set(names):
         (folder / name).unlink(missing_ok=True)
     return names

@@ -31,12 +31,14 @@ _under_way: "WeakKeyDictionary[DataParallel, Saving]" = WeakKeyDictionary()  # o
 
 def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, extra: object = None,
                     asynchronous: bool = False) -> "Saving":
-    """Save a model that `shard` returned, with its optimizer, as the folder `path`. Collective: every rank must call it.
+    """Save a model that `shard` returned, with its optimizer, as the folder `path`. Collective: every rank must call
+    it.
 
     What is saved: parameters (fp32 master weights where they train in half precision), persistent buffers, the
     optimizer's states and hyper-parameters, each rank's random states, and `extra` as rank 0 has it (numbers, strings,
     tensors, and lists, tuples and dictionaries of them), which `load_checkpoint` returns. Gradients are not: save after
-    a step. A checkpoint that is there already under this name stays until the new one is whole. All ranks must see one disk.
+    a step. A checkpoint that is there already under this name stays until the new one is whole. All ranks must see one
+    disk.
 
     asynchronous: copy everything in memory, write in the background, and return at once; the checkpoint is there after
         `wait()` of what is returned. Without it, it is there when this returns.
@@ -130,7 +132,8 @@ class Saving:
         file, until = self.partial / f"part_{rank}.json", time.monotonic() + self.limit
         while not file.exists():
             if time.monotonic() > until:
-                raise CheckpointError(f"rank {rank} has not written its part within {self.limit:.0f} s (do all ranks see this disk?)")
+                raise CheckpointError(f"rank {rank} has not written its part within {self.limit:.0f} s (do all ranks see "
+                                      "this disk?)")
             time.sleep(POLL_SECONDS)
         return json.loads(file.read_text())
 
@@ -153,7 +156,8 @@ class Saving:
     # -- together -------------------------------------------------------------------------------------------------------
 
     def agree(self, work: Callable[[], object], only_rank_0: bool = False) -> None:
-        """Do some work, and know that all ranks have done it. Raises CheckpointError on every rank when one could not."""
+        """Do some work, and know that all ranks have done it. Raises CheckpointError on every rank when one could
+        not."""
         self.error = None
         if self.content.rank == 0 or not only_rank_0:
             try:

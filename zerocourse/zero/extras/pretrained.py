@@ -16,7 +16,8 @@ def save_together(model: nn.Module) -> None:
 
 def collective(model: Callable[[], nn.Module], own: Callable) -> Callable:
     def save_pretrained(folder, *args, state_dict: dict | None = None, **kwargs) -> object:
-        """Save whole weights, the config and what else belongs to it. Collective; every rank returns when the files are there."""
+        """Save whole weights, the config and what else belongs to it. Collective; every rank returns when the files are
+        there."""
         from ..consolidate import state_dict as consolidated  # which imports from here
 
         sharded, result, error = model(), None, None
