@@ -1,6 +1,7 @@
 """Checkpoints: bitwise the same training afterwards, at any number of ranks, stage, map and precision; whole or not there."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -144,6 +145,9 @@ def test_training_goes_on_bitwise_at_any_number_of_ranks_stage_and_map(pool, tmp
             for name, value in exact["state"].items():
                 assert torch.equal(got["state"][name], value), f"{what}: {name}"
         assert sorted(each.name for each in tmp_path.iterdir()) == [str(each) for each in range(number + 1)], "nothing is left over"
+        for name, entry in read_index(tmp_path / str(number))["tensors"].items():
+            written = sum(math.prod(chunk["sizes"]) for chunk in entry["chunks"])
+            assert written == math.prod(entry["size"]), f"leg {number}: {name}: each element is written by one rank"
 
 
 # -- in the background -----------------------------------------------------------------------------------------------
