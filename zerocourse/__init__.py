@@ -13,18 +13,26 @@ __version__ = "0.1.0"
 # Where each public name lives. It is imported when it is asked for: the formulas need no torch, and torch takes seconds.
 _HOME = {
     "initialize": "engine", "Engine": "engine",
-    "shard": "zero.shard", "state_dict": "engine.consolidate", "load_state_dict": "engine.consolidate", "gathered": "engine.consolidate",
+    "init_distributed": "engine.familiar", "add_config_arguments": "engine.familiar",
+    "shard": "zero.shard", "state_dict": "zero.consolidate", "load_state_dict": "zero.consolidate", "gathered": "zero.consolidate",
+    "save_checkpoint": "engine.checkpoint", "load_checkpoint": "engine.checkpoint",
+    "save_safetensors": "engine.checkpoint.safetensors_export", "load_safetensors": "zero.weights",
     "ZeroOptions": "zero.options", "Precision": "zero.options",
     "deferred_init": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
     "Ranks": "launch.ranks", "load_ipython_extension": "launch.magics",
 }
+_ROOMS = ("zero",)  # rooms that are named as such, for `deepspeed.zero.Init`
 __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str):
     if name in _HOME:
         return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _ROOMS:
+        return importlib.import_module(f".{name}", __name__)
+    absent = importlib.import_module(".engine.absent", __name__) if not name.startswith("_") else None
+    said = absent and absent.refusal("zerocourse", name, absent.OF_THE_PACKAGE)
+    raise AttributeError(said or f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -22,15 +22,18 @@ from ..comm.group import Comm
 from ..data.sampler import ShardSampler
 from ..errors import BadInput
 from ..zero.shard import shard
+from .checkpoint.engine_checkpoint import EngineCheckpoints
+from .checkpoint.saving import Saving
 from .config import Config
 from .config.auto import known_values
-from .consolidate import state_dict
+from .familiar import FamiliarNames
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
 
 
 def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None,
                model_parameters=None, training_data: Dataset | None = None, lr_scheduler=None,
-               config: dict | str | Path | None = None, args=None):
+               config: dict | str | Path | None = None, args=None, collate_fn: Callable | None = None, mpu=None,
+               dist_init_required: bool | None = None, config_params: dict | str | Path | None = None):
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
     An existing process group is used. Under torchrun one is started. Otherwise there is one rank.
@@ -41,10 +44,15 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
         section makes one.
     args: the arguments that DeepSpeed's launcher gives scripts; their `deepspeed_config` counts without a `config`.
         Hugging Face's TrainingArguments say what "auto" means in the config.
+    collate_fn: makes a batch of samples, for the loader.   config_params: DeepSpeed's older name of `config`.
     Raises BadInput for an impossible config (see `config`), or one that differs from rank to rank.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(f"initialize needs model=, a torch.nn.Module, not a {type(model).__name__}")
+    if mpu is not None:
+        raise BadInput("initialize got mpu=, and the engine has data parallelism alone: shard the model with zerocourse.shard(..., "
+                       "shard_group=...) on the ranks that hold the same part of it")
+    config = config_params if config is None else config
     config = getattr(args, "deepspeed_config", None) if config is None else config
     if config is None:
         raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
@@ -63,11 +71,11 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     if checkpointing is not None and checkpointing.enabled:
         checkpoint_blocks(model, checkpointing.number_checkpoints)  # before shard: its hooks stand around the blocks
     engine = Engine(model, optimizer, resolved, comm, lr_scheduler)
-    loader = engine.loader(training_data) if training_data is not None else None
+    loader = engine.loader(training_data, collate_fn) if training_data is not None else None
     return engine, optimizer, loader, lr_scheduler
 
 
-class Engine:
+class Engine(FamiliarNames, EngineCheckpoints):
     """A model under a stage of ZeRO, its optimizer, and where the training stands."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, config: Config, comm: Comm, lr_scheduler=None):
@@ -87,19 +95,16 @@ class Engine:
         self._spoiled = False  # a backward failed, so the gradients of this window must not be used
         self._boundary: bool | None = None  # set by the user
         self._norm: float | None = None
+        self._updated = False  # did the last step update the parameters?
+        self._sampler: ShardSampler | None = None  # of the loader
+        self._saving: Saving | None = None  # a checkpoint that is being written in the background
+        self._to_note: Path | None = None  # where it is to be noted as the latest
 
     def __call__(self, *args, **kwargs):
         if self._spoiled:
             self.zero.zero_grad()
             self._window, self._spoiled = 0, False
         return self.module(*args, **kwargs)
-
-    def train(self, mode: bool = True) -> "Engine":
-        self.module.train(mode)
-        return self
-
-    def eval(self) -> "Engine":
-        return self.train(False)
 
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 
@@ -141,6 +146,7 @@ class Engine:
         update, self._has_gradients = self.is_gradient_accumulation_boundary(), False
         self._window += 1
         self.micro_steps += 1
+        self._updated = update
         if not update:
             return
         if self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
@@ -164,13 +170,18 @@ class Engine:
         """Set the boundary yourself, until the next update. For a last window that is shorter than the others."""
         self._boundary = is_boundary
 
-    def loader(self, dataset: Dataset) -> DataLoader:
-        """This rank's micro-batches of a map-style dataset, reshuffled every epoch."""
+    def _forget_window(self) -> None:
+        """The next micro-batch is the first of a window."""
+        self._window, self._has_gradients, self._spoiled, self._boundary = 0, False, False, None
+
+    def loader(self, dataset: Dataset, collate_fn: Callable | None = None) -> DataLoader:
+        """This rank's micro-batches of a map-style dataset, reshuffled every epoch. A checkpoint has the position in it."""
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise BadInput(f"training_data is a {type(dataset).__name__} without a length or an index: it must be a "
                            "map-style dataset")
-        sampler = ShardSampler(len(dataset), self.global_rank, self.world_size, self.train_micro_batch_size_per_gpu())
-        return DataLoader(dataset, batch_sampler=sampler)
+        self._sampler = ShardSampler(len(dataset), self.global_rank, self.world_size, self.train_micro_batch_size_per_gpu())
+        # A generator of its own: each iteration draws a number, and a run that is resumed begins one more of them.
+        return DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate_fn, generator=torch.Generator())
 
     # -- properties --------------------------------------------------------------------------------------------------
 
@@ -189,10 +200,6 @@ class Engine:
     def get_global_grad_norm(self) -> float | None:
         """The 2-norm of the whole gradient before clipping, at the last step."""
         return self._norm
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Whole parameters and persistent buffers, on every rank. Collective."""
-        return state_dict(self.module)
 
     def memory(self) -> dict[str, int]:
         """Bytes that this rank holds now, by kind: parameters, gradients, optimizer states with master weights."""

@@ -106,6 +106,7 @@ class DataParallel(Reducer):
         self.reduced_buckets: set[FlatBuffer] = set()  # buckets whose reduction this backward has started
         self.in_flight: list[FlatBuffer] = []  # buckets whose reduction is under way, the oldest first
         self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
+        self.has_unused_gradients = False  # has a backward brought some since the last step?
         self.written = WrittenParameters(self)
         self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written]
         passing = {"bucket": self.shards_gradients, "full": self.shards_parameters}  # what is held only for a while
@@ -200,6 +201,7 @@ class DataParallel(Reducer):
             self.meter.recount(flat)
         for extra in self.extras:
             extra.after_step()
+        self.has_unused_gradients = False
         self.recorder.next_step()
         return loss if closure is not None else result
 
@@ -209,6 +211,7 @@ class DataParallel(Reducer):
             self.forget_backward()
         self.wait_for_reductions()
         self.needs_finish = False
+        self.has_unused_gradients = False
         for flat in self.flats:
             flat.clear_gradients(set_to_none)
             self.meter.recount(flat)

@@ -81,6 +81,7 @@ class Reducer:
         self.n_reached = len(self.queue) + 1
         self.launch()
         self.needs_finish = True
+        self.has_unused_gradients = True
         if self.reduces_now and self.is_last:
             self.finish()
         self.forget_backward()

@@ -7,6 +7,7 @@ one unit, and the module of it that is being drawn.
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,12 @@ from torch.optim import Optimizer
 from ..comm import Comm
 from ..errors import BadInput
 from ..init.deferred import Materializer, assert_materializable
+from ..init.safetensors_folder import SafetensorsFolder
 from ..layout.rankmap import Layout, RankMap, owners
 from .buffer import FlatBuffer
 from .ddp import DataParallel, StageOps
 from .extras.gradients import mark_parameters
+from .extras.pretrained import save_together
 from .extras.refusals import check_same, check_trainable, describe, refuse_habits
 from .groups import Groups
 from .optimizer import take_over
@@ -28,6 +31,7 @@ from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
 from .unit import Unit, cut_into_units, split_into_buffers
+from .weights import read_weights, stored_names
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
 
@@ -36,7 +40,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
           units: Iterable[str | type] | None = None, *, options: ZeroOptions | None = None, precision: Precision | None = None,
           bucket_size: int | None = None, prefetch: int | None = None, in_flight: int | None = None,
           reshard_after_forward: bool | None = None, agreement: bool | None = None, param_dtype: torch.dtype | None = None,
-          init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
+          init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0, weights: str | Path | None = None,
           comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
           replicate_group: dist.ProcessGroup | None = None, ops: dict[str, Callable] | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
@@ -46,6 +50,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         meta device are materialised unit by unit, and a rank keeps its slices: by `init_fn(module)`, else the model's
         `_init_weights`, else `reset_parameters`, from `seed` and the parameter's name, so that any number of ranks
         begins alike.
+    weights: a local folder of safetensors, from which each rank reads the slices it owns, in place of any other values.
     optimizer: any whose update is element-wise; changed in place (its parameters become 1-D parts of this rank's
         slices; groups and hyper-parameters stay) and returned. `step` is collective, `zero_grad` is local.
     stage: 0 (data parallel), 1, 2 or 3.
@@ -82,9 +87,11 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
                           or ("cuda" if "nccl" in groups.shard.backends else "cpu"))
     assert_materializable(model)
     materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
+    folder = SafetensorsFolder(weights) if weights is not None else None
+    stored = stored_names(model, folder) if folder is not None else {}
 
     for unit in made:
-        fill_unit(unit, stage_class, groups, owner, options, precision, materializer)
+        fill_unit(unit, stage_class, groups, owner, options, precision, materializer, is_read=folder is not None)
     model.to(device)  # the buffers: the parameters are there
     for name, buffer in model.named_buffers():
         groups.broadcast(buffer, f"buffer {name}")
@@ -94,6 +101,9 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if optimizer is not None:
         take_over(optimizer, model.zero)
     refuse_habits(model)
+    save_together(model)
+    if folder is not None:
+        read_weights(model.zero, folder, stored)
     return model, optimizer
 
 
@@ -112,8 +122,11 @@ def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
 
 
 def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict[str, int] | None,
-              options: ZeroOptions, precision: Precision, materializer: Materializer) -> None:
-    """Make the unit's flat buffers, and free everything of it that this rank does not own."""
+              options: ZeroOptions, precision: Precision, materializer: Materializer, is_read: bool = False) -> None:
+    """Make the unit's flat buffers, and free everything of it that this rank does not own.
+
+    is_read: its values are still to be read, each rank's slices by itself.
+    """
     buffers = [each for run in unit.runs for each in split_into_buffers(run, options.bucket_size)]  # a run's gradients come together
     for index, params in enumerate(buffers):
         name = unit.name if len(buffers) == 1 else f"{unit.name}[{index}]"
@@ -122,9 +135,11 @@ def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict
         unit.flats.append(FlatBuffer(name, params, layout, groups.shard.rank, stage.shards_optimizer, stage.shards_parameters,
                                      precision.of(next(iter(params.values()))), groups))
     places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
+    for key in places if is_read else []:
+        materializer.install(key, places[key])
     for key, value in materializer.stream(unit.params):  # straight into the buffer: no second copy of the unit
         materializer.install(key, places[key].copy_(value))
     for flat in unit.flats:
-        flat.fill(lambda values, name=flat.name: groups.broadcast(values, name))
+        flat.fill(lambda values, name=flat.name: None if is_read else groups.broadcast(values, name))
         if stage.shards_parameters:
             flat.storage.free()

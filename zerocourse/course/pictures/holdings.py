@@ -2,8 +2,7 @@
 that one has, to scale. The slices are those that `shard` would cut: the same units, buffers and layouts.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -136,7 +135,7 @@ def drawn(buffers: Sequence[Buffer], held: Mapping[tuple[int, int], list[Held]],
 
 def unit_names(drawing: svg.Drawing, buffers: Sequence[Buffer], left: float, scale: float) -> None:
     """Above a column: where each unit begins, with its name where there is room."""
-    at, room, fits = left, left, {}
+    at, room = left, left
     for buffer in buffers:
         drawing.line(at, HEAD - 12, at, HEAD - 5, color=FAINT)
         name, wide = buffer.unit, buffer.layout.padded * scale

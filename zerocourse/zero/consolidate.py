@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ..errors import BadInput
-from ..zero.ddp import DataParallel
-from ..zero.extras.refusals import SHARDED
-from ..zero.extras.written import checksum
-from ..zero.unit import Unit
+from .ddp import DataParallel
+from .extras.refusals import SHARDED
+from .extras.written import checksum
+from .unit import Unit
 
 EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # of what `get_extra_state` returns
 
@@ -66,17 +66,22 @@ def names(model: nn.Module) -> dict[str, object]:
     return type(model).state_dict(model, keep_vars=True)
 
 
-def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+def state_dict(model: nn.Module, rank_0_only: bool = False) -> dict[str, torch.Tensor]:
     """What `model.state_dict()` would be on one process: whole parameters and persistent buffers, on every rank.
 
+    rank_0_only: on the CPU of the first rank; the others take part and get an empty dictionary.
     Parameters are copies in their training dtype; tied names share one tensor. Raises BadInput for an entry that the
     model made out of parameters of which this rank has only slices.
     """
     stage, values = model.zero, {}
+    keeps = not rank_0_only or not any(comm.rank for comm in stage.groups.comms)
     for unit in stage.units:
         with whole(stage, unit):
-            for flat in unit.flats:
-                values |= {flat.params[key]: view.detach().clone() for key, view in flat.views.items()}
+            for flat in unit.flats if keeps else []:
+                where = "cpu" if rank_0_only else flat.full.device
+                values |= {flat.params[key]: view.detach().to(where, copy=True) for key, view in flat.views.items()}
+    if not keeps:
+        return {}
     state = {}
     for name, kept in names(model).items():
         if isinstance(kept, nn.Parameter):

@@ -1,0 +1,130 @@
+"""Where a checkpoint lies on the disk, and how it gets there whole or not at all. It communicates nothing.
+
+A save writes into `NAME.partial`, a folder beside the place of the checkpoint. When all ranks have written, and the
+disk has everything, the index comes last, and the folder is renamed to `NAME`. If the process is killed,
+
+    before the index    `NAME` is what it was, and `NAME.partial` is rubbish, which the next save removes
+    after the index     `NAME.partial` is a whole checkpoint that is only to be renamed (`settle`)
+
+An older checkpoint of the same name is moved to `NAME.replaced` first, and is removed last.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from ...errors import BadInput
+
+INDEX = "index.json"  # a folder with it is a whole checkpoint
+PARTIAL, REPLACED = ".partial", ".replaced"
+LATEST = "latest"  # the file beside the checkpoints that names the last one, as DeepSpeed has it
+
+
+def beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
+
+
+def is_whole(path: Path) -> bool:
+    return (path / INDEX).is_file()
+
+
+def begin(path: Path) -> Path:
+    """An empty folder to write the checkpoint into. One process alone may call it."""
+    settle(path)
+    if path.exists() and not is_whole(path) and (not path.is_dir() or any(path.iterdir())):
+        raise BadInput(f"{path} is there and is not a checkpoint of zerocourse: save to another path")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = beside(path, PARTIAL)
+    partial.mkdir()
+    return partial
+
+
+def commit(path: Path) -> None:
+    """`NAME.partial`, which has its index now, takes the place of `NAME`. One process alone may call it."""
+    partial, replaced = beside(path, PARTIAL), beside(path, REPLACED)
+    sync(partial)
+    if path.exists():
+        path.rename(replaced)
+    partial.rename(path)
+    sync(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def settle(path: Path) -> None:
+    """Finish what a killed save left: rename what is whole, remove what is not. One process alone may call it."""
+    whole = to_read(path)
+    if whole is not None and whole != path:
+        if path.exists():
+            path.rmdir()  # an empty folder
+        whole.rename(path)
+        sync(path.parent)
+    for ending in (PARTIAL, REPLACED):
+        if beside(path, ending).exists():
+            shutil.rmtree(beside(path, ending))
+
+
+def to_read(path: Path) -> Path | None:
+    """The folder that holds the last good checkpoint of this name, or None."""
+    return next((each for each in (path, beside(path, PARTIAL), beside(path, REPLACED)) if is_whole(each)), None)
+
+
+def must_read(path: Path) -> Path:
+    """The same. Raises BadInput that says what there is instead."""
+    whole = to_read(path)
+    if whole is not None:
+        return whole
+    if beside(path, PARTIAL).exists():
+        why = f"{beside(path, PARTIAL).name} is what a save that never ended has left, and holds no checkpoint"
+    elif is_whole(path.parent / path.name / latest(path)) if latest(path) else False:
+        why = f"it is a folder of checkpoints, the last of which is {path / latest(path)}"
+    elif any(path.glob("*_model_states.pt")):
+        why = f"it is one of DeepSpeed's, of which `zerocourse checkpoint convert {path} OUT --to zerocourse` makes one"
+    elif path.exists():
+        why = f"it has no {INDEX}, which every checkpoint of zerocourse has"
+    else:
+        why = "there is no such folder"
+    there = all_in(path.parent)
+    raise BadInput(f"{path} is not a checkpoint: {why}; whole ones beside it: {', '.join(there) or 'none'}")
+
+
+def all_in(folder: Path) -> list[str]:
+    """The names of the whole checkpoints in a folder, the oldest first."""
+    names = {each.name.removesuffix(PARTIAL).removesuffix(REPLACED) for each in folder.glob("*/") if is_whole(each)}
+    return sorted(names, key=lambda name: ((to_read(folder / name) / INDEX).stat().st_mtime_ns, name))
+
+
+def torn_in(folder: Path) -> list[str]:
+    """The names of folders that killed saves left and that hold no checkpoint."""
+    return sorted(each.name for each in folder.glob(f"*{PARTIAL}/") if not is_whole(each))
+
+
+def latest(folder: Path) -> str | None:
+    """The name of the last checkpoint in a folder; None when nothing says so."""
+    try:
+        return (folder / LATEST).read_text().strip() or None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def set_latest(folder: Path, name: str) -> None:
+    write_whole(folder / LATEST, name)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """The file has the old text or the new one, and never a part of it."""
+    draft = file.with_name(file.name + ".draft")
+    with draft.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(file)
+    sync(file.parent)
+
+
+def sync(folder: Path) -> None:
+    """Names in the folder survive a loss of power from now on."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

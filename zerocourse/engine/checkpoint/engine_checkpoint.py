@@ -1,0 +1,94 @@
+"""DeepSpeed's `save_checkpoint` and `load_checkpoint`: checkpoints by tag, with all that the engine knows."""
+
+import warnings
+from pathlib import Path
+
+from ...errors import BadInput
+from . import checkpoint_folder as folders
+from .loading import load_checkpoint
+from .saving import finish_earlier, save_checkpoint
+
+
+class EngineCheckpoints:
+    """What an engine has of checkpoints. Its attributes are the engine's."""
+
+    def save_checkpoint(self, save_dir: str | Path, tag: str | None = None, client_state: dict | None = None,
+                        save_latest: bool = True, asynchronous: bool = False) -> bool:
+        """Save everything as the folder `save_dir/tag`, and note the tag in `save_dir/latest`. Collective. Returns
+        True.
+
+        What is saved: all that `zerocourse.save_checkpoint` saves, the scheduler, the number of steps, the position in
+        the training data that `initialize` was given, and `client_state` as rank 0 has it.
+        tag: `global_stepN` by default.   asynchronous: write in the background. `latest` then follows when the
+        checkpoint is whole, which the next save or load, or `engine.wait_for_checkpoint()`, waits for. Raises BadInput
+        between the first and the last micro-batch of a window.
+        """
+        done = self._window + self._has_gradients
+        if done:
+            raise BadInput(f"save_checkpoint was called after {done} of {self.gradient_accumulation_steps()} micro-batches of "
+                           "a window, whose gradients a checkpoint does not hold: save after the engine.step() that updates")
+        tag = f"global_step{self.global_steps}" if tag is None else str(tag)
+        tags = self.zero.groups.all_gather_object(tag)
+        if len(set(tags)) > 1 or Path(tag).name != tag:
+            raise BadInput(f"the tag of a checkpoint is {' and '.join(map(repr, sorted(set(tags))))}: it must be one "
+                           "folder's name, the same on every rank")
+        self.wait_for_checkpoint()
+        state = {"engine": {name: getattr(self, name) for name in COUNTS}, "client": client_state or {}}
+        state |= {name: part.state_dict() for name, part in self._parts().items()}
+        self._saving = save_checkpoint(self.module, self.optimizer, Path(save_dir, tag), state, asynchronous)
+        self._to_note = Path(save_dir) if save_latest else None
+        if not asynchronous:
+            self.wait_for_checkpoint()
+        return True
+
+    def wait_for_checkpoint(self) -> None:
+        """What is written in the background is whole when this returns. Collective. Raises CheckpointError."""
+        if self._saving is None:
+            return
+        saving, self._saving = self._saving, None
+        finish_earlier(self.zero)
+        saving.wait()
+        if self._to_note is not None:
+            if self.global_rank == 0:
+                folders.set_latest(self._to_note, saving.path.name)
+            self.zero.groups.all_gather_object("noted")
+
+    def load_checkpoint(self, load_dir: str | Path, tag: str | None = None, load_module_strict: bool = True,
+                        load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True,
+                        load_module_only: bool = False) -> tuple[str | None, dict | None]:
+        """Continue from `load_dir/tag`, by default the one that `load_dir/latest` names. Collective.
+
+        Returns (path, client_state), or (None, None) with a warning when there is no `latest`. The number of ranks, the
+        stage and the precision may be others than at saving; random states are restored if the number of ranks is the
+        same.
+        """
+        if not load_module_strict:
+            raise BadInput("load_module_strict=False is not supported: a checkpoint is loaded into the model it is of")
+        self.wait_for_checkpoint()
+        tag = folders.latest(Path(load_dir)) if tag is None else str(tag)
+        if tag is None:
+            warnings.warn(f"there is no file {Path(load_dir, folders.LATEST)}, so nothing was loaded: give load_checkpoint "
+                          "a tag", stacklevel=2)
+            return None, None
+        path = Path(load_dir, tag)
+        alone = load_module_only or not load_optimizer_states
+        state = load_checkpoint(self.module, None if alone else self.optimizer, path, random=not load_module_only)
+        if not isinstance(state, dict) or "engine" not in state:
+            raise BadInput(f"{path} was saved by zerocourse.save_checkpoint, without an engine: load it with "
+                           "zerocourse.load_checkpoint")
+        self._forget_window()
+        if not load_module_only:
+            for name in COUNTS:
+                setattr(self, name, state["engine"][name])
+            for name, part in self._parts().items():
+                if name in state and (load_lr_scheduler_states or name != "scheduler"):
+                    part.load_state_dict(state[name])
+        return str(path), state["client"]
+
+    def _parts(self) -> dict[str, object]:
+        """What else has a state: by name, those that are there."""
+        parts = {"scheduler": self.lr_scheduler, "sampler": self._sampler, "scaler": getattr(self, "loss_scaler", None)}
+        return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+
+
+COUNTS = ("global_steps", "micro_steps")  # of the engine

@@ -1,0 +1,121 @@
+"""Loads a checkpoint into a sharded model and its optimizer: each rank reads its slices, and gathers the others' if it
+shows them.
+
+Nothing depends on how the checkpoint was written: number of ranks, stage, rank map and precision may be others.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.optim import Optimizer
+
+from ...errors import BadInput
+from ...zero.ddp import DataParallel
+from ...zero.weights import publish
+from . import checkpoint_folder as folders
+from .checkpoint_index import dtype_named
+from .optimizer_state import check_optimizer, set_groups, with_others
+from .pieces import Piece, buffers, pieces_to_read, rank_of, state_name
+from .safe_objects import set_random_states
+from .saving import finish_earlier, said, stage_of
+from .source import Source
+
+
+def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, random: bool = True) -> object:
+    """Continue from the checkpoint `path`: the model that `shard` returned, and its optimizer, become what was saved.
+    Collective.
+
+    optimizer: None loads the model alone.   random: give each rank its random states too, if there are as many ranks as
+    then. Returns the `extra` that was saved. Gradients are forgotten. Raises BadInput, on every rank and before
+    anything changes, when there is no whole checkpoint, when it is damaged, or when it is of another model or
+    optimizer.
+    """
+    stage = stage_of(model)
+    finish_earlier(stage)
+    try:
+        reading, error = Reading(stage, optimizer, folders.must_read(Path(path))), None
+    except (BadInput, OSError) as caught:
+        error = said(caught)
+    raise_any(stage, error)  # the others would wait
+    stage.zero_grad()
+    try:
+        reading.read()
+    except (RuntimeError, OSError, ValueError) as caught:
+        error = f"{said(caught)}, while it was read: what the model holds now is of no use, so load a whole checkpoint"
+    raise_any(stage, error)
+    publish(stage)
+    if optimizer is not None:
+        set_groups(optimizer, reading.groups)
+    own = f"random/{rank_of(stage)}"
+    if random and reading.about["ranks"] == stage.groups.size and own in reading.index["objects"]:
+        set_random_states(reading.object(own), stage.device)
+    return reading.object("extra")
+
+
+def raise_any(stage: DataParallel, error: str | None) -> None:
+    """Raise BadInput on every rank, when one has an error."""
+    for each in stage.groups.all_gather_object(error):
+        if each is not None:
+            raise BadInput(each)
+
+
+class Reading(Source):
+    """What this rank reads, and where to."""
+
+    def __init__(self, stage: DataParallel, optimizer: Optimizer | None, folder: Path):
+        super().__init__(folder)
+        self.stage, self.optimizer = stage, optimizer
+        check_names(self.about, stage)
+        if optimizer is not None:
+            self.groups = self.object("groups")
+            self.saved = {}
+            for rank in range(self.about["ranks"]):
+                self.saved |= self.object(f"states/{rank}")
+            check_optimizer(self.about, self.saved, self.groups, optimizer, stage)
+
+    def read(self) -> None:
+        with torch.no_grad():
+            items = [item for piece in pieces_to_read(self.stage) for item in self.items(piece)]
+            for name, buffer in buffers(self.stage.model).items():
+                items += self.items(Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach()))
+            if self.optimizer is not None:
+                items += self.optimizer_items()
+            self.fetch(items)
+        for name, state in self.object("modules").items():
+            self.stage.model.get_submodule(name).set_extra_state(state)
+
+    def optimizer_items(self) -> list[ReadItem]:
+        """Give the optimizer empty states to be filled, of the names and dtypes that were saved."""
+        items, state = [], self.optimizer.state
+        group_of = {part: group for group in self.optimizer.param_groups for part in group["params"]}
+        for flat in self.stage.flats:
+            for where in flat.shard_ranges:
+                part, saved = flat.shard_params[where.name], self.saved.get(where.name, {})
+                state.pop(part, None)
+                if part not in group_of or not (saved["tensors"] or saved["others"]):
+                    continue  # it has not been stepped yet
+                state[part] = with_others(saved["others"], group_of[part], part)
+                for key in saved["tensors"]:
+                    name = state_name(where.name, key)
+                    state[part][key] = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
+                    size = flat.params[where.name].numel(),
+                    items += self.items(Piece(name, size, (where.start,), state[part][key]))
+        return items
+
+
+def check_names(about: dict, stage: DataParallel) -> None:
+    """Raise BadInput that names what the checkpoint lacks, has too much, or has in another shape."""
+    shape_now = {name: list(param.shape) for name, param in stage.model.named_parameters()}
+    shape_now |= {name: list(buffer.shape) for name, buffer in buffers(stage.model).items()}
+    shape_then = {name: said["shape"] for name, said in about["parameters"].items()} | about["buffers"]
+    for what, has, lacks in (("lacks", shape_now, shape_then), ("has what the model has not:", shape_then, shape_now)):
+        missing = [name for name in has if name not in lacks]
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise BadInput(f"the checkpoint is of another model: it {what} {', '.join(map(repr, missing[:3]))}{more}")
+    for name, shape in shape_now.items():
+        if shape_then[name] != shape:
+            raise BadInput(f"the checkpoint is of another model: {name!r} is {tuple(shape_then[name])} there, and "
+                           f"{tuple(shape)} in the model")

@@ -1,0 +1,95 @@
+"""What a checkpoint holds: pieces of tensors, each known by its tensor's name and its place there. It communicates
+nothing.
+
+A piece says nothing of stages, ranks or buffers, and that is why a checkpoint travels: whoever reads needs some range
+of some parameter, and takes it from whatever pieces there are. Parameters and the states of their optimizer are 1-D
+here, in the order of their elements, because a cut may go through the middle of a row:
+
+    model/NAME              the parameter, as exact as there is: the fp32 master weights, if it trains in half precision
+    optimizer/NAME/KEY      a state that has an element for each of the parameter's (Adam's averages, momentum)
+    buffer/NAME             a persistent buffer of the model, in its own shape, as rank 0 has it
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...layout.rankmap import ShardRange
+from ...zero.buffer import FlatBuffer
+from ...zero.ddp import DataParallel
+from ...zero.consolidate import names
+
+
+@dataclass
+class Piece:
+    """`values` are what `tensor`, of shape `size`, has at `offset`."""
+
+    tensor: str
+    size: tuple[int, ...]
+    offset: tuple[int, ...]
+    values: torch.Tensor
+
+
+def model_piece(flat: FlatBuffer, part: ShardRange, own_start: int) -> Piece:
+    """A part of a parameter that lies in this rank's slice. own_start: where `part.at` counts from, in the slice."""
+    at = own_start + part.at
+    return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,),
+                 flat.master[at : at + part.stop - part.start])
+
+
+def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterator[Piece]:
+    """This rank's share of everything, each element of which one rank alone writes."""
+    replicate = stage.groups.replicate
+    if replicate is not None and replicate.rank:
+        return
+    if rank_of(stage) == 0:
+        for name, buffer in buffers(stage.model).items():
+            yield Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach())
+    for flat in stage.flats:
+        share = flat.reduce_slice  # also where every rank holds everything
+        own = {part.name: part for part in flat.shard_ranges}
+        for part in flat.layout.shard_ranges(share):
+            yield model_piece(flat, part, share.start - flat.own.start)
+            for key, state in elementwise(flat, part.name, optimizer).items():
+                first = part.start - own[part.name].start
+                yield Piece(state_name(part.name, key), (flat.params[part.name].numel(),), (part.start,),
+                            state[first : first + part.stop - part.start])
+
+
+def pieces_to_read(stage: DataParallel) -> Iterator[Piece]:
+    """What this rank holds of the model's parameters."""
+    for flat in stage.flats:
+        for part in flat.layout.shard_ranges(flat.own):
+            yield model_piece(flat, part, 0)
+
+
+def state_name(param: str, key: str) -> str:
+    return f"optimizer/{param}/{key}"
+
+
+def elementwise(flat: FlatBuffer, name: str, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:
+    """The optimizer's states of this rank's part of a parameter that have an element for each of its elements."""
+    part = flat.shard_params.get(name)
+    state = optimizer.state.get(part, {}) if optimizer is not None and part is not None else {}
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == part.shape}
+
+
+def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The model's persistent buffers."""
+    return {name: kept for name, kept in names(model).items()
+            if isinstance(kept, torch.Tensor) and not isinstance(kept, nn.Parameter)}
+
+
+def rank_of(stage: DataParallel) -> int:
+    """This rank's number among all ranks of the stage, replicas included."""
+    groups = stage.groups
+    return groups.shard.rank + (groups.replicate.rank * groups.shard.world_size if groups.replicate else 0)
+
+
+def aliases(model: nn.Module) -> dict[str, str]:
+    """Further names of tied parameters, with the name under which each is kept."""
+    first = {param: name for name, param in model.named_parameters()}
+    return {name: first[param] for name, param in model.named_parameters(remove_duplicate=False) if first[param] != name}

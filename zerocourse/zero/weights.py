@@ -1,0 +1,72 @@
+"""Weights from a folder of safetensors: each rank reads the slices that it owns; gathers what else it shows.
+
+So a model that is built on the meta device gets its weights without a copy of it anywhere: at stage 3 a rank reads, and
+holds, its N-th of the bytes, and at stages 1 and 2 the slices of the others come over the network.
+"""
+
+import torch
+from torch import nn
+
+from ..errors import BadInput
+from ..init.safetensors_folder import SafetensorsFolder
+from .ddp import DataParallel
+
+
+def load_safetensors(model: nn.Module, folder) -> int:
+    """Set the parameters of a model that `shard` returned, and its persistent buffers, from a local folder of
+    safetensors. Collective.
+
+    folder: as Hugging Face's `save_pretrained` writes it. Names that the model lacks are passed over, and so are
+    buffers that the folder lacks. Returns the bytes that this rank has read. Raises BadInput, before anything changes,
+    that names parameters that are not there or have another shape.
+    """
+    weights = SafetensorsFolder(folder)
+    read_weights(model.zero, weights, stored_names(model, weights))
+    return weights.bytes_read
+
+
+def stored_names(model: nn.Module, weights: SafetensorsFolder) -> dict[str, str]:
+    """By parameter (under its first name) the name in the folder. Raises BadInput for one that is not there."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(param, []).append(name)
+    prefix = getattr(model, "base_model_prefix", "")
+    found = {called[0]: weights.name_of(called, prefix) for called in names.values()}
+    missing = [name for name, stored in found.items() if stored is None]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise BadInput(f"{weights.path} has no weights for {', '.join(map(repr, missing[:3]))}{more}")
+    for param, (name, *_) in names.items():
+        shape = weights.tensors[found[name]].shape
+        if shape != tuple(param.shape):
+            raise BadInput(f"{name!r} is {shape} in {weights.path}, and {tuple(param.shape)} in the model")
+    return found
+
+
+def read_weights(stage: DataParallel, weights: SafetensorsFolder, stored: dict[str, str]) -> None:
+    """Fill this rank's slices, and the model's buffers. stored: by parameter the name in the folder."""
+    with torch.no_grad():
+        for flat in stage.flats:
+            for part in flat.layout.shard_ranges(flat.own):
+                values = weights.read(stored[part.name], part.start, part.stop)
+                flat.shard_view_of(flat.master, part).copy_(values)
+        prefix = getattr(stage.model, "base_model_prefix", "")
+        persistent = type(stage.model).state_dict(stage.model, keep_vars=True)
+        for name, buffer in stage.model.named_buffers():
+            found = weights.name_of([name], prefix) if name in persistent else None
+            if found is not None and weights.tensors[found].shape == tuple(buffer.shape):
+                buffer.copy_(weights.read(found).view(buffer.shape))
+    publish(stage)
+
+
+def publish(stage: DataParallel) -> None:
+    """Every rank has filled its master weights: round them to the training dtype, and fetch the slices of the others
+    where this rank has all of them."""
+    with torch.no_grad():
+        for flat in stage.flats:
+            flat.publish_shard()
+            if flat.gathered:
+                flat.full[flat.own].copy_(flat.shard)
+                if stage.shards_optimizer:
+                    stage.comm.all_gather(flat.full, flat.layout, flat.name).wait()
+    stage.written.note_shards()
