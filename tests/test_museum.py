@@ -27,7 +27,7 @@ def with_and_without(names: list[str]) -> tuple[dict[str, Played], dict[Scene, P
 def played(pool):
     """By bug, and by scene: what each rank saw."""
     by_rank = pool(2).run(with_and_without, SHOWN)
-    return [{key: [of_rank[key] for of_rank in of_ranks] for key in of_ranks[0]} for of_ranks in zip(*by_rank, strict=True)]
+    return [{key: [of_rank[key] for of_rank in ranks] for key in ranks[0]} for ranks in zip(*by_rank, strict=True)]
 
 
 @cache

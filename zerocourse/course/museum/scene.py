@@ -15,7 +15,6 @@ from torch import nn
 from ...comm import Comm
 from ...engine import Engine, initialize
 from ...errors import CollectiveError
-from ...kernels.adamw import FusedAdamW, adamw
 from ...measure.norm_audit import norm_counts
 from ...measure.not_finite import NotFinite
 from ...measure.staleness import staleness
@@ -31,7 +30,12 @@ SAMPLES = 2  # in a micro-batch
 
 @dataclass(frozen=True)
 class Scene:
-    """One training. padded: (step, rank) of a micro-batch in which every token and target is 0, if there is one."""
+    """One training.
+
+    optimizer: "sgd", "adamw" (torch's) or "plain adamw" (the package's own, without its kernel).
+    half: parameters in bf16, with fp32 master weights.   clip: the largest norm of the gradient, 0 for any.
+    padded: (step, rank) of micro-batches in which every token and target is 0, if there are some.
+    """
 
     stage: int = 1
     steps: int = 4
@@ -49,18 +53,16 @@ class Played:
     """What one rank saw.
 
     losses, norms: one a step; norms are of the whole gradient, as the engine reports them.
-    norm_of_unit: of the part of the first step's gradient that this rank holds, by unit.
     sums: of the absolute values of the parameters that this rank holds, before the first step and after each.
     moved: how far the slices that this rank updates are from where they began, in all (the norm of the difference).
     bytes_before_step, bytes_after_step: by kind, at the last step; the second after zero_grad().
     step_counts: of the optimizer, the smallest and the largest.   params: of the whole model.
     sent: bytes, by collective.
-    calls: (verb, unit) in order.   events: of the last step.   not_finite: (step, what, name), the first.
+    events: of the last step.   not_finite: (step, what, name), the first.
     """
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
-    norm_of_unit: dict[str, float] = field(default_factory=dict)
     sums: list[float] = field(default_factory=list)
     moved: float = 0.0
     bytes_before_step: dict[str, int] = field(default_factory=dict)
@@ -68,7 +70,6 @@ class Played:
     step_counts: tuple[float, float] = (0, 0)
     params: int = 0
     sent: dict[str, int] = field(default_factory=dict)
-    calls: list[tuple[str, str]] = field(default_factory=list)
     events: list[dict] = field(default_factory=list)
     not_finite: tuple[int, str, str] | None = None
 
@@ -79,10 +80,13 @@ def model_of(scene: Scene, seed: int = 0) -> GPT:
 
 
 def optimizer_of(scene: Scene, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    kinds = {"sgd": lambda: torch.optim.SGD(params, lr=scene.lr),
-             "adamw": lambda: torch.optim.AdamW(params, lr=scene.lr, weight_decay=0.5),
-             "plain adamw": lambda: FusedAdamW(params, lr=scene.lr, weight_decay=0.5, update=adamw)}
-    return kinds[scene.optimizer]()
+    if scene.optimizer == "sgd":
+        return torch.optim.SGD(params, lr=scene.lr)
+    if scene.optimizer == "adamw":
+        return torch.optim.AdamW(params, lr=scene.lr, weight_decay=0.5)
+    from ...kernels.adamw import FusedAdamW, adamw  # only here, because it imports triton where there is one
+
+    return FusedAdamW(params, lr=scene.lr, weight_decay=0.5, update=adamw)
 
 
 def batch(scene: Scene, step: int, micro: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,7 +135,6 @@ def train(scene: Scene, engine: Engine, ranks: Iterable[int]) -> Played:
                 total += loss.item() / len(micros)
                 if (micro, rank) == micros[-1]:
                     seen.bytes_before_step = engine.memory()
-                    seen.norm_of_unit = seen.norm_of_unit or {unit.name: norm_held(unit) for unit in zero.units}
                 engine.step()
             if watched.first and not seen.not_finite:
                 seen.not_finite = step, *watched.first
@@ -144,15 +147,8 @@ def train(scene: Scene, engine: Engine, ranks: Iterable[int]) -> Played:
     counts = [float(state["step"]) for state in engine.optimizer.state.values() if "step" in state]
     seen.step_counts = (min(counts), max(counts)) if counts else (0, 0)
     seen.sent = dict(zero.comm.sent)
-    seen.calls = [(verb, unit) for verb, unit, *_ in zero.comm.issued]
     seen.events = zero.recorder.of_step(scene.steps - 1)
     return seen
-
-
-def norm_held(unit) -> float:
-    """The norm of the part of a unit's gradient that this rank holds."""
-    held = [flat.grad_shard.double().norm() for flat in unit.flats if flat.grad_shard is not None]
-    return torch.stack(held).norm().item() if held else 0.0
 
 
 def delay_of(stage: int, bug: "Bug | None" = None, steps: int = 100) -> int:
