@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ...errors import BadInput
 from . import auto, json_file
-from .keys import KEYS, REFUSED, SERVED_LATER, WORKS, Group, is_off
+from .keys import KEYS, SERVED_LATER, WORKS, Group, is_off
 from .problems import BY_TYPE, by_keys, choices, get, shown
 from .rules import SIZES, batch_sizes, broken, concerns
 from .schema import ConfigFile, Section
