@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -172,10 +173,13 @@ def in_the_background(folder: str) -> tuple[dict, dict]:
     """Save, train on while it is written, and wait; then two saves one after the other, without a word between."""
     model, optimizer = prepared()
     before = state_dict(model)
-    saving = save_checkpoint(model, optimizer, f"{folder}/a", asynchronous=True)
-    for step in range(1, 4):
-        train_on(model, optimizer, step)
-    assert saving.wait() == Path(folder, "a")
+    trained, write = threading.Event(), Content.write
+    with mock.patch.object(Content, "write", lambda content, where: trained.wait(20) and write(content, where)):
+        saving = save_checkpoint(model, optimizer, f"{folder}/a", asynchronous=True)
+        for step in range(1, 4):
+            train_on(model, optimizer, step)
+        trained.set()  # nothing is written before
+        assert saving.wait() == Path(folder, "a")
     save_checkpoint(model, optimizer, f"{folder}/b", asynchronous=True)
     save_checkpoint(model, optimizer, f"{folder}/b", asynchronous=True)
     load_checkpoint(model, optimizer, f"{folder}/a")
