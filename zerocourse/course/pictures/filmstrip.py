@@ -8,7 +8,7 @@ from ..palette import FAINT, INK
 from ..recorded_stages import RecordedRank, recorded_stage
 from ..show import Shown
 from . import svg
-from .placing import GRADIENTS, PARAMETERS, Piece, find, pieces, units
+from .placing import GRADIENTS, PARAMETERS, Placed, find, pieces, units
 
 STAGE, SECONDS = 3, 2.0
 WIDE, LANE, LABELS, GAP = 308, 18, 96, 14  # units: of a frame, of a lane, of the names at its left, between ranks
@@ -77,7 +77,7 @@ def frame(ranks: list[RecordedRank], unit: str, moment: tuple[str, int], number:
     return drawing
 
 
-def name_of(piece: Piece) -> str:
+def name_of(piece: Placed) -> str:
     """What the piece is called: a whole that passes, a slice that stays, or what other ranks send of one."""
     if piece.passing:
         return "gathered" if piece.of == PARAMETERS else "bucket"

@@ -9,7 +9,7 @@ from ..recorded_stages import RecordedRank
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 
 
-class Piece(NamedTuple):
+class Placed(NamedTuple):
     """A piece of memory. of: whose elements they are, parameters, gradients or optimizer.   kind: what it counts as.
 
     start, stop: the elements of the unit that it has (for the optimizer, of each of Adam's two averages).
@@ -33,7 +33,7 @@ def units(rank: RecordedRank) -> dict[str, int]:
     return sizes
 
 
-def pieces(rank: RecordedRank, index: int, stage: int) -> list[Piece]:
+def pieces(rank: RecordedRank, index: int, stage: int) -> list[Placed]:
     """All memory of model states that the rank held after event number `index`."""
     found, begins = [], dict.fromkeys(units(rank), 0)
     for name, buffer in rank.buffers.items():
@@ -50,7 +50,7 @@ def pieces(rank: RecordedRank, index: int, stage: int) -> list[Piece]:
                 (held["received"], GRADIENTS, "in flight", arriving, stage < 2),
                 (buffer.optimizer, OPTIMIZER, OPTIMIZER, own, False)):
             if nbytes:
-                found.append(Piece(buffer.unit, of, kind, *place, nbytes, passing))
+                found.append(Placed(buffer.unit, of, kind, *place, nbytes, passing))
     return found
 
 

@@ -16,7 +16,7 @@ from ..palette import FAINT, INK, MEANINGS
 from ..recorded_stages import RecordedRank, recorded_stage
 from ..show import ROOT, Shown
 from . import svg
-from .placing import GRADIENTS, OPTIMIZER, PARAMETERS, Piece, find, listed, pieces, under_way, units
+from .placing import GRADIENTS, OPTIMIZER, PARAMETERS, Placed, find, listed, pieces, under_way, units
 
 README_PICTURE = ROOT / "notebooks" / "pictures" / "zero3_step.svg"
 NAMES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -80,7 +80,7 @@ class Grid:
         return {of: self.left[rank] + place * (self.cell + GAP) for place, of in enumerate((PARAMETERS, GRADIENTS, OPTIMIZER))}
 
 
-def kept(rank: RecordedRank, stage: int) -> set[Piece]:
+def kept(rank: RecordedRank, stage: int) -> set[Placed]:
     """What the rank holds in every frame."""
     return set.intersection(*(set(pieces(rank, find(rank, *moment), stage)) for moment in moments(rank)))
 
@@ -141,7 +141,7 @@ def draw_total(drawing: svg.Drawing, grid: Grid, event: dict) -> None:
         x += width
 
 
-def draw_piece(drawing: svg.Drawing, grid: Grid, rank: int, piece: Piece, arriving: bool = False) -> None:
+def draw_piece(drawing: svg.Drawing, grid: Grid, rank: int, piece: Placed, arriving: bool = False) -> None:
     """The lower lane has what stays, at its place in the whole, the upper one what passes; pale: it is still arriving."""
     copies = 2 if piece.of == OPTIMIZER else 1
     y = grid.top[piece.unit] + (0 if piece.passing else LANE + 1)
