@@ -13,7 +13,8 @@ class EngineCheckpoints:
     """What an engine has of checkpoints. Its attributes are the engine's."""
 
     def save_checkpoint(self, save_dir: str | Path, tag: str | None = None, client_state: dict | None = None,
-                        save_latest: bool = True, asynchronous: bool = False) -> bool:
+                        save_latest: bool = True, exclude_frozen_parameters: bool = False, *,
+                        asynchronous: bool = False) -> bool:
         """Save everything as the folder `save_dir/tag`, and note the tag in `save_dir/latest`. Collective. Returns
         True.
 
@@ -23,6 +24,8 @@ class EngineCheckpoints:
         checkpoint is whole, which the next save or load, or `engine.wait_for_checkpoint()`, waits for. Raises BadInput
         between the first and the last micro-batch of a window.
         """
+        if exclude_frozen_parameters:
+            raise BadInput("exclude_frozen_parameters=True is not supported: a checkpoint has all parameters of its model")
         done = self._window + self._has_gradients
         if done:
             raise BadInput(f"save_checkpoint was called after {done} of {self.gradient_accumulation_steps()} micro-batches of "
