@@ -544,8 +544,6 @@ MUTANTS = [
         ("a failed window goes on", "self._spoiled = True", "pass",
          "engine.py::test_after_a_failed_backward_the_window_begins_anew[at the loss-0]"),
     ),
-    *of("engine/consolidate.py",
-    ),
     *of("engine/engine.py",
         ("iterating the loader draws from the model's generator", ", generator=torch.Generator())", ")", f"{RESUMED}[3-False]"),
     ),
