@@ -57,8 +57,8 @@ def watched_build(config: GPTConfig, stage: int = 3, build: Callable[[GPTConfig]
                 moments.append(Moment("whole", unit, ledger.alive))
             fill(flat, equalise)
 
-        def unit_filled(unit, *args) -> None:
-            fill_unit(unit, *args)
+        def unit_filled(unit, *args, **kwargs) -> None:
+            fill_unit(unit, *args, **kwargs)
             sizes = [(flat.dtype.itemsize, flat) for flat in unit.flats]
             units[unit.name] = [(flat.layout.padded * each, flat.own.start * each, flat.own.stop * each) for each, flat in sizes]
             moments.append(Moment("slice", unit.name, ledger.alive))
