@@ -229,6 +229,16 @@ def overlap(one: dict, other: dict, room: float = 0.02) -> bool:  # coordinates 
     return all(one[axis][0] < other[axis][1] - room and other[axis][0] < one[axis][1] - room for axis in "xy")
 
 
+def test_pictures_that_are_compared_have_one_scale():
+    """An element is as wide with every map, when both pictures are told what the full width stands for."""
+    shapes, per_element = {"a": (60,), "b": (30,), "c": (30,)}, set()
+    for rank_map in ("flat", "round_robin"):
+        balance = Balance.build(shapes, 2, rank_map, widest=90)
+        bars = [box["x"] for box in drawn(balance)[0] if box["kind"] == "bar"]
+        per_element.add(round(sum(right - left for left, right in bars) / 120, 2))
+    assert len(per_element) == 1
+
+
 @pytest.mark.parametrize("size", ["gpt2-tiny", "gpt2-xl"])
 @pytest.mark.parametrize("rank_map", [None, *MAPS])
 @pytest.mark.parametrize("world_size", [2, 3, 7, 16])

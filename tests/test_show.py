@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 
 from zerocourse.course import machine, plots, show, widgets
 from zerocourse.course.plots_classics import staleness_figure
+from zerocourse.course.palette import MEANINGS
+from zerocourse.course.plots_curves import STYLES, curves
 from zerocourse.errors import BadInput
 from zerocourse.comm.events import Recorder
 from zerocourse.formulas.states import model_states
@@ -236,3 +238,20 @@ def test_this_machine_is_good_enough_for_its_own_tests():
     assert all(row["found"] for row in rows)
     assert all(row["verdict"].startswith("good") for row in rows[:3])
     show.table(rows)
+
+
+# curves
+
+def test_curves_are_told_apart_without_colour_and_say_where_they_go():
+    drawn = curves({"stage 1": [16, 4], "stage 3": [16, 1]}, [1, 64], "A model", "ranks", "GB per rank", log=True,
+                   limit={"a card": 8})
+    first, second, limit = drawn.axes[0].lines
+    assert first.get_marker() != second.get_marker() and first.get_linestyle() != second.get_linestyle()
+    assert list(limit.get_ydata()) == [8, 8]
+    assert [tick.get_text() for tick in drawn.axes[0].get_xticklabels()] == ["1", "64"]
+    alt = show.figure(drawn).text
+    assert "GB per rank, over ranks from 1 to 64" in alt and "stage 3 goes from 16 to 1." in alt
+
+
+def test_curves_take_no_colour_that_means_a_kind_of_memory():
+    assert not {color for color, _, _ in STYLES} & {meaning.color for meaning in MEANINGS.values()}
