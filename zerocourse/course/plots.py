@@ -7,11 +7,15 @@ from matplotlib.figure import Figure
 
 from ..formulas.states import ModelStates
 from ..formulas.units import gb
-from .timelines import compare, live_bytes, timeline, timeline_until
+from .palette import MEANINGS
+from .timelines import compare, live_bytes, thin_hatches, timeline, timeline_until
 
-KIND_COLORS = {"parameters": "#4c72b0", "gradients": "#dd8452", "optimizer": "#55a868", "the rest, at the peak": "#c7c7c7"}
+REST = "the rest, at the peak"
+LOOKS = {kind: {"facecolor": MEANINGS[kind].color, "hatch": MEANINGS[kind].mpl_hatch, "edgecolor": "white", "linewidth": 0}
+         for kind in ("parameters", "gradients", "optimizer")} | {REST: {"facecolor": "#c7c7c7"}}
 
 
+@thin_hatches
 def tour_figure(modes: dict[str, list[dict]], expected: dict[str, dict[str, int]]) -> Figure:
     """What rank 0 holds and sends in each mode, beside the formulas (black lines), and the losses of all modes."""
     figure = Figure(figsize=(12, 4.2), layout="constrained")
@@ -32,12 +36,12 @@ def tour_figure(modes: dict[str, list[dict]], expected: dict[str, dict[str, int]
 def memory_bars(axes: Axes, names: Sequence[str], ranks: Sequence[dict], formula: Sequence[int]) -> None:
     """Stacked: parameters, gradients, optimizer states, and what the peak adds to them. Bytes in, MB drawn."""
     bottom = [0.0] * len(names)
-    for kind, color in KIND_COLORS.items():
+    for kind, look in LOOKS.items():
         if kind in ("parameters", "gradients", "optimizer"):
             height = [rank[f"{kind}_bytes"] / 1e6 for rank in ranks]
         else:
             height = [max(0.0, rank["peak_bytes"] / 1e6 - below) for rank, below in zip(ranks, bottom, strict=True)]
-        axes.bar(names, height, bottom=bottom, color=color, label=kind, width=0.6)
+        axes.bar(names, height, bottom=bottom, **look, label=kind, width=0.6)
         bottom = [below + more for below, more in zip(bottom, height, strict=True)]
     mark_formula(axes, [nbytes / 1e6 for nbytes in formula], label="model states by formula")
     axes.set(title="bytes held, a rank", ylabel="MB", ylim=(0, max(bottom) * 1.45))
@@ -59,6 +63,7 @@ def smallest_card(nbytes: int) -> str | None:
     return next((card for card, memory in CARDS.items() if memory >= nbytes), None)
 
 
+@thin_hatches
 def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
     """What a rank holds at stages 0 to 3, stacked, with `stage` in full colour and lines where cards' memory ends.
 
@@ -72,7 +77,7 @@ def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
         left = 0
         for kind in ("parameters", "gradients", "optimizer"):
             nbytes = getattr(held, f"{kind}_bytes")
-            axes.barh(row, nbytes / 1e9, left=left / 1e9, color=KIND_COLORS[kind], height=0.62,
+            axes.barh(row, nbytes / 1e9, left=left / 1e9, **LOOKS[kind], height=0.62,
                       alpha=1 if row == stage else 0.35, label=kind if row == stage else None)
             left += nbytes
         beyond = left > 0.86 * edge

@@ -115,5 +115,5 @@ def frame(made: Sequence[Made], number: int, whole: int) -> svg.Drawing:
                     drawing.rect(begin + held[0] * scale, y, width, LANE, held[2], there[-1] if width > 40 else "", size=12,
                                  data={"rank": rank, "unit": name, "bytes": held[1] - held[0]})
                 begin += nbytes * scale
-    drawing.text(0, TOP - 8, "The black bar is what a rank holds, of the whole model's width.", size=12, color=FAINT)
+    drawing.text(0, TOP - 8, "Black: the bytes alive; its frame is as long as the whole model would be.", size=12, color=FAINT)
     return drawing

@@ -2,7 +2,6 @@
 that one has, to scale. The slices are those that `shard` would cut: the same units, buffers and layouts.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,13 +29,14 @@ HEAD = 56
 
 
 class Buffer(NamedTuple):
-    """One flat buffer of the model. itemsize: bytes of a parameter.   optimizer: bytes per element of Adam's states, and of
-    master weights where parameters train in half precision."""
+    """One flat buffer of the model. itemsize: bytes of a parameter.   states, master: bytes per element of Adam's two averages,
+    which padding does not have, and of master weights, which only parameters in half precision have."""
 
     unit: str
     layout: Layout
     itemsize: int
-    optimizer: int
+    states: int
+    master: int
     trainable: bool
 
 
@@ -61,21 +61,23 @@ def buffers_of(model: nn.Module, world_size: int, rank_map: str | RankMap | None
                 dtype, trainable = next((param.dtype, param.requires_grad) for param in params.values())
                 mine = owner and {name: owner[name] for name in params}
                 found.append(Buffer(unit.name, Layout.build({name: shapes[name] for name in params}, world_size, mine),
-                                    dtype.itemsize, 12 if dtype in HALF else 2 * dtype.itemsize, trainable))
+                                    dtype.itemsize, *((8, 4) if dtype in HALF else (2 * dtype.itemsize, 0)), trainable))
     return found
 
 
 def held_by(buffers: Sequence[Buffer], stage: int, rank: int) -> list[Held]:
     """What a rank holds between two steps, with the gradients as they are just before the step."""
     kind, found, begin = STAGES[stage], [], 0
-    for unit, layout, itemsize, optimizer, trainable in buffers:
+    for unit, layout, itemsize, states, master, trainable in buffers:
         whole, own = slice(0, layout.padded), layout.slice(rank)
-        for of, sharded, per_element in ((PARAMETERS, kind.shards_parameters, itemsize),
-                                         (GRADIENTS, kind.shards_gradients, itemsize * trainable),
-                                         (OPTIMIZER, kind.shards_optimizer, optimizer * trainable)):
+        for of, sharded, each in ((PARAMETERS, kind.shards_parameters, itemsize),
+                                  (GRADIENTS, kind.shards_gradients, itemsize * trainable),
+                                  (OPTIMIZER, kind.shards_optimizer, master * trainable)):
             part = own if sharded else whole
-            if part.stop > part.start and per_element:
-                found.append(Held(of, unit, begin + part.start, begin + part.stop, (part.stop - part.start) * per_element))
+            real = (layout.real(rank) if sharded else layout.numel) * trainable
+            nbytes = (part.stop - part.start) * each + (real * states if of == OPTIMIZER else 0)
+            if nbytes:
+                found.append(Held(of, unit, begin + part.start, begin + part.stop, nbytes))
         begin += layout.padded
     return found
 
@@ -106,13 +108,13 @@ def said(nbytes: Sequence[int]) -> str:
 def drawn(buffers: Sequence[Buffer], held: Mapping[tuple[int, int], list[Held]], nbytes: Mapping[int, list[int]],
           stages: Sequence[int], world_size: int) -> svg.Drawing:
     per_element = {PARAMETERS: max(buffer.itemsize for buffer in buffers), GRADIENTS: max(buffer.itemsize for buffer in buffers),
-                   OPTIMIZER: max(buffer.optimizer for buffer in buffers)}
+                   OPTIMIZER: max(buffer.states + buffer.master for buffer in buffers)}
     height = {of: LANE * each / 4 if each >= 4 else LANE / 2 for of, each in per_element.items()}
     wide = (svg.WIDTH - LABELS - GAP * (world_size - 1)) / world_size
     scale = wide / sum(buffer.layout.padded for buffer in buffers)
     cell = sum(height.values()) + 4
     row = cell + 34
-    drawing = svg.Drawing(svg.WIDTH, HEAD + row * len(stages) + 26)
+    drawing = svg.Drawing(svg.WIDTH, HEAD + row * len(stages) + 48)
     for rank in range(world_size):
         drawing.text(LABELS + rank * (wide + GAP) + wide / 2, 16, f"rank {rank}", anchor="middle", bold=True)
         unit_names(drawing, buffers, LABELS + rank * (wide + GAP), scale)
@@ -130,7 +132,8 @@ def drawn(buffers: Sequence[Buffer], held: Mapping[tuple[int, int], list[Held]],
                              part.of, stroke="none",
                              data={"stage": stage, "rank": rank, "of": part.of, "unit": part.unit, "bytes": part.nbytes})
             drawing.text(left + wide / 2, top + cell + 16, gb(nbytes[stage][rank]), size=14, anchor="middle")
-    drawing.legend(LABELS, HEAD + row * len(stages) + 2, list(height))
+    below = drawing.legend(LABELS, HEAD + row * len(stages) + 2, list(height))
+    drawing.text(LABELS, below + 12, "As wide as the elements, as high as their bytes; dashed: not held.", size=13, color=FAINT)
     return drawing
 
 
@@ -140,8 +143,8 @@ def unit_names(drawing: svg.Drawing, buffers: Sequence[Buffer], left: float, sca
     for buffer in buffers:
         drawing.line(at, HEAD - 12, at, HEAD - 5, color=FAINT)
         name, wide = buffer.unit, buffer.layout.padded * scale
-        if at >= room and svg.words_width(name, 11) <= max(wide, 0):
-            drawing.text(at + 2, HEAD - 16, name, size=11, color=FAINT)
-            room = at + svg.words_width(name, 11) + 4
+        if at >= room and svg.words_width(name, 12) <= wide:
+            drawing.text(at + 2, HEAD - 16, name, size=12, color=FAINT)
+            room = at + svg.words_width(name, 12) + 4
         at += wide
     drawing.line(left, HEAD - 5, at, HEAD - 5, color=FAINT)

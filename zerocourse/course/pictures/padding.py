@@ -1,6 +1,7 @@
 """One unit's flat buffer: its parameters one after the other, cut into one slice per rank, with padding at the end."""
 
 import math
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -32,8 +33,8 @@ def padding(model: nn.Module, world_size: int, unit: str = "root", rank_map: str
     title = f"The flat buffer of {unit} on {world_size} ranks"
     own = sorted({bound - before for before, bound in zip(layout.bounds, layout.bounds[1:])})
     words = (f"{title}: {layout.numel:,} elements of {len(shown)} parameters and {padded:,} of padding, cut into slices of "
-             f"{own[0]:,}" + (f" to {own[-1]:,}" if len(own) > 1 else "") + " elements.")
-    drawing = svg.Drawing(svg.WIDTH, TOP + BAR + 58 + SLOPE * min(len(shown), MOST_NAMES))
+             f"{own[0]:,}" + (f" to {own[-1]:,}" if len(own) > 1 else "") + f" element{'s' * (own[-1] > 1)}.")
+    drawing = svg.Drawing(svg.WIDTH, TOP + BAR + 50 + SLOPE * min(len(shown), MOST_NAMES))
     scale = (svg.WIDTH - 4) / layout.padded
 
     def at(element: int) -> float:
@@ -41,20 +42,21 @@ def padding(model: nn.Module, world_size: int, unit: str = "root", rank_map: str
 
     drawing.text(0, 18, f"{layout.numel:,} elements + {padded:,} of padding = {world_size} × {layout.padded // world_size:,}"
                  if rank_map is None else f"{layout.numel:,} elements, each parameter whole on one rank", bold=True, size=16)
+    names_at = []
     for number, (name, numel) in enumerate(shown.items()):
         begin = layout.offset[name]
         drawing.rect(at(begin), TOP, numel * scale, BAR, "parameters", stroke="white",
                      data={"name": name, "start": begin, "stop": begin + numel})
-        if number < MOST_NAMES:  # a line leads from its first elements down to the name
-            x, y = at(begin) + min(numel * scale / 2, 6), TOP + BAR + 34 + SLOPE * (min(len(shown), MOST_NAMES) - 1 - number)  # so that no line crosses a name
-            drawing.line(x, TOP + BAR, x, y - 5, color="#b4b4b4")
-            words_of = f"{name.removeprefix(unit + '.')} {'×'.join(map(str, layout.shapes[name])) or '1'}"
-            right = x + 4 + svg.words_width(words_of, 12) > svg.WIDTH
-            drawing.text(x - 4 if right else x + 4, y, words_of, size=12, anchor="end" if right else "start")
+        if number < MOST_NAMES:
+            label = f"{name.removeprefix(unit + '.')} {'×'.join(map(str, layout.shapes[name])) or '1'}"
+            names_at.append((at(begin) + min(numel * scale / 2, 6), label))
+    named(drawing, names_at)
     if len(shown) > MOST_NAMES:
-        drawing.text(0, TOP + BAR + 34 + SLOPE * MOST_NAMES, f"and {len(shown) - MOST_NAMES} more", size=12, color=FAINT)
+        drawing.text(0, TOP + BAR + 42 + SLOPE * MOST_NAMES, f"and {len(shown) - MOST_NAMES} more", size=12, color=FAINT)
     if padded and rank_map is None:
-        drawing.rect(at(layout.numel), TOP, padded * scale, BAR, "padding", data={"name": "", "start": layout.numel, "stop": layout.padded})
+        seen = max(padded * scale, 4)  # units: a few elements of padding are narrower than a line
+        drawing.rect(at(layout.padded) - seen, TOP, seen, BAR, "padding",
+                     data={"name": "", "start": layout.numel, "stop": layout.padded})
         drawing.text(at(layout.padded), TOP + BAR + 20, "padding", size=12, anchor="end", color=FAINT)
     for rank, (start, stop) in enumerate(zip(layout.bounds, layout.bounds[1:])):
         drawing.tag("line", x1=at(start), y1=TOP - 12, x2=at(start), y2=TOP + BAR + 8, stroke=INK, stroke_width=2.5)
@@ -62,3 +64,17 @@ def padding(model: nn.Module, world_size: int, unit: str = "root", rank_map: str
             drawing.text(at((start + stop) / 2), TOP - 16, f"rank {rank}", size=13, anchor="middle")
     drawing.tag("line", x1=at(layout.padded), y1=TOP - 12, x2=at(layout.padded), y2=TOP + BAR + 8, stroke=INK, stroke_width=2.5)
     return Shown(words, svg=svg.still(drawing, title, words))
+
+
+def named(drawing: svg.Drawing, names_at: Sequence[tuple[float, str]]) -> None:
+    """Names below the buffer, and a line to each from (x, name). A name is at the right of its line, or where there is no
+    room at the left. Those at the right begin with the last, those at the left with the first, so that no line of theirs
+    crosses a name; the others pass behind it."""
+    left = [(x, name) for x, name in names_at if x + 4 + svg.words_width(name, 12) > svg.WIDTH]
+    placed = [(x, name, TOP + BAR + 42 + SLOPE * row) for row, (x, name) in
+              enumerate([*left, *reversed([each for each in names_at if each not in left])])]
+    for x, _, y in placed:
+        drawing.line(x, TOP + BAR, x, y - 5, color="#b4b4b4")
+    for x, name, y in placed:
+        drawing.text(*((x - 1, y) if (x, name) in left else (x + 1, y)), name, size=12, plate=True,
+                     anchor="end" if (x, name) in left else "start")

@@ -12,14 +12,15 @@ import torch.distributed as dist
 
 from ...classics import ring as classic
 from ...errors import BadInput
-from ..palette import FAINT, INK
+from ..palette import FAINT, INK, MEANINGS
 from ..show import Shown
 from . import svg
+from .placing import GRADIENTS
 
 SECONDS = 2.0  # per frame
 PART, BAR, TOP = 30, 0.62, 92  # units: height of a part; of a column's width, what its parts take; of the first part
 MOST_RANKS = 6  # more columns than that are too narrow to be read
-FILLS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b4b4b4")  # a contribution is told by its letter too
+LETTERS = "abcdef"  # by rank: whose values they are
 
 
 class Turn(NamedTuple):
@@ -69,9 +70,10 @@ def ring(turns: Sequence[Sequence[Turn]], moves: bool = True) -> Shown:
     world_size, count = len(turns), len(turns[0])
     title = f"A ring of {world_size} ranks adds up a buffer"
     half = count // 2
-    words = (f"{title} in {count - 1} turns. In the first {half}, the reduce-scatter, each rank adds the part that comes from its "
-             f"left neighbour to its own, so that in the end each rank has the whole sum of one part. In the last {half}, the "
-             f"all-gather, the sums travel on. In each turn each rank sends 1/{world_size} of the buffer.")
+    turns_each = f"{half} turns" if half > 1 else "turn"
+    words = (f"{title}. In the reduce-scatter, the first {turns_each}, each rank adds the part that comes from its left neighbour "
+             f"to its own, so that in the end each rank has the whole sum of one part. In the all-gather, the last {turns_each}, "
+             f"the sums travel on. In each turn each rank sends 1/{world_size} of the buffer, {count - 1}/{world_size} in all.")
     frames = [frame(turns, number) for number in range(count)]
     drawn = svg.animated(frames, SECONDS, title, words) if moves else svg.strip(frames, title, words, columns=1)
     return Shown(words, svg=drawn)
@@ -81,7 +83,7 @@ def frame(turns: Sequence[Sequence[Turn]], number: int) -> svg.Drawing:
     """All ranks after one turn, and what has just been sent."""
     world_size, count = len(turns), len(turns[0])
     column = svg.WIDTH / world_size
-    drawing = svg.Drawing(svg.WIDTH, TOP + PART * world_size + 40)
+    drawing = svg.Drawing(svg.WIDTH, TOP + PART * world_size + 44)
     drawing.text(0, 18, heading(turns, number), size=16, bold=True)
     drawing.text(0, 40, explanation(turns, number), size=13.5)
     for rank, own in enumerate(turns):
@@ -91,10 +93,9 @@ def frame(turns: Sequence[Sequence[Turn]], number: int) -> svg.Drawing:
             y, wide = TOP + part * PART, column * BAR / world_size
             for other in range(world_size):
                 there = other in ranks
-                drawing.rect(left + other * wide, y, wide, PART - 6, fill=FILLS[other] if there else "none", stroke="#b4b4b4",
+                drawing.rect(left + other * wide, y, wide, PART - 6, fill=MEANINGS[GRADIENTS].color if there else "none",
+                             stroke="#b4b4b4", label=LETTERS[other] if there else "", size=13,
                              data={"rank": rank, "part": part, "of": other} if there else None)
-                if there:
-                    drawing.text(left + (other + 0.5) * wide, y + PART / 2 + 2, "abcdef"[other], size=13, anchor="middle", plate=True)
             if len(ranks) == world_size:
                 drawing.tag("rect", x=left, y=y, width=column * BAR, height=PART - 6, fill="none", stroke=INK, stroke_width=3)
         if turn.sent is not None:
@@ -105,8 +106,9 @@ def frame(turns: Sequence[Sequence[Turn]], number: int) -> svg.Drawing:
                 drawing.arrow(left + column * BAR + 4, y, svg.WIDTH - 2, y, data={"from": rank, "part": turn.sent})
                 drawing.text(svg.WIDTH - 2, y - 8, "to rank 0", size=12, anchor="end", color=FAINT)
     y = TOP + PART * world_size + 22
-    drawing.text(0, y, "A letter is one rank's values; a thick frame is the sum of all.", size=13, color=FAINT)
-    drawing.text(svg.WIDTH, y, f"sent so far: {number} of {count - 1} × 1/{world_size}", size=13, color=FAINT, anchor="end")
+    drawing.text(0, y, "a: what rank 0 had before, b: rank 1, and so on. Thick frame: the sum of all.", size=13, color=FAINT)
+    drawing.text(0, y + 18, "" if number == 0 else f"Arrows: what was just sent. Each rank has now sent {number}/{world_size} of the "
+                 "buffer.", size=13, color=FAINT)
     return drawing
 
 

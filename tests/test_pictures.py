@@ -1,0 +1,199 @@
+"""Pictures of mechanisms: what is drawn is what real ranks hold, send and build; the canvas is the same in every place."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter, defaultdict
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_story import SVG, frames_of
+from torch import nn
+from worlds import V, T, gpt
+
+from zerocourse import shard
+from zerocourse.course.palette import MEANINGS
+from zerocourse.course.pictures import becoming_real, holdings, padding, ring_turns, svg
+from zerocourse.errors import BadInput
+from zerocourse.models.gpt2 import GPTConfig
+
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=8, block_size=T, vocab_size=V)
+MODELS = {"plain": gpt, "half": lambda: gpt().bfloat16(), "frozen": lambda: frozen(gpt())}
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    model.h[0].requires_grad_(False)
+    return model
+
+
+def drawn(shown, name: str) -> list[dict[str, str]]:
+    """The data of each element of a picture that has `data-name`."""
+    return [each.attrib for each in ElementTree.fromstring(shown.svg).iter() if f"data-{name}" in each.attrib]
+
+
+# -- holdings ---------------------------------------------------------------------------------------------------------
+
+def held_in(kinds: list[tuple[str, int, str | None]]) -> list[dict[str, int]]:
+    """What this rank holds at the end of a second backward: parameters, gradients, and the optimizer's states."""
+    found = []
+    for name, stage, rank_map in kinds:
+        model = MODELS[name]()
+        model, optimizer = shard(model, torch.optim.AdamW(model.parameters()), stage=stage, rank_map=rank_map)
+        for step in range(2):
+            tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(dist.get_rank() + step))
+            model(tokens, tokens).backward()
+            if step == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append(model.zero.memory(optimizer))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_holdings_are_what_ranks_hold(pool, world_size):
+    kinds = [(each, stage, rank_map) for each, rank_map in
+             (("plain", None), ("plain", "greedy"), ("half", None), ("frozen", None)) for stage in range(4)]
+    ranks = pool(world_size).run(held_in, kinds)
+    for index, (name, stage, rank_map) in enumerate(kinds):
+        picture = holdings.holdings(MODELS[name](), world_size, stages=(stage,), rank_map=rank_map)
+        for rank, measured in enumerate(ranks):
+            total = Counter()
+            for each in drawn(picture, "stage"):
+                if int(each["data-rank"]) == rank:
+                    total[each["data-of"]] += int(each["data-bytes"])
+            for of in ("parameters", "gradients", "optimizer"):
+                assert total[of] == measured[index][f"{of}_bytes"], (name, stage, rank_map, rank, of)
+
+
+def test_holdings_of_odd_worlds():
+    with torch.device("meta"):
+        model = nn.Linear(1, 1)
+    alone = Counter(each["data-stage"] for each in drawn(holdings.holdings(model, 1), "stage"))
+    assert len(set(alone.values())) == 1 and len(alone) == 4  # on one rank all stages are alike
+    many = drawn(holdings.holdings(model, 8, stages=(3,)), "stage")
+    assert {each["data-rank"] for each in many if each["data-of"] == "optimizer"} == {"0", "1"}  # padding has no states
+    with pytest.raises(BadInput, match="world_size"):
+        holdings.holdings(model, 9)
+    with pytest.raises(BadInput, match="stages is \\(4,\\)"):
+        holdings.holdings(model, 2, stages=(4,))
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("model, world_size, unit, rank_map", [
+    (gpt(), 1, "root", None), (gpt(), 3, "root", None), (gpt(), 5, "h.0", None), (gpt(), 4, "h.1", "greedy"),
+    (nn.Linear(1, 1), 8, "root", None)])
+def test_pieces_tile_the_flat_buffer(model, world_size, unit, rank_map):
+    shown = padding.padding(model, world_size, unit, rank_map)
+    pieces = sorted((int(each["data-start"]), int(each["data-stop"]), each["data-name"]) for each in drawn(shown, "start"))
+    assert pieces[0][0] == 0 and all(one[1] == other[0] for one, other in pairwise(pieces))
+    params = dict(model.named_parameters())
+    assert all(stop - start == params[name].numel() for start, stop, name in pieces if name)
+    if rank_map is None:
+        real = sum(stop - start for start, stop, name in pieces if name)
+        assert pieces[-1][1] == -(-real // world_size) * world_size
+        assert shown.text.split(": ")[1].startswith(f"{real:,} elements of ")
+        assert f"and {pieces[-1][1] - real:,} of padding" in shown.text
+
+
+def test_padding_names_the_units_there_are():
+    with pytest.raises(BadInput, match="root, h.0, h.1"):
+        padding.padding(gpt(), 2, "h.7")
+
+
+# -- the ring ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_ring_that_is_drawn_ran(pool, world_size):
+    turns = pool(world_size).run(ring_turns.ring_turns)
+    shown = ring_turns.ring(turns)
+    frames = [[each.attrib for each in top.iter()] for top in ElementTree.fromstring(shown.svg) if top.find(f"{SVG}animate") is not None]
+    assert len(frames) == 1 + 2 * (world_size - 1)
+    everybody = set(range(world_size))
+    for number, frame in enumerate(frames):
+        there, arrows = defaultdict(set), [each for each in frame if "data-from" in each]
+        for each in frame:
+            if "data-of" in each:
+                there[int(each["data-rank"]), int(each["data-part"])].add(int(each["data-of"]))
+        assert there == {(rank, part): set(one[number].parts[part]) for rank, one in enumerate(turns) for part in range(world_size)}
+        assert len(arrows) == (world_size if number else 0)
+        for each in arrows:  # what was sent has arrived at the right neighbour
+            sender, part = int(each["data-from"]), int(each["data-part"])
+            assert there[sender, part] <= there[(sender + 1) % world_size, part]
+        whole = {place for place, ranks in there.items() if ranks == everybody}
+        if number == world_size - 1:
+            assert whole == {(rank, rank) for rank in everybody}
+        if number == len(frames) - 1:
+            assert len(whole) == world_size**2
+
+
+def test_a_ring_of_one_rank_is_refused():
+    with pytest.raises(BadInput, match="1 ranks"):
+        ring_turns.ring([[]])
+
+
+# -- becoming real ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_deferred_model_becomes_real(pool, world_size):
+    made = pool(world_size).run(becoming_real.watched_build, TINY)
+    frames = frames_of(becoming_real.becoming_real(made))
+    whole = sum(becoming_real.size_of(buffers) for buffers in made[0].units.values())
+    assert len(frames) == 1 + 2 * len(made[0].units) and whole >= 4 * sum(param.numel() for param in gpt().parameters())
+    for rank, (moments, _) in enumerate(made):
+        placed = [sum(int(each.attrib["data-bytes"]) for each in frame if each.attrib["data-rank"] == str(rank)) for frame in frames]
+        for nbytes, moment in zip(placed, moments, strict=True):  # what is drawn is what the ledger measured
+            values = moment.what == "whole" and 4 * TINY.n_embd  # of the last parameter that was filled, for a moment more
+            assert moment.alive == nbytes + values, moment
+        assert placed[0] == 0 and placed[-1] == whole // world_size
+
+
+# -- the canvas -------------------------------------------------------------------------------------------------------
+
+def all_pictures(pool):
+    model, turns, made = gpt(), pool(2).run(ring_turns.ring_turns), pool(2).run(becoming_real.watched_build, TINY)
+    return [holdings.holdings(model, 2), padding.padding(model, 3), ring_turns.ring(turns), ring_turns.ring(turns, moves=False),
+            becoming_real.becoming_real(made), becoming_real.becoming_real(made, moves=False)]
+
+
+def test_pictures_suit_every_host(pool):
+    """No ids that two pictures could share, no style sheet or script, words for who does not see, one first frame."""
+    for shown, again in zip(all_pictures(pool), all_pictures(pool), strict=True):
+        top = ElementTree.fromstring(shown.svg)
+        assert shown.svg == again.svg and len(shown.svg) < 200_000
+        assert not [each for each in top.iter() if "id" in each.attrib or each.tag in (f"{SVG}style", f"{SVG}script")]
+        assert top.find(f"{SVG}title").text and top.find(f"{SVG}desc").text == shown.text and re.search(r"\d", shown.text)
+        frames = [each for each in top if each.find(f"{SVG}animate") is not None]
+        assert [each.attrib["opacity"] for each in frames] == ["1"] + ["0"] * (len(frames) - 1) if frames else True
+        data, _ = shown._repr_mimebundle_()
+        assert data == {"text/plain": shown.text, "image/svg+xml": shown.svg}
+
+
+def test_one_frame_at_a_time():
+    """At each moment of an animation one frame is seen, and each for as long."""
+    top = ElementTree.fromstring(svg.animated([svg.Drawing(10, 10) for _ in range(3)], 2, "a title", "three frames of nothing"))
+    motions = [each.find(f"{SVG}animate").attrib for each in top if each.find(f"{SVG}animate") is not None]
+    assert {each["dur"] for each in motions} == {"6s"}
+    for moment, wanted in ((0.1, 0), (0.5, 1), (0.9, 2)):
+        seen = [[value for time, value in zip(each["keyTimes"].split(";"), each["values"].split(";"), strict=True)
+                 if float(time) <= moment][-1] for each in motions]
+        assert seen == ["1" if index == wanted else "0" for index in range(3)]
+
+
+def test_meanings_are_told_apart_in_grey():
+    """By brightness (a contrast of 1.5 at least), or by hatching."""
+    for (one, here), (other, there) in combinations(MEANINGS.items(), 2):
+        low, high = sorted((here.luminance, there.luminance))
+        assert (high + 0.05) / (low + 0.05) >= 1.5 or here.hatch != there.hatch, (one, other)
+        assert here.letter != there.letter
+    assert 0.99 < MEANINGS["padding"].luminance / 0.7758 < 1.01  # #e4e4e4, by hand: ((228/255 + 0.055) / 1.055) ** 2.4
+
+
+def test_the_canvas_refuses_what_has_no_meaning():
+    with pytest.raises(BadInput, match="kind 'weights'"):
+        svg.Drawing().rect(0, 0, 1, 1, "weights")
+    with pytest.raises(BadInput, match="say in a sentence"):
+        svg.still(svg.Drawing(), "title", "too short")
+    with pytest.raises(BadInput, match="frames is empty"):
+        svg.strip([], "title", "a sentence of five words")
