@@ -1,4 +1,4 @@
-"""Instruments that find bugs from outside: the norm auditor, the staleness meter, the first tensor that is not finite."""
+"""Instruments that find bugs from outside: the norm auditor, the staleness meter, the first NaN."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ NAMES = [name for name, _ in worlds.gpt().named_parameters()]
 def squares_of(model: nn.Module, weights: dict[str, float], dtype=torch.float32):
     """A norm that counts parameters so often, by name; the others once."""
     def norm():
-        total = sum(weights.get(name, 1) * param.grad.to(dtype).square().sum() for name, param in model.named_parameters())
-        return total.sqrt()
+        squares = {name: param.grad.to(dtype).square().sum() for name, param in model.named_parameters()}
+        return sum(weights.get(name, 1) * square for name, square in squares.items()).sqrt()
 
     return norm
 
@@ -35,6 +35,25 @@ def audit(weights: dict[str, float], **options) -> dict[str, int]:
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_a_right_norm_counts_every_parameter_once(dtype):
     assert audit({}, dtype=dtype) == dict.fromkeys(NAMES, 1)
+
+
+def test_the_last_element_is_marked_if_asked_for():
+    """A norm without each parameter's first element, as if that were on a rank which is forgotten."""
+    model = worlds.gpt()
+
+    def norm():
+        return torch.stack([param.grad.flatten()[1:].norm() for param in model.parameters()]).norm()
+
+    for last, count in ((False, 0), (True, 1)):
+        counts = norm_counts(model, lambda: worlds.gpt_loss(model, 0, 0, 0).backward(), norm, last=last)
+        assert set(counts.values()) == {count}
+
+
+def test_gradients_of_before_do_not_count():
+    model = worlds.gpt()
+    worlds.gpt_loss(model, 0, 0, 0).backward()
+    counts = norm_counts(model, lambda: worlds.gpt_loss(model, 0, 0, 0).backward(), squares_of(model, {}))
+    assert set(counts.values()) == {1} and not any(param.grad is not None for param in model.parameters())
 
 
 def test_torchs_own_norm_is_right():
@@ -123,6 +142,12 @@ def test_between_the_rates_lie_the_limits():
         assert critical_rate(delay + 1) < rate < critical_rate(delay)
     assert diverges(lambda model, lr: torch.optim.SGD(model.parameters(), lr), 2.1, 400)
     assert diverges(lambda model, lr: torch.optim.SGD(model.parameters(), lr * torch.nan), 0.1, 5)
+
+
+def test_a_slow_divergence_is_one():
+    """After 40 steps |x| is far from a million, and growing."""
+    assert diverges(lambda model, lr: Late(model.parameters(), lr, 1), 1.1, 40)
+    assert not diverges(lambda model, lr: Late(model.parameters(), lr, 1), 0.9, 40)
 
 
 def delay_of_stage(stage: int, bug: str | None = None) -> int:

@@ -1,7 +1,7 @@
 """The norm auditor: how often does a gradient norm count each parameter? It communicates what the audited norm does.
 
-Over shards, replicas and groups a norm goes wrong silently: a shard is forgotten, or a parameter that several ranks hold
-is counted several times. So give parameter i the gradient 2^i in one element, and 0 in all others. The square of the
+Over shards, replicas and groups a norm goes wrong silently: a shard is forgotten, or a parameter that several ranks
+hold is counted several times. So give parameter i the gradient 2^i in one element, and 0 in all others. The square of the
 norm is then the sum of c_i·4^i, where c_i says how often the parameter was counted: the digits of the square in base 4,
 as long as none is above 3. (For larger counts the digits are made wider.)
 """
@@ -20,12 +20,12 @@ BITS = {torch.float32: 20, torch.float64: 48}  # of the square that its rounding
 
 def norm_counts(model: nn.Module, backward: Callable[[], object], norm: Callable[[], float | Tensor],
                 dtype: torch.dtype = torch.float32, highest: int = 3, last: bool = False) -> dict[str, int]:
-    """How often `norm` counts each trainable parameter, by its name: 1 is right. Collective where `backward` or `norm` is.
+    """How often `norm` counts each trainable parameter, by name: 1 is right. Collective where `backward` or `norm` is.
 
     backward(): one forward and one backward of the model, which brings each parameter's gradient once.
     norm(): the 2-norm of the gradient that is there then.   dtype: in which it is computed, float32 or float64; ten or
         24 parameters are audited in one backward.   highest: the largest count that can be told from smaller ones.
-    last: mark each parameter's last element, and not its first. Where parameters are cut, the two lie on different ranks.
+    last: mark each parameter's last element, not its first. Where a parameter is cut, they lie on different ranks.
     The model's gradients are zeroed before and afterwards. Raises BadInput where a parameter's gradient does not come
     exactly once, and where the square is no whole number, so that it is no 2-norm of gradients that are averaged.
     """
@@ -38,16 +38,16 @@ def norm_counts(model: nn.Module, backward: Callable[[], object], norm: Callable
         marks = {name: 2.0 ** (digit // 2 * place) for place, name in enumerate(list(params)[start : start + most])}
         square = marked_norm(model, params, marks, backward, norm, last) ** 2
         if not math.isfinite(square) or abs(square - round(square)) > 0.25:
-            raise BadInput(f"the square of the norm is {square}, where whole numbers were to be added up: norm() must be "
-                           "the 2-norm of gradients that are averaged over the ranks")
+            raise BadInput(f"the square of the norm is {square}, where whole numbers were to be added up: norm() must "
+                           "be the 2-norm of gradients that are averaged over the ranks")
         rest = round(square)
         for place, name in enumerate(marks):  # the last digit gets what is left: it has no neighbour to spill into
             counts[name] = rest >> digit * place if place == len(marks) - 1 else (rest >> digit * place) % 2**digit
     return counts
 
 
-def marked_norm(model: nn.Module, params: dict[str, nn.Parameter], marks: dict[str, float], backward: Callable[[], object],
-                norm: Callable[[], float | Tensor], last: bool) -> float:
+def marked_norm(model: nn.Module, params: dict[str, nn.Parameter], marks: dict[str, float],
+                backward: Callable[[], object], norm: Callable[[], float | Tensor], last: bool) -> float:
     """The norm when one element of each marked parameter has its mark as gradient, and every other element has 0."""
     came: Counter = Counter()
 
@@ -68,6 +68,6 @@ def marked_norm(model: nn.Module, params: dict[str, nn.Parameter], marks: dict[s
             handle.remove()
     for name in params:  # only now, so that no rank leaves before the collectives
         if came[name] != 1:
-            raise BadInput(f"backward() brought the gradient of {name} {came[name]} times: one forward and one backward that "
-                           "use every trainable parameter bring it once")
+            raise BadInput(f"backward() brought the gradient of {name} {came[name]} times: one forward and backward "
+                           "that use every trainable parameter bring it once")
     return value

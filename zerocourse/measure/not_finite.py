@@ -6,6 +6,7 @@ gradients of its parameters in the backward. It reads values, so on a GPU every 
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,11 @@ class NotFinite:
 
     def __enter__(self) -> "NotFinite":
         for name, module in self.model.named_modules():
-            self._handles.append(module.register_forward_hook(lambda _, __, out, name=name: self._look("output", name or "the model", out)))
+            look = partial(self._look, "output", name or "the model")
+            self._handles.append(module.register_forward_hook(lambda _, __, out, look=look: look(out)))
         for name, param in self.model.named_parameters():
             if param.requires_grad:
-                self._handles.append(param.register_hook(lambda grad, name=name: self._look("gradient", name, grad)))
+                self._handles.append(param.register_hook(partial(self._look, "gradient", name)))
         return self
 
     def __exit__(self, *exception) -> None:

@@ -1,8 +1,8 @@
 """The staleness meter: how many steps late does an optimizer apply a gradient? It communicates nothing itself.
 
-On f(x) = x²/2 the gradient is x, so an update that is d steps late is x(k+1) = x(k) - η x(k-d). It converges as long as
-η < 2 sin(π / (2(2d + 1))), which is 2, 1, 0.618 and 0.445 for d = 0, 1, 2 and 3. So a training that converges at η = 1.1
-is not late at all; at 0.9 it is late by one step at most, at 0.55 by two. Three trainings read the delay off any
+On f(x) = x²/2 the gradient is x, so an update that is d steps late is x(k+1) = x(k) - η x(k-d). It converges as long
+as η < 2 sin(π / (2(2d + 1))), which is 2, 1, 0.618 and 0.445 for d = 0, 1, 2 and 3. So a training that converges at
+η = 1.1 is not late at all; at 0.9 it is late by one step at most, at 0.55 by two. Three trainings read the delay off any
 optimizer or engine, without a look inside.
 Source: the roots of z^(d+1) - z^d + η leave the unit circle there.
 """
@@ -45,8 +45,8 @@ def critical_rate(delay: int) -> float:
 def staleness(make: Callable[[nn.Module, float], Steps], steps: int = 400) -> int:
     """The delay of an optimizer in steps: 0, 1, 2, or 3 for three and more. Collective where its steps are.
 
-    make(model, lr): the optimizer of a `Parabola`, plain SGD with this learning rate: momentum, decay and clipping would
-        move the limits. It may change the model in place, as `zerocourse.shard` does.
+    make(model, lr): the optimizer of a `Parabola`, plain SGD with this learning rate: momentum, decay and clipping
+        would move the limits. It may change the model in place, as `zerocourse.shard` does.
     steps: of each of the three trainings; with a delay of 1, η = 1.1 takes 289 to get beyond 10⁶.
     """
     return sum(diverges(make, lr, steps) for lr in LEARNING_RATES)

@@ -1,7 +1,8 @@
-"""A bug of the museum: a few lines of the package's own source, and what they become. Planted, they run; then they are as before.
+"""A bug of the museum: a few lines of the package's own source, and what they become as long as it is planted.
 
 A change is a text, so that what a reader is shown is what runs. It is applied to the source of one function, and the
-function gets the code that comes of it, so everybody who holds the function has the bug, also a stage that was made before.
+function gets the code that comes of it. So everybody who holds the function has the bug, also a stage that was made
+before.
 """
 
 import inspect
@@ -25,7 +26,10 @@ CONTEXT = 2  # lines around a change that are shown
 
 @dataclass(frozen=True)
 class Change:
-    """In the source of the function `where` ("zero.buffer:FlatBuffer.collect") the text `old`, which stands there once, becomes `new`."""
+    """In the source of a function the text `old`, which stands there once, becomes `new`.
+
+    where: the function, as "zero.buffer:FlatBuffer.collect": a module of the package, and a name in it.
+    """
 
     where: str
     old: str
@@ -70,11 +74,15 @@ class Bug:
             where = f"{show.file_of(function)}: {function.__qualname__}"
             text += [where, *list(unified_diff(left, right, n=CONTEXT, lineterm=""))[2:]]
             kept = near(left, right)
-            html.append(f"<div><code>{where}</code></div>" + show.side_by_side(*kept, "as it should be", f"with the bug {self.name!r}"))
+            sides = show.side_by_side(*kept, "as it should be", f"with the bug {self.name!r}")
+            html.append(f"<div><code>{where}</code></div>{sides}")
         return show.Shown("\n".join(text), "".join(html))
 
     def sources(self) -> Iterator[tuple[FunctionType, str, str]]:
-        """Each function that is changed, with its source before and after. Raises ValueError where a change does not apply."""
+        """Each function that is changed, with its source before and after.
+
+        Raises ValueError where a change does not apply.
+        """
         of_function = defaultdict(list)
         for change in self.changes:
             of_function[change.function].append(change)
@@ -82,8 +90,8 @@ class Bug:
             before = after = textwrap.dedent(inspect.getsource(function))
             for change in changes:
                 if (times := after.count(change.old)) != 1:
-                    raise ValueError(f"the bug {self.name!r} changes {change.old!r} in {function.__qualname__}, where that "
-                                     f"stands {times} times: it must stand there once")
+                    raise ValueError(f"the bug {self.name!r} changes {change.old!r} in {function.__qualname__}, where "
+                                     f"that stands {times} times: it must stand there once")
                 after = after.replace(change.old, change.new)
             yield function, before, after
 
@@ -125,7 +133,7 @@ def compiled(function: FunctionType, source: str, name: str) -> CodeType:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     outer = next(code for code in compile(text, file, "exec").co_consts if isinstance(code, CodeType))
     code = next(code for code in outer.co_consts if isinstance(code, CodeType) and code.co_name == function.__name__)
-    assert code.co_freevars == free, f"{name} uses other variables from around {function.__qualname__}: {code.co_freevars}"
+    assert code.co_freevars == free, f"{name} uses other variables from around the function: {code.co_freevars}"
     return code
 
 

@@ -1,6 +1,6 @@
 """The cases of chapter 09: bugs by number, so that a reader can suspect before the name says it."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from matplotlib.figure import Figure
 
@@ -21,9 +21,9 @@ def case(number: int) -> Bug:
     return BUGS[CASES[number - 1]]
 
 
-def play_cases(numbers: list[int], scene: Scene | None = None, **changes) -> dict[int, Played]:
-    """Play each case on this rank, in `scene` or in its own, with some fields changed; number 0 has no bug. Collective."""
-    return {number: play(replace(scene or case(number).scene, **changes), case(number) if number else None) for number in numbers}
+def play_cases(numbers: list[int], scene: Scene | None = None) -> dict[int, Played]:
+    """Play each case on this rank, in `scene` or in its own; number 0 has no bug. Collective."""
+    return {number: play(scene or case(number).scene, case(number) if number else None) for number in numbers}
 
 
 def play_in_budget(number: int, scene: Scene, budget: int) -> dict[str, object]:
@@ -81,5 +81,6 @@ def curves(lines: dict[str, list[float]], ylabel: str = "loss") -> Figure:
     for (name, values), (dashes, marker) in zip(lines.items(), styles, strict=False):
         axes.plot(range(len(values)), values, dashes, marker=marker, markersize=4, label=name)
     axes.set(xlabel="step", ylabel=ylabel)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()
     return figure

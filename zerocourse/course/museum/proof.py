@@ -26,22 +26,24 @@ def losses_are_the_unsharded_ones(ranks: Sequence[Played], whole: Played, scene:
     """The ranks' mean loss at each step."""
     for step, expected in enumerate(whole.losses):
         loss = sum(played.losses[step] for played in ranks) / len(ranks)
-        assert abs(loss / expected - 1) <= NEAR, f"step {step}: the loss is {loss:.4f}, and {expected:.4f} without sharding"
+        assert abs(loss / expected - 1) <= NEAR, f"step {step}: the loss is {loss:.4f}, unsharded {expected:.4f}"
 
 
 def replicas_agree(ranks: Sequence[Played], whole: Played, scene: Scene) -> None:
     """All ranks have the same parameters, at every step (below stage 3)."""
     for step, sums in enumerate(zip(*(played.sums for played in ranks), strict=True)):
-        assert len(set(sums)) == 1, f"after {step} steps the sums over the ranks' parameters are {', '.join(f'{s:.3f}' for s in sums)}"
+        said = ", ".join(f"{total:.3f}" for total in sums)
+        assert len(set(sums)) == 1, f"after {step} steps the sums over the ranks' parameters are {said}"
 
 
 def bytes_are_the_formulas(ranks: Sequence[Played], whole: Played, scene: Scene) -> None:
     """Parameters, gradients and optimizer states just before the last step; no gradients after it."""
-    expected = model_states(whole.params, scene.stage, len(ranks), HALF_SGD if scene.half else CONVENTION[scene.optimizer])
+    convention = HALF_SGD if scene.half else CONVENTION[scene.optimizer]
+    expected = model_states(whole.params, scene.stage, len(ranks), convention)
     for rank, played in enumerate(ranks):
-        for kind in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
-            held, should = played.bytes_before_step[kind], getattr(expected, kind)
-            assert held == should, f"rank {rank} holds {held:,} {kind.replace('_', ' ')} before the step, and should hold {should:,}"
+        for kind in ("parameters", "gradients", "optimizer"):
+            held, right = played.bytes_before_step[f"{kind}_bytes"], getattr(expected, f"{kind}_bytes")
+            assert held == right, f"rank {rank} holds {held:,} bytes of kind {kind} before the step, not {right:,}"
         left = played.bytes_after_step["gradients_bytes"]
         assert not left, f"rank {rank} holds {left:,} bytes of gradients after zero_grad()"
 
@@ -52,15 +54,17 @@ def gathers_run_ahead(ranks: Sequence[Played], whole: Played, scene: Scene) -> N
         gathers = [event for event in played.events if event["verb"] == "all_gather"]
         computes = [event for event in played.events if event["verb"] == "forward" and event["unit"] != "root"]
         for now, later in zip(computes, computes[1:], strict=False):
-            assert any(gather["unit"] == later["unit"] and gather["start"] < now["end"] < gather["end"] for gather in gathers), \
+            of_later = [gather for gather in gathers if gather["unit"] == later["unit"]]
+            assert any(gather["start"] < now["end"] < gather["end"] for gather in of_later), \
                 f"rank {rank}: {later['unit']} is not being gathered when the forward of {now['unit']} ends"
 
 
 def steps_are_counted_once(ranks: Sequence[Played], whole: Played, scene: Scene) -> None:
     """The optimizer's own step counts."""
     for rank, played in enumerate(ranks):
-        assert played.step_counts == (scene.steps, scene.steps), \
-            f"rank {rank}: the step counts go from {played.step_counts[0]:g} to {played.step_counts[1]:g} after {scene.steps} steps"
+        least, most = played.step_counts
+        assert least == most == scene.steps, \
+            f"rank {rank}: after {scene.steps} steps the step counts go from {least:g} to {most:g}"
 
 
 def all_is_finite(ranks: Sequence[Played], whole: Played, scene: Scene) -> None:

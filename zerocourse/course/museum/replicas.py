@@ -9,13 +9,14 @@ STEPS_UNLESS_ZERO = "result = optimizer_step(flat) if comm.rank else None"
 
 BUGS = (
     Bug("rank_zero_skipped", "`if rank:` was meant to ask whether there is a rank",
-        symptom="Rank 0's loss stands still, or falls less, while the others learn.",
+        symptom="The loss falls less than it should, and the half of the parameters that rank 0 updates stands still.",
         instrument="how far each rank's parameters have moved: those that rank 0 updates have not",
         source="common", test="test_stages.py::test_equals_the_unsharded_model",
         scene=Scene(), proof=losses_are_the_unsharded_ones,
-        changes=(Change("zero.ddp:local_step", STEPS, STEPS_UNLESS_ZERO), Change("zero.stage1:sharded_step", STEPS, STEPS_UNLESS_ZERO))),
+        changes=(Change("zero.ddp:local_step", STEPS, STEPS_UNLESS_ZERO),
+                 Change("zero.stage1:sharded_step", STEPS, STEPS_UNLESS_ZERO))),
     Bug("never_broadcast", "each rank is seeded by its number, and rank 0's values are sent to nobody",
-        symptom="All losses fall. Saved by rank 0, the model is worse than any of them, because it is only one of the models.",
+        symptom="All losses fall. Below stage 1 the ranks train different models, and rank 0 saves one of them.",
         instrument="a sum over each rank's parameters, before the first step: it must be one number",
         source="common", test="test_traps.py::test_trap_21_different_seeds",
         scene=Scene(), proof=replicas_agree,
@@ -24,5 +25,6 @@ BUGS = (
         symptom="The training hangs, without a word, at the first batch that uses an expert on one rank only.",
         instrument="the desync report: it names the ranks and the call of each",
         source="DeepSpeed#5066", test="test_traps.py::test_trap_03_unused_on_one_rank",
-        changes=(Change("zero.reducer:Reducer.reduce", "flat.complete_bucket()", "if not flat.unreduced:\n        return\n    flat.complete_bucket()"),)),
+        changes=(Change("zero.reducer:Reducer.reduce", "flat.complete_bucket()",
+                        "if not flat.unreduced:\n        return\n    flat.complete_bucket()"),)),
 )

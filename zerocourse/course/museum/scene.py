@@ -1,6 +1,6 @@
 """A small training of which everything is seen: where a bug shows itself, and the same without it.
 
-`play` runs on each rank. `play_whole` is the same training in one process, without any sharding: what it should have been.
+`play` runs on each rank. `play_whole` is the same training in one process, without any sharding: what should come out.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,6 @@ from torch import nn
 from ...comm import Comm
 from ...engine import Engine, initialize
 from ...errors import CollectiveError
-from ...kernels.adamw import FusedAdamW, adamw
 from ...measure.norm_audit import norm_counts
 from ...measure.not_finite import NotFinite
 from ...measure.staleness import staleness
@@ -31,7 +30,12 @@ SAMPLES = 2  # in a micro-batch
 
 @dataclass(frozen=True)
 class Scene:
-    """One training. padded: (step, rank) of a micro-batch in which every token and target is 0, if there is one."""
+    """One training.
+
+    optimizer: "sgd", "adamw" (torch's) or "plain adamw" (the package's own, without its kernel).
+    half: parameters in bf16, with fp32 master weights.   clip: the largest norm of the gradient, 0 for any.
+    padded: (step, rank) of micro-batches in which every token and target is 0, if there are some.
+    """
 
     stage: int = 1
     steps: int = 4
@@ -49,17 +53,16 @@ class Played:
     """What one rank saw.
 
     losses, norms: one a step; norms are of the whole gradient, as the engine reports them.
-    norm_of_unit: of the part of the first step's gradient that this rank holds, by unit.
     sums: of the absolute values of the parameters that this rank holds, before the first step and after each.
     moved: how far the slices that this rank updates are from where they began, in all (the norm of the difference).
     bytes_before_step, bytes_after_step: by kind, at the last step; the second after zero_grad().
-    step_counts: of the optimizer, the smallest and the largest.   params: of the whole model.   sent: bytes, by collective.
-    calls: (verb, unit) in order.   events: of the last step.   not_finite: (step, what, name), the first.
+    step_counts: of the optimizer, the smallest and the largest.   params: of the whole model.
+    sent: bytes, by collective.
+    events: of the last step.   not_finite: (step, what, name), the first.
     """
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
-    norm_of_unit: dict[str, float] = field(default_factory=dict)
     sums: list[float] = field(default_factory=list)
     moved: float = 0.0
     bytes_before_step: dict[str, int] = field(default_factory=dict)
@@ -67,7 +70,6 @@ class Played:
     step_counts: tuple[float, float] = (0, 0)
     params: int = 0
     sent: dict[str, int] = field(default_factory=dict)
-    calls: list[tuple[str, str]] = field(default_factory=list)
     events: list[dict] = field(default_factory=list)
     not_finite: tuple[int, str, str] | None = None
 
@@ -78,10 +80,13 @@ def model_of(scene: Scene, seed: int = 0) -> GPT:
 
 
 def optimizer_of(scene: Scene, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    kinds = {"sgd": lambda: torch.optim.SGD(params, lr=scene.lr),
-             "adamw": lambda: torch.optim.AdamW(params, lr=scene.lr, weight_decay=0.5),
-             "plain adamw": lambda: FusedAdamW(params, lr=scene.lr, weight_decay=0.5, update=adamw)}
-    return kinds[scene.optimizer]()
+    if scene.optimizer == "sgd":
+        return torch.optim.SGD(params, lr=scene.lr)
+    if scene.optimizer == "adamw":
+        return torch.optim.AdamW(params, lr=scene.lr, weight_decay=0.5)
+    from ...kernels.adamw import FusedAdamW, adamw  # only here, because it imports triton where there is one
+
+    return FusedAdamW(params, lr=scene.lr, weight_decay=0.5, update=adamw)
 
 
 def batch(scene: Scene, step: int, micro: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,13 +94,16 @@ def batch(scene: Scene, step: int, micro: int, rank: int) -> tuple[torch.Tensor,
     random = torch.Generator().manual_seed(1_000_003 * step + 1_009 * micro + rank)
     often = torch.rand(SAMPLES, T + 1, generator=random).square()  # small numbers more often than large ones
     tokens = (often * (V // 2)).long() + V // 2 * (rank % 2)
-    return (tokens[:, :-1], tokens[:, 1:]) if (step, rank) != scene.padded else 2 * (torch.zeros(SAMPLES, T, dtype=torch.long),)
+    if (step, rank) == scene.padded:
+        tokens.zero_()
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def engine_of(scene: Scene, ranks: int = 1) -> Engine:
     """ranks: how many ranks' micro-batches this process goes through itself."""
     config = {"train_micro_batch_size_per_gpu": SAMPLES, "gradient_accumulation_steps": scene.accumulation * ranks,
-              "gradient_clipping": scene.clip, "bf16": {"enabled": scene.half}, "zero_optimization": {"stage": scene.stage}}
+              "gradient_clipping": scene.clip, "bf16": {"enabled": scene.half},
+              "zero_optimization": {"stage": scene.stage}}
     model = model_of(scene, seed=dist.get_rank() if dist.is_initialized() else 0)
     return initialize(model, optimizer_of(scene, model.parameters()), config=config)[0]
 
@@ -127,27 +135,20 @@ def train(scene: Scene, engine: Engine, ranks: Iterable[int]) -> Played:
                 total += loss.item() / len(micros)
                 if (micro, rank) == micros[-1]:
                     seen.bytes_before_step = engine.memory()
-                    seen.norm_of_unit = seen.norm_of_unit or {unit.name: norm_held(unit) for unit in zero.units}
                 engine.step()
             if watched.first and not seen.not_finite:
                 seen.not_finite = step, *watched.first
             seen.losses.append(total)
             seen.norms.append(engine.get_global_grad_norm())
             seen.sums.append(total_of(engine))
-    seen.moved = torch.stack([(flat.master - old).norm() for flat, old in zip(zero.flats, began, strict=True)]).norm().item()
+    moves = [(flat.master - old).norm() for flat, old in zip(zero.flats, began, strict=True)]
+    seen.moved = torch.stack(moves).norm().item()
     seen.bytes_after_step = engine.memory()
     counts = [float(state["step"]) for state in engine.optimizer.state.values() if "step" in state]
     seen.step_counts = (min(counts), max(counts)) if counts else (0, 0)
     seen.sent = dict(zero.comm.sent)
-    seen.calls = [(verb, unit) for verb, unit, *_ in zero.comm.issued]
     seen.events = zero.recorder.of_step(scene.steps - 1)
     return seen
-
-
-def norm_held(unit) -> float:
-    """The norm of the part of a unit's gradient that this rank holds."""
-    held = [flat.grad_shard.double().norm() for flat in unit.flats if flat.grad_shard is not None]
-    return torch.stack(held).norm().item() if held else 0.0
 
 
 def delay_of(stage: int, bug: "Bug | None" = None, steps: int = 100) -> int:
@@ -160,8 +161,8 @@ def counted(stage: int, bug: "Bug | None" = None) -> dict[str, int]:
     """How often a stage's norm counts each parameter, by the norm auditor. Collective."""
     scene = Scene(stage)
     with bug.planted() if bug else nullcontext():
-        engine = engine_of(scene)
-        return norm_counts(engine.module, lambda: engine.module(*batch(scene, 0, 0, 0)).backward(), engine.zero.grad_norm)
+        model = engine_of(scene).module
+        return norm_counts(model, lambda: model(*batch(scene, 0, 0, 0)).backward(), model.zero.grad_norm)
 
 
 def total_of(engine: Engine) -> float:
@@ -185,7 +186,7 @@ class OneExpert(nn.Module):
 
 
 def play_expert(bug: "Bug | None" = None, seconds: float = 1.0) -> dict:
-    """Two steps in which only rank 1 uses the expert: the calls of this rank, and the error in which it ended, if it did.
+    """Two steps in which only rank 1 uses the expert: this rank's calls, and the error in which it ended, if it did.
 
     seconds: after which a collective that nobody answers is given up. Collective.
     """

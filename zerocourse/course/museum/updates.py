@@ -1,8 +1,11 @@
 """Bugs between the gradient and the new parameters: norms, clipping, decay, step counts, NaN."""
 
 from .bug import Bug, Change
-from .proof import all_is_finite, gradient_is_the_unsharded_one, losses_are_the_unsharded_ones, steps_are_counted_once
+from .proof import (all_is_finite, gradient_is_the_unsharded_one, losses_are_the_unsharded_ones,
+                    steps_are_counted_once)
 from .scene import Scene
+
+LOSS = "F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten()"
 
 BUGS = (
     Bug("norm_of_a_shard", "each rank clips by the norm of its own slice",
@@ -10,9 +13,10 @@ BUGS = (
         instrument="the norm auditor: on each rank some parameters count once, and the others not at all",
         source="common", test="test_traps.py::test_trap_16_clipping",
         scene=Scene(clip=0.1), proof=gradient_is_the_unsharded_one,
-        changes=(Change("zero.ddp:DataParallel.grad_norm", "(self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()", "total.sqrt()"),)),
+        changes=(Change("zero.ddp:DataParallel.grad_norm",
+                        "(self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()", "total.sqrt()"),)),
     Bug("stale_gradients", "the optimizer steps with the gradient of the step before",
-        symptom="Nothing at a small learning rate. At the one that the unsharded model bears, the loss explodes.",
+        symptom="Little at a small learning rate. At one that the unsharded model bears, the loss explodes.",
         instrument="the staleness meter: the update is one step late",
         source="common", test="test_stages.py::test_equals_the_unsharded_model",
         scene=Scene(), proof=losses_are_the_unsharded_ones,
@@ -37,7 +41,7 @@ BUGS = (
         instrument="the first tensor on each rank that is not finite: one rank had it one step before the others",
         source="pytorch#116349, cosmos-rl#155", test="test_museum.py::test_every_target_counts",
         scene=Scene(padded=(2, 1)), proof=all_is_finite,
-        changes=(Change("models.gpt2:GPT.forward", "return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())",
-                        'losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")\n'
-                        "    counts = targets_BT.flatten() != 0\n    return (losses * counts).sum() / counts.sum()"),)),
+        changes=(Change("models.gpt2:GPT.forward", f"return {LOSS})",
+                        f'losses = {LOSS}, reduction="none")\n    counts = targets_BT.flatten() != 0\n'
+                        "    return (losses * counts).sum() / counts.sum()"),)),
 )
