@@ -497,6 +497,7 @@ MUTANTS = [
          "trace.py::test_a_block_that_begins_inside_of_another_and_ends_after_it_begins_later"),
         ("collectives cross each other", "in_rows(collectives(events, rank, verb))", "[collectives(events, rank, verb)]",
          "trace.py::test_blocks_of_a_lane_lie_apart_or_inside_each_other"),
+    ),
     *of("measure/norm_audit.py",
         ("every count is a bit wider than its digit", "for bits in range(2, 64, 2)", "for bits in range(1, 64, 2)",
          "instruments.py::test_a_right_norm_counts_every_parameter_once"),
