@@ -52,8 +52,8 @@ def held_in(kinds: list[tuple[str, int, str | None]]) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_holdings_are_what_ranks_hold(pool, world_size):
-    kinds = [(each, stage, rank_map) for each, rank_map in
-             (("plain", None), ("plain", "greedy"), ("half", None), ("frozen", None)) for stage in range(4)]
+    models = (("plain", None), ("plain", "greedy")) if world_size == 2 else (("half", None), ("frozen", None))
+    kinds = [(name, stage, rank_map) for name, rank_map in models for stage in range(4)]
     ranks = pool(world_size).run(held_in, kinds)
     for index, (name, stage, rank_map) in enumerate(kinds):
         picture = holdings.holdings(MODELS[name](), world_size, stages=(stage,), rank_map=rank_map)
@@ -108,7 +108,8 @@ def test_padding_names_the_units_there_are():
 def test_the_ring_that_is_drawn_ran(pool, world_size):
     turns = pool(world_size).run(ring_turns.ring_turns)
     shown = ring_turns.ring(turns)
-    frames = [[each.attrib for each in top.iter()] for top in ElementTree.fromstring(shown.svg) if top.find(f"{SVG}animate") is not None]
+    moving = [top for top in ElementTree.fromstring(shown.svg) if top.find(f"{SVG}animate") is not None]
+    frames = [[each.attrib for each in top.iter()] for top in moving]
     assert len(frames) == 1 + 2 * (world_size - 1)
     everybody = set(range(world_size))
     for number, frame in enumerate(frames):
@@ -116,7 +117,7 @@ def test_the_ring_that_is_drawn_ran(pool, world_size):
         for each in frame:
             if "data-of" in each:
                 there[int(each["data-rank"]), int(each["data-part"])].add(int(each["data-of"]))
-        assert there == {(rank, part): set(one[number].parts[part]) for rank, one in enumerate(turns) for part in range(world_size)}
+        assert there == {(rank, part): set(ranks) for rank, one in enumerate(turns) for part, ranks in enumerate(one[number].parts)}
         assert len(arrows) == (world_size if number else 0)
         for each in arrows:  # what was sent has arrived at the right neighbour
             sender, part = int(each["data-from"]), int(each["data-part"])
@@ -142,7 +143,8 @@ def test_a_deferred_model_becomes_real(pool, world_size):
     whole = sum(becoming_real.size_of(buffers) for buffers in made[0].units.values())
     assert len(frames) == 1 + 2 * len(made[0].units) and whole >= 4 * sum(param.numel() for param in gpt().parameters())
     for rank, (moments, _) in enumerate(made):
-        placed = [sum(int(each.attrib["data-bytes"]) for each in frame if each.attrib["data-rank"] == str(rank)) for frame in frames]
+        placed = [sum(int(each.attrib["data-bytes"]) for each in frame if each.attrib["data-rank"] == str(rank))
+                  for frame in frames]
         for nbytes, moment in zip(placed, moments, strict=True):  # what is drawn is what the ledger measured
             values = moment.what == "whole" and 4 * TINY.n_embd  # of the last parameter that was filled, for a moment more
             assert moment.alive == nbytes + values, moment

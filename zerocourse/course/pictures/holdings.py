@@ -2,7 +2,7 @@
 that one has, to scale. The slices are those that `shard` would cut: the same units, buffers and layouts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -28,7 +28,7 @@ LABELS, GAP, LANE = 114, 12, 9  # units: names at the left, between ranks, heigh
 HEAD = 56
 
 
-class Buffer(NamedTuple):
+class ModelBuffer(NamedTuple):
     """One flat buffer of the model. itemsize: bytes of a parameter.   states, master: bytes per element of Adam's two averages,
     which padding does not have, and of master weights, which only parameters in half precision have."""
 
@@ -40,7 +40,7 @@ class Buffer(NamedTuple):
     trainable: bool
 
 
-class Held(NamedTuple):
+class HeldSlice(NamedTuple):
     """What a rank holds of a buffer as parameters, gradients or optimizer states: elements from start to stop of the model."""
 
     of: str
@@ -50,7 +50,7 @@ class Held(NamedTuple):
     nbytes: int
 
 
-def buffers_of(model: nn.Module, world_size: int, rank_map: str | RankMap | None = None) -> list[Buffer]:
+def buffers_of(model: nn.Module, world_size: int, rank_map: str | RankMap | None = None) -> list[ModelBuffer]:
     """The flat buffers that `shard` makes of the model, one after the other; the model may be on the meta device."""
     shapes = {name: param.shape for name, param in model.named_parameters()}
     owner = owners(rank_map, shapes, world_size)
@@ -60,12 +60,13 @@ def buffers_of(model: nn.Module, world_size: int, rank_map: str | RankMap | None
             for params in split_into_buffers(run, None):
                 dtype, trainable = next((param.dtype, param.requires_grad) for param in params.values())
                 mine = owner and {name: owner[name] for name in params}
-                found.append(Buffer(unit.name, Layout.build({name: shapes[name] for name in params}, world_size, mine),
+                layout = Layout.build({name: shapes[name] for name in params}, world_size, mine)
+                found.append(ModelBuffer(unit.name, layout,
                                     dtype.itemsize, *((8, 4) if dtype in HALF else (2 * dtype.itemsize, 0)), trainable))
     return found
 
 
-def held_by(buffers: Sequence[Buffer], stage: int, rank: int) -> list[Held]:
+def held_by(buffers: Sequence[ModelBuffer], stage: int, rank: int) -> list[HeldSlice]:
     """What a rank holds between two steps, with the gradients as they are just before the step."""
     kind, found, begin = STAGES[stage], [], 0
     for unit, layout, itemsize, states, master, trainable in buffers:
@@ -77,7 +78,7 @@ def held_by(buffers: Sequence[Buffer], stage: int, rank: int) -> list[Held]:
             real = (layout.real(rank) if sharded else layout.numel) * trainable
             nbytes = (part.stop - part.start) * each + (real * states if of == OPTIMIZER else 0)
             if nbytes:
-                found.append(Held(of, unit, begin + part.start, begin + part.stop, nbytes))
+                found.append(HeldSlice(of, unit, begin + part.start, begin + part.stop, nbytes))
         begin += layout.padded
     return found
 
@@ -105,7 +106,7 @@ def said(nbytes: Sequence[int]) -> str:
     return gb(nbytes[0]) if len(set(map(gb, nbytes))) == 1 else f"from {gb(min(nbytes))} to {gb(max(nbytes))}"
 
 
-def drawn(buffers: Sequence[Buffer], held: Mapping[tuple[int, int], list[Held]], nbytes: Mapping[int, list[int]],
+def drawn(buffers: Sequence[ModelBuffer], held: Mapping[tuple[int, int], list[HeldSlice]], nbytes: Mapping[int, list[int]],
           stages: Sequence[int], world_size: int) -> svg.Drawing:
     per_element = {PARAMETERS: max(buffer.itemsize for buffer in buffers), GRADIENTS: max(buffer.itemsize for buffer in buffers),
                    OPTIMIZER: max(buffer.states + buffer.master for buffer in buffers)}
@@ -137,9 +138,9 @@ def drawn(buffers: Sequence[Buffer], held: Mapping[tuple[int, int], list[Held]],
     return drawing
 
 
-def unit_names(drawing: svg.Drawing, buffers: Sequence[Buffer], left: float, scale: float) -> None:
+def unit_names(drawing: svg.Drawing, buffers: Sequence[ModelBuffer], left: float, scale: float) -> None:
     """Above a column: where each unit begins, with its name where there is room."""
-    at, room, fits = left, left, {}
+    at, room = left, left
     for buffer in buffers:
         drawing.line(at, HEAD - 12, at, HEAD - 5, color=FAINT)
         name, wide = buffer.unit, buffer.layout.padded * scale

@@ -81,7 +81,7 @@ def ring(turns: Sequence[Sequence[Turn]], moves: bool = True) -> Shown:
 
 def frame(turns: Sequence[Sequence[Turn]], number: int) -> svg.Drawing:
     """All ranks after one turn, and what has just been sent."""
-    world_size, count = len(turns), len(turns[0])
+    world_size = len(turns)
     column = svg.WIDTH / world_size
     drawing = svg.Drawing(svg.WIDTH, TOP + PART * world_size + 44)
     drawing.text(0, 18, heading(turns, number), size=16, bold=True)
