@@ -262,5 +262,5 @@ def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figu
     axes.margins(x=0.01)
     axes.legend(loc="lower right")
     figure.set_label(f"{what} after each event, {title}. " + " ".join(
-        f"{name}: {extremes(events, events[0]['rank'])}." for name, events in curves.items()))
+        f"{name}: at most {max(event['alive'] for event in events) / 1e6:.1f} MB." for name, events in curves.items()))
     return figure
