@@ -2,7 +2,7 @@
 
 import pytest
 
-from zerocourse.course.overlap_trial import recorded_trial
+from zerocourse.course.overlap_trial import Round, recorded_trial, summary
 from zerocourse.course.plots_overlap import bound_figure
 from zerocourse.course.plots_stages import stages_figure
 from zerocourse.formulas.overlap import speedup_bound
@@ -39,3 +39,11 @@ def test_the_recorded_trial_is_one_round():
         assert {event["rank"] for event in events} == {0}
         seconds = max(event["end"] for event in events) - min(event["start"] for event in events)
         assert seconds == pytest.approx(trial[mode], rel=0.3), "the events are those of the round"
+
+
+def test_a_trial_reports_one_round_with_all_its_numbers():
+    """Medians of each number by itself would not fit together: a bound would not be that of the times beside it."""
+    rounds = [Round(1.0, 1.0, 0.1, 2.0, on) for on in (1.8, 1.0)] + [Round(1.0, 2.0, 0.1, 3.0, 2.5)]
+    reported = summary(rounds)
+    assert reported["round"] == 2 and not reported["noisy"]
+    assert (reported["off"], reported["on"], reported["speedup"], reported["bound"]) == (3.0, 2.5, 1.2, 1.5)
