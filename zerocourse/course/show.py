@@ -225,8 +225,8 @@ def coloured(code: str) -> list[str]:
 
 
 def pre(lines: Sequence[str]) -> str:
-    """Lines as they stand. HTML drops a line break at the very beginning, and a lone empty line has no height."""
-    return f'<pre style="{CODE}">\n' + ("\n".join(lines) or " ") + "</pre>"
+    """Lines as they stand, in the letters of code, which nbconvert's pages give to <code> alone."""
+    return f'<pre style="{CODE}"><code>' + ("\n".join(lines) or " ") + "</code></pre>"
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, right_title: str) -> str:
