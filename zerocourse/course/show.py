@@ -226,7 +226,7 @@ def coloured(code: str) -> list[str]:
 
 def pre(lines: Sequence[str]) -> str:
     """Lines as they stand, in the letters of code, which nbconvert's pages give to <code> alone."""
-    return f'<pre style="{CODE}"><code>' + ("\n".join(lines) or " ") + "</code></pre>"
+    return f'<pre style="{CODE}"><code style="padding:0; background-color:transparent">' + ("\n".join(lines) or " ") + "</code></pre>"
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, right_title: str) -> str:
