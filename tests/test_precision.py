@@ -12,6 +12,7 @@ from zerocourse.errors import BadInput, LossScaleError
 from zerocourse.precision import DynamicLossScaler, LossScaler
 
 STAGES = (0, 1, 2, 3)
+CLIP = 0.5
 
 # -- the loss scaler ---------------------------------------------------------------------------------------------------
 
@@ -62,3 +63,172 @@ def test_a_static_scale_stays():
     dynamic = DynamicLossScaler()
     dynamic.load_state_dict(scaler.state_dict())
     assert dynamic.loss_scale == 2**16
+
+
+# -- fp16 through the engine -------------------------------------------------------------------------------------------
+
+class Net(nn.Module):
+    """Two blocks between two layers; no size is divisible by the number of ranks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x).float().square().mean()
+
+
+def rows(number: int, rank: int) -> torch.Tensor:
+    return torch.randn(2, 5, generator=torch.Generator().manual_seed(97 * number + rank))
+
+
+def adamw(params) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01)
+
+
+def sgd(params) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def engine_of(stage: int, optimizer=sgd, fp16: dict | None = None, **settings) -> zerocourse.Engine:
+    fp16 = {"enabled": True, "auto_cast": True, "initial_scale_power": 10, "hysteresis": 1} if fp16 is None else fp16
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.0, "zero_optimization": {"stage": stage}, "fp16": fp16}
+    made = Net()
+    engine, *_ = zerocourse.initialize(made, optimizer, config=config | settings,
+                                       lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    return engine
+
+
+def trained(stage: int, scale: float, clip: float, accumulation: int, steps: int = 3) -> tuple[dict, list[float]]:
+    """Final weights and norms under a static loss scale."""
+    engine = engine_of(stage, fp16={"enabled": True, "auto_cast": True, "loss_scale": scale}, gradient_clipping=clip,
+                       gradient_accumulation_steps=accumulation)
+    norms = []
+    for number in range(steps * accumulation):
+        engine.backward(engine(rows(number, engine.global_rank)))
+        engine.step()
+        if engine.was_step_applied():
+            norms.append(engine.get_global_grad_norm())
+    assert engine.skipped_steps == 0 and engine.loss_scale() == scale and not engine.dynamic_loss_scale()
+    return engine.state_dict(), norms
+
+
+def scaled_and_not() -> list:
+    """By stage: with accumulation and clipping, and the same under another scale."""
+    return [[trained(stage, scale, CLIP, 2) for scale in (1024.0, 256.0)] for stage in STAGES]
+
+
+def by_hand(world_size: int, clip: float, accumulation: int, steps: int = 3) -> tuple[dict, list[float]]:
+    """The unsharded model in fp32, on all ranks' samples of a window at once."""
+    model, norms = Net(), []
+    optimizer = sgd(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for step in range(steps):
+        numbers = range(step * accumulation, (step + 1) * accumulation)
+        model(torch.cat([rows(number, rank) for number in numbers for rank in range(world_size)])).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    return model.state_dict(), norms
+
+
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_fp16_trains_as_fp32_does_at_all_stages_under_any_scale(pool, world_size):
+    exact, norms = by_hand(world_size, CLIP, 2)
+    assert min(norms) < CLIP < max(norms), "clipping must matter in some steps, and not in all"
+    for found in pool(world_size).run(scaled_and_not):
+        for stage, ((state, of_steps), (other, _)) in enumerate(found):
+            assert of_steps == pytest.approx(norms, rel=5e-3), f"stage {stage}"
+            for name, value in exact.items():
+                assert state[name].dtype is torch.float16
+                assert (state[name].float() - value).abs().max() <= 2e-3, f"stage {stage}, {name}"
+                assert torch.equal(state[name], other[name]), "powers of two round nothing, so the scale cannot be seen"
+
+
+def faint(scale: float) -> float:
+    """How far fp32 weights move by gradients near 1e-10, which fp16 cannot hold, at a learning rate of 1e8."""
+    engine = engine_of(2, lambda params: torch.optim.SGD(params, lr=1e8), fp16={"enabled": True, "auto_cast": True, "loss_scale": scale})
+    before = [flat.master.clone() for flat in engine.zero.flats]
+    engine.backward(engine(rows(0, engine.global_rank)) * 1e-9)
+    engine.step()
+    return max((flat.master - old).abs().max().item() for flat, old in zip(engine.zero.flats, before, strict=True))
+
+
+def faint_pair() -> tuple[float, float]:
+    return faint(1.0), faint(2.0**17)
+
+
+def test_trap_18_the_loss_is_scaled_in_fp32_and_gradients_are_unscaled_in_fp32(pool):
+    """2**17 is not even a number of fp16's; gradients that only exist scaled must reach the fp32 weights."""
+    for without, scaled in pool(2).run(faint_pair):
+        assert without == 0.0 and 0.01 < scaled < 1.0
+
+
+STEPS = "..x.xx.."  # what each step does: "x" overflows, on rank 1 alone
+
+
+def overflowing(stage: int, accumulation: int) -> dict:
+    """Train with overflows on one rank, and look at everything that must not move."""
+    engine = engine_of(stage, adamw, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 8, "hysteresis": 2,
+                                           "loss_scale_window": 2}, gradient_accumulation_steps=accumulation)
+    found = {"scales": [], "overflow": [], "applied": [], "rates": [], "norms": [], "moved": []}
+    for step, kind in enumerate(STEPS):
+        before = [*(flat.master.clone() for flat in engine.zero.flats), *(
+            value.clone() for state in engine.optimizer.state.values() for value in state.values())]
+        for micro in range(accumulation):
+            loss = engine(rows(step, engine.global_rank))
+            if kind == "x" and micro == 0 and engine.global_rank == 1:
+                loss = loss * 1e20  # in fp32 this is a number, in fp16 a gradient of it is not
+            engine.backward(loss)
+            engine.step()
+        after = [*(flat.master for flat in engine.zero.flats), *(
+            value for state in engine.optimizer.state.values() for value in state.values())]
+        found["moved"].append(len(before) != len(after) or any(not torch.equal(*pair) for pair in zip(before, after)))
+        found["scales"].append(engine.loss_scale())
+        found["overflow"].append(engine.optimizer.overflow)
+        found["applied"].append(engine.was_step_applied())
+        found["rates"].append(engine.optimizer.param_groups[0]["lr"])
+        found["norms"].append(engine.get_global_grad_norm())
+        assert engine.optimizer.cur_scale == engine.loss_scale() == engine.loss_scaler.loss_scale
+        assert engine.memory()["gradients_bytes"] == 0
+    return found | {"counts": (engine.global_steps, engine.skipped_steps), "state": engine.state_dict()}
+
+
+def all_overflowing() -> list[dict]:
+    return [overflowing(stage, accumulation) for stage in STAGES for accumulation in (1, 2)]
+
+
+def test_trap_17_an_overflow_on_one_rank_is_one_everywhere(pool):
+    by_rank = pool(2).run(all_overflowing)
+    good = [kind == "." for kind in STEPS]
+    rates = [0.01 * 0.5 ** sum(good[:step + 1]) for step in range(len(STEPS))]
+    for here, there in zip(*by_rank, strict=True):
+        for found in (here, there):
+            assert found["scales"] == [256, 256, 256, 256, 128, 64, 64, 64]
+            assert found["moved"] == found["applied"] == [not each for each in found["overflow"]] == good
+            assert found["rates"] == pytest.approx(rates)
+            assert found["counts"] == (8, 3)
+            assert all(norm < 100 for norm in found["norms"]), "the norm is that of the last good step"
+        assert here["norms"] == there["norms"]
+        assert all(torch.equal(value, there["state"][name]) for name, value in here["state"].items())
+
+
+def at_the_minimum() -> str:
+    engine = engine_of(1, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 0, "hysteresis": 1})
+    engine.backward(engine(rows(0, 0)) * float("inf" if engine.global_rank else 1))
+    try:
+        engine.step()
+    except LossScaleError as error:
+        return f"{engine.skipped_steps} {engine.memory()['gradients_bytes']} {error}"
+    return "nothing"
+
+
+def test_already_at_minimum_is_said_on_every_rank(pool):
+    assert all(said.startswith("1 0 gradients overflow at the loss scale 1, which is already at minimum")
+               for said in pool(2).run(at_the_minimum))

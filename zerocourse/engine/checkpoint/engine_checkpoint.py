@@ -91,4 +91,4 @@ class EngineCheckpoints:
         return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
 
-COUNTS = ("global_steps", "micro_steps")  # of the engine
+COUNTS = ("global_steps", "micro_steps", "skipped_steps")  # of the engine

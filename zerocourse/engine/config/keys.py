@@ -24,9 +24,6 @@ class Key:
 
 # Keys that are read and checked, but that no code serves yet. Take a key out when its code is there: it works then.
 SERVED_LATER = {
-    "fp16": "use bf16",
-    "communication_data_type": "gradients travel in the dtype in which they are computed: leave it out",
-    "data_types": "gradients are added up in the dtype in which they are computed: leave it out",
     "zero_optimization.offload_optimizer": "leave it out, or set its device to none",
     "zero_optimization.offload_param": "leave it out, or set its device to none",
     "activation_checkpointing.partition_activations": "every rank keeps its own checkpoints whole: leave it out",
