@@ -1,18 +1,21 @@
 """Precision: the loss scale and its rules, training in fp16, and the dtypes in which gradients are sent and added up."""
 
-from dataclasses import replace
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
+import worlds
 from torch import nn
+from worlds import Case, Stack, check_exact, squares
 
 import zerocourse
 from zerocourse.errors import BadInput, LossScaleError
+from zerocourse.measure.storages import raw_grad
 from zerocourse.precision import DynamicLossScaler, LossScaler
 
 STAGES = (0, 1, 2, 3)
-CLIP = 0.5
+CLIP = 0.75
 
 # -- the loss scaler ---------------------------------------------------------------------------------------------------
 
@@ -232,3 +235,117 @@ def at_the_minimum() -> str:
 def test_already_at_minimum_is_said_on_every_rank(pool):
     assert all(said.startswith("1 0 gradients overflow at the loss scale 1, which is already at minimum")
                for said in pool(2).run(at_the_minimum))
+
+
+# -- the dtypes of gradients -------------------------------------------------------------------------------------------
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CHOICES = [  # dtypes of the parameters, of the reduction, of the accumulation; bytes of a gradient sent, and kept
+    (BF16, None, FP32, 2, 4), (BF16, FP32, None, 4, 4), (FP16, None, FP32, 2, 4), (BF16, FP32, BF16, 4, 2),
+    (BF16, FP16, None, 2, 4), (None, BF16, None, 2, 4),
+]
+
+
+class Own(Stack):
+    """Takes inputs of any dtype."""
+
+    def forward(self, x):
+        return super().forward(x.to(self.first.bias.dtype))
+
+
+def chosen(stage: int, world_size: int, choice: tuple, **more) -> Case:
+    return Case(stage, world_size, Own, squares, worlds.sgd, param_dtype=choice[0], reduce_dtype=choice[1],
+                accumulate_dtype=choice[2], accumulation=3, **more)
+
+
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_gradients_are_sent_and_added_up_in_the_dtypes_that_were_chosen(pool, world_size):
+    """Bitwise one process that rounds where it was asked to, and nowhere else."""
+    check_exact(pool, [chosen(stage, world_size, choice) for choice in CHOICES for stage in STAGES])
+
+
+def gradients_held(cases: list[Case]) -> list[tuple]:
+    """After a window: bytes of gradients by the ledger, and by the running count; elements kept; bytes per element sent."""
+    found = []
+    for case in cases:
+        model, optimizer = worlds.sharded(case)
+        flats, comm = model.zero.flats, model.zero.comm
+        for micro in range(case.accumulation):
+            with nullcontext() if micro == case.accumulation - 1 else model.zero.no_sync():
+                case.loss(model, 0, micro, comm.rank).backward()
+        counted = sum(flat.bytes_by_tensor[name] for flat in flats for name in ("bucket", "grad_shard", "master_grads"))
+        kept = sum(flat.own.stop - flat.own.start if case.stage > 1 else flat.layout.padded for flat in flats)
+        verbs = ("reduce_scatter", "all_gather") if case.stage == 0 else ("reduce_scatter",)
+        found.append((model.zero.memory()["gradients_bytes"], counted, kept, {comm.sent[verb] / comm.elements[verb] for verb in verbs}))
+        optimizer.step()
+        assert all(raw_grad(part) is None for flat in flats if flat.steps_masters for part in flat.shard_params.values())
+    return found
+
+
+def test_gradients_cost_the_bytes_of_their_dtypes(pool):
+    cases = [chosen(stage, 2, choice) for choice in CHOICES for stage in STAGES]
+    sizes = [choice[3:] for choice in CHOICES for _ in STAGES]
+    for found in pool(2).run(gradients_held, cases):
+        for case, (sent, size), (held, counted, kept, per_element) in zip(cases, sizes, found, strict=True):
+            assert held == counted == size * kept and per_element == {sent}, case
+
+
+def test_dtypes_that_cannot_be_chosen_are_refused():
+    with pytest.raises(BadInput, match="reduce_dtype is torch.float64: it must be torch.bfloat16, torch.float16 or"):
+        zerocourse.Precision(reduce_dtype=torch.float64)
+    for param_dtype, wanted in ((None, "in torch.float32"), (FP16, "in that or in torch.float32")):
+        with pytest.raises(BadInput, match=f"accumulate_dtype is torch.bfloat16, and parameters train in .* {wanted}"):
+            zerocourse.shard(Own(), param_dtype=param_dtype, accumulate_dtype=BF16)
+    assert zerocourse.Precision(BF16, BF16, BF16).of_gradients(torch.float64) == (torch.float64, torch.float64)
+
+
+def summed_in(dtype: torch.dtype | None) -> torch.Tensor:
+    """The gradients of 16 micro-batches in bf16, as the optimizer gets them, at stage 2."""
+    model, _ = zerocourse.shard(Own(), stage=2, param_dtype=BF16, accumulate_dtype=dtype)
+    for micro in range(16):
+        (squares(model, 0, micro, dist.get_rank()) / 16).backward()
+    return torch.cat([flat.shard_view_of(flat.grad_shard, part).double() for flat in model.zero.flats for part in flat.shard_ranges])
+
+
+def sums() -> list[torch.Tensor]:
+    """The exact sum of bf16's micro-gradients, and what is made of them."""
+    model, gradients = Own().to(BF16), []
+    for micro in range(16):
+        for rank in range(2):
+            model.zero_grad()
+            (squares(model, 0, micro, rank) / 16).backward()
+            gradients.append({name: param.grad.double() / 2 for name, param in model.named_parameters()})
+    sharded, _ = zerocourse.shard(Own(), stage=2, param_dtype=BF16)
+    exact = [sum(of[part.name].reshape(-1)[part.start:part.stop] for of in gradients)
+             for flat in sharded.zero.flats for part in flat.shard_ranges]
+    return [torch.cat(exact), summed_in(BF16), summed_in(FP32)]
+
+
+def test_what_accumulation_in_fp32_is_worth(pool):
+    """Against fp32 throughout, on the same bf16 weights: the sum in bf16 is off several times as far as that in fp32."""
+    for found in pool(2).run(sums):
+        exact, in_bf16, in_fp32 = found
+        off_bf16, off_fp32 = ((found - exact).norm() / exact.norm() for found in (in_bf16, in_fp32))
+        assert off_fp32 < off_bf16 / 2, (off_bf16, off_fp32)
+
+
+def reduced_in(dtype: torch.dtype) -> torch.Tensor:
+    """The mean over ranks of one random gradient in fp32, which travels in `dtype`."""
+    gradient = torch.randn(1000, generator=torch.Generator().manual_seed(dist.get_rank()))
+    model = nn.Linear(1000, 1, bias=False)
+    zerocourse.shard(model, stage=0, reduce_dtype=dtype)
+    (model.weight[0] * gradient).sum().backward()
+    return model.zero.flats[0].grad_shard
+
+
+def reduced_in_each() -> list[torch.Tensor]:
+    return [reduced_in(dtype) for dtype in (BF16, FP16, FP32)]
+
+
+@pytest.mark.parametrize("world_size", (2, 4))
+def test_trap_19_the_error_of_a_reduction_in_half_precision(pool, world_size):
+    """About 0.2 to 0.3 % in bf16, and an eighth of that in fp16, which has three bits more."""
+    exact = sum(torch.randn(1000, generator=torch.Generator().manual_seed(rank)).double() for rank in range(world_size)) / world_size
+    for found in pool(world_size).run(reduced_in_each):
+        in_bf16, in_fp16, in_fp32 = ((mean.double() - exact).norm() / exact.norm() for mean in found)
+        assert 1e-3 < in_bf16 < 4e-3 and 6 < in_bf16 / in_fp16 < 10 and in_fp32 < 1e-6

@@ -168,7 +168,7 @@ MUTANTS = [
     ),
     # -- zero: the stages ------------------------------------------------------------------------------------------------
     *of("zero/ddp.py",
-        ("no flush before a norm", '"""\n        self.flush()\n        shards =', '"""\n        shards =',
+        ("no flush before a norm", '"""\n        self.flush()\n        flats =', '"""\n        flats =',
          "passes.py::test_norm_and_scale_finish_what_a_backward_left[False-flag0]"),
         ("no flush before a factor", '"""Multiply all gradients, in place."""\n        self.flush()',
          '"""Multiply all gradients, in place."""',
@@ -449,7 +449,7 @@ MUTANTS = [
     ),
     # -- engine, data, init, measure -------------------------------------------------------------------------------------
     *of("engine/engine.py",
-        ("no norm without clipping", "else self.zero.grad_norm()).item()", "else torch.zeros(())).item()",
+        ("no norm without clipping", "norm = self.zero.grad_norm()", "norm = torch.zeros(())",
          "engine.py::test_the_norm_is_there_without_clipping"),
         ("a short window is averaged over a whole one", "if self._window != self.gradient_accumulation_steps():",
          "if False:", "traps.py::test_trap_15_accumulation"),
