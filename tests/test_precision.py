@@ -10,9 +10,13 @@ from torch import nn
 from worlds import Case, Stack, check_exact, squares
 
 import zerocourse
+from zerocourse.engine.config import Config
+from zerocourse.engine.config.explain import counts
 from zerocourse.errors import BadInput, LossScaleError
 from zerocourse.measure.storages import raw_grad
+from zerocourse.models.gpt2 import CONFIGS
 from zerocourse.precision import DynamicLossScaler, LossScaler
+from zerocourse.zero.extras.refusals import refuse_emulated_bf16
 
 STAGES = (0, 1, 2, 3)
 CLIP = 0.75
@@ -349,3 +353,77 @@ def test_trap_19_the_error_of_a_reduction_in_half_precision(pool, world_size):
     for found in pool(world_size).run(reduced_in_each):
         in_bf16, in_fp16, in_fp32 = ((mean.double() - exact).norm() / exact.norm() for mean in found)
         assert 1e-3 < in_bf16 < 4e-3 and 6 < in_bf16 / in_fp16 < 10 and in_fp32 < 1e-6
+
+
+# -- where it is asked for ---------------------------------------------------------------------------------------------
+
+def by_config(keys: dict) -> list[set]:
+    """The dtypes that a config leads to, at stage 2: of parameters, reduction and accumulation."""
+    engine = engine_of(2, **keys)
+    return [{getattr(flat, name) for flat in engine.zero.flats} for name in ("dtype", "reduce_dtype", "grad_dtype")]
+
+
+@pytest.mark.parametrize("keys, dtypes", [
+    ({}, (FP16, FP16, FP16)),
+    ({"fp16": {}, "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, (BF16, BF16, FP32)),
+    ({"communication_data_type": "fp32"}, (FP16, FP32, FP32)),
+    ({"fp16": {}, "communication_data_type": "bf16"}, (FP32, BF16, FP32)),
+])
+def test_the_config_chooses_the_dtypes(pool, keys, dtypes):
+    assert pool(2).run(by_config, keys) == [[{dtype} for dtype in dtypes]] * 2
+
+
+@pytest.mark.parametrize("keys, gradient, sent", [
+    ({}, 2, 6), ({"data_types": {"grad_accum_dtype": "fp32"}}, 4, 6), ({"communication_data_type": "fp32"}, 4, 8),
+])
+def test_the_explanation_counts_the_bytes_of_gradients(keys, gradient, sent):
+    config = Config.load({"train_batch_size": 2, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}} | keys, 2)
+    found, model = counts(config, CONFIGS["gpt2-tiny"], 2), CONFIGS["gpt2-tiny"]
+    share = -(-model.params // 2)
+    assert found["gradients_bytes"] == gradient * share
+    assert found["sent_bytes"] == sent * share
+
+
+@pytest.mark.parametrize("keys, wanted", [
+    ({"data_types": {"grad_accum_dtype": "bf16"}}, "trains in fp32: gradients must be added up in 'fp32'"),
+    ({"data_types": {"grad_accum_dtype": "bf16"}, "fp16": {"enabled": True}}, "trains in fp16: .* in that or in 'fp32'"),
+])
+def test_sums_that_are_too_narrow_are_refused_by_the_key(keys, wanted):
+    with pytest.raises(BadInput, match=f"data_types.grad_accum_dtype is 'bf16', and the model {wanted}"):
+        Config.load({"train_batch_size": 2} | keys, 2)
+
+
+def resumed(folder: str) -> tuple:
+    """The scaler of a run that goes on in another engine, at another number of ranks too."""
+    fp16 = {"enabled": True, "auto_cast": True, "initial_scale_power": 3, "hysteresis": 3}
+    engine = engine_of(1, adamw, fp16)
+    for scale in (1e20, 1.0, 1e20, 1e20):
+        engine.backward(engine(rows(0, engine.global_rank)) * scale)
+        engine.step()
+    engine.save_checkpoint(folder)
+    other = engine_of(2, adamw, fp16)
+    other.load_checkpoint(folder)
+    same = other.loss_scaler.state_dict() == engine.loss_scaler.state_dict()
+    return same, other.loss_scale(), other.optimizer.cur_scale, other.skipped_steps, other.global_steps, other.loss_scaler.hysteresis_left
+
+
+def test_a_checkpoint_has_the_loss_scale(pool, tmp_path):
+    assert pool(2).run(resumed, str(tmp_path / "c")) == [(True, 4.0, 4.0, 3, 4, 1)] * 2
+
+
+@pytest.mark.parametrize("capability, refused", [((7, 5), True), ((8, 0), False), ((9, 0), False)])
+def test_a_gpu_without_bf16_is_never_given_it(monkeypatch, capability, refused):
+    """A T4 has capability 7.5, and torch says that it supports bf16, which it emulates."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    gpu = torch.device("cuda")
+    refuse_emulated_bf16({FP16, FP32}, gpu)
+    refuse_emulated_bf16({BF16}, torch.device("cpu"))
+    for dtypes in ({BF16}, {FP32, BF16}):
+        with pytest.raises(BadInput, match="Tesla T4, whose compute capability is 7.5, .*float16") if refused else nullcontext():
+            refuse_emulated_bf16(dtypes, gpu)
+    for precision in ({"param_dtype": BF16}, {"reduce_dtype": BF16}):
+        if refused:
+            with pytest.raises(BadInput, match="Tesla T4"):
+                zerocourse.shard(Own(), device="cuda", **precision)

@@ -24,7 +24,7 @@ from .ddp import DataParallel, StageOps
 from .extras.gradients import mark_parameters
 from .extras.pretrained import save_together
 from .extras.reduce_dtype import sent_as_chosen
-from .extras.refusals import check_same, check_trainable, describe, refuse_habits
+from .extras.refusals import check_same, check_trainable, describe, refuse_emulated_bf16, refuse_habits
 from .groups import Groups
 from .optimizer import take_over
 from .options import Precision, ZeroOptions
@@ -88,6 +88,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     check_same(groups.all_gather_object(describe(model) + settings))
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
                           or ("cuda" if "nccl" in groups.shard.backends else "cpu"))
+    trained_in = {precision.of(param) for param in model.parameters()}
+    refuse_emulated_bf16(trained_in.union(*map(precision.of_gradients, trained_in)), device)
     assert_materializable(model)
     materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
     folder = SafetensorsFolder(weights) if weights is not None else None

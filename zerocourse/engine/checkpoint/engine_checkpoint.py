@@ -83,6 +83,7 @@ class EngineCheckpoints:
             for name, part in self._parts().items():
                 if name in state and (load_lr_scheduler_states or name != "scheduler"):
                     part.load_state_dict(state[name])
+            self.show_scale(overflow=False)
         return str(path), state["client"]
 
     def _parts(self) -> dict[str, object]:
