@@ -45,9 +45,12 @@ class LossScaling:
         self.loss_scaler = loss_scaler_of(self.config)
         self.show_scale(overflow=False)
 
+    def in_fp32(self, loss: torch.Tensor) -> torch.Tensor:
+        """What is scaled must be fp32, because 65536 is inf in fp16."""
+        return loss if self.loss_scaler is None else loss.float()
+
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the scale, in fp32, because 65536 is inf in fp16."""
-        return loss if self.loss_scaler is None else loss.float() * self.loss_scaler.loss_scale
+        return loss if self.loss_scaler is None else loss * self.loss_scaler.loss_scale
 
     def overflows(self, norm: torch.Tensor) -> bool:
         """Did a gradient overflow on any rank? norm: that of the whole gradient, the same on every rank.

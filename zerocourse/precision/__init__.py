@@ -1,4 +1,7 @@
-"""Numbers of half precision and less: the loss scale of fp16. Which dtypes a stage uses is in `zero.options.Precision`."""
+"""Numbers of half precision and less: the loss scale of fp16, and fp8, simulated. It communicates nothing.
+
+Which dtypes a stage uses is `zero.options.Precision`.
+"""
 
 from .loss_scaler import DynamicLossScaler, LossScaler
 
