@@ -1,4 +1,4 @@
-"""Precision: the loss scale and its rules, training in fp16, and the dtypes in which gradients are sent and added up."""
+"""Precision: the loss scale and its rules, training in fp16, the dtypes of gradients, and simulated fp8."""
 
 from contextlib import nullcontext
 
@@ -17,6 +17,7 @@ from zerocourse.measure.storages import raw_grad
 from zerocourse.models.gpt2 import CONFIGS
 from zerocourse.precision import DynamicLossScaler, LossScaler
 from zerocourse.precision.fp8 import cast, mx_cast, mx_scales, simulate
+from zerocourse.zero.buffer import FlatBuffer
 from zerocourse.zero.extras.refusals import refuse_emulated_bf16
 
 STAGES = (0, 1, 2, 3)
@@ -29,10 +30,11 @@ SCRIPTS = [  # settings; what each step does, "x" overflows and "." does not; th
     ({"initial": 8, "window": 2, "hysteresis": 1}, "x..x.......", [4, 4, 4, 2, 2, 2, 4, 4, 8, 8, 16]),
     # before the first overflow the count begins at the first step
     ({"initial": 8, "window": 3, "hysteresis": 1}, ".......", [8, 8, 8, 16, 16, 16, 32]),
-    # the first overflow is tolerated, the second is not, and neither is the third: hysteresis comes back with a rise only
+    # the first overflow is tolerated, the second and the third are not: hysteresis comes back with a rise only
     ({"initial": 16, "window": 2, "hysteresis": 2}, "xx.x...x", [16, 8, 8, 4, 4, 4, 8, 8]),
     # ... or with each good step
-    ({"initial": 16, "window": 9, "hysteresis": 2, "consecutive_hysteresis": True}, "x.x.xx.x", [16, 16, 16, 16, 16, 8, 8, 8]),
+    ({"initial": 16, "window": 9, "hysteresis": 2, "consecutive_hysteresis": True}, "x.x.xx.x",
+     [16, 16, 16, 16, 16, 8, 8, 8]),
     # the minimum need not be a power of two
     ({"initial": 16, "hysteresis": 1, "minimum": 3}, "xxx", [8, 4, 3]),
     ({}, "xxxx" + "." * 1001, [2**16, 2**15, 2**14, 2**13] + [2**13] * 1000 + [2**14]),
@@ -103,13 +105,15 @@ def sgd(params) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
+def halving(optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
 def engine_of(stage: int, optimizer=sgd, fp16: dict | None = None, **settings) -> zerocourse.Engine:
     fp16 = {"enabled": True, "auto_cast": True, "initial_scale_power": 10, "hysteresis": 1} if fp16 is None else fp16
-    config = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.0, "zero_optimization": {"stage": stage}, "fp16": fp16}
-    made = Net()
-    engine, *_ = zerocourse.initialize(made, optimizer, config=config | settings,
-                                       lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
-    return engine
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.0, "zero_optimization": {"stage": stage},
+              "fp16": fp16} | settings
+    return zerocourse.initialize(Net(), optimizer, config=config, lr_scheduler=halving)[0]
 
 
 def trained(stage: int, scale: float, clip: float, accumulation: int, steps: int = 3) -> tuple[dict, list[float]]:
@@ -135,7 +139,7 @@ def by_hand(world_size: int, clip: float, accumulation: int, steps: int = 3) -> 
     """The unsharded model in fp32, on all ranks' samples of a window at once."""
     model, norms = Net(), []
     optimizer = sgd(model.parameters())
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    scheduler = halving(optimizer)
     for step in range(steps):
         numbers = range(step * accumulation, (step + 1) * accumulation)
         model(torch.cat([rows(number, rank) for number in numbers for rank in range(world_size)])).backward()
@@ -161,7 +165,8 @@ def test_fp16_trains_as_fp32_does_at_all_stages_under_any_scale(pool, world_size
 
 def faint(scale: float) -> float:
     """How far fp32 weights move by gradients near 1e-10, which fp16 cannot hold, at a learning rate of 1e8."""
-    engine = engine_of(2, lambda params: torch.optim.SGD(params, lr=1e8), fp16={"enabled": True, "auto_cast": True, "loss_scale": scale})
+    fp16 = {"enabled": True, "auto_cast": True, "loss_scale": scale}
+    engine = engine_of(2, lambda params: torch.optim.SGD(params, lr=1e8), fp16)
     before = [flat.master.clone() for flat in engine.zero.flats]
     engine.backward(engine(rows(0, engine.global_rank)) * 1e-9)
     engine.step()
@@ -180,7 +185,8 @@ def test_trap_18_the_loss_is_scaled_in_fp32_and_gradients_are_unscaled_in_fp32(p
 
 def half_loss() -> tuple[int, float]:
     """A loss in fp16, with a scale that fp16 cannot hold, of which each of two micro-batches takes half."""
-    engine = engine_of(1, fp16={"enabled": True, "auto_cast": True, "loss_scale": 2.0**16}, gradient_accumulation_steps=2)
+    fp16 = {"enabled": True, "auto_cast": True, "loss_scale": 2.0**16}
+    engine = engine_of(1, sgd, fp16, gradient_accumulation_steps=2)
     for number in range(2):
         returned = engine.backward(engine(rows(number, engine.global_rank)).half() * 1e-3)
         engine.step()
@@ -188,7 +194,8 @@ def half_loss() -> tuple[int, float]:
 
 
 def test_trap_18_a_loss_in_fp16_is_scaled_in_fp32_too(pool):
-    assert all(skipped == 0 and 0 < loss < 1e-2 for skipped, loss in pool(2).run(half_loss)), "what is returned is not scaled"
+    for skipped, returned in pool(2).run(half_loss):
+        assert skipped == 0 and 0 < returned < 1e-2, "what is returned is not scaled"
 
 
 def scaled_between() -> list[float]:
@@ -215,8 +222,8 @@ STEPS = "..x.xx.."  # what each step does: "x" overflows, on rank 1 alone
 
 def overflowing(stage: int, accumulation: int) -> dict:
     """Train with overflows on one rank, and look at everything that must not move."""
-    engine = engine_of(stage, adamw, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 8, "hysteresis": 2,
-                                           "loss_scale_window": 2}, gradient_accumulation_steps=accumulation)
+    fp16 = {"enabled": True, "auto_cast": True, "initial_scale_power": 8, "hysteresis": 2, "loss_scale_window": 2}
+    engine = engine_of(stage, adamw, fp16, gradient_accumulation_steps=accumulation)
     found = {"scales": [], "overflow": [], "applied": [], "rates": [], "norms": [], "moved": []}
     for step, kind in enumerate(STEPS):
         before = [*(flat.master.clone() for flat in engine.zero.flats), *(
@@ -302,7 +309,7 @@ def test_gradients_are_sent_and_added_up_in_the_dtypes_that_were_chosen(pool, wo
 
 
 def gradients_held(cases: list[Case]) -> list[tuple]:
-    """After a window: bytes of gradients by the ledger, and by the running count; elements kept; bytes per element sent."""
+    """After a window: bytes of gradients by the ledger and by the running count; elements kept; bytes of one sent."""
     found = []
     for case in cases:
         model, optimizer = worlds.sharded(case)
@@ -313,9 +320,11 @@ def gradients_held(cases: list[Case]) -> list[tuple]:
         counted = sum(flat.bytes_by_tensor[name] for flat in flats for name in ("bucket", "grad_shard", "master_grads"))
         kept = sum(flat.own.stop - flat.own.start if case.stage > 1 else flat.layout.padded for flat in flats)
         verbs = ("reduce_scatter", "all_gather") if case.stage == 0 else ("reduce_scatter",)
-        found.append((model.zero.memory()["gradients_bytes"], counted, kept, {comm.sent[verb] / comm.elements[verb] for verb in verbs}))
+        per_element = {comm.sent[verb] / comm.elements[verb] for verb in verbs}
+        found.append((model.zero.memory()["gradients_bytes"], counted, kept, per_element))
         optimizer.step()
-        assert all(raw_grad(part) is None for flat in flats if flat.steps_masters for part in flat.shard_params.values())
+        parts = [part for flat in flats if flat.steps_masters for part in flat.shard_params.values()]
+        assert all(raw_grad(part) is None for part in parts)
     return found
 
 
@@ -328,7 +337,7 @@ def test_gradients_cost_the_bytes_of_their_dtypes(pool):
 
 
 def test_dtypes_that_cannot_be_chosen_are_refused():
-    with pytest.raises(BadInput, match="reduce_dtype is torch.float64: it must be torch.bfloat16, torch.float16 or"):
+    with pytest.raises(BadInput, match="reduce_dtype is torch.float64: it must be torch.bfloat16, torch.float16, torch"):
         zerocourse.Precision(reduce_dtype=torch.float64)
     for param_dtype, wanted in ((None, "in torch.float32"), (FP16, "in that or in torch.float32")):
         with pytest.raises(BadInput, match=f"accumulate_dtype is torch.bfloat16, and parameters train in .* {wanted}"):
@@ -341,7 +350,8 @@ def summed_in(dtype: torch.dtype | None) -> torch.Tensor:
     model, _ = zerocourse.shard(Own(), stage=2, param_dtype=BF16, accumulate_dtype=dtype)
     for micro in range(16):
         (squares(model, 0, micro, dist.get_rank()) / 16).backward()
-    return torch.cat([flat.shard_view_of(flat.grad_shard, part).double() for flat in model.zero.flats for part in flat.shard_ranges])
+    slices = [(flat.grad_shard, part) for flat in model.zero.flats for part in flat.shard_ranges]
+    return torch.cat([FlatBuffer.shard_view_of(slice, part).double() for slice, part in slices])
 
 
 def sums() -> list[torch.Tensor]:
@@ -359,16 +369,20 @@ def sums() -> list[torch.Tensor]:
 
 
 def test_what_accumulation_in_fp32_is_worth(pool):
-    """Against fp32 throughout, on the same bf16 weights: the sum in bf16 is off several times as far as that in fp32."""
+    """Against the exact sum of the gradients in bf16: the sum in bf16 is off more than twice as far as that in fp32."""
     for found in pool(2).run(sums):
         exact, in_bf16, in_fp32 = found
         off_bf16, off_fp32 = ((found - exact).norm() / exact.norm() for found in (in_bf16, in_fp32))
         assert off_fp32 < off_bf16 / 2, (off_bf16, off_fp32)
 
 
+def random_gradient(rank: int) -> torch.Tensor:
+    return torch.randn(1000, generator=torch.Generator().manual_seed(rank))
+
+
 def reduced_in(dtype: torch.dtype) -> torch.Tensor:
     """The mean over ranks of one random gradient in fp32, which travels in `dtype`."""
-    gradient = torch.randn(1000, generator=torch.Generator().manual_seed(dist.get_rank()))
+    gradient = random_gradient(dist.get_rank())
     model = nn.Linear(1000, 1, bias=False)
     zerocourse.shard(model, stage=0, reduce_dtype=dtype)
     (model.weight[0] * gradient).sum().backward()
@@ -382,7 +396,7 @@ def reduced_in_each() -> list[torch.Tensor]:
 @pytest.mark.parametrize("world_size", (2, 4))
 def test_trap_19_the_error_of_a_reduction_in_half_precision(pool, world_size):
     """About 0.2 to 0.3 % in bf16, and an eighth of that in fp16, which has three bits more."""
-    exact = sum(torch.randn(1000, generator=torch.Generator().manual_seed(rank)).double() for rank in range(world_size)) / world_size
+    exact = sum(random_gradient(rank).double() for rank in range(world_size)) / world_size
     for found in pool(world_size).run(reduced_in_each):
         in_bf16, in_fp16, in_fp32 = ((mean.double() - exact).norm() / exact.norm() for mean in found)
         assert 1e-3 < in_bf16 < 4e-3 and 6 < in_bf16 / in_fp16 < 10 and in_fp32 < 1e-6
@@ -410,7 +424,8 @@ def test_the_config_chooses_the_dtypes(pool, keys, dtypes):
     ({}, 2, 6), ({"data_types": {"grad_accum_dtype": "fp32"}}, 4, 6), ({"communication_data_type": "fp32"}, 4, 8),
 ])
 def test_the_explanation_counts_the_bytes_of_gradients(keys, gradient, sent):
-    config = Config.load({"train_batch_size": 2, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}} | keys, 2)
+    given = {"train_batch_size": 2, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}} | keys
+    config = Config.load(given, 2)
     found, model = counts(config, CONFIGS["gpt2-tiny"], 2), CONFIGS["gpt2-tiny"]
     share = -(-model.params // 2)
     assert found["gradients_bytes"] == gradient * share
@@ -419,7 +434,7 @@ def test_the_explanation_counts_the_bytes_of_gradients(keys, gradient, sent):
 
 @pytest.mark.parametrize("keys, wanted", [
     ({"data_types": {"grad_accum_dtype": "bf16"}}, "trains in fp32: gradients must be added up in 'fp32'"),
-    ({"data_types": {"grad_accum_dtype": "bf16"}, "fp16": {"enabled": True}}, "trains in fp16: .* in that or in 'fp32'"),
+    ({"data_types": {"grad_accum_dtype": "bf16"}, "fp16": {"enabled": True}}, "trains in fp16: .* that or in 'fp32'"),
 ])
 def test_sums_that_are_too_narrow_are_refused_by_the_key(keys, wanted):
     with pytest.raises(BadInput, match=f"data_types.grad_accum_dtype is 'bf16', and the model {wanted}"):
@@ -427,7 +442,7 @@ def test_sums_that_are_too_narrow_are_refused_by_the_key(keys, wanted):
 
 
 def resumed(folder: str) -> tuple:
-    """The scaler of a run that goes on in another engine, at another number of ranks too."""
+    """The scaler of a run that goes on in another engine, at another stage."""
     fp16 = {"enabled": True, "auto_cast": True, "initial_scale_power": 3, "hysteresis": 3}
     engine = engine_of(1, adamw, fp16)
     for scale in (1e20, 1.0, 1e20, 1e20):
@@ -437,7 +452,8 @@ def resumed(folder: str) -> tuple:
     other = engine_of(2, adamw, fp16)
     other.load_checkpoint(folder)
     same = other.loss_scaler.state_dict() == engine.loss_scaler.state_dict()
-    return same, other.loss_scale(), other.optimizer.cur_scale, other.skipped_steps, other.global_steps, other.loss_scaler.hysteresis_left
+    counts = other.skipped_steps, other.global_steps, other.loss_scaler.hysteresis_left
+    return same, other.loss_scale(), other.optimizer.cur_scale, *counts
 
 
 def test_a_checkpoint_has_the_loss_scale(pool, tmp_path):
@@ -454,7 +470,8 @@ def test_a_gpu_without_bf16_is_never_given_it(monkeypatch, capability, refused):
     refuse_emulated_bf16({FP16, FP32}, gpu)
     refuse_emulated_bf16({BF16}, torch.device("cpu"))
     for dtypes in ({BF16}, {FP32, BF16}):
-        with pytest.raises(BadInput, match="Tesla T4, whose compute capability is 7.5, .*float16") if refused else nullcontext():
+        said = pytest.raises(BadInput, match="Tesla T4, whose compute capability is 7.5 .*float16")
+        with said if refused else nullcontext():
             refuse_emulated_bf16(dtypes, gpu)
     for precision in ({"param_dtype": BF16}, {"reduce_dtype": BF16}):
         if refused:
@@ -484,7 +501,8 @@ def test_mxfp8_shares_a_power_of_two_among_32():
     assert scaled[0, :2].tolist() == [0.0, 2.0**18] and torch.equal(scaled[1], row[1])
     tiny = torch.full((32,), 2.0**-30)
     assert torch.equal(mx_cast(tiny, "e4m3"), tiny) and not cast(tiny, "e4m3").any()
-    assert mx_cast(torch.full((32,), 1.999), "e4m3").tolist() == [1.75] * 32, "above 1.75 times a power of two it saturates"
+    just_below = torch.full((32,), 1.999)
+    assert mx_cast(just_below, "e4m3").tolist() == [1.75] * 32, "above 1.75 times a power of two it saturates"
     with pytest.raises(BadInput, match="last dimension, 33, is not a multiple of 32"):
         mx_cast(torch.ones(33), "e4m3")
     with pytest.raises(BadInput, match="there is no format 'e3m4': there are e4m3 and e5m2"):

@@ -153,7 +153,8 @@ class Run:
 
 def sharded(case: Case, comm: Comm | None = None, **options) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = case.make()
-    options = {name: getattr(case, name) for name in ("param_dtype", "reduce_dtype", "accumulate_dtype")} | dict(case.options) | options
+    dtypes = {name: getattr(case, name) for name in ("param_dtype", "reduce_dtype", "accumulate_dtype")}
+    options = dtypes | dict(case.options) | options
     return shard(model, case.optimizer(model.parameters()), case.stage, case.rank_map, bucket_size=case.bucket_size,
                  comm=comm, **options)
 
@@ -220,8 +221,8 @@ def exact(case: Case) -> list[Run]:
 
     Stages 0 and 1 add a rank's micro-batches first and then the ranks, stages 2 and 3 the other way round: rounding is
     the same as theirs. A parameter that no rank used has no gradient. With `param_dtype`, the model is in it, ranks are
-    added in fp32, and an fp32 copy is what the optimizer steps. What a rank sends is rounded to `reduce_dtype`, also the
-    sum of the ranks, and micro-batches are added up in `accumulate_dtype`.
+    added in fp32, and an fp32 copy is what the optimizer steps. What a rank sends is rounded to `reduce_dtype`, and so
+    is the sum of the ranks; micro-batches are added up in `accumulate_dtype`.
     """
     return _exact(replace(unsharded(case), stage=0 if case.stage < 2 or case.accumulation == 1 else 2))
 

@@ -142,8 +142,9 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
     def step(self) -> None:
         """At the end of a window clip, update, free the gradients and step the scheduler; else only count.
 
-        In fp16 a window whose gradients overflow, on any rank, is counted, and otherwise skipped: neither parameters nor
-        optimizer nor scheduler change, and the loss scale may fall. Raises LossScaleError when it cannot. Raises BadInput without an optimizer, or without a backward before it.
+        In fp16 a window whose gradients overflow, on any rank, is counted and otherwise skipped: parameters, optimizer
+        and scheduler stay as they are, and the loss scale may fall; LossScaleError is raised when it cannot.
+        Raises BadInput without an optimizer, or without a backward before it.
         """
         if self.optimizer is None:
             raise BadInput("engine.step has no optimizer: give initialize one")
@@ -210,7 +211,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         return self.config.gradient_clipping
 
     def get_global_grad_norm(self) -> float | None:
-        """The 2-norm of the whole gradient before clipping, without the loss scale, at the last step that was not skipped."""
+        """The 2-norm of the whole gradient before clipping, and without a loss scale, at the last step not skipped."""
         return self._norm
 
     def memory(self) -> dict[str, int]:

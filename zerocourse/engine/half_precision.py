@@ -30,14 +30,16 @@ def loss_scaler_of(config: Config) -> LossScaler | None:
 
 def in_half(inputs: object) -> object:
     """Floating-point tensors, also inside of lists, tuples and dictionaries, in float16."""
-    return tree_map(lambda value: value.half() if isinstance(value, torch.Tensor) and value.is_floating_point() else value,
-                    inputs)
+    def cast(each: object) -> object:
+        return each.half() if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+
+    return tree_map(cast, inputs)
 
 
 class LossScaling:
     """What an engine has of the loss scale. Its other attributes are the engine's. Without fp16 nothing happens here.
 
-    loss_scaler: in fp16 a `LossScaler`, else None.   skipped_steps: steps without an update, because gradients overflowed.
+    loss_scaler: in fp16 a `LossScaler`, else None.   skipped_steps: steps whose gradients overflowed.
     The optimizer shows DeepSpeed's `overflow` (was the last step skipped?), `loss_scale` and `cur_scale`.
     """
 
@@ -55,7 +57,7 @@ class LossScaling:
     def overflows(self, norm: torch.Tensor) -> bool:
         """Did a gradient overflow on any rank? norm: that of the whole gradient, the same on every rank.
 
-        It is the ranks' agreement: a slice with inf or NaN makes the sum of its rank inf or NaN, and with it the sum of all.
+        So the ranks agree: a slice with inf or NaN makes its rank's part of the norm inf or NaN, and with it the whole.
         """
         return self.loss_scaler is not None and not norm.isfinite().item()
 

@@ -1,7 +1,7 @@
 """Numbers of eight bits, simulated: values are rounded to those that the format has, and keep their dtype.
 
-So one sees on any machine what a format does to a loss. It saves neither memory nor time. Formats: Micikevicius et al. 2022,
-arXiv 2209.05433; blocks of 32 with a shared power of two: OCP Microscaling Formats (MX) Specification v1.0.
+So one sees on any machine what a format does to a loss. It saves neither memory nor time. Formats: Micikevicius et al.
+2022, arXiv 2209.05433; blocks of 32 with a shared power of two: OCP Microscaling Formats (MX) Specification v1.0.
 """
 
 import torch
@@ -20,7 +20,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def cast(values: torch.Tensor, name: str) -> torch.Tensor:
-    """The nearest numbers (ties to even) that the format "e4m3" or "e5m2" has; what is too large becomes its largest."""
+    """The nearest numbers (ties to even) that "e4m3" or "e5m2" has; what is too large becomes the largest."""
     most = torch.finfo(dtype_of(name)).max
     return values.clamp(-most, most).to(dtype_of(name)).to(values.dtype)
 
@@ -41,7 +41,7 @@ def mx_scales(values: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def mx_cast(values: torch.Tensor, name: str) -> torch.Tensor:
-    """The nearest numbers that MXFP8 has: each block of 32 along the last dimension divided by its scale, cast, multiplied."""
+    """The nearest numbers that MXFP8 has: each block of 32 is divided by its scale, cast, and multiplied again."""
     scales = mx_scales(values, name)[..., None]
     blocks = values.float().unflatten(-1, (-1, BLOCK))
     return (cast(blocks / scales, name) * scales).flatten(-2).to(values.dtype)
@@ -59,7 +59,7 @@ class _Simulated(torch.autograd.Function):
 
 
 def simulate(values: torch.Tensor, how=cast, forward: str = "e4m3", backward: str = "e5m2") -> torch.Tensor:
-    """The values cast by `how` (`cast` or `mx_cast`), of which the gradient is cast, too, and otherwise goes straight through.
+    """The values cast by `how` (`cast` or `mx_cast`). Their gradient is cast as well, and nothing else is done to it.
 
     Put it around the inputs and weights of a matrix product to see what fp8 does to a loss.
     """

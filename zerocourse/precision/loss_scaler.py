@@ -2,8 +2,8 @@
 
 Small gradients are zero in fp16, so the loss is multiplied by a large factor before the backward, and gradients are
 divided by it in fp32, just before the optimizer's step. When the factor is too large, a gradient overflows to inf or
-NaN: that step is skipped, and the factor becomes smaller. Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.2;
-the rules are DeepSpeed's (0.19.8, `runtime/fp16/loss_scaler.py`).
+NaN: that step is skipped, and the factor becomes smaller. Source: Micikevicius et al. 2018, arXiv 1710.03740, section
+3.2; the rules are DeepSpeed's (0.19.8, `runtime/fp16/loss_scaler.py`).
 """
 
 from ..errors import BadInput, LossScaleError
@@ -48,11 +48,12 @@ class DynamicLossScaler(LossScaler):
                  consecutive_hysteresis: bool = False, minimum: float = 1.0):
         super().__init__(initial)
         if minimum > initial:
-            raise BadInput(f"the smallest loss scale, {minimum:g}, is above the first one, {initial:g}: it must not be larger")
+            raise BadInput(f"the smallest loss scale, {minimum:g}, is above the first one, {initial:g}: it must not be "
+                           "larger")
         self.window, self.minimum = window, minimum
         self.hysteresis, self.consecutive_hysteresis = hysteresis, consecutive_hysteresis
         self.hysteresis_left = hysteresis  # overflows until the scale is halved, that one included
-        self.steps, self.last_overflow = 0, -1  # steps so far, skipped ones included; the number of the last skipped one
+        self.steps, self.last_overflow = 0, -1  # steps so far, with skipped ones; the number of the last skipped one
 
     def update(self, overflow: bool) -> None:
         """A step is over. Raises LossScaleError when the scale would have to fall below the minimum."""
@@ -60,9 +61,9 @@ class DynamicLossScaler(LossScaler):
             if self.hysteresis_left > 1:
                 self.hysteresis_left -= 1
             elif self.loss_scale == self.minimum:
-                raise LossScaleError(f"gradients overflow at the loss scale {self.loss_scale:g}, which is already at minimum "
-                                     "(fp16.min_loss_scale): the loss itself is probably inf or NaN, so look at the "
-                                     "learning rate and the data, or train in bf16, which has the range of fp32")
+                raise LossScaleError(f"gradients overflow at the loss scale {self.loss_scale:g}, which is already at "
+                                     "minimum (fp16.min_loss_scale): the loss itself is probably inf or NaN, so look at "
+                                     "the learning rate and the data, or train in bf16, which has the range of fp32")
             else:
                 self.loss_scale = max(self.loss_scale / FACTOR, self.minimum)
             self.last_overflow = self.steps

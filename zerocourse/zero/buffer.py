@@ -51,7 +51,7 @@ class FlatBuffer:
         self.divisor = groups.size if groups else len(layout.bounds) - 1  # gradients are averaged over so many ranks
         self.reduce_dtype, self.grad_dtype = precision.of_gradients(dtype)
         self.bucket_dtype = self.reduce_dtype if shards_gradients else self.grad_dtype
-        self.grad_factor: float | torch.Tensor | None = None  # on half-precision gradients, when they become fp32 (see scale_gradient)
+        self.grad_factor: float | torch.Tensor | None = None  # to multiply half-precision gradients by, in fp32
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
         self.work: Handle | None = None  # the bucket's reduction, while it is under way
@@ -197,7 +197,7 @@ class FlatBuffer:
                 setattr(own_part, SLICE, True)
 
     def scale_gradient(self, factor: float | torch.Tensor) -> None:
-        """Multiply `grad_shard`: in half precision only when it becomes fp32, because smaller numbers may not be in its range."""
+        """Multiply `grad_shard`; in half precision when it becomes fp32, as the product may be too small for it."""
         if self.grad_shard is None:
             return
         if self.grad_shard.dtype in HALF:
@@ -249,7 +249,8 @@ class FlatBuffer:
         shard, whole, master = self.shard.nbytes, self.storage.nbytes, self.master.nbytes
         grad_shard = self.shard.numel() * self.grad_dtype.itemsize
         has_slice = self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)
-        has_master_grads = self.grad_dtype is not self.master.dtype and self.steps_masters and any(raw_grad(part) is not None for part in self.shard_params.values())
+        copied = self.steps_masters and self.grad_dtype is not self.master.dtype
+        has_master_grads = copied and any(raw_grad(part) is not None for part in self.shard_params.values())
         return {"full": whole * self.gathered, "shard": shard * self.shards_parameters,
                 "bucket": getattr(self.grad_or_in_flight, "nbytes", 0), "grad_shard": grad_shard * has_slice,
                 "master": master * self.steps_masters, "master_grads": master * has_master_grads}

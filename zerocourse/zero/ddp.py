@@ -228,7 +228,8 @@ class DataParallel(Reducer):
         """
         self.flush()
         flats = [flat for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
-        shards = [torch.view_as_real(flat.grad_shard) if flat.grad_shard.is_complex() else flat.grad_shard for flat in flats]
+        shards = [flat.grad_shard for flat in flats]
+        shards = [torch.view_as_real(shard) if shard.is_complex() else shard for shard in shards]
         precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
         parts = [torch.linalg.vector_norm(shard, dtype=precise) * (1 if flat.grad_factor is None else flat.grad_factor)
                  for flat, shard in zip(flats, shards, strict=True)]
@@ -242,7 +243,10 @@ class DataParallel(Reducer):
             flat.scale_gradient(factor)
 
     def clip_grad_norm_(self, max_norm: float, norm: torch.Tensor | None = None) -> torch.Tensor:
-        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that, which may be given."""
+        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that.
+
+        norm: that of the gradients, if it is known already.
+        """
         norm = self.grad_norm() if norm is None else norm
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm

@@ -45,8 +45,8 @@ class Precision:
     param_dtype: what fp32 parameters and their gradients become, torch.bfloat16 or torch.float16. None: they keep their
         dtype, as parameters of any other dtype always do. Parameters in half precision, whether they came so or became so,
         have fp32 master weights, which the optimizer steps.
-    reduce_dtype: in which gradients travel; on NCCL also that in which the ranks' gradients are added. None: that of the
-        parameters.
+    reduce_dtype: in which gradients are sent, and on NCCL added up over the ranks (on gloo half precision is added in
+        fp32, and the sum rounded). None: that of the parameters.
     accumulate_dtype: in which the gradients of micro-batches are added up, and kept until the step. torch.float32 for
         half-precision parameters costs 4 bytes an element instead of 2: in the whole bucket at stages 0 and 1, in this
         rank's slice from stage 2 on. None: the wider of the parameters' and reduce_dtype.
@@ -59,7 +59,7 @@ class Precision:
     def __post_init__(self):
         for name, dtype in vars(self).items():
             if dtype is not None and dtype not in DTYPES:
-                raise BadInput(f"{name} is {dtype!r}: it must be torch.bfloat16, torch.float16 or torch.float32, or None")
+                raise BadInput(f"{name} is {dtype!r}: it must be torch.bfloat16, torch.float16, torch.float32 or None")
 
     def of(self, param: torch.Tensor) -> torch.dtype:
         """The dtype in which this parameter trains."""
@@ -72,6 +72,6 @@ class Precision:
         sent = self.reduce_dtype or dtype
         added = self.accumulate_dtype or torch.promote_types(dtype, sent)
         if torch.promote_types(dtype, added) is not added:
-            raise BadInput(f"accumulate_dtype is {added}, and parameters train in {dtype}: gradients must be added up in "
-                           f"{'that or in ' * (dtype is not torch.float32)}torch.float32")
+            raise BadInput(f"accumulate_dtype is {added}, and parameters train in {dtype}: gradients must be added up "
+                           f"in {'that or in ' * (dtype is not torch.float32)}torch.float32")
         return sent, added

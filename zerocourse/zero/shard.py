@@ -138,8 +138,9 @@ def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict
         name = unit.name if len(buffers) == 1 else f"{unit.name}[{index}]"
         shapes = {key: param.shape for key, param in params.items()}
         layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes})
-        unit.flats.append(FlatBuffer(name, params, layout, groups.shard.rank, stage.shards_optimizer, stage.shards_parameters,
-                                     precision.of(next(iter(params.values()))), groups, precision, stage.shards_gradients))
+        dtype = precision.of(next(iter(params.values())))
+        unit.flats.append(FlatBuffer(name, params, layout, groups.shard.rank, stage.shards_optimizer,
+                                     stage.shards_parameters, dtype, groups, precision, stage.shards_gradients))
     places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
     for key in places if is_read else []:
         materializer.install(key, places[key])

@@ -61,7 +61,7 @@ WORKS = {
     "fp16.loss_scale": "the factor on the loss; 0 means dynamic",
     "fp16.initial_scale_power": "a dynamic loss scale begins at 2 to this power",
     "fp16.loss_scale_window": "steps without an overflow after which a dynamic loss scale doubles",
-    "fp16.hysteresis": "overflows that are tolerated before the loss scale is halved",
+    "fp16.hysteresis": "the overflow of this number halves the loss scale; those before it only skip a step",
     "fp16.consecutive_hysteresis": "a step without an overflow makes hysteresis start again",
     "fp16.min_loss_scale": "the smallest dynamic loss scale",
     "communication_data_type": "the dtype in which gradients are reduced",

@@ -43,8 +43,8 @@ def wide_sums(config: ConfigFile) -> str | None:
     added = config.data_types.grad_accum_dtype
     if added in (None, trains, "fp32"):
         return None
-    return (f"data_types.grad_accum_dtype is {added!r}, and the model trains in {trains}: gradients must be added up in "
-            f"{'that or in ' * (trains != 'fp32')}'fp32'")
+    return (f"data_types.grad_accum_dtype is {added!r}, and the model trains in {trains}: gradients must be added up "
+            f"in {'that or in ' * (trains != 'fp32')}'fp32'")
 
 
 def offloaded_parameters(config: ConfigFile) -> str | None:

@@ -1,8 +1,8 @@
-"""Gradients that travel in another dtype than that in which they are added up. Needed by: fp32 accumulation sent in bf16.
+"""Gradients that are sent in another dtype than they are added up in. Needed by: fp32 accumulation, sent in bf16.
 
 Stages 0 and 1 add micro-batches up in the bucket, so it has the accumulation's dtype. For its reduction a copy in
-`reduce_dtype` takes its place, and gives it back with the sum in it. From stage 2 on the bucket is sent as it arrives, so
-it has `reduce_dtype` from the start, and only the slice is added up.
+`reduce_dtype` takes its place, and the sum is widened again. From stage 2 on the bucket is sent as it arrives, so it
+has `reduce_dtype` from the start, and only the slice is added up.
 """
 
 from collections.abc import Callable, Iterable

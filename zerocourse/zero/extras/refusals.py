@@ -47,11 +47,12 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
 
 
 def refuse_emulated_bf16(dtypes: Iterable[torch.dtype], device: torch.device) -> None:
-    """Raise BadInput for bf16 on a GPU that has no bf16. (torch.cuda.is_bf16_supported() is true there, by emulation.)"""
+    """Raise BadInput for bf16 on a GPU that has none, where torch.cuda.is_bf16_supported() is true by emulation."""
     if torch.bfloat16 in dtypes and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         major, minor = torch.cuda.get_device_capability(device)
-        raise BadInput(f"bfloat16 on {torch.cuda.get_device_name(device)}, whose compute capability is {major}.{minor}, would be "
-                       "emulated, slowly (8.0 has it): train in float16 with a loss scale, which is fp16.enabled of a config")
+        raise BadInput(f"bfloat16 on {torch.cuda.get_device_name(device)}, whose compute capability is {major}.{minor} "
+                       "and not 8.0, would be emulated, slowly: train in float16 with a loss scale, by fp16.enabled of "
+                       "a config")
 
 
 def said(thing: object) -> str:
