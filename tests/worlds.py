@@ -124,6 +124,8 @@ class Case:
     accumulation: int = 1
     clip: float = 0.0
     param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    accumulate_dtype: torch.dtype | None = None
     engine: bool = False  # through the engine and its config; else plain backward() and step()
     steps: int = 3
     last_window: int | None = None  # micro-batches in the last step, when they are fewer (engine)
@@ -151,7 +153,8 @@ class Run:
 
 def sharded(case: Case, comm: Comm | None = None, **options) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = case.make()
-    options = {"param_dtype": case.param_dtype} | dict(case.options) | options
+    dtypes = {name: getattr(case, name) for name in ("param_dtype", "reduce_dtype", "accumulate_dtype")}
+    options = dtypes | dict(case.options) | options
     return shard(model, case.optimizer(model.parameters()), case.stage, case.rank_map, bucket_size=case.bucket_size,
                  comm=comm, **options)
 
@@ -218,7 +221,8 @@ def exact(case: Case) -> list[Run]:
 
     Stages 0 and 1 add a rank's micro-batches first and then the ranks, stages 2 and 3 the other way round: rounding is
     the same as theirs. A parameter that no rank used has no gradient. With `param_dtype`, the model is in it, ranks are
-    added in fp32, and an fp32 copy is what the optimizer steps.
+    added in fp32, and an fp32 copy is what the optimizer steps. What a rank sends is rounded to `reduce_dtype`, and so
+    is the sum of the ranks; micro-batches are added up in `accumulate_dtype`.
     """
     return _exact(replace(unsharded(case), stage=0 if case.stage < 2 or case.accumulation == 1 else 2))
 
@@ -236,6 +240,9 @@ def _exact(case: Case) -> list[Run]:
     model.to(case.param_dtype)
     optimizer = case.optimizer(masters)
     losses, norms, ranks, share = [], [], range(case.world_size), 1 / case.world_size
+    sent, added = case.reduce_dtype, case.accumulate_dtype
+    if sent is not None and added is None:
+        added = torch.promote_types(sent, case.param_dtype or torch.float32)
     for step in range(case.steps):
         micros = range(case.micros(step))
         grads, of_step = {}, []
@@ -250,9 +257,11 @@ def _exact(case: Case) -> list[Run]:
             of_step.append(total)
         for param, master in zip(params, masters, strict=True):
             if case.stage < 2:
-                grad = add_ranks([add([grads[rank, micro][param] for micro in micros], share) for rank in ranks])
+                of_ranks = [add([to(grads[rank, micro][param], added) for micro in micros], share) for rank in ranks]
+                grad = to(add_ranks([to(grad, sent or case.param_dtype) for grad in of_ranks]), added)
             else:
-                grad = add([add_ranks([add([grads[rank, micro][param]], share) for rank in ranks]) for micro in micros])
+                grad = add([to(add_ranks([to(add([to(grads[rank, micro][param], sent, widen=True)], share), sent)
+                                          for rank in ranks]), added) for micro in micros])
             master.grad = grad if grad is None else grad.to(master.dtype)
         if case.clip:
             norms.append(nn.utils.clip_grad_norm_(masters, case.clip).item())
@@ -262,6 +271,13 @@ def _exact(case: Case) -> list[Run]:
         losses.append(of_step)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return [Run([of_step[rank] for of_step in losses], state, norms) for rank in ranks]
+
+
+def to(tensor: torch.Tensor | None, dtype: torch.dtype | None, widen: bool = False) -> torch.Tensor | None:
+    """In that dtype, if both are there.   widen: in one that holds all numbers of both."""
+    if tensor is None or dtype is None:
+        return tensor
+    return tensor.to(torch.promote_types(tensor.dtype, dtype) if widen else dtype)
 
 
 def add(terms: list[torch.Tensor | None], share: float = 1.0) -> torch.Tensor | None:

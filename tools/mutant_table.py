@@ -22,6 +22,10 @@ FORGOTTEN = "passes.py::test_zero_grad_forgets_a_whole_backward"
 RENAMED = "checkpoints.py::test_killed_between_any_two_steps_of_the_renaming"
 TRAVELS = "checkpoints.py::test_training_goes_on_bitwise_at_any_number_of_ranks_stage_and_map"
 RESUMED = "resume.py::test_a_resumed_run_is_the_unbroken_one_bitwise"
+CHOSEN = "precision.py::test_gradients_are_sent_and_added_up_in_the_dtypes_that_were_chosen"
+FP16 = "precision.py::test_fp16_trains_as_fp32_does_at_all_stages_under_any_scale"
+OVERFLOW = "precision.py::test_trap_17_an_overflow_on_one_rank_is_one_everywhere"
+SCALES = "precision.py::test_the_scale_follows_its_rules"
 
 MUTANTS = [
     # -- comm ----------------------------------------------------------------------------------------------------------
@@ -143,12 +147,22 @@ MUTANTS = [
          "for part in ():\n            part.grad = None", "stages.py::test_bytes_held[2]"),
         ("a bucket counted twice", "and (self.grad is None or self.grad_shard._base is not self.grad)", "",
          f"{HELD}[1-None]"),
-        ("fp32 gradients not counted", "self.steps_masters and any(raw_grad", "False and any(raw_grad",
+        ("fp32 gradients not counted", "copied and any(raw_grad", "False and any(raw_grad",
          f"{HELD}[1-dtype1]"),
         ("zeros that are None", "        if zeros:", "        if False:",
          "refusals.py::test_gradients_zeroed_and_not_removed[False]"),
         ("slices are not marked", "setattr(own_part, SLICE, True)", "pass",
          "refusals.py::test_torchs_total_norm[True]"),
+        ("1/N of a gradient is rounded once more",
+         "gradient = gradient.to(torch.promote_types(gradient.dtype, self.bucket_dtype))", "pass", f"{CHOSEN}[3]"),
+        ("micro-batches are added up as they were sent", "self.sum_replicas(reduced).to(self.grad_dtype)",
+         "self.sum_replicas(reduced)", f"{CHOSEN}[2]"),
+        ("the bucket has the parameters' dtype", "dtype=self.bucket_dtype", "dtype=None", f"{CHOSEN}[2]"),
+        ("unscaled in half precision", "if self.grad_shard.dtype in HALF:", "if False:",
+         "precision.py::test_trap_18_the_loss_is_scaled_in_fp32_and_gradients_are_unscaled_in_fp32"),
+        ("the next gradients get the factor of the last", "self.grad_shard, self.grad_factor = None, None",
+         "self.grad_shard = None", f"{FP16}[2]"),
+        ("the factor is forgotten", "gradient *= self.grad_factor", "pass", f"{FP16}[2]"),
         ("gradients keep their graph", "param.grad.detach()", "param.grad",
          "passes.py::test_a_backward_that_records_itself"),
     ),
@@ -168,7 +182,7 @@ MUTANTS = [
     ),
     # -- zero: the stages ------------------------------------------------------------------------------------------------
     *of("zero/ddp.py",
-        ("no flush before a norm", '"""\n        self.flush()\n        shards =', '"""\n        shards =',
+        ("no flush before a norm", '"""\n        self.flush()\n        flats =', '"""\n        flats =',
          "passes.py::test_norm_and_scale_finish_what_a_backward_left[False-flag0]"),
         ("no flush before a factor", '"""Multiply all gradients, in place."""\n        self.flush()',
          '"""Multiply all gradients, in place."""',
@@ -221,6 +235,8 @@ MUTANTS = [
          "traps.py::test_trap_04_frozen_and_unfrozen"),
     ),
     *of("zero/reducer.py",
+        ("a factor waits for more gradients", "flat.apply_factor()", "pass",
+         "precision.py::test_a_factor_is_on_the_gradients_that_were_there"),
         ("the queue in forward order", "[*of_pass.order, *self.last_units[::-1]]",
          "[*of_pass.order[::-1], *self.last_units[::-1]]",
          "passes.py::test_towers_hold_one_bucket_at_a_time[False]"),
@@ -448,6 +464,38 @@ MUTANTS = [
         ("the cache grows twice", "config.use_cache = False", "pass", "checkpointing.py::test_names_and_the_cache"),
     ),
     # -- what a config makes -------------------------------------------------------------------------------------------
+    # -- engine, data, init, measure -------------------------------------------------------------------------------------
+    *of("engine/engine.py",
+        ("no norm without clipping", "norm = self.zero.grad_norm()", "norm = torch.zeros(())",
+         "engine.py::test_the_norm_is_there_without_clipping"),
+        ("a short window is averaged over a whole one", "if self._window != self.gradient_accumulation_steps():",
+         "if False:", "traps.py::test_trap_15_accumulation"),
+        ("the schedule moves in a skipped step", "if self._updated and self.lr_scheduler is not None:",
+         "if self.lr_scheduler is not None:", OVERFLOW),
+        ("the loss stays in fp16", "self.in_fp32(loss) /", "loss /",
+         "precision.py::test_trap_18_a_loss_in_fp16_is_scaled_in_fp32_too"),
+        ("a failed window goes on", "self._spoiled = True", "pass",
+         "engine.py::test_after_a_failed_backward_the_window_begins_anew[at the loss-0]"),
+    ),
+    *of("engine/half_precision.py",
+        ("an overflow is not seen", "self.loss_scaler is not None and not norm.isfinite().item()", "False", OVERFLOW),
+        ("the norm keeps the scale", "return norm / self.loss_scaler.loss_scale", "return norm", f"{FP16}[2]"),
+        ("skipped steps are not counted", "self.skipped_steps += overflow", "pass", OVERFLOW),
+    ),
+    *of("precision/loss_scaler.py",
+        ("every overflow halves", "if self.hysteresis_left > 1:", "if False:", SCALES),
+        ("hysteresis never comes back", "self.hysteresis_left = self.hysteresis\n        self.steps",
+         "pass\n        self.steps", SCALES),
+        ("a window is counted from the start", "self.last_overflow = self.steps", "pass", SCALES),
+        ("below the minimum", "max(self.loss_scale / FACTOR, self.minimum)", "self.loss_scale / FACTOR", SCALES),
+    ),
+    *of("precision/fp8.py",
+        ("what is too large is NaN", "values.clamp(-most, most)", "values",
+         "precision.py::test_e4m3_and_e5m2_round_to_the_nearest_and_saturate"),
+        ("one scale for all blocks", "abs().amax(-1)",
+         "abs().amax().expand(*values.shape[:-1], values.shape[-1] // BLOCK)",
+         "precision.py::test_mxfp8_shares_a_power_of_two_among_32"),
+    ),
     *of("engine/config/load.py",
         ("a wrong value becomes a missing one", "problems.setdefault(\".\".join(map(str, keys)), sentence)",
          "problems[\".\".join(map(str, keys))] = sentence", EVERY_KEY),

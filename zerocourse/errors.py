@@ -15,3 +15,7 @@ class OutOfMemory(ZeroCourseError, MemoryError):
 
 class CollectiveError(ZeroCourseError, RuntimeError):
     """A collective did not complete: ranks called different ones, or a rank never called it or is gone."""
+
+
+class LossScaleError(ZeroCourseError, ArithmeticError):
+    """Gradients in fp16 overflow at the smallest loss scale that is allowed."""

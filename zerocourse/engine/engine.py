@@ -27,6 +27,7 @@ from .checkpoint.saving import Saving
 from .config import Config
 from .config.auto import known_values
 from .familiar import FamiliarNames
+from .half_precision import LossScaling, in_half, precision_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
 
 
@@ -75,7 +76,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     return engine, optimizer, loader, lr_scheduler
 
 
-class Engine(FamiliarNames, EngineCheckpoints):
+class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
     """A model under a stage of ZeRO, its optimizer, and where the training stands."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, config: Config, comm: Comm, lr_scheduler=None):
@@ -84,12 +85,13 @@ class Engine(FamiliarNames, EngineCheckpoints):
         overlap = zero.overlap_comm is not False  # on unless it is switched off, at every stage
         self.module, self.optimizer = shard(
             model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
-            param_dtype=torch.bfloat16 if config.bf16.enabled else None,
+            precision=precision_of(config),
             prefetch=int(overlap), in_flight=int(overlap))
         self.zero = self.module.zero
         self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
         self.device, self.zero_stage = self.zero.device, zero.stage
-        self.global_steps = self.micro_steps = 0
+        self.global_steps = self.micro_steps = self.skipped_steps = 0
+        self.begin_scaling()
         self._window = 0  # the number of micro-batches since the last update
         self._has_gradients = False  # of a backward whose step is still to come
         self._spoiled = False  # a backward failed, so the gradients of this window must not be used
@@ -104,12 +106,15 @@ class Engine(FamiliarNames, EngineCheckpoints):
         if self._spoiled:
             self.zero.zero_grad()
             self._window, self._spoiled = 0, False
+        if self.config.fp16.auto_cast:
+            args, kwargs = in_half(args), in_half(kwargs)
         return self.module(*args, **kwargs)
 
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor) -> torch.Tensor:
-        """Add this micro-batch's gradients, so that those of a window are averaged. Returns the scaled loss.
+        """Add this micro-batch's gradients, so that those of a window are averaged. Returns the loss over the number of
+        micro-batches; in fp16 what is differentiated is that times the loss scale, in fp32.
 
         After an exception the window begins again with the next forward. Raises BadInput for what is not a loss.
         """
@@ -121,13 +126,13 @@ class Engine(FamiliarNames, EngineCheckpoints):
         if self._has_gradients:
             raise BadInput("engine.backward was called twice without engine.step between: call step after every "
                            "backward, it updates at the end of a window only")
-        scaled = loss / self.gradient_accumulation_steps()
+        scaled = self.in_fp32(loss) / self.gradient_accumulation_steps()
         try:
             if self.is_gradient_accumulation_boundary():
-                scaled.backward()
+                self.scale_loss(scaled).backward()
             else:
                 with self.zero.no_sync():
-                    scaled.backward()
+                    self.scale_loss(scaled).backward()
         except BaseException:
             self._spoiled = True
             raise
@@ -137,6 +142,8 @@ class Engine(FamiliarNames, EngineCheckpoints):
     def step(self) -> None:
         """At the end of a window clip, update, free the gradients and step the scheduler; else only count.
 
+        In fp16 a window whose gradients overflow, on any rank, is counted and otherwise skipped: parameters, optimizer
+        and scheduler stay as they are, and the loss scale may fall; LossScaleError is raised when it cannot.
         Raises BadInput without an optimizer, or without a backward before it.
         """
         if self.optimizer is None:
@@ -151,14 +158,20 @@ class Engine(FamiliarNames, EngineCheckpoints):
             return
         if self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
             self.zero.scale_gradients(self.gradient_accumulation_steps() / self._window)
-        clip = self.gradient_clipping()
-        self._norm = (self.zero.clip_grad_norm_(clip) if clip else self.zero.grad_norm()).item()
-        self.optimizer.step()
+        norm = self.zero.grad_norm()
+        self._updated = not self.overflows(norm)
+        if self._updated:
+            norm, clip = self.unscale_gradients(norm), self.gradient_clipping()
+            if clip:
+                self.zero.clip_grad_norm_(clip, norm)
+            self._norm = norm.item()
+            self.optimizer.step()
         self.optimizer.zero_grad()
         self.global_steps += 1
         self._window, self._boundary = 0, None
-        if self.lr_scheduler is not None:
+        if self._updated and self.lr_scheduler is not None:
             self.lr_scheduler.step()
+        self.update_scale(overflow=not self._updated)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Is the present micro-batch the last of its window?"""
@@ -198,7 +211,7 @@ class Engine(FamiliarNames, EngineCheckpoints):
         return self.config.gradient_clipping
 
     def get_global_grad_norm(self) -> float | None:
-        """The 2-norm of the whole gradient before clipping, at the last step."""
+        """The 2-norm of the whole gradient before clipping, and without a loss scale, at the last step not skipped."""
         return self._norm
 
     def memory(self) -> dict[str, int]:

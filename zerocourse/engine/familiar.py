@@ -86,9 +86,6 @@ class FamiliarNames:
     def zero_optimization_stage(self) -> int:
         return self.zero_stage
 
-    def bfloat16_enabled(self) -> bool:
-        return self.config.bf16.enabled
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Whole parameters and persistent buffers, on every rank. Collective."""
         return state_dict(self.module)

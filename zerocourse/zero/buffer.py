@@ -10,6 +10,7 @@ ranks, n elements in the padded buffer, and `own` this rank's slice of it:
     master        (own,)  what the optimizer steps: `shard` itself, or fp32 copies when the model trains in half precision
     grad          (n,)    the bucket: this rank's gradients as they arrive, already divided by N; None when empty
     grad_shard    (own,)  this rank's slice of the gradient, summed over the ranks; None before the first reduction
+                          (both in the parameters' dtype, unless `Precision` says otherwise)
     shard_params          one optimizer parameter, a 1-D view of `master`, for each of `shard_ranges`: the parts of
                           parameters that lie in this rank's slice
 
@@ -24,6 +25,7 @@ from ..layout.rankmap import Layout, ShardRange
 from ..measure.storages import raw_grad
 from .extras import pool
 from .groups import Groups
+from .options import Precision
 from .storage import FreeableStorage
 
 HALF = (torch.bfloat16, torch.float16)
@@ -34,10 +36,12 @@ class FlatBuffer:
     """One flat buffer. `name` is the unit's, with a number when the unit has several.
 
     groups: the ranks that share it, where they are not just those of the layout (hybrid sharding).
+    precision: the dtypes of its gradients.   shards_gradients: is the bucket sent at once, and not added up in?
     """
 
     def __init__(self, name: str, params: dict[str, nn.Parameter], layout: Layout, rank: int, shards_optimizer: bool,
-                 shards_parameters: bool, dtype: torch.dtype, groups: Groups | None = None):
+                 shards_parameters: bool, dtype: torch.dtype, groups: Groups | None = None,
+                 precision: Precision = Precision(), shards_gradients: bool = False):
         self.name, self.layout, self.dtype, self.groups = name, layout, dtype, groups
         self.params = {key: params[key] for key in layout.shapes}  # in the buffer's order
         self.shards_parameters = shards_parameters
@@ -45,6 +49,9 @@ class FlatBuffer:
         self.reduce_slice = layout.slice(rank)
         self.own = self.reduce_slice if shards_optimizer else slice(0, layout.padded)
         self.divisor = groups.size if groups else len(layout.bounds) - 1  # gradients are averaged over so many ranks
+        self.reduce_dtype, self.grad_dtype = precision.of_gradients(dtype)
+        self.bucket_dtype = self.reduce_dtype if shards_gradients else self.grad_dtype
+        self.grad_factor: float | torch.Tensor | None = None  # to multiply half-precision gradients by, in fp32
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
         self.work: Handle | None = None  # the bucket's reduction, while it is under way
@@ -122,6 +129,7 @@ class FlatBuffer:
         """Move a parameter's new gradient into the bucket, divided by the number of ranks, and free it."""
         gradient = param.grad.detach()  # backward(create_graph=True) makes gradients that record
         gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        gradient = gradient.to(torch.promote_types(gradient.dtype, self.bucket_dtype))  # before 1/N of it is rounded
         param.grad = None
         self.open_bucket()
         into = self.view_of(self.grad, key)
@@ -142,7 +150,7 @@ class FlatBuffer:
         """Make room for gradients. Stages 0 and 1 keep the bucket after they have reduced it: zero all but this rank's slice, which
         holds the sum, or the next reduction would count that sum N times. (With replicas, only the first keeps it.)"""
         if self.grad is None:
-            self.grad = pool.empty(self.layout.padded, like=self.full)
+            self.grad = pool.empty(self.layout.padded, like=self.full, dtype=self.bucket_dtype)
             self.complete = False  # a user's own `reduce` may have set `grad` to None itself
         elif not self.unreduced:
             kept = slice(0, 0) if self.groups and self.groups.replicate and self.groups.replicate.rank else self.reduce_slice
@@ -170,7 +178,7 @@ class FlatBuffer:
 
     def accumulate(self, reduced: torch.Tensor) -> None:
         """Add a reduced slice (own,) to what earlier micro-batches left."""
-        self.sum_replicas(reduced)
+        reduced = self.sum_replicas(reduced).to(self.grad_dtype)
         self.grad_shard = reduced if self.grad_shard is None else self.grad_shard.add_(reduced)
 
     def publish_gradients(self) -> None:
@@ -181,10 +189,27 @@ class FlatBuffer:
         if self.grad_shard is None:
             return
         gradient = self.grad_shard.to(self.master.dtype)
+        if self.grad_factor is not None:
+            gradient *= self.grad_factor
         for part in self.shard_ranges:
             if part.name in self.has_grad:
                 own_part = self.shard_params[part.name].grad = self.shard_view_of(gradient, part)
                 setattr(own_part, SLICE, True)
+
+    def scale_gradient(self, factor: float | torch.Tensor) -> None:
+        """Multiply `grad_shard`; in half precision when it becomes fp32, as the product may be too small for it."""
+        if self.grad_shard is None:
+            return
+        if self.grad_shard.dtype in HALF:
+            self.grad_factor = factor if self.grad_factor is None else self.grad_factor * factor
+        else:
+            self.grad_shard.mul_(factor)
+
+    def apply_factor(self) -> None:
+        """More gradients will be added: multiply those that are there, now."""
+        if self.grad_factor is not None:
+            self.grad_shard.mul_(self.grad_factor)
+            self.grad_factor = None
 
     def withdraw_gradients(self) -> None:
         """Take the gradients from the shard parameters."""
@@ -196,12 +221,12 @@ class FlatBuffer:
         zeros = None if set_to_none else self.has_grad.copy()
         self.drop_bucket()
         self.withdraw_gradients()
-        self.grad_shard = None
+        self.grad_shard, self.grad_factor = None, None
         while self.deferred:
             self.params[self.deferred.pop()].grad = None
         self.has_grad.clear()
         if zeros:
-            self.has_grad, self.grad_shard = zeros, torch.zeros_like(self.shard)
+            self.has_grad, self.grad_shard = zeros, torch.zeros_like(self.shard, dtype=self.grad_dtype)
             self.publish_gradients()
 
     # -- what it holds ------------------------------------------------------------------------------------------------
@@ -222,10 +247,12 @@ class FlatBuffer:
     def bytes_by_tensor(self) -> dict[str, int]:
         """Bytes of the tensors above, each storage counted once, without looking into any."""
         shard, whole, master = self.shard.nbytes, self.storage.nbytes, self.master.nbytes
+        grad_shard = self.shard.numel() * self.grad_dtype.itemsize
         has_slice = self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)
-        has_master_grads = self.steps_masters and any(raw_grad(part) is not None for part in self.shard_params.values())
+        copied = self.steps_masters and self.grad_dtype is not self.master.dtype
+        has_master_grads = copied and any(raw_grad(part) is not None for part in self.shard_params.values())
         return {"full": whole * self.gathered, "shard": shard * self.shards_parameters,
-                "bucket": whole * (self.grad_or_in_flight is not None), "grad_shard": shard * has_slice,
+                "bucket": getattr(self.grad_or_in_flight, "nbytes", 0), "grad_shard": grad_shard * has_slice,
                 "master": master * self.steps_masters, "master_grads": master * has_master_grads}
 
     @property

@@ -227,10 +227,12 @@ class DataParallel(Reducer):
         Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local).
         """
         self.flush()
-        shards = [flat.grad_shard for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
+        flats = [flat for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
+        shards = [flat.grad_shard for flat in flats]
         shards = [torch.view_as_real(shard) if shard.is_complex() else shard for shard in shards]
         precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
-        parts = [torch.linalg.vector_norm(shard, dtype=precise) for shard in shards]
+        parts = [torch.linalg.vector_norm(shard, dtype=precise) * (1 if flat.grad_factor is None else flat.grad_factor)
+                 for flat, shard in zip(flats, shards, strict=True)]
         total = torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
         return (self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()
 
@@ -238,12 +240,14 @@ class DataParallel(Reducer):
         """Multiply all gradients, in place."""
         self.flush()
         for flat in self.flats:
-            if flat.grad_shard is not None:
-                flat.grad_shard.mul_(factor)
+            flat.scale_gradient(factor)
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that."""
-        norm = self.grad_norm()
+    def clip_grad_norm_(self, max_norm: float, norm: torch.Tensor | None = None) -> torch.Tensor:
+        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that.
+
+        norm: that of the gradients, if it is known already.
+        """
+        norm = self.grad_norm() if norm is None else norm
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 

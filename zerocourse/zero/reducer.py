@@ -30,6 +30,7 @@ class Reducer:
     def begin_backward(self) -> None:
         self.in_backward, self.backward_number = True, hooks.current_backward()
         for flat in self.flats:
+            flat.apply_factor()
             flat.awaited = hooks.awaited(flat)
 
     def pre_backward(self, of_pass: Pass, unit: Unit) -> None:

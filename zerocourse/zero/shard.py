@@ -23,7 +23,8 @@ from .buffer import FlatBuffer
 from .ddp import DataParallel, StageOps
 from .extras.gradients import mark_parameters
 from .extras.pretrained import save_together
-from .extras.refusals import check_same, check_trainable, describe, refuse_habits
+from .extras.reduce_dtype import sent_as_chosen
+from .extras.refusals import check_same, check_trainable, describe, refuse_emulated_bf16, refuse_habits
 from .groups import Groups
 from .optimizer import take_over
 from .options import Precision, ZeroOptions
@@ -40,6 +41,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
           units: Iterable[str | type] | None = None, *, options: ZeroOptions | None = None, precision: Precision | None = None,
           bucket_size: int | None = None, prefetch: int | None = None, in_flight: int | None = None,
           reshard_after_forward: bool | None = None, agreement: bool | None = None, param_dtype: torch.dtype | None = None,
+          reduce_dtype: torch.dtype | None = None, accumulate_dtype: torch.dtype | None = None,
           init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0, weights: str | Path | None = None,
           comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
           replicate_group: dist.ProcessGroup | None = None, ops: dict[str, Callable] | None = None,
@@ -58,7 +60,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     units: names or classes of the modules that are gathered and freed as a whole; by default a ModuleList's entries.
     options, precision: see `ZeroOptions` and `Precision`.
     bucket_size, prefetch, in_flight, reshard_after_forward, agreement: fields of `ZeroOptions`, in place of those in `options`.
-    param_dtype: the field of `Precision`.
+    param_dtype, reduce_dtype, accumulate_dtype: fields of `Precision`, in place of those in `precision`.
     comm, shard_group: the ranks that cut each buffer among them; by default the default process group, or one rank when
         there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding).
     ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).
@@ -72,7 +74,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     check_trainable(model, optimizer)
     options = with_fields(options or ZeroOptions(), bucket_size=bucket_size, prefetch=prefetch, in_flight=in_flight,
                           reshard_after_forward=reshard_after_forward, agreement=agreement)
-    precision = with_fields(precision or Precision(), param_dtype=param_dtype)
+    precision = with_fields(precision or Precision(), param_dtype=param_dtype, reduce_dtype=reduce_dtype,
+                            accumulate_dtype=accumulate_dtype)
     comm = comm or Comm(shard_group)
     groups = Groups(comm, None if replicate_group is None else Comm(replicate_group, recorder=comm.recorder))
     stage_class = STAGES[stage]
@@ -85,6 +88,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     check_same(groups.all_gather_object(describe(model) + settings))
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
                           or ("cuda" if "nccl" in groups.shard.backends else "cpu"))
+    trained_in = {precision.of(param) for param in model.parameters()}
+    refuse_emulated_bf16(trained_in.union(*map(precision.of_gradients, trained_in)), device)
     assert_materializable(model)
     materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
     folder = SafetensorsFolder(weights) if weights is not None else None
@@ -95,8 +100,9 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     model.to(device)  # the buffers: the parameters are there
     for name, buffer in model.named_buffers():
         groups.broadcast(buffer, f"buffer {name}")
-    mark_parameters([flat for unit in made for flat in unit.flats])
-    model.zero = stage_class(model, made, groups, options, functions)
+    flats = [flat for unit in made for flat in unit.flats]
+    mark_parameters(flats)
+    model.zero = stage_class(model, made, groups, options, sent_as_chosen(functions, flats))
     model.zero_grad = model.zero.zero_grad
     if optimizer is not None:
         take_over(optimizer, model.zero)
@@ -132,8 +138,9 @@ def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict
         name = unit.name if len(buffers) == 1 else f"{unit.name}[{index}]"
         shapes = {key: param.shape for key, param in params.items()}
         layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes})
-        unit.flats.append(FlatBuffer(name, params, layout, groups.shard.rank, stage.shards_optimizer, stage.shards_parameters,
-                                     precision.of(next(iter(params.values()))), groups))
+        dtype = precision.of(next(iter(params.values())))
+        unit.flats.append(FlatBuffer(name, params, layout, groups.shard.rank, stage.shards_optimizer,
+                                     stage.shards_parameters, dtype, groups, precision, stage.shards_gradients))
     places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
     for key in places if is_read else []:
         materializer.install(key, places[key])

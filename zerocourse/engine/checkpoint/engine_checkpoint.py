@@ -86,6 +86,7 @@ class EngineCheckpoints:
             for name, part in self._parts().items():
                 if name in state and (load_lr_scheduler_states or name != "scheduler"):
                     part.load_state_dict(state[name])
+            self.show_scale(overflow=False)
         return str(path), state["client"]
 
     def _parts(self) -> dict[str, object]:
@@ -94,4 +95,4 @@ class EngineCheckpoints:
         return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
 
-COUNTS = ("global_steps", "micro_steps")  # of the engine
+COUNTS = ("global_steps", "micro_steps", "skipped_steps")  # of the engine

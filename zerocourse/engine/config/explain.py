@@ -1,6 +1,8 @@
 """What each key of a config does to the bytes that a rank holds and sends: by formula, for a GPT-2 on some ranks."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+
+import torch
 
 from ...formulas.activations import layer_activation_bytes
 from ...formulas.peak import gpt2_peak_bytes
@@ -9,6 +11,7 @@ from ...formulas.transformer import gpt2_block_params
 from ...formulas.units import gb
 from ...formulas.volumes import sent_bytes
 from ...models.gpt2 import GPTConfig
+from ..half_precision import precision_of
 from .load import Config
 
 STATES = {"Adam": 2, "AdamW": 2, "Lion": 1, "SGD": 0}  # numbers that an optimizer keeps per parameter, in fp32
@@ -23,9 +26,15 @@ def states_per_parameter(config: Config) -> int:
 
 def convention(config: Config) -> Convention:
     """Bytes per parameter: half precision has fp32 master weights beside the optimizer's states."""
-    states = 4 * states_per_parameter(config)
+    states, (_, added) = 4 * states_per_parameter(config), gradient_dtypes(config)
     half = config.bf16.enabled or config.fp16.enabled
-    return Convention("half", 2, 2, 4 + states) if half else Convention("fp32", 4, 4, states)
+    return Convention("half", 2, added.itemsize, 4 + states) if half else Convention("fp32", 4, added.itemsize, states)
+
+
+def gradient_dtypes(config: Config) -> tuple[torch.dtype, torch.dtype]:
+    """(sent in, added up in)"""
+    precision = precision_of(config)
+    return precision.of_gradients(precision.param_dtype or torch.float32)
 
 
 def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
@@ -37,13 +46,15 @@ def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
     accumulation = changes.get("accumulation", config.gradient_accumulation_steps)
     each = convention(config)
     states = model_states(model.params, stage, ranks, each)
+    sent, added = gradient_dtypes(config)
+    as_sent = replace(each, gradient=sent.itemsize)
     overlap = int(changes.get("overlap", config.zero_optimization.overlap_comm is not False))
     recompute = {0: "selective", model.n_layer: "full"}.get(checkpoints(config, model))
-    peak = None if recompute is None else gpt2_peak_bytes(
+    peak = None if recompute is None or sent is not added else gpt2_peak_bytes(
         model, stage, ranks, config.train_micro_batch_size_per_gpu, model.block_size, each, recompute, overlap, overlap,
         accumulated=accumulation > 1)
     return {"params": model.params, "stage": stage, "ranks": ranks, **asdict(states), "total_bytes": states.total_bytes,
-            "peak_bytes": peak, "sent_bytes": sent_bytes(model.params, stage, ranks, accumulation, convention=each)}
+            "peak_bytes": peak, "sent_bytes": sent_bytes(model.params, stage, ranks, accumulation, convention=as_sent)}
 
 
 def checkpoints(config: Config, model: GPTConfig) -> int:
@@ -70,7 +81,7 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
     made, states = checkpoints(config, model), states_per_parameter(config)
     sizes = (f"{config.train_batch_size} = {config.train_micro_batch_size_per_gpu} × "
              f"{config.gradient_accumulation_steps} × {ranks} ranks")
-    sends_norm = ranks > 1 and zero.stage > 0
+    sends_norm, sent = ranks > 1 and zero.stage > 0, gradient_dtypes(config)[0]
     found = {
         "train_batch_size": sizes,
         "train_micro_batch_size_per_gpu":
@@ -85,8 +96,11 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
             f"sends {gb(alone['sent_bytes'])}",
         "zero_optimization.reduce_bucket_size":
             f"a bucket closes at the end of a block, so the largest of a block has {gb(bucket)}",
-        "bf16.enabled": f"a parameter costs {each.parameter} bytes, its gradient {each.gradient}, and the optimizer "
-                        f"{each.optimizer}: {sum(each.sizes)} in all",
+        "fp16.enabled" if config.fp16.enabled else "bf16.enabled":
+            f"a parameter costs {each.parameter} bytes, its gradient {each.gradient}, and the optimizer "
+            f"{each.optimizer}: {sum(each.sizes)} in all",
+        "communication_data_type": f"a gradient is sent as {sent.itemsize} bytes",
+        "data_types.grad_accum_dtype": f"a gradient is kept as {each.gradient} bytes",
     }
     if now["peak_bytes"] is not None:
         overlapping, waiting = (gb(counts(config, model, ranks, overlap=each)["peak_bytes"]) for each in (True, False))

@@ -24,9 +24,6 @@ class Key:
 
 # Keys that are read and checked, but that no code serves yet. Take a key out when its code is there: it works then.
 SERVED_LATER = {
-    "fp16": "use bf16",
-    "communication_data_type": "gradients travel in the dtype in which they are computed: leave it out",
-    "data_types": "gradients are added up in the dtype in which they are computed: leave it out",
     "zero_optimization.offload_optimizer": "leave it out, or set its device to none",
     "zero_optimization.offload_param": "leave it out, or set its device to none",
     "activation_checkpointing.partition_activations": "every rank keeps its own checkpoints whole: leave it out",
@@ -64,7 +61,7 @@ WORKS = {
     "fp16.loss_scale": "the factor on the loss; 0 means dynamic",
     "fp16.initial_scale_power": "a dynamic loss scale begins at 2 to this power",
     "fp16.loss_scale_window": "steps without an overflow after which a dynamic loss scale doubles",
-    "fp16.hysteresis": "overflows that are tolerated before the loss scale is halved",
+    "fp16.hysteresis": "the overflow of this number halves the loss scale; those before it only skip a step",
     "fp16.consecutive_hysteresis": "a step without an overflow makes hysteresis start again",
     "fp16.min_loss_scale": "the smallest dynamic loss scale",
     "communication_data_type": "the dtype in which gradients are reduced",

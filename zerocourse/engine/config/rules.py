@@ -38,6 +38,15 @@ def one_precision(config: ConfigFile) -> str | None:
     return None
 
 
+def wide_sums(config: ConfigFile) -> str | None:
+    trains = "fp16" if config.fp16.enabled else "bf16" if config.bf16.enabled else "fp32"
+    added = config.data_types.grad_accum_dtype
+    if added in (None, trains, "fp32"):
+        return None
+    return (f"data_types.grad_accum_dtype is {added!r}, and the model trains in {trains}: gradients must be added up "
+            f"in {'that or in ' * (trains != 'fp32')}'fp32'")
+
+
 def offloaded_parameters(config: ConfigFile) -> str | None:
     zero = config.zero_optimization
     if zero.offload_param.device not in ("none", None) and zero.stage < 3:
@@ -68,6 +77,7 @@ def nesterov_needs_momentum(config: ConfigFile) -> str | None:
 
 RULES = [  # with the keys that each looks at: when one of them is wrong by itself, the rule is silent
     (one_precision, ("fp16", "bf16")),
+    (wide_sums, ("data_types", "fp16", "bf16")),
     (offloaded_parameters, ("zero_optimization.offload_param", "zero_optimization.stage")),
     (path_of_the_disk("offload_param"), ("zero_optimization.offload_param",)),
     (path_of_the_disk("offload_optimizer"), ("zero_optimization.offload_optimizer",)),

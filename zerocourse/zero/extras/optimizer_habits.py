@@ -57,4 +57,5 @@ def groups_added_later(optimizer: Optimizer, stage, parts: dict[nn.Parameter, nn
 def refuse_scaler(optimizer: Optimizer) -> None:
     if hasattr(optimizer, "found_inf"):
         raise BadInput("torch.amp.GradScaler looks for an overflow on each rank alone, and ranks would part: train in bf16 "
-                       "(param_dtype=torch.bfloat16), which needs no scaling")
+                       "(param_dtype=torch.bfloat16), which needs no scaling, or in fp16 through the engine, whose ranks "
+                       "agree (fp16.enabled)")

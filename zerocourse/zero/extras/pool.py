@@ -43,7 +43,8 @@ def _give_back(block: mmap.mmap) -> None:
         count(-len(block))
 
 
-def empty(numel: int, like: torch.Tensor) -> torch.Tensor:
-    """(numel,), of the dtype and on the device of `like`, its content undefined."""
-    storage = memory(numel * like.element_size(), like.device) if type(like) is torch.Tensor else None  # not a fake one
-    return like.new_empty(numel) if storage is None else like.new_empty(0).set_(storage)
+def empty(numel: int, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """(numel,), of the dtype (unless one is given) and on the device of `like`, its content undefined."""
+    dtype = dtype or like.dtype
+    storage = memory(numel * dtype.itemsize, like.device) if type(like) is torch.Tensor else None  # not a fake one
+    return like.new_empty(numel, dtype=dtype) if storage is None else like.new_empty(0, dtype=dtype).set_(storage)

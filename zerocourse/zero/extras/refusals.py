@@ -1,7 +1,7 @@
 """What a sharded model cannot do, said in one sentence that names what can. Needed by: habits from unsharded training."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from itertools import zip_longest
@@ -44,6 +44,15 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
         raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: "
                        "use an optimizer whose update is element-wise, such as AdamW or SGD")
     known_to(optimizer.param_groups if optimizer is not None else [], model)
+
+
+def refuse_emulated_bf16(dtypes: Iterable[torch.dtype], device: torch.device) -> None:
+    """Raise BadInput for bf16 on a GPU that has none, where torch.cuda.is_bf16_supported() is true by emulation."""
+    if torch.bfloat16 in dtypes and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        major, minor = torch.cuda.get_device_capability(device)
+        raise BadInput(f"bfloat16 on {torch.cuda.get_device_name(device)}, whose compute capability is {major}.{minor} "
+                       "and not 8.0, would be emulated, slowly: train in float16 with a loss scale, by fp16.enabled of "
+                       "a config")
 
 
 def said(thing: object) -> str:

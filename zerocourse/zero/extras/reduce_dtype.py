@@ -1,0 +1,45 @@
+"""Gradients that are sent in another dtype than they are added up in. Needed by: fp32 accumulation, sent in bf16.
+
+Stages 0 and 1 add micro-batches up in the bucket, so it has the accumulation's dtype. For its reduction a copy in
+`reduce_dtype` takes its place, and the sum is widened again. From stage 2 on the bucket is sent as it arrives, so it
+has `reduce_dtype` from the start, and only the slice is added up.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ...comm import Comm, Handle
+from ..buffer import FlatBuffer
+
+
+class Widened:
+    """A reduction under way. After its `wait` bucket and slice are in the accumulation's dtype again."""
+
+    def __init__(self, flat: FlatBuffer, handle: Handle | None):
+        self.flat, self.handle = flat, handle
+
+    def __getattr__(self, name: str):
+        return getattr(self.handle, name)
+
+    def wait(self) -> None:
+        if self.handle is not None:
+            self.handle.wait()
+        self.flat.grad = self.flat.grad.to(self.flat.bucket_dtype)
+        self.flat.grad_shard = self.flat.grad[self.flat.own]
+
+
+def sent_as_chosen(ops, flats: Iterable[FlatBuffer]):
+    """The operations of a stage; where buffers need it, their `reduce` sends in `reduce_dtype`."""
+    if all(flat.bucket_dtype is flat.reduce_dtype for flat in flats):
+        return ops
+    return replace(ops, reduce=in_reduce_dtype(ops.reduce))
+
+
+def in_reduce_dtype(reduce: Callable[[FlatBuffer, Comm], Handle | None]) -> Callable[[FlatBuffer, Comm], Handle | None]:
+    def narrowed(flat: FlatBuffer, comm: Comm) -> Handle | None:
+        if flat.bucket_dtype is flat.reduce_dtype:
+            return reduce(flat, comm)
+        flat.grad = flat.grad.to(flat.reduce_dtype)
+        return Widened(flat, reduce(flat, comm))
+
+    return narrowed
