@@ -202,7 +202,7 @@ def outcome(args, settings, of_ranks: list[dict]) -> Outcome:
     write(args.out, rows, summary, settings.config)
     ranks, last = len(of_ranks), rows[-1]
     lines = [f"{args.model} ({summary['params']:,} parameters) at stage {summary['stage']} on {ranks} "
-             f"rank{'s' * (ranks > 1)}, {summary['train_batch_size']} samples of {summary["tokens_per_sample"]} tokens in a step",
+             f"rank{'s' * (ranks > 1)}, {summary['train_batch_size']} samples of {summary['tokens_per_sample']} tokens in a step",
              f"step {last['step']}: the loss went from {rows[0]['loss']:.4f} to {last['loss']:.4f}, "
              f"{summary['tokens_per_second']:,.0f} tokens per second"
              + (f", resumed after step {summary['resumed_from']}" if summary["resumed_from"] else ""),
@@ -238,7 +238,7 @@ def write(out: Path, rows: list[dict], summary: dict, config: dict) -> None:
     from ..course.plots_training import training_curves
 
     out.mkdir(parents=True, exist_ok=True)
-    title = f"{summary['model']}, stage {summary['stage']}, {summary['ranks']} ranks"
+    title = f"{summary['model']}, stage {summary['stage']}, {summary['ranks']} rank{'s' * (summary['ranks'] > 1)}"
     with tempfile.TemporaryDirectory(dir=out) as draft:
         made = Path(draft)
         with (made / "training_metrics.csv").open("w", newline="") as file:
