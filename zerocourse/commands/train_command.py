@@ -115,8 +115,8 @@ def prepare(args, ranks: int, writes: bool = True):
         raise BadInput(f"--tokens is {args.tokens}: {args.model} reads at most {model.block_size} tokens")
     check_ranks(ranks, "--nproc")
     config = resolve(args, ranks)
-    settings = TrainSettings(config.as_dict(), model, args.data.absolute(), args.steps, args.tokens, args.seed,
-                             args.checkpoints.absolute(), args.save_every, args.resume)
+    settings = TrainSettings(config.as_dict(), model, args.data, args.steps, args.tokens, args.seed,
+                             args.checkpoints, args.save_every, args.resume)
     stream = TokenStream(open_dataset(settings), 0, ranks, config.train_micro_batch_size_per_gpu,
                          config.gradient_accumulation_steps, args.seed)
     check_resume(args, stream)
