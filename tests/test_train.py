@@ -23,7 +23,7 @@ from zerocourse.engine.config import Config
 from zerocourse.engine.train import BYTES, COLUMNS, TrainSettings, train
 from zerocourse.errors import BadInput
 from zerocourse.formulas.states import FP32, model_states
-from zerocourse.models.gpt2 import CONFIGS, GPTConfig
+from zerocourse.models.gpt2 import CONFIGS
 
 TEXT = Path(__file__).parents[1] / "README.md"
 CONFIG = {"train_batch_size": 12, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto",
@@ -155,7 +155,20 @@ def test_a_run_resumed_by_other_ranks_is_the_unbroken_one(pool, tmp_path, unbrok
             assert all(row[name] == wanted[name] for name in ("step", "epoch", "samples", "learning_rate"))
 
 
-def test_the_seed_chooses_parameters_and_order(pool, unbroken):
+def first_weight(seed: int) -> float:
+    from zerocourse.engine import initialize
+    from zerocourse.init.deferred import deferred_init
+    with deferred_init():
+        model = torch.nn.Linear(2, 2)
+    engine = initialize(model=model, config={"train_batch_size": 1}, seed=seed)[0]
+    return engine.state_dict()["weight"][0, 0].item()
+
+
+def test_the_seed_chooses_the_parameters(pool):
+    assert pool(1).run(first_weight, 0) == pool(1).run(first_weight, 0) != pool(1).run(first_weight, 1)
+
+
+def test_the_seed_chooses_the_run(pool, unbroken):
     one, other = (losses_of(pool(2).run(train, settings_for(2, 2, None, seed=seed))[0]) for seed in (0, 1))
     assert one == pytest.approx(losses_of(unbroken[0])[:2], abs=1e-6)
     assert abs(one[0] - other[0]) > 1e-3
