@@ -184,7 +184,7 @@ def test_every_option_of_every_command_that_takes_a_number_or_a_path_is_checked(
     plain = {(name, action.option_strings[-1]) for name, parser in commands.items() for action in parser._actions
              if action.option_strings and action.nargs != 0 and not action.choices
              and not isinstance(action, arguments.Checked)}
-    assert plain == {("config", "--auto"), ("config", "--model"), ("memory", "--model"), ("tour", "--model"),
+    assert plain == {("config", "--auto"), ("config", "--model"), ("memory", "--model"), ("tour", "--model"), ("train", "--model"),
                      ("bench", "--modes")}
 
 

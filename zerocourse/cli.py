@@ -48,5 +48,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"zerocourse {args.command}: interrupted\n")
         return 130
-    print(json.dumps(outcome.data) if args.json else outcome.text)
+    if not outcome.said_by_another:
+        print(json.dumps(outcome.data) if args.json else outcome.text)
     return 0 if outcome.ok else 1

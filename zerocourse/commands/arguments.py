@@ -104,12 +104,17 @@ def whole(least: int, most: int | None = None) -> Callable[[str, str], int]:
     return read
 
 
-def seconds(text: str, name: str) -> float:
-    """A positive number of seconds."""
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < math.inf:
-            return value
-    raise BadInput(f"{name} is {text!r}: it must be a positive number of seconds")
+def positive(what: str) -> Callable[[str, str], float]:
+    """A positive number of `what`."""
+    def read(text: str, name: str) -> float:
+        with contextlib.suppress(ValueError):
+            if 0 < (value := float(text)) < math.inf:
+                return value
+        raise BadInput(f"{name} is {text!r}: it must be a positive number{f' of {what}' if what else ''}")
+    return read
+
+
+seconds = positive("seconds")
 
 
 def count(text: str, name: str) -> int:

@@ -20,6 +20,7 @@ from ..comm.group import Comm
 from ..data.text import batches, load_text
 from ..launch.launcher import launch
 from ..measure.ledger import Ledger
+from ..measure.watched_step import watched_step
 from ..init.deferred import deferred_init, materialize_model
 from ..models.gpt2 import GPT, GPTConfig
 from ..data.sampler import ShardSampler
@@ -105,24 +106,6 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x_BT: torch.T
     optimizer.step()
     optimizer.zero_grad()
     return total
-
-
-def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[], float]) -> dict:
-    """Run one step under the ledger. Returns the bytes held (gradients just before the update, the rest after it) and
-    what `comm` counted as sent (None for each count without a `comm`)."""
-    def sent() -> tuple[int, ...]:
-        return (comm.sent.total(), comm.elements.total(), comm.padding, comm.metadata) if comm else ()
-
-    at_update, before = [], sent()
-    hook = optimizer.register_step_pre_hook(lambda *_: at_update.append(ledger.now()))
-    loss = run()
-    hook.remove()
-    after = ledger.now().as_dict()
-    counts = [now - then for now, then in zip(sent(), before)] or [None] * 4
-    return {"loss": loss, "gradients_bytes": at_update[0].gradients,
-            **{kind: after[kind] for kind in ("parameters_bytes", "optimizer_bytes", "buffers_bytes", "rest_bytes")},
-            "peak_bytes": ledger.peak,
-            **dict(zip(("sent_bytes", "sent_elements", "padding_bytes", "metadata_bytes"), counts, strict=True))}
 
 
 def buffer_lengths(model: torch.nn.Module) -> list[tuple[int, int]]:

@@ -1,0 +1,24 @@
+"""One optimizer step under the ledger: what a rank holds before and after it, and what it sends. It communicates nothing."""
+
+from collections.abc import Callable
+
+from ..comm.group import Comm
+from .ledger import Ledger
+
+
+def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[], float]) -> dict:
+    """Run one step under the ledger. Returns the bytes held (gradients just before the update, the rest after it) and
+    what `comm` counted as sent (None for each count without a `comm`)."""
+    def sent() -> tuple[int, ...]:
+        return (comm.sent.total(), comm.elements.total(), comm.padding, comm.metadata) if comm else ()
+
+    at_update, before = [], sent()
+    hook = optimizer.register_step_pre_hook(lambda *_: at_update.append(ledger.now()))
+    loss = run()
+    hook.remove()
+    after = ledger.now().as_dict()
+    counts = [now - then for now, then in zip(sent(), before)] or [None] * 4
+    return {"loss": loss, "gradients_bytes": at_update[0].gradients,
+            **{kind: after[kind] for kind in ("parameters_bytes", "optimizer_bytes", "buffers_bytes", "rest_bytes")},
+            "peak_bytes": ledger.peak,
+            **dict(zip(("sent_bytes", "sent_elements", "padding_bytes", "metadata_bytes"), counts, strict=True))}
