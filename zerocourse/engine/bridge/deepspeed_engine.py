@@ -1,8 +1,12 @@
 """The engine as transformers' Trainer and accelerate drive it. It communicates what the engine below communicates."""
 
 import math
+import weakref
+
+from torch import nn
 
 from ...errors import BadInput
+from ...zero.consolidate import state_dict
 from .. import engine as engines
 from ..engine import Engine
 
@@ -18,7 +22,22 @@ def initialize(*args, config: object = None, config_params: object = None, **kwa
         if given.get("steps_per_print") not in (None, math.inf):  # the user's own: the engine says what becomes of it
             config["steps_per_print"] = given["steps_per_print"]
     engine, optimizer, loader, scheduler = engines.initialize(*args, config=config, **kwargs)
+    if hasattr(engine.module, "save_pretrained"):
+        write_alone(engine.module)
     return DeepSpeedEngine(engine, config), optimizer, loader, scheduler
+
+
+def write_alone(model: nn.Module) -> None:
+    """`model.save_pretrained(folder, state_dict=...)` writes what it is given, without the other ranks.
+
+    The Trainer gathers the weights first, and then rank 0 alone calls it. Without `state_dict` it stays collective.
+    """
+    collective, own, here = model.save_pretrained, type(model).save_pretrained, weakref.ref(model)
+
+    def save_pretrained(folder, *args, **kwargs):
+        return collective(folder, *args, **kwargs) if kwargs.get("state_dict") is None else own(here(), folder, *args, **kwargs)
+
+    model.save_pretrained = save_pretrained
 
 
 class DeepSpeedEngine:
@@ -72,5 +91,4 @@ class DeepSpeedEngine:
         """Whole weights in their training dtype, on rank 0; the others get an empty dictionary. Collective."""
         if exclude_frozen_parameters:
             raise BadInput("exclude_frozen_parameters=True is not supported: save all weights of the model")
-        from ...zero.consolidate import state_dict
         return state_dict(self.module, rank_0_only=True)

@@ -1,7 +1,7 @@
 """The modules that stand in for DeepSpeed's in this process, and the metadata of its distribution.
 
-`MODULES` is all that transformers 5 and accelerate 1 import; of the rest, `deepspeed` has what zerocourse has. Only
-`zero.GatheredParameters` communicates.
+`MODULES` is all that transformers 5 and accelerate 1 import, unless they are asked for what our stages do not do, and what
+a plain DeepSpeed script begins with. Only `zero.GatheredParameters` communicates.
 """
 
 import importlib.abc
@@ -16,8 +16,6 @@ from types import ModuleType, SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import nn
-
-import zerocourse
 
 from ... import zero
 from ...comm import bootstrap
@@ -84,7 +82,8 @@ def clone_tensors_for_torch_save(state: dict, device: torch.device | str = "cpu"
 
 
 MODULES: dict[str, dict[str, object]] = {
-    "deepspeed": {"__version__": VERSION, "initialize": initialize, "DeepSpeedEngine": DeepSpeedEngine},
+    "deepspeed": {"__version__": VERSION, "initialize": initialize, "DeepSpeedEngine": DeepSpeedEngine,
+                  "init_distributed": init_distributed, "add_config_arguments": familiar.add_config_arguments},
     "deepspeed.accelerator": {"get_accelerator": lambda: SimpleNamespace(
         current_device_name=lambda: str(bootstrap.device()), device_name=lambda index=None: bootstrap.device().type)},
     "deepspeed.checkpoint": {},
@@ -135,11 +134,9 @@ class StandInFinder(importlib.metadata.DistributionFinder, importlib.abc.Loader)
 
 
 def _attribute(module: str, name: str) -> object:
-    """What a module has that is not in it: the modules below, and of `deepspeed` itself what zerocourse has."""
+    """A module below, as in `import deepspeed; deepspeed.zero.Init`. Raises AttributeError for what is not there."""
     if f"{module}.{name}" in MODULES:
         return importlib.import_module(f"{module}.{name}")
-    if module == "deepspeed" and name in zerocourse.__all__:
-        return getattr(zerocourse, name)
     raise AttributeError(refusal(f"{module}.{name}"))
 
 
