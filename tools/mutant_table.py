@@ -587,7 +587,7 @@ MUTANTS = [
     *of("engine/engine.py",
         ("no norm without clipping", "else self.zero.grad_norm()).item()", "else torch.zeros(())).item()",
          "engine.py::test_the_norm_is_there_without_clipping"),
-        ("a short window is averaged over a whole one", "if self._window != self.gradient_accumulation_steps():",
+        ("a short window is averaged over a whole one", "if self._scales and self._window != self.gradient_accumulation_steps():",
          "if False:", "traps.py::test_trap_15_accumulation"),
         ("a failed window goes on", "self._spoiled = True", "pass",
          "engine.py::test_after_a_failed_backward_the_window_begins_anew[at the loss-0]"),

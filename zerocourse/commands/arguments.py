@@ -60,11 +60,14 @@ class CommandParser(argparse.ArgumentParser):
     def _options(self, words: list[str]) -> tuple[list[str], frozenset[str]]:
         """The words with negative numbers joined to their option, and the options there are among them."""
         known, joined, given = self._option_string_actions, [], set()
+        passes_on = any(action.nargs == argparse.REMAINDER for action in self._actions)
         for number, word in enumerate(words):
             if word == "--":
                 return joined + words[number:], frozenset(given)
             name = word.partition("=")[0]
             before = known.get(joined[-1]) if joined else None
+            if passes_on and not word.startswith("-") and (before is None or before.nargs == 0):
+                return joined + words[number:], frozenset(given)  # a script, and after it its own options
             if MINUS.match(word):
                 if before is not None and before.nargs != 0:
                     word = f"{joined.pop()}={word}"

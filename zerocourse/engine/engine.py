@@ -97,6 +97,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         self._window = 0  # the number of micro-batches since the last update
         self._has_gradients = False  # of a backward whose step is still to come
         self._spoiled = False  # a backward failed, so the gradients of this window must not be used
+        self._scales = True  # are the losses of this window divided by the number of its micro-batches?
         self._boundary: bool | None = None  # set by the user
         self._norm: float | None = None
         self._updated = False  # did the last step update the parameters?
@@ -114,10 +115,11 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
 
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor) -> torch.Tensor:
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Add this micro-batch's gradients, so that those of a window are averaged. Returns the loss over the number of
         micro-batches; in fp16 what is differentiated is that times the loss scale, in fp32.
 
+        scale_wrt_gas: False adds them as they are, because the loss is a share of the window's already.
         After an exception the window begins again with the next forward. Raises BadInput for what is not a loss.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -128,7 +130,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         if self._has_gradients:
             raise BadInput("engine.backward was called twice without engine.step between: call step after every "
                            "backward, it updates at the end of a window only")
-        scaled = self.in_fp32(loss) / self.gradient_accumulation_steps()
+        scaled = self.in_fp32(loss) / (self.gradient_accumulation_steps() if scale_wrt_gas else 1)
+        self._scales = scale_wrt_gas
         try:
             if self.is_gradient_accumulation_boundary():
                 self.scale_loss(scaled).backward()
@@ -158,7 +161,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         self._updated = update
         if not update:
             return
-        if self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
+        if self._scales and self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
             self.zero.scale_gradients(self.gradient_accumulation_steps() / self._window)
         norm = self.zero.grad_norm()
         self._updated = not self.overflows(norm)

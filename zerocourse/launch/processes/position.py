@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PACKAGE, _LAUNCH = (str(Path(__file__).parents[level]) + os.sep for level in (2, 1))
+_BRIDGE = os.path.join(_PACKAGE, "engine", "bridge", "__main__.py")  # starts a script too
 _COMM = os.path.join(_PACKAGE, "comm") + os.sep
 _TORCH = os.path.join("torch", "distributed", "distributed_c10d.py")
 _LIBRARY = ("<frozen", *(sysconfig.get_path(key) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")))
@@ -141,7 +142,7 @@ def _own_line(frames: list[tuple[str, int, str]], collective: str = "") -> Posit
 
 def is_launchers(file: str) -> bool:
     """Whether the code of that file only starts the caller's code."""
-    return file.startswith((_LAUNCH, "<frozen runpy")) or _BOOT.search(file) is not None
+    return file.startswith((_LAUNCH, _BRIDGE, "<frozen runpy")) or _BOOT.search(file) is not None
 
 
 def name_cells(text: str) -> str:

@@ -1,0 +1,127 @@
+"""Hugging Face's Trainer with `--deepspeed ds_config.json`, started by `zerocourse run`, trains as without it."""
+
+import json
+import sys
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from zerocourse.cli import main
+from zerocourse.engine.bridge import stand_in
+from zerocourse.errors import BadInput
+
+SCRIPT = '''
+import json, sys
+import torch
+from transformers import GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+def sample(number):
+    """Some labels do not count, so that micro-batches differ in weight."""
+    draw = torch.Generator().manual_seed(number)
+    tokens = torch.randint(1, 23, (9,), generator=draw)
+    ignored = torch.randint(0, 7, (), generator=draw).item()
+    return {"input_ids": tokens, "labels": tokens.clone().index_fill_(0, torch.arange(ignored), -100)}
+
+def train(arguments):
+    args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(arguments)
+    model = GPT2LMHeadModel.from_pretrained("model")
+    trainer = Trainer(model=model, args=args, train_dataset=[sample(number) for number in range(48)])
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    logs = {log["step"]: [log["loss"], log["grad_norm"], log["learning_rate"]] for log in trainer.state.log_history if "loss" in log}
+    engine = trainer.deepspeed
+    held = engine.memory() if engine is not None else {}
+    return {"logs": logs, "held": held, "ranks": args.world_size, "stage": engine and engine.zero_stage}
+
+seen = {name: train(arguments) for name, arguments in json.load(open(sys.argv[1])).items()}
+json.dump(seen, open(f"seen{torch.distributed.get_rank()}.json", "w"))
+'''
+COMMON = ["--per_device_train_batch_size", "2", "--num_train_epochs", "2", "--learning_rate", "0.01", "--logging_steps", "1",
+          "--max_grad_norm", "0.5", "--gradient_accumulation_steps", "5", "--report_to", "none", "--disable_tqdm", "true"]
+UPDATES = 6  # two epochs of 12 micro-batches: windows of 5, 5 and 2
+AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+                     "auto")
+ADAM = {"optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")}}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What each rank saw of one run by name: without DeepSpeed, at every stage, and resumed after half of it."""
+    folder = tmp_path_factory.mktemp("trainer")
+    torch.manual_seed(2)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=23, n_layer=2, n_head=2, n_embd=8, n_positions=12, bos_token_id=0,
+                                       eos_token_id=0, initializer_range=0.2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    model.save_pretrained(folder / "model")
+    configs = {f"stage {stage}": AUTO | {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)}
+    configs["the config's optimizer"] = configs["stage 2"] | ADAM
+    runs = {"without": [*COMMON, "--use_cpu", "--output_dir", "without", "--save_strategy", "no"]}
+    for number, (name, config) in enumerate(configs.items()):
+        (folder / f"{number}.json").write_text(json.dumps(config))
+        saving = ["--save_steps", "3"] if name == "stage 3" else ["--save_strategy", "no"]
+        runs[name] = [*COMMON, "--output_dir", f"out{number}", "--deepspeed", f"{number}.json", *saving]
+    runs["stage 1"].append("--use_cpu")  # accelerate then starts the group by itself
+    runs["resumed"] = [*runs["stage 3"], "--resume_from_checkpoint", "out2/checkpoint-3"]
+    (folder / "runs.json").write_text(json.dumps(runs))
+    (folder / "script.py").write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["run", "--nproc", "2", "script.py", "runs.json"]) == 0
+    return folder, [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(2)], model
+
+
+@pytest.mark.parametrize("name", ["stage 1", "stage 2", "stage 3", "the config's optimizer"])
+def test_losses_are_those_without_deepspeed(seen, name):
+    _, ranks, model = seen
+    elements = sum(param.numel() for param in model.parameters())
+    for of_rank in ranks:
+        run, without = of_rank[name], of_rank["without"]
+        assert run["ranks"] == without["ranks"] == 2 and without["stage"] is None
+        assert len(run["logs"]) == UPDATES and f"stage {run['stage']}" in (name, "stage 2")
+        for step, values in without["logs"].items():
+            logged = len(values) - (name == "the config's optimizer")  # whose rate the engine has moved on already
+            assert run["logs"][step][:logged] == pytest.approx(values[:logged], abs=1e-5), step
+    held = [of_rank[name]["held"] for of_rank in ranks]
+    assert 8 * elements <= sum(each["optimizer_bytes"] for each in held) < 8 * elements * 1.2, held  # divided, not copied
+    assert (sum(each["parameters_bytes"] for each in held) < 4 * elements * 1.2) == (name == "stage 3"), held
+
+
+def test_a_trainers_checkpoint_is_resumed(seen):
+    for of_rank in seen[1]:
+        resumed, through = of_rank["resumed"]["logs"], of_rank["stage 3"]["logs"]
+        assert list(resumed)[-3:] == ["4", "5", "6"]
+        for step in ("4", "5", "6"):
+            assert resumed[step] == pytest.approx(through[step], abs=1e-6), step
+
+
+def test_a_checkpoint_has_whole_weights(seen):
+    folder, _, model = seen
+    trained = GPT2LMHeadModel.from_pretrained(folder / "out2" / "checkpoint-6")
+    for (name, before), after in zip(model.named_parameters(), trained.parameters(), strict=True):
+        assert after.shape == before.shape and after.isfinite().all() and not after.equal(before), name
+
+
+@pytest.mark.parametrize("name, says", [
+    ("deepspeed.ops", "'deepspeed.ops': its optimizers are for offload"),
+    ("deepspeed.moe", "'deepspeed.moe': there are no experts across ranks"),
+    ("deepspeed.runtime.pipe", "'deepspeed.runtime.pipe': use the public names"),
+])
+def test_what_is_missing_is_said(name, says):
+    with pytest.raises(ModuleNotFoundError, match=says):
+        stand_in.StandInFinder().find_spec(name)
+
+
+def test_deepspeed_itself_is_not_replaced_under_way(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", sys)
+    with pytest.raises(BadInput, match="has been imported in this process"):
+        stand_in.install()
+
+
+@pytest.mark.parametrize("words, says", [
+    (["run", "absent.py", "--deepspeed", "ds.json"], "SCRIPT is absent.py, which is not a file"),
+    (["run", "--nporc", "2", "train.py"], "there is no option --nporc: did you mean --nproc?"),
+    (["run", "--nproc", "0", "train.py"], "--nproc is 0"),
+])
+def test_bad_input_is_one_sentence(capsys, words, says):
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1

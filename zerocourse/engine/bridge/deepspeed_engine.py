@@ -1,0 +1,94 @@
+"""The engine as transformers' Trainer and accelerate drive it. It communicates what the engine below communicates."""
+
+import math
+import weakref
+
+from torch import nn
+
+from ...errors import BadInput
+from ...zero.consolidate import state_dict
+from .. import engine as engines
+from ..engine import Engine
+
+ADDED = ("steps_per_print", "zero_allow_untested_optimizer")  # by accelerate, to every config; they change nothing here
+
+
+def initialize(*args, config: object = None, config_params: object = None, **kwargs) -> tuple:
+    """`zerocourse.initialize`, whose engine also answers to accelerate. See there."""
+    config = config_params if config is None else config
+    if isinstance(config, dict):
+        given = config
+        config = {key: value for key, value in config.items() if key not in ADDED}
+        if given.get("steps_per_print") not in (None, math.inf):  # the user's own: the engine says what becomes of it
+            config["steps_per_print"] = given["steps_per_print"]
+    engine, optimizer, loader, scheduler = engines.initialize(*args, config=config, **kwargs)
+    if hasattr(engine.module, "save_pretrained"):
+        write_alone(engine.module)
+    return DeepSpeedEngine(engine, config), optimizer, loader, scheduler
+
+
+def write_alone(model: nn.Module) -> None:
+    """`model.save_pretrained(folder, state_dict=...)` writes what it is given, without the other ranks.
+
+    The Trainer gathers the weights first, and then rank 0 alone calls it. Without `state_dict` it stays collective.
+    """
+    collective, own, here = model.save_pretrained, type(model).save_pretrained, weakref.ref(model)
+
+    def save_pretrained(folder, *args, **kwargs):
+        return collective(folder, *args, **kwargs) if kwargs.get("state_dict") is None else own(here(), folder, *args, **kwargs)
+
+    model.save_pretrained = save_pretrained
+
+
+class DeepSpeedEngine:
+    """Our engine, and what accelerate and the Trainer ask of DeepSpeed's beyond it.
+
+    engine: ours, which has every other attribute.   config: as `initialize` got it; the Trainer reads the stage there.
+    """
+
+    def __init__(self, engine: Engine, config: object):
+        self.engine, self.module = engine, engine.module
+        self.config = config if isinstance(config, dict) else engine.config.as_dict()
+
+    def __call__(self, *args, **kwargs):
+        return self.engine(*args, **kwargs)
+
+    forward = __call__
+
+    def __getattr__(self, name: str):
+        if name == "engine":  # while __init__ has not run, as in a copy
+            raise AttributeError(name)
+        return getattr(self.engine, name)
+
+    def train(self, mode: bool = True):
+        self.engine.train(mode)
+        return self
+
+    def eval(self):
+        return self.train(False)
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        self._finish_micro_batch()
+        self.engine.set_gradient_accumulation_boundary(is_boundary)
+
+    def backward(self, loss, retain_graph: bool = False, scale_wrt_gas: bool = True):
+        """See `Engine.backward`.   scale_wrt_gas: False when the loss is divided by the whole window's tokens already."""
+        if retain_graph:
+            raise BadInput("engine.backward got retain_graph=True: a stage frees what a backward has used, so add the losses up "
+                           "and call backward once")
+        self._finish_micro_batch()
+        return self.engine.backward(loss, scale_wrt_gas)
+
+    def _finish_micro_batch(self) -> None:
+        """accelerate calls `step` at the end of a window alone, and the engine counts every micro-batch by one."""
+        if self.engine._has_gradients and not self.engine.is_gradient_accumulation_boundary():
+            self.engine.step()
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        return True  # whether or not the config says so: whole weights are always to be had
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict:
+        """Whole weights in their training dtype, on rank 0; the others get an empty dictionary. Collective."""
+        if exclude_frozen_parameters:
+            raise BadInput("exclude_frozen_parameters=True is not supported: save all weights of the model")
+        return state_dict(self.module, rank_0_only=True)

@@ -1,0 +1,156 @@
+"""The modules that stand in for DeepSpeed's in this process, and the metadata of its distribution.
+
+`MODULES` is all that transformers 5 and accelerate 1 import, unless they are asked for what our stages do not do, and what
+a plain DeepSpeed script begins with. Only `zero.GatheredParameters` communicates.
+"""
+
+import importlib.abc
+import importlib.metadata
+import importlib.util
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ... import zero
+from ...comm import bootstrap
+from ...errors import BadInput
+from ...zero.extras.refusals import SHARDED
+from .. import absent, familiar
+from ..schedules import SCHEDULES
+from .deepspeed_engine import DeepSpeedEngine, initialize
+
+VERSION = "0.19.8+zerocourse"  # the DeepSpeed whose names these are: transformers and accelerate ask for versions
+
+
+@contextmanager
+def Init(module: nn.Module | None = None, *_, **deepspeeds) -> Iterator[None]:  # noqa: N802
+    """Models built inside are built as always, whole on every rank, and `initialize` divides them.
+
+    transformers fills them with the weights of a file before `initialize` sees them, and a parameter without memory,
+    as `zerocourse.zero.Init` would make it, would forget what is loaded into it.
+    """
+    if module is not None:
+        raise BadInput(f"zero.Init got a {type(module).__name__} that is built already: give it to initialize as it is")
+    yield
+
+
+@contextmanager
+def GatheredParameters(params: nn.Module | nn.Parameter | Iterable, modifier_rank: int | None = None,  # noqa: N802
+                       fwd_module: nn.Module | None = None, enabled: bool = True) -> Iterator[None]:
+    """As `zerocourse.zero.GatheredParameters`; and of a model that is not sharded yet, all ranks get at the end what
+    rank 0 wrote. Collective."""
+    params = [params] if isinstance(params, nn.Module | nn.Parameter) else list(params)
+    with zero.GatheredParameters(params, modifier_rank, fwd_module, enabled):
+        yield
+    if enabled and modifier_rank is not None and dist.is_initialized():
+        for each in params:
+            for param in each.parameters() if isinstance(each, nn.Module) else [each]:
+                if not hasattr(param, SHARDED):
+                    dist.broadcast(param.data, src=modifier_rank)
+
+
+def init_distributed(*args, **kwargs) -> None:
+    """As zerocourse's; accelerate's `auto_mpi_discovery` and the like change nothing."""
+    familiar.init_distributed(*args, **kwargs)
+    is_initialized()
+
+
+def is_initialized() -> bool:
+    """Is there a process group? If so, accelerate gets to know it.
+
+    accelerate knows of backends for accelerators alone. Where there is none it would start the group by this module, and
+    then take each rank for the only one, since its own `backend` is None. It asks here before it looks at that.
+    """
+    accelerate = sys.modules.get("accelerate.state")
+    if dist.is_initialized() and accelerate is not None:
+        state = accelerate.PartialState._shared_state
+        if "backend" in state and state["backend"] is None:
+            state["backend"] = dist.get_backend()
+    return dist.is_initialized()
+
+
+def clone_tensors_for_torch_save(state: dict, device: torch.device | str = "cpu") -> dict:
+    """Copies of the state's tensors, so that a file has no more of a flat buffer than the tensor itself."""
+    return {name: value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()}
+
+
+MODULES: dict[str, dict[str, object]] = {
+    "deepspeed": {"__version__": VERSION, "initialize": initialize, "DeepSpeedEngine": DeepSpeedEngine,
+                  "init_distributed": init_distributed, "add_config_arguments": familiar.add_config_arguments},
+    "deepspeed.accelerator": {"get_accelerator": lambda: SimpleNamespace(
+        current_device_name=lambda: str(bootstrap.device()), device_name=lambda index=None: bootstrap.device().type)},
+    "deepspeed.checkpoint": {},
+    "deepspeed.checkpoint.utils": {"clone_tensors_for_torch_save": clone_tensors_for_torch_save},
+    "deepspeed.comm": {"is_initialized": is_initialized, "init_distributed": init_distributed,
+                       "get_rank": dist.get_rank, "get_world_size": dist.get_world_size, "barrier": dist.barrier},
+    "deepspeed.runtime": {},
+    "deepspeed.runtime.lr_schedules": {"VALID_LR_SCHEDULES": list(SCHEDULES)},
+    "deepspeed.runtime.zero": {},
+    # transformers replaces this function while zero.Init builds a model. Ours has no such function to call.
+    "deepspeed.runtime.zero.partition_parameters": {"zero_wrapper_for_fp_tensor_constructor": None},
+    "deepspeed.utils": {"logger": logging.getLogger("deepspeed")},
+    "deepspeed.zero": {"Init": Init, "GatheredParameters": GatheredParameters},
+}
+MISSING = {
+    "ops": "its optimizers are for offload, which the engine does not have: leave offload_optimizer and offload_param "
+           "out of the config, and name the optimizer by its type",
+}
+
+
+class StandInDistribution(importlib.metadata.Distribution):
+    """The metadata by which packages find out that `deepspeed` is installed, and in which version."""
+
+    def read_text(self, filename: str) -> str | None:
+        return f"Metadata-Version: 2.1\nName: deepspeed\nVersion: {VERSION}\n" if filename == "METADATA" else None
+
+    def locate_file(self, path):
+        raise FileNotFoundError(f"{path}: the stand-in for deepspeed has no files")
+
+
+class StandInFinder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
+    """Finds the modules of the table, before a DeepSpeed that is installed. A name that is missing is refused."""
+
+    def find_spec(self, name: str, path=None, target=None):
+        if name.partition(".")[0] != "deepspeed":
+            return None
+        if name not in MODULES:
+            raise ModuleNotFoundError(refusal(name), name=name)
+        return importlib.util.spec_from_loader(name, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module).update(MODULES[module.__name__])
+        module.__getattr__ = lambda name: _attribute(module.__name__, name)
+
+    def find_distributions(self, context=importlib.metadata.DistributionFinder.Context()):
+        if context.name is None or context.name.lower() == "deepspeed":
+            yield StandInDistribution()
+
+
+def _attribute(module: str, name: str) -> object:
+    """A module below, as in `import deepspeed; deepspeed.zero.Init`. Raises AttributeError for what is not there."""
+    if f"{module}.{name}" in MODULES:
+        return importlib.import_module(f"{module}.{name}")
+    raise AttributeError(refusal(f"{module}.{name}"))
+
+
+def refusal(name: str) -> str:
+    """One sentence on a name of DeepSpeed that is not there."""
+    below = name.split(".")[1]
+    instead = MISSING.get(below) or absent.OF_THE_PACKAGE.get(below, "use the public names of zerocourse")
+    return f"zerocourse, which stands in for DeepSpeed here, has no {name!r}: {instead}"
+
+
+def install() -> None:
+    """From now on, `import deepspeed` finds the stand-in. Raises BadInput if a DeepSpeed has been imported already."""
+    if "deepspeed" in sys.modules:
+        if any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
+            return
+        raise BadInput("DeepSpeed itself has been imported in this process: install the stand-in before anything imports it")
+    sys.meta_path.insert(0, StandInFinder())
