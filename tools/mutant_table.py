@@ -471,7 +471,7 @@ MUTANTS = [
          "if False:", "traps.py::test_trap_15_accumulation"),
         ("the schedule moves in a skipped step", "if self._updated and self.lr_scheduler is not None:",
          "if self.lr_scheduler is not None:", OVERFLOW),
-        ("the loss stays in fp16", "self.in_fp32(loss) /", "loss /",
+        ("the loss stays in fp16", "loss = self.in_fp32(loss)", "pass",
          "precision.py::test_trap_18_a_loss_in_fp16_is_scaled_in_fp32_too"),
         ("a failed window goes on", "self._spoiled = True", "pass",
          "engine.py::test_after_a_failed_backward_the_window_begins_anew[at the loss-0]"),
