@@ -130,7 +130,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         if self._has_gradients:
             raise BadInput("engine.backward was called twice without engine.step between: call step after every "
                            "backward, it updates at the end of a window only")
-        scaled = self.in_fp32(loss) / (self.gradient_accumulation_steps() if scale_wrt_gas else 1)
+        loss = self.in_fp32(loss)
+        scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
         self._scales = scale_wrt_gas
         try:
             if self.is_gradient_accumulation_boundary():
