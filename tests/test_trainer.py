@@ -76,7 +76,7 @@ def test_losses_are_those_without_deepspeed(seen, name):
     for of_rank in ranks:
         run, without = of_rank[name], of_rank["without"]
         assert run["ranks"] == without["ranks"] == 2 and without["stage"] is None
-        assert len(run["logs"]) == UPDATES and f"stage {run['stage']}" in (name, "stage 2")
+        assert len(run["logs"]) == UPDATES and run["stage"] == (int(name[-1]) if name[-1].isdigit() else 2)
         for step, values in without["logs"].items():
             logged = len(values) - (name == "the config's optimizer")  # whose rate the engine has moved on already
             assert run["logs"][step][:logged] == pytest.approx(values[:logged], abs=1e-5), step
