@@ -8,6 +8,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 TOUR_ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?=
 CHAPTERS ?=
 KAGGLE_USER ?= USERNAME
 LAB_ARGS ?=
@@ -25,7 +26,7 @@ tour: $(VENV)/.tour  ## the ZeRO stages side by side in two real processes (two 
 	$(VENV)/bin/python -m zerocourse tour $(TOUR_ARGS)
 
 test: $(VENV)/.test  ## the tests
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(if $(WORKERS),-n $(WORKERS) --dist loadfile) $(PYTEST_ARGS)
 
 test-quick: $(VENV)/.test  ## the tests to run while one works (under three minutes)
 	$(VENV)/bin/python -m pytest --quick $(PYTEST_ARGS)

@@ -377,7 +377,7 @@ def test_trap_05_padding_stays_zero(pool):
 @contextmanager
 def dirty_memory():
     """New buckets are full of NaN."""
-    with patch.object(buffer_pool, "empty", lambda numel, like: like.new_full((numel,), float("nan"))):
+    with patch.object(buffer_pool, "empty", lambda numel, like, dtype=None: like.new_full((numel,), float("nan"), dtype=dtype)):
         yield
 
 
