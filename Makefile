@@ -2,6 +2,7 @@
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS, LAB_ARGS   more arguments for the command
+#   WORKERS=2              for `make test`: run the tests in so many workers; by default one test after the other
 #   CHAPTERS=05            for `make notebooks`: the chapters, by number; all by default
 
 PYTHON ?= python3
