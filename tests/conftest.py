@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: sever
 
 import pytest
 import torch
+import torch.distributed as dist
 from quiet import undisturbed
 
 from zerocourse.comm import progress
@@ -114,6 +115,14 @@ def pool():
     yield ranks
     for each in kept.values():
         each.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_group_is_left():
+    """An engine outside of ranks starts a group of one rank in this process. The next file begins without it."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture

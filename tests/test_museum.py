@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from zerocourse.course.museum import BUGS, planted, proof
@@ -29,14 +28,6 @@ def played(pool):
     """By bug, and by scene: what each rank saw."""
     by_rank = pool(2).run(with_and_without, SHOWN)
     return [{key: [of_rank[key] for of_rank in ranks] for key in ranks[0]} for ranks in zip(*by_rank, strict=True)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_group_is_left():
-    """The engine of `play_whole` starts a group of one rank in this process, and other tests begin without one."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @cache
