@@ -710,6 +710,7 @@ def test_13_a_rank_that_never_came(spoiled):
 def leaves(waiting_in: str, leaving: list[int]) -> tuple[float, str]:
     """Some ranks leave with a reason while the others wait; seconds from then on, and what they heard."""
     comm, desync.HEARD_SECONDS = Comm(timeout=30), 20
+    referred_to = dist.group.WORLD  # as by a traceback: the group is destroyed, and its connections stay
     layout = Layout.build({"a": (8,)}, comm.world_size)
     comm.all_gather_object("all are here")
     begun = time.monotonic()
@@ -717,6 +718,7 @@ def leaves(waiting_in: str, leaving: list[int]) -> tuple[float, str]:
         if comm.rank in leaving:
             time.sleep(0.5)
             fail_all(f"out of memory at {comm.rank} GiB")
+            assert referred_to.size() == 3
             return time.monotonic() - begun, "left"
         {"all_gather": lambda: comm.all_gather(torch.zeros(layout.padded), layout, "h.0").wait(),
          "reduce_scatter": lambda: comm.reduce_scatter(torch.zeros(layout.padded), layout, "h.0").wait(),

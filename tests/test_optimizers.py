@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from worlds import Net, net_rows
 
 from zerocourse.engine import initialize
 from zerocourse.engine.config import Config
@@ -160,26 +161,6 @@ def test_deepspeeds_own_give_the_same_where_it_is_installed():
 
 # --- the loop ---
 
-class Net(nn.Module):
-    """Two blocks between two layers; no size is divisible by the number of ranks."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 3)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(2))
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.last(x).square().mean()
-
-
-def rows(step: int, rank: int) -> torch.Tensor:
-    return torch.randn(2, 5, generator=torch.Generator().manual_seed(97 * step + rank))
-
-
 SECTIONS = {  # a config's sections, and what they mean in torch: an optimizer, and the rate of each step
     "Adam, WarmupLR": (
         {"optimizer": section("Adam", lr=0.05, weight_decay=0.1),
@@ -207,7 +188,7 @@ def by_config(stages: tuple[int, ...], sections: dict) -> list[dict]:
         rates = []
         for step in range(5):
             rates.append(optimizer.param_groups[0]["lr"])
-            engine.backward(engine(rows(step, engine.global_rank)))
+            engine.backward(engine(net_rows(step, engine.global_rank)))
             engine.step()
         found.append({"rates": rates, "optimizer_bytes": engine.memory()["optimizer_bytes"],
                       "state": engine.state_dict()})
@@ -221,7 +202,7 @@ def test_the_loop_of_a_config_equals_plain_torch(pool, which):
     optimizer = make(model.parameters())
     for step, rate in enumerate(rates):
         optimizer.param_groups[0]["lr"] = rate
-        model(torch.cat([rows(step, rank) for rank in range(2)])).backward()
+        model(torch.cat([net_rows(step, rank) for rank in range(2)])).backward()
         optimizer.step()
         optimizer.zero_grad()
     kept = {"Adam, WarmupLR": 2, "Adam, L2": 2}.get(which, 1) * 4 * sum(param.numel() for param in model.parameters())

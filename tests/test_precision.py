@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import worlds
 from torch import nn
-from worlds import Case, Stack, check_exact, squares
+from worlds import Case, Net, Stack, check_exact, net_rows, squares
 
 import zerocourse
 from zerocourse.engine.config import Config
@@ -77,26 +77,6 @@ def test_a_static_scale_stays():
 
 # -- fp16 through the engine -------------------------------------------------------------------------------------------
 
-class Net(nn.Module):
-    """Two blocks between two layers; no size is divisible by the number of ranks."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 3)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(2))
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.last(x).float().square().mean()
-
-
-def rows(number: int, rank: int) -> torch.Tensor:
-    return torch.randn(2, 5, generator=torch.Generator().manual_seed(97 * number + rank))
-
-
 def adamw(params) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.01)
 
@@ -122,7 +102,7 @@ def trained(stage: int, scale: float, clip: float, accumulation: int, steps: int
                        gradient_accumulation_steps=accumulation)
     norms = []
     for number in range(steps * accumulation):
-        engine.backward(engine(rows(number, engine.global_rank)))
+        engine.backward(engine(net_rows(number, engine.global_rank)))
         engine.step()
         if engine.was_step_applied():
             norms.append(engine.get_global_grad_norm())
@@ -142,7 +122,7 @@ def by_hand(world_size: int, clip: float, accumulation: int, steps: int = 3) -> 
     scheduler = halving(optimizer)
     for step in range(steps):
         numbers = range(step * accumulation, (step + 1) * accumulation)
-        model(torch.cat([rows(number, rank) for number in numbers for rank in range(world_size)])).backward()
+        model(torch.cat([net_rows(number, rank) for number in numbers for rank in range(world_size)])).backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
         optimizer.step()
         optimizer.zero_grad()
@@ -168,7 +148,7 @@ def faint(scale: float) -> float:
     fp16 = {"enabled": True, "auto_cast": True, "loss_scale": scale}
     engine = engine_of(2, lambda params: torch.optim.SGD(params, lr=1e8), fp16)
     before = [flat.master.clone() for flat in engine.zero.flats]
-    engine.backward(engine(rows(0, engine.global_rank)) * 1e-9)
+    engine.backward(engine(net_rows(0, engine.global_rank)) * 1e-9)
     engine.step()
     return max((flat.master - old).abs().max().item() for flat, old in zip(engine.zero.flats, before, strict=True))
 
@@ -188,7 +168,7 @@ def half_loss() -> tuple[int, float]:
     fp16 = {"enabled": True, "auto_cast": True, "loss_scale": 2.0**16}
     engine = engine_of(1, sgd, fp16, gradient_accumulation_steps=2)
     for number in range(2):
-        returned = engine.backward(engine(rows(number, engine.global_rank)).half() * 1e-3)
+        returned = engine.backward(engine(net_rows(number, engine.global_rank)).half() * 1e-3)
         engine.step()
     return engine.skipped_steps, returned.item()
 
@@ -229,7 +209,7 @@ def overflowing(stage: int, accumulation: int) -> dict:
         before = [*(flat.master.clone() for flat in engine.zero.flats), *(
             value.clone() for state in engine.optimizer.state.values() for value in state.values())]
         for micro in range(accumulation):
-            loss = engine(rows(step, engine.global_rank))
+            loss = engine(net_rows(step, engine.global_rank))
             if kind == "x" and micro == 0 and engine.global_rank == 1:
                 loss = loss * 1e20  # in fp32 this is a number, in fp16 a gradient of it is not
             engine.backward(loss)
@@ -268,7 +248,7 @@ def test_trap_17_an_overflow_on_one_rank_is_one_everywhere(pool):
 
 def at_the_minimum() -> str:
     engine = engine_of(1, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 0, "hysteresis": 1})
-    engine.backward(engine(rows(0, 0)) * float("inf" if engine.global_rank else 1))
+    engine.backward(engine(net_rows(0, 0)) * float("inf" if engine.global_rank else 1))
     try:
         engine.step()
     except LossScaleError as error:
@@ -446,7 +426,7 @@ def resumed(folder: str) -> tuple:
     fp16 = {"enabled": True, "auto_cast": True, "initial_scale_power": 3, "hysteresis": 3}
     engine = engine_of(1, adamw, fp16)
     for scale in (1e20, 1.0, 1e20, 1e20):
-        engine.backward(engine(rows(0, engine.global_rank)) * scale)
+        engine.backward(engine(net_rows(0, engine.global_rank)) * scale)
         engine.step()
     engine.save_checkpoint(folder)
     other = engine_of(2, adamw, fp16)

@@ -76,6 +76,27 @@ class RecomputedReentrant(Recomputed):
     reentrant = True
 
 
+class Net(nn.Module):
+    """Two blocks between two layers, with a loss as its output; no size is divisible by the number of ranks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x).float().square().mean()
+
+
+def net_rows(number: int, rank: int) -> torch.Tensor:
+    """A rank's micro-batch (2, 5) for `Net`."""
+    return torch.randn(2, 5, generator=torch.Generator().manual_seed(97 * number + rank))
+
+
 def rows(step: int, micro: int, rank: int, size: int = 4) -> torch.Tensor:
     """Inputs of a Stack (size, 6), different for each step, micro-batch and rank."""
     return torch.randn(size, 6, generator=torch.Generator().manual_seed(1_000_003 * step + 1_009 * micro + rank))

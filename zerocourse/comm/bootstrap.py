@@ -5,11 +5,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # noqa: F401
-
-# The last import is for its side effect. An optimizer's first step would import that module, and its functions take the
-# default group of that moment as a default argument: a group that is referenced from there keeps its connections when a
-# rank leaves, so that the others would not notice.
 
 
 def local_rank() -> int:

@@ -29,9 +29,10 @@ def fail_all(reason: str | Exception) -> None:
     for report in reports:
         report.tell(reason)
     for comm in open_comms:
-        if "nccl" not in comm.backends:  # which would wait for collectives that nobody will complete
-            with suppress(RuntimeError, ValueError, AssertionError):  # it is closed already
-                dist.destroy_process_group(comm.group)  # ranks that wait there notice it and look for the reason
+        with suppress(RuntimeError, ValueError, AssertionError):  # it is closed already
+            comm.disconnect()  # ranks that wait there notice it and look for the reason
+            if "nccl" not in comm.backends:  # which would wait for collectives that nobody will complete
+                dist.destroy_process_group(comm.group)
     until = time.monotonic() + desync.HEARD_SECONDS
     while reports and time.monotonic() < until and not any(report.heard() for report in reports):
         time.sleep(0.02)

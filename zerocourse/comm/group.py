@@ -135,6 +135,11 @@ class Comm:
             return bool(dist.get_process_group_ranks(self._group()))
         return False
 
+    def disconnect(self) -> None:
+        """Break this rank's connections to the group's other ranks. A wait there fails at once, on gloo."""
+        if "gloo" in self.backends:
+            self._backend(torch.empty(0)).disconnect()
+
     def complete(self, works: list, call: str, tensor: torch.Tensor) -> None:
         """Wait for all works of a call on `tensor`. Raises CollectiveError."""
         if self.peers:

@@ -132,7 +132,7 @@ def estimated_bytes(settings, modes: list) -> int:
     from ..bench.settings import BASELINE, MODES
     from ..formulas.peak import gpt2_peak_bytes
     from ..formulas.states import FP32, model_states
-    from .estimates import PROCESS_BYTES
+    from ..bench.runner import PROCESS_BYTES
 
     def held(mode) -> int:
         states = model_states(settings.params, mode.stage, settings.ranks, FP32)

@@ -83,7 +83,8 @@ def estimates(settings) -> tuple:
     from ..formulas.transformer import gpt2_step_flops
     from ..course.tour import MODES
     from ..course.tour_checks import expected
-    from .estimates import PROCESS_BYTES, START_SECONDS, Estimate, step_seconds
+    from ..bench.runner import PROCESS_BYTES
+    from .estimates import START_SECONDS, Estimate, step_seconds
 
     model = settings.model
     flops = gpt2_step_flops(model.params, model.n_layer, model.n_embd, settings.micro_batch, model.block_size)

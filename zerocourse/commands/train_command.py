@@ -182,7 +182,8 @@ def check_machine(config, model, ranks: int, steps: int) -> None:
     """Raise BadInput when the ranks do not fit in this machine's memory; say so when the run takes long."""
     from ..engine.config.explain import counts
     from ..formulas.transformer import gpt2_step_flops
-    from .estimates import PROCESS_BYTES, START_SECONDS, Estimate, check_memory, say, step_seconds
+    from ..bench.runner import PROCESS_BYTES
+    from .estimates import START_SECONDS, Estimate, check_memory, say, step_seconds
 
     of_rank = counts(config, model, ranks)
     flops = config.gradient_accumulation_steps * gpt2_step_flops(

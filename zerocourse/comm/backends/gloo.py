@@ -10,6 +10,7 @@ next collective never match by accident. Such ranks wait until the time limit, a
 
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from ...layout.rankmap import Layout
 
 PIECE_BYTES = 1 << 20  # one large send and receive run half-duplex; pieces of this size reach 96 % of a link
 MOST_PIECES = 16
+NEVER_SENT = 0x7FFFFFFF  # a tag that no message has: those of `exchange` end in their piece's number, below 16
 
 
 class Transfer(NamedTuple):
@@ -88,6 +90,17 @@ class Gloo:
         """Block until all works are complete. Raises RuntimeError after `timeout`, or if a peer is gone."""
         for work in works:
             work.wait(timeout)
+
+    def disconnect(self) -> None:
+        """Close this rank's connections of the group, so that a peer that waits at one of them notices at once.
+
+        gloo closes all of them when a wait at one has run out of time. To destroy the group would not do: its
+        connections stay as long as anything refers to it, and a traceback does.
+        """
+        never_sent = torch.empty(1)
+        for peer in self.peers[:1]:
+            with suppress(RuntimeError):  # the time is up
+                dist.irecv(never_sent, group=self.group, group_src=peer, tag=NEVER_SENT).wait(timedelta(milliseconds=1))
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
