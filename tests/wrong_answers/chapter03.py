@@ -32,33 +32,15 @@ def heap_with_a_counter(shapes, world_size):
 
 # 3.3 ----------------------------------------------------------------------------------------------------------------
 
-@wrong("3.3", "late")
-def until_the_mean(shapes, world_size):
-    mean = sum(prod(shape) for shape in shapes.values()) / world_size
-    names, owner = list(shapes), {}
-    for rank in range(world_size):
-        load = 0
-        while names and (load < mean or rank == world_size - 1):
-            name = names.pop(0)
-            owner[name] = rank
-            load += prod(shapes[name])
-    return owner
+@wrong("3.3", "hash")
+def salted_by_python(shapes, world_size):
+    return {name: abs(hash(f"{name}/{world_size}")) % world_size for name in shapes}
 
 
-@wrong("3.3", "no such rank")
-def searched_with_one_rank_more(shapes, world_size):
-    def fill(limit):
-        owner, rank, room = {}, 0, limit
-        for name, shape in shapes.items():
-            if prod(shape) > room:
-                rank, room = rank + 1, limit
-            owner[name], room = rank, room - prod(shape)
-        return owner
-
-    limit = max(map(prod, shapes.values()))
-    while max(fill(limit).values()) > world_size:
-        limit += 1
-    return fill(limit)
+@wrong("3.3", "others")
+def in_the_order_of_names(shapes, world_size):
+    names = sorted(shapes)
+    return {name: names.index(name) * world_size // len(names) for name in shapes}
 
 
 # 3.4 ----------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,16 @@
-"""The checks of chapter 03, rank maps: here 3.1 to 3.3, divisions of small models, in one process."""
+"""The checks of chapter 03, rank maps: here 3.1 to 3.3, maps of small models, in one process."""
 
-import bisect
-import functools
+import builtins
 import itertools
 import math
 import operator
+import os
+import random
 import statistics
+from collections import Counter
+from zlib import crc32
+
+import torch
 
 from .....layout import rankmap
 from .....layout.balance import Balance
@@ -175,124 +180,96 @@ def greedy_map(shapes, world_size, *, size=math.prod, key=lambda size, place, *_
 
 # 3.3 ----------------------------------------------------------------------------------------------------------------
 
-RUNS = [([6, 6, 6, 6], 2), ([9, 1, 1, 1], 2), ([1, 1, 1, 9], 2), ([5, 4, 3, 6, 2], 3), ([2, 2, 2, 7, 1, 1], 3),
-        ([8, 1, 1, 1, 1, 8], 3), ([3, 8, 2, 2, 2, 5, 5, 1], 4), ([10, 1], 4), ([4, 0, 4, 0], 2), ([7], 1),
-        ([3, 3, 8, 1], 3)]
-MANY = [((17 * i * i + 5) % 97 + 1) for i in range(90)], 8
+NAMES = [f"h.{block}.{part}.{kind}" for block in range(6) for part in ("ln_1", "attn.qkv", "attn.out", "ln_2", "mlp.up")
+         for kind in ("weight", "bias")]
 
 
-def divided(answer, sizes, ranks):
-    """What kind of division it is, and its largest load: several may be right.
+class Salted(str):
+    """A name as another process sees it: Python's `hash` of a string begins anew in each."""
 
-    case: tensors of {0} elements on {1} ranks
+    def __hash__(self):
+        return hash((str(self), os.environ["RANK"]))
+
+
+def elsewhere(answer, shapes, ranks, seed=0, rank="0", salt=0):
+    """What the answer says in a process with another random state, rank, or hash."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    os.environ["RANK"], own = rank, builtins.hash
+    builtins.hash = lambda value: own(value) ^ 7919 * salt
+    try:
+        owner = answer({(Salted(name) if salt else name): shape for name, shape in shapes.items()}, ranks)
+        return {str(name): rank for name, rank in owner.items()} if isinstance(owner, dict) else owner
+    finally:
+        builtins.hash = own
+
+
+def agreed(answer, count, ranks):
+    """On what the owners depend, and how many tensors the ranks get.
+
+    case: {0} tensors on {1} ranks
     complete: it returned {_owner}.
     given: it gives a tensor to rank {got}.
-    runs: the owners in the order of the model are {_order}.
-    load: the owners are {_order}, so the largest load is {got}, and {want} is possible.
+    again: asked a second time it gives other owners.
+    luck: with another random state it gives other owners.
+    where: on another rank it gives other owners.
+    hash: in another process it gives other owners.
+    alone: without the first and the last tensor, the others get other owners.
+    spread: one rank owns {_most} of {_all} tensors.
     """
-    shapes = {f"t{i}": (size,) for i, size in enumerate(sizes)}
-    owner = answer(dict(shapes), ranks)
+    shapes = {name: (8, 3 + number) for number, name in enumerate(NAMES[:count])}
+    owner = elsewhere(answer, shapes, ranks)
     if not isinstance(owner, dict) or set(owner) != set(shapes):
         return {"complete": False, "_owner": value_text(owner)}
-    order = [owner[name] for name in shapes]
-    strange = [rank for rank in order if type(rank) is not int or not 0 <= rank < ranks]
-    load = [sum(size for size, own in zip(sizes, order, strict=True) if own == rank) for rank in range(ranks)]
-    return {"complete": True, "given": next(iter(strange), None), "runs": not strange and order == sorted(order),
-            "load": max(load), "_order": value_text(order), "_last": ranks - 1}
+    strange = [rank for rank in owner.values() if type(rank) is not int or not 0 <= rank < ranks]
+    fewer = dict(list(shapes.items())[1:-1])
+    most = max(Counter(owner.values()).values())
+    return {"complete": True, "given": next(iter(strange), None), "again": answer(dict(shapes), ranks) == owner,
+            "luck": elsewhere(answer, shapes, ranks, seed=1) == owner,
+            "where": elsewhere(answer, shapes, ranks, rank="1") == owner,
+            "hash": elsewhere(answer, shapes, ranks, salt=1) == owner,
+            "alone": elsewhere(answer, fewer, ranks) == {name: owner[name] for name in fewer},
+            "spread": most <= 2 * count / ranks, "_most": most, "_all": count, "_last": ranks - 1}
 
 
-def closed(full):
-    """Runs that end where full(load, next size, mean load, largest size)."""
-    def runs(shapes, world_size):
-        sizes, rank, load, owner = list(map(math.prod, shapes.values())), 0, 0, {}
-        for name, size in zip(shapes, sizes, strict=True):
-            if load and rank < world_size - 1 and full(load, size, sum(sizes) / world_size, max(sizes)):
-                rank, load = rank + 1, 0
-            owner[name], load = rank, load + size
-        return owner
-    return runs
-
-
-def below_the_limit(shapes, world_size):
-    """Runs that end before they reach the least limit that is enough."""
-    sizes = list(map(math.prod, shapes.values()))
-
-    def owners(limit):
-        rank, load, owners = 0, 0, []
-        for size in sizes:
-            rank, load = (rank + 1, size) if load + size >= limit else (rank, load + size)
-            owners.append(rank)
-        return owners
-
-    least, most = max(sizes), sum(sizes)
-    limit = least + bisect.bisect_left(range(least, most), True, key=lambda limit: owners(limit)[-1] < world_size)
-    return dict(zip(shapes, owners(limit), strict=True))
-
-
-def numbered(rank):
-    """By the number of a tensor alone: rank(number, tensors, ranks)."""
-    return lambda shapes, ranks: {name: rank(number, len(shapes), ranks) for number, name in enumerate(shapes)}
+def counting_calls(calls=itertools.count()):
+    def changing(shapes, ranks):
+        call = next(calls)
+        return map_by_name(shapes, ranks, digest=lambda name: crc32(name.encode()) + call)
+    return changing
 
 
 @exercise(
-    "3.3", "The fairest runs", minutes=30, difficulty=2, answer="fairest_runs", replaces=REPLACED, timeout=4,
-    trials=[Trial(RUNS, divided), Trial([MANY], divided)],
+    "3.3", "Every rank by itself", minutes=15, difficulty=2, answer="map_by_name", replaces=REPLACED, timeout=4,
+    trials=[Trial([(60, 2), (60, 3), (40, 4)], agreed)],
     mistakes={
         "incomplete": (lambda shapes, ranks: [0] * len(shapes), When("complete")),
-        "no such rank": (lambda shapes, ranks: {name: rank + 1 for name, rank in fairest_runs(shapes, ranks).items()},
-                         When("given")),
-        "limit reached": below_the_limit,
-        "no runs": (rankmap.greedy, When("runs")),
-        "as many tensors": (numbered(lambda number, tensors, ranks: number // -(-tensors // ranks)),
-                            numbered(lambda number, tensors, ranks: number * ranks // tensors),
-                            numbered(lambda number, tensors, ranks: min(number // max(1, tensors // ranks), ranks - 1)),
-                            numbered(lambda number, tensors, ranks: next(
-                                rank for rank in range(ranks) if number < (rank + 1) * (tensors // ranks)
-                                + min(rank + 1, tensors % ranks)))),
-        "late": closed(lambda load, size, mean, most: load >= mean),
-        "early": (closed(lambda load, size, mean, most: load + size > mean),
-                  closed(lambda load, size, mean, most: load + size > max(mean, most))),
-        "nearest": closed(lambda load, size, mean, most: load + size - mean > mean - load),
-        "middles": rankmap.contiguous,
-        "squares": {"cost": lambda load: load**2, "join": operator.add},
-        "one rank": numbered(lambda *_: 0),
-        "hung": lambda shapes, ranks: fairest_runs(shapes, ranks) if len(shapes) < 20
-        else next(number for number in itertools.count() if number < 0),
+        "no such rank": ({"rank": lambda number, ranks: number % ranks + 1}, When("given")),
+        "kept count": counting_calls(),
+        "luck": {"digest": lambda name: random.randrange(99)},
+        "own rank": {"digest": lambda name: crc32(name.encode()) + int(os.environ["RANK"])},
+        "hash": {"digest": lambda name: hash(name)},
+        "set": lambda shapes, ranks: {name: number % ranks for number, name in enumerate(set(shapes))},
+        "others": (lambda shapes, ranks: {name: number % ranks for number, name in enumerate(shapes)},
+                   lambda shapes, ranks: {name: number % ranks for number, name in enumerate(sorted(shapes))},
+                   rankmap.greedy, rankmap.contiguous),
+        "uneven": ({"digest": lambda name: ord(name[0])}, {"digest": lambda name: 0}),
     })
-def fairest_runs(shapes, world_size, *, cost=lambda load: load, join=max):
-    """Runs of neighbours.
+def map_by_name(shapes, world_size, *, digest=lambda name: crc32(name.encode()), rank=operator.mod):
+    """Owners from names.
 
     incomplete: a dictionary with a rank for every tensor is right.
     no such rank: the ranks are the integers from 0 to {_last}.
-    limit reached: You closed a run before it reached the limit: it may be exactly as large as the limit.
-    no runs: these are no runs of neighbours. Going through the model, the rank may only stay or rise.
-    as many tensors: You gave each rank as many tensors as the others: sizes differ.
-    late: You closed a run as soon as it reached the mean: the last tensor of a run can make it far too large.
-    early: You closed a run before it would pass the mean: what is left over falls to the last rank. The limit has to be
-        found; the mean is only the least that it can be.
-    nearest: You closed each run where it is nearest to the mean: what a run lacks or has too much of falls to the last
-        rank. The limit has to be found; the mean is only the least that it can be.
-    middles: You cut where a tensor's middle passes the next N-th, as the package's `contiguous` does: that is near, but
-        not always the fairest.
-    squares: You made the sum of squares, or the variance, as small as it can be: the largest load is what everybody
-        waits for.
-    one rank: You gave everything to one rank.
-    hung: Do you try every division? With 90 tensors on 8 ranks there are billions: ask how many ranks a limit needs,
-        and halve the interval in which the limit lies.
-    right: no runs of neighbours have a smaller largest load, and 90 tensors on 8 ranks take no time.
+    kept count: Your function remembers something from one call to the next, and ranks may have called it a different
+        number of times.
+    luck: You draw at random: ranks have different random states, or will have them one day.
+    own rank: You ask for the rank that computes: then every rank comes to a map of its own.
+    hash: Python's `hash` of a string is another one in every process, so that its strings cannot be predicted from
+        outside. Take a checksum of the name's bytes.
+    set: You go through a set of names: its order comes from `hash`, which is another one in every process.
+    others: The number of a tensor, or its size beside the others', decides, so that one more tensor in the model gives
+        others to new owners. Let the name alone decide.
+    uneven: too many names come to the same rank: take a checksum of the whole name.
+    right: the same owners in every process, and whatever else is in the model.
     """
-    ends = [0, *itertools.accumulate(map(math.prod, shapes.values()))]
-
-    @functools.cache
-    def best(first, ranks):
-        """(cost of the tensors from the first on, where their first run ends)."""
-        if ranks == 1:
-            return cost(ends[-1] - ends[first]), len(shapes)
-        return min((join(cost(ends[cut] - ends[first]), best(cut, ranks - 1)[0]), cut)
-                   for cut in range(first, len(ends)))
-
-    cuts = [0]
-    for rank in range(world_size):
-        cuts.append(best(cuts[-1], world_size - rank)[1])
-    return {name: next(rank for rank in range(world_size) if number < cuts[rank + 1])
-            for number, name in enumerate(shapes)}
+    return {name: rank(digest(name), world_size) for name in shapes}
