@@ -17,6 +17,7 @@ KINDS = "timelines.py::test_the_kinds_of_an_event_are_those_of_the_ledger"
 REFILLED = "passes.py::test_a_bucket_fills_again_while_it_is_reduced"
 EVERY_KEY = "config.py::test_a_wrong_value_of_every_key_is_one_sentence_with_path_value_and_what_would_be_right"
 BY_HAND = "optimizers.py::test_a_schedule_by_hand"
+FRAGMENTS = "activations.py::test_checkpointing_is_what_fragments"
 CHECKPOINTED = "checkpointing.py::test_the_key_is_applied_and_changes_no_bit"
 FORGOTTEN = "passes.py::test_zero_grad_forgets_a_whole_backward"
 RENAMED = "checkpoints.py::test_killed_between_any_two_steps_of_the_renaming"
@@ -450,11 +451,11 @@ MUTANTS = [
     ),
     # -- activations ---------------------------------------------------------------------------------------------------
     *of("activations/checkpointing.py",
-        ("nothing is checkpointed", "block.module.forward = checkpointed(block.module)", "pass",
+        ("nothing is checkpointed", "block.module.forward = checkpointed(block.module, context)", "pass",
          f"{CHECKPOINTED}[ours-0]"),
         ("every block, always", "for block in blocks[:number]:\n", "for block in blocks:\n",
          "checkpointing.py::test_a_checkpointed_block_keeps_its_input"),
-        ("other masks", "use_reentrant=False,\n", "use_reentrant=False, preserve_rng_state=False,\n",
+        ("other masks", "use_reentrant=False,", "use_reentrant=False, preserve_rng_state=False,",
          f"{CHECKPOINTED}[ours-0]"),
         ("batch statistics twice", "own = [(module, {name", "own = [] and [(module, {name",
          f"{CHECKPOINTED}[habits-0]"),
@@ -462,6 +463,34 @@ MUTANTS = [
          "        pass",
          f"{CHECKPOINTED}[habits-0]"),
         ("the cache grows twice", "config.use_cache = False", "pass", "checkpointing.py::test_names_and_the_cache"),
+    ),
+    *of("activations/arena.py",
+        ("first fit takes the last hole", "place = fitting[0][0], fitting[0][0] + block.nbytes",
+         "place = fitting[-1][0], fitting[-1][0] + block.nbytes", FRAGMENTS),
+        ("a block is never given back", "        super()._died(entry)\n        self._freed(entry)",
+         "        super()._died(entry)", FRAGMENTS),
+        ("nothing is long-lived", "number in long)", "False)", FRAGMENTS),
+        ("a hole that is almost large enough", "hole[1] - hole[0] >= block.nbytes", "hole[1] - hole[0] >= block.nbytes - 1",
+         "activations.py::test_blocks_never_overlap_and_stay_inside"),
+    ),
+    *of("activations/keeping.py",
+        ("weights are packed", " or storage_of(tensor) in weights:", ":", "activations.py::test_weights_are_not_packed"),
+        ("a change goes unseen", "if tensor._version != version and", "if False and",
+         "activations.py::test_what_is_kept_as_it_is_must_not_change"),
+    ),
+    *of("activations/packings.py",
+        ("every rank keeps the first slice", "return OwnSlice(own, layout, tensor.shape)",
+         "return OwnSlice(flat[: len(own)], layout, tensor.shape)",
+         "activations.py::test_checkpoints_divided_among_ranks_that_have_the_same[2]"),
+        ("rounded down", ".round_()", ".trunc_()", "activations.py::test_int8_is_off_by_half_a_step_at_most_also_for_zeros_and_large_numbers"),
+    ),
+    *of("activations/placement.py",
+        ("a segment too long", "if ends[stop] - ends[start] <= limit]", "if ends[stop] - ends[start] <= 2 * limit]",
+         "activations.py::test_no_placement_has_a_smaller_peak"),
+    ),
+    *of("activations/selective.py",
+        ("nothing is saved", "if operation in kept else", "if False else",
+         "activations.py::test_a_block_keeps_16_activations_or_its_input_or_what_the_policy_says"),
     ),
     # -- what a config makes -------------------------------------------------------------------------------------------
     # -- engine, data, init, measure -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ been gathered for the unit's backward before the block computes again, so nothin
 Source: Chen et al., arXiv 1604.06174; ZeRO, arXiv 1910.02054, section 6.1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 
@@ -17,8 +17,15 @@ from ..errors import BadInput
 from ..zero.unit import cut_into_units
 
 
-def checkpoint_blocks(model: nn.Module, number: int | None = None) -> list[str]:
+def no_contexts() -> tuple:
+    """For the forward, and for computing again."""
+    return nullcontext(), nullcontext()
+
+
+def checkpoint_blocks(model: nn.Module, number: int | None = None, context: Callable = no_contexts) -> list[str]:
     """Checkpoint the first `number` blocks of the model, or all of them. Call it before `shard`. Returns their names.
+
+    context: makes a context for the forward and one for computing again, such as `selective.saving()`.
 
     A block is what `shard` takes for a unit: an entry of a ModuleList, in any model, Hugging Face's included (whose
     cache of keys and values is switched off but for `generate`, as it would grow a second time when a block computes
@@ -31,14 +38,14 @@ def checkpoint_blocks(model: nn.Module, number: int | None = None) -> list[str]:
         asks = "every block" if number is None else f"{number} of them"
         raise BadInput(f"activation_checkpointing asks for {asks}: {type(model).__name__} has {has}")
     for block in blocks[:number]:
-        block.module.forward = checkpointed(block.module)
+        block.module.forward = checkpointed(block.module, context)
     config = getattr(model, "config", None)
     if getattr(config, "use_cache", False):
         config.use_cache = False
     return [block.name for block in blocks[:number]]
 
 
-def checkpointed(block: nn.Module):
+def checkpointed(block: nn.Module, context: Callable = no_contexts) -> Callable:
     """The block's forward under a checkpoint; where no gradients are recorded it is the plain one."""
     forward = block.forward
 
@@ -46,10 +53,19 @@ def checkpointed(block: nn.Module):
     def wrapped(*args, **kwargs):
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False,
-                          context_fn=lambda: (nullcontext(), same_buffers(block)), **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    def contexts() -> tuple:
+        first, again = context()
+        return first, both(again, same_buffers(block))
 
     return wrapped
+
+
+@contextmanager
+def both(outer, inner) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 @contextmanager

@@ -184,7 +184,7 @@ NAMES = [f"h.{block}.{part}.{kind}" for block in range(6) for part in ("ln_1", "
          for kind in ("weight", "bias")]
 
 
-class Salted(str):
+class ForeignName(str):
     """A name as another process sees it: Python's `hash` of a string begins anew in each."""
 
     def __hash__(self):
@@ -198,7 +198,7 @@ def elsewhere(answer, shapes, ranks, seed=0, rank="0", salt=0):
     os.environ["RANK"], own = rank, builtins.hash
     builtins.hash = lambda value: own(value) ^ 7919 * salt
     try:
-        owner = answer({(Salted(name) if salt else name): shape for name, shape in shapes.items()}, ranks)
+        owner = answer({(ForeignName(name) if salt else name): shape for name, shape in shapes.items()}, ranks)
         return {str(name): rank for name, rank in owner.items()} if isinstance(owner, dict) else owner
     finally:
         builtins.hash = own
