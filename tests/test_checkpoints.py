@@ -13,6 +13,7 @@ import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -22,13 +23,13 @@ from safetensors.torch import load_file
 from torch import nn
 from worlds import Block, Stack, add, add_ranks, adamw, rows, sgd
 
-from zerocourse import load_checkpoint, save_checkpoint, shard, state_dict
+from zerocourse import initialize, load_checkpoint, save_checkpoint, shard, state_dict
 from zerocourse.cli import main
 from zerocourse.engine.checkpoint import checkpoint_folder as folders
 from zerocourse.engine.checkpoint.checkpoint_folder import to_read
 from zerocourse.engine.checkpoint.checkpoint_index import damage, read_index
 from zerocourse.engine.checkpoint.content import Content
-from zerocourse.engine.checkpoint.deepspeed_checkpoint import DeepSpeedCheckpoint
+from zerocourse.engine.checkpoint.deepspeed_checkpoint import STUBS, DeepSpeedCheckpoint
 from zerocourse.engine.checkpoint.saving import CheckpointError
 from zerocourse.engine.checkpoint.source import Source
 from zerocourse.errors import BadInput
@@ -479,6 +480,35 @@ def test_what_deepspeed_has_saved_goes_on_here(pool, tmp_path, capsys, stage, pr
     assert [file.name for file in (tmp_path / "w").iterdir()] == ["model.safetensors"]
     weights = load_file(tmp_path / "w" / "model.safetensors")
     assert weights.keys() == exact.keys() and all(torch.equal(weights[name], value) for name, value in exact.items())
+
+
+def test_an_engine_goes_on_with_deepspeeds_counts_and_loss_scale(tmp_path, monkeypatch):
+    scaler = type("DynamicLossScaler", (), {"__module__": "deepspeed.runtime.fp16.loss_scaler"})  # as DeepSpeed pickles its own
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.fp16", scaler.__module__):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(DynamicLossScaler=scaler))
+    shutil.copytree(THEIRS / "stage1_fp32" / "step3", tmp_path / "theirs")
+    model_file, *files = sorted((tmp_path / "theirs").glob("*.pt"))
+    model = torch.load(model_file, weights_only=False)
+    model |= {"skipped_steps": 1, "lr_scheduler": {"last_batch_iteration": 1}}
+    torch.save(model | {"ds_config": model["ds_config"] | {"gradient_accumulation_steps": 4}}, model_file)
+    with torch.serialization.safe_globals(STUBS):
+        states = [torch.load(file, weights_only=True) for file in files]
+    for file, state in zip(files, states, strict=True):
+        state["optimizer_state_dict"] |= {"loss_scaler": scaler(), "zero_stage": 1, "param_slice_mappings": []}
+        vars(state["optimizer_state_dict"]["loss_scaler"]).update(
+            dynamic=True, cur_scale=512.0, cur_hysteresis=1, cur_iter=3, last_overflow_iter=2, scale_factor=2.0)
+        torch.save(state, file)
+    assert main(["checkpoint", "convert", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--to", "zerocourse"]) == 0
+    config = {"train_batch_size": 8, "gradient_accumulation_steps": 4, "fp16": {"enabled": True},
+              "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.1, "warmup_num_steps": 4, "warmup_type": "linear"}}}
+    net = Net()
+    weights = [[each for each in net.parameters() if (each.dim() > 1) == matrix] for matrix in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": each} for each in weights])
+    engine, *_, schedule = initialize(model=net, optimizer=optimizer, config=config)
+    assert engine.load_checkpoint(tmp_path, "ours")[0] == str(tmp_path / "ours")
+    assert (engine.global_steps, engine.micro_steps, engine.skipped_steps) == (3, 12, 1)
+    assert engine.loss_scaler.state_dict() == {"loss_scale": 512.0, "hysteresis_left": 1, "steps": 3, "last_overflow": 2}
+    assert optimizer.cur_scale == 512.0 and schedule.last_batch_iteration == 1
 
 
 class Boom:

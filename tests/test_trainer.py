@@ -30,8 +30,8 @@ def train(arguments):
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     logs = {log["step"]: [log["loss"], log["grad_norm"], log["learning_rate"]] for log in trainer.state.log_history if "loss" in log}
     engine = trainer.deepspeed
-    held = engine.memory() if engine is not None else {}
-    return {"logs": logs, "held": held, "ranks": args.world_size, "stage": engine and engine.zero_stage}
+    held = engine.memory() if hasattr(engine, "memory") else {}  # DeepSpeed's own has no such method
+    return {"logs": logs, "held": held, "ranks": args.world_size, "stage": getattr(engine, "zero_stage", None)}
 
 seen = {name: train(arguments) for name, arguments in json.load(open(sys.argv[1])).items()}
 json.dump(seen, open(f"seen{torch.distributed.get_rank()}.json", "w"))
@@ -44,13 +44,17 @@ AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gra
 ADAM = {"optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")}}
 
 
+def tiny_gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(2)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=23, n_layer=2, n_head=2, n_embd=8, n_positions=12, bos_token_id=0,
+                                      eos_token_id=0, initializer_range=0.2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """What each rank saw of one run by name: without DeepSpeed, at every stage, and resumed after half of it."""
     folder = tmp_path_factory.mktemp("trainer")
-    torch.manual_seed(2)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=23, n_layer=2, n_head=2, n_embd=8, n_positions=12, bos_token_id=0,
-                                       eos_token_id=0, initializer_range=0.2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    model = tiny_gpt2()
     model.save_pretrained(folder / "model")
     configs = {f"stage {stage}": AUTO | {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)}
     configs["the config's optimizer"] = configs["stage 2"] | ADAM

@@ -30,7 +30,7 @@ SETTINGS = ("lr", "initial_lr", "weight_decay", "betas", "eps", "momentum", "dam
 
 
 class Stub:
-    """In place of an object of DeepSpeed's that nobody asks for, such as its loss scaler."""
+    """In place of an object of DeepSpeed's: it gets that object's attributes, and none of its code."""
 
     def __init__(self, *_, **__):
         pass
@@ -83,6 +83,7 @@ class DeepSpeedCheckpoint:
         self.shapes = self.model["param_shapes"] if optims else []  # by parameter group
         self.alignment = optims[0].get("param_alignment_paddings", []) if optims else []
         masters = "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
+        self.scaler = scaler_state(optims[0].get("loss_scaler")) if optims else {}
         self.flat = {"": [optim[masters] for optim in optims]}  # by state, rank and group; "" is the weights
         self.others: list[dict] = []  # by group: the states that are no flat tensors
         self.settings: list[dict] = []
@@ -154,6 +155,12 @@ class DeepSpeedCheckpoint:
         return {name: torch.cat([part[name].flatten() for part in parts])[: math.prod(shape)]
                 for name, shape in shapes.items()}
 
+    def counts(self) -> dict[str, int]:
+        """What an engine counts; micro-batches by the accumulation that the config names."""
+        steps, given = self.model["global_steps"], (self.model.get("ds_config") or {}).get("gradient_accumulation_steps")
+        return {"global_steps": steps, "micro_steps": steps * (given if isinstance(given, int) else 1),
+                "skipped_steps": self.model.get("skipped_steps", 0)}
+
     def about(self) -> dict:
         """What the index says, see `content.about`."""
         module, aliases = self.model["module"], dict(self.model.get("shared_params") or {})
@@ -167,6 +174,13 @@ class DeepSpeedCheckpoint:
         kind = "AdamW" if "exp_avg_sq" in self.flat else "SGD" if "momentum_buffer" in self.flat else None
         return {"torch": torch.__version__, "ranks": self.ranks, "stage": self.stage, "parameters": parameters,
                 "optimizer": kind if self.shapes else None, "aliases": aliases, "buffers": buffers}
+
+
+def scaler_state(scaler: Stub | None) -> dict[str, float]:
+    """The state of our `DynamicLossScaler` that goes on as DeepSpeed's does; empty for a scale that never moves."""
+    theirs = vars(scaler) if scaler is not None else {}
+    names = {"loss_scale": "cur_scale", "hysteresis_left": "cur_hysteresis", "steps": "cur_iter", "last_overflow": "last_overflow_iter"}
+    return {ours: theirs[name] for ours, name in names.items()} if theirs.get("dynamic") else {}
 
 
 def natural(path: Path) -> list:
@@ -186,8 +200,8 @@ def convert(folder: Path, path: Path) -> None:
     tensors = [key for key in theirs.flat if key]
     states = {name: {"group": group, "tensors": tensors, "others": theirs.others[group]}
               for group, name, _ in theirs.parameters()}
-    extra = {"engine": {"global_steps": model["global_steps"], "micro_steps": model["global_steps"]},
-             "client": {key: value for key, value in model.items() if key not in OWN_KEYS}}
+    extra = {"engine": theirs.counts(), "client": {key: value for key, value in model.items() if key not in OWN_KEYS},
+             "scaler": theirs.scaler}
     if isinstance(model.get("lr_scheduler"), dict):
         extra["scheduler"] = model["lr_scheduler"]
     objects = {f"states/{rank}": states if rank == 0 else {} for rank in range(theirs.ranks)}
