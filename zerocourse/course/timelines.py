@@ -192,10 +192,11 @@ def draw_bytes(axes: Axes, events: Sequence[dict], rank: int, begin: float, form
             bottom = upper
     axes.step(times, alive, where="post", color=INK, linewidth=0.9)
     highest = max(range(len(alive)), key=alive.__getitem__)
+    places = 1 if alive[highest] >= 1 else 3  # of a model of a few kB, 0.1 and 0.0 MB would say nothing
     words = {"textcoords": "offset points", "fontsize": 8, "zorder": 4,
              "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}}
     for index, offset, place in ((highest, (0, 4), "center"), (len(alive) - 1, (4, 0), "left")):
-        axes.annotate(f"{alive[index]:.1f}", (times[index], alive[index]), offset, ha=place, weight="bold",
+        axes.annotate(f"{alive[index]:.{places}f}", (times[index], alive[index]), offset, ha=place, weight="bold",
                       va="bottom" if index == highest else "center", **words)
     for name, nbytes in sorted(formulas.items(), key=lambda each: each[1]):
         above = nbytes == max(formulas.values())  # the others are written below their lines

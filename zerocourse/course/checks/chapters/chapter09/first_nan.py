@@ -132,6 +132,7 @@ class Instrument:
 
 @exercise(
     "9.5", "An instrument of your own: the first NaN", minutes=50, difficulty=3, answer="FirstNotFinite", own=NotFinite,
+    replaces=("zerocourse.measure.not_finite:NotFinite.__enter__",),
     trials=[Trial([(what,) for what in MODELS], watched)],
     mistakes={
         "NaN alone": {"fine": lambda tensor: ~torch.isnan(tensor)},
