@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from .....measure.not_finite import NotFinite, tensors_in
+from .....measure.not_finite import tensors_in
 from ...exercise import exercise
 from ...trace import Trial
 
@@ -131,8 +131,8 @@ class Instrument:
 
 
 @exercise(
-    "9.5", "An instrument of your own: the first NaN", minutes=50, difficulty=3, answer="FirstNotFinite", own=NotFinite,
-    replaces=("zerocourse.measure.not_finite:NotFinite.__enter__",),
+    "9.5", "An instrument of your own: the first NaN", minutes=50, difficulty=3, answer="FirstNotFinite",
+    replaces=("zerocourse.measure.not_finite:NotFinite.__init__",),
     trials=[Trial([(what,) for what in MODELS], watched)],
     mistakes={
         "NaN alone": {"fine": lambda tensor: ~torch.isnan(tensor)},
