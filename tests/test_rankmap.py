@@ -1,7 +1,9 @@
 """Rank maps and layouts: every element has one owner, whatever the shapes and however many the ranks."""
 
+import base64
 import functools
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -226,6 +228,13 @@ def drawn(balance: Balance) -> tuple[list[dict], ElementTree.Element]:
             end = x + CHARACTER * len(mark.text)
             boxes.append({"kind": kind, "x": (x, end), "y": (y - 12, y + 4), "of": mark.text})
     return boxes, picture
+
+
+def test_it_shows_itself_as_an_image_with_words():
+    balance = Balance.build(TWO, 2)
+    encoded, alt = re.fullmatch(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)".* style="max-width:100%[^>]*>',
+                                balance._repr_html_()).groups()
+    assert base64.b64decode(encoded).decode() == balance.svg() and alt == str(balance)
 
 
 def overlap(one: dict, other: dict, room: float = 0.02) -> bool:  # coordinates are written with two digits
