@@ -33,7 +33,7 @@ test-quick: $(VENV)/.test  ## the tests to run while one works (under three minu
 	$(VENV)/bin/python -m pytest --quick $(PYTEST_ARGS)
 
 lab: $(VENV)/.lab  ## the course in JupyterLab
-	@$(VENV)/bin/jupyter trust notebooks/*.ipynb  # or JupyterLab hides their pictures (SVG) until the cells have run
+	@$(VENV)/bin/jupyter trust notebooks/*.ipynb  # pictures are shown without it too; HTML that is trusted is shown as it is written
 	$(VENV)/bin/python -m jupyterlab $(LAB) $(LAB_ARGS)
 
 notebooks: $(VENV)/.test  ## run every chapter again, in place

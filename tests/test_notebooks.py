@@ -148,7 +148,7 @@ FAULTS = {
     "ended with ValueError": lambda nb: add(nb, new_output("error", ename="ValueError", evalue="no", traceback=["no"])),
     "names this machine": lambda nb: add(nb, new_output("stream", name="stdout", text="saved to /home/me/x.png")),
     "image/png has no alternative": lambda nb: add(nb, new_output("display_data", {"image/png": PNG})),
-    "SVG has no <title>": lambda nb: add(nb, new_output("display_data", {"image/svg+xml": "<svg></svg>"})),
+    "its SVG is cut off on narrow pages": lambda nb: add(nb, new_output("display_data", {"image/svg+xml": "<svg></svg>"})),
     "HTML has an image": lambda nb: add(nb, new_output("display_data", {"text/html": "<img src='x'>"})),
     "in the text has no alternative": lambda nb: nb.cells.append(new_markdown_cell("![](picture.png)")),
     "writes to stderr": lambda nb: add(nb, new_output("stream", name="stderr", text="5 %"), tags=[COMPARED]),

@@ -1,5 +1,7 @@
 """Pictures of mechanisms: what is drawn is what real ranks hold, send and build; the canvas is the same in every place."""
 
+import base64
+import html
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
@@ -18,6 +20,7 @@ from zerocourse.course.pictures import becoming_real, holdings, padding, ring_tu
 from zerocourse.errors import BadInput
 from zerocourse.models.gpt2 import GPTConfig
 
+IMAGE = re.compile(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)" width="([\d.]+)" style="max-width:100%; height:auto">')
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=8, block_size=T, vocab_size=V)
 MODELS = {"plain": gpt, "half": lambda: gpt().bfloat16(), "frozen": lambda: frozen(gpt())}
 
@@ -141,7 +144,7 @@ def test_a_deferred_model_becomes_real(pool, world_size):
     made = pool(world_size).run(becoming_real.watched_build, TINY)
     frames = frames_of(becoming_real.becoming_real(made))
     whole = sum(becoming_real.size_of(buffers) for buffers in made[0].units.values())
-    assert len(frames) == 1 + 2 * len(made[0].units) and whole >= 4 * sum(param.numel() for param in gpt().parameters())
+    assert len(frames) == 1 + 3 * len(made[0].units) and whole >= 4 * sum(param.numel() for param in gpt().parameters())
     for rank, (moments, _) in enumerate(made):
         placed = [sum(int(each.attrib["data-bytes"]) for each in frame if each.attrib["data-rank"] == str(rank))
                   for frame in frames]
@@ -169,7 +172,10 @@ def test_pictures_suit_every_host(pool):
         frames = [each for each in top if each.find(f"{SVG}animate") is not None]
         assert [each.attrib["opacity"] for each in frames] == ["1"] + ["0"] * (len(frames) - 1) if frames else True
         data, _ = shown._repr_mimebundle_()
-        assert data == {"text/plain": shown.text, "image/svg+xml": shown.svg}
+        assert set(data) == {"text/plain", "text/html"} and data["text/plain"] == shown.text
+        encoded, alt, width = IMAGE.fullmatch(data["text/html"]).groups()
+        assert base64.b64decode(encoded).decode() == shown.svg and html.unescape(alt) == shown.text
+        assert float(width) == float(top.attrib["width"]) == float(top.attrib["viewBox"].split()[2])
 
 
 def test_one_frame_at_a_time():

@@ -1,7 +1,9 @@
 """Rank maps and layouts: every element has one owner, whatever the shapes and however many the ranks."""
 
+import base64
 import functools
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -206,23 +208,33 @@ def test_the_name_of_a_plan():
 
 
 SVG = "{http://www.w3.org/2000/svg}"
-CHARACTER = 8  # pixels: more than any digit, letter or comma of "rank 15" and "1,557,611,200" takes at size 12
+CHARACTER = 8  # pixels: more than a digit, letter or comma of "rank 15" and "1,557,611,200" takes on average at size 14
 
 
 def drawn(balance: Balance) -> tuple[list[dict], ElementTree.Element]:
     """The boxes (left, right, top, bottom) of bars and labels, the background and the title line apart."""
-    picture, boxes = ElementTree.fromstring(balance._repr_svg_()), []
+    picture, boxes = ElementTree.fromstring(balance.svg()), []
     for mark in picture.iter():
         if mark.tag == f"{SVG}rect" and mark.get("width") != "100%":
             x, y, width, height = (float(mark.get(key)) for key in ("x", "y", "width", "height"))
             said = mark.find(f"{SVG}title").text
             boxes.append({"kind": "bar", "x": (x, x + width), "y": (y, y + height), "of": said})
-        if mark.tag == f"{SVG}text":
+        if mark.tag == f"{SVG}text" and mark.get("text-anchor") == "middle":  # the name of a cell, inside of it
+            x, half = float(mark.get("x")), 0.5 * 7 * len(mark.text)
+            assert any(bar["x"][0] < x - half and x + half < bar["x"][1] for bar in boxes if mark.text in bar["of"]), mark.text
+        elif mark.tag == f"{SVG}text":
             x, y = float(mark.get("x")), float(mark.get("y"))
             kind = "title" if mark.text.startswith(balance.name) else "label"
             end = x + CHARACTER * len(mark.text)
-            boxes.append({"kind": kind, "x": (x, end), "y": (y - 11, y + 3), "of": mark.text})
+            boxes.append({"kind": kind, "x": (x, end), "y": (y - 12, y + 4), "of": mark.text})
     return boxes, picture
+
+
+def test_it_shows_itself_as_an_image_with_words():
+    balance = Balance.build(TWO, 2)
+    encoded, alt = re.fullmatch(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)".* style="max-width:100%[^>]*>',
+                                balance._repr_html_()).groups()
+    assert base64.b64decode(encoded).decode() == balance.svg() and alt == str(balance)
 
 
 def overlap(one: dict, other: dict, room: float = 0.02) -> bool:  # coordinates are written with two digits
@@ -267,4 +279,4 @@ def test_the_picture_is_xml_whatever_the_names():
     boxes, picture = drawn(Balance.build(odd, 2, lambda shapes, world_size: dict.fromkeys(shapes, 1)))
     assert 'a<b>&"c[0:3], 3 elements' in [box["of"] for box in boxes]
     assert picture.find(f"{SVG}title").text.startswith("<lambda>: parameters per rank, max/mean 2.00")
-    ElementTree.fromstring(Balance.build({}, 3)._repr_svg_())
+    ElementTree.fromstring(Balance.build({}, 3).svg())

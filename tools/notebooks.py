@@ -135,8 +135,8 @@ def cell_problems(cell) -> Iterator[str]:
         for kind in data:
             if kind in ("image/png", "image/jpeg") and not about.get(kind, {}).get("alt"):
                 yield f"its {kind} has no alternative text: show it with show.figure(figure, alt=...)"
-            if kind == "image/svg+xml" and "<title>" not in data[kind]:
-                yield "its SVG has no <title>"
+            if kind == "image/svg+xml":
+                yield "its SVG is cut off on narrow pages and has no alternative text there: show it by layout.image.image"
             if kind == "text/html" and re.search(r"<img(?![^>]*\balt=)", data[kind]):
                 yield "its HTML has an image without alternative text"
 

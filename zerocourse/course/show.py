@@ -20,11 +20,13 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from ..errors import BadInput
+from ..layout.image import image
 
 ROOT = Path(__file__).parents[2]
 CODE = "margin:0; padding:0 6px; text-align:left; line-height:1.3; color:#222222; background-color:#f8f8f8"
 COLORS = 128  # of a figure's palette: enough for the edges of letters
 REMOVED, ADDED = "#ffd7d5", "#ccffd8"
+WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)"')
 NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( ?[A-Za-z%×/]+)*")
 
 
@@ -52,8 +54,7 @@ class Shown:
         if self.markdown is not None:
             data["text/markdown"] = self.markdown
         if self.svg is not None:
-            data["image/svg+xml"] = self.svg
-            metadata["image/svg+xml"] = {"alt": self.text}
+            data["text/html"] = image(self.svg, self.text, float(WIDTH.search(self.svg)[1]))
         if self.png is not None:
             data["image/png"] = base64.b64encode(self.png).decode()
             metadata["image/png"] = {"alt": self.text} | ({"width": self.width} if self.width else {})

@@ -145,14 +145,12 @@ def draw(axes: Axes, interval: Interval, style: str, begin: float, top: float, h
 
 def write(axes: Axes, intervals: Sequence[Interval], begin: float, top: float, height: float = LANE, color: str = INK,
           boxed: bool = False) -> None:
-    """The names of blocks, where there is room for them; their numbers alone, where most names find none."""
+    """The numbers of blocks (3 of h.3), and what has a name alone, where there is room for them."""
     if height * LANE_POINTS < 6:  # points: too small to read
         return
-    room = [(interval.end - interval.start) * 1e3 * points_per_millisecond(axes) for interval in intervals]
-    fits = [len(interval.what) * LETTER <= width for interval, width in zip(intervals, room, strict=True)]
-    for interval, width in zip(intervals, room, strict=True):
-        label = interval.what if sum(fits) > 0.7 * len(fits) else interval.what.rpartition(".")[2]
-        if len(label) * LETTER <= width:
+    for interval in intervals:
+        label = interval.what.rpartition(".")[2]  # everywhere: beside each other, "10" and "h.10" look like different things
+        if len(label) * LETTER <= (interval.end - interval.start) * 1e3 * points_per_millisecond(axes):
             axes.text(((interval.start + interval.end) / 2 - begin) * 1e3, top + height / 2, label, ha="center", va="center_baseline",
                       fontsize=min(SMALL, 0.85 * height * LANE_POINTS), clip_on=True, color=color,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8} if boxed else None)
@@ -194,10 +192,11 @@ def draw_bytes(axes: Axes, events: Sequence[dict], rank: int, begin: float, form
             bottom = upper
     axes.step(times, alive, where="post", color=INK, linewidth=0.9)
     highest = max(range(len(alive)), key=alive.__getitem__)
+    places = 1 if alive[highest] >= 1 else 3  # of a model of a few kB, 0.1 and 0.0 MB would say nothing
     words = {"textcoords": "offset points", "fontsize": 8, "zorder": 4,
              "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}}
     for index, offset, place in ((highest, (0, 4), "center"), (len(alive) - 1, (4, 0), "left")):
-        axes.annotate(f"{alive[index]:.1f}", (times[index], alive[index]), offset, ha=place, weight="bold",
+        axes.annotate(f"{alive[index]:.{places}f}", (times[index], alive[index]), offset, ha=place, weight="bold",
                       va="bottom" if index == highest else "center", **words)
     for name, nbytes in sorted(formulas.items(), key=lambda each: each[1]):
         above = nbytes == max(formulas.values())  # the others are written below their lines

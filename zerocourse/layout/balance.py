@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
+from .image import image
 from .rankmap import Layout, RankMap, Shape, owners
+
+WIDTH = 640  # of the picture, in CSS pixels
+LETTER = 7.5  # at most, of a name in a cell
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,26 +48,32 @@ class Balance:
 
     __repr__ = __str__  # what a page shows that cannot draw
 
-    def _repr_svg_(self) -> str:
-        """One bar per rank, in it one cell per tensor (or part of one), wide as its elements. Hover for its name."""
-        wide, high, gap, left, right = 720, 22, 6, 64, 120  # right: room for the count after the longest bar
-        scale = (wide - left - right) / max(1, self.widest or 0, *self.elements)
+    def _repr_html_(self) -> str:
+        return image(self.svg(), str(self), WIDTH)
+
+    def svg(self) -> str:
+        """One bar per rank, in it one cell per tensor (or part of one), as wide as its elements, with its name if there is room."""
+        high, gap, left, right = 24, 6, 64, 120  # right: room for the count after the longest bar
+        scale = (WIDTH - left - right) / max(1, self.widest or 0, *self.elements)
         hue = {name: index * 360 // max(1, len(self.shapes)) for index, name in enumerate(self.shapes)}
         rows = []
         for rank, count in enumerate(self.elements):
-            y = 24 + rank * (high + gap)
-            rows.append(f'<text x="4" y="{y + 15}">rank {rank}</text>')
+            y = 26 + rank * (high + gap)
+            rows.append(f'<text x="4" y="{y + 17}">rank {rank}</text>')
             for piece in self.layout.shard_ranges(self.layout.slice(rank)):
                 size = piece.stop - piece.start
-                edge = ' stroke="white" stroke-width="0.4"' if size * scale > 2 else ""  # it would hide a narrow cell
+                x, width = left + piece.at * scale, size * scale
+                edge = ' stroke="white" stroke-width="0.8"' if width > 2 else ""  # it would hide a narrow cell
                 rows.append(
-                    f'<rect x="{left + piece.at * scale:.2f}" y="{y}" width="{size * scale:.2f}" height="{high}"'
-                    f' fill="hsl({hue[piece.name]},55%,65%)"{edge}>'
+                    f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{high}"'
+                    f' fill="hsl({hue[piece.name]},55%,70%)"{edge}>'
                     f"<title>{escape(piece.name)}[{piece.start}:{piece.stop}], {size:,} elements</title></rect>")
-            rows.append(f'<text x="{left + count * scale + 6:.2f}" y="{y + 15}">{count:,}</text>')
+                if width > LETTER * len(name := piece.name.removesuffix(".weight")):
+                    rows.append(f'<text x="{x + width / 2:.2f}" y="{y + 16}" text-anchor="middle" font-size="12">{escape(name)}</text>')
+            rows.append(f'<text x="{left + count * scale + 6:.2f}" y="{y + 17}">{count:,}</text>')
         title = f"{escape(self.name)}: parameters per rank, max/mean {self.imbalance:.2f}"
-        height = 24 + len(self.elements) * (high + gap)
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{height}" role="img"'
-                f' font-family="sans-serif" font-size="12"><title>{title}</title>'
-                f'<rect width="100%" height="100%" fill="white"/><text x="4" y="14">{title}</text>'
+        height = 26 + len(self.elements) * (high + gap)
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img"'
+                f' font-family="Helvetica, Arial, sans-serif" font-size="14"><title>{title}</title>'
+                f'<rect width="100%" height="100%" fill="white"/><text x="4" y="16">{title}</text>'
                 + "".join(rows) + "</svg>")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from unittest import mock
 
+import torch
 from torch import nn
 
 from ...errors import BadInput
@@ -27,8 +28,8 @@ MOST_RANKS = 4
 
 
 class Moment(NamedTuple):
-    """Just after something happened on a rank. what: "deferred", "whole" (a unit has memory and values) or "slice" (of it this
-    rank's slice is left).   alive: bytes on the rank, by the ledger."""
+    """Just after something happened on a rank. what: "deferred", "empty" (a unit has memory, with whatever was in it), "whole"
+    (it has values) or "slice" (of it this rank's slice is left).   alive: bytes on the rank, by the ledger."""
 
     what: str
     unit: str
@@ -49,7 +50,14 @@ def watched_build(config: GPTConfig, stage: int = 3, build: Callable[[GPTConfig]
         with deferred_init():
             model = build(config)
         moments = [Moment("deferred", "", ledger.alive)]
-        fill, fill_unit = FlatBuffer.fill, sharding.fill_unit
+        begin, fill, fill_unit = FlatBuffer.begin, FlatBuffer.fill, sharding.fill_unit
+
+        def begun(flat: FlatBuffer, device: torch.device) -> dict[str, torch.Tensor]:
+            places, unit = begin(flat, device), flat.name.partition("[")[0]
+            if moments[-1][:2] == ("empty", unit):  # its buffer before this one
+                moments.pop()
+            moments.append(Moment("empty", unit, ledger.alive))
+            return places
 
         def filled(flat: FlatBuffer, equalise: Callable) -> None:
             unit = flat.name.partition("[")[0]
@@ -63,7 +71,7 @@ def watched_build(config: GPTConfig, stage: int = 3, build: Callable[[GPTConfig]
             units[unit.name] = [(flat.layout.padded * each, flat.own.start * each, flat.own.stop * each) for each, flat in sizes]
             moments.append(Moment("slice", unit.name, ledger.alive))
 
-        with mock.patch.object(FlatBuffer, "fill", filled), mock.patch.object(sharding, "fill_unit", unit_filled):
+        with mock.patch.multiple(FlatBuffer, begin=begun, fill=filled), mock.patch.object(sharding, "fill_unit", unit_filled):
             sharding.shard(model, None, stage)
     return Made(moments, units)
 
@@ -79,7 +87,7 @@ def becoming_real(made: Sequence[Made], moves: bool = True) -> Shown:
     words = (f"{title}, on {len(made)} ranks. The parameters of the model are {gb(whole)}. Rank 0 begins with "
              f"{gb(made[0].moments[0].alive)} and ends with {gb(made[0].moments[-1].alive)}. At no time does it hold more "
              f"than {gb(peak)}: its slices so far, and the one unit that is being filled.")
-    numbers = range(count) if moves else sorted({0, 1, 2, count // 2 | 1, count - 1})
+    numbers = range(count) if moves else sorted({0, 1, 2, 3, 2 + 3 * ((count - 1) // 6), count - 1})
     frames = [frame(made, number, whole) for number in numbers]
     drawn = svg.animated(frames, SECONDS, title, words) if moves else svg.strip(frames, title, words, columns=1)
     return Shown(words, svg=drawn)
@@ -95,8 +103,8 @@ def frame(made: Sequence[Made], number: int, whole: int) -> svg.Drawing:
     scale = wide / max(map(size_of, units.values()))
     drawing = svg.Drawing(svg.WIDTH, TOP + ROW * len(units) + 18)
     moment = made[0].moments[number]
-    drawing.text(0, 18, {"deferred": "The model has shapes, and no memory", "whole": f"{moment.unit} gets memory and values",
-                         "slice": f"Each rank keeps its slice of {moment.unit}"}[moment.what], size=16, bold=True)
+    drawing.text(0, 18, {"deferred": "The model has shapes, and no memory", "empty": f"{moment.unit} gets memory: what is in it is left over",
+                         "whole": f"{moment.unit} gets its values", "slice": f"Each rank keeps its slice of {moment.unit}"}[moment.what], size=16, bold=True)
     for rank, (moments, own) in enumerate(made):
         left, now, alive = LABELS + rank * (wide + GAP), moments[: number + 1], moments[number].alive
         drawing.text(left, 44, f"rank {rank}", size=14, bold=True)
@@ -109,10 +117,12 @@ def frame(made: Sequence[Made], number: int, whole: int) -> svg.Drawing:
                 drawing.text(0, y + 15, name, size=14)
             drawing.rect(left, y, size_of(buffers) * scale, LANE, stroke="#9a9a9a", dashed=True)
             for nbytes, start, stop in buffers:
-                held = {"whole": (0, nbytes, "in flight"), "slice": (start, stop, "parameters")}.get(there[-1] if there else "")
+                held = {"empty": (0, nbytes, None, "memory, no values"), "whole": (0, nbytes, "in flight", "whole"),
+                        "slice": (start, stop, "parameters", "slice")}.get(there[-1] if there else "")
                 if held and held[1] > held[0]:
                     width = (held[1] - held[0]) * scale
-                    drawing.rect(begin + held[0] * scale, y, width, LANE, held[2], there[-1] if width > 40 else "", size=12,
+                    drawing.rect(begin + held[0] * scale, y, width, LANE, held[2],
+                                 held[3] if width > svg.words_width(held[3], 12) + 6 else "", size=12,
                                  data={"rank": rank, "unit": name, "bytes": held[1] - held[0]})
                 begin += nbytes * scale
     drawing.text(0, TOP - 8, "Black: the bytes alive; its frame is as long as the whole model would be.", size=12, color=FAINT)

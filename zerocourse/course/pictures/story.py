@@ -50,6 +50,11 @@ SHORT = {0: "Every rank holds everything all the time.",
          2: "Of gradients and optimizer's states every rank keeps its half; a bucket is freed when it has been reduced.",
          3: "Every rank keeps its half of everything; a block is gathered before it computes, and freed after."}
 
+BEFORE = {0: "Every rank holds all parameters and all of the optimizer's states. There are no gradients yet.",
+          1: "Every rank holds all parameters, but only its half of the optimizer's states. There are no gradients yet.",
+          2: "Every rank holds all parameters, but only its half of the optimizer's states. There are no gradients yet.",
+          3: "Every rank keeps its half of the parameters and of the optimizer's states. There are no gradients yet."}
+
 
 def moments(rank: RecordedRank) -> list[tuple[str, str]]:
     """(verb, unit) of the events at whose ends a frame is drawn: the start, every forward and backward, the update."""
@@ -162,7 +167,7 @@ def sentence(stage: int, verb: str, unit: str, moving: list[tuple[str, str]]) ->
     """What happens, in words."""
     gathers, reductions = (listed(sorted({name for each, name in moving if each == kind})) for kind in ("all_gather", "reduce_scatter"))
     if verb == "start":
-        return SHORT[stage]
+        return BEFORE[stage]
     if verb == "step":
         ending = ("Every rank updates everything." if stage == 0 else "Each rank updates its half."
                   if stage == 3 else "Each rank updates its half, and gathers the other half of the parameters.")
