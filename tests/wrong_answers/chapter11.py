@@ -44,12 +44,12 @@ def the_batch_wins(train, micro, steps, ranks):
 
 @wrong("11.2", "short warm-up")
 def as_long_as_it_says(count, total, warmup, low, high, kind):
-    if count < 0 or count > total:
+    if count < 0:
         return low
     if count < warmup:
         share = count / warmup if kind == "linear" else math.log(count + 1, max(warmup, 2))
     else:
-        share = (total - count) / max(total - warmup, 1)
+        share = max(0, (total - count) / max(total - warmup, 1))
     return low + share * (high - low)
 
 

@@ -37,12 +37,14 @@ def exact(train, by):
         "rounded": ({"divided": lambda train, by: train // by}, {"divided": lambda train, by: -(-train // by)},
                     {"divided": lambda train, by: round(train / by)}),
         "left empty": {"alone": None},
-        "not compared": {"compared": False},
+        "not compared": ({"contradiction": lambda train, micro, steps, ranks: (train, micro, steps)},
+                         {"contradiction": lambda train, micro, steps, ranks: (train, micro, train // (micro * ranks))},
+                         {"contradiction": lambda train, micro, steps, ranks: (micro * steps * ranks, micro, steps)}),
         "micro made up": {"needed": False},
     })
 def batch_sizes(train, micro, steps, ranks, *, of=lambda ranks: ranks, divided=exact, alone="steps", needed=True,
-                compared=True):
-    """The three sizes. alone: what is 1 where the batch alone is given.
+                contradiction=None):
+    """The three sizes. alone: what is 1 where the batch alone is given.   contradiction: what becomes of three that do not fit.
 
     no ranks: You left out the number of ranks: each of them computes its own micro-batches at the same time.
     micro of one: Where `train` alone is given, accumulation is 1, and each rank computes its share at once.
@@ -66,8 +68,10 @@ def batch_sizes(train, micro, steps, ranks, *, of=lambda ranks: ranks, divided=e
         steps = steps or (1 if alone else None)
         micro = divided(train, (steps or 1) * ranks)
     steps = steps or (None if alone is None and train == micro * ranks else divided(train, micro * ranks))
-    if compared and all_given and train != micro * steps * ranks:
-        raise ValueError
+    if all_given and train != micro * steps * ranks:
+        if contradiction is None:
+            raise ValueError
+        return contradiction(train, micro, steps, ranks)
     return train, micro, steps
 
 
