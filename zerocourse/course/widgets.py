@@ -163,7 +163,9 @@ def config(model: str = "gpt2", stage: int = 2, ranks: int = 8, accumulation: in
 
     def describe(**values):
         alone, here = both(**values)
-        return (f"{values['model']} on {values['ranks']} ranks: a rank holds {gb(here['total_bytes'])} of model states, needs "
+        kinds = [f"{gb(here[f'{kind}_bytes'])} of {kind}" for kind in ("parameters", "gradients")]
+        return (f"{values['model']} on {values['ranks']} ranks: a rank holds {gb(here['total_bytes'])} of model states "
+                f"({', '.join(kinds)} and {gb(here['optimizer_bytes'])} of optimizer states), needs "
                 f"about {gb(here['peak_bytes'])} at the peak of a step, and sends {gb(here['sent_bytes'])} per step. Data "
                 f"parallel training holds {gb(alone['total_bytes'])} and sends {gb(alone['sent_bytes'])}.")
 
