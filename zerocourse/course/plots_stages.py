@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from .palette import MEANINGS
 
 STATES = {kind: MEANINGS[kind] for kind in ("parameters", "gradients", "optimizer")}
+NARROW = 0.04  # of the highest peak: a narrower block has no room for its label
 THE_REST, SENT = MEANINGS["padding"].color, (("#6a6a6a", ""), ("#b9b9b9", "//"))
 
 
@@ -18,15 +19,16 @@ def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Ma
     """
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     holds, sends = figure.subplots(1, 2, width_ratios=[1.35, 1], sharey=True)
-    names = list(stages)
+    names, highest = list(stages), max(counts["peak_bytes"] for counts in stages.values()) / 1e6
     for row, counts in enumerate(stages.values()):
         left = 0.0
         for kind, meaning in STATES.items():
             width = counts[f"{kind}_bytes"] / 1e6
             holds.barh(row, width, left=left, height=0.62, color=meaning.color, hatch=meaning.mpl_hatch,
                        edgecolor="white", label=kind if row == 0 else None)
-            holds.text(left + width / 2, row, f"{meaning.letter} {width:.1f}", ha="center", va="center", fontsize=8,
-                       bbox={"color": "white", "alpha": 0.85, "pad": 1})
+            if width >= NARROW * highest:
+                holds.text(left + width / 2, row, f"{meaning.letter} {width:,.{int(width < 100)}f}", ha="center", va="center",
+                           fontsize=8, bbox={"color": "white", "alpha": 0.85, "pad": 1})
             left += width
         peak = counts["peak_bytes"] / 1e6
         holds.barh(row, peak - left, left=left, height=0.62, color=THE_REST, hatch="xx", edgecolor="white",
@@ -34,7 +36,7 @@ def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Ma
         holds.annotate(f"peak {peak:.1f}", (peak, row), (4, 0), textcoords="offset points", va="center", fontsize=9)
     holds.set(title="holds just before the update, and needs at the peak", xlabel="MB per rank", yticks=range(len(names)),
               yticklabels=names, ylim=(len(names) - 0.5, -0.5))
-    holds.set_xlim(0, 1.18 * max(counts["peak_bytes"] for counts in stages.values()) / 1e6)
+    holds.set_xlim(0, 1.18 * highest)
     several = list(next(iter(sent.values())))
     height = 0.7 / len(several)
     for index, micro_batches in enumerate(several):

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from . import plots, show
+from .plots_stages import stages_figure
+from ..engine.config import Config
+from ..engine.config.explain import counts
 from ..errors import BadInput, ZeroCourseError
 from ..formulas.states import Convention, model_states
 from ..formulas.units import gb
+from ..models.gpt2 import CONFIGS
 
 MISSING = "The controls need ipywidgets, which is not installed here; the picture shows the starting values."
 
@@ -139,3 +143,40 @@ def timeline(events: Sequence[dict], title: str = "", formulas: Mapping[str, int
 
     explore(lambda moment: plots.timeline_until(events, moment, title, formulas), describe,
             moment=Control({str(moment + 1): moment for moment in range(len(ordered))}, peak, label="event"))
+
+
+def ds_config(stage: int, accumulation: int = 1, dtype: str = "fp32", bucket: int = 5 * 10**8, checkpointing: bool = False,
+              micro: int = 1) -> dict:
+    """A ds_config with these values, written as a file would have them; dtype: "fp32", "bf16" or "fp16"."""
+    halves = {dtype: {"enabled": True}} if dtype != "fp32" else {}
+    return halves | {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation,
+                     "activation_checkpointing": {"enabled": checkpointing},
+                     "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket}}
+
+
+def config(model: str = "gpt2", stage: int = 2, ranks: int = 8, accumulation: int = 1, dtype: str = "bf16",
+           bucket: int = 5 * 10**8, checkpointing: bool = False) -> None:
+    """What a config's keys do to the bytes that a rank holds and sends, by formula, beside data parallel training."""
+    def both(model, stage, ranks, accumulation, dtype, bucket, checkpointing):
+        of_stages = (Config.load(ds_config(each, accumulation, dtype, bucket, checkpointing), ranks) for each in (0, stage))
+        return [counts(each, CONFIGS[model], ranks) for each in of_stages]
+
+    def describe(**values):
+        alone, here = both(**values)
+        kinds = [f"{gb(here[f'{kind}_bytes'])} of {kind}" for kind in ("parameters", "gradients")]
+        return (f"{values['model']} on {values['ranks']} ranks: a rank holds {gb(here['total_bytes'])} of model states "
+                f"({', '.join(kinds)} and {gb(here['optimizer_bytes'])} of optimizer states), needs "
+                f"about {gb(here['peak_bytes'])} at the peak of a step, and sends {gb(here['sent_bytes'])} per step. Data "
+                f"parallel training holds {gb(alone['total_bytes'])} and sends {gb(alone['sent_bytes'])}.")
+
+    def draw(**values):
+        alone, here = both(**values)
+        named = {"data parallel": alone, "your config": here}
+        return stages_figure(named, {name: {values["accumulation"]: of_rank["sent_bytes"]} for name, of_rank in named.items()})
+
+    explore(draw, describe, model=Control(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), model, "list"),
+            stage=Control(range(4), stage), ranks=Control([2**power for power in range(11)], ranks),
+            accumulation=Control((1, 2, 4, 8, 16), accumulation), dtype=Control(("fp32", "bf16", "fp16"), dtype, "list"),
+            bucket=Control({"500,000 elements": 5 * 10**5, "5,000,000": 5 * 10**6, "500,000,000 (the default)": 5 * 10**8},
+                           bucket, "list", label="bucket size"),
+            checkpointing=Control({"off": False, "on": True}, checkpointing, "list"))
