@@ -26,8 +26,8 @@ def agree_on_attempt(store: dist.Store, rank: int, world_size: int, seconds: flo
             meanwhile()
             if time.monotonic() > until:
                 raise CollectiveError(f"rank {rank} has waited {seconds:g} s at the start for rank {missing} of "
-                                      f"{world_size}; if nodes have come or gone, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
-                                      "for torchrun on every node, so that all of them look for the new store")
+                                      f"{world_size}; if nodes have come or gone, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for"
+                                      " torchrun on every node, so that all of them look for the new store")
             time.sleep(0.01)
 
     if rank:

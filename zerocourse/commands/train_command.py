@@ -88,25 +88,26 @@ def run(args) -> Outcome:
 
 def launched(settings, ranks: int, max_restarts: int = 0) -> list[dict]:
     """The run on ranks of its own: what `train` returned on each. Raises BadInput, and what `launch` raises."""
+    from tqdm import tqdm
+
     from ..launch.launcher import launch
     from ..launch.processes.failures import RankError
 
     try:
-        return list(launch(in_rank, settings, max_restarts > 0, nproc=ranks, max_restarts=max_restarts, only=(),
-                           echo=lambda line: print(line, file=sys.stderr)))
+        return list(launch(in_rank, settings, nproc=ranks, max_restarts=max_restarts, only=(),
+                           echo=lambda line: tqdm.write(line, file=sys.stderr)))
     except RankError as error:
         if error.kind == BadInput.__name__:
             raise BadInput(error.message) from error
         raise
 
 
-def in_rank(settings, may_restart: bool) -> dict:
+def in_rank(settings) -> dict:
     """What each of them does."""
     from ..engine.train import train
     from ..launch.worker import progress
 
-    return train(settings.continued() if may_restart else settings,
-                 lambda row: progress(row["step"], settings.steps, loss=round(row["loss"], 3)))
+    return train(settings, lambda row: progress(row["step"], settings.steps, loss=round(row["loss"], 3)))
 
 
 # Before any work ------------------------------------------------------------------------------------------------------
@@ -129,7 +130,8 @@ def prepare(args, ranks: int, writes: bool = True):
     earlier = of_earlier_attempt(args)
     config = resolve(args, ranks, earlier and earlier["batch"])
     settings = TrainSettings(config.as_dict(), model, args.data, args.steps, args.tokens, args.seed, args.checkpoints,
-                             args.save_every, args.resume or earlier is not None, bootstrap.run_id())
+                             args.save_every, args.resume or earlier is not None, may_restart=args.max_restarts > 0,
+                             run=bootstrap.run_id())
     stream = TokenStream(open_dataset(settings), 0, ranks, config.train_micro_batch_size_per_gpu,
                          config.gradient_accumulation_steps, args.seed)
     if earlier is None:

@@ -7,7 +7,7 @@ Shapes: B samples in a micro-batch, T tokens in a sample.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -40,11 +40,12 @@ class TrainSettings:
     checkpoints: str | Path | None = None  # the folder of the checkpoints; None: none is written
     save_every: int = 100  # steps; the last step is saved in any case
     resume: bool = False  # from the latest checkpoint
+    may_restart: bool = False  # a checkpoint that is there is of an earlier attempt of this run: go on from it
     run: str = ""  # a name of the run, which its checkpoints have; the same after an elastic restart
 
-    def continued(self) -> "TrainSettings":
-        """These settings in a rank that may have been started again: it goes on if there is a checkpoint."""
-        return replace(self, resume=self.resume or folders.latest(Path(self.checkpoints)) is not None)
+    @property
+    def resumes(self) -> bool:
+        return self.resume or (self.may_restart and folders.latest(Path(self.checkpoints)) is not None)
 
 
 def open_dataset(settings: TrainSettings) -> TextDataset:
@@ -71,7 +72,7 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
     stream = TokenStream(dataset, engine.global_rank, engine.world_size, engine.train_micro_batch_size_per_gpu(),
                          engine.gradient_accumulation_steps(), settings.seed)
     rows, resumed_from = [], None
-    if settings.resume:
+    if settings.resumes:
         _, client = engine.load_checkpoint(settings.checkpoints)
         stream.load_state_dict(client["stream"])
         rows, resumed_from = list(map(as_row, client["rows"].tolist())), engine.global_steps
