@@ -48,26 +48,28 @@ def kill_after(seconds: float) -> int:
     return killer
 
 
-def hurt(run: TrainSettings, kills: int, in_save: bool) -> list[float]:
-    """In a rank: train, and in each of the first `kills` attempts have one of the two ranks killed. Returns the losses.
+def hurt(run: TrainSettings, plan: list[str]) -> list[float]:
+    """In a rank: train, and have one of the two ranks killed in each attempt for which `plan` says where: "step" or
+    "save". Returns the losses.
 
     It is killed after the second step of the attempt began, at a random moment of the time that the first step took;
     or in a save after the first, at a random moment of the time that the save before took.
     """
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     rng, began, took = random.Random(attempt), [], None
-    victim = rng.randrange(2) == int(os.environ["RANK"]) and attempt < kills
+    victim = rng.randrange(2) == int(os.environ["RANK"])
+    where = plan[attempt] if victim and attempt < len(plan) else None
     report(resumed=int((folders.latest(run.checkpoints) or "0").removeprefix("global_step")))
 
     def backward(*args) -> torch.Tensor:  # there is one per step
         began.append(time.monotonic())
-        if victim and not in_save and len(began) == 2:
+        if where == "step" and len(began) == 2:
             kill_after(rng.uniform(0, began[1] - began[0]))
         return engine_backward(*args)
 
     def save(*args, **kwargs) -> bool:
         nonlocal took
-        killer, begun = kill_after(rng.uniform(0, took)) if victim and in_save and took else None, time.monotonic()
+        killer, begun = kill_after(rng.uniform(0, took)) if where == "save" and took else None, time.monotonic()
         result = engine_save(*args, **kwargs)
         took = time.monotonic() - begun
         if killer:  # this save was faster than the one before, so the next one is the one to be killed in
@@ -80,11 +82,12 @@ def hurt(run: TrainSettings, kills: int, in_save: bool) -> list[float]:
     return [row["loss"] for row in train(run, lambda row: report(step=row["step"]))["rows"]]
 
 
-def trial(kills: int, in_save: bool, timeout: float | None = None) -> tuple[Results, list[str]]:
-    """A run with so many kills, and what is wrong with it, in sentences."""
+def trial(plan: list[str], timeout: float | None = None) -> tuple[Results, list[str]]:
+    """A run with kills as `plan` has them, and what is wrong with it, in sentences."""
+    kills = len(plan)
     with tempfile.TemporaryDirectory() as folder:
-        results = launch(hurt, settings(kills, Path(folder, "checkpoints")), kills, in_save, nproc=2, max_restarts=kills,
-                         quiet=True, timeout=timeout)
+        results = launch(hurt, settings(kills, Path(folder, "checkpoints")), plan, nproc=2, max_restarts=kills, quiet=True,
+                         timeout=timeout)
     with Ranks(2) as ranks:
         unhurt = [row["loss"] for row in ranks.run(train, settings(kills, None))[0]["rows"]]
     wrong = [f"rank {rank}: the losses are not those of the unhurt run" for rank in range(2) if results[rank] != unhurt]
@@ -105,12 +108,11 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=20, metavar="N", help="kills in mid-run (default 20)")
     parser.add_argument("--saves", type=int, default=30, metavar="N", help="kills within a save (default 30)")
     args, failed = parser.parse_args(), False
-    for kills, in_save in ((args.restarts, False), (args.saves, True)):
+    for kills, where in ((args.restarts, "step"), (args.saves, "save")):
         if kills:
-            results, wrong = trial(kills, in_save)
+            results, wrong = trial([where] * kills)
             failed |= bool(wrong)
-            where = "within a save" if in_save else "in mid-run"
-            print(f"{kills} kills {where}: {len(results.attempts) - 1} restarts in {results.seconds:.0f} s; "
+            print(f"{kills} kills in a {where}: {len(results.attempts) - 1} restarts in {results.seconds:.0f} s; "
                   + ("; ".join(wrong) or "the losses are those of the unhurt run, bit for bit"), flush=True)
     return int(failed)
 
