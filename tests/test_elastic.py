@@ -125,7 +125,7 @@ def test_ranks_agree_on_an_attempt_whatever_earlier_ones_left():
     names = []
     for ranks in (3, 2, 3):
         with ThreadPoolExecutor(ranks) as threads:
-            found = list(threads.map(lambda rank: agree_on_attempt(store, rank, ranks, 20), reversed(range(ranks))))
+            found = list(threads.map(lambda rank: agree_on_attempt(store, rank, ranks, 10), reversed(range(ranks))))
         assert len(set(found)) == 1
         names.append(found[0])
         store.set("question of 1", "asked again")
@@ -149,10 +149,11 @@ def test_the_command_under_torchrun_goes_on_by_itself(tmp_path, unhurt):
                str(STEPS), "--save-every", "1"]
     run = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=-1, stderr=-2,
                            env=os.environ | {RUN_VARIABLE: mark, "PYTHONPATH": str(ROOT)})
-    wait_for(tmp_path / "output" / "checkpoints" / "global_step3")
-    for pid in find_processes(mark):
-        if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+    checkpoints = tmp_path / "output" / "checkpoints"
+    wait_for(checkpoints / "global_step1")
+    victim = next(pid for pid in find_processes(mark) if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    wait_for(checkpoints / "global_step3")
+    os.kill(victim, signal.SIGKILL)
     said = run.communicate(timeout=100)[0]
     assert run.returncode == 0 and "resumed after step" in said, said
     with (tmp_path / "output" / "deepspeed_metrics" / "training_metrics.csv").open() as file:
