@@ -42,8 +42,8 @@ STEPS = 9
 
 def settings(folder: Path | None) -> TrainSettings:
     """Of a run that writes a checkpoint after each step."""
-    return TrainSettings(BATCH, CONFIGS["gpt2-tiny"], ROOT / "README.md", STEPS, tokens=8, checkpoints=folder, save_every=1,
-                         may_restart=folder is not None)
+    return TrainSettings(BATCH, CONFIGS["gpt2-tiny"], ROOT / "README.md", STEPS, tokens=8, checkpoints=folder,
+                         save_every=1, may_restart=folder is not None)
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,10 @@ def unhurt(pool) -> list[float]:
 
 # one node
 
+@pytest.mark.timeout(300)
 def test_killed_in_a_step_and_in_a_save_it_goes_on():
     """`python -m tools.hurt` does the same fifty times."""
-    results, wrong = hurt.trial(["step", "save"], timeout=110)
+    results, wrong = hurt.trial(["step", "save"], timeout=250)
     assert not wrong
     for attempt in results.attempts[:-1]:
         assert re.fullmatch(r"rank [01] died( \(SIGKILL\))?", attempt.ended)
@@ -70,18 +71,18 @@ def fail(number: int) -> None:
 
 def test_when_the_restarts_are_used_up(capfd):
     with pytest.raises(RankError) as caught:
-        launch(fail, 3, nproc=1, max_restarts=1, init=False, timeout=100)
+        launch(fail, 3, nproc=1, max_restarts=1, init=False, timeout=110)
     assert (caught.value.attempts, caught.value.kind, caught.value.message) == (2, "ValueError", "not today")
     assert str(caught.value) == "rank 0: ValueError: not today (in attempt 2, with max_restarts=1)"
     said = capfd.readouterr().out.splitlines()
-    assert said == ["[0] hello", "(attempt 2: rank 0 raised ValueError: not today, so torchrun has started the ranks again)",
-                    "[0, attempt 2] hello"]
+    again = "(attempt 2: rank 0 raised ValueError: not today, so torchrun has started the ranks again)"
+    assert said == ["[0] hello", again, "[0, attempt 2] hello"]
 
 
 @pytest.mark.parametrize("options, words", [
     ({"max_restarts": -1}, "max_restarts is -1; it is how often"), ({"max_restarts": True}, "max_restarts is True"),
-    ({"nnodes": "2:1"}, "nnodes is '2:1'; it is the number of machines, or 'MIN:MAX'"), ({"nnodes": "two"}, "nnodes is"),
-    ({"nnodes": 0}, "nnodes is 0"), ({"nnodes": "1:2"}, "for nnodes=1:2 it is 'host:port' of node 0"),
+    ({"nnodes": "2:1"}, "nnodes is '2:1'; it is the number of machines, or 'MIN:MAX'"),
+    ({"nnodes": "two"}, "nnodes is"), ({"nnodes": 0}, "nnodes is 0"), ({"nnodes": "1:2"}, "for nnodes=1:2 it is 'host:port' of node 0"),
     ({"nnodes": "1:2", "node_rank": 2, "rdzv_endpoint": "h:1"}, "node_rank=2 is not one of the 2 nodes")])
 def test_bad_input_needs_no_process(options, words):
     with pytest.raises(BadInput, match=re.escape(words)):
@@ -89,7 +90,7 @@ def test_bad_input_needs_no_process(options, words):
 
 
 def killed_in_save(rank: int, folder: str) -> tuple[str, float]:
-    """Rank 1 is killed when it has written its pieces, and not said so. What rank 0 hears, and after how many seconds."""
+    """Rank 1 is killed when it has written its pieces, and not said so. What rank 0 hears, after how many seconds."""
     engine = initialize(model=torch.nn.Linear(3, 3), config=BATCH)[0]
     engine.save_checkpoint(folder, tag="good")
     if rank == 1:
@@ -110,8 +111,8 @@ def load(folder: str) -> str:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_when_one_rank_is_killed_in_a_save_the_other_hears_it_and_the_last_checkpoint_loads(pool, tmp_path):
     words, seconds = forked(2, killed_in_save, str(tmp_path))[0]
-    assert re.match(r"a collective broke off: rank 0 was in all_gather_object #\d+; rank 1 did not answer: its process is "
-                    "gone", words)
+    assert re.match(r"a collective broke off: rank 0 was in all_gather_object #\d+; rank 1 did not answer: its process "
+                    "is gone", words)
     assert seconds < 30  # not after the half hour that a collective may take
     assert pool(1).run(load, str(tmp_path)) == [str(tmp_path / "good")]
 
@@ -144,9 +145,9 @@ def test_the_command_under_torchrun_goes_on_by_itself(tmp_path, unhurt):
     """It is killed after its third step, and started again by torchrun, without --resume."""
     (tmp_path / "ds.json").write_text(json.dumps(BATCH))
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2", "-m",
-               "zerocourse", "train", "--config", "ds.json", "--data", str(ROOT / "README.md"), "--tokens", "8", "--steps",
-               str(STEPS), "--save-every", "1"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2",
+               "-m", "zerocourse", "train", "--config", "ds.json", "--data", str(ROOT / "README.md"), "--tokens", "8",
+               "--steps", str(STEPS), "--save-every", "1"]
     run = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=-1, stderr=-2,
                            env=os.environ | {RUN_VARIABLE: mark, "PYTHONPATH": str(ROOT)})
     checkpoints = tmp_path / "output" / "checkpoints"
@@ -179,9 +180,11 @@ def test_only_its_own_checkpoint_is_gone_on_from_unasked(monkeypatch, earlier, r
 
 
 @pytest.mark.parametrize("config, given, ranks, want", [
-    ({"train_micro_batch_size_per_gpu": 3}, (), 1, (12, 3, 4)), ({"train_micro_batch_size_per_gpu": 3}, (), 4, (12, 3, 1)),
+    ({"train_micro_batch_size_per_gpu": 3}, (), 1, (12, 3, 4)),
+    ({"train_micro_batch_size_per_gpu": 3}, (), 4, (12, 3, 1)),
     ({"train_batch_size": 12, "gradient_accumulation_steps": 2}, (), 1, (12, 3, 4)), ({}, (), 6, (12, 1, 2)),
-    ({"train_micro_batch_size_per_gpu": 3}, (), 3, "12 is not divisible by 3 × 3"), ({}, (), 5, "12 is not divisible by"),
+    ({"train_micro_batch_size_per_gpu": 3}, (), 3, "12 is not divisible by 3 × 3"),
+    ({}, (), 5, "12 is not divisible by"),
     ({"train_micro_batch_size_per_gpu": "auto"}, ("--micro-batch",), 6, "12 is not divisible by 3 × 6")])
 def test_the_batch_stays_and_the_accumulation_follows(tmp_path, config, given, ranks, want):
     """An earlier attempt had steps of 12 samples, in micro-batches of 3."""
@@ -251,8 +254,8 @@ def test_a_node_is_killed_and_another_comes(tmp_path, unhurt):
     other.join()
     for result in (stayed, back):
         assert [row["loss"] for row in result[0]["rows"]] == pytest.approx(unhurt, abs=1e-6)
-    assert [attempt.ended for attempt in stayed.attempts] == ["a rank of another node failed", "the number of nodes changed",
-                                                              ""]
+    why = [attempt.ended for attempt in stayed.attempts]
+    assert why == ["a rank of another node failed", "the number of nodes changed", ""]
     alone = [record["step"] for _, record in stayed.attempts[1].records if record["ranks"] == 1]
     assert alone[-1] == 6 and {record["ranks"] for _, record in back.records} == {2}
     for name in ("other", "first", "back"):

@@ -86,8 +86,8 @@ def trial(plan: list[str], timeout: float | None = None) -> tuple[Results, list[
     """A run with kills as `plan` has them, and what is wrong with it, in sentences."""
     kills = len(plan)
     with tempfile.TemporaryDirectory() as folder:
-        results = launch(hurt, settings(kills, Path(folder, "checkpoints")), plan, nproc=2, max_restarts=kills, quiet=True,
-                         timeout=timeout)
+        run = settings(kills, Path(folder, "checkpoints"))
+        results = launch(hurt, run, plan, nproc=2, max_restarts=kills, quiet=True, timeout=timeout)
     with Ranks(2) as ranks:
         unhurt = [row["loss"] for row in ranks.run(train, settings(kills, None))[0]["rows"]]
     wrong = [f"rank {rank}: the losses are not those of the unhurt run" for rank in range(2) if results[rank] != unhurt]

@@ -1,4 +1,4 @@
-"""The ranks of one attempt of an elastic run agree on a name for it, so that they do not read what earlier ones wrote."""
+"""The ranks of one attempt of an elastic run agree on a name for it, so that they read nothing that earlier ones wrote."""
 
 import time
 import uuid
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ..errors import CollectiveError
 
-MEET_SECONDS = 120.0  # seconds in which all ranks must have come: importing torch may take a minute
+MEET_SECONDS = 300.0  # seconds in which all ranks must have come: importing torch may take a minute
 
 
 def agree_on_attempt(store: dist.Store, rank: int, world_size: int, seconds: float = MEET_SECONDS) -> str:
@@ -26,8 +26,9 @@ def agree_on_attempt(store: dist.Store, rank: int, world_size: int, seconds: flo
             meanwhile()
             if time.monotonic() > until:
                 raise CollectiveError(f"rank {rank} has waited {seconds:g} s at the start for rank {missing} of "
-                                      f"{world_size}; if nodes have come or gone, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for"
-                                      " torchrun on every node, so that all of them look for the new store")
+                                      f"{world_size}; if nodes have come or gone, set "
+                                      "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on every node, so that all "
+                                      "of them look for the new store")
             time.sleep(0.01)
 
     if rank:

@@ -62,7 +62,8 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
     Returns `rows` (a list of all steps from the beginning, also of those before a resume, by `COLUMNS`), `resumed_from`
     (a step, or None), `device`, and the bytes of this rank: `parameters_bytes`, `gradients_bytes` (just before the
     update), `optimizer_bytes`, their sum as `total_bytes`, `peak_bytes` and `sent_bytes`, all of the run's second step
-    (or of its only one; None where a run was resumed that had made its last step). Raises BadInput when there is no checkpoint to resume, or it is of another model or text.
+    (or of its only one; None where a run was resumed that had made its last step). Raises
+    BadInput when there is no checkpoint to resume, or it is of another model or text.
     """
     torch.manual_seed(settings.seed)
     with deferred_init():
