@@ -10,6 +10,7 @@ def of(file: str, *rows: tuple[str, ...]) -> Iterator[Mutant]:
         yield Mutant(name, file, old, new, tuple(f"test_{test}" for test in tests))
 
 
+ATTEMPTS = "elastic.py::test_ranks_agree_on_an_attempt_whatever_earlier_ones_left"
 OUT_OF_ORDER = "comm.py::test_13_a_collective_out_of_order_names_ranks_and_calls"
 HELD = "stages.py::test_bytes_held_are_those_of_the_tensors"
 PEAK = "stages.py::test_the_recorded_peak_is_the_formulas"
@@ -46,8 +47,15 @@ MUTANTS = [
          "self.issued.append((verb, unit, 0, None))", "comm.py::test_a_comm_remembers_what_it_issued_in_order"),
         ("every call has the number one", "self._calls[call] += 1", "self._calls[call] = 1",
          f"{OUT_OF_ORDER}[2-ahead]"),
+        ("objects are awaited in the store alone", 'if "nccl" not in self.backends:', "if False:",
+         "elastic.py::test_when_one_rank_is_killed_in_a_save_the_other_hears_it_and_the_last_checkpoint_loads"),
         ("the group's timeout is not asked", 'getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)',
          "dist.distributed_c10d.default_pg_timeout", "comm.py::test_a_comm_waits_as_long_as_its_group"),
+    ),
+    *of("comm/attempt.py",
+        ("every rank has its own name", "        return name\n", "        return mine\n", ATTEMPTS),
+        ("an old question is the only one answered", "meanwhile()\n", "meanwhile(); meanwhile = bool\n", ATTEMPTS),
+        ("an old answer counts as read", 'f"{mine} read by {peer}"', 'f"question of {peer}"', ATTEMPTS),
     ),
     *of("comm/backends/gloo.py",
         ("halves added in half precision", "if terms[0].element_size() < 4 and terms[0].is_floating_point():",

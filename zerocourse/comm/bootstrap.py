@@ -6,6 +6,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from .attempt import MEET_SECONDS, agree_on_attempt
+
 
 def local_rank() -> int:
     """This rank's number on its machine; 0 outside torchrun."""
@@ -35,10 +37,21 @@ def init(timeout_seconds: float = 120) -> None:
         dist.init_process_group(_backend(1), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-    # After an elastic restart the agent's store still holds the addresses of ranks that are gone.
-    store = dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # After an elastic restart the agent's store still holds the addresses of ranks that are gone.
+        store = dist.PrefixStore(agree_on_attempt(store, rank, world_size, min(timeout_seconds, MEET_SECONDS)), store)
     dist.init_process_group(_backend(int(os.environ["LOCAL_WORLD_SIZE"])), store=store, rank=rank,
                             world_size=world_size, timeout=timeout)
+
+
+def run_id() -> str:
+    """What torchrun calls this run: the same after an elastic restart. "" outside torchrun."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def max_restarts() -> int:
+    """How often torchrun may start the ranks again when one of them fails; 0 outside torchrun."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
 
 
 def _backend(local_world_size: int) -> str:

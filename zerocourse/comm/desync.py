@@ -6,6 +6,7 @@ of every other rank (see `watch`) answers it, also while that rank computes. Eve
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
@@ -125,10 +126,14 @@ class DesyncReport:
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
-    def exchange(self, call: str, value: object, timeout: timedelta) -> list:
-        """Every rank's `value`, in rank order. Raises RuntimeError when the time is up or a rank has left."""
+    def exchange(self, call: str, value: object, timeout: timedelta, meet: Callable[[], None]) -> list:
+        """Every rank's `value`, in rank order. Raises RuntimeError when the time is up or a rank has left.
+
+        meet: waits, where that is possible, until all ranks have written theirs, and raises when one of them is gone.
+        """
         keys = [f"{call}/{rank}" for rank in range(len(self.peers) + 1)]
         self.store.set(keys[self.rank], json.dumps(value))
+        meet()
         until, pause = time.monotonic() + timeout.total_seconds(), 0.001
         while not self.store.check(keys):
             if time.monotonic() >= until or self.somebody_left:

@@ -122,9 +122,18 @@ class Comm:
         if not self.peers:
             return [value]
         with self._explained(call, waits=True):
-            values = self.report.exchange(call, value, self.timeout)
+            values = self.report.exchange(call, value, self.timeout, lambda: self._meet(call))
         self.progress.complete(call)
         return values
+
+    def _meet(self, call: str) -> None:
+        """Wait over gloo until all ranks have come to this call. Only a connection shows at once that a peer is gone:
+        its key would be awaited until the time limit."""
+        if "nccl" not in self.backends:
+            byte = torch.zeros(1, dtype=torch.uint8)
+            others = {peer: torch.empty_like(byte) for peer in self.peers}
+            backend = self._backend(byte)
+            backend.wait(backend.exchange(call, dict.fromkeys(self.peers, byte), others).works, self.timeout)
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
