@@ -1,0 +1,11 @@
+"""The checks of chapter 10, mixed precision.
+
+    half_bytes:        10.1, 10.7
+    number_gaps:       10.2
+    scaler_rules:      10.3
+    joint_skips:       10.4
+    master_weights:    10.5
+    fp16_bugs:         10.6
+"""
+
+from . import fp16_bugs, half_bytes, joint_skips, master_weights, number_gaps, scaler_rules  # noqa: F401  (each registers)
