@@ -6,6 +6,8 @@
     joint_skips:       10.4
     master_weights:    10.5
     fp16_bugs:         10.6
+    fp16_training:     10.8
 """
 
-from . import fp16_bugs, half_bytes, joint_skips, master_weights, number_gaps, scaler_rules  # noqa: F401  (each registers)
+from . import (  # noqa: F401  (each registers its exercises)
+    fp16_bugs, fp16_training, half_bytes, joint_skips, master_weights, number_gaps, scaler_rules)
