@@ -140,3 +140,58 @@ def to_the_last_byte(capability, memory, params, ranks):
     half = {"bf16": {"enabled": True}} if capability[0] >= 8 else {"fp16": {"enabled": True, "loss_scale": 0}}
     fits = [stage for stage, needed in enumerate((16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks)) if needed * params <= memory]
     return {**half, "zero_optimization": {"stage": fits[0]}} if fits else None
+
+
+# 10.8 ---------------------------------------------------------------------------------------------------------------
+
+class Trainer:
+    """A right one, in another order than ours, to be spoiled."""
+
+    def __init__(self, params, lr, max_norm, scale, window, comm):
+        self.params, self.lr, self.max_norm, self.scale, self.window, self.comm = params, lr, max_norm, scale, window, comm
+        self.masters, self.streak = [], 0
+        for param in params:
+            self.masters.append(param.detach().clone())
+            param.data = param.data.to(torch.float16)
+
+    def scaled(self, loss):
+        return self.scale * loss.float()
+
+    def mean(self, param):
+        return self.comm.all_reduce(param.grad.float()).div(self.comm.world_size)
+
+    def norm(self, means):
+        return sum(mean.square().sum() for mean in means).sqrt() / self.scale
+
+    def step(self):
+        means = [self.mean(param) for param in self.params]
+        for param in self.params:
+            param.grad = None
+        norm = self.norm(means)
+        if not torch.isfinite(norm):
+            self.scale, self.streak = self.scale / 2, 0
+            return False
+        factor = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0) / self.scale
+        for master, mean, param in zip(self.masters, means, self.params):
+            master -= self.lr * factor * mean
+            param.data.copy_(master)
+        self.streak += 1
+        if self.streak % self.window == 0:
+            self.scale *= 2
+        return True
+
+
+@wrong("10.8", "summed")
+class NeverDivided:
+    class Fp16SGD(Trainer):
+        def mean(self, param):
+            return self.comm.all_reduce(param.grad.float())
+
+
+@wrong("10.8", "no masters")
+class StepsInFp16:
+    class Fp16SGD(Trainer):
+        def step(self):
+            for master, param in zip(self.masters, self.params):
+                master.copy_(param.data)
+            return super().step()
