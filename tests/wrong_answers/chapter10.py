@@ -144,9 +144,8 @@ def to_the_last_byte(capability, memory, params, ranks):
 
 # 10.8 ---------------------------------------------------------------------------------------------------------------
 
-class Trainer:
-    """A right one, in another order than ours, to be spoiled."""
-
+@wrong("10.8", "summed")
+class Fp16SGD:
     def __init__(self, params, lr, max_norm, scale, window, comm):
         self.params, self.lr, self.max_norm, self.scale, self.window, self.comm = params, lr, max_norm, scale, window, comm
         self.masters, self.streak = [], 0
@@ -157,41 +156,19 @@ class Trainer:
     def scaled(self, loss):
         return self.scale * loss.float()
 
-    def mean(self, param):
-        return self.comm.all_reduce(param.grad.float()).div(self.comm.world_size)
-
-    def norm(self, means):
-        return sum(mean.square().sum() for mean in means).sqrt() / self.scale
-
     def step(self):
-        means = [self.mean(param) for param in self.params]
+        sums = [self.comm.all_reduce(param.grad.float()) for param in self.params]
         for param in self.params:
             param.grad = None
-        norm = self.norm(means)
+        norm = sum(each.square().sum() for each in sums).sqrt() / self.scale
         if not torch.isfinite(norm):
             self.scale, self.streak = self.scale / 2, 0
             return False
         factor = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0) / self.scale
-        for master, mean, param in zip(self.masters, means, self.params):
-            master -= self.lr * factor * mean
+        for master, each, param in zip(self.masters, sums, self.params):
+            master -= self.lr * factor * each
             param.data.copy_(master)
         self.streak += 1
         if self.streak % self.window == 0:
             self.scale *= 2
         return True
-
-
-@wrong("10.8", "summed")
-class NeverDivided:
-    class Fp16SGD(Trainer):
-        def mean(self, param):
-            return self.comm.all_reduce(param.grad.float())
-
-
-@wrong("10.8", "no masters")
-class StepsInFp16:
-    class Fp16SGD(Trainer):
-        def step(self):
-            for master, param in zip(self.masters, self.params):
-                master.copy_(param.data)
-            return super().step()
