@@ -11,7 +11,9 @@ from wrong_answers import wrong
 
 @wrong("10.1", "no master")
 def two_averages_alone(params, stage, ranks, half, fp32_gradients):
-    sizes = [2 * params, 4 * params if fp32_gradients else 2 * params, 8 * params] if half else [4 * params] * 2 + [8 * params]
+    sizes = [4 * params, 4 * params, 8 * params]
+    if half:
+        sizes = [2 * params, 4 * params if fp32_gradients else 2 * params, 8 * params]
     for kind in range(3 - stage, 3):
         sizes[kind] //= ranks
     return tuple(sizes)
@@ -138,7 +140,8 @@ def as_torch_says(capability, memory, params, ranks):
 @wrong("10.7", "all memory")
 def to_the_last_byte(capability, memory, params, ranks):
     half = {"bf16": {"enabled": True}} if capability[0] >= 8 else {"fp16": {"enabled": True, "loss_scale": 0}}
-    fits = [stage for stage, needed in enumerate((16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks)) if needed * params <= memory]
+    needed = 16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks
+    fits = [stage for stage, each in enumerate(needed) if each * params <= memory]
     return {**half, "zero_optimization": {"stage": fits[0]}} if fits else None
 
 
@@ -147,7 +150,8 @@ def to_the_last_byte(capability, memory, params, ranks):
 @wrong("10.8", "summed")
 class Fp16SGD:
     def __init__(self, params, lr, max_norm, scale, window, comm):
-        self.params, self.lr, self.max_norm, self.scale, self.window, self.comm = params, lr, max_norm, scale, window, comm
+        self.params, self.lr, self.max_norm = params, lr, max_norm
+        self.scale, self.window, self.comm = scale, window, comm
         self.masters, self.streak = [], 0
         for param in params:
             self.masters.append(param.detach().clone())

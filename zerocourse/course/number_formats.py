@@ -1,4 +1,4 @@
-"""Formats of floating-point numbers as torch has them, and the pictures of their bits and of the gaps between numbers."""
+"""Formats of floating-point numbers as torch has them, and pictures of their bits and of the gaps between numbers."""
 
 from dataclasses import dataclass
 from math import floor, log2
@@ -58,13 +58,15 @@ def bits_figure(value: float, formats=FORMATS) -> Figure:
                 axes.add_patch(Rectangle((place, row), 1, 0.64, facecolor=PARTS[part], edgecolor=FAINT, linewidth=0.8))
                 axes.text(place + 0.5, row + 0.32, bits[place], ha="center", va="center", fontsize=10, color=INK)
             if part != "sign":
-                axes.text(at + width / 2, row + 0.84, f"{width} {part}", ha="center", va="center", fontsize=8, color=INK)
+                axes.text(at + width / 2, row + 0.84, f"{width} {part}", ha="center", va="center", fontsize=8,
+                          color=INK)
                 axes.vlines(at, row - 0.08, row + 0.72, color=INK, linewidth=2)
             at += width
         stored = torch.tensor(value).to(kind.dtype).float().item()
         axes.text(-0.4, row + 0.32, kind.name, ha="right", va="center", fontsize=10, weight="bold", color=INK)
         axes.text(at + 0.4, row + 0.32, f"= {stored:.8g}", ha="left", va="center", fontsize=10, color=INK)
-        said.append(f"{kind.name} has {kind.exponent} bits of exponent and {kind.fraction} of fraction and stores {stored:.8g}")
+        said.append(f"{kind.name} has {kind.exponent} bits of exponent and {kind.fraction} of fraction and "
+                    f"stores {stored:.8g}")
     axes.set(xlim=(-4.2, 39), ylim=(len(formats) + 0.05, -0.15))
     axes.axis("off")
     figure.set_label(f"The bits of {value:g}: {'; '.join(said)}.")

@@ -34,7 +34,8 @@ def gradient_histogram(groups: Mapping[str, torch.Tensor], scales: Mapping[str, 
         axes.set(xscale="log", xlim=(2.0**-50, 2.0**25), ylabel="% of the values", title=title)
         top = axes.get_ylim()[1] * 1.25
         axes.set_ylim(0, top)
-        for place, words in ((2.0**-38, "becomes 0"), (2.0**-19, "loses bits"), (2.0**1, "all bits"), (2.0**20.5, "inf")):
+        for place, words in ((2.0**-38, "becomes 0"), (2.0**-19, "loses bits"), (2.0**1, "all bits"),
+                             (2.0**20.5, "inf")):
             axes.text(place, 0.97 * top, words, ha="center", va="top", fontsize=9, color=INK,
                       bbox={"color": "white", "alpha": 0.9, "pad": 1})
     panels[0].legend(fontsize=9, loc="center right", bbox_to_anchor=(0.93, 0.45))
@@ -49,7 +50,8 @@ def scale_life(scales: Sequence[float], skipped: Sequence[bool], rates: Sequence
     above, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
     steps, lost = range(len(scales)), [step for step, skip in enumerate(skipped) if skip]
     above.step(steps, scales, where="mid", color=INK)
-    above.plot(lost, [scales[step] for step in lost], "X", color="#8172b3", markersize=9, linestyle="", label="overflow, step skipped")
+    above.plot(lost, [scales[step] for step in lost], "X", color="#8172b3", markersize=9, linestyle="",
+               label="overflow, step skipped")
     above.set_yscale("log", base=2)
     above.set(ylabel="loss scale", title="The life of a loss scale")
     above.legend(fontsize=9)
@@ -58,8 +60,8 @@ def scale_life(scales: Sequence[float], skipped: Sequence[bool], rates: Sequence
         below.axvline(step, color=FAINT, linewidth=1, linestyle=":")
     below.set(ylabel="learning rate", xlabel="step")
     figure.set_label(f"{above.get_title()}, over {len(scales)} steps: it begins at {scales[0]:,.0f} and ends at "
-                     f"{scales[-1]:,.0f}; {len(lost)} steps overflow and are skipped, at {', '.join(map(str, lost))}. The "
-                     "learning rate falls in every step but those.")
+                     f"{scales[-1]:,.0f}; {len(lost)} steps overflow and are skipped, at {', '.join(map(str, lost))}. "
+                     "The learning rate falls in every step but those.")
     return figure
 
 

@@ -92,7 +92,7 @@ KNOBS = {
 
 @exercise(
     "10.8", "A training in fp16 of your own", minutes=60, difficulty=3, answer="Fp16SGD", timeout=15,
-    replaces=("zerocourse:shard", "zerocourse.precision.loss_scaler:*", "zerocourse.precision.loss_scaler:DynamicLossScaler.update",
+    replaces=("zerocourse:shard", "zerocourse.precision.loss_scaler:DynamicLossScaler.update",
               "torch.amp:GradScaler.__init__"),
     trials=[Trial(CASES, trained_on_a_rank, worlds=(2, 3), close=2e-3)],
     mistakes={

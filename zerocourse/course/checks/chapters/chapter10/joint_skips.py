@@ -76,14 +76,18 @@ def brought_together(slices, comm):
     mistakes={
         "own slices": {"overflow": lambda slices, comm: any_of(slices)},
         "all must": {"overflow": lambda slices, comm: 1 - comm.all_reduce(1 - any_of(slices), "max")},
-        "NaN missed": {"overflow": lambda slices, comm: comm.all_reduce(any_of(slices, lambda p: p.isinf().any()), "max")},
-        "inf missed": {"overflow": lambda slices, comm: comm.all_reduce(any_of(slices, lambda p: p.isnan().any()), "max")},
+        "NaN missed": {"overflow": lambda slices, comm: comm.all_reduce(
+            any_of(slices, lambda p: p.isinf().any()), "max")},
+        "inf missed": {"overflow": lambda slices, comm: comm.all_reduce(
+            any_of(slices, lambda p: p.isnan().any()), "max")},
         "minus missed": {"overflow": lambda slices, comm: comm.all_reduce(
             any_of(slices, lambda p: p.isnan().any() or (p == INF).any()), "max")},
-        "sum in fp16": ({"overflow": lambda slices, comm: comm.all_reduce(any_of(slices, lambda p: bad(p.sum())), "max")},
+        "sum in fp16": ({"overflow": lambda slices, comm: comm.all_reduce(
+            any_of(slices, lambda p: bad(p.sum())), "max")},
                         {"overflow": bad_norm}),
         "never": {"overflow": lambda slices, comm: False},
-        "in fp16": ({"unscale": lambda part, scale: part / scale}, {"unscale": lambda part, scale: (part / scale).float()}),
+        "in fp16": ({"unscale": lambda part, scale: part / scale},
+                    {"unscale": lambda part, scale: (part / scale).float()}),
         "multiplied": {"unscale": lambda part, scale: part.float() * scale},
         "scaled still": {"unscale": lambda part, scale: part.float()},
         "averaged": {"divide": True},

@@ -5,8 +5,10 @@ import math
 from ...exercise import exercise
 
 FP32, FP16, BF16, E4M3 = (23, -126), (10, -14), (7, -126), (3, -6)  # bits of fraction; exponent of the smallest normal
-CASES = [(1.0, *FP16), (1.0, *BF16), (2.0, *FP16), (1.5, *FP16), (3.0, *BF16), (0.75, *FP16), (0.3, *BF16), (1000.0, *FP16),
-         (1000.0, *BF16), (448.0, *E4M3), (0.02, *BF16), (-3.0, *FP16), (-0.3, *BF16), (2.0**-14, *FP16), (2.0**-15, *FP16),
+CASES = [(1.0, *FP16), (1.0, *BF16), (2.0, *FP16), (1.5, *FP16), (3.0, *BF16), (0.75, *FP16), (0.3, *BF16),
+         (1000.0, *FP16),
+         (1000.0, *BF16), (448.0, *E4M3), (0.02, *BF16), (-3.0, *FP16), (-0.3, *BF16), (2.0**-14, *FP16),
+         (2.0**-15, *FP16),
          (2.0**-24, *FP16), (0.001, *E4M3), (0.1, *FP32), (0.0, *FP16), (0.0, *E4M3)]
 
 
@@ -26,7 +28,8 @@ def unsigned(value, fraction, least):
               "rounded": {"exponent": lambda value: exponent_of(value, round)},
               "rounded up": {"exponent": lambda value: exponent_of(value, math.ceil)},
               "cut off": {"exponent": lambda value: exponent_of(value, math.trunc)},
-              "proportional": lambda value, fraction, least: max(abs(value) * 2.0**-fraction, 2.0 ** (least - fraction)),
+              "proportional": lambda value, fraction, least: max(
+                  abs(value) * 2.0**-fraction, 2.0 ** (least - fraction)),
               "at one": lambda value, fraction, least: 2.0**-fraction,
               "no subnormals": {"floor": lambda exponent, least: exponent if exponent > -math.inf else least},
               "zero below": {"floor": lambda exponent, least: exponent if exponent >= least else -math.inf},
