@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch.nn.functional as F
 
+from zerocourse.course.fp16_run import train_fp16
 from zerocourse.course.museum import BUGS, planted, proof
 from zerocourse.course.museum.bug import Change
 from zerocourse.course.museum.cases import CASES, case, solved
@@ -98,6 +99,20 @@ def test_a_branch_around_a_collective_hangs(pool):
     assert "rank 0 was in all_gather of root[0]" in first["error"]
     assert "rank 1 was in reduce_scatter of root[1]" in first["error"]
     assert first["calls"] != second["calls"]
+
+
+def test_an_overflow_in_one_slice_is_skipped_by_all(pool):
+    """The infinite gradient lies in the last rank's slice alone."""
+    for seen in pool(2).run(train_fp16, 5, 4, overflows=(2,)):
+        assert seen.error is None and seen.skipped == [step == 2 for step in range(5)]
+        assert seen.scales == [16, 16, 16, 8, 8] and seen.updates == [1, 2, 2, 3, 4]
+
+
+@pytest.mark.ranks_may_differ
+def test_an_overflow_that_each_rank_decides_hangs(pool):
+    first, second = pool(2).run(train_fp16, 5, 4, overflows=(2,), bug=BUGS["own_overflow"], seconds=1.0)
+    assert (first.skipped, second.skipped) == ([False] * 2, [False, False, True])
+    assert "rank 0 was in all_gather of " in first.error and "rank 1 was in " in first.error
 
 
 def test_the_cases_are_bugs_and_their_answers_are_told():

@@ -1,4 +1,4 @@
-"""Bugs between the gradient and the new parameters: norms, clipping, decay, step counts, NaN."""
+"""Bugs between the gradient and the new parameters: norms, clipping, decay, step counts, NaN, overflow."""
 
 from .bug import Bug, Change
 from .proof import (all_is_finite, gradient_is_the_unsharded_one, losses_are_the_unsharded_ones,
@@ -44,4 +44,10 @@ BUGS = (
         changes=(Change("models.gpt2:GPT.forward", f"return {LOSS})",
                         f'losses = {LOSS}, reduction="none")\n    counts = targets_BT.flatten() != 0\n'
                         "    return (losses * counts).sum() / counts.sum()"),)),
+    Bug("own_overflow", "each rank decides by its own slice whether gradients overflow",
+        symptom="A training in fp16 stops at some step, hours after it began, and nothing is printed.",
+        instrument="the desync report: one rank is in the update, and the other in the next step already",
+        source="common", test="test_museum.py::test_an_overflow_in_one_slice_is_skipped_by_all",
+        changes=(Change("engine.half_precision:LossScaling.overflows", "not norm.isfinite().item()",
+                        "any(not flat.grad_shard.isfinite().all() for flat in self.zero.flats)"),)),
 )
