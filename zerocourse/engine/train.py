@@ -18,6 +18,7 @@ from ..init.deferred import deferred_init
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
 from ..models.gpt2 import GPT, GPTConfig
+from .checkpoint.checkpoint_folder import keep_last
 from .engine import Engine, initialize
 
 COLUMNS = ("step", "epoch", "samples", "loss", "learning_rate", "gradient_norm", "step_seconds", "tokens_per_second")
@@ -39,6 +40,7 @@ class TrainSettings:
     checkpoints: str | Path | None = None  # the folder of the checkpoints; None: none is written
     save_every: int = 100  # steps; the last step is saved in any case
     resume: bool = False  # from the latest checkpoint
+    keep: int | None = None  # how many of the last checkpoints stay; None: all
 
 
 def open_dataset(settings: TrainSettings) -> TextDataset:
@@ -87,6 +89,8 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
         if settings.checkpoints is not None and (number % settings.save_every == 0 or number == settings.steps):
             values = torch.tensor([list(row.values()) for row in rows], dtype=torch.float64)
             engine.save_checkpoint(settings.checkpoints, client_state={"stream": stream.state_dict(), "rows": values})
+            if settings.keep is not None and engine.global_rank == 0:  # the new one is whole on the disk by now
+                keep_last(Path(settings.checkpoints), settings.keep)
     return {"rows": rows, "resumed_from": resumed_from, "device": str(engine.device), **counts}
 
 
