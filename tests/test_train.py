@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from itertools import islice
@@ -19,6 +20,7 @@ from zerocourse.commands import train_command
 from zerocourse.data.sampler import ShardSampler
 from zerocourse.data.text import TextDataset
 from zerocourse.data.tokens import TokenStream, open_tokens
+from zerocourse.engine.checkpoint import checkpoint_folder as folders
 from zerocourse.engine.config import Config
 from zerocourse.engine.train import BYTES, COLUMNS, TrainSettings, train
 from zerocourse.errors import BadInput
@@ -127,8 +129,8 @@ def settings_for(ranks: int, steps: int, folder: Path | None, accumulation: int 
     known = {"optimizer.params.lr": 1e-3, "optimizer.params.betas": [0.9, 0.999], "optimizer.params.weight_decay": 0.0,
              "gradient_clipping": 1.0, "scheduler.params.warmup_max_lr": 1e-3}
     config = Config.load(CONFIG | {"gradient_accumulation_steps": accumulation}, ranks, known)
-    return TrainSettings(config.as_dict(), CONFIGS["gpt2-tiny"], TEXT, steps, tokens=8, checkpoints=folder, save_every=3,
-                         **changes)
+    return TrainSettings(config.as_dict(), CONFIGS["gpt2-tiny"], TEXT, steps, tokens=8, checkpoints=folder,
+                         **{"save_every": 3} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +155,31 @@ def test_a_run_resumed_by_other_ranks_is_the_unbroken_one(pool, tmp_path, unbrok
         assert losses_of(got) == pytest.approx(losses_of(unbroken[0]), abs=1e-6)
         for row, wanted in zip(got["rows"], unbroken[0]["rows"], strict=True):
             assert all(row[name] == wanted[name] for name in ("step", "epoch", "samples", "learning_rate"))
+
+
+@pytest.mark.parametrize("keep", (1, 2))
+def test_only_the_last_checkpoints_stay(pool, tmp_path, keep):
+    """Also after a removal that was killed; and what the user named otherwise is never removed."""
+    cut(pool, tmp_path, 2, keep=keep, save_every=1)  # steps 1 to 3
+    assert folders.all_in(tmp_path) == ["global_step2", "global_step3"][-keep:] and folders.latest(tmp_path) == "global_step3"
+    for name in ("mine", "global_step1"):
+        shutil.copytree(tmp_path / "global_step3", tmp_path / name)
+    (tmp_path / "global_step0.partial").mkdir()  # what a removal or a save that was killed leaves
+    (tmp_path / "global_step1").rename(tmp_path / "global_step1.partial")  # killed before the index was gone
+    resumed = pool(2).run(train, settings_for(2, 5, tmp_path, keep=keep, save_every=1, resume=True))[0]
+    left = ["global_step4", "global_step5"][-keep:]
+    assert folders.all_in(tmp_path) == ["mine", *left] and folders.latest(tmp_path) == left[-1]
+    assert {each.name for each in tmp_path.iterdir()} == {"latest", "mine", *left}
+    assert resumed["resumed_from"] == 3 and len(resumed["rows"]) == 5
+
+
+def test_the_checkpoint_that_latest_names_is_never_removed(tmp_path):
+    for number in range(4):
+        (tmp_path / f"global_step{number}").mkdir()
+        (tmp_path / f"global_step{number}" / "index.json").write_text("{}")
+    folders.set_latest(tmp_path, "global_step1")
+    folders.keep_last(tmp_path, 1)
+    assert sorted(folders.all_in(tmp_path)) == ["global_step1", "global_step3"]
 
 
 def first_weight(seed: int) -> float:

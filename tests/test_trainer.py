@@ -26,18 +26,21 @@ def sample(number):
 def train(arguments):
     args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(arguments)
     model = GPT2LMHeadModel.from_pretrained("model")
-    trainer = Trainer(model=model, args=args, train_dataset=[sample(number) for number in range(48)])
+    trainer = Trainer(model=model, args=args, train_dataset=[sample(number) for number in range(48)],
+                      eval_dataset=[sample(number) for number in range(100, 108)])
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     logs = {log["step"]: [log["loss"], log["grad_norm"], log["learning_rate"]] for log in trainer.state.log_history if "loss" in log}
+    evals = {log["step"]: log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log}
     engine = trainer.deepspeed
-    held = engine.memory() if hasattr(engine, "memory") else {}  # DeepSpeed's own has no such method
-    return {"logs": logs, "held": held, "ranks": args.world_size, "stage": getattr(engine, "zero_stage", None)}
+    held = engine.memory() if hasattr(engine, "memory") else {}  # neither DeepSpeed's own has it, nor None
+    return {"logs": logs, "evals": evals, "held": held, "ranks": args.world_size, "stage": getattr(engine, "zero_stage", None)}
 
 seen = {name: train(arguments) for name, arguments in json.load(open(sys.argv[1])).items()}
 json.dump(seen, open(f"seen{torch.distributed.get_rank()}.json", "w"))
 '''
 COMMON = ["--per_device_train_batch_size", "2", "--num_train_epochs", "2", "--learning_rate", "0.01", "--logging_steps", "1",
-          "--max_grad_norm", "0.5", "--gradient_accumulation_steps", "5", "--report_to", "none", "--disable_tqdm", "true"]
+          "--max_grad_norm", "0.5", "--gradient_accumulation_steps", "5", "--eval_strategy", "steps", "--eval_steps", "2",
+          "--report_to", "none", "--disable_tqdm", "true"]
 UPDATES = 6  # two epochs of 12 micro-batches: windows of 5, 5 and 2
 AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
                      "auto")
@@ -63,6 +66,9 @@ def seen(tmp_path_factory):
         (folder / f"{number}.json").write_text(json.dumps(config))
         saving = ["--save_steps", "3"] if name == "stage 3" else ["--save_strategy", "no"]
         runs[name] = [*COMMON, "--output_dir", f"out{number}", "--deepspeed", f"{number}.json", *saving]
+    (folder / "bf16.json").write_text(json.dumps(configs["stage 3"] | {"bf16": {"enabled": "auto"}}))
+    runs["bf16"] = [*COMMON, "--output_dir", "bf16", "--deepspeed", "bf16.json", "--bf16", "true", "--use_cpu", "--save_steps", "2",
+                    "--save_total_limit", "1"]
     runs["stage 1"].append("--use_cpu")  # accelerate then starts the group by itself
     runs["resumed"] = [*runs["stage 3"], "--resume_from_checkpoint", "out2/checkpoint-3"]
     (folder / "runs.json").write_text(json.dumps(runs))
@@ -84,9 +90,24 @@ def test_losses_are_those_without_deepspeed(seen, name):
         for step, values in without["logs"].items():
             logged = len(values) - (name == "the config's optimizer")  # whose rate the engine has moved on already
             assert run["logs"][step][:logged] == pytest.approx(values[:logged], abs=1e-5), step
+        assert list(run["evals"]) == ["2", "4", "6"] and run["evals"] == pytest.approx(without["evals"], abs=1e-5)
     held = [of_rank[name]["held"] for of_rank in ranks]
     assert 8 * elements <= sum(each["optimizer_bytes"] for each in held) < 8 * elements * 1.2, held  # divided, not copied
     assert (sum(each["parameters_bytes"] for each in held) < 4 * elements * 1.2) == (name == "stage 3"), held
+
+
+def test_bf16_loses_no_more_than_its_digits_and_old_checkpoints_go(seen):
+    folder, ranks, model = seen
+    elements = sum(param.numel() for param in model.parameters())
+    for of_rank in ranks:
+        run, without = of_rank["bf16"], of_rank["without"]
+        assert run["stage"] == 3 and list(run["logs"]) == list(without["logs"])
+        for step, (loss, *_) in without["logs"].items():
+            assert run["logs"][step][0] == pytest.approx(loss, rel=0.01) and run["logs"][step][0] != loss, step
+        assert run["evals"] == pytest.approx(without["evals"], rel=0.01)
+    held = [of_rank["bf16"]["held"] for of_rank in ranks]
+    assert sum(each["parameters_bytes"] for each in held) < 2 * elements * 1.2, held
+    assert [each.name for each in (folder / "bf16").glob("checkpoint-*")] == ["checkpoint-6"]
 
 
 def test_a_trainers_checkpoint_is_resumed(seen):

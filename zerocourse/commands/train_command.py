@@ -57,6 +57,8 @@ def configure(parser):
     parser.add_argument("--resume", action="store_true", help="continue from the latest checkpoint")
     parser.add_argument("--save-every", action=Checked, read=whole(1), default=100, metavar="K",
                         help="steps between two checkpoints (default 100); the last step is saved too")
+    parser.add_argument("--keep", action=Checked, read=whole(1), metavar="N",
+                        help="checkpoints that stay: the last N (default: all of them)")
     parser.add_argument("--checkpoints", action=Checked, read=path, default=Path("output/checkpoints"), metavar="DIR",
                         help="default output/checkpoints")
     parser.add_argument("--out", action=Checked, read=path, default=Path("output/deepspeed_metrics"), metavar="DIR",
@@ -131,7 +133,7 @@ def prepare(args, ranks: int, writes: bool = True):
     config = resolve(args, ranks, earlier and earlier["batch"])
     settings = TrainSettings(config.as_dict(), model, args.data, args.steps, args.tokens, args.seed, args.checkpoints,
                              args.save_every, args.resume or earlier is not None, may_restart=args.max_restarts > 0,
-                             run=bootstrap.run_id())
+                             run=bootstrap.run_id(), keep=args.keep)
     stream = TokenStream(open_dataset(settings), 0, ranks, config.train_micro_batch_size_per_gpu,
                          config.gradient_accumulation_steps, args.seed)
     if earlier is None:

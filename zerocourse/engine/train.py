@@ -42,6 +42,7 @@ class TrainSettings:
     resume: bool = False  # from the latest checkpoint
     may_restart: bool = False  # a checkpoint that is there is of an earlier attempt of this run: go on from it
     run: str = ""  # a name of the run, which its checkpoints have; the same after an elastic restart
+    keep: int | None = None  # how many of the last checkpoints stay; None: all
 
     @property
     def resumes(self) -> bool:
@@ -97,6 +98,8 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
             engine.save_checkpoint(settings.checkpoints, client_state={
                 "stream": stream.state_dict(), "rows": values, "run": settings.run,
                 "batch": [engine.train_batch_size(), engine.train_micro_batch_size_per_gpu()]})
+            if settings.keep is not None and engine.global_rank == 0:  # the new one is whole on the disk by now
+                folders.keep_last(Path(settings.checkpoints), settings.keep)
     return {"rows": rows, "resumed_from": resumed_from, "device": str(engine.device), **counts}
 
 

@@ -10,6 +10,7 @@ An older checkpoint of the same name is moved to `NAME.replaced` first, and is r
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ...errors import BadInput
 
 INDEX = "index.json"  # a folder with it is a whole checkpoint
 PARTIAL, REPLACED = ".partial", ".replaced"
+NUMBERED = re.compile(r"global_step\d+")  # the names that an engine gives checkpoints by itself
 LATEST = "latest"  # the file beside the checkpoints that names the last one, as DeepSpeed has it
 
 
@@ -91,6 +93,23 @@ def all_in(folder: Path) -> list[str]:
     """The names of the whole checkpoints in a folder, the oldest first."""
     names = {each.name.removesuffix(PARTIAL).removesuffix(REPLACED) for each in folder.glob("*/") if is_whole(each)}
     return sorted(names, key=lambda name: ((to_read(folder / name) / INDEX).stat().st_mtime_ns, name))
+
+
+def keep_last(folder: Path, count: int) -> None:
+    """Remove the checkpoints `global_stepN` of a folder, except the last `count` of them and the one that `latest` names.
+
+    One process alone may call it, while nothing is written there. A removal that is killed leaves a whole checkpoint, or
+    rubbish that the next call removes: the folder loses its name before it loses its files.
+    """
+    numbered = [name for name in all_in(folder) if NUMBERED.fullmatch(name)]
+    for name in set(numbered[:-count]) - {latest(folder)}:
+        whole, partial = to_read(folder / name), beside(folder / name, PARTIAL)
+        if whole != partial:
+            whole.rename(partial)
+        (partial / INDEX).unlink()
+    for name in torn_in(folder):
+        if NUMBERED.fullmatch(name.removesuffix(PARTIAL)):
+            shutil.rmtree(folder / name, ignore_errors=True)  # what cannot be removed must not end a training
 
 
 def torn_in(folder: Path) -> list[str]:
