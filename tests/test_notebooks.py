@@ -16,6 +16,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from tools import kaggle
 from tools.notebooks import COMPARED, FIRST_CELL, KERNEL, LARGEST, ROOT, WIDGET, chapters, problems, tidy, write
 
+from zerocourse.layout.image import image
+
 CHAPTERS = {path.stem: path for path in chapters()}
 EVERY_CHAPTER = pytest.mark.parametrize("name", CHAPTERS)
 SECONDS = 300  # for one notebook, on a busy machine
@@ -147,8 +149,8 @@ FAULTS = {
     "a widget's state": lambda nb: add(nb, new_output("display_data", {WIDGET: {"model_id": "1"}})),
     "ended with ValueError": lambda nb: add(nb, new_output("error", ename="ValueError", evalue="no", traceback=["no"])),
     "names this machine": lambda nb: add(nb, new_output("stream", name="stdout", text="saved to /home/me/x.png")),
-    "image/png has no alternative": lambda nb: add(nb, new_output("display_data", {"image/png": PNG})),
-    "its SVG is cut off on narrow pages": lambda nb: add(nb, new_output("display_data", {"image/svg+xml": "<svg></svg>"})),
+    "image/png has no alternative text in JupyterLab": lambda nb: add(nb, new_output("display_data", {"image/png": PNG})),
+    "image/svg+xml has no alternative text in JupyterLab": lambda nb: add(nb, new_output("display_data", {"image/svg+xml": "<svg></svg>"})),
     "HTML has an image": lambda nb: add(nb, new_output("display_data", {"text/html": "<img src='x'>"})),
     "in the text has no alternative": lambda nb: nb.cells.append(new_markdown_cell("![](picture.png)")),
     "writes to stderr": lambda nb: add(nb, new_output("stream", name="stderr", text="5 %"), tags=[COMPARED]),
@@ -176,7 +178,7 @@ def test_tidy_takes_away_what_no_reader_needs(tmp_path):
     del notebook.cells[1]
     notebook.metadata = {"widgets": {"state": {}}, "kernelspec": {"name": "my-env", "display_name": "mine"}}
     add(notebook, new_output("display_data", {WIDGET: {"model_id": "1"}}),
-        new_output("display_data", {"image/png": PNG}, metadata={"image/png": {"alt": "four bars", "width": 3}}))
+        new_output("display_data", {"text/html": image(b"", "four bars", 3)}))
     tidied = tidy(notebook)
     ids = [cell.id for cell in tidied.cells]
     for count, cell in enumerate((cell for cell in tidied.cells if cell.cell_type == "code"), 1):

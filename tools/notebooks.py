@@ -121,22 +121,20 @@ def cell_problems(cell) -> Iterator[str]:
     if COMPARED in tags(cell) and not cell.outputs:
         yield f"it has the tag {COMPARED} and no output to compare"
     for output in cell.outputs:
-        data, about = output.get("data", {}), output.get("metadata", {})
+        data = output.get("data", {})
         if output.output_type == "error" and "raises-exception" not in tags(cell):
             yield f"it ended with {output.ename}: {output.evalue}"
         if COMPARED in tags(cell) and output.get("name") == "stderr":
             yield "it is compared, and it writes to stderr"
         if WIDGET in data:
             yield "it has a widget's state"
-        words = json.dumps([text for kind, text in data.items() if not kind.startswith("image/png")]
+        words = json.dumps([re.sub(r'"data:[^"]*"', "", "".join(text)) for kind, text in data.items() if kind.startswith("text/")]
                            + [output.get(key) for key in ("text", "traceback", "evalue")], ensure_ascii=False)
         for match in MACHINE.finditer(words):
             yield f"its output names this machine: ...{words[max(0, match.start() - 20):match.end() + 40]}..."
         for kind in data:
-            if kind in ("image/png", "image/jpeg") and not about.get(kind, {}).get("alt"):
-                yield f"its {kind} has no alternative text: show it with show.figure(figure, alt=...)"
-            if kind == "image/svg+xml":
-                yield "its SVG is cut off on narrow pages and has no alternative text there: show it by layout.image.image"
+            if kind.startswith("image/"):
+                yield f"its {kind} has no alternative text in JupyterLab: show it by show.figure(figure, alt=...) or image()"
             if kind == "text/html" and re.search(r"<img(?![^>]*\balt=)", data[kind]):
                 yield "its HTML has an image without alternative text"
 

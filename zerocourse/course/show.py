@@ -3,7 +3,6 @@
 Each function returns a `Shown`. A notebook draws it, and elsewhere it is its plain text.
 """
 
-import base64
 import inspect
 import io
 import re
@@ -48,7 +47,7 @@ class Shown:
         return self.text
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
-        data, metadata = {"text/plain": self.text}, {}
+        data = {"text/plain": self.text}
         if self.html is not None:
             data["text/html"] = self.html
         if self.markdown is not None:
@@ -56,16 +55,15 @@ class Shown:
         if self.svg is not None:
             data["text/html"] = image(self.svg, self.text, float(WIDTH.search(self.svg)[1]))
         if self.png is not None:
-            data["image/png"] = base64.b64encode(self.png).decode()
-            metadata["image/png"] = {"alt": self.text} | ({"width": self.width} if self.width else {})
-        return data, metadata
+            data["text/html"] = image(self.png, self.text, self.width)
+        return data, {}
 
 
 def figure(drawn: Figure, alt: str = "") -> Shown:
     """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it; by default the
     figure's own label, which the function that draws it has set (`figure.set_label`).
 
-    `alt` is stored where hosts look for it: in the output's metadata, its plain text and the PNG's own description.
+    `alt` is stored where hosts look for it: in the image's HTML, the output's plain text and the PNG's own description.
     """
     alt = alt or drawn.get_label()
     if len(alt.split()) < 4:
