@@ -7,9 +7,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
-# The last import is for its side effect. An optimizer's first step would import that module, and its functions take the
-# default group of that moment as a default argument: a group that is referenced from there keeps its connections when a
-# rank leaves, so that the others would not notice.
+from .attempt import MEET_SECONDS, agree_on_attempt
+
+# The last import from torch is for its side effect. An optimizer's first step would import that module, and its
+# functions take the default group of that moment as a default argument: a group that is referenced from there keeps its
+# connections when a rank leaves, so that the others would not notice.
 
 
 def local_rank() -> int:
@@ -40,10 +42,21 @@ def init(timeout_seconds: float = 120) -> None:
         dist.init_process_group(_backend(1), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-    # After an elastic restart the agent's store still holds the addresses of ranks that are gone.
-    store = dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # After an elastic restart the agent's store still holds the addresses of ranks that are gone.
+        store = dist.PrefixStore(agree_on_attempt(store, rank, world_size, min(timeout_seconds, MEET_SECONDS)), store)
     dist.init_process_group(_backend(int(os.environ["LOCAL_WORLD_SIZE"])), store=store, rank=rank,
                             world_size=world_size, timeout=timeout)
+
+
+def run_id() -> str:
+    """What torchrun calls this run: the same after an elastic restart. "" outside torchrun."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def max_restarts() -> int:
+    """How often torchrun may start the ranks again when one of them fails; 0 outside torchrun."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
 
 
 def _backend(local_world_size: int) -> str:

@@ -2,19 +2,24 @@
 
   zerocourse train --config ds_config.json --data book.txt --model gpt2-tiny --nproc 2
   zerocourse train --config ds_config.json --data book.txt --model gpt2-tiny --nproc 3 --steps 200 --resume
+  zerocourse train --config ds_config.json --data book.txt --nproc 2 --max-restarts 3 --save-every 20
   torchrun --nproc-per-node 2 -m zerocourse train --config ds_config.json --data book.txt --model gpt2
 
 Writes training_metrics.csv (one line for each step), training_curves.png, summary.json and deepspeed_config_auto.json
 (the config with every "auto" and every default resolved) to --out, and checkpoints to --checkpoints. --resume goes on
-from the latest of them, at another number of ranks too, without a sample lost or seen twice. Where the config says
-"auto", --lr and --micro-batch count, the norm of gradients is clipped to 1, and schedules last --steps, a tenth of which
-is the warm-up. Without a section optimizer it is AdamW with --lr. Exit status 1 when the loss is no number any more.
+from the latest of them, at another number of ranks too, without a sample lost or seen twice. When a rank dies and there
+are restarts left (--max-restarts, torchrun's own under torchrun), all ranks start again and go on from the latest
+checkpoint of this run, or from the beginning. The batch stays as large as it was, also on fewer or more nodes (torchrun
+--nnodes 1:2 --rdzv-id NAME): the accumulation follows, so the config should not fix it. Where the config says "auto",
+--lr and --micro-batch count, the norm of gradients is clipped to 1, and schedules last --steps, a tenth of which is the
+warm-up. Without a section optimizer it is AdamW with --lr. Exit status 1 when the loss is no number any more.
 """
 
 import csv
 import json
 import math
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -37,6 +42,8 @@ def configure(parser):
     parser.add_argument("--model", default="gpt2-tiny", metavar="NAME", help="a GPT-2 by name (default gpt2-tiny)")
     parser.add_argument("--nproc", "--ranks", dest="ranks", action=Checked, read=whole(1), default=2, metavar="N",
                         help="processes (default 2); under torchrun it says how many")
+    parser.add_argument("--max-restarts", action=Checked, read=whole(0), default=0, metavar="N",
+                        help="how often the ranks may start again after one of them died or failed (default 0)")
     parser.add_argument("--steps", action=Checked, read=whole(1), default=100,
                         help="optimizer steps, counted from the very beginning (default 100)")
     parser.add_argument("--tokens", action=Checked, read=whole(1), metavar="T",
@@ -61,13 +68,14 @@ def run(args) -> Outcome:
 
     if not dist.is_torchelastic_launched():
         settings = prepare(args, args.ranks)
-        return outcome(args, settings, launched(settings, args.ranks))
+        return outcome(args, settings, launched(settings, args.ranks, args.max_restarts))
     from tqdm import tqdm
 
     from ..comm import bootstrap
     from ..engine.train import train
 
     refuse_ignored(args.given, ("--nproc", "--ranks"), "under torchrun, which says how many ranks there are")
+    refuse_ignored(args.given, ("--max-restarts",), "under torchrun, which has a --max-restarts of its own")
     bootstrap.init(timeout_seconds=1800)  # as the engine does, because one rank may write a checkpoint meanwhile
     rank, ranks = dist.get_rank(), dist.get_world_size()
     settings = prepare(args, ranks, writes=rank == 0)
@@ -78,25 +86,27 @@ def run(args) -> Outcome:
     return outcome(args, settings, of_ranks) if rank == 0 else Outcome("", said_by_another=True)
 
 
-def launched(settings, ranks: int) -> list[dict]:
+def launched(settings, ranks: int, max_restarts: int = 0) -> list[dict]:
     """The run on ranks of its own: what `train` returned on each. Raises BadInput, and what `launch` raises."""
     from ..launch.launcher import launch
     from ..launch.processes.failures import RankError
 
     try:
-        return list(launch(in_rank, settings, nproc=ranks, quiet=True))
+        return list(launch(in_rank, settings, max_restarts > 0, nproc=ranks, max_restarts=max_restarts, only=(),
+                           echo=lambda line: print(line, file=sys.stderr)))
     except RankError as error:
         if error.kind == BadInput.__name__:
             raise BadInput(error.message) from error
         raise
 
 
-def in_rank(settings) -> dict:
+def in_rank(settings, may_restart: bool) -> dict:
     """What each of them does."""
     from ..engine.train import train
     from ..launch.worker import progress
 
-    return train(settings, lambda row: progress(row["step"], settings.steps, loss=round(row["loss"], 3)))
+    return train(settings.continued() if may_restart else settings,
+                 lambda row: progress(row["step"], settings.steps, loss=round(row["loss"], 3)))
 
 
 # Before any work ------------------------------------------------------------------------------------------------------
@@ -105,21 +115,25 @@ def prepare(args, ranks: int, writes: bool = True):
     """The settings of a run that can be. writes: this process tries the folders. Raises BadInput."""
     from dataclasses import replace
 
+    from ..comm import bootstrap
     from ..data.tokens import TokenStream
     from ..engine.train import TrainSettings, open_dataset
     from ..models.gpt2 import find_config
+    from .earlier_run import check_resume, of_earlier_attempt
     from .estimates import check_ranks
 
     model = find_config(args.model)
     if (args.tokens or 1) > model.block_size:
         raise BadInput(f"--tokens is {args.tokens}: {args.model} reads at most {model.block_size} tokens")
     check_ranks(ranks, "--nproc")
-    config = resolve(args, ranks)
-    settings = TrainSettings(config.as_dict(), model, args.data, args.steps, args.tokens, args.seed,
-                             args.checkpoints, args.save_every, args.resume)
+    earlier = of_earlier_attempt(args)
+    config = resolve(args, ranks, earlier and earlier["batch"])
+    settings = TrainSettings(config.as_dict(), model, args.data, args.steps, args.tokens, args.seed, args.checkpoints,
+                             args.save_every, args.resume or earlier is not None, bootstrap.run_id())
     stream = TokenStream(open_dataset(settings), 0, ranks, config.train_micro_batch_size_per_gpu,
                          config.gradient_accumulation_steps, args.seed)
-    check_resume(args, stream)
+    if earlier is None:
+        check_resume(args, stream)
     if writes:
         check_folder(args.out, "--out")
         check_folder(args.checkpoints, "--checkpoints")
@@ -127,8 +141,11 @@ def prepare(args, ranks: int, writes: bool = True):
     return settings
 
 
-def resolve(args, ranks: int):
-    """The config, with what the options say of its "auto"s. Raises BadInput."""
+def resolve(args, ranks: int, batch: list[int] | None = None):
+    """The config, with what the options say of its "auto"s. Raises BadInput.
+
+    batch: samples in a step and in a micro-batch, of an earlier attempt that may have had another number of ranks.
+    """
     from ..engine.config import Config
     from ..engine.config.auto import AUTO
     from ..engine.config.json_file import parse, read_text
@@ -140,6 +157,12 @@ def resolve(args, ranks: int):
         if option in args.given and not without and all(get(given, key) != AUTO for key in keys):
             raise BadInput(f'{option} would change nothing: {args.config} has {keys[0]} = {get(given, keys[0])!r}, '
                            f'and {option} counts where it is "auto"')
+    if batch is not None:
+        train, micro = batch
+        if get(given, "train_micro_batch_size_per_gpu") in (AUTO, MISSING) and "--micro-batch" not in args.given:
+            micro = math.gcd(micro, train // ranks) if train % ranks == 0 else micro
+        given |= {"train_batch_size": train, "train_micro_batch_size_per_gpu": micro}
+        given.pop("gradient_accumulation_steps", None)
     known = {"optimizer.params.lr": args.lr, "optimizer.params.betas": [0.9, 0.999], "optimizer.params.eps": 1e-8,
              "optimizer.params.weight_decay": 0.0, "gradient_clipping": 1.0, "bf16.enabled": False,
              "fp16.enabled": False, "scheduler.params.warmup_max_lr": args.lr,
@@ -147,35 +170,11 @@ def resolve(args, ranks: int):
              "scheduler.params.total_num_steps": args.steps}
     if "--micro-batch" in args.given or get(given, "train_batch_size") in (AUTO, MISSING):
         known["train_micro_batch_size_per_gpu"] = args.micro_batch
-    config = Config.load(args.config, ranks, known)
+    config = Config.load(args.config if batch is None else given, ranks, known)
     if config.optimizer is None:
         adamw = {"type": "AdamW", "params": {"lr": args.lr}}
         config = Config.load(config.as_dict() | {"optimizer": adamw}, ranks)
     return config
-
-
-def check_resume(args, stream) -> None:
-    """Raise BadInput for a checkpoint that is missing with --resume, or in the way without it, or does not fit."""
-    from ..engine.checkpoint import checkpoint_folder as folders
-    from ..engine.checkpoint.source import Source
-
-    tag = folders.latest(args.checkpoints)
-    if not args.resume:
-        if tag is not None:
-            raise BadInput(f"--checkpoints is {args.checkpoints}, which has {tag} of an earlier run: continue it with "
-                           "--resume, or name another folder")
-        return
-    if tag is None:
-        raise BadInput(f"--resume has nothing to continue: there is no checkpoint in {args.checkpoints} (--checkpoints)")
-    extra = Source(folders.must_read(args.checkpoints / tag)).object("extra")
-    client = extra.get("client", {}) if isinstance(extra, dict) else {}
-    if "rows" not in client or "stream" not in client:
-        raise BadInput(f"{args.checkpoints / tag} is not of zerocourse train, so --resume does not know where it stands "
-                       "in the data: continue it with engine.load_checkpoint")
-    if extra["engine"]["global_steps"] >= args.steps:
-        raise BadInput(f"--steps is {args.steps}, and {args.checkpoints / tag} has made them already: steps count from "
-                       "the very beginning, so ask for more")
-    stream.load_state_dict(client["stream"])  # raises for another text or seed
 
 
 def check_machine(config, model, ranks: int, steps: int) -> None:
@@ -206,12 +205,19 @@ def outcome(args, settings, of_ranks: list[dict]) -> Outcome:
              f"step {last['step']}: the loss went from {rows[0]['loss']:.4f} to {last['loss']:.4f}, "
              f"{summary['tokens_per_second']:,.0f} tokens per second"
              + (f", resumed after step {summary['resumed_from']}" if summary["resumed_from"] else ""),
-             f"a rank held {gb(max(summary['total_bytes']))} of model states, {gb(max(summary['peak_bytes']))} at the "
-             f"peak, and sent {gb(max(summary['sent_bytes']))} per step",
+             *held(summary),
              f"written to {args.out}/, the checkpoint to {summary['checkpoint']}"]
     if not summary["ok"]:
         lines.append("The loss is no number any more: lower the learning rate, or clip the gradients.")
     return Outcome("\n".join(lines), summary, summary["ok"])
+
+
+def held(summary: dict) -> list[str]:
+    """The line about bytes; none when an earlier attempt had made all the steps, so that nothing was measured."""
+    if None in summary["total_bytes"]:
+        return []
+    return [f"a rank held {gb(max(summary['total_bytes']))} of model states, {gb(max(summary['peak_bytes']))} at the "
+            f"peak, and sent {gb(max(summary['sent_bytes']))} per step"]
 
 
 def summarise(args, settings, of_ranks: list[dict]) -> dict:
@@ -219,7 +225,7 @@ def summarise(args, settings, of_ranks: list[dict]) -> dict:
     from ..engine.train import BYTES
 
     rows, first = of_ranks[0]["rows"], of_ranks[0]
-    new = [row for row in rows if row["step"] > (first["resumed_from"] or 0)]
+    new = [row for row in rows if row["step"] > (first["resumed_from"] or 0)] or rows
     losses = [row["loss"] for row in rows]
     return {"ok": all(map(math.isfinite, losses)), "model": args.model, "params": settings.model.params,
             "stage": settings.config["zero_optimization"]["stage"], "ranks": len(of_ranks), "device": first["device"],

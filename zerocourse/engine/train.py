@@ -7,7 +7,7 @@ Shapes: B samples in a micro-batch, T tokens in a sample.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from ..init.deferred import deferred_init
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
 from ..models.gpt2 import GPT, GPTConfig
+from .checkpoint import checkpoint_folder as folders
 from .engine import Engine, initialize
 
 COLUMNS = ("step", "epoch", "samples", "loss", "learning_rate", "gradient_norm", "step_seconds", "tokens_per_second")
@@ -39,6 +40,11 @@ class TrainSettings:
     checkpoints: str | Path | None = None  # the folder of the checkpoints; None: none is written
     save_every: int = 100  # steps; the last step is saved in any case
     resume: bool = False  # from the latest checkpoint
+    run: str = ""  # a name of the run, which its checkpoints have; the same after an elastic restart
+
+    def continued(self) -> "TrainSettings":
+        """These settings in a rank that may have been started again: it goes on if there is a checkpoint."""
+        return replace(self, resume=self.resume or folders.latest(Path(self.checkpoints)) is not None)
 
 
 def open_dataset(settings: TrainSettings) -> TextDataset:
@@ -55,7 +61,7 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
     Returns `rows` (a list of all steps from the beginning, also of those before a resume, by `COLUMNS`), `resumed_from`
     (a step, or None), `device`, and the bytes of this rank: `parameters_bytes`, `gradients_bytes` (just before the
     update), `optimizer_bytes`, their sum as `total_bytes`, `peak_bytes` and `sent_bytes`, all of the run's second step
-    (or of its only one). Raises BadInput when there is no checkpoint to resume, or it is of another model or text.
+    (or of its only one; None where a run was resumed that had made its last step). Raises BadInput when there is no checkpoint to resume, or it is of another model or text.
     """
     torch.manual_seed(settings.seed)
     with deferred_init():
@@ -69,7 +75,7 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
         _, client = engine.load_checkpoint(settings.checkpoints)
         stream.load_state_dict(client["stream"])
         rows, resumed_from = list(map(as_row, client["rows"].tolist())), engine.global_steps
-    samples, counts = rows[-1]["samples"] if rows else 0, {}
+    samples, counts = rows[-1]["samples"] if rows else 0, dict.fromkeys(BYTES)
     watch = min(engine.global_steps + 2, settings.steps)  # the optimizer's states are there from the second step on
     coming = iter(stream)
     while engine.global_steps < settings.steps:
@@ -86,7 +92,9 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
         tell(rows[-1])
         if settings.checkpoints is not None and (number % settings.save_every == 0 or number == settings.steps):
             values = torch.tensor([list(row.values()) for row in rows], dtype=torch.float64)
-            engine.save_checkpoint(settings.checkpoints, client_state={"stream": stream.state_dict(), "rows": values})
+            engine.save_checkpoint(settings.checkpoints, client_state={
+                "stream": stream.state_dict(), "rows": values, "run": settings.run,
+                "batch": [engine.train_batch_size(), engine.train_micro_batch_size_per_gpu()]})
     return {"rows": rows, "resumed_from": resumed_from, "device": str(engine.device), **counts}
 
 

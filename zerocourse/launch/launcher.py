@@ -3,6 +3,9 @@
 Lines are shown as they are printed, with their rank in front, and the values that functions return come back as a list.
 When a launch has ended, however it ended, none of its processes is left, also after an interrupt, a timeout or the
 death of the parent.
+
+With `max_restarts` torchrun is elastic: when a rank dies or raises, it ends all ranks and starts new ones, which must
+find by themselves where to go on, as `engine.load_checkpoint` does. What survives is torchrun, and no rank.
 """
 
 import contextlib
@@ -19,11 +22,18 @@ from .processes.jobs import Job, Results
 from .ranks import check_nproc, line_printer
 
 PEERS_SECONDS = 0.7  # seconds after one rank failed until the others count as stuck
+# Torchrun's defaults are for clusters: 15 s until a node that is silent counts as gone, and then 30 s in which another
+# may take its place, before the others go on without it.
+KEEP_ALIVE = "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=5"
+# Else torchrun keeps one store for all attempts: it would hold addresses of ranks that are gone, and when another node
+# becomes the first, the nodes would disagree on where the store is.
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None, env=None, nnodes: int = 1,
-           node_rank: int = 0, rdzv_endpoint: str | None = None, quiet: bool = False, only=None, progress: bool = True,
-           cwd=None, echo=print, oversubscribe: bool = False, init: bool = True, **kwargs) -> Results:
+def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None, env=None,
+           nnodes: int | str = 1, node_rank: int = 0, rdzv_endpoint: str | None = None, max_restarts: int = 0,
+           quiet: bool = False, only=None, progress: bool = True, cwd=None, echo=print, oversubscribe: bool = False,
+           init: bool = True, **kwargs) -> Results:
     """Run `target` on `nproc` ranks of this machine and return what each returned (None for scripts and modules).
 
     target: a function (also one defined in a notebook cell), called with `args` and `kwargs` in every rank; a path to
@@ -31,7 +41,10 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     timeout: seconds for everything, the start included; None waits forever.
     env: added to the environment. OMP_NUM_THREADS is the rank's share of the cores unless it is set.
     nnodes, node_rank, rdzv_endpoint: the same command on each of several machines; "host:port" is on node 0. Each
-        gets the results of its own ranks.
+        gets the results of its own ranks. nnodes="1:2" goes on with 1 node when the other is gone, and with 2 when
+        it is back: all ranks start again at each such change. Node 0, where the nodes meet, must stay.
+    max_restarts: how often torchrun may start all ranks again because one died or raised. Values and records are those
+        of the last attempt; `Results.attempts` has the earlier ones, and why each of them ended.
     only: the ranks whose lines are shown; quiet: show none. `Results.lines` has them all. `echo` shows a line.
     progress: draw a bar when rank 0 calls `zerocourse.launch.progress`.
     init: have `torch.distributed` initialised before a function is called; scripts and modules do so themselves.
@@ -43,19 +56,23 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     """
     check_nproc(nproc, oversubscribe)
     spec, work = _describe(target, args, kwargs, argv, os.path.abspath(cwd or os.getcwd()), init)
-    command = _torchrun(nproc, nnodes, node_rank, rdzv_endpoint)
+    least, most = _range_of_nodes(nnodes)
+    command = _torchrun(nproc, least, most, node_rank, rdzv_endpoint, max_restarts)
+    elastic = max_restarts > 0 or least < most
     started, job, bar = time.monotonic(), None, _ProgressBar(progress)
     try:
-        job = Job(nproc, env, cwd)
+        job = Job(nproc, FRESH_STORE | (env or {}) if elastic else env, cwd)
         job.verb = "returned" if spec["kind"] == "call" else "finished"
         job.on_progress = bar.move
         if not quiet:
             job.on_notice = lambda line: bar.write(line, echo)
-            job.on_line = line_printer(only, job.on_notice)
+            job.on_line = line_printer(only, job.on_notice, lambda rank: _label(rank, len(job.earlier)))
         job.write_work(**work)
         job.start([*command, job.boot(**spec)])
-        _wait(job, spec["kind"], nnodes, started, timeout)
-        return Results(job.values(), job.records, job.lines, time.monotonic() - started)
+        _wait(job, spec["kind"], most, elastic, started, timeout)
+        return Results(job.values(), job.records, job.lines, time.monotonic() - started, job.earlier)
+    except LaunchError as error:
+        raise error.in_attempt(len(job.earlier) + 1, max_restarts) from None
     except KeyboardInterrupt:
         raise LaunchInterrupted(f"interrupted: all {nproc} ranks were stopped") from None
     finally:
@@ -91,21 +108,42 @@ def _is_module(name: str, cwd: str) -> bool:
     return spec is not None
 
 
-def _torchrun(nproc: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None) -> list[str]:
+def _label(rank: int, restarts: int) -> str:
+    return f"{rank}, attempt {restarts + 1}" if restarts else str(rank)
+
+
+def _range_of_nodes(nnodes: int | str) -> tuple[int, int]:
+    """The least and the most nodes that a launch may have."""
+    least, _, most = str(nnodes).partition(":")
+    if not least.isdigit() or not (most or least).isdigit() or not 1 <= int(least) <= int(most or least):
+        raise BadInput(f"nnodes is {nnodes!r}; it is the number of machines, or 'MIN:MAX' when they may come and go")
+    return int(least), int(most or least)
+
+
+def _torchrun(nproc: int, least: int, most: int, node_rank: int, rdzv_endpoint: str | None,
+              max_restarts: int) -> list[str]:
     """The command, up to the program that ranks run."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}", "--max-restarts=0"]
-    if nnodes == 1 and rdzv_endpoint is None:
+    if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
+        raise BadInput(f"max_restarts is {max_restarts!r}; it is how often the ranks may start again, 0 or more")
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}",
+               f"--max-restarts={max_restarts}"]
+    if most == 1 and rdzv_endpoint is None:
         return [*command, "--standalone"]
+    nodes = str(most) if least == most else f"{least}:{most}"
     if not rdzv_endpoint or ":" not in rdzv_endpoint:
-        raise BadInput(f"rdzv_endpoint is {rdzv_endpoint!r}; for nnodes={nnodes} it is 'host:port' of node 0")
-    if not 0 <= node_rank < nnodes:
-        raise BadInput(f"node_rank={node_rank} is not one of the {nnodes} nodes, 0 to {nnodes - 1}")
-    return [*command, f"--nnodes={nnodes}", f"--node-rank={node_rank}", "--rdzv-backend=c10d", "--rdzv-id=zerocourse",
-            f"--rdzv-endpoint={rdzv_endpoint}", f"--rdzv-conf=is_host={node_rank == 0}"]
+        raise BadInput(f"rdzv_endpoint is {rdzv_endpoint!r}; for nnodes={nodes} it is 'host:port' of node 0")
+    if not 0 <= node_rank < most:
+        raise BadInput(f"node_rank={node_rank} is not one of the {most} nodes, 0 to {most - 1}")
+    settings = f"is_host={node_rank == 0}" + (f",{KEEP_ALIVE}" if max_restarts or least < most else "")
+    return [*command, f"--nnodes={nodes}", f"--node-rank={node_rank}", "--rdzv-backend=c10d", "--rdzv-id=zerocourse",
+            f"--rdzv-endpoint={rdzv_endpoint}", f"--rdzv-conf={settings}"]
 
 
-def _wait(job: Job, kind: str, nnodes: int, started: float, timeout: float | None) -> None:
-    """Wait until the work is done. Raises at the timeout, and when a rank failed, once the others had their time."""
+def _wait(job: Job, kind: str, nnodes: int, elastic: bool, started: float, timeout: float | None) -> None:
+    """Wait until the work is done. Raises at the timeout, and when a rank failed, once the others had their time.
+
+    elastic: what a failure means is torchrun's to decide, so it counts when torchrun has ended.
+    """
     torchrun, failed_at = job.processes[0], None
     while True:
         over = torchrun.poll() is not None
@@ -116,7 +154,7 @@ def _wait(job: Job, kind: str, nnodes: int, started: float, timeout: float | Non
         if kind == "call" and len(job.done) == job.nproc and nnodes == 1:
             break
         lost = [rank for rank in job.gone if rank not in job.done and kind == "call"]
-        if job.failures or lost or job.torchrun.any_failed():
+        if not elastic and (job.failures or lost or job.torchrun.any_failed()):
             failed_at = failed_at or now
         settled = {*job.done, *job.gone, *(failure.rank for failure in job.failed())}
         if over or (failed_at and (len(settled) == job.nproc or now - failed_at > PEERS_SECONDS)):

@@ -173,10 +173,13 @@ class Ranks:
             job.spawn([sys.executable, boot], environments)
 
 
-def line_printer(only, echo):
-    """A function `(rank, text)` that has `echo` show the lines of the ranks in `only` (one, several; None: all)."""
+def line_printer(only, echo, label=str):
+    """A function `(rank, text)` that has `echo` show the lines of the ranks in `only` (one, several; None: all).
+
+    label(rank): what stands before a line.
+    """
     wanted = {only} if isinstance(only, int) else only if only is None else set(only)
-    return lambda rank, text: echo(f"[{rank}] {text}") if wanted is None or rank in wanted else None
+    return lambda rank, text: echo(f"[{label(rank)}] {text}") if wanted is None or rank in wanted else None
 
 
 def check_nproc(nproc, oversubscribe: bool = False) -> None:

@@ -16,10 +16,17 @@ class TorchrunExits:
     """From torchrun's log, which has the ranks that did not end well. `local_ranks`: rank by local rank."""
 
     def __init__(self, log: Path, local_ranks: dict[int, int]):
-        self.log, self.local_ranks = log, local_ranks
+        self.log, self.local_ranks, self.seen = log, local_ranks, 0
 
     def text(self) -> str:
-        """Everything that torchrun, or Python before the connections were up, printed."""
+        """Everything that torchrun, or Python before the connections were up, printed in this attempt."""
+        return self._whole()[self.seen:]
+
+    def forget(self) -> None:
+        """What is in the log now is of an earlier attempt."""
+        self.seen = len(self._whole())
+
+    def _whole(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() and self.log.stat().st_size else ""
 
     def codes(self) -> dict[int, int]:

@@ -11,7 +11,20 @@ RED, PLAIN = "\x1b[0;31m", "\x1b[0m"
 
 
 class LaunchError(ZeroCourseError, RuntimeError):
-    """A launch that did not end well; in a notebook it is shown without the frames of the launcher."""
+    """A launch that did not end well; in a notebook it is shown without the frames of the launcher.
+
+    attempts: how often torchrun had started the ranks; what the error says is of the last time.
+    """
+
+    attempts, which = 1, ""
+
+    def in_attempt(self, attempts: int, max_restarts: int) -> "LaunchError":
+        """The same error, which says how many restarts there were, if any were allowed."""
+        self.attempts = attempts
+        if max_restarts or attempts > 1:
+            self.which = f" (in attempt {attempts}, with max_restarts={max_restarts})"
+            self.args = (f"{self}{self.which}",)
+        return self
 
     def _render_traceback_(self) -> list[str]:
         return [f"{RED}{self}{PLAIN}"]
@@ -56,7 +69,7 @@ class RankError(LaunchError):
 
     def _body(self) -> str:
         others = ", ".join(f"rank {f.rank} ({f.kind})" for f in self.failures[1:])
-        return f"rank {self.rank} failed\n{self.traceback}" + (f"\nafter it: {others}" if others else "")
+        return f"rank {self.rank} failed{self.which}\n{self.traceback}" + (f"\nafter it: {others}" if others else "")
 
     def _render_traceback_(self) -> list[str]:
         head, _, rest = self._body().partition("\n")

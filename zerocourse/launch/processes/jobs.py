@@ -14,6 +14,7 @@ import subprocess
 import time
 
 from . import payload
+from .attempts import Attempt, reason
 from .cleanup import FOLDER_VARIABLE, RUN_VARIABLE, end_processes, find_processes
 from .exits import ChildExits, ForkExits, TorchrunExits
 from .failures import Failure, LaunchTimeout, RankDied, RankError
@@ -33,12 +34,13 @@ class Results(list):
     """What the ranks returned, in rank order (of this node's ranks, on several nodes).
 
     `.records`: `(rank, dict)` of every `report(...)`; `.lines`: `(rank, text)` of the output, the last 100,000;
-    `.seconds`: how long it took.
+    `.seconds`: how long it took. `.attempts`: after restarts what was sent in each attempt; all else is the last one's.
     """
 
-    def __init__(self, values=(), records=(), lines=(), seconds: float = 0.0):
+    def __init__(self, values=(), records=(), lines=(), seconds: float = 0.0, earlier=()):
         super().__init__(values)
         self.records, self.lines, self.seconds = list(records), list(lines), seconds
+        self.attempts = [*earlier, Attempt(len(earlier) + 1, "", self.records, self.lines)]
 
 
 class Job:
@@ -65,6 +67,7 @@ class Job:
         self.torchrun = self.exits = TorchrunExits(self.folder / "torchrun.txt", self.local_ranks)
         self.ready, self.gone, self.gone_first = set(), [], []  # ranks; `gone_first` before any failure of another
         self.on_line = self.on_progress = self.on_notice = lambda *_: None
+        self.earlier: list[Attempt] = []  # of an elastic launch: those before the present one
         self.reset()
         self.listener = Listener(self.folder, self._hello, self._event, self._output, self._disconnected)
         self.poll, self.drain, self.send = self.listener.poll, self.listener.drain, self.listener.send
@@ -113,7 +116,22 @@ class Job:
     # What the ranks send -----------------------------------------------------------------------------------------
 
     def _hello(self, rank: int, hello: dict) -> None:
+        if hello["local_rank"] in self.local_ranks:
+            self._begin_attempt(rank)
         self.pids[rank], self.local_ranks[hello["local_rank"]] = hello["pid"], rank
+
+    def _begin_attempt(self, rank: int) -> None:
+        """Torchrun has started the ranks again, and `rank` is here: forget what the ranks before them sent."""
+        kept = self.listener.connections.keys() - {rank}  # a rank of the new attempt that had none in the last
+        why = reason(self.failed(), self.gone_first, self.torchrun)
+        self.earlier.append(Attempt(len(self.earlier) + 1, why, self.records, list(self.lines)))
+        done, begun = {each: self.done[each] for each in self.done.keys() & kept}, self.begun & kept
+        self.reset(self.verb)
+        self.done, self.begun, self.gone, self.gone_first = done, begun, [], []
+        for local_rank in [each for each, of_node in self.local_ranks.items() if of_node not in kept]:
+            self.pids.pop(self.local_ranks.pop(local_rank), None)
+        self.torchrun.forget()
+        self.on_notice(f"(attempt {len(self.earlier) + 1}: {why}, so torchrun has started the ranks again)")
 
     def _disconnected(self, rank: int) -> None:
         self.gone.append(rank)
