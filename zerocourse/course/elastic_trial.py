@@ -119,11 +119,11 @@ def two_machines(folder: Path) -> list[dict]:
 
 
 def as_data(attempts: Sequence[Attempt], begun: float | None = None) -> list[dict]:
-    """What rank 0 (or the only rank that is here) told in each attempt: `ended`, and `rows`, whose times are in seconds
-    since `begun`, or since the first row."""
+    """What the ranks that are here told in each attempt that made a step: `ended`, and `rows`, whose times are in
+    seconds since `begun`, or since the first row."""
     begun = begun or min(row["at"] for attempt in attempts for _, row in attempt.records)
     return [{"ended": attempt.ended, "rows": [row | {"rank": rank, "at": round(row["at"] - begun, 3)}
-                                              for rank, row in attempt.records]} for attempt in attempts]
+                                              for rank, row in attempt.records]} for attempt in attempts if attempt.records]
 
 
 def recorded() -> list[dict]:
