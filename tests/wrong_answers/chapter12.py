@@ -58,3 +58,19 @@ def clones_the_model(model, optimizer, scheduler):
     return {"model": {name: value.clone() for name, value in model.state_dict().items()},
             "optimizer": optimizer.state_dict(), "scheduler": dict(scheduler.state_dict()),
             "random": torch.get_rng_state()}
+
+
+@wrong("12.7", "each at 0")
+def one_tensor_a_file(index, files, ranks):
+    found, written = {}, {f"rank{rank}": [] for rank in range(ranks)}
+    for name, entry in index.items():
+        values = []
+        for chunk in sorted(entry, key=lambda each: each["offset"]):
+            values += files[chunk["file"]][chunk["at"]:][:chunk["size"]]
+        size, found[name] = -(-len(values) // ranks), []
+        for rank, file in enumerate(written):
+            part = values[rank * size:][:size]
+            if part:
+                found[name].append({"offset": rank * size, "size": len(part), "file": file, "at": 0})
+                written[file] += part
+    return found, written

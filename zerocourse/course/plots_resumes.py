@@ -28,6 +28,7 @@ def differences(lines: Mapping[str, Sequence[float]], right: Sequence[float], fi
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         said.append(f"{name}: " + (f"differs from step {other[0][0]} on, by at most {max(gaps):.2g}" if other
                                    else "every loss the same to the last bit"))
+    figure.axes[0].legend(fontsize=8)
     for axes in figure.axes[-(len(lines) // 2):]:
         axes.set_xlabel("step")
     for axes in figure.axes[::-(-len(lines) // 2)]:
@@ -41,7 +42,7 @@ def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Fi
 
     data: as `elastic_trial.as_data` makes it.
     """
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 4), layout="constrained")
     time, loss = figure.subplots(1, 2)
     loss.plot(range(1, len(unhurt) + 1), unhurt, color=FAINT, linewidth=5, alpha=0.35, label="never hurt")
     said = []
@@ -50,17 +51,18 @@ def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Fi
         rows = [row for row in attempt["rows"] if row["rank"] == min(each["rank"] for each in attempt["rows"])]
         name = f"attempt {number}, {rows[0]['ranks']} rank{'s' * (rows[0]['ranks'] > 1)}"
         style = {"color": colour, "marker": mark, "markersize": 4, "linestyle": dashes, "label": name}
-        time.plot([row["at"] for row in rows], [row["step"] for row in rows], **style)
         loss.plot([row["step"] for row in rows], [row["loss"] for row in rows], **style)
-        said.append(f"{name}: steps {rows[0]['step']} to {rows[-1]['step']}")
-        if attempt["ended"]:
-            time.annotate(attempt["ended"], (rows[-1]["at"], rows[-1]["step"]), (0, 6), textcoords="offset points",
-                          fontsize=8, ha="right" if number > 1 else "left")
-    time.set(title="what was computed when", xlabel="seconds", ylabel="step", ylim=(0, len(unhurt) * 1.12))
+        ended = attempt["ended"] or "the run is complete"
+        style["label"] = f"{name}, until\n{ended}"
+        time.plot([row["at"] for row in rows], [row["step"] for row in rows], **style)
+        said.append(f"{name}: steps {rows[0]['step']} to {rows[-1]['step']}, until {ended}")
+    time.set(title="what was computed when", xlabel="seconds", ylabel="step", ylim=(0, 1.9 * len(unhurt)))
     loss.set(title="the losses", xlabel="step", ylabel="loss")
-    for axes in (time, loss):
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True)) if axes is time else None
-        axes.legend(fontsize=8)
+    for axis in (time.yaxis, loss.xaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    time.set_yticks(range(0, len(unhurt) + 1, 3))
+    time.legend(fontsize=8, loc="upper left")
+    loss.legend(fontsize=8)
     figure.suptitle(title)
     figure.set_label(f"{title}. " + "; ".join(said) + ". All losses lie on the curve of the run that was never hurt.")
     return figure

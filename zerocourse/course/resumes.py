@@ -98,7 +98,7 @@ def gone_on(folder: str, without: str | None = None) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class SliceRead:
     """Bytes that a rank reads: a run of a tensor, from a file. start, stop: elements of the tensor."""
 
     tensor: str
@@ -109,7 +109,7 @@ class Transfer:
     nbytes: int
 
 
-def transfers(folder: Path, tensor: str, start: int, stop: int, rank: int) -> list[Transfer]:
+def transfers(folder: Path, tensor: str, start: int, stop: int, rank: int) -> list[SliceRead]:
     """From which files a rank reads elements `start` to `stop` of a tensor that was saved in pieces (1-D)."""
     entry, found = read_index(folder)["tensors"][tensor], []
     itemsize = getattr(torch, entry["dtype"]).itemsize
@@ -117,7 +117,7 @@ def transfers(folder: Path, tensor: str, start: int, stop: int, rank: int) -> li
         (offset,), (length,) = chunk["offset"], chunk["sizes"]
         first, last = max(start, offset), min(stop, offset + length)
         if first < last:
-            found.append(Transfer(tensor, chunk["file"], rank, first, last, (last - first) * itemsize))
+            found.append(SliceRead(tensor, chunk["file"], rank, first, last, (last - first) * itemsize))
     return found
 
 

@@ -26,10 +26,17 @@ def half_of_it(file: Path, text: str) -> None:
     die()
 
 
+def half_of_the_renames(path: Path) -> None:
+    """Instead of `commit`: its first rename, and end."""
+    path.rename(folders.beside(path, folders.REPLACED))
+    die()
+
+
 MOMENTS: dict[str, tuple[object, str, Callable, int]] = {
     "a rank has written half of its file": (folders, "write_whole", half_of_it, 1),
     "all data is written, the index is not": (content, "merge", die, 0),
-    "the index is written, nothing is renamed": (folders, "commit", die, 0)}
+    "the index is written, nothing is renamed": (folders, "commit", die, 0),
+    "the old folder is renamed, the new one is not": (folders, "commit", half_of_the_renames, 0)}
 """What has been done when the rank (the last entry) dies: the module and the function in whose place it dies."""
 
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from ...errors import BadInput
 from ..palette import FAINT
-from ..resumes import Transfer
+from ..resumes import SliceRead
 from ..show import Shown
 from . import svg
 
 BAR, GAP, TOP = 38, 96, 58  # units: height of a bar, room between the two rows, where the first begins
 
 
-def reshuffle(moves: Sequence[Transfer], size: int, title: str) -> Shown:
+def reshuffle(moves: Sequence[SliceRead], size: int, title: str) -> Shown:
     """One tensor of `size` elements: a bar for each file above, one for each rank below, a band for what is read.
 
     Raises BadInput when there is nothing to read.
@@ -43,5 +43,5 @@ def reshuffle(moves: Sequence[Transfer], size: int, title: str) -> Shown:
     return Shown(words, svg=svg.still(drawing, title, words))
 
 
-def _bounds(moves: Sequence[Transfer]) -> tuple[int, int]:
+def _bounds(moves: Sequence[SliceRead]) -> tuple[int, int]:
     return min(move.start for move in moves), max(move.stop for move in moves)

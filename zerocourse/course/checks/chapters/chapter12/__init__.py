@@ -1,7 +1,7 @@
 """The checks of chapter 12, checkpoints and elastic restarts.
 
     restart_log:       12.1, 12.2
-    saved_chunks:      12.3, 12.5
+    saved_chunks:      12.3, 12.5, 12.7
     crashing_disk:     12.4
     memory_snapshot:   12.6
 """

@@ -115,3 +115,87 @@ def next_samples(order, seen, batch, rank, ranks, micro, *, begin=lambda seen, r
     """
     first = begin(seen, ranks, batch)
     return cut(share(order[first:first + batch], rank, ranks), micro)
+
+
+# 12.7 ---------------------------------------------------------------------------------------------------------------
+
+def saved(*tensors, cuts):
+    """A checkpoint of tensors (name, number of elements), cut at these shares, a file a slice: (index, files)."""
+    index, files = {}, {f"old{number}": [] for number in range(len(cuts) + 1)}
+    for number, (name, numel) in enumerate(tensors):
+        bounds = [0, *(round(numel * cut) for cut in cuts), numel]
+        index[name] = []
+        for file, (first, last) in zip(files, zip(bounds, bounds[1:])):
+            if first < last:
+                index[name].append({"offset": first, "size": last - first, "file": file, "at": len(files[file])})
+                files[file] += [100 * number + element for element in range(first, last)]
+    return index, files
+
+
+ONE_TENSOR = saved(("w", 8), cuts=(0.5,))
+TWO_TENSORS = saved(("w", 8), ("b", 4), cuts=(0.5,))
+UNEVEN = saved(("w", 10), ("b", 3), ("g", 1), cuts=(0.3, 0.7))
+SHUFFLED = ({name: entry[::-1] for name, entry in UNEVEN[0].items()}, UNEVEN[1])
+
+
+def put_in_order(values, places):
+    """The tensor from its chunks."""
+    whole = [None] * sum(len(part) for part in values)
+    for part, place in zip(values, places, strict=True):
+        whole[place:place + len(part)] = part
+    return whole
+
+
+@exercise(
+    "12.7", "Cut a checkpoint anew", minutes=45, difficulty=3, answer="reshard",
+    trials=[Trial([(*ONE_TENSOR, 2), (*ONE_TENSOR, 4), (*ONE_TENSOR, 1)]), Trial([(*TWO_TENSORS, 2), (*TWO_TENSORS, 4)]),
+            Trial([(*UNEVEN, 2), (*UNEVEN, 3), (*UNEVEN, 5)]), Trial([(*SHUFFLED, 2)])],
+    mistakes={
+        "same files": {"name_of": lambda rank: f"old{rank}"},
+        "rounded down": {"share": lambda numel, ranks: max(1, numel // ranks)},
+        "begins of the file": {"read_at": lambda chunk: 0},
+        "offset for at": {"read_at": lambda chunk: chunk["offset"]},
+        "at in the tensor": {"new_at": lambda file, first: first},
+        "each at 0": {"new_at": lambda file, first: 0},
+        "empty slices": {"least": 0},
+        "as they come": {"whole": lambda values, places: [value for part in values for value in part]},
+        "padded": {"pad": True},
+        "file after file": {"by_rank": False},
+    })
+def reshard(index, files, ranks, *, name_of="rank{}".format, share=lambda numel, ranks: -(-numel // ranks),
+            read_at=lambda chunk: chunk["at"], new_at=lambda file, first: len(file), least=1, whole=put_in_order, pad=False,
+            by_rank=True):
+    """The index and the files of the same tensors on other ranks.
+
+    same files: You kept the names of the old files: the new ones are called "rank0", "rank1", and so on.
+    rounded down: You rounded the size of a slice down: then the last elements belong to nobody. Round up.
+    begins of the file: You read each chunk from the beginning of its file: it begins at `at`, since a file holds chunks
+        of several tensors.
+    offset for at: You read each chunk at its `offset`, which is its place in the tensor: in the file it begins at `at`.
+    at in the tensor: The `at` of a new chunk is its place in the file, not in the tensor.
+    each at 0: You let every new chunk begin at 0: a file holds chunks of several tensors, one after the other.
+    empty slices: You made chunks of no elements: leave them out.
+    as they come: You took the chunks as they come in the index: put each where its `offset` says.
+    padded: You wrote padding: a checkpoint has none, or it could not be cut for other ranks.
+    file after file: You cut all tensors as if they were one: each tensor is cut by itself.
+    right: without a word about stages, so what two ranks saved can be read by five.
+    """
+    new_index, new_files = {}, {name_of(rank): [] for rank in range(ranks)}
+    together = sum(sum(chunk["size"] for chunk in entry) for entry in index.values())
+    passed = 0
+    for name, entry in index.items():
+        values = [files[chunk["file"]][read_at(chunk):read_at(chunk) + chunk["size"]] for chunk in entry]
+        values = whole(values, [chunk["offset"] for chunk in entry])
+        numel, new_index[name] = sum(chunk["size"] for chunk in entry), []
+        size = share(numel if by_rank else together, ranks)
+        for rank, file in enumerate(new_files.values()):
+            first, last = rank * size, (rank + 1) * size
+            if not by_rank:
+                first, last = max(0, first - passed), max(0, last - passed)
+            part = values[first:min(last, numel)]
+            if len(part) >= least:
+                new_index[name].append({"offset": min(first, numel), "size": len(part), "file": name_of(rank),
+                                        "at": new_at(file, first)})
+                file += part + [0] * (size - len(part)) * pad
+        passed += numel
+    return new_index, new_files
