@@ -1,0 +1,76 @@
+"""Wrong answers of chapter 12."""
+
+import torch
+
+from wrong_answers import wrong
+
+
+@wrong("12.1", "ranks")
+def counts_sizes(rows):
+    steps, sizes, saved = [], set(), [0]
+    for row in rows:
+        steps.append(row["step"])
+        sizes.add(row["ranks"])
+        if row["saved"]:
+            saved.append(row["step"])
+    return {"restarts": row["attempt"] - 1, "wasted": len(steps) - len(set(steps)), "safe": max(saved),
+            "changes": len(sizes) - 1}
+
+
+@wrong("12.2", "one machine")
+def ignores_machines(save, mean, machines):
+    return (2 * save * mean) ** 0.5
+
+
+@wrong("12.3", "in the tensor")
+def seeks_in_the_tensor(chunks, start, stop):
+    read = []
+    for chunk in sorted(chunks, key=lambda each: each["offset"]):
+        wanted = [i for i in range(start, stop) if chunk["offset"] <= i < chunk["offset"] + chunk["size"]]
+        if wanted:
+            read.append((chunk["file"], wanted[0], len(wanted), wanted[0] - start))
+    return read
+
+
+@wrong("12.4", "no fsync")
+def trusts_the_rename(disk, name, data):
+    temporary = f"{name}.tmp"
+    disk.write(temporary, data)
+    disk.rename(temporary, name)
+    disk.sync_folder()
+
+
+@wrong("12.4", "in place")
+def writes_over_it(disk, name, data):
+    disk.write(name, data)
+    disk.fsync(name)
+    disk.sync_folder()
+
+
+@wrong("12.5", "dealt out")
+def deals(order, seen, batch, rank, ranks, micro):
+    mine = [order[place] for place in range(seen + rank, seen + batch, ranks)]
+    return [mine[i:i + micro] for i in range(0, len(mine), micro)]
+
+
+@wrong("12.6", "optimizer shared")
+def clones_the_model(model, optimizer, scheduler):
+    return {"model": {name: value.clone() for name, value in model.state_dict().items()},
+            "optimizer": optimizer.state_dict(), "scheduler": dict(scheduler.state_dict()),
+            "random": torch.get_rng_state()}
+
+
+@wrong("12.7", "each at 0")
+def one_tensor_a_file(index, files, ranks):
+    found, written = {}, {f"rank{rank}": [] for rank in range(ranks)}
+    for name, entry in index.items():
+        values = []
+        for chunk in sorted(entry, key=lambda each: each["offset"]):
+            values += files[chunk["file"]][chunk["at"]:][:chunk["size"]]
+        size, found[name] = -(-len(values) // ranks), []
+        for rank, file in enumerate(written):
+            part = values[rank * size:][:size]
+            if part:
+                found[name].append({"offset": rank * size, "size": len(part), "file": file, "at": 0})
+                written[file] += part
+    return found, written

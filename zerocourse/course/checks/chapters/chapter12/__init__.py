@@ -1,0 +1,9 @@
+"""The checks of chapter 12, checkpoints and elastic restarts.
+
+    restart_log:       12.1, 12.2
+    saved_chunks:      12.3, 12.5, 12.7
+    crashing_disk:     12.4
+    memory_snapshot:   12.6
+"""
+
+from . import crashing_disk, memory_snapshot, restart_log, saved_chunks  # noqa: F401  (each registers its exercises)
