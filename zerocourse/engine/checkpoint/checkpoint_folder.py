@@ -4,7 +4,7 @@ A save writes into `NAME.partial`, a folder beside the place of the checkpoint. 
 disk has everything, the index comes last, and the folder is renamed to `NAME`. If the process is killed,
 
     before the index    `NAME` is what it was, and `NAME.partial` is rubbish, which the next save removes
-    after the index     `NAME.partial` is a whole checkpoint that is only to be renamed (`settle`)
+    after the index     `NAME.partial` is a whole checkpoint, which counts where there is no older `NAME` (`settle`)
 
 An older checkpoint of the same name is moved to `NAME.replaced` first, and is removed last.
 """
