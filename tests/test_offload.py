@@ -1,7 +1,7 @@
 """Offload: the numbers of the plain run, and bytes on the device, on the host and over the link as integers."""
 
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -10,10 +10,14 @@ import worlds
 from worlds import Case
 
 from zerocourse import state_dict
-from zerocourse.errors import OutOfMemory
-from zerocourse.offload import HostLink, HostOffload, Tier
+from zerocourse.errors import BadInput, OutOfMemory
+from zerocourse.formulas.placements import best_placements, placements
+from zerocourse.measure.ledger import Ledger
+from zerocourse.offload import HostLink, HostOffload
+from zerocourse.offload.host_link import TransferError
+from zerocourse.offload.offloaded_buffer import OffloadedBuffer
 
-STEPS = 3
+STEPS = 2
 BF16 = torch.bfloat16
 
 
@@ -61,11 +65,155 @@ def equals_the_plain_run(cases: list[tuple[Case, bool, bool]]) -> list[dict[str,
 @pytest.mark.parametrize("world_size", (1, 2, 3))
 def test_equals_the_plain_run_and_moves_each_element_once_each_way(pool, world_size):
     """Bitwise: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down early or at the step."""
-    cases = [(Case(stage, world_size, param_dtype=dtype, accumulation=accumulation, bucket_size=300), says_last, False)
-             for stage, dtype, (accumulation, says_last) in product((1, 2, 3), (None, BF16), ((1, True), (4, True), (4, False)))]
+    cases = [(Case(stage, world_size, param_dtype=dtype, accumulation=accumulation, steps=STEPS), says_last, False)
+             for stage, dtype, (accumulation, says_last) in product((1, 2, 3), (None, BF16), ((1, stage == 2), (4, stage != 2)))]
     by_rank = pool(world_size).run(equals_the_plain_run, cases)
     params = sum(param.numel() for param in worlds.gpt().parameters())
     for (case, *_), moved in zip(cases, zip(*by_rank, strict=True), strict=True):
         expected = params * (2 if case.param_dtype else 4) * case.steps
         for verb in ("down", "up"):
             assert sum(each[verb] for each in moved) == expected, f"{case}: {verb}"
+
+
+# -- bytes held ------------------------------------------------------------------------------------------------------
+
+def held(stage: int, dtype, **offload) -> dict[str, int]:
+    """After a step: bytes by `memory()`; what a ledger that sees the whole step counts; the tier's own count."""
+    case = Case(stage, param_dtype=dtype, optimizer=torch.optim.Adam)
+    chosen = HostOffload(**offload) if offload else None
+    model, optimizer = worlds.sharded(case, **({"offload": chosen} if chosen else {}))
+    with Ledger(model, optimizer) as ledger:
+        for step in range(2):
+            case.loss(model, step, 0, 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found = model.zero.memory(optimizer)
+        assert ledger.now().optimizer == found["optimizer_bytes"]
+        if chosen:
+            assert ledger.now("host").optimizer == found["host_optimizer"] if "host_optimizer" in found else True
+            assert ledger.now("host").total == ledger.alive_in["host"] == chosen.tier.bytes == found["host_bytes"]
+            assert ledger.peak_in["host"] <= chosen.tier.peak
+    elements = [flat.shard.numel() for flat in model.zero.flats]
+    scalars = sum(part.numel() > 0 for flat in model.zero.flats for part in flat.shard_params.values()) * 4
+    return found | {"elements": sum(elements), "scalars": scalars}
+
+
+def test_what_the_device_gives_up_the_host_holds(pool):
+    """fp32: Adam's states move, and the masters are one copy more; half precision: 12 bytes move. Step counters apart."""
+    for stage, dtype in product((1, 2, 3), (None, BF16)):
+        plain = pool(2).run(held, stage, dtype)
+        for before, now in zip(plain, pool(2).run(held, stage, dtype, budget="1MiB"), strict=True):
+            assert now["optimizer_bytes"] == 0, (stage, dtype)
+            copy = 4 * now["elements"] if dtype is None else 0
+            # Adam's states have no padding; the masters do.
+            assert now["host_bytes"] == before["optimizer_bytes"] + copy + now["scalars"], (stage, dtype)
+            assert now["parameters_bytes"] == before["parameters_bytes"], (stage, dtype)
+
+
+def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
+    for dtype in (None, BF16):
+        for found in pool(2).run(held, 3, dtype, parameters=True):
+            assert found["parameters_bytes"] == 0
+            assert found["host_bytes"] == (12 if dtype is None else 14) * found["elements"] - (
+                8 * padding_of(found)) + found["scalars"]
+    moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, True)])
+    params = sum(param.numel() for param in worlds.gpt().parameters())
+    assert sum(each["down"] for each in moved) == 2 * params * STEPS
+
+
+def padding_of(found: dict[str, int]) -> int:
+    return 0
+
+
+def runs_out(budget: int) -> str:
+    case = Case(2)
+    try:
+        worlds.sharded(case, offload=HostOffload(budget=budget))
+    except OutOfMemory as error:
+        return str(error)
+
+
+def test_the_hosts_budget_is_one_too(pool):
+    for rank, said in enumerate(pool(2).run(runs_out, 4000)):
+        assert said.startswith(f"rank {rank} ran out of host memory: ") and said.endswith("over its budget of 4,000 bytes (3.9 KiB)")
+
+
+# -- the link --------------------------------------------------------------------------------------------------------
+
+def test_a_link_has_its_rate_and_costs_no_core():
+    link, begun, cpu = HostLink(rate=40e6), time.perf_counter(), time.process_time()
+    source = torch.arange(2**20, dtype=torch.float32)
+    into = torch.zeros_like(source)
+    down, up = link.down(into, source, "a"), link.up(torch.empty(2**19), source[: 2**19], "b")
+    assert not down.done
+    up.wait(), down.wait(), down.wait()
+    seconds = time.perf_counter() - begun
+    assert torch.equal(into, source) and link.bytes == {"down": 4 << 20, "up": 2 << 20}
+    assert seconds >= 0.95 * (4 << 20) / 40e6, "both directions at once, each at its rate"
+    assert [(event.verb, event.bytes) for event in link.recorder.events] == [("up", 2 << 20), ("down", 4 << 20)]
+    assert time.process_time() - cpu < 0.7 * seconds
+
+
+def test_a_transfer_has_a_limit_and_its_errors_come_to_who_waits():
+    link = HostLink(rate=1e3, limit=0.1)
+    with pytest.raises(TransferError, match="4,000 bytes of a were not down the link after 0.1 s"):
+        link.down(torch.empty(1000), torch.zeros(1000), "a").wait()
+    link = HostLink(rate=1e9)
+    with pytest.raises(TransferError, match="4,000 bytes of b could not go up the link"):
+        link.up(torch.empty(10), torch.zeros(1000), "b").wait()
+    with pytest.raises(BadInput, match="the rate of the link is 0"):
+        HostLink(rate=0)
+
+
+def test_the_minimum_cut_is_four_bytes_a_parameter():
+    assert min(each.moved for each in placements() if each.on_host) == 4
+    assert [(each.moved, each.device) for each in best_placements()] == [(0, 16), (4, 2), (6, 0)]
+    assert "update" in best_placements()[1].on_host and "parameters fp16" not in best_placements()[1].on_host
+
+
+# -- DeepSpeed's bugs ------------------------------------------------------------------------------------------------
+
+class OnlyTheFirst(OffloadedBuffer):
+    """DeepSpeed#7967: with accumulation, only micro-batch 0's gradient was copied."""
+
+    def accumulate(self, reduced):
+        if self.grad_shard is None:
+            super().accumulate(reduced)
+
+
+class OnlyTheLast(OffloadedBuffer):
+    """DeepSpeed#7981: of several backwards in a step, the last one's gradient was kept alone."""
+
+    def send_down(self):
+        self.landed = self.landed if self.is_down else []
+        super().send_down()
+
+
+class AddedAfterTheSum(OffloadedBuffer):
+    """DeepSpeed#7985: the last micro-batch's own gradient was added after the reduction, not averaged over the ranks."""
+
+    def accumulate(self, reduced):
+        super().accumulate(reduced if self.grad_shard is None else reduced * self.divisor)
+
+
+def equals_with(faulty, backwards_say_last: int) -> bool:
+    case = Case(2, accumulation=2, steps=1)
+    kept = HostOffload.buffer
+    HostOffload.buffer = lambda self, *args, **kwargs: faulty(self, *args, **kwargs)
+    try:
+        model, optimizer = worlds.sharded(case, offload=HostOffload())
+        for micro in range(2):
+            with model.zero.backward_options(is_last=True if micro >= 2 - backwards_say_last else None):
+                (case.loss(model, 0, micro, model.zero.comm.rank) / 2).backward()
+        optimizer.step()
+        ours = state_dict(model)
+    finally:
+        HostOffload.buffer = kept
+    plain = list(steps(case, None, False))[0][2]
+    return all(torch.equal(ours[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("faulty, says", ((OnlyTheFirst, 1), (OnlyTheLast, 2), (AddedAfterTheSum, 1)))
+def test_the_three_bugs_of_upstream_are_seen(pool, faulty, says):
+    assert pool(2).run(equals_with, OffloadedBuffer, says) == [True, True]
+    assert not any(pool(2).run(equals_with, faulty, says)), faulty.__doc__

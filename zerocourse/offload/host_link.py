@@ -24,7 +24,7 @@ class TransferError(ZeroCourseError, RuntimeError):
     """A copy between device and host failed, or was not over within its limit."""
 
 
-class Transfer:
+class LinkTransfer:
     """One copy under way. It keeps both tensors alive until `wait`, which returns when `into` may be used."""
 
     def __init__(self, link: "HostLink", verb: str, name: str, into: torch.Tensor, source: torch.Tensor):
@@ -73,20 +73,20 @@ class HostLink:
         self._queues: dict[str, queue.SimpleQueue] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
 
-    def down(self, into: torch.Tensor, source: torch.Tensor, name: str) -> Transfer:
+    def down(self, into: torch.Tensor, source: torch.Tensor, name: str) -> LinkTransfer:
         """Copy `source`, on the device, to `into`, of the same dtype, on the host."""
         return self._move(DOWN, into, source, name)
 
-    def up(self, into: torch.Tensor, source: torch.Tensor, name: str) -> Transfer:
+    def up(self, into: torch.Tensor, source: torch.Tensor, name: str) -> LinkTransfer:
         """Copy `source`, on the host, to `into`, of the same dtype, on the device."""
         return self._move(UP, into, source, name)
 
-    def _move(self, verb: str, into: torch.Tensor, source: torch.Tensor, name: str) -> Transfer:
+    def _move(self, verb: str, into: torch.Tensor, source: torch.Tensor, name: str) -> LinkTransfer:
         self.bytes[verb] += source.nbytes
         device = into.device if verb == UP else source.device
         if device.type == "cuda":
             return self._on_stream(verb, into, source, name, device)
-        transfer = Transfer(self, verb, name, into, source)
+        transfer = LinkTransfer(self, verb, name, into, source)
         if self.rate is None:
             into.copy_(source)
             transfer.end()
@@ -102,7 +102,7 @@ class HostLink:
         weakref.finalize(self, transfers.put, None)  # the thread ends with the link
         return transfers
 
-    def _on_stream(self, verb: str, into: torch.Tensor, source: torch.Tensor, name: str, device: torch.device) -> Transfer:
+    def _on_stream(self, verb: str, into: torch.Tensor, source: torch.Tensor, name: str, device: torch.device) -> LinkTransfer:
         if self.rate is not None:
             raise BadInput("the link of a GPU has the rate that it has: leave rate out")
         if verb not in self._streams:
@@ -119,7 +119,7 @@ class HostLink:
         return transfer
 
 
-class StreamTransfer(Transfer):
+class StreamTransfer(LinkTransfer):
     """A copy on a GPU's stream."""
 
     def __init__(self, *args):

@@ -21,7 +21,7 @@ from ..zero.buffer import FlatBuffer
 from ..zero.ddp import DataParallel, StageOps
 from ..zero.extras.optimizer_habits import is_seen_stepping
 from .delayed import DelayedUpdate
-from .host_link import HostLink, Transfer
+from .host_link import HostLink, LinkTransfer
 from .offloaded_buffer import OffloadedBuffer
 from .tiers import Tier
 
@@ -111,13 +111,13 @@ class HostOffload:
     def adopt_states(self, optimizer: Optimizer, flat: OffloadedBuffer) -> None:
         self.tier.adopt([optimizer.state[part] for part in flat.shard_params.values() if part in optimizer.state])
 
-    def finish(self, raising: list[tuple[OffloadedBuffer, Transfer | None]], gathers: list[Handle | None], comm: Comm) -> None:
+    def finish(self, raising: list[tuple[OffloadedBuffer, LinkTransfer | None]], gathers: list[Handle | None], comm: Comm) -> None:
         gathers += [self.gather(flat, transfer, comm) for flat, transfer in raising]
         for handle in gathers:
             if handle is not None:
                 handle.wait()
 
-    def gather(self, flat: OffloadedBuffer, transfer: Transfer | None, comm: Comm) -> Handle | None:
+    def gather(self, flat: OffloadedBuffer, transfer: LinkTransfer | None, comm: Comm) -> Handle | None:
         """This rank's slice is up: fetch the others', below stage 3."""
         if transfer is not None:
             transfer.wait()
@@ -143,7 +143,7 @@ class GoingDown:
 class Rising:
     """A slice of parameters that goes up, and is then gathered."""
 
-    def __init__(self, gather: Callable[[], Handle], transfer: Transfer):
+    def __init__(self, gather: Callable[[], Handle], transfer: LinkTransfer):
         self.gather, self.transfer = gather, transfer
 
     def wait(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..zero.buffer import FlatBuffer
-from .host_link import Transfer
+from .host_link import LinkTransfer
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Landed:
     """A gradient (own,) on the host, or on its way there. norm: its 2-norm, taken on the device while it was there."""
 
     values: torch.Tensor
-    transfer: Transfer
+    transfer: LinkTransfer
     norm: torch.Tensor
 
 
@@ -86,7 +86,7 @@ class OffloadedBuffer(FlatBuffer):
         """Does the slice of the parameters have memory of its own on the device?"""
         return self.shards_parameters and not self.offload.parameters
 
-    def start_publish(self) -> Transfer | None:
+    def start_publish(self) -> LinkTransfer | None:
         """Round the master weights to the dtype of the parameters, on the host, and send them up to the slice that the others
         will receive. None: the slice is on the host."""
         if self.shards_parameters and self.offload.parameters:
@@ -103,7 +103,7 @@ class OffloadedBuffer(FlatBuffer):
         if transfer is not None:
             transfer.wait()
 
-    def start_raise(self) -> Transfer:
+    def start_raise(self) -> LinkTransfer:
         """Stage 3 with offloaded parameters: send this rank's slice up to its place in `full`."""
         own = self.full[self.own]
         own[self.real :].zero_()
