@@ -65,8 +65,9 @@ def equals_the_plain_run(cases: list[tuple[Case, bool, bool]]) -> list[dict[str,
 @pytest.mark.parametrize("world_size", (1, 2, 3))
 def test_equals_the_plain_run_and_moves_each_element_once_each_way(pool, world_size):
     """Bitwise: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down early or at the step."""
-    cases = [(Case(stage, world_size, param_dtype=dtype, accumulation=accumulation, steps=STEPS), says_last, False)
-             for stage, dtype, (accumulation, says_last) in product((1, 2, 3), (None, BF16), ((1, stage == 2), (4, stage != 2)))]
+    cases = [(Case(stage, world_size, param_dtype=dtype, accumulation=accumulation, steps=STEPS),
+              (stage == 2) == (accumulation == 1), False)
+             for stage, dtype, accumulation in product((1, 2, 3), (None, BF16), (1, 4))]
     by_rank = pool(world_size).run(equals_the_plain_run, cases)
     params = sum(param.numel() for param in worlds.gpt().parameters())
     for (case, *_), moved in zip(cases, zip(*by_rank, strict=True), strict=True):
@@ -90,7 +91,6 @@ def held(stage: int, dtype, **offload) -> dict[str, int]:
         found = model.zero.memory(optimizer)
         assert ledger.now().optimizer == found["optimizer_bytes"]
         if chosen:
-            assert ledger.now("host").optimizer == found["host_optimizer"] if "host_optimizer" in found else True
             assert ledger.now("host").total == ledger.alive_in["host"] == chosen.tier.bytes == found["host_bytes"]
             assert ledger.peak_in["host"] <= chosen.tier.peak
     elements = [flat.shard.numel() for flat in model.zero.flats]
@@ -114,15 +114,10 @@ def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
     for dtype in (None, BF16):
         for found in pool(2).run(held, 3, dtype, parameters=True):
             assert found["parameters_bytes"] == 0
-            assert found["host_bytes"] == (12 if dtype is None else 14) * found["elements"] - (
-                8 * padding_of(found)) + found["scalars"]
+            assert found["host_bytes"] == (12 if dtype is None else 14) * found["elements"] + found["scalars"]
     moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, True)])
     params = sum(param.numel() for param in worlds.gpt().parameters())
-    assert sum(each["down"] for each in moved) == 2 * params * STEPS
-
-
-def padding_of(found: dict[str, int]) -> int:
-    return 0
+    assert sum(each["down"] for [each] in moved) == 2 * params * STEPS
 
 
 def runs_out(budget: int) -> str:
@@ -135,7 +130,7 @@ def runs_out(budget: int) -> str:
 
 def test_the_hosts_budget_is_one_too(pool):
     for rank, said in enumerate(pool(2).run(runs_out, 4000)):
-        assert said.startswith(f"rank {rank} ran out of host memory: ") and said.endswith("over its budget of 4,000 bytes (3.9 KiB)")
+        assert said.startswith(f"rank {rank} ran out of host memory: ") and said.endswith("over its budget of 4,000 bytes (3.91 KiB)")
 
 
 # -- the link --------------------------------------------------------------------------------------------------------
