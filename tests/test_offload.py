@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 import worlds
 from worlds import Case
 
-from zerocourse import state_dict
+from zerocourse import shard, state_dict
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements
 from zerocourse.measure.ledger import Ledger
+from zerocourse.measure.staleness import staleness
 from zerocourse.offload import HostLink, HostOffload
 from zerocourse.offload.host_link import TransferError
 from zerocourse.offload.offloaded_buffer import OffloadedBuffer
@@ -212,3 +214,120 @@ def equals_with(faulty, backwards_say_last: int) -> bool:
 def test_the_three_bugs_of_upstream_are_seen(pool, faulty, says):
     assert pool(2).run(equals_with, OffloadedBuffer, says) == [True, True]
     assert not any(pool(2).run(equals_with, faulty, says)), faulty.__doc__
+
+
+# -- the delayed update ----------------------------------------------------------------------------------------------
+
+class OneHot(torch.nn.Module):
+    """The loss of batch k has the gradient e_k."""
+
+    def __init__(self, size: int = 8):
+        super().__init__()
+        self.x = torch.nn.Parameter(torch.zeros(size))
+
+    def forward(self, k: int):
+        return self.x[k]
+
+
+def moved_entries(warm_up: int) -> list[list[int]]:
+    """By step, the entries that are not 0 after it; the last time after `settle`."""
+    model = OneHot()
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.5), 1, offload=HostOffload(delay_after=warm_up))
+    found = []
+    for k in range(6):
+        model(k).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(model.x.detach().nonzero().flatten().tolist())
+        assert set(model.x.detach().tolist()) <= {0.0, -0.5}, "once, by exactly the learning rate"
+    model.zero.settle()
+    return [*found, model.x.detach().nonzero().flatten().tolist()]
+
+
+def test_each_entry_moves_one_step_late_and_once(pool):
+    late = [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+    warm = [[0], [0, 1], [0, 1], *late[3:]]
+    for rank in pool(2).run(moved_entries, 0):
+        assert rank == late
+    for rank in pool(2).run(moved_entries, 2):
+        assert rank == warm
+
+
+def delays() -> list[int]:
+    def make(model, lr, **options):
+        return shard(model, torch.optim.SGD(model.parameters(), lr=lr), 2, offload=HostOffload(**options))[1]
+    return [staleness(partial(make, delay_after=after), steps=300) for after in (None, 3)]
+
+
+def test_the_staleness_is_one():
+    assert delays() == [0, 1]
+
+
+class Queue:
+    """A delay queue of length 1 in one process: what the delayed update must equal. It has the hyper-parameters, and the
+    gradient with its clipping, of the step that made them."""
+
+    def __init__(self, optimizer, after: int):
+        self.optimizer, self.after, self.steps, self.kept = optimizer, after, 0, None
+
+    def step(self):
+        self.steps += 1
+        group = self.optimizer.param_groups[0]
+        made = [param.grad.clone() for param in group["params"]], group["lr"]
+        if self.steps > self.after:
+            made, self.kept = self.kept, made
+        self.apply(made)
+
+    def apply(self, made):
+        if made is not None:
+            group = self.optimizer.param_groups[0]
+            now = group["lr"]
+            for param, gradient in zip(group["params"], made[0], strict=True):
+                param.grad = gradient
+            group["lr"] = made[1]
+            self.optimizer.step()
+            group["lr"] = now
+
+
+def late_and_queue(stage: int, dtype, clip: float) -> None:
+    """Bitwise in fp32 at every step on one rank, with Adam, a schedule, and clipping by the norm of the producing step."""
+    case = Case(stage, 1, optimizer=torch.optim.AdamW, steps=6, param_dtype=dtype)
+    model, optimizer = worlds.sharded(case, offload=HostOffload(delay_after=2))
+    plain = worlds.gpt()
+    masters = [torch.nn.Parameter(param.detach().clone()) for param in plain.parameters()]
+    plain.to(dtype)
+    inner = torch.optim.AdamW(masters if dtype else plain.parameters())
+    queue = Queue(inner, 2)
+    for step in range(case.steps):
+        for each in (optimizer, inner):
+            each.param_groups[0]["lr"] = 1e-2 / (step + 1)
+        loss = case.loss(model, step, 0, 0)
+        loss.backward()
+        if clip:
+            model.zero.scale_gradients(clip / (step + 1))
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 7.0  # a scheduler that runs while the update does
+        optimizer.zero_grad()
+        plain.zero_grad()
+        expected = case.loss(plain, step, 0, 0)
+        expected.backward()
+        for param, master in zip(plain.parameters(), inner.param_groups[0]["params"], strict=True):
+            master.grad = param.grad.to(master.dtype)
+            if clip:
+                master.grad = master.grad * (clip / (step + 1))
+        queue.step()
+        if dtype:
+            with torch.no_grad():
+                for param, master in zip(plain.parameters(), masters, strict=True):
+                    param.copy_(master)
+        assert loss.item() == expected.item(), f"stage {stage}, step {step}"
+    queue.apply(queue.kept)
+    state = state_dict(model)  # settles
+    for (name, param), master in zip(plain.named_parameters(), inner.param_groups[0]["params"], strict=True):
+        assert torch.equal(state[name], master.to(param.dtype)), f"stage {stage}: {name} after settle"
+
+
+@pytest.mark.parametrize("stage", (1, 2, 3))
+def test_the_delayed_update_equals_a_queue_of_one(stage):
+    for dtype, clip in ((None, 0.0), (None, 0.5), (BF16, 0.5)):
+        late_and_queue(stage, dtype, clip)
