@@ -16,6 +16,8 @@ import torch
 from torch.optim import Optimizer
 
 from ..comm import Comm
+from ..zero.buffer import FlatBuffer
+from ..zero.extras.optimizer_habits import is_seen_stepping
 from ..zero.optimizer import BufferedStep
 from .offloaded_buffer import OffloadedBuffer
 
@@ -53,6 +55,8 @@ class UpdateUnderWay:
     def __init__(self, offload, flats: list[OffloadedBuffer], optimizer: Optimizer):
         self.offload, self.flats, self.error = offload, flats, None
         self.gradients = [flat.take_gradients() for flat in flats]
+        for flat in flats:
+            flat.is_updating = True
         self.step = BufferedStep(as_of_now(optimizer))
         self.thread = threading.Thread(target=self.run, name="delayed update", daemon=True)
         self.thread.start()
@@ -60,18 +64,25 @@ class UpdateUnderWay:
     @torch.no_grad()
     def run(self) -> None:
         try:
-            for flat, gradient in zip(self.flats, self.gradients, strict=True):
-                flat.hand_out(gradient.for_step(flat), gradient.names)
+            waiting = list(zip(self.flats, self.gradients, strict=True))
+            while waiting:
+                at_once = len(waiting) if is_seen_stepping(self.step.optimizer) else 1  # hooks want one step, of everything
+                for flat, gradient in waiting[:at_once]:
+                    flat.hand_out(gradient.for_step(flat), gradient.names)
                 with self.offload.tier.taking():
-                    self.step(flat)
-                flat.withdraw_gradients()
-                self.offload.adopt_states(self.step.optimizer, flat)
+                    self.step(*(flat for flat, _ in waiting[:at_once]))
+                for flat, _ in waiting[:at_once]:
+                    FlatBuffer.withdraw_gradients(flat)
+                    self.offload.adopt_states(self.step.optimizer, flat)
+                del waiting[:at_once]
             self.gradients.clear()
         except BaseException as error:
             self.error = error
 
     def wait(self) -> None:
         self.thread.join()
+        for flat in self.flats:
+            flat.is_updating = False
         if self.error is not None:
             raise self.error
 
@@ -81,4 +92,6 @@ def as_of_now(optimizer: Optimizer) -> Optimizer:
     twin = copy(optimizer)
     twin.param_groups = [dict(group) for group in optimizer.param_groups]
     twin.state = optimizer.state
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "add_param_group"):  # copy() leaves them out
+        setattr(twin, name, getattr(optimizer, name))
     return twin

@@ -73,6 +73,9 @@ class HostOffload:
         self.stage, self.link.recorder = stage, stage.recorder
         if self.delays:
             stage.written.apart = []  # their update may be under way at any time
+            for flat in stage.flats:
+                for part in flat.shard_params.values():
+                    part._has_gradient = lambda: False  # the stage's next gradients are not those of the update under way
 
     def settle(self) -> None:
         """Apply what has been delayed. Collective, at the same step on every rank."""

@@ -65,6 +65,7 @@ class OffloadedBuffer(FlatBuffer):
         super().__init__(*args, **kwargs)
         self.offload, self.tier, self.link = offload, offload.tier, offload.link
         self.landed: list[Landed] = []  # what has gone down since the last zero_grad: one, if backwards say which is last
+        self.is_updating = False  # is a delayed update under way, which has its own gradients at the shard parameters?
         self.real = max(0, min(self.own.stop, self.layout.numel) - self.own.start)  # elements without padding
 
     def place(self, exact: torch.Tensor) -> None:
@@ -130,7 +131,7 @@ class OffloadedBuffer(FlatBuffer):
             return
         slice = self.grad_shard
         into = self.tier.empty(slice.numel(), slice.dtype)
-        norm = self.norm_of(slice, torch.float32)
+        norm = self.norm_of(slice, torch.float64 if slice.dtype in (torch.float64, torch.complex128) else torch.float32)
         self.landed.append(Landed(into, self.link.down(into[: self.real], slice[: self.real], self.name), norm))
         self.grad_shard = into
         self.drop_bucket()  # stages 1 and 2 keep none, then: the next micro-batch begins another
@@ -161,6 +162,10 @@ class OffloadedBuffer(FlatBuffer):
         taken = Gradient(self.landed, self.grad_factor, set(self.has_grad))
         self.landed, self.grad_shard, self.grad_factor = [], None, None
         return taken
+
+    def withdraw_gradients(self) -> None:
+        if not self.is_updating:  # else a zero_grad would take them from the update
+            super().withdraw_gradients()
 
     def gradient_norm(self, dtype: torch.dtype) -> torch.Tensor:
         if self.is_down and len(self.landed) == 1 and self.landed[0].norm.dtype is dtype:
