@@ -10,7 +10,7 @@ import torch
 import worlds
 from worlds import Case
 
-from zerocourse import shard, state_dict
+from zerocourse import gathered, initialize, load_checkpoint, save_checkpoint, shard, state_dict
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements
 from zerocourse.measure.ledger import Ledger
@@ -331,3 +331,171 @@ def late_and_queue(stage: int, dtype, clip: float) -> None:
 def test_the_delayed_update_equals_a_queue_of_one(stage):
     for dtype, clip in ((None, 0.0), (None, 0.5), (BF16, 0.5)):
         late_and_queue(stage, dtype, clip)
+
+
+# -- checkpoints, the engine, writes ---------------------------------------------------------------------------------
+
+SETTINGS = ((2, {}), (1, {"rate": 1e9}), (3, {"parameters": True}), (2, {"delay_after": 1}), (3, None))
+
+
+def goes_on(folder: str, dtype) -> list[bool]:
+    """Saved after two steps under each setting, loaded under the next: is the third step that of the unbroken run?"""
+    equal = []
+    plain = [step[2] for step in steps(Case(2, steps=4, param_dtype=dtype), None, False)]
+    for number, (stage, offload) in enumerate(SETTINGS):
+        case = Case(stage, param_dtype=dtype)
+        model, optimizer = worlds.sharded(case, offload=None if offload is None else HostOffload(**offload))
+        late = model.zero.offload is not None and model.zero.offload.delays
+        if number:
+            load_checkpoint(model, optimizer, f"{folder}/{number}")
+            assert late or number == 4 or all(torch.equal(value, before[name]) for name, value in state_dict(model).items())
+            if offload is not None:
+                held = model.zero.memory(optimizer)
+                assert held["optimizer_bytes"] == 0 and held["host_bytes"] == model.zero.offload.tier.bytes
+        for step in range(2 if number == 0 else 1):
+            case.loss(model, step + number + (number > 0), 0, model.zero.comm.rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        before = state_dict(model)
+        if number < 3:
+            equal.append(all(torch.equal(value, plain[number + 1][name]) for name, value in before.items()))
+        save_checkpoint(model, optimizer, f"{folder}/{number + 1}")
+    return equal
+
+
+def test_a_checkpoint_travels_with_offload_and_without(pool, tmp_path):
+    for dtype in (None, BF16):
+        assert pool(2).run(goes_on, str(tmp_path / str(dtype)), dtype) == [[True] * 3] * 2
+
+
+def a_save_in_between(folder: str) -> list[list[float]]:
+    """What a delayed run saves, and what its model holds then, and what a run that loads it holds."""
+    model = OneHot()
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.5), 2, offload=HostOffload(delay_after=0))
+    for k in range(3):
+        model(k).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    save_checkpoint(model, optimizer, folder)
+    other = OneHot()
+    other, _ = shard(other, torch.optim.SGD(other.parameters(), lr=0.5), 1)
+    load_checkpoint(other, None, folder)
+    return [model.x.nonzero().flatten().tolist(), other.x.nonzero().flatten().tolist()]
+
+
+def test_a_save_has_the_update_that_was_delayed(pool, tmp_path):
+    assert pool(2).run(a_save_in_between, str(tmp_path / "late")) == [[[0, 1, 2]] * 2] * 2
+
+
+def by_config(section: dict, precision: dict) -> tuple:
+    """Losses, norms and parameters of an engine that clips, with accumulation; bytes over the link."""
+    torch.manual_seed(0)
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.05,
+              "zero_optimization": section} | precision
+    engine, *_ = initialize(worlds.gpt(), lambda params: torch.optim.Adam(params, lr=1e-3), config=config)
+    losses, norms = [], []
+    for step in range(4):
+        for micro in range(2):
+            loss = worlds.gpt_loss(engine, step, micro, engine.global_rank)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        norms.append(engine.get_global_grad_norm())
+    return losses, norms, engine.state_dict(), engine.skipped_steps, engine.communication().get("link_bytes")
+
+
+def test_the_config_offloads(pool):
+    """fp16 begins with a loss scale at which gradients overflow: skipped steps move no parameters."""
+    for stage, precision in product((1, 3), ({}, {"fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 1}})):
+        section = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+        plain = pool(2).run(by_config, {"stage": stage}, precision)
+        found = pool(2).run(by_config, section, precision)
+        params = sum(param.numel() for param in worlds.gpt().parameters())
+        for rank, (ours, other) in enumerate(zip(found, plain, strict=True)):
+            assert ours[:2] == other[:2] and ours[3] == other[3], (stage, precision, rank)
+            assert all(torch.equal(value, other[2][name]) for name, value in ours[2].items()), (stage, precision, rank)
+        size = 2 if precision else 4
+        assert sum(ours[4]["down"] for ours in found) == 4 * size * params
+        assert sum(ours[4]["up"] for ours in found) == (4 - found[0][3]) * size * params
+
+
+def written(stage: int) -> list[float]:
+    """A bf16 model of which a parameter is set between two steps: its value after a step of rate 0."""
+    model = worlds.gpt()
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), stage, param_dtype=BF16, offload=HostOffload())
+    name, param = next(iter(model.named_parameters()))
+    with gathered(param, write=True), torch.no_grad():
+        param.fill_(0.25)
+    worlds.gpt_loss(model, 0, 0, 0).backward()
+    optimizer.step()
+    return state_dict(model)[name].unique().tolist()
+
+
+def test_what_is_written_into_the_model_reaches_the_host(pool):
+    for stage in (2, 3):
+        assert pool(2).run(written, stage) == [[0.25]] * 2
+
+
+# -- overlap ---------------------------------------------------------------------------------------------------------
+
+class Slow(torch.autograd.Function):
+    """Its backward takes a while, in which the processor is free."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(BACKWARD_SECONDS)
+        return gradient
+
+
+class SlowBlock(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((BLOCK_ELEMENTS,), 1e-3))
+
+    def forward(self, x):
+        return Slow.apply(x + (x * self.weight[:1] + self.weight.sum()))
+
+
+BLOCKS, BLOCK_ELEMENTS, BACKWARD_SECONDS = 12, 2**16, 0.03
+RATE = BLOCK_ELEMENTS * 4 / BACKWARD_SECONDS  # bytes per second: a block's gradient goes down in a block's backward
+
+
+def seconds_to_the_gradient(is_last: bool | None) -> tuple[float, list[tuple[str, str]]]:
+    """From the backward's beginning to the moment at which all gradients are on the host."""
+    model = torch.nn.Sequential(torch.nn.ModuleList(SlowBlock() for _ in range(BLOCKS)))
+    model.forward = lambda x: [x := block(x) for block in model[0]][-1]
+    offload = HostOffload(rate=RATE)
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), 2, offload=offload)
+    loss = model(torch.ones(1, requires_grad=True)).sum()
+    begun = time.perf_counter()
+    with model.zero.backward_options(is_last=is_last):
+        loss.backward()
+    for flat in model.zero.flats:
+        flat.send_down()
+    for flat in model.zero.flats:
+        flat.host_gradient()
+    took = time.perf_counter() - begun
+    events = [(event.verb, event.unit) for event in offload.link.recorder.events if event.verb == "down"]
+    optimizer.step()
+    return took, events
+
+
+def test_gradients_go_down_while_the_backward_computes():
+    """At least 80 % of what overlap can gain, the best of three: all copies but the last can hide behind a backward."""
+    bound = (BLOCKS - 1) * BACKWARD_SECONDS
+    gains = []
+    for _ in range(3):
+        (serial, _), (overlapped, events) = seconds_to_the_gradient(None), seconds_to_the_gradient(True)
+        gains.append(serial - overlapped)
+        if gains[-1] >= 0.8 * bound:
+            break
+    assert max(gains) >= 0.8 * bound, f"{gains} of {bound} s"
+    assert len(events) == BLOCKS
