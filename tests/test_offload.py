@@ -122,6 +122,25 @@ def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
     assert sum(each["down"] for [each] in moved) == 2 * params * STEPS
 
 
+def left_on_the_device(stage: int) -> list[tuple[int, int]]:
+    """(gradient bytes on the device, on the host) after each backward of a step of two micro-batches."""
+    case, found = Case(stage), []
+    model, _ = worlds.sharded(case, offload=HostOffload())
+    for micro in range(2):
+        with model.zero.backward_options(is_last=True) if micro else model.zero.no_sync():
+            case.loss(model, 0, micro, 0).backward()
+        ledger = Ledger(model)
+        found.append((ledger.now().gradients, ledger.now("host").gradients))
+    whole = 4 * sum(flat.layout.padded for flat in model.zero.flats)
+    return [*found, (whole, 4 * sum(flat.shard.numel() for flat in model.zero.flats))]
+
+
+def test_a_gradient_that_has_gone_down_is_off_the_device(pool):
+    for stage in (1, 2, 3):
+        for first, last, (whole, share) in pool(2).run(left_on_the_device, stage):
+            assert first == (whole if stage == 1 else share, 0) and last == (0, share), f"stage {stage}"
+
+
 def runs_out(budget: int) -> str:
     case = Case(2)
     try:
@@ -331,6 +350,18 @@ def late_and_queue(stage: int, dtype, clip: float) -> None:
 def test_the_delayed_update_equals_a_queue_of_one(stage):
     for dtype, clip in ((None, 0.0), (None, 0.5), (BF16, 0.5)):
         late_and_queue(stage, dtype, clip)
+
+
+def over_a_slow_link(stage: int, options: dict) -> bool:
+    case = Case(stage, steps=2, bucket_size=300, param_dtype=BF16)
+    ours = [step[2] for step in steps(case, HostOffload(rate=2e5, **options), True)]
+    plain = [step[2] for step in steps(case, None, False)]
+    return all(torch.equal(mine[name], other[name]) for mine, other in zip(ours, plain, strict=True) for name in other)
+
+
+def test_a_slow_link_changes_no_bit(pool):
+    for stage, options in ((1, {}), (3, {}), (3, {"parameters": True})):
+        assert all(pool(2).run(over_a_slow_link, stage, options)), (stage, options)
 
 
 # -- checkpoints, the engine, writes ---------------------------------------------------------------------------------
