@@ -248,14 +248,24 @@ class OneHot(torch.nn.Module):
         return self.x[k]
 
 
+class Sleepy(torch.optim.SGD):
+    """Begins each step with a pause, in which others could take its gradients. Not torch's own, it steps all buffers at once."""
+
+    def step(self, closure=None):
+        time.sleep(0.01)
+        return super().step(closure)
+
+
 def moved_entries(warm_up: int) -> list[list[int]]:
     """By step, the entries that are not 0 after it; the last time after `settle`."""
     model = OneHot()
-    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.5), 1, offload=HostOffload(delay_after=warm_up))
+    model, optimizer = shard(model, (Sleepy if warm_up else torch.optim.SGD)(model.parameters(), lr=0.5), 1,
+                             offload=HostOffload(delay_after=warm_up))
     found = []
     for k in range(6):
         model(k).backward()
         optimizer.step()
+        assert k < warm_up or model.zero.flats[0].grad_shard is None, "the update has taken it"
         optimizer.zero_grad()
         found.append(model.x.detach().nonzero().flatten().tolist())
         assert set(model.x.detach().tolist()) <= {0.0, -0.5}, "once, by exactly the learning rate"
@@ -460,6 +470,46 @@ def written(stage: int) -> list[float]:
     worlds.gpt_loss(model, 0, 0, 0).backward()
     optimizer.step()
     return state_dict(model)[name].unique().tolist()
+
+
+class Clamped(torch.nn.Linear):
+    """Writes its weight in its forward."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(max=0.25)
+        return super().forward(x)
+
+
+def clamped(dtype) -> bool:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), Clamped(6, 6), torch.nn.Linear(6, 1))
+    with torch.no_grad():
+        model[1].weight.fill_(0.5)
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), 3, units=["1"], param_dtype=dtype,
+                             offload=HostOffload(parameters=True))
+    for _ in range(2):
+        model(torch.ones(2, 6, dtype=dtype)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return bool((state_dict(model)["1.weight"] == 0.25).all())
+
+
+def test_what_a_forward_writes_reaches_parameters_on_the_host(pool):
+    for dtype in (None, BF16):
+        assert all(pool(2).run(clamped, dtype)), dtype
+
+
+def test_what_offload_cannot_do_is_refused():
+    for stage, options, words in ((0, {}, "needs stage 1, 2 or 3"), (2, {"parameters": True}, "at stage 3 only")):
+        with pytest.raises(BadInput, match=words):
+            worlds.sharded(Case(stage, 1), offload=HostOffload(**options))
+    with pytest.raises(BadInput, match="'step', which is not called with offload"):
+        worlds.sharded(Case(2, 1), offload=HostOffload(), ops={"step": print})
+    offload = HostOffload()
+    worlds.sharded(Case(2, 1), offload=offload)
+    with pytest.raises(BadInput, match="one for each call"):
+        worlds.sharded(Case(2, 1), offload=offload)
 
 
 def test_what_is_written_into_the_model_reaches_the_host(pool):

@@ -717,7 +717,7 @@ MUTANTS = [
          ONE_HOT),
         ("the learning rate of another step", "[dict(group) for group in optimizer.param_groups]", "optimizer.param_groups",
          f"{QUEUE}[1]"),
-        ("zero_grad takes the update's gradients", "flat.is_updating = True", "pass", f"{QUEUE}[1]"),
+        ("zero_grad takes the update's gradients", "flat.is_updating = True", "pass", ONE_HOT),
         ("the states of another optimizer", "twin.state = optimizer.state", "twin.state = type(optimizer.state)(dict)", f"{QUEUE}[1]"),
     ),
     *of("offload/host_offload.py",

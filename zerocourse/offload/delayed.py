@@ -55,6 +55,7 @@ class UpdateUnderWay:
     def __init__(self, offload, flats: list[OffloadedBuffer], optimizer: Optimizer):
         self.offload, self.flats, self.error = offload, flats, None
         self.gradients = [flat.take_gradients() for flat in flats]
+        self.transfers = [each.transfer for gradient in self.gradients for each in gradient.landed]
         for flat in flats:
             flat.is_updating = True
         self.step = BufferedStep(as_of_now(optimizer))
@@ -68,7 +69,7 @@ class UpdateUnderWay:
             while waiting:
                 at_once = len(waiting) if is_seen_stepping(self.step.optimizer) else 1  # hooks want one step, of everything
                 for flat, gradient in waiting[:at_once]:
-                    flat.hand_out(gradient.for_step(flat), gradient.names)
+                    flat.hand_out(gradient.for_step(flat, notes=False), gradient.names)
                 with self.offload.tier.taking():
                     self.step(*(flat for flat, _ in waiting[:at_once]))
                 for flat, _ in waiting[:at_once]:
@@ -85,6 +86,8 @@ class UpdateUnderWay:
             flat.is_updating = False
         if self.error is not None:
             raise self.error
+        for transfer in self.transfers:
+            transfer.wait()  # they are over: note them in this thread, which counts the stage's bytes
 
 
 def as_of_now(optimizer: Optimizer) -> Optimizer:

@@ -31,7 +31,7 @@ class LinkTransfer:
         self.link, self.verb, self.name, self.nbytes = link, verb, name, source.nbytes
         self.into, self.source = into, source
         self.begun, self.ended = time.perf_counter(), 0.0
-        self.over, self.error, self.waited = threading.Event(), None, False
+        self.over, self.error, self.noted = threading.Event(), None, False
 
     @property
     def done(self) -> bool:
@@ -43,18 +43,20 @@ class LinkTransfer:
         self.into = self.source = None
         self.over.set()
 
-    def wait(self) -> None:
-        """Block until the copy is over; a second call returns at once. Raises TransferError."""
-        if self.waited:
-            return
+    def wait(self, notes: bool = True) -> None:
+        """Block until the copy is over; a second call returns at once. Raises TransferError.
+
+        notes: record the event, which only the thread that trains may do; another one leaves that to a later call.
+        """
         if not self.over.wait(self.link.limit):
             raise TransferError(f"{self.nbytes:,} bytes of {self.name} were not {self.verb} the link after "
                                 f"{self.link.limit:g} s: give the link a higher rate, or a longer limit")
-        self.waited = True
         if self.error is not None:
             raise TransferError(f"{self.nbytes:,} bytes of {self.name} could not go {self.verb} the link: {self.error}") \
                 from self.error
-        self.link.recorder.record(self.verb, self.name, self.begun, self.nbytes, end=self.ended)
+        if notes and not self.noted:
+            self.noted = True
+            self.link.recorder.record(self.verb, self.name, self.begun, self.nbytes, end=self.ended)
 
 
 class HostLink:
@@ -128,18 +130,17 @@ class StreamTransfer(LinkTransfer):
 
     @property
     def done(self) -> bool:
-        return self.waited or self.copied.query()
+        return self.over.is_set() or self.copied.query()
 
-    def wait(self) -> None:
+    def wait(self, notes: bool = True) -> None:
         """The host waits for what goes down, because it reads it. For what goes up the stream that computes waits."""
-        if self.waited:
-            return
-        if self.verb == DOWN:
-            self.copied.synchronize()
-        else:
-            torch.cuda.current_stream(self.into.device).wait_event(self.copied)
-        self.end()
-        super().wait()
+        if not self.over.is_set():
+            if self.verb == DOWN:
+                self.copied.synchronize()
+            else:
+                torch.cuda.current_stream(self.into.device).wait_event(self.copied)
+            self.end()
+        super().wait(notes)
 
 
 def carry(transfers: queue.SimpleQueue, rate: float) -> None:

@@ -32,6 +32,8 @@ class HostOffload:
     budget: of the host's tier, in bytes or as "2GiB".   pin_memory: page-locked, where there is a GPU.
     rate: bytes per second each way, on a CPU, where the link is simulated.   link, tier: in place of new ones.
     parameters: the slices of the parameters too (stage 3): they go up for every gather, 2Ψ/N bytes each time.
+    What is written into the model outside of a forward must be written inside `zerocourse.gathered(..., write=True)`: a write
+    through `param.data` is not seen, because to compare all parameters with the master weights they would have to go down.
     delay_after: from this number of steps on, each update is applied one step late, while the model computes the next
         gradients (see `delayed`); None: never.
     """
@@ -51,14 +53,21 @@ class HostOffload:
 
     # -- what `shard` asks for ----------------------------------------------------------------------------------------
 
-    def check(self, stage: int) -> None:
-        """Raises BadInput for a stage at which there is nothing to offload."""
+    def __repr__(self) -> str:
+        return f"HostOffload(parameters={self.parameters}, delay_after={self.delayed and self.delayed.after})"
+
+    def check(self, stage: int, ops: dict[str, Callable]) -> None:
+        """Raises BadInput for a stage at which there is nothing to offload, and for a step that would not be called."""
         if self.stage is not None:
             raise BadInput("this offload serves another model already: make one for each call of shard")
         if not stage:
             raise BadInput("offload needs stage 1, 2 or 3: at stage 0 no rank has a part of the optimizer states of its own")
         if self.parameters and stage < 3:
             raise BadInput(f"offload has parameters=True at stage {stage}: parameters can be offloaded at stage 3 only")
+        for name in ("step", *(["unshard"] if self.parameters else [])):
+            if name in ops:
+                raise BadInput(f"ops has a function {name!r}, which is not called with offload, because that brings its own: leave "
+                               "out one of the two")
 
     def buffer(self, *args, **kwargs) -> OffloadedBuffer:
         return OffloadedBuffer(self, *args, **kwargs)
@@ -71,6 +80,8 @@ class HostOffload:
 
     def attach(self, stage: DataParallel) -> None:
         self.stage, self.link.recorder = stage, stage.recorder
+        # Where the slice of the parameters is the master weights, a write into the model changes them.
+        stage.written.apart = [flat for flat in stage.written.apart if flat.shard is not flat.master]
         if self.delays:
             stage.written.apart = []  # their update may be under way at any time
             for flat in stage.flats:

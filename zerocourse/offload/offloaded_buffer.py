@@ -35,19 +35,19 @@ class Gradient:
     factor: float | torch.Tensor | None
     names: set[str]  # of the parameters that have one
 
-    def total(self, real: int) -> torch.Tensor:
-        """Their sum (own,), in the first one's memory, without the factor. Waits until all are there."""
+    def total(self, real: int, notes: bool = True) -> torch.Tensor:
+        """Their sum (own,), in the first one's memory, without the factor. Waits until all are there (see `wait`)."""
         first, *more = self.landed
         for each in self.landed:
-            each.transfer.wait()
+            each.transfer.wait(notes)
         for each in more:
             first.values[:real].add_(each.values[:real])
         del self.landed[1:]
         return first.values
 
-    def for_step(self, flat: "OffloadedBuffer") -> torch.Tensor:
+    def for_step(self, flat: "OffloadedBuffer", notes: bool = True) -> torch.Tensor:
         """(own,), in the master weights' dtype, times the factor."""
-        values, factor = self.total(flat.real), self.factor
+        values, factor = self.total(flat.real, notes), self.factor
         with flat.tier.taking():
             gradient = values.to(flat.master.dtype)
             if factor is not None:
@@ -73,7 +73,7 @@ class OffloadedBuffer(FlatBuffer):
         self.master = host.empty(own.numel(), exact.dtype).copy_(own)
         if not self.shards_parameters:
             self.shard = self.full[self.own]
-        elif not self.offload.parameters:
+        elif not self.shard_is_on_host:
             self.shard = self.full[self.own].clone()
         elif exact.dtype is self.dtype and not self.offload.delays:
             self.shard = self.master
@@ -83,14 +83,13 @@ class OffloadedBuffer(FlatBuffer):
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     @property
-    def holds_shard(self) -> bool:
-        """Does the slice of the parameters have memory of its own on the device?"""
-        return self.shards_parameters and not self.offload.parameters
+    def shard_is_on_host(self) -> bool:
+        return self.shards_parameters and self.offload.parameters
 
     def start_publish(self) -> LinkTransfer | None:
         """Round the master weights to the dtype of the parameters, on the host, and send them up to the slice that the others
         will receive. None: the slice is on the host."""
-        if self.shards_parameters and self.offload.parameters:
+        if self.shard_is_on_host:
             if self.shard is not self.master:
                 self.shard.copy_(self.master)
             return None
@@ -114,7 +113,7 @@ class OffloadedBuffer(FlatBuffer):
         """What is compared crosses the link, so it is compared only where a write was seen: one through `param.data` is not."""
         if was_written and self.shard is not self.master:
             held = self.shard
-            if self.shards_parameters <= self.holds_shard:
+            if not self.shard_is_on_host:
                 held = self.tier.empty(held.numel(), self.dtype).zero_()
                 self.link.down(held[: self.real], self.shard[: self.real], self.name).wait()
             self.take(held)
@@ -205,5 +204,5 @@ class OffloadedBuffer(FlatBuffer):
     def bytes_by_tensor(self) -> dict[str, int]:
         """Those on the device."""
         held = super().bytes_by_tensor
-        return held | {"shard": held["shard"] * self.holds_shard, "grad_shard": held["grad_shard"] * (not self.is_down),
+        return held | {"shard": held["shard"] * (not self.shard_is_on_host), "grad_shard": held["grad_shard"] * (not self.is_down),
                        "master": 0, "master_grads": 0}

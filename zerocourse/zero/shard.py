@@ -73,7 +73,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     if isinstance(stage, bool) or stage not in range(len(STAGES)):
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
     if offload is not None:
-        offload.check(stage)
+        offload.check(stage, ops or {})
     check_trainable(model, optimizer)
     options = with_fields(options or ZeroOptions(), bucket_size=bucket_size, prefetch=prefetch, in_flight=in_flight,
                           reshard_after_forward=reshard_after_forward, agreement=agreement)
@@ -86,7 +86,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     shapes = {name: param.shape for name, param in model.named_parameters()}
     owner = owners(rank_map, shapes, groups.shard.world_size)
     made = cut_into_units(model, units)
-    settings = [f"stage {stage}", str(options), str(precision), *(f"the unit {unit}" for unit in made),
+    settings = [f"stage {stage}", str(options), str(precision), f"offload {offload}", *(f"the unit {unit}" for unit in made),
                 *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]
     check_same(groups.all_gather_object(describe(model) + settings))
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
