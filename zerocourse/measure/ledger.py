@@ -146,7 +146,7 @@ class Ledger(TorchDispatchMode):
 
     # -- the life of a storage ---------------------------------------------------------------------------------------
 
-    def _see(self, tensor: Tensor) -> None:
+    def _see(self, tensor: Tensor, is_new: bool = False) -> None:
         if type(tensor) is FakeTensor and tensor.fake_mode is not self._fake_mode:
             return  # DTensor computes shapes under a fake mode of its own
         device = tensor.device.type
@@ -158,7 +158,7 @@ class Ledger(TorchDispatchMode):
             # until the weak reference says that it is gone.
             entry, nbytes = self._entries.get(id(storage)), storage.nbytes()
             if entry is None:
-                tier = tier_registry.tier_of(storage)
+                tier = tier_registry.tier_of(storage, is_new)
                 if tier is None and elsewhere:
                     continue
                 entry = self._entries[id(storage)] = _Entry(storage, self._on_death)
@@ -189,7 +189,8 @@ class Ledger(TorchDispatchMode):
             del self._entries[entry.key]
 
     def _grew_in(self, tier: str, change: int) -> None:
-        self.alive_in[tier] = self.alive_in.get(tier, 0) + change
+        self.alive_in.setdefault(tier, 0)
+        self.alive_in[tier] += change
         self.peak_in[tier] = max(self.peak_in.get(tier, 0), self.alive_in[tier])
 
     def _look_for_peak(self) -> None:
@@ -240,9 +241,8 @@ class Ledger(TorchDispatchMode):
         for entry, storage in held:
             entry.kind = claimed.get(entry.key, REST)
             entry.nbytes = 0 if storage is None else storage.nbytes()  # None: being freed, its callback still to run
-            if storage is not None:
-                tier = tier_registry.tier_of(storage)
-                entry.tier = tier and tier.name
+            tier = None if storage is None else tier_registry.tier_of(storage)
+            entry.tier = entry.tier if tier is None else tier.name
             column = kinds if entry.tier is None else of_tiers.setdefault(entry.tier, [0] * len(KINDS))
             column[entry.kind] += entry.nbytes
         self._kinds, self.alive, self._unsorted = kinds, sum(kinds), 0
@@ -288,7 +288,7 @@ class Ledger(TorchDispatchMode):
         if kwargs:
             self._see_all(kwargs.values())
         out = func(*args, **kwargs)
-        self._see_all(out if isinstance(out, tuple | list) else (out,))
+        self._see_all(out if isinstance(out, tuple | list) else (out,), is_new=True)
         if self.alive > before:
             asked = self.alive - before
             if self.budget is not None and self.alive > self.budget:
@@ -298,12 +298,12 @@ class Ledger(TorchDispatchMode):
             self._look_for_peak()
         return out
 
-    def _see_all(self, values: Iterable[Any]) -> None:
+    def _see_all(self, values: Iterable[Any], is_new: bool = False) -> None:
         for value in values:
             if isinstance(value, Tensor):
-                self._see(value)
+                self._see(value, is_new)
             elif isinstance(value, list | tuple):
-                self._see_all(value)
+                self._see_all(value, is_new)
 
     def __enter__(self) -> "Ledger":
         if self._depth == 0:

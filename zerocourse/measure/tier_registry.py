@@ -33,14 +33,13 @@ def enter(storage: torch.UntypedStorage, tier: TierOfMemory) -> None:
     _tiers[key] = weakref.ref(storage, lambda _: _tiers.pop(key, None)), tier
 
 
-def tier_of(storage: torch.UntypedStorage) -> TierOfMemory | None:
-    """The tier of a storage; a storage not seen before belongs to the tier inside of whose `taking` it is asked for."""
+def tier_of(storage: torch.UntypedStorage, is_new: bool = False) -> TierOfMemory | None:
+    """The tier of a storage; None: it is the device's.
+
+    is_new: an operation has just allocated it, so that it will be entered for the tier inside of whose `taking` that was.
+    """
     entered = _tiers.get(id(storage)) if _tiers else None
-    return entered[1] if entered is not None else getattr(_taking, "tier", None)
-
-
-def is_entered(storage: torch.UntypedStorage) -> bool:
-    return id(storage) in _tiers
+    return entered[1] if entered is not None else getattr(_taking, "tier", None) if is_new else None
 
 
 @contextmanager
@@ -56,6 +55,6 @@ def taking(tier: TierOfMemory) -> Iterator[None]:
 def place_beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Let a tensor belong to the tier of another one; returns it."""
     for storage in storages_of(other):
-        if is_entered(storage):
-            tier_of(storage).adopt(tensor)
+        if (tier := tier_of(storage)) is not None:
+            tier.adopt(tensor)
     return tensor

@@ -59,7 +59,7 @@ class Tier:
             if tensor.device.type != self.device.type:
                 continue
             for storage in storages_of(tensor):
-                if not tier_registry.is_entered(storage):
+                if tier_registry.tier_of(storage) is None:
                     nbytes = storage.nbytes()
                     self.check(nbytes)
                     tier_registry.enter(storage, self)
