@@ -6,6 +6,10 @@
 Forward and backward stay as they are. A gradient goes down as soon as it is reduced in a backward that is said to be the
 last of its step (`model.zero.backward_options(is_last=True)`, which the engine says), else at the step. The step goes
 buffer by buffer: while one is updated, the gradient of the next comes down, and the parameters of the last go up.
+
+A gradient travels in the dtype in which it was added up, and becomes fp32 on the host. DeepSpeed (0.19.8) makes it fp32 on
+the device first, and so moves 6Ψ/N bytes; here that happens with accumulate_dtype=torch.float32 alone. With accumulation
+micro-batches are added up on the device, so that the link carries one gradient a step.
 Source: Ren et al. 2021, arXiv 2101.06840.
 """
 
