@@ -320,7 +320,12 @@ def test_several_mistakes_are_several_sentences(data):
         "zero_optimization.offload_param.device is 'cpu' at stage 2", "at stage 3 only"]),
     (at("zero_optimization", {"stage": 3, "offload_param": {"device": "nvme"}}), [
         "zero_optimization.offload_param.nvme_path is missing", "a folder on the disk"]),
-    (at("zero_optimization.offload_optimizer.device", "nvme"),
+    (at("zero_optimization", {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}), [
+        "zero_optimization.offload_optimizer.device is 'nvme'", "use 'cpu' or 'none'"]),
+    (at("zero_optimization", {"stage": 0, "offload_optimizer": {"device": "cpu"}}), ["'cpu' at stage 0", "from stage 1 on"]),
+    (at("zero_optimization", {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}), ["ratio is 0.5", "leave it out"]),
+    (at("zero_optimization", {"stage": 3, "offload_param": {"device": "cpu"}}), ["offload_optimizer.device is 'none'", "both to 'cpu'"]),
+    (at("zero_optimization", {"stage": 2, "offload_optimizer": {"device": "nvme"}}),
      ["zero_optimization.offload_optimizer.nvme_path is missing"]),
     (7, ["the config is a int", "dictionary or a JSON file"]),
     (None, ["NoneType"]),
@@ -387,7 +392,6 @@ def test_what_is_not_supported_is_refused_by_name_unless_it_is_off(path):
 
 ON = {  # what switches those keys on that were ever served later than they were read
     "fp16": {"enabled": True}, "communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"},
-    "zero_optimization.offload_optimizer": {"device": "cpu"}, "zero_optimization.offload_param": {"device": "cpu"},
     "activation_checkpointing.partition_activations": True,
     "activation_checkpointing.cpu_checkpointing": True, "activation_checkpointing.contiguous_memory_optimization": True,
 }

@@ -53,6 +53,19 @@ def effects(capsys, *args) -> dict[str, str]:
     return {key["path"]: key["effect"] for key in explained(capsys, *args)["keys"]}
 
 
+def test_what_offload_does(capsys, file):
+    """bf16 with Lion, 2 ranks, 2 micro-batches: 8 bytes of states and 2 of a gradient lie on the host; 2 go down, 8 up."""
+    section = '"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"},'
+    found, share = effects(capsys, file(FILE.replace('"stage": 3,', section))), GPT2.params // 2
+    states, params = (found[f"zero_optimization.offload_{of}.device"] for of in ("optimizer", "param"))
+    assert f"the host holds {gb(10 * share)} per rank at the step" in states and f"moves {gb(2 * share)} of gradients down" in states
+    assert states.endswith("and no parameters up")
+    assert params.endswith(f"go up for each of the 4 gathers of a step: {gb(8 * share)}")
+    states = effects(capsys, file(FILE.replace('"stage": 3,', section[: section.index(' "offload_param')])))[
+        "zero_optimization.offload_optimizer.device"]
+    assert states.endswith(f"and {gb(2 * share)} of parameters up")
+
+
 def test_json(capsys, file):
     out = explained(capsys, file())
     states = model_states(GPT2.params, 3, 2, LION)

@@ -13,7 +13,7 @@ MOST_EVENTS = 100_000  # a rank that makes no steps, as in a long evaluation, fo
 class Event:
     """One thing that a rank did, with its beginning and end.
 
-    verb: forward, backward, all_gather, reduce_scatter, wait, reshard, step.
+    verb: forward, backward, all_gather, reduce_scatter, wait, reshard, step; down and up (to the host, and back).
     unit: the part of the model it was done for.   start, end: seconds of the machine's monotonic clock, so that
     ranks on one machine share it. A collective runs from its issue to the moment it was known to be complete; the
     part of that in which the rank stood still is a `wait` of its own.
@@ -45,10 +45,10 @@ class Recorder:
         self.kinds: Callable[[], dict[str, int]] = dict
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
-    def record(self, verb: str, unit: str, start: float, nbytes: int = 0) -> None:
-        """Record that `verb`, which began at `start`, ends now."""
-        now = time.perf_counter()
-        self.events.append(Event(self.rank, self.step, verb, unit, start, now, nbytes, self.alive(), self.kinds()))
+    def record(self, verb: str, unit: str, start: float, nbytes: int = 0, end: float | None = None) -> None:
+        """Record that `verb`, which began at `start`, ended at `end`, or ends now."""
+        end = time.perf_counter() if end is None else end
+        self.events.append(Event(self.rank, self.step, verb, unit, start, end, nbytes, self.alive(), self.kinds()))
 
     @contextmanager
     def span(self, verb: str, unit: str, nbytes: int = 0) -> Iterator[None]:

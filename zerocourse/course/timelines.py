@@ -26,13 +26,15 @@ SMALL = 7.5  # points, of labels in blocks
 # A collective has the colour of what it moves. What is not work has none: waits are hatched, the rest is grey.
 SPANS = {"forward": {"facecolor": "#d3e5f2"}, "backward": {"facecolor": "#9cc3e0"}, "step": {"facecolor": "#8fd3bb"},
          "all_gather": {"facecolor": MEANINGS["parameters"].color}, "reduce_scatter": {"facecolor": MEANINGS["gradients"].color},
+         "down": {"facecolor": MEANINGS["gradients"].color}, "up": {"facecolor": MEANINGS["parameters"].color},
          "reshard": {"facecolor": INK},
          "rank": {"facecolor": "white", "hatch": "////"}, LINK: {"facecolor": "white", "hatch": "...."},
          ROOT: {"facecolor": "#e8eef3"}, PYTHON: {"facecolor": "#ececec"}}
 WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "step": "optimizer's step", "reshard": "free",
+         "down": "down to the host", "up": "up from the host",
          "rank": "stands still: waits for another rank", LINK: "stands still: waits for the link",
          ROOT: "the root: embeddings, head, loss", PYTHON: "nothing of the model: Python, copies"}
-LANES = ("compute", "all_gather", "reduce_scatter")
+LANES = ("compute", "all_gather", "reduce_scatter", "down", "up")
 FORMULA, DASHES = "by formula, in MB", (0, (5, 3))
 LANE, LANE_POINTS, LETTER = 0.86, 32, 0.62 * SMALL  # of a lane's height, what blocks take; its points; a letter's width
 
@@ -129,7 +131,7 @@ def draw_lanes(axes: Axes, events: Sequence[dict], rank: int, begin: float) -> N
             top = place + LANE * number / len(rows)
             for interval in intervals:
                 draw(axes, interval, verb, begin, top, LANE / len(rows))
-            write(axes, intervals, begin, top, LANE / len(rows), color="white" if verb == "all_gather" else INK)
+            write(axes, intervals, begin, top, LANE / len(rows), color="white" if verb in ("all_gather", "up") else INK)
     axes.set(yticks=[place + LANE / 2 for place in range(len(lanes))], yticklabels=[WORDS.get(lane, lane) for lane in lanes],
              ylim=(len(lanes) - 0.1, -0.06))
     axes.tick_params(length=0, labelsize=8, labelbottom=False)

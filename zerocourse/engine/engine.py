@@ -28,6 +28,7 @@ from .config import Config
 from .config.auto import known_values
 from .familiar import FamiliarNames
 from .half_precision import LossScaling, in_half, precision_of
+from .offloading import offload_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
 
 
@@ -88,7 +89,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         overlap = zero.overlap_comm is not False  # on unless it is switched off, at every stage
         self.module, self.optimizer = shard(
             model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
-            precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed)
+            precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed,
+            offload=offload_of(config))
         self.zero = self.module.zero
         self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
         self.device, self.zero_stage = self.zero.device, zero.stage
@@ -134,11 +136,9 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
         self._scales = scale_wrt_gas
         try:
-            if self.is_gradient_accumulation_boundary():
+            is_last = self.is_gradient_accumulation_boundary()
+            with self.zero.backward_options(is_last=True) if is_last else self.zero.no_sync():
                 self.scale_loss(scaled).backward()
-            else:
-                with self.zero.no_sync():
-                    self.scale_loss(scaled).backward()
         except BaseException:
             self._spoiled = True
             raise
@@ -221,14 +221,17 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         return self._norm
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this rank holds now, by kind: parameters, gradients, optimizer states with master weights."""
+        """Bytes that this rank holds now, by kind: parameters, gradients, optimizer states with master weights.
+        With offload these are the device's, and `host_bytes` are the host's."""
         return self.zero.memory(self.optimizer)
 
     def communication(self) -> dict[str, int | dict[str, int]]:
-        """Bytes that this rank has sent so far by collective, with padding and metadata counted apart."""
+        """Bytes that this rank has sent so far by collective, with padding and metadata counted apart.
+        With offload `link_bytes` are what has gone down to the host, and up."""
         comm = self.zero.comm
         return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
-                "padding_bytes": comm.padding, "metadata_bytes": comm.metadata}
+                "padding_bytes": comm.padding, "metadata_bytes": comm.metadata,
+                **({"link_bytes": dict(self.zero.offload.link.bytes)} if self.zero.offload is not None else {})}
 
 
 def _say(loss: object) -> str:

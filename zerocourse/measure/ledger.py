@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..comm import fail_all
 from ..errors import BadInput, OutOfMemory
 from ..formulas.units import gib, parse_bytes
+from . import tier_registry
 from .storages import all_tensors, params_of, raw_grad, states_of, storages_of, unwatch_resize, watch_resize
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
@@ -64,9 +65,9 @@ class Snapshot:
 
 
 class _Entry(weakref.ref):
-    """A storage that is alive, with the bytes and the kind as which it is counted."""
+    """A storage that is alive, with the bytes and the kind as which it is counted, and its tier's name (None: the device)."""
 
-    __slots__ = ("key", "nbytes", "kind")
+    __slots__ = ("key", "nbytes", "kind", "tier")
 
 
 class Ledger(TorchDispatchMode):
@@ -77,6 +78,8 @@ class Ledger(TorchDispatchMode):
     budget: bytes, or "2GiB", above which an operation raises `zerocourse.errors.OutOfMemory`: on this rank, and on
         those that then wait for it in a collective. The process groups it shares with them are closed.
     device: count this device type alone ("cuda", "cpu"); by default all of them together.
+        What lies in a tier (`measure.tier_registry`), such as the host's memory, never counts here, nor against the budget:
+        it has a column of its own, `now("host")`, `alive_in["host"]` and `peak_in["host"]`.
 
     alive, peak: bytes, always up to date, cheap to read. The peak holds until `reset_peak()`.
     Other tensors that existed before are counted from `track(...)` or from the first operation that uses them. Tensors
@@ -91,6 +94,9 @@ class Ledger(TorchDispatchMode):
         self.budget = parse_bytes(budget) if isinstance(budget, str) else budget
         self.device = None if device is None else torch.device(device).type
         self.alive = self.peak = 0
+        self.alive_in: dict[str, int] = {}  # by tier
+        self.peak_in: dict[str, int] = {}
+        self._kinds_in: dict[str, list[int]] = {}
         self._kinds = [0] * len(KINDS)  # the part of `alive` by kind, as of the last look-up
         self._peak_kinds = (0,) * len(KINDS)
         self._entries: dict[int, _Entry] = {}
@@ -101,11 +107,11 @@ class Ledger(TorchDispatchMode):
 
     # -- what users read ---------------------------------------------------------------------------------------------
 
-    def now(self) -> Snapshot:
-        """Read every storage again, and return the bytes of each kind at this moment."""
+    def now(self, tier: str | None = None) -> Snapshot:
+        """Read every storage again, and return the bytes of each kind at this moment, on the device or in a tier."""
         self._sort()
         self._look_for_peak()
-        return Snapshot(*self._kinds)
+        return Snapshot(*(self._kinds if tier is None else self._kinds_in.get(tier, ())))
 
     @property
     def at_peak(self) -> Snapshot:
@@ -122,7 +128,7 @@ class Ledger(TorchDispatchMode):
         """Set the peak to what is alive now, and also the peak of the GPU's allocator if there is one."""
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
-        self.peak = 0
+        self.peak, self.peak_in = 0, {}
         self.now()
 
     @property
@@ -140,19 +146,23 @@ class Ledger(TorchDispatchMode):
 
     # -- the life of a storage ---------------------------------------------------------------------------------------
 
-    def _see(self, tensor: Tensor) -> None:
+    def _see(self, tensor: Tensor, is_new: bool = False) -> None:
         if type(tensor) is FakeTensor and tensor.fake_mode is not self._fake_mode:
             return  # DTensor computes shapes under a fake mode of its own
         device = tensor.device.type
-        if device == "meta" or (self.device is not None and device != self.device):
+        if device == "meta":
             return
+        elsewhere = self.device is not None and device != self.device
         for storage in storages_of(tensor):
             # A storage keeps one Python object for life, held by C++ while Python has forgotten it, so id() names it
             # until the weak reference says that it is gone.
             entry, nbytes = self._entries.get(id(storage)), storage.nbytes()
             if entry is None:
+                tier = tier_registry.tier_of(storage, is_new)
+                if tier is None and elsewhere:
+                    continue
                 entry = self._entries[id(storage)] = _Entry(storage, self._on_death)
-                entry.key, entry.nbytes, entry.kind = id(storage), 0, REST
+                entry.key, entry.nbytes, entry.kind, entry.tier = id(storage), 0, REST, tier and tier.name
             if entry.nbytes != nbytes:
                 self._recount(entry, nbytes)
 
@@ -161,16 +171,27 @@ class Ledger(TorchDispatchMode):
         # so no other thread and no finalizer can come between.
         change = nbytes - entry.nbytes
         entry.nbytes = nbytes
+        if entry.tier is not None:
+            self._grew_in(entry.tier, change)
+            return
         self.alive += change
         self._kinds[entry.kind] += change
         self._unsorted += change
 
     def _died(self, entry: _Entry) -> None:
         nbytes = entry.nbytes
-        self.alive -= nbytes
-        self._kinds[entry.kind] -= nbytes
+        if entry.tier is not None:
+            self.alive_in[entry.tier] -= nbytes
+        else:
+            self.alive -= nbytes
+            self._kinds[entry.kind] -= nbytes
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
+
+    def _grew_in(self, tier: str, change: int) -> None:
+        self.alive_in.setdefault(tier, 0)
+        self.alive_in[tier] += change
+        self.peak_in[tier] = max(self.peak_in.get(tier, 0), self.alive_in[tier])
 
     def _look_for_peak(self) -> None:
         if self.alive > self.peak:
@@ -215,13 +236,19 @@ class Ledger(TorchDispatchMode):
             self._see(tensor)
             for storage in storages_of(tensor):
                 claimed.setdefault(id(storage), kind)
-        kinds = [0] * len(KINDS)
+        kinds, of_tiers = [0] * len(KINDS), {}
         held = [(entry, entry()) for entry in list(self._entries.values())]  # nothing is freed while we add up
         for entry, storage in held:
             entry.kind = claimed.get(entry.key, REST)
             entry.nbytes = 0 if storage is None else storage.nbytes()  # None: being freed, its callback still to run
-            kinds[entry.kind] += entry.nbytes
+            tier = None if storage is None else tier_registry.tier_of(storage)
+            entry.tier = entry.tier if tier is None else tier.name
+            column = kinds if entry.tier is None else of_tiers.setdefault(entry.tier, [0] * len(KINDS))
+            column[entry.kind] += entry.nbytes
         self._kinds, self.alive, self._unsorted = kinds, sum(kinds), 0
+        self._kinds_in, self.alive_in = of_tiers, dict.fromkeys(self.alive_in, 0)
+        for tier, column in of_tiers.items():
+            self._grew_in(tier, sum(column))
 
     def _claims(self) -> Iterator[tuple[int, Tensor]]:
         """Each tensor whose kind follows from the object that refers to it. For a storage the first of these counts."""
@@ -261,7 +288,7 @@ class Ledger(TorchDispatchMode):
         if kwargs:
             self._see_all(kwargs.values())
         out = func(*args, **kwargs)
-        self._see_all(out if isinstance(out, tuple | list) else (out,))
+        self._see_all(out if isinstance(out, tuple | list) else (out,), is_new=True)
         if self.alive > before:
             asked = self.alive - before
             if self.budget is not None and self.alive > self.budget:
@@ -271,12 +298,12 @@ class Ledger(TorchDispatchMode):
             self._look_for_peak()
         return out
 
-    def _see_all(self, values: Iterable[Any]) -> None:
+    def _see_all(self, values: Iterable[Any], is_new: bool = False) -> None:
         for value in values:
             if isinstance(value, Tensor):
-                self._see(value)
+                self._see(value, is_new)
             elif isinstance(value, list | tuple):
-                self._see_all(value)
+                self._see_all(value, is_new)
 
     def __enter__(self) -> "Ledger":
         if self._depth == 0:

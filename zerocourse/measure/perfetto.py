@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from .intervals import COLLECTIVES, collectives, gaps, in_rows, ranks_of, waiting
+from .intervals import COLLECTIVES, TRANSFERS, collectives, gaps, in_rows, ranks_of, waiting
 
-COMPUTE, WAITS, GAPS, FIRST_COLLECTIVE = 1, 2, 3, 10  # numbers of lanes; collectives begin at 10, 20
+COMPUTE, WAITS, GAPS, FIRST_COLLECTIVE = 1, 2, 3, 10  # numbers of lanes; collectives begin at 10, 20, ...
 LANES = {COMPUTE: "compute", WAITS: "stands still", GAPS: "between"}
-WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
+WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "down": "down to the host", "up": "up from the host"}
 
 
 def trace(events: Sequence[dict]) -> dict:
@@ -41,13 +41,13 @@ def of_rank(events: Sequence[dict], rank: int, begin: float) -> Iterator[dict]:
         return {"ph": "X", "name": name, "cat": lanes[lane], "pid": rank, "tid": lane, "ts": micro(start - begin),
                 "dur": round(micro(end - begin) - micro(start - begin), 3), "args": args}
 
-    for event in nested(event for event in mine if event["verb"] not in (*COLLECTIVES, "wait")):
+    for event in nested(event for event in mine if event["verb"] not in (*COLLECTIVES, *TRANSFERS, "wait")):
         yield block(COMPUTE, f"{event['verb']} {event['unit']}", event["start"], event["end"], bytes=event["bytes"])
     for wait in waiting(events, rank):
         yield block(WAITS, f"waits for {wait.what}", wait.start, wait.end)
     for gap in gaps(events, rank):
         yield block(GAPS, gap.what, gap.start, gap.end)
-    for place, verb in enumerate(COLLECTIVES, 1):
+    for place, verb in enumerate((*COLLECTIVES, *TRANSFERS), 1):
         moved = {(event["start"], event["unit"]): event["bytes"] for event in mine if event["verb"] == verb}
         for number, row in enumerate(in_rows(collectives(events, rank, verb))):
             lane = FIRST_COLLECTIVE * place + number

@@ -87,12 +87,16 @@ class FlatBuffer:
         self.full = exact.to(self.dtype)
         self.storage = FreeableStorage(self.full)
         self.views = {key: self.view_of(self.full, key) for key in self.params}
-        self.shard = self.full[self.own].clone() if self.shards_parameters else self.full[self.own]
-        self.master = self.shard if exact.dtype is self.dtype else exact[self.own].clone()
+        self.place(exact)
         updated = self.dtype.is_floating_point or self.dtype.is_complex
         self.shard_ranges = self.layout.shard_ranges(self.own) if updated else []
         self.shard_params = {part.name: nn.Parameter(self.shard_view_of(self.master, part)) for part in self.shard_ranges}
         self.show()
+
+    def place(self, exact: torch.Tensor) -> None:
+        """Make shard and master. exact: the buffer (n,) before its values are rounded to the training dtype."""
+        self.shard = self.full[self.own].clone() if self.shards_parameters else self.full[self.own]
+        self.master = self.shard if exact.dtype is self.dtype else exact[self.own].clone()
 
     def view_of(self, flat: torch.Tensor, key: str) -> torch.Tensor:
         """A parameter's elements in `full` or `grad` (n,), in the parameter's shape."""
@@ -122,6 +126,19 @@ class FlatBuffer:
         """After the optimizer's step: round the master weights into the slice that the others will receive."""
         if self.steps_masters:
             self.shard.copy_(self.master)
+
+    def take_written(self, was_written: bool) -> None:
+        """Master weights whose rounded value is not what the model holds take over what it holds.
+
+        was_written: has the model, or a user, been seen to write into the parameters?
+        """
+        if self.steps_masters:
+            self.take(self.shard)
+
+    def take(self, held: torch.Tensor) -> None:
+        """held: what the model holds of this rank's slice (own,)."""
+        changed = self.master.to(self.dtype) != held
+        self.master.copy_(torch.where(changed, held.to(self.master.dtype), self.master))
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
@@ -191,10 +208,23 @@ class FlatBuffer:
         gradient = self.grad_shard.to(self.master.dtype)
         if self.grad_factor is not None:
             gradient *= self.grad_factor
+        self.hand_out(gradient, self.has_grad)
+
+    def hand_out(self, gradient: torch.Tensor, names: set[str]) -> None:
+        """Give each shard parameter its part of a gradient (own,); names: of the parameters that have one."""
         for part in self.shard_ranges:
-            if part.name in self.has_grad:
+            if part.name in names:
                 own_part = self.shard_params[part.name].grad = self.shard_view_of(gradient, part)
                 setattr(own_part, SLICE, True)
+
+    @staticmethod
+    def norm_of(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return torch.linalg.vector_norm(torch.view_as_real(gradient) if gradient.is_complex() else gradient, dtype=dtype)
+
+    def gradient_norm(self, dtype: torch.dtype) -> torch.Tensor:
+        """The 2-norm of `grad_shard`, as a tensor."""
+        norm = self.norm_of(self.grad_shard, dtype)
+        return norm if self.grad_factor is None else norm * self.grad_factor
 
     def scale_gradient(self, factor: float | torch.Tensor) -> None:
         """Multiply `grad_shard`; in half precision when it becomes fp32, as the product may be too small for it."""
@@ -226,7 +256,7 @@ class FlatBuffer:
             self.params[self.deferred.pop()].grad = None
         self.has_grad.clear()
         if zeros:
-            self.has_grad, self.grad_shard = zeros, torch.zeros_like(self.shard, dtype=self.grad_dtype)
+            self.has_grad, self.grad_shard = zeros, self.full.new_zeros(self.shard.numel(), dtype=self.grad_dtype)
             self.publish_gradients()
 
     # -- what it holds ------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
                 for flat in dict.fromkeys(flat for flat, _ in chosen):
                     stage.groups.broadcast(flat.full, flat.name)
                     flat.shard.copy_(flat.full[flat.own])
+                    stage.written.seen.add(flat)
             stage.written.note_shards()
             for flat, key in chosen:
                 stage.written.versions[flat][key] = flat.params[key]._version
@@ -74,6 +75,7 @@ def state_dict(model: nn.Module, rank_0_only: bool = False) -> dict[str, torch.T
     model made out of parameters of which this rank has only slices.
     """
     stage, values = model.zero, {}
+    stage.settle()
     keeps = not rank_0_only or not any(comm.rank for comm in stage.groups.comms)
     for unit in stage.units:
         with whole(stage, unit):
@@ -100,6 +102,7 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     load it. Raises BadInput, before anything changes, that names a missing, unexpected or wrongly shaped tensor.
     """
     stage, mine = model.zero, names(model)
+    stage.settle()
     for name in [*mine, *state]:
         if name not in state or name not in mine:
             raise BadInput(f"the state to load {'lacks' if name in mine else 'has an unexpected'} {name!r}")

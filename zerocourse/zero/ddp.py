@@ -96,7 +96,8 @@ class DataParallel(Reducer):
         self.unit_of = {flat: unit for unit in units for flat in unit.flats}
         self.flats = list(self.unit_of)
         self.device = self.flats[0].full.device
-        self.reduces = self.reshards = self.is_last = True
+        self.reduces = self.reshards = True
+        self.is_last: bool | None = None
         self.forward_stack: list[Unit] = []  # units whose forward is running, one inside the other
         self.last_pass = Pass()  # of the last forward
         self.in_backward, self.backward_number, self.end_callback = False, -1, lambda: None
@@ -108,6 +109,7 @@ class DataParallel(Reducer):
         self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
         self.has_unused_gradients = False  # has a backward brought some since the last step?
         self.written = WrittenParameters(self)
+        self.offload = None  # what keeps states in another memory (see `offload`), where there is one
         self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written]
         passing = {"bucket": self.shards_gradients, "full": self.shards_parameters}  # what is held only for a while
         self.meter = StageMeter(self.recorder, self.flats, in_flight=[name for name, passes in passing.items() if passes])
@@ -153,13 +155,14 @@ class DataParallel(Reducer):
         return self.passes[-1] if self.passes else self.last_pass
 
     @contextmanager
-    def backward_options(self, reduces: bool = True, reshards: bool = True, is_last: bool = True) -> Iterator[None]:
+    def backward_options(self, reduces: bool = True, reshards: bool = True, is_last: bool | None = None) -> Iterator[None]:
         """What the backwards inside do, as a pipeline needs it for its micro-batches.
 
         reduces: reduce the gradients; False: only add them to the local ones, and the next backward that reduces sends the
             sum (stages 0 and 1; from stage 2 on every backward reduces, so that no full gradient survives it).
         reshards: free the parameters that were gathered (stage 3); False: keep them for the next micro-batch.
-        is_last: wait for the reductions, and give the optimizer its gradients; False: leave that to the step.
+        is_last: wait for the reductions, and give the optimizer its gradients; False: leave that to the step. True also says
+            that the step comes next, so that gradients that are offloaded go down as soon as they are reduced.
         """
         before = self.reduces, self.reshards, self.is_last
         self.reduces, self.reshards, self.is_last = reduces, reshards, is_last
@@ -221,18 +224,19 @@ class DataParallel(Reducer):
         if self.needs_finish:
             self.finish()
 
+    def settle(self) -> None:
+        """Apply what an offload has delayed: the parameters are those of all steps so far. Collective."""
+        if self.offload is not None:
+            self.offload.settle()
+
     def grad_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient, the same on every rank.
 
         Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local).
         """
         self.flush()
-        flats = [flat for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
-        shards = [flat.grad_shard for flat in flats]
-        shards = [torch.view_as_real(shard) if shard.is_complex() else shard for shard in shards]
         precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
-        parts = [torch.linalg.vector_norm(shard, dtype=precise) * (1 if flat.grad_factor is None else flat.grad_factor)
-                 for flat, shard in zip(flats, shards, strict=True)]
+        parts = [flat.gradient_norm(precise) for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
         total = torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
         return (self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()
 
@@ -270,7 +274,9 @@ class DataParallel(Reducer):
         return {kind: [tensor for of_flat in held for tensor in of_flat[kind]] for kind in held[0]}
 
     def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:
-        """Bytes of the storages this rank holds, by kind, with the optimizer's states (scalar step counters apart)."""
-        held = Ledger(self.model, optimizer).now()
+        """Bytes of the storages this rank holds, by kind, with the optimizer's states (scalar step counters apart).
+        With offload these are the device's, and `host_bytes` are the host's."""
+        ledger = Ledger(self.model, optimizer)
+        held = ledger.now()
         kinds = {"parameters_bytes": held.parameters, "gradients_bytes": held.gradients, "optimizer_bytes": held.optimizer}
-        return kinds | {"total_bytes": sum(kinds.values())}
+        return kinds | {"total_bytes": sum(kinds.values())} | {f"{tier}_bytes": ledger.now(tier).total for tier in ledger.alive_in}

@@ -83,7 +83,7 @@ class Reducer:
         self.launch()
         self.needs_finish = True
         self.has_unused_gradients = True
-        if self.reduces_now and self.is_last:
+        if self.reduces_now and self.is_last is not False:
             self.finish()
         self.forget_backward()
 

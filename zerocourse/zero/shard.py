@@ -43,7 +43,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
           reshard_after_forward: bool | None = None, agreement: bool | None = None, param_dtype: torch.dtype | None = None,
           reduce_dtype: torch.dtype | None = None, accumulate_dtype: torch.dtype | None = None,
           init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0, weights: str | Path | None = None,
-          comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
+          offload=None, comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
           replicate_group: dist.ProcessGroup | None = None, ops: dict[str, Callable] | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
     """Train `model` with ZeRO: afterwards plain `loss.backward(); optimizer.step()` does the rest. Collective.
@@ -61,6 +61,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     options, precision: see `ZeroOptions` and `Precision`.
     bucket_size, prefetch, in_flight, reshard_after_forward, agreement: fields of `ZeroOptions`, in place of those in `options`.
     param_dtype, reduce_dtype, accumulate_dtype: fields of `Precision`, in place of those in `precision`.
+    offload: what keeps optimizer states, and perhaps parameters, in another memory: a `zerocourse.offload.HostOffload`.
     comm, shard_group: the ranks that cut each buffer among them; by default the default process group, or one rank when
         there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding).
     ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).
@@ -71,6 +72,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     """
     if isinstance(stage, bool) or stage not in range(len(STAGES)):
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
+    if offload is not None:
+        offload.check(stage, ops or {})
     check_trainable(model, optimizer)
     options = with_fields(options or ZeroOptions(), bucket_size=bucket_size, prefetch=prefetch, in_flight=in_flight,
                           reshard_after_forward=reshard_after_forward, agreement=agreement)
@@ -83,7 +86,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     shapes = {name: param.shape for name, param in model.named_parameters()}
     owner = owners(rank_map, shapes, groups.shard.world_size)
     made = cut_into_units(model, units)
-    settings = [f"stage {stage}", str(options), str(precision), *(f"the unit {unit}" for unit in made),
+    settings = [f"stage {stage}", str(options), str(precision), f"offload {offload}", *(f"the unit {unit}" for unit in made),
                 *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]
     check_same(groups.all_gather_object(describe(model) + settings))
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
@@ -96,13 +99,18 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     stored = stored_names(model, folder) if folder is not None else {}
 
     for unit in made:
-        fill_unit(unit, stage_class, groups, owner, options, precision, materializer, is_read=folder is not None)
+        fill_unit(unit, stage_class, groups, owner, options, precision, materializer, folder is not None,
+                  FlatBuffer if offload is None else offload.buffer)
     model.to(device)  # the buffers: the parameters are there
     for name, buffer in model.named_buffers():
         groups.broadcast(buffer, f"buffer {name}")
     flats = [flat for unit in made for flat in unit.flats]
     mark_parameters(flats)
-    model.zero = stage_class(model, made, groups, options, sent_as_chosen(functions, flats))
+    functions = sent_as_chosen(functions, flats)
+    model.zero = stage_class(model, made, groups, options, functions if offload is None else offload.ops(functions))
+    if offload is not None:
+        model.zero.offload = offload
+        offload.attach(model.zero)
     model.zero_grad = model.zero.zero_grad
     if optimizer is not None:
         take_over(optimizer, model.zero)
@@ -128,10 +136,11 @@ def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
 
 
 def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict[str, int] | None,
-              options: ZeroOptions, precision: Precision, materializer: Materializer, is_read: bool = False) -> None:
+              options: ZeroOptions, precision: Precision, materializer: Materializer, is_read: bool = False,
+              make: Callable[..., FlatBuffer] = FlatBuffer) -> None:
     """Make the unit's flat buffers, and free everything of it that this rank does not own.
 
-    is_read: its values are still to be read, each rank's slices by itself.
+    is_read: its values are still to be read, each rank's slices by itself.   make: makes a buffer.
     """
     buffers = [each for run in unit.runs for each in split_into_buffers(run, options.bucket_size)]  # a run's gradients come together
     for index, params in enumerate(buffers):
@@ -139,8 +148,8 @@ def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict
         shapes = {key: param.shape for key, param in params.items()}
         layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes})
         dtype = precision.of(next(iter(params.values())))
-        unit.flats.append(FlatBuffer(name, params, layout, groups.shard.rank, stage.shards_optimizer,
-                                     stage.shards_parameters, dtype, groups, precision, stage.shards_gradients))
+        unit.flats.append(make(name, params, layout, groups.shard.rank, stage.shards_optimizer,
+                               stage.shards_parameters, dtype, groups, precision, stage.shards_gradients))
     places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
     for key in places if is_read else []:
         materializer.install(key, places[key])

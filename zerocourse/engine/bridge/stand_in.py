@@ -99,8 +99,7 @@ MODULES: dict[str, dict[str, object]] = {
     "deepspeed.zero": {"Init": Init, "GatheredParameters": GatheredParameters},
 }
 MISSING = {
-    "ops": "its optimizers are for offload, which the engine does not have: leave offload_optimizer and offload_param "
-           "out of the config, and name the optimizer by its type",
+    "ops": "its optimizers are for offload, where the engine steps torch's own on the host: name the optimizer by its type",
 }
 
 

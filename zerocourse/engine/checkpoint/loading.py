@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.optim import Optimizer
 
 from ...errors import BadInput
+from ...measure.tier_registry import place_beside
 from ...zero.ddp import DataParallel
 from ...zero.weights import publish
 from . import checkpoint_folder as folders
@@ -34,6 +35,7 @@ def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
     """
     stage = stage_of(model)
     finish_earlier(stage)
+    stage.settle()
     try:
         reading, error = Reading(stage, optimizer, folders.must_read(Path(path))), None
     except (BadInput, OSError) as caught:
@@ -99,7 +101,8 @@ class Reading(Source):
                 state[part] = with_others(saved["others"], group_of[part], part)
                 for key in saved["tensors"]:
                     name = state_name(where.name, key)
-                    state[part][key] = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
+                    values = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
+                    state[part][key] = place_beside(values, part)
                     size = flat.params[where.name].numel(),
                     items += self.items(Piece(name, size, (where.start,), state[part][key]))
         return items

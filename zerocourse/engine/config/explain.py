@@ -73,6 +73,25 @@ def activations(config: Config, model: GPTConfig, checkpointed: int) -> int:
     return checkpointed * full + (model.n_layer - checkpointed) * kept
 
 
+def offload_effects(config: Config, now: dict) -> dict[str, str]:
+    """What the host's memory takes over; `now`: the bytes of `counts`, wherever they lie."""
+    each, section = convention(config), "zero_optimization.offload"
+    share = -(-now["params"] // now["ranks"])  # elements that a rank owns
+    half, raised = each.parameter == 2, config.zero_optimization.offload_param.device == "cpu"
+    host = now["optimizer_bytes"] + share * (each.gradient + (not half) * each.parameter)
+    found = {f"{section}_optimizer.device":
+             f"the host holds {gb(host)} per rank at the step (optimizer states, master weights, this rank's slice of the "
+             f"gradients), and the device none of the {gb(now['optimizer_bytes'])} of optimizer states; a step moves "
+             f"{gb(share * each.gradient)} of gradients down and "
+             f"{'no' if raised else gb(share * each.parameter) + ' of'} parameters up"}
+    if raised:
+        gathers = 2 * config.gradient_accumulation_steps
+        found[f"{section}_param.device"] = (
+            f"{gb(share * each.parameter)} of parameters per rank lie on the host{'' if half else ', as the master weights'}, and "
+            f"go up for each of the {gathers} gathers of a step: {gb(gathers * share * each.parameter)}")
+    return found
+
+
 def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
     """By the path of a key, what it does to a rank's bytes, in words."""
     now, each, zero = counts(config, model, ranks), convention(config), config.zero_optimization
@@ -102,6 +121,8 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
         "communication_data_type": f"a gradient is sent as {sent.itemsize} bytes",
         "data_types.grad_accum_dtype": f"a gradient is kept as {each.gradient} bytes",
     }
+    if zero.offload_optimizer.device == "cpu":
+        found |= offload_effects(config, now)
     if now["peak_bytes"] is not None:
         overlapping, waiting = (gb(counts(config, model, ranks, overlap=each)["peak_bytes"]) for each in (True, False))
         found["zero_optimization.overlap_comm"] = (f"the peak of a step is about {overlapping} per rank with overlap, "

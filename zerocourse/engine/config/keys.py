@@ -24,8 +24,6 @@ class Key:
 
 # Keys that are read and checked, but that no code serves yet. Take a key out when its code is there: it works then.
 SERVED_LATER = {
-    "zero_optimization.offload_optimizer": "leave it out, or set its device to none",
-    "zero_optimization.offload_param": "leave it out, or set its device to none",
     "activation_checkpointing.partition_activations": "every rank keeps its own checkpoints whole: leave it out",
     "activation_checkpointing.cpu_checkpointing": "checkpoints stay where they were computed: leave it out",
     "activation_checkpointing.contiguous_memory_optimization": "leave it out",
@@ -41,8 +39,8 @@ WORKS = {
                                "parameters",
     "zero_optimization.reduce_bucket_size": "the most elements whose gradients are reduced at once",
     "zero_optimization.overlap_comm": "communication goes on while the model computes; null means true, at every stage",
-    "zero_optimization.offload_optimizer": "optimizer states in the host's memory or on disk",
-    "zero_optimization.offload_param": "parameters in the host's memory or on disk, with stage 3",
+    "zero_optimization.offload_optimizer": "optimizer states, master weights and the step in the host's memory",
+    "zero_optimization.offload_param": "this rank's slices of the parameters in the host's memory, too, with stage 3",
     **{f"zero_optimization.{section}.{key}": does for section in ("offload_optimizer", "offload_param")
        for key, does in {"device": "none, cpu or nvme", "nvme_path": "a folder on the disk",
                          "pin_memory": "page-locked memory, which is copied faster",

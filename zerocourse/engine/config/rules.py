@@ -55,12 +55,30 @@ def offloaded_parameters(config: ConfigFile) -> str | None:
     return None
 
 
+def offloaded_states(config: ConfigFile) -> str | None:
+    zero = config.zero_optimization
+    states, of_params = zero.offload_optimizer, zero.offload_param.device
+    if states.device not in ("none", None):
+        if not zero.stage:
+            return (f"zero_optimization.offload_optimizer.device is {states.device!r} at stage 0: optimizer states can be "
+                    "offloaded from stage 1 on")
+        if states.ratio != 1:
+            return (f"zero_optimization.offload_optimizer.ratio is {states.ratio:g}: a part of the states is not supported yet, "
+                    "so leave it out, and all of them are offloaded")
+    elif of_params == "cpu" and zero.stage == 3:
+        return ("zero_optimization.offload_param.device is 'cpu' and zero_optimization.offload_optimizer.device is 'none': "
+                "parameters are offloaded together with their optimizer states, so set both to 'cpu'")
+    return None
+
+
 def path_of_the_disk(section: str) -> Callable[[ConfigFile], str | None]:
     def rule(config: ConfigFile) -> str | None:
         offload = getattr(config.zero_optimization, section)
         if offload.device == "nvme" and not offload.nvme_path:
             return (f"zero_optimization.{section}.nvme_path is missing: it must name a folder on the disk, "
                     "because device is 'nvme'")
+        if offload.device == "nvme":
+            return f"zero_optimization.{section}.device is 'nvme': the disk is not supported yet: use 'cpu' or 'none'"
         return None
 
     return rule
@@ -79,6 +97,7 @@ RULES = [  # with the keys that each looks at: when one of them is wrong by itse
     (one_precision, ("fp16", "bf16")),
     (wide_sums, ("data_types", "fp16", "bf16")),
     (offloaded_parameters, ("zero_optimization.offload_param", "zero_optimization.stage")),
+    (offloaded_states, ("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "zero_optimization.stage")),
     (path_of_the_disk("offload_param"), ("zero_optimization.offload_param",)),
     (path_of_the_disk("offload_optimizer"), ("zero_optimization.offload_optimizer",)),
     (nesterov_needs_momentum, ("optimizer",)),

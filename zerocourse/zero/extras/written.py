@@ -23,6 +23,7 @@ class WrittenParameters(Extra):
     def __init__(self, stage):
         self.flats, self.groups = stage.flats, stage.groups
         self.versions = {flat: {key: param._version for key, param in flat.params.items()} for flat in self.flats}
+        self.seen: set[FlatBuffer] = set()  # buffers of which parameters were written since the last step
         self.checksums: dict[str, int] = {}  # of what was written at stage 3, where the memory is gone by now
         alone = self.groups.shard.world_size == 1
         # Buffers in which a write into the optimizer's shards does not reach the model before the next step.
@@ -53,6 +54,7 @@ class WrittenParameters(Extra):
     def before_reshard(self, flat: FlatBuffer) -> None:
         """Take this rank's slice of what was written."""
         moved = self.moved(flat)
+        self.seen.update([flat] if moved else [])
         for key in moved:
             self.checksums[key] = checksum(flat.views[key])
             self.versions[flat][key] = flat.params[key]._version
@@ -77,14 +79,14 @@ class WrittenParameters(Extra):
                                "rank has its own tokens): write the same values everywhere, or write after the optimizer's step")
         self.checksums.clear()
         for flat, key in written:
+            self.seen.add(flat)
             self.versions[flat][key] = flat.params[key]._version
 
     def before_step(self) -> None:
         """Master weights whose rounded value is not what the model holds take over what it holds."""
         for flat in self.flats:
-            if flat.steps_masters:
-                changed = flat.master.to(flat.dtype) != flat.shard
-                flat.master.copy_(torch.where(changed, flat.shard.to(flat.master.dtype), flat.master))
+            flat.take_written(was_written=flat in self.seen or bool(self.moved(flat)))
+        self.seen.clear()
 
     def after_step(self) -> None:
         """The step itself moved the versions of what it updated by one."""

@@ -1,0 +1,7 @@
+"""Memory beyond the device: optimizer states, gradients and parameters in the host's, moved over a counted link."""
+
+from .host_link import HostLink
+from .host_offload import HostOffload
+from .tiers import Tier
+
+__all__ = ["HostLink", "HostOffload", "Tier"]

@@ -1,0 +1,100 @@
+"""Delayed parameter update: the host applies each gradient while the device computes the next. It sends what a step sends.
+
+    x(k+1) = x(k) - η(k-1) g(x(k-1); batch k-1)
+
+The first steps are not delayed, because the loss moves fast then. At the first delayed step gradients go down and nothing is
+updated; from then on each step first brings up what the last step's gradients made, and hands its own to the host, together
+with what belongs to them: hyper-parameters such as the learning rate, the loss scale, the factor of clipping.
+Source: Ren et al. 2021, arXiv 2101.06840, section 5.2.
+"""
+
+import threading
+from collections.abc import Callable
+from copy import copy
+
+import torch
+from torch.optim import Optimizer
+
+from ..comm import Comm
+from ..zero.buffer import FlatBuffer
+from ..zero.extras.optimizer_habits import is_seen_stepping
+from ..zero.optimizer import BufferedStep
+from .offloaded_buffer import OffloadedBuffer
+
+
+class DelayedUpdate:
+    """The step of an offload from step number `after` on."""
+
+    def __init__(self, offload, after: int):
+        self.offload, self.after, self.steps = offload, after, 0
+        self.pending: UpdateUnderWay | None = None
+
+    def step(self, flats: list[OffloadedBuffer], comm: Comm, optimizer_step: BufferedStep) -> object:
+        self.steps += 1
+        if self.steps <= self.after:
+            return self.offload.step(flats, comm, optimizer_step)
+        for flat in flats:
+            flat.send_down()
+        self.flush()
+        self.pending = UpdateUnderWay(self.offload, flats, optimizer_step.optimizer)
+        return None
+
+    def flush(self) -> None:
+        """Wait for the update under way, and bring its parameters up. Collective: every rank has one, or none has."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            pending.wait()
+            with torch.no_grad():
+                raising = [(flat, flat.start_publish()) for flat in pending.flats]
+                self.offload.finish(raising, [], self.offload.stage.comm)
+
+
+class UpdateUnderWay:
+    """One update, in a thread. It takes the gradients of the buffers, so that the next ones have memory of their own."""
+
+    def __init__(self, offload, flats: list[OffloadedBuffer], optimizer: Optimizer):
+        self.offload, self.flats, self.error = offload, flats, None
+        self.gradients = [flat.take_gradients() for flat in flats]
+        self.transfers = [each.transfer for gradient in self.gradients for each in gradient.landed]
+        for flat in flats:
+            flat.is_updating = True
+        self.step = BufferedStep(as_of_now(optimizer))
+        self.thread = threading.Thread(target=self.run, name="delayed update", daemon=True)
+        self.thread.start()
+
+    @torch.no_grad()
+    def run(self) -> None:
+        try:
+            waiting = list(zip(self.flats, self.gradients, strict=True))
+            while waiting:
+                at_once = len(waiting) if is_seen_stepping(self.step.optimizer) else 1  # hooks want one step, of everything
+                for flat, gradient in waiting[:at_once]:
+                    flat.hand_out(gradient.for_step(flat, notes=False), gradient.names)
+                with self.offload.tier.taking():
+                    self.step(*(flat for flat, _ in waiting[:at_once]))
+                for flat, _ in waiting[:at_once]:
+                    FlatBuffer.withdraw_gradients(flat)
+                    self.offload.adopt_states(self.step.optimizer, flat)
+                del waiting[:at_once]
+            self.gradients.clear()
+        except BaseException as error:
+            self.error = error
+
+    def wait(self) -> None:
+        self.thread.join()
+        for flat in self.flats:
+            flat.is_updating = False
+        if self.error is not None:
+            raise self.error
+        for transfer in self.transfers:
+            transfer.wait()  # they are over: note them in this thread, which counts the stage's bytes
+
+
+def as_of_now(optimizer: Optimizer) -> Optimizer:
+    """The same states under the hyper-parameters that hold now: a scheduler may change them while the update runs."""
+    twin = copy(optimizer)
+    twin.param_groups = [dict(group) for group in optimizer.param_groups]
+    twin.state = optimizer.state
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "add_param_group"):  # copy() leaves them out
+        setattr(twin, name, getattr(optimizer, name))
+    return twin

@@ -1,0 +1,175 @@
+"""ZeRO-Offload: optimizer states, master weights and the step on the host. It moves 4Ψ/N bytes a step over the link.
+
+    offload = HostOffload(rate=200e6)
+    model, optimizer = zerocourse.shard(model, optimizer, stage=2, offload=offload)
+
+Forward and backward stay as they are. A gradient goes down as soon as it is reduced in a backward that is said to be the
+last of its step (`model.zero.backward_options(is_last=True)`, which the engine says), else at the step. The step goes
+buffer by buffer: while one is updated, the gradient of the next comes down, and the parameters of the last go up.
+
+A gradient travels in the dtype in which it was added up, and becomes fp32 on the host. DeepSpeed (0.19.8) makes it fp32 on
+the device first, and so moves 6Ψ/N bytes; here that happens with accumulate_dtype=torch.float32 alone. With accumulation
+micro-batches are added up on the device, so that the link carries one gradient a step.
+Source: Ren et al. 2021, arXiv 2101.06840.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from torch.optim import Optimizer
+
+from ..comm import Comm, Handle
+from ..errors import BadInput
+from ..zero.buffer import FlatBuffer
+from ..zero.ddp import DataParallel, StageOps
+from ..zero.extras.optimizer_habits import is_seen_stepping
+from .delayed import DelayedUpdate
+from .host_link import HostLink, LinkTransfer
+from .offloaded_buffer import OffloadedBuffer
+from .tiers import Tier
+
+
+class HostOffload:
+    """What `shard(offload=...)` takes; one for each call of it. Stages 1 to 3.
+
+    budget: of the host's tier, in bytes or as "2GiB".   pin_memory: page-locked, where there is a GPU.
+    rate: bytes per second each way, on a CPU, where the link is simulated.   link, tier: in place of new ones.
+    parameters: the slices of the parameters too (stage 3): they go up for every gather, 2Ψ/N bytes each time.
+    What is written into the model outside of a forward must be written inside `zerocourse.gathered(..., write=True)`: a write
+    through `param.data` is not seen, because to compare all parameters with the master weights they would have to go down.
+    delay_after: from this number of steps on, each update is applied one step late, while the model computes the next
+        gradients (see `delayed`); None: never.
+    """
+
+    def __init__(self, budget: int | str | None = None, rate: float | None = None, pin_memory: bool = True,
+                 parameters: bool = False, delay_after: int | None = None, link: HostLink | None = None,
+                 tier: Tier | None = None):
+        self.tier = tier or Tier("host", budget, pin=pin_memory)
+        self.link = link or HostLink(rate)
+        self.parameters = parameters
+        self.delayed = None if delay_after is None else DelayedUpdate(self, delay_after)
+        self.stage: DataParallel | None = None
+
+    @property
+    def delays(self) -> bool:
+        return self.delayed is not None
+
+    # -- what `shard` asks for ----------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"HostOffload(parameters={self.parameters}, delay_after={self.delayed and self.delayed.after})"
+
+    def check(self, stage: int, ops: dict[str, Callable]) -> None:
+        """Raises BadInput for a stage at which there is nothing to offload, and for a step that would not be called."""
+        if self.stage is not None:
+            raise BadInput("this offload serves another model already: make one for each call of shard")
+        if not stage:
+            raise BadInput("offload needs stage 1, 2 or 3: at stage 0 no rank has a part of the optimizer states of its own")
+        if self.parameters and stage < 3:
+            raise BadInput(f"offload has parameters=True at stage {stage}: parameters can be offloaded at stage 3 only")
+        for name in ("step", *(["unshard"] if self.parameters else [])):
+            if name in ops:
+                raise BadInput(f"ops has a function {name!r}, which is not called with offload, because that brings its own: leave "
+                               "out one of the two")
+
+    def buffer(self, *args, **kwargs) -> OffloadedBuffer:
+        return OffloadedBuffer(self, *args, **kwargs)
+
+    def ops(self, ops: StageOps) -> StageOps:
+        """The operations of a stage, with the link between them."""
+        step = self.step if self.delayed is None else self.delayed.step
+        unshard = partial(raise_and_gather, ops.unshard) if self.parameters else ops.unshard
+        return replace(ops, reduce=partial(self.reduce, ops.reduce), step=step, unshard=unshard)
+
+    def attach(self, stage: DataParallel) -> None:
+        self.stage, self.link.recorder = stage, stage.recorder
+        # Where the slice of the parameters is the master weights, a write into the model changes them.
+        stage.written.apart = [flat for flat in stage.written.apart if flat.shard is not flat.master]
+        if self.delays:
+            stage.written.apart = []  # their update may be under way at any time
+            for flat in stage.flats:
+                for part in flat.shard_params.values():
+                    part._has_gradient = lambda: False  # the stage's next gradients are not those of the update under way
+
+    def settle(self) -> None:
+        """Apply what has been delayed. Collective, at the same step on every rank."""
+        if self.delayed is not None:
+            self.delayed.flush()
+
+    # -- the operations -----------------------------------------------------------------------------------------------
+
+    def reduce(self, own: Callable[[FlatBuffer, Comm], Handle | None], flat: OffloadedBuffer, comm: Comm) -> "GoingDown":
+        return GoingDown(self, flat, own(flat, comm))
+
+    def step(self, flats: list[OffloadedBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
+        for flat in flats:
+            flat.send_down()
+        if is_seen_stepping(optimizer_step.optimizer):  # it steps everything at once
+            for flat in flats:
+                flat.give_gradients()
+        raising, gathers, result = [], [], None
+        for flat in flats:
+            result = self.step_on_host(flat, optimizer_step)
+            raising.append((flat, flat.start_publish()))
+            while raising and (raising[0][1] is None or raising[0][1].done):
+                gathers.append(self.gather(*raising.pop(0), comm))
+        self.finish(raising, gathers, comm)
+        return result
+
+    def step_on_host(self, flat: OffloadedBuffer, optimizer_step: Callable[..., object]) -> object:
+        """Update one buffer."""
+        flat.give_gradients()
+        with self.tier.taking():
+            result = optimizer_step(flat)
+        flat.withdraw_gradients()
+        self.adopt_states(optimizer_step.optimizer, flat)
+        return result
+
+    def adopt_states(self, optimizer: Optimizer, flat: OffloadedBuffer) -> None:
+        self.tier.adopt([optimizer.state[part] for part in flat.shard_params.values() if part in optimizer.state])
+
+    def finish(self, raising: list[tuple[OffloadedBuffer, LinkTransfer | None]], gathers: list[Handle | None], comm: Comm) -> None:
+        gathers += [self.gather(flat, transfer, comm) for flat, transfer in raising]
+        for handle in gathers:
+            if handle is not None:
+                handle.wait()
+
+    def gather(self, flat: OffloadedBuffer, transfer: LinkTransfer | None, comm: Comm) -> Handle | None:
+        """This rank's slice is up: fetch the others', below stage 3."""
+        if transfer is not None:
+            transfer.wait()
+        return None if flat.shards_parameters else comm.all_gather(flat.full, flat.layout, flat.name)
+
+
+class GoingDown:
+    """A reduction under way. After it the gradient goes down, if this backward is the last of its step."""
+
+    def __init__(self, offload: HostOffload, flat: OffloadedBuffer, handle: Handle | None):
+        self.offload, self.flat, self.handle = offload, flat, handle
+
+    def __getattr__(self, name: str):
+        return getattr(self.handle, name)
+
+    def wait(self) -> None:
+        if self.handle is not None:
+            self.handle.wait()
+        if self.offload.stage.is_last:
+            self.flat.send_down()
+
+
+class Rising:
+    """A slice of parameters that goes up, and is then gathered."""
+
+    def __init__(self, gather: Callable[[], Handle], transfer: LinkTransfer):
+        self.gather, self.transfer = gather, transfer
+
+    def wait(self) -> None:
+        self.transfer.wait()
+        self.gather().wait()
+
+
+def raise_and_gather(own, flat: OffloadedBuffer, comm: Comm) -> Rising:
+    """Stage 3 with offloaded parameters: the slice goes up while the unit before computes; `wait` gathers it."""
+    flat.storage.allocate()
+    return Rising(lambda: comm.all_gather(flat.full, flat.layout, flat.name), flat.start_raise())

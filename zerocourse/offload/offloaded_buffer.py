@@ -1,0 +1,208 @@
+"""A flat buffer whose optimizer states and master weights lie in the host's memory. It moves gradients down and parameters up.
+
+The tensors of `zero.buffer`, and where they are here (own: this rank's slice):
+
+    master        (own,)  on the host, in fp32 training too, and so are the optimizer's states, which are made like it
+    grad_shard    (own,)  on the device while micro-batches are added up in it; on the host once it has gone down
+    shard         (own,)  on the device; on the host where parameters are offloaded too (stage 3)
+
+Each optimizer step moves the real elements of the slice once down and once up, in the dtype of gradients and of parameters:
+2Ψ/N + 2Ψ/N bytes in half precision (arXiv 2101.06840, section 3). Padding is never moved.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..zero.buffer import FlatBuffer
+from .host_link import LinkTransfer
+
+
+@dataclass
+class Landed:
+    """A gradient (own,) on the host, or on its way there. norm: its 2-norm, taken on the device while it was there."""
+
+    values: torch.Tensor
+    transfer: LinkTransfer
+    norm: torch.Tensor
+
+
+@dataclass
+class Gradient:
+    """All of a buffer's gradient for one update: what has gone down, to be added up, and the factor that belongs to it."""
+
+    landed: list[Landed]
+    factor: float | torch.Tensor | None
+    names: set[str]  # of the parameters that have one
+
+    def total(self, real: int, notes: bool = True) -> torch.Tensor:
+        """Their sum (own,), in the first one's memory, without the factor. Waits until all are there (see `wait`)."""
+        first, *more = self.landed
+        for each in self.landed:
+            each.transfer.wait(notes)
+        for each in more:
+            first.values[:real].add_(each.values[:real])
+        del self.landed[1:]
+        return first.values
+
+    def for_step(self, flat: "OffloadedBuffer", notes: bool = True) -> torch.Tensor:
+        """(own,), in the master weights' dtype, times the factor."""
+        values, factor = self.total(flat.real, notes), self.factor
+        with flat.tier.taking():
+            gradient = values.to(flat.master.dtype)
+            if factor is not None:
+                factor = factor.to(gradient.device) if isinstance(factor, torch.Tensor) else factor
+                gradient = gradient.mul_(factor) if gradient is not values else gradient * factor
+        return gradient
+
+
+class OffloadedBuffer(FlatBuffer):
+    """A `FlatBuffer` of an offload (`HostOffload`), which has the tier and the link."""
+
+    steps_masters = True  # what the optimizer steps is never what the modules use
+
+    def __init__(self, offload, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.offload, self.tier, self.link = offload, offload.tier, offload.link
+        self.landed: list[Landed] = []  # what has gone down since the last zero_grad: one, if backwards say which is last
+        self.is_updating = False  # is a delayed update under way, which has its own gradients at the shard parameters?
+        self.real = max(0, min(self.own.stop, self.layout.numel) - self.own.start)  # elements without padding
+
+    def place(self, exact: torch.Tensor) -> None:
+        own, host = exact[self.own], self.tier
+        self.master = host.empty(own.numel(), exact.dtype).copy_(own)
+        if not self.shards_parameters:
+            self.shard = self.full[self.own]
+        elif not self.shard_is_on_host:
+            self.shard = self.full[self.own].clone()
+        elif exact.dtype is self.dtype and not self.offload.delays:
+            self.shard = self.master
+        else:
+            self.shard = host.empty(own.numel(), self.dtype).copy_(own)
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shard_is_on_host(self) -> bool:
+        return self.shards_parameters and self.offload.parameters
+
+    def start_publish(self) -> LinkTransfer | None:
+        """Round the master weights to the dtype of the parameters, on the host, and send them up to the slice that the others
+        will receive. None: the slice is on the host."""
+        if self.shard_is_on_host:
+            if self.shard is not self.master:
+                self.shard.copy_(self.master)
+            return None
+        values = self.master
+        if values.dtype is not self.dtype:
+            values = self.tier.empty(values.numel(), self.dtype).copy_(values)
+        return self.link.up(self.shard[: self.real], values[: self.real], self.name)
+
+    def publish_shard(self) -> None:
+        transfer = self.start_publish()
+        if transfer is not None:
+            transfer.wait()
+
+    def start_raise(self) -> LinkTransfer:
+        """Stage 3 with offloaded parameters: send this rank's slice up to its place in `full`."""
+        own = self.full[self.own]
+        own[self.real :].zero_()
+        return self.link.up(own[: self.real], self.shard[: self.real], self.name)
+
+    def take_written(self, was_written: bool) -> None:
+        """What is compared crosses the link, so it is compared only where a write was seen: one through `param.data` is not."""
+        if was_written and self.shard is not self.master:
+            held = self.shard
+            if not self.shard_is_on_host:
+                held = self.tier.empty(held.numel(), self.dtype).zero_()
+                self.link.down(held[: self.real], self.shard[: self.real], self.name).wait()
+            self.take(held)
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_down(self) -> bool:
+        return bool(self.landed) and self.grad_shard is self.landed[-1].values
+
+    def send_down(self) -> None:
+        """The slice of the gradient is reduced: start moving it to the host, and give its memory on the device back."""
+        if self.grad_shard is None or self.is_down:
+            return
+        slice = self.grad_shard
+        into = self.tier.empty(slice.numel(), slice.dtype)
+        norm = self.norm_of(slice, torch.float64 if slice.dtype in (torch.float64, torch.complex128) else torch.float32)
+        self.landed.append(Landed(into, self.link.down(into[: self.real], slice[: self.real], self.name), norm))
+        self.grad_shard = into
+        self.drop_bucket()  # stages 1 and 2 keep none, then: the next micro-batch begins another
+
+    def accumulate(self, reduced: torch.Tensor) -> None:
+        if self.is_down:
+            self.grad_shard = None  # `landed` has it; what comes now goes down after it, and is added there
+        super().accumulate(reduced)
+
+    def host_gradient(self) -> torch.Tensor:
+        """The whole gradient (own,), on the host. Waits until it is there."""
+        self.send_down()
+        self.grad_shard = Gradient(self.landed, None, set()).total(self.real)
+        return self.grad_shard
+
+    def publish_gradients(self) -> None:
+        """Nothing: they are still coming down. The step gives the optimizer each buffer's when its turn comes."""
+
+    def give_gradients(self) -> None:
+        """Give each shard parameter its part of the gradient, in the master weights' dtype."""
+        if self.grad_shard is not None:
+            self.send_down()
+            self.hand_out(Gradient(self.landed, self.grad_factor, self.has_grad).for_step(self), self.has_grad)
+
+    def take_gradients(self) -> Gradient:
+        """The gradient leaves the buffer, which can take the next one; it may still be on its way down."""
+        self.send_down()
+        taken = Gradient(self.landed, self.grad_factor, set(self.has_grad))
+        self.landed, self.grad_shard, self.grad_factor = [], None, None
+        return taken
+
+    def withdraw_gradients(self) -> None:
+        if not self.is_updating:  # else a zero_grad would take them from the update
+            super().withdraw_gradients()
+
+    def gradient_norm(self, dtype: torch.dtype) -> torch.Tensor:
+        if self.is_down and len(self.landed) == 1 and self.landed[0].norm.dtype is dtype:
+            norm = self.landed[0].norm
+        else:
+            norm = self.norm_of(self.host_gradient()[: self.real] if self.landed else self.grad_shard, dtype)
+            norm = norm.to(self.full.device)
+        return norm if self.grad_factor is None else norm * self.grad_factor
+
+    def scale_gradient(self, factor: float | torch.Tensor) -> None:
+        """Later, on the host: the gradient may be on its way."""
+        if self.grad_shard is not None:
+            self.grad_factor = factor if self.grad_factor is None else self.grad_factor * factor
+
+    def apply_factor(self) -> None:
+        if self.grad_factor is not None and self.landed:
+            self.host_gradient()
+            self.landed[0].norm = self.landed[0].norm * self.grad_factor
+            if isinstance(self.grad_factor, torch.Tensor):
+                self.grad_factor = self.grad_factor.to(self.grad_shard.device)
+        super().apply_factor()
+
+    def clear_gradients(self, set_to_none: bool = True) -> None:
+        self.landed = []
+        super().clear_gradients(set_to_none)
+
+    # -- what it holds ------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        held = super().tensors()
+        held["gradients"] += [each.values for each in self.landed]
+        if self.shard is not self.master:
+            return held
+        return held | {"parameters": [self.full], "optimizer": [self.master]}
+
+    @property
+    def bytes_by_tensor(self) -> dict[str, int]:
+        """Those on the device."""
+        held = super().bytes_by_tensor
+        return held | {"shard": held["shard"] * (not self.shard_is_on_host), "grad_shard": held["grad_shard"] * (not self.is_down),
+                       "master": 0, "master_grads": 0}
