@@ -498,7 +498,7 @@ MUTANTS = [
          "activations.py::test_checkpoints_divided_among_ranks_that_have_the_same[2]"),
         ("rounded down", ".round_()", ".trunc_()", "activations.py::test_int8_is_off_by_half_a_step_at_most_also_for_zeros_and_large_numbers"),
     ),
-    *of("activations/placement.py",
+    *of("activations/spacing.py",
         ("a segment too long", "if ends[stop] - ends[start] <= limit]", "if ends[stop] - ends[start] <= 2 * limit]",
          "activations.py::test_no_placement_has_a_smaller_peak"),
     ),

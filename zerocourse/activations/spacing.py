@@ -11,7 +11,7 @@ from itertools import accumulate
 
 
 @dataclass(frozen=True)
-class Placement:
+class Spacing:
     """starts: the blocks before which there is a checkpoint.   checkpoints: the bytes of all of them.
 
     recomputed: the most bytes that one segment keeps while its backward runs.
@@ -26,7 +26,7 @@ class Placement:
         return self.checkpoints + self.recomputed
 
 
-def place_checkpoints(inputs: Sequence[int], kept: Sequence[int]) -> Placement:
+def place_checkpoints(inputs: Sequence[int], kept: Sequence[int]) -> Spacing:
     """The placement with the least peak, for blocks of any sizes, exactly.
 
     inputs: bytes of each block's input.   kept: bytes that each block keeps for its backward, its input not counted.
@@ -35,10 +35,10 @@ def place_checkpoints(inputs: Sequence[int], kept: Sequence[int]) -> Placement:
     blocks = range(len(kept))
     limits = sorted({ends[stop] - ends[start] for start in blocks for stop in range(start + 1, len(ends))})
     found = (within(inputs, ends, limit) for limit in limits if limit >= max(kept))
-    return min(found, key=lambda placement: (placement.peak, len(placement.starts)))
+    return min(found, key=lambda spacing: (spacing.peak, len(spacing.starts)))
 
 
-def within(inputs: Sequence[int], ends: Sequence[int], limit: int) -> Placement:
+def within(inputs: Sequence[int], ends: Sequence[int], limit: int) -> Spacing:
     """The cheapest checkpoints with which no segment keeps more than `limit` bytes (shortest path over the blocks)."""
     blocks = len(ends) - 1
     cost, cut = [0] * (blocks + 1), [0] * blocks
@@ -51,4 +51,4 @@ def within(inputs: Sequence[int], ends: Sequence[int], limit: int) -> Placement:
         starts.append(at)
         at = cut[at]
     segments = zip(starts, [*starts[1:], blocks], strict=True)
-    return Placement(tuple(starts), cost[0], max(ends[stop] - ends[start] for start, stop in segments))
+    return Spacing(tuple(starts), cost[0], max(ends[stop] - ends[start] for start, stop in segments))
