@@ -105,6 +105,30 @@ def at_the_boundary_only(engine, batches):
     return losses
 
 
+@wrong("11.3", "never a boundary")
+def false_for_the_others(engine, batches):
+    losses = []
+    for number, (x, y) in enumerate(batches):
+        engine.set_gradient_accumulation_boundary(number == len(batches) - 1)
+        loss = engine(x, y)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+@wrong("11.3", "tensors")
+def losses_as_they_come(engine, batches):
+    losses = []
+    for number, (x, y) in enumerate(batches):
+        if number == len(batches) - 1:
+            engine.set_gradient_accumulation_boundary(True)
+        losses.append(engine(x, y))
+        engine.backward(losses[-1])
+        engine.step()
+    return losses
+
+
 # 11.4 ---------------------------------------------------------------------------------------------------------------
 
 MEANT = {"train_batch_size": 64, "gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 4,
@@ -123,6 +147,15 @@ def what_is_unknown_goes():
     schedule = {"type": "WarmupDecayLR",
                 "params": {"warmup_num_steps": 100, "total_num_steps": 1000, "warmup_max_lr": 0.0003, "warmup_min_lr": 0}}
     return MEANT | {"scheduler": schedule}
+
+
+@wrong("11.4", "does not fall to 0")
+def one_rate_everywhere():
+    schedule = {"warmup_min_lr": 3e-4, "warmup_max_lr": 3e-4, "warmup_num_steps": 100, "total_num_steps": 1000}
+    return {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 2},
+            "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupDecayLR", "params": schedule}}
 
 
 # 11.5 ---------------------------------------------------------------------------------------------------------------

@@ -59,6 +59,9 @@ def norm_of(params):
         "clip first": {"order": "clip first"},
         "schedule": {"schedule_waits": False},
         "no clipping": {"order": "no clipping"},
+        "limit divided": {"order": "limit divided"},
+        "each alone": {"order": "each alone"},
+        "schedule stands": {"schedules": False},
         "still scaled": {"order": "no unscaling"},
         "unscaled twice": {"order": "twice"},
         "never skips": {"skips": lambda norm: False},
@@ -66,9 +69,11 @@ def norm_of(params):
         "new scale": {"update": "first"},
         "scaler not told": {"update": "good alone"},
         "always good": {"update": "always good"},
+        "told the opposite": {"update": "opposite"},
         "gradients left": {"clears": lambda skipped: not skipped},
     })
 def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unscale first", schedule_waits=True,
+                  schedules=True,
                   skips=lambda norm: not norm.isfinite(), update="last", clears=lambda skipped: True):
     """One step, or none.
 
@@ -77,6 +82,10 @@ def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unsca
         large, so all are cut down, and unscaling makes them tiny.
     schedule: One bug is still there: the schedule moves in a step that was skipped.
     no clipping: You do not clip any more: unscale first, and then clip.
+    limit divided: You divide the limit by the loss scale: gradients that are still scaled need a limit that is multiplied
+        by it.
+    each alone: You clip each parameter alone: `max_norm` is for the norm of all gradients together.
+    schedule stands: The schedule does not move any more: it has to in every step that is made.
     still scaled: You do not unscale any more: the optimizer steps with gradients that are too large.
     unscaled twice: You unscaled twice.
     never skips: You step with infinite gradients: such a step must be skipped.
@@ -84,6 +93,7 @@ def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unsca
     new scale: You update the scaler before you unscale: these gradients have the scale of the step before.
     scaler not told: You told the scaler of good steps alone: it must know of overflows, or it never falls.
     always good: You told the scaler that there was no overflow.
+    told the opposite: You told the scaler the opposite: `update` wants True for an overflow.
     gradients left: You leave the gradients of a skipped step, and the next backward adds to them.
     right: it clips what is unscaled, and in a skipped step nothing moves but the scale.
     """
@@ -91,16 +101,17 @@ def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unsca
     if update == "first":
         scaler.update(skipped)
     if not skipped:
-        if order == "clip first":
-            clip(params, max_norm)
+        if order in ("clip first", "limit divided"):
+            clip(params, max_norm / (scaler.loss_scale if order == "limit divided" else 1))
         if order != "no unscaling":
             unscale(params, scaler)
         if order == "twice":
             unscale(params, scaler)
-        if order not in ("clip first", "no clipping"):
-            clip(params, max_norm)
+        if order not in ("clip first", "limit divided", "no clipping"):
+            for group in ([[param] for param in params] if order == "each alone" else [params]):
+                clip(group, max_norm)
         optimizer.step()
-    if not skipped or not schedule_waits:
+    if schedules and (not skipped or not schedule_waits):
         schedule.step()
     if clears(skipped):
         optimizer.zero_grad()
@@ -108,3 +119,5 @@ def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unsca
         scaler.update(skipped)
     elif update == "always good" or not skipped and update == "good alone":
         scaler.update(False)
+    elif update == "opposite":
+        scaler.update(not skipped)

@@ -32,6 +32,8 @@ def unsigned(value, fraction, least):
                   abs(value) * 2.0**-fraction, 2.0 ** (least - fraction)),
               "at one": lambda value, fraction, least: 2.0**-fraction,
               "no subnormals": {"floor": lambda exponent, least: exponent if exponent > -math.inf else least},
+              "smallest normal": lambda value, fraction, least: (
+                  2.0 ** (exponent_of(value) - fraction) if abs(value) >= 2.0**least else 2.0**least),
               "zero below": {"floor": lambda exponent, least: exponent if exponent >= least else -math.inf},
               "leading one": ({"less": 1}, {"less": -1}),
               "frexp": {"exponent": lambda value: math.frexp(value)[1] if value else -math.inf},
@@ -49,6 +51,8 @@ def gap(value, fraction, smallest_exponent, *, exponent=exponent_of, floor=max, 
     proportional: You made the gap proportional to the value: it is the same for all numbers from 2^e up to 2^(e+1).
     at one: That is the gap at 1: it doubles with every power of two.
     no subnormals: You let gaps become smaller and smaller: below the smallest exponent they stay as they are at it.
+    smallest normal: That is the smallest normal number: the gap below it is the gap just above it, so the bits of the
+        fraction are missing.
     zero below: You let the gap be 0 below the smallest exponent: there the numbers are subnormal, as far apart as at
         it.
     leading one: You are off by a factor of two: the 1 before the point is not stored, so all bits of the fraction lie

@@ -38,6 +38,7 @@ def scale_by_step(answer, steps, scale, window, hysteresis, minimum):
               "late": {"rises": lambda good, window: good > window},
               "every good step": {"rises": lambda good, window: True},
               "below the minimum": {"least": lambda scale, minimum: scale},
+              "not to the minimum": {"least": lambda scale, minimum: scale if scale >= minimum else 2 * scale},
               "no hysteresis": {"tolerates": lambda left: False},
               "one too many": {"tolerates": lambda left: left > 0},
               "never back": {"back": lambda left, hysteresis, rose: left},
@@ -61,6 +62,8 @@ def next_scale(scale, good, left, overflow, window, hysteresis, minimum, *, inte
         here the plain rule is wanted.)
     every good step: You double after every good step: wait for a whole window of them.
     below the minimum: You let the scale fall below the minimum.
+    not to the minimum: You leave the scale as it is where half of it would lie below the minimum: it falls to the
+        minimum itself.
     no hysteresis: You halve at the first overflow: while `left` is above 1, only `left` becomes smaller.
     one too many: You tolerate one overflow too many: with left = 1 this one halves the scale.
     never back: You never bring `left` back: when the scale rises, it is `hysteresis` again.

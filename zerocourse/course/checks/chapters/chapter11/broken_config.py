@@ -34,6 +34,7 @@ def config_as_read(answer):
     scheduler: the scheduler is {got}, and {want} was meant.
     lengths: the warm-up and the whole training have {got} steps, and {want} were meant.
     highest: the highest learning rate is {got}, and {want} was meant.
+    lowest: the learning rate begins and ends at {got}, and {want} was meant.
     offload: optimizer states are offloaded to {got}, and {want} was meant.
     """
     given = answer()
@@ -59,6 +60,7 @@ def config_as_read(answer):
             "scheduler": schedule.type if schedule else "none",
             "lengths": [getattr(params, "warmup_num_steps", 0), getattr(params, "total_num_steps", 0)],
             "highest": highest if highest is not None and schedule else lr,
+            "lowest": getattr(params, "warmup_min_lr", 0.0),
             "offload": config.zero_optimization.offload_optimizer.device or "none"}
 
 
@@ -99,6 +101,9 @@ def set_to(value, *path):
         "stage lost": {"change": without("zero_optimization")},
         "optimizer lost": {"change": without("optimizer")},
         "rate of the optimizer": {"change": without("scheduler", "params", "warmup_max_lr")},
+        "does not fall to 0": {"change": set_to(3e-4, "scheduler", "params", "warmup_min_lr")},
+        "total without the warm-up": ({"change": set_to(900, "scheduler", "params", "total_num_steps")},
+                                      {"change": set_to(1100, "scheduler", "params", "total_num_steps")}),
         "scheduler lost": {"change": without("scheduler")},
         "no decay": {"change": set_to("WarmupLR", "scheduler", "type")},
         "plain Adam": {"change": lambda config: (set_to("Adam", "optimizer", "type")(config),
@@ -117,6 +122,9 @@ def repaired(*, change=lambda config: None):
     optimizer lost: The optimizer's name and its rate were misspelt; without the section nothing trains.
     rate of the optimizer: A schedule writes its own rates over the optimizer's, and the default of warmup_max_lr is 0.001:
         say it there, too.
+    does not fall to 0: warmup_min_lr is the rate at both ends of the schedule, and it was meant to fall to 0, which is the
+        default.
+    total without the warm-up: The total counts every step from the first one on, and the warm-up is a part of it.
     scheduler lost: The schedule's name was misspelt, and it lacked a number; without the section the rate never moves.
     no decay: WarmupLR has no decay: the rate was meant to fall until step 1000.
     plain Adam: The decay was meant to be AdamW's, apart from the gradient.

@@ -37,23 +37,29 @@ def exact(train, by):
         "rounded": ({"divided": lambda train, by: train // by}, {"divided": lambda train, by: -(-train // by)},
                     {"divided": lambda train, by: round(train / by)}),
         "left empty": {"alone": None},
+        "one too early": {"early": True},
+        "other order": {"ordered": lambda train, micro, steps: (train, steps, micro)},
         "not compared": ({"contradiction": lambda train, micro, steps, ranks: (train, micro, steps)},
                          {"contradiction": lambda train, micro, steps, ranks: (train, micro, train // (micro * ranks))},
                          {"contradiction": lambda train, micro, steps, ranks: (micro * steps * ranks, micro, steps)}),
         "micro made up": {"needed": False},
     })
 def batch_sizes(train, micro, steps, ranks, *, of=lambda ranks: ranks, divided=exact, alone="steps", needed=True,
-                contradiction=None):
+                contradiction=None, early=False, ordered=lambda *sizes: sizes):
     """The three sizes. alone: what is 1 where the batch alone is given.   contradiction: what becomes of three that do not fit.
 
     no ranks: You left out the number of ranks: each of them computes its own micro-batches at the same time.
     micro of one: Where `train` alone is given, accumulation is 1, and each rank computes its share at once.
     rounded: You rounded where the division leaves a rest: such a batch cannot be dealt out, and it is an error.
     left empty: You left a size empty: where accumulation is not given and cannot be computed, it is 1.
+    one too early: You made accumulation 1 wherever it is not given: it is computed where the batch and the micro-batch are
+        both given.
+    other order: You returned the sizes in another order: it is (train, micro, steps).
     not compared: All three were given, and they contradict each other: that is an error, and no size may be overruled.
     micro made up: Without `train` and `micro` nobody knows how many samples there are: that is an error.
     right: whichever of the three are given, with an error where they do not add up.
     """
+    steps = 1 if early and steps is None else steps
     ranks, all_given = of(ranks), None not in (train, micro, steps)
     if train is None and micro is None:
         if needed:
@@ -61,7 +67,7 @@ def batch_sizes(train, micro, steps, ranks, *, of=lambda ranks: ranks, divided=e
         micro = 1
     if train is None:
         steps = steps or 1
-        return micro * steps * ranks, micro, steps
+        return ordered(micro * steps * ranks, micro, steps)
     if micro is None and steps is None and alone == "micro":
         micro = 1
     if micro is None:
@@ -72,7 +78,7 @@ def batch_sizes(train, micro, steps, ranks, *, of=lambda ranks: ranks, divided=e
         if contradiction is None:
             raise ValueError
         return contradiction(train, micro, steps, ranks)
-    return train, micro, steps
+    return ordered(train, micro, steps)
 
 
 # 11.2 ---------------------------------------------------------------------------------------------------------------
