@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from test_config import at, mistakes
 
 from zerocourse.cli import main
 from zerocourse.engine.config.json_schema import json_schema
@@ -134,6 +135,17 @@ def test_text_has_the_files_lines_with_what_they_do_below(capsys, file):
     assert lines[at + 1] == "          > changes nothing here: engine.step prints nothing"
     assert lines[at + 2].startswith("   5")
     assert "here: 16 = 2 × 2 × 4 ranks" in text and "In all a rank holds 373 MB" in text
+
+
+def test_every_malformed_config_ends_the_command_with_status_2_and_a_sentence(capsys, file):
+    """Those that `test_config` reads: more than 500, a wrong value of every key. Not one of them gets a traceback."""
+    wrong = {}
+    for base, path, value, must in mistakes():
+        status = main(["config", file(json.dumps(at(path, value, base)))])
+        said = capsys.readouterr()
+        if status != 2 or said.out or f"it must be {must}" not in said.err or said.err.count("\n") != 1:
+            wrong[path, str(value)] = status, said
+    assert not wrong
 
 
 def test_all_problems_are_named_and_the_status_is_2(capsys, file):
