@@ -79,6 +79,15 @@ def test_when_the_restarts_are_used_up(capfd):
     assert said == ["[0] hello", again, "[0, attempt 2] hello"]
 
 
+def refuse() -> None:
+    raise BadInput("the model does not fit")
+
+
+def test_bad_input_is_not_tried_again():
+    with pytest.raises(RankError, match="^rank 0: BadInput: the model does not fit \\(in attempt 1, with max_restarts=9\\)$"):
+        launch(refuse, nproc=1, max_restarts=9, init=False, quiet=True, timeout=60)
+
+
 @pytest.mark.parametrize("options, words", [
     ({"max_restarts": -1}, "max_restarts is -1; it is how often"), ({"max_restarts": True}, "max_restarts is True"),
     ({"nnodes": "2:1"}, "nnodes is '2:1'; it is the number of machines, or 'MIN:MAX'"),

@@ -142,7 +142,7 @@ def _torchrun(nproc: int, least: int, most: int, node_rank: int, rdzv_endpoint: 
 def _wait(job: Job, kind: str, nnodes: int, elastic: bool, started: float, timeout: float | None) -> None:
     """Wait until the work is done. Raises at the timeout, and when a rank failed, once the others had their time.
 
-    elastic: what a failure means is torchrun's to decide, so it counts when torchrun has ended.
+    elastic: what a failure means is torchrun's to decide, so it counts when torchrun has ended; but for bad input.
     """
     torchrun, failed_at = job.processes[0], None
     while True:
@@ -153,6 +153,8 @@ def _wait(job: Job, kind: str, nnodes: int, elastic: bool, started: float, timeo
         # and other nodes need our torchrun until they are done themselves.
         if kind == "call" and len(job.done) == job.nproc and nnodes == 1:
             break
+        if elastic and any(failure.kind == BadInput.__name__ for failure in job.failures):
+            break  # bad input stays bad, however often the ranks are started again
         lost = [rank for rank in job.gone if rank not in job.done and kind == "call"]
         if not elastic and (job.failures or lost or job.torchrun.any_failed()):
             failed_at = failed_at or now
