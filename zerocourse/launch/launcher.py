@@ -153,7 +153,7 @@ def _wait(job: Job, kind: str, nnodes: int, elastic: bool, started: float, timeo
         # and other nodes need our torchrun until they are done themselves.
         if kind == "call" and len(job.done) == job.nproc and nnodes == 1:
             break
-        if elastic and any(failure.kind == BadInput.__name__ for failure in job.failures):
+        if elastic and any(failure.kind == BadInput.__name__ for failure in job.failed()):
             break  # bad input stays bad, however often the ranks are started again
         lost = [rank for rank in job.gone if rank not in job.done and kind == "call"]
         if not elastic and (job.failures or lost or job.torchrun.any_failed()):
