@@ -21,6 +21,7 @@ import torch.distributed as dist
 from test_comm import forked
 
 from tools import hurt
+from zerocourse.comm import Comm
 from zerocourse.comm.attempt import agree_on_attempt
 from zerocourse.commands.earlier_run import of_earlier_attempt
 from zerocourse.commands.train_command import outcome, resolve
@@ -30,6 +31,7 @@ from zerocourse.engine.config import Config
 from zerocourse.engine.train import TrainSettings, train
 from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.launch import RankError, Results, launch, report
+from zerocourse.launch.launcher import FRESH_STORE
 from zerocourse.launch.processes.cleanup import RUN_VARIABLE, find_processes
 from zerocourse.launch.processes.listener import free_port
 from zerocourse.models.gpt2 import CONFIGS
@@ -50,6 +52,19 @@ def settings(folder: Path | None) -> TrainSettings:
 def unhurt(pool) -> list[float]:
     """The losses of a run of two ranks that nobody hurts."""
     return [row["loss"] for row in pool(2).run(train, settings(None))[0]["rows"]]
+
+
+def exchange_and_return() -> list:
+    """The last thing that both do. Rank 1 reads slowly, and rank 0, whose process may keep the store, does not."""
+    comm = Comm()
+    if comm.rank == 1:
+        read = comm.report._get
+        comm.report._get = lambda key: time.sleep(0.4) or read(key)
+    return comm.all_gather_object(comm.rank)
+
+
+def test_the_store_stays_until_all_have_read():
+    assert list(launch(exchange_and_return, nproc=2, quiet=True, timeout=60, env=FRESH_STORE)) == [[0, 1]] * 2
 
 
 # one node

@@ -135,12 +135,12 @@ def bytes_alive() -> int:
 
     The least of three looks: gloo's threads let go of a tensor a moment after its collective is over.
     """
+    gc.collect()  # in ranks that have run a thousand tests it takes a while
     return min(count_bytes() for _ in range(3))
 
 
 def count_bytes() -> int:
     time.sleep(0.01)
-    gc.collect()
     tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.dim()]
     tensors += [each.grad for each in tensors if each.is_leaf and each.grad is not None]
     storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}

@@ -241,10 +241,10 @@ def test_a_rank_that_returns_while_another_one_waits(pool, monkeypatch):
     ranks, said = pool(2), []
     monkeypatch.setattr(ranks, "echo", said.append)
     with pytest.raises(LaunchTimeout) as caught:
-        ranks.run(train, "return", timeout=1)
-    sentence = (r"rank 1 returned after 0\.[2-9] s; rank 0 still waits in all_gather of blocks\.2, "
+        ranks.run(train, "return", timeout=3)  # on a busy machine the notice comes late
+    sentence = (r"rank 1 returned after [0-2]\.\d s; rank 0 still waits in all_gather of blocks\.2, "
                 r".*test_ranks\.py:\d+ in forward: x = block\(x\)")
-    assert re.fullmatch(f"stopped after 1 s: {sentence}", str(caught.value))
+    assert re.fullmatch(f"stopped after 3 s: {sentence}", str(caught.value))
     assert len(said) == 1 and re.fullmatch(rf"\({sentence}\)", said[0])  # said once, while it waited
     assert list(caught.value.returned) == [1] and list(caught.value.waiting) == [0]
 

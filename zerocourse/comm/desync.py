@@ -18,6 +18,7 @@ from .progress import CollectiveProgress
 
 COMPARE_SECONDS = 3.0  # seconds that a rank whose collective failed waits for the answers of the others
 HEARD_SECONDS = 1.0  # seconds that a leaving rank waits for the others to read why: its process may serve the store
+READ_SECONDS = 10.0  # seconds that rank 0 waits for the others to read objects, for the same reason
 ORDER = "Every rank must issue the same collectives in the same order"
 
 
@@ -140,7 +141,18 @@ class DesyncReport:
                 raise RuntimeError("timed out")
             time.sleep(pause)  # the store's own wait prints warnings when its time is up
             pause = min(0.05, 2 * pause)
-        return [json.loads(self._get(key)) for key in keys]
+        values = [json.loads(self._get(key)) for key in keys]
+        self._let_read(f"{call}/read")
+        return values
+
+    def _let_read(self, count: str) -> None:
+        """Rank 0 may keep the store in its own process: it must not return, and end it, before the others have read.
+        One that is killed meanwhile never will, so it waits for seconds at most."""
+        with suppress(RuntimeError):  # the store is gone: another rank kept it, which has been waiting for this one
+            readers, until = self.store.add(count, 1), time.monotonic() + READ_SECONDS
+            while dist.get_rank() == 0 and readers <= len(self.peers) and time.monotonic() < until and not self.somebody_left:
+                time.sleep(0.001)
+                readers = self.store.add(count, 0)
 
     def _get(self, key: str) -> str:
         return self.store.get(key).decode()
