@@ -3,5 +3,6 @@
 from .host_link import HostLink
 from .host_offload import HostOffload
 from .tiers import Tier
+from .tiling import TiledLinear, tile_gpt2
 
-__all__ = ["HostLink", "HostOffload", "Tier"]
+__all__ = ["HostLink", "HostOffload", "TiledLinear", "Tier", "tile_gpt2"]
