@@ -1,0 +1,82 @@
+"""One rank of a world that is not there: collectives that send nothing, count every byte, and take the memory of real ones.
+
+    comm = SimulatedComm(rank=5, world_size=1024)
+    with FakeTensorMode():
+        model, optimizer = zerocourse.shard(model, optimizer, stage=3, comm=comm)
+
+Every rank runs the same program, so one of them is enough to see what a rank holds and sends. On fake tensors, which have
+shapes and no memory, values do not matter. On real ones they are as if every rank had what this one has.
+"""
+
+import torch
+
+from ..layout.rankmap import Layout
+from .backends.gloo import Gloo, Transfer, add_in_order
+from .events import Recorder
+from .group import Comm
+
+
+class SimulatedComm(Comm):
+    """The collectives of rank `rank` of `world_size` ranks. Its counters are those of `Comm`.
+
+    like: "gloo" or "nccl", whose memory a reduce-scatter takes while it is under way: N - 1 slices, or one.
+    """
+
+    def __init__(self, rank: int, world_size: int, like: str = "gloo", recorder: Recorder | None = None):
+        super().__init__(recorder=recorder or Recorder(rank))
+        self.rank, self.world_size = rank, world_size
+        self.peers = [peer for peer in range(world_size) if peer != rank]
+        self._simulated = Simulated(rank, world_size, terms=world_size if like == "gloo" else 1)
+
+    def all_gather_object(self, value: object) -> list:
+        """Every rank's object is this rank's."""
+        self._next("all_gather_object")
+        return [value] * self.world_size
+
+    def on_any_rank(self, flags: list[bool], device: torch.device) -> list[bool]:
+        """The others have what this rank has. A fake tensor could not be read."""
+        self.all_reduce(torch.empty(len(flags), dtype=torch.uint8, device=device), "max")
+        return flags
+
+    def complete(self, works: list, call: str, tensor: torch.Tensor) -> None:
+        self.progress.complete(call)
+
+    def _backend(self, tensor: torch.Tensor) -> "Simulated":
+        return self._simulated
+
+
+class Simulated(Gloo):
+    """A backend that sends nothing.
+
+    terms: slices that a reduce-scatter adds up, with this rank's own.
+    """
+
+    def __init__(self, rank: int, world_size: int, terms: int):
+        super().__init__(None, rank, world_size, "simulated")
+        self.terms = terms
+
+    def all_gather(self, tensor: torch.Tensor, layout: Layout, call: str) -> Transfer:
+        return Transfer([], nothing)
+
+    def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, into: torch.Tensor | None, call: str) -> Transfer:
+        mine = tensor[layout.slice(self.rank)]
+        received = [mine.new_empty((max(1, self.terms - 1), mine.numel()))]  # what arrives, in one piece
+
+        def add() -> torch.Tensor:
+            terms = [*received.pop()[:1], mine] if self.world_size > 1 else [mine]
+            return add_in_order(terms, terms[0] if into is None else into)
+
+        return Transfer([], add)
+
+    def received_bytes(self, tensor: torch.Tensor, layout: Layout) -> int:
+        return max(1, self.terms - 1) * tensor[layout.slice(self.rank)].nbytes
+
+    def all_reduce(self, flat: torch.Tensor, op: str, call: str) -> Transfer:
+        return Transfer([], nothing)
+
+    def broadcast(self, flat: torch.Tensor, call: str) -> Transfer:
+        return Transfer([], nothing)
+
+
+def nothing() -> None:
+    """The values are there."""
