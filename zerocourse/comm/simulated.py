@@ -60,11 +60,12 @@ class Simulated(Gloo):
 
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, into: torch.Tensor | None, call: str) -> Transfer:
         mine = tensor[layout.slice(self.rank)]
-        received = [mine.new_empty((max(1, self.terms - 1), mine.numel()))]  # what arrives, in one piece
+        first = torch.empty_like(mine)
+        others = [mine.new_empty(max(0, self.terms - 2) * mine.numel())]  # in one piece: they are many
 
         def add() -> torch.Tensor:
-            terms = [*received.pop()[:1], mine] if self.world_size > 1 else [mine]
-            return add_in_order(terms, terms[0] if into is None else into)
+            others.clear()
+            return add_in_order([first, mine], first if into is None else into)
 
         return Transfer([], add)
 
