@@ -60,11 +60,11 @@ class Simulated(Gloo):
 
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, into: torch.Tensor | None, call: str) -> Transfer:
         mine = tensor[layout.slice(self.rank)]
-        first = torch.empty_like(mine)
-        others = [mine.new_empty(max(0, self.terms - 2) * mine.numel())]  # in one piece: they are many
+        arrived = [torch.empty_like(mine), mine.new_empty(max(0, self.terms - 2) * mine.numel())]  # the first term, and the others
 
         def add() -> torch.Tensor:
-            others.clear()
+            first, _ = arrived
+            arrived.clear()  # as in `gloo`
             return add_in_order([first, mine], first if into is None else into)
 
         return Transfer([], add)
