@@ -97,8 +97,8 @@ def run_job(job: SimulatedJob, comm: Comm) -> dict:
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of, tokens_BT: Tensor, accumulation: int) -> None:
     for number in range(accumulation):
-        with model.zero.backward_options(reduces=number == accumulation - 1 or model.zero.reduces_now,
-                                         is_last=number == accumulation - 1):
+        is_last = number == accumulation - 1
+        with model.zero.backward_options(reduces=is_last, is_last=is_last):
             (loss_of(model, tokens_BT) / accumulation).backward()
     optimizer.step()
     optimizer.zero_grad()
