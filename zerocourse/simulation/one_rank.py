@@ -6,6 +6,7 @@ the same ledger, and so their bytes can be compared: they are equal, to the byte
 """
 
 import gc
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -20,7 +21,9 @@ from ..formulas.units import integer
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
 from ..zero.shard import shard
+from .clusters import Cluster
 from .shapes import find_model
+from .virtual_time import Computing, VirtualClock, Wire
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,30 @@ def simulate(job: SimulatedJob, like: str = "gloo") -> dict:
         return run_job(job, SimulatedComm(job.rank, job.ranks, like))
 
 
-def run_job(job: SimulatedJob, comm: Comm) -> dict:
-    """Train two steps on this rank, and watch the second one. Collective, where `comm` is.
+def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> dict:
+    """The same on a cluster, in its time. Returns in addition, in seconds of the second step: step_seconds, and of these
+    compute_seconds and exposed_seconds, in which the rank stood still; wire_seconds, in which its link was busy; flops of the
+    rank, and tokens_per_second of all. The events are in these seconds too.
+    """
+    clock = VirtualClock()
+    wire = Wire(clock, cluster.network)
+    with FakeTensorMode(), Computing(clock, cluster.machine) as computing:
+        comm = SimulatedComm(job.rank, job.ranks, like, wire)
+        begun = {}
+
+        def begin() -> None:
+            begun.update(now=clock.now, compute=computing.seconds, flops=computing.flops, wire=wire.busy)
+
+        result = run_job(job, comm, begin)
+    seconds, compute = clock.now - begun["now"], computing.seconds - begun["compute"]
+    tokens = job.ranks * job.micro_batch * job.accumulation * (job.seq or find_model(job.model).tokens)
+    return result | {"step_seconds": seconds, "compute_seconds": compute, "exposed_seconds": seconds - compute,
+                     "wire_seconds": wire.busy - begun["wire"], "flops": computing.flops - begun["flops"],
+                     "tokens_per_second": tokens / seconds}
+
+
+def run_job(job: SimulatedJob, comm: Comm, begin: Callable[[], None] = lambda: None) -> dict:
+    """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective, where `comm` is.
 
     Returns params, stage, ranks; in bytes parameters_bytes and optimizer_bytes after the step, gradients_bytes just before
     its update, their sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, and sent by verb.
@@ -80,6 +105,7 @@ def run_job(job: SimulatedJob, comm: Comm) -> dict:
     tokens_BT = torch.zeros(job.micro_batch, job.seq or known.tokens, dtype=torch.int64)
     step(model, optimizer, known.loss, tokens_BT, job.accumulation)
     before = comm.sent.copy()
+    begin()
     with Ledger(model, optimizer) as ledger, model.zero.meter.watched_by(ledger):
         number = comm.recorder.step
         measured = watched_step(ledger, optimizer, comm,
