@@ -2,6 +2,7 @@
 
   zerocourse simulate --model gpt2-xl --ranks 1024
   zerocourse simulate --model llama-7b --stage 2 --ranks 64 --dtype bf16 --recompute
+  zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100
 """
 
 import time
@@ -28,18 +29,21 @@ def configure(parser):
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32",
                         help="of parameters and gradients; bf16 has fp32 master weights (default fp32)")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")
-    parser.add_argument("--like", choices=("gloo", "nccl"), default="gloo",
-                        help="whose memory a reduction takes: N - 1 slices, or one (default gloo)")
+    parser.add_argument("--like", choices=("gloo", "nccl"),
+                        help="whose memory a reduction takes: N - 1 slices, or one (default gloo, and nccl on a cluster)")
+    parser.add_argument("--cluster", metavar="NAME", help="also say how long a step takes there: 2xT4, dgx2, 8xA100, 64x8xH100")
 
 
 def run(args) -> Outcome:
-    from ..simulation import SimulatedJob, simulate  # here, because it takes torch two seconds to import
+    from ..simulation import SimulatedJob, find_cluster, simulate, simulate_time  # here: torch takes two seconds to import
     job = SimulatedJob(args.model, args.stage, args.ranks, args.rank, args.micro_batch, args.seq, args.accumulation,
                        args.dtype == "bf16", args.recompute)
+    cluster = None if args.cluster is None else find_cluster(args.cluster)
     began = time.perf_counter()
-    result = simulate(job, args.like)
+    result = simulate(job, args.like or "gloo") if cluster is None else simulate_time(job, cluster, args.like or "nccl")
     result.pop("events")
-    return Outcome(_text(args, result, time.perf_counter() - began), result)
+    took = time.perf_counter() - began
+    return Outcome(_text(args, result, took) + (_time(args, result, cluster) if cluster else ""), result)
 
 
 def _text(args, result: dict, seconds: float) -> str:
@@ -54,3 +58,14 @@ def _text(args, result: dict, seconds: float) -> str:
               "sent in a step: " + ", ".join(f"{verb} {gb(nbytes)}" for verb, nbytes in sorted(result["sent"].items())),
               "Gradients are counted just before the update, the others after it."]
     return "\n".join(lines)
+
+
+def _time(args, result: dict, cluster) -> str:
+    seconds, flops, machine = result["step_seconds"], result["flops"], cluster.machine
+    room = "it fits" if result["peak_bytes"] <= machine.memory else "too large"
+    return "\n".join([
+        "", "", f"On {args.cluster}, whose cards have {both(machine.memory)} ({room}), at {machine.efficiency:.0%} of their peak:",
+        f"a step takes {seconds:.3g} s. In {result['compute_seconds']:.3g} s of it the rank computes, and in "
+        f"{result['exposed_seconds']:.3g} s it waits for its link, which is busy for {result['wire_seconds']:.3g} s.",
+        f"All ranks together: {result['tokens_per_second']:,.0f} tokens a second, {flops / seconds / 1e12:.3g} TFLOPS per rank.",
+        f"Figures: {cluster.source}."])
