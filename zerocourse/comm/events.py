@@ -37,22 +37,24 @@ class Recorder:
 
     alive: a function that says how many bytes are alive (a ledger's; by default the model states of the stage).
     kinds: a function that says of how many bytes of which kind these consist (a stage gives its own).
+    clock: a function that says how late it is, in seconds: the machine's, or a simulation's.
     """
 
     def __init__(self, rank: int = 0, keep: int = 2):
         self.rank, self.keep, self.step = rank, keep, 0
         self.alive: Callable[[], int] = lambda: 0
         self.kinds: Callable[[], dict[str, int]] = dict
+        self.clock: Callable[[], float] = time.perf_counter
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def record(self, verb: str, unit: str, start: float, nbytes: int = 0, end: float | None = None) -> None:
         """Record that `verb`, which began at `start`, ended at `end`, or ends now."""
-        end = time.perf_counter() if end is None else end
+        end = self.clock() if end is None else end
         self.events.append(Event(self.rank, self.step, verb, unit, start, end, nbytes, self.alive(), self.kinds()))
 
     @contextmanager
     def span(self, verb: str, unit: str, nbytes: int = 0) -> Iterator[None]:
-        start = time.perf_counter()
+        start = self.clock()
         yield
         self.record(verb, unit, start, nbytes)
 

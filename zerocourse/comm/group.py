@@ -110,6 +110,10 @@ class Comm:
         return self._now(f"all_reduce_{op}", "", values, sent,
                          lambda flat, call: self._backend(flat).all_reduce(flat, op, call))
 
+    def on_any_rank(self, flags: list[bool], device: torch.device) -> list[bool]:
+        """Which of these flags are true on any rank. Sends a byte for each; waits until the answer is read."""
+        return self.all_reduce(torch.tensor(flags, dtype=torch.uint8, device=device), "max").bool().tolist()
+
     def broadcast(self, values: torch.Tensor, unit: str) -> torch.Tensor:
         """Rank 0's values on every rank, in place."""
         sent = 0 if self.rank else len(self.peers) * values.nbytes

@@ -1,6 +1,5 @@
 """A collective that is under way."""
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,14 +19,14 @@ class Handle:
     def __init__(self, comm: "Comm", verb: str, unit: str, nbytes: int, call: str, tensor: torch.Tensor, works: list,
                  finish: Callable[[], object], received: int = 0):
         self.comm, self.verb, self.unit, self.nbytes, self.call = comm, verb, unit, nbytes, call
-        self.tensor, self.works, self.finish, self.issued = tensor, works, finish, time.perf_counter()
+        self.tensor, self.works, self.finish, self.issued = tensor, works, finish, comm.recorder.clock()
         self.received = received
 
     def wait(self) -> None:
         """Block until complete; a second call returns at once. Raises CollectiveError after the Comm's timeout."""
         if self.tensor is None:
             return
-        begun = time.perf_counter()
+        begun = self.comm.recorder.clock()
         try:
             self.comm.complete(self.works, self.call, self.tensor)
             if self.works:

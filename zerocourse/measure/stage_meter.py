@@ -2,7 +2,6 @@
 began and ended.
 """
 
-import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -97,7 +96,7 @@ class StageMeter:
             self.recorder.alive, self._ledger = of_stage, None
 
     def begin(self, verb: str, unit: str) -> None:
-        self._began.setdefault((verb, unit), time.perf_counter())
+        self._began.setdefault((verb, unit), self.recorder.clock())
 
     def end(self, verb: str, unit: str) -> None:
         """Record the span; nothing where none is open."""

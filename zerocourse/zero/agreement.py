@@ -17,8 +17,7 @@ from .groups import Groups
 def ask(groups: Groups, questions: dict[str, list[bool]], device: torch.device) -> dict[str, list[bool]]:
     """Each question's flags, or-ed over all ranks. Collective: one message of a byte for each flag."""
     on_host = "gloo" in groups.shard.backends  # to read the answer on a GPU would wait for all that it still computes
-    flags = torch.tensor(sum(questions.values(), []), dtype=torch.uint8, device="cpu" if on_host else device)
-    answers = iter(groups.all_reduce(flags, "max").bool().tolist())
+    answers = iter(groups.on_any_rank(sum(questions.values(), []), torch.device("cpu") if on_host else device))
     return {name: [next(answers) for _ in asked] for name, asked in questions.items()}
 
 

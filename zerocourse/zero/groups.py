@@ -37,6 +37,12 @@ class Groups:
             comm.all_reduce(values, op)
         return values
 
+    def on_any_rank(self, flags: list[bool], device: torch.device) -> list[bool]:
+        """Which of these flags are true on any rank."""
+        for comm in self.comms:
+            flags = comm.on_any_rank(flags, device)
+        return flags
+
     def broadcast(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """The first rank's values on all ranks, in place."""
         for comm in reversed(self.comms):

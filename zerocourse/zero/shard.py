@@ -101,7 +101,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     for unit in made:
         fill_unit(unit, stage_class, groups, owner, options, precision, materializer, folder is not None,
                   FlatBuffer if offload is None else offload.buffer)
-    model.to(device)  # the buffers: the parameters are there
+    for module in model.modules():  # the parameters are there; `model.to(device)` would not take fake ones
+        module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
     for name, buffer in model.named_buffers():
         groups.broadcast(buffer, f"buffer {name}")
     flats = [flat for unit in made for flat in unit.flats]

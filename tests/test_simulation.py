@@ -1,0 +1,81 @@
+"""Simulated ranks against real ones: the same bytes, to the byte, in the same order of events."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zerocourse.comm import Comm
+from zerocourse.comm.simulated import SimulatedComm
+from zerocourse.errors import BadInput
+from zerocourse.formulas.volumes import passes
+from zerocourse.simulation import SimulatedJob, run_job, simulate
+
+COUNTED = ("params", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "peak_bytes", "peak_kinds",
+           "sent_bytes", "sent", "padding_bytes")
+TINY = SimulatedJob("gpt2-tiny", ranks=2, micro_batch=2, seq=16)
+WAYS = ({}, {"half": True, "recompute": True, "accumulation": 2})
+
+
+def in_real_ranks(jobs: list[SimulatedJob]) -> list[dict]:
+    results = []
+    for job in jobs:
+        comm = Comm()
+        results.append(run_job(replace(job, rank=comm.rank), comm))
+    return results
+
+
+def what_happened(result: dict) -> list[tuple]:
+    """The events, without the waits: a simulated collective is complete when it begins."""
+    return [(event["verb"], event["unit"], event["bytes"], event["alive"]) for event in result["events"] if event["verb"] != "wait"]
+
+
+@pytest.mark.parametrize("ranks", (2, 3))
+def test_a_simulated_rank_is_a_real_one(pool, ranks):
+    """With two ranks each of them, plainly and with everything; with three the last, whose slices are shorter."""
+    jobs = [replace(TINY, ranks=ranks, stage=stage, **way) for stage in range(4) for way in (WAYS if ranks == 2 else WAYS[1:])]
+    by_rank = pool(ranks).run(in_real_ranks, jobs)
+    for number, job in enumerate(jobs):
+        simulated = [simulate(replace(job, rank=rank)) for rank in (range(2) if ranks == 2 else [2])]
+        for ours, measured in zip(simulated, by_rank[-len(simulated):], strict=True):
+            real = measured[number]
+            assert {name: ours[name] for name in COUNTED} == {name: real[name] for name in COUNTED}, job
+            assert what_happened(ours) == what_happened(real), job
+        if ranks == 2:  # each of the ranks sends a slice of its own length, and together they send what the formula says
+            times = passes(job.stage, job.accumulation).total * (2 if job.half else 4)
+            assert sum(ours["sent_bytes"] for ours in simulated) == times * ours["params"], job
+
+
+def test_a_llama_holds_and_sends_what_real_ranks_do(pool):
+    pytest.importorskip("transformers")
+    job = replace(TINY, model="llama-tiny", half=True)
+    for rank, (real,) in enumerate(pool(2).run(in_real_ranks, [job])):
+        ours = simulate(replace(job, rank=rank))
+        for name in ("params", "total_bytes", "sent", "padding_bytes"):
+            assert ours[name] == real[name], name
+
+
+def test_the_memory_of_a_reduction_is_the_backends():
+    as_gloo, as_nccl = (simulate(replace(TINY, ranks=64), like)["peak_bytes"] for like in ("gloo", "nccl"))
+    assert as_nccl < as_gloo
+
+
+def test_real_tensors_keep_their_values():
+    """As if every rank had what this one has: the mean of equal gradients is the gradient."""
+    comm = SimulatedComm(0, 2)
+    values = torch.arange(4.0)
+    assert comm.all_gather_object("x") == ["x", "x"] and torch.equal(comm.all_reduce(values.clone()), values)
+    with FakeTensorMode():
+        assert comm.on_any_rank([True, False], torch.device("cpu")) == [True, False]
+    assert comm.metadata == 16 + 2
+
+
+@pytest.mark.parametrize("settings, sentence", (
+    ({"rank": 2}, "rank is 2: with 2 ranks it can be at most 1"),
+    ({"seq": 129}, "seq is 129: gpt2-tiny takes 1 to 128 tokens"),
+    ({"model": "gpt2-xll"}, "there is no model 'gpt2-xll': did you mean gpt2-xl?"),
+))
+def test_what_cannot_be_simulated(settings, sentence):
+    with pytest.raises(BadInput, match=sentence.replace("?", r"\?")):
+        replace(TINY, **settings)

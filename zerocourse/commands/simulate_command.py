@@ -1,0 +1,71 @@
+"""What one rank of many holds and sends in a step, by running the stages themselves on tensors without memory.
+
+  zerocourse simulate --model gpt2-xl --ranks 1024
+  zerocourse simulate --model llama-7b --stage 2 --ranks 64 --dtype bf16 --recompute
+  zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100
+"""
+
+import time
+
+from ..formulas.units import both, gb
+from . import Outcome
+from .arguments import MOST_RANKS, Checked, whole
+
+HELP = "bytes that one rank of many holds and sends, by running the stages on tensors without memory"
+MOST_SIMULATED = 100_000  # ranks: each layout is a list of as many slices
+
+
+def configure(parser):
+    parser.add_argument("--model", required=True, metavar="NAME", help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t")
+    parser.add_argument("--stage", action=Checked, read=whole(0, 3), default=3, help="0 to 3 (default 3)")
+    positive = {"action": Checked, "read": whole(1, MOST_RANKS)}
+    parser.add_argument("--ranks", action=Checked, read=whole(1, MOST_SIMULATED), default=8, metavar="N",
+                        help="world size (default 8)")
+    parser.add_argument("--rank", action=Checked, read=whole(0, MOST_SIMULATED), default=0, metavar="R",
+                        help="which of them (default 0)")
+    parser.add_argument("--micro-batch", **positive, default=1, metavar="B", help="samples in a micro-batch (default 1)")
+    parser.add_argument("--seq", **positive, metavar="T", help="tokens in a sample (default: the model's most)")
+    parser.add_argument("--accumulation", **positive, default=1, metavar="G", help="micro-batches per step (default 1)")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32",
+                        help="of parameters and gradients; bf16 has fp32 master weights (default fp32)")
+    parser.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")
+    parser.add_argument("--like", choices=("gloo", "nccl"),
+                        help="whose memory a reduction takes: N - 1 slices, or one (default gloo, and nccl on a cluster)")
+    parser.add_argument("--cluster", metavar="NAME", help="also say how long a step takes there: 2xT4, dgx2, 8xA100, 64x8xH100")
+
+
+def run(args) -> Outcome:
+    from ..simulation import SimulatedJob, find_cluster, simulate, simulate_time  # here: torch takes two seconds to import
+    job = SimulatedJob(args.model, args.stage, args.ranks, args.rank, args.micro_batch, args.seq, args.accumulation,
+                       args.dtype == "bf16", args.recompute)
+    cluster = None if args.cluster is None else find_cluster(args.cluster)
+    began = time.perf_counter()
+    result = simulate(job, args.like or "gloo") if cluster is None else simulate_time(job, cluster, args.like or "nccl")
+    result.pop("events")
+    took = time.perf_counter() - began
+    return Outcome(_text(args, result, took) + (_time(args, result, cluster) if cluster else ""), result)
+
+
+def _text(args, result: dict, seconds: float) -> str:
+    peak = result["peak_kinds"]
+    lines = [f"{args.model}, {result['params']:,} parameters: rank {args.rank} of {args.ranks} at stage {args.stage}, "
+             f"in {args.dtype}, simulated in {seconds:.0f} s", "", f"{'':14}{'after a step':>24}{'at the peak':>24}"]
+    for kind in ("parameters", "gradients", "optimizer"):
+        lines.append(f"{kind:14}{both(result[f'{kind}_bytes']):>24}{both(peak[kind]):>24}")
+    rest = result["peak_bytes"] - sum(peak[kind] for kind in ("parameters", "gradients", "optimizer"))
+    lines += [f"{'everything else':14}{'':>23}{both(rest):>24}",
+              f"{'total':14}{both(result['total_bytes']):>24}{both(result['peak_bytes']):>24}", "",
+              "sent in a step: " + ", ".join(f"{verb} {gb(nbytes)}" for verb, nbytes in sorted(result["sent"].items())),
+              "Gradients are counted just before the update, the others after it."]
+    return "\n".join(lines)
+
+
+def _time(args, result: dict, cluster) -> str:
+    seconds, flops, machine = result["step_seconds"], result["flops"], cluster.machine
+    room = "it fits" if result["peak_bytes"] <= machine.memory else "too large"
+    return "\n".join([
+        "", "", f"On {args.cluster}, whose cards have {both(machine.memory)} ({room}), at {machine.efficiency:.0%} of their peak:",
+        f"a step takes {seconds:.3g} s. In {result['compute_seconds']:.3g} s of it the rank computes, and in "
+        f"{result['exposed_seconds']:.3g} s it waits for its link, which is busy for {result['wire_seconds']:.3g} s.",
+        f"All ranks together: {result['tokens_per_second']:,.0f} tokens a second, {flops / seconds / 1e12:.3g} TFLOPS per rank.",
+        f"Figures: {cluster.source}."])

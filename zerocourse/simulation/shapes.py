@@ -1,0 +1,71 @@
+"""Models by name that a simulation can train: the course's GPT-2, and Llama as Hugging Face builds it, up to 10¹² parameters.
+
+The Llama shapes are those of the published configurations; `llama-1t` is of the same proportions, and nobody's.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from ..models.gpt2 import CONFIGS, GPT
+
+
+class LlamaShape(NamedTuple):
+    layers: int
+    width: int
+    inner: int  # of the feed-forward part
+    heads: int
+    kv_heads: int  # of keys and values
+    vocabulary: int
+    tokens: int  # of a sample, by default
+
+
+LLAMAS = {
+    "llama-tiny": LlamaShape(4, 64, 192, 4, 2, 256, 128),
+    "llama-7b": LlamaShape(32, 4096, 11008, 32, 32, 32000, 2048),
+    "llama-13b": LlamaShape(40, 5120, 13824, 40, 40, 32000, 2048),
+    "llama-70b": LlamaShape(80, 8192, 28672, 64, 8, 32000, 4096),
+    "llama3-8b": LlamaShape(32, 4096, 14336, 32, 8, 128256, 8192),
+    "llama3-405b": LlamaShape(126, 16384, 53248, 128, 8, 128256, 8192),
+    "llama-1t": LlamaShape(160, 22528, 75776, 176, 16, 128256, 4096),
+}
+
+
+class KnownModel(NamedTuple):
+    """make(): the model, on whatever mode is active.   loss(model, tokens_BT): a scalar.   tokens: of a sample, at most."""
+
+    make: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Tensor], Tensor]
+    tokens: int
+    vocabulary: int
+
+
+def find_model(name: str) -> KnownModel:
+    """Raises BadInput for a name that is not known, or a Llama where transformers is not installed."""
+    if name in CONFIGS:
+        config = CONFIGS[name]
+        return KnownModel(lambda: GPT(config), lambda model, tokens: model(tokens, tokens), config.block_size, config.vocab_size)
+    if name in LLAMAS:
+        shape = LLAMAS[name]
+        return KnownModel(lambda: llama(shape), lambda model, tokens: model(input_ids=tokens, labels=tokens).loss, shape.tokens,
+                          shape.vocabulary)
+    known = [*CONFIGS, *LLAMAS]
+    near = difflib.get_close_matches(name, known, n=1)
+    raise BadInput(f"there is no model {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"))
+
+
+def llama(shape: LlamaShape) -> nn.Module:
+    """A `LlamaForCausalLM`, its values random."""
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError:
+        raise BadInput("a Llama is built by transformers, which is not installed: install it, or take a GPT-2") from None
+    config = LlamaConfig(num_hidden_layers=shape.layers, hidden_size=shape.width, intermediate_size=shape.inner,
+                         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=shape.vocabulary,
+                         max_position_embeddings=shape.tokens, use_cache=False)
+    with torch.random.fork_rng():
+        return LlamaForCausalLM(config)

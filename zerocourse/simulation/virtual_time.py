@@ -1,0 +1,92 @@
+"""How long a simulated step takes: a clock that operations and collectives advance, by what they would cost.
+
+    clock = VirtualClock()
+    with FakeTensorMode(), Computing(clock, machine): ...   # each operation takes its time on the rank's processor
+    SimulatedComm(rank, world_size, wire=Wire(clock, network))   # each collective takes its time on the link
+
+The step itself is the package's own, with its order of gathers, reductions and waits, so that what overlaps in it is what
+its schedule lets overlap. An operation takes as long as its arithmetic or its memory traffic, whichever is longer. The link
+carries one collective after the other.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from ..measure.storages import all_tensors
+from .clusters import Machine, Network
+
+aten = torch.ops.aten
+
+
+class VirtualClock:
+    """Seconds since a simulation began. Call it to read it."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def until(self, moment: float) -> None:
+        """Stand still until then; nothing if it is over already."""
+        self.now = max(self.now, moment)
+
+
+class Wire:
+    """The rank's link under way: when a collective that is issued now will be complete."""
+
+    def __init__(self, clock: VirtualClock, network: Network):
+        self.clock, self.network, self.free, self.busy = clock, network, 0.0, 0.0
+
+    def send(self, nbytes: int, ranks: int) -> float:
+        """Issue a collective in which this rank sends `nbytes` to the others. Returns the moment at which it is complete."""
+        seconds = self.network.seconds(nbytes, ranks)
+        self.free = max(self.free, self.clock.now) + seconds
+        self.busy += seconds
+        return self.free
+
+
+class Computing(TorchDispatchMode):
+    """Advances the clock by what each operation takes on a machine.
+
+    flops, seconds: counted so far.
+    """
+
+    def __init__(self, clock: VirtualClock, machine: Machine):
+        super().__init__()
+        self.clock, self.machine = clock, machine
+        self.flops, self.seconds = 0, 0.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in `measure.ledger`
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and func.namespace != "prim":
+            count = FLOPS.get(func._overloadpacket)
+            flops = count(*args, **(kwargs or {}), out_val=out) if count is not None else 0
+            moved = sum(tensor.nbytes for tensor in all_tensors([args, kwargs or {}, out]))
+            seconds = self.machine.seconds(flops, moved)
+            self.flops, self.seconds = self.flops + flops, self.seconds + seconds
+            self.clock.advance(seconds)
+        return out
+
+
+def attention(query, key, value, *_, out_val=None, **__) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def attention_backward(gradient, query, key, value, *_, out_val=None, **__) -> int:
+    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+FLOPS: dict[object, Callable[..., int]] = flop_registry | {
+    aten._scaled_dot_product_flash_attention_for_cpu: attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward}
