@@ -6,6 +6,7 @@ lets each rank read the slices that it owns. It communicates nothing. What is no
 
 import functools
 import importlib
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -67,6 +68,21 @@ def note_where(model: nn.Module, checkpoint: "Checkpoint"):
                              conversion_errors={}, skipped_pp_keys=set())
 
 
+class AsLoaded:
+    """A model as transformers' conversions ask for it, with the names and shapes that it had while it was loaded: later the
+    model has a state only where all ranks call."""
+
+    def __init__(self, model: nn.Module):
+        self.model = weakref.ref(model)
+        self.state = {name: torch.empty_like(value, device="meta") for name, value in model.state_dict().items()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.state
+
+    def __getattr__(self, name: str):
+        return getattr(self.model(), name)
+
+
 class Checkpoint:
     """The tensors of some files of safetensors, by the names that the model has for them.
 
@@ -75,7 +91,7 @@ class Checkpoint:
     """
 
     def __init__(self, model: nn.Module, files: list[str], mapping: list):
-        self.model, self.mapping = model, mapping
+        self.model, self.mapping = AsLoaded(model), mapping
         self.files = {name: folder for folder in map(SafetensorsFolder, files) for name in folder.tensors}
 
     def readers(self) -> dict[str, tuple[tuple[int, ...], Callable]]:
@@ -84,7 +100,7 @@ class Checkpoint:
 
         renamings = [each for each in self.mapping if isinstance(each, WeightRenaming)]
         converters = [each for each in self.mapping if isinstance(each, WeightConverter)]
-        mine, readers, merged = self.model.state_dict(), {}, {}
+        mine, readers, merged = self.model.state, {}, {}
         for stored, folder in self.files.items():
             name, pattern = rename_source_key(stored, renamings, converters, self.model.base_model_prefix, mine)
             if pattern is None:
