@@ -21,6 +21,7 @@ from ..init.safetensors_folder import SafetensorsFolder
 from ..layout.rankmap import Layout, RankMap, owners
 from .buffer import FlatBuffer
 from .ddp import DataParallel, StageOps
+from .extras.encoder import gather_for_encoder
 from .extras.gradients import mark_parameters
 from .extras.pretrained import save_together
 from .extras.reduce_dtype import sent_as_chosen
@@ -117,6 +118,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         take_over(optimizer, model.zero)
     refuse_habits(model)
     save_together(model)
+    gather_for_encoder(model)
     if readers:
         read_weights(model.zero, readers)
     if folder is not None:
