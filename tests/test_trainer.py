@@ -6,7 +6,16 @@ import sys
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from zerocourse.cli import main
 from zerocourse.engine.bridge import stand_in
@@ -49,8 +58,66 @@ def translate(arguments):
             "stage": getattr(trainer.deepspeed, "zero_stage", None)}
 
 runs = json.load(open(sys.argv[1]))
-seen = {name: (translate if "generates" in name else train)(arguments) for name, arguments in runs.items()}
+from starts import starts
+seen = {"starts": starts()} | {name: (translate if "generates" in name else train)(arguments) for name, arguments in runs.items()}
 json.dump(seen, open(f"seen{torch.distributed.get_rank()}.json", "w"))
+'''
+STARTS = '''
+"""What a rank holds while from_pretrained and initialize make a model under stage 3, and whether the values are the stored ones."""
+import torch
+import deepspeed
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaForSequenceClassification
+from transformers.integrations import HfDeepSpeedConfig
+from zerocourse import Ledger, state_dict
+
+CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+
+def start(make):
+    """make: under stage 3. Returns the peak of the tensors' bytes, and the whole state."""
+    switched_on = HfDeepSpeedConfig(CONFIG)  # for transformers, as long as it lives
+    with Ledger() as ledger:
+        model = make()
+        deepspeed.initialize(model=model, config=CONFIG)
+    assert model.generation_config.max_new_tokens == 7 if hasattr(model, "generation_config") else True
+    return ledger.peak, state_dict(model) | {f"buffer {name}": value for name, value in model.named_buffers()}
+
+def same(state, plain):
+    return state.keys() == plain.keys() and all(value.equal(plain[name]) for name, value in state.items())
+
+def starts():
+    seen = {}
+    for name in ("t5", "llama", "experts"):
+        load = (AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM).from_pretrained
+        plain = load(name)
+        peak, state = start(lambda: load(name))
+        values = plain.state_dict() | {f"buffer {key}": value for key, value in plain.named_buffers()}
+        seen[name] = {"peak": peak, "whole": sum(4 * param.numel() for param in plain.parameters()), "same": same(state, values)}
+    llama = AutoModelForCausalLM.from_pretrained("llama").state_dict()
+
+    def from_config():
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("llama"))
+        model.generation_config.max_new_tokens = 7
+        return model
+
+    peak, state = start(from_config)
+    weights = [state["model.embed_tokens.weight"], state["model.layers.3.mlp.up_proj.weight"]]
+    seen["config"] = {"peak": peak, "std": [weight.std().item() for weight in weights], "first": state["lm_head.weight"][0].tolist()}
+
+    def resized():
+        model = AutoModelForCausalLM.from_pretrained("llama")
+        model.resize_token_embeddings(26)
+        return model
+
+    state = start(resized)[1]
+    seen["resized"] = [list(state[name].shape) == [26, 16] and state[name][:23].equal(llama[name]) and state[name][23:].any().item()
+                       for name in ("model.embed_tokens.weight", "lm_head.weight")]
+    state = start(lambda: LlamaForSequenceClassification.from_pretrained("llama", num_labels=3))[1]
+    seen["new head"] = state["score.weight"].tolist(), state["model.norm.weight"].equal(llama["model.norm.weight"])
+    state = start(lambda: get_peft_model(AutoModelForCausalLM.from_pretrained("llama"), LoraConfig(r=2, target_modules=["q_proj"])))[1]
+    seen["adapters"] = {each: [value.any().item() for name, value in state.items() if each in name] for each in ("lora_A", "lora_B")}
+    return seen
 '''
 COMMON = ["--per_device_train_batch_size", "2", "--num_train_epochs", "2", "--learning_rate", "0.01", "--logging_steps", "1",
           "--max_grad_norm", "0.5", "--gradient_accumulation_steps", "5", "--eval_strategy", "steps", "--eval_steps", "2",
@@ -59,6 +126,9 @@ GENERATES = ["--per_device_train_batch_size", "2", "--per_device_eval_batch_size
              "--learning_rate", "0.01", "--predict_with_generate", "true", "--report_to", "none", "--disable_tqdm", "true",
              "--save_strategy", "no", "--output_dir", "generates"]
 FP16 = {"fp16": {"loss_scale": 1024}, "fp16, overflowing": {"initial_scale_power": 19, "hysteresis": 1}}
+LLAMA = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 12, "initializer_range": 0.2, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
+         "pad_token_id": 0}
 UPDATES = 6  # two epochs of 12 micro-batches: windows of 5, 5 and 2
 AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
                      "auto")
@@ -75,6 +145,17 @@ def tiny_t5() -> T5ForConditionalGeneration:
     torch.manual_seed(2)
     return T5ForConditionalGeneration(T5Config(vocab_size=23, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=2, dropout_rate=0,
                                                decoder_start_token_id=0, pad_token_id=0, eos_token_id=1))
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    torch.manual_seed(2)
+    return LlamaForCausalLM(LlamaConfig(**LLAMA, num_hidden_layers=10))
+
+
+def tiny_experts() -> Qwen2MoeForCausalLM:
+    torch.manual_seed(2)
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**LLAMA, num_hidden_layers=2, moe_intermediate_size=8, num_experts_per_tok=2, num_experts=4,
+                                              shared_expert_intermediate_size=8, output_router_logits=False))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +179,10 @@ def seen(tmp_path_factory):
     for name, scale in FP16.items():
         (folder / f"{name}.json").write_text(json.dumps(configs["stage 3"] | {"fp16": {"enabled": "auto"} | scale}))
         runs[name] = [*COMMON, "--output_dir", name, "--deepspeed", f"{name}.json", "--fp16", "true", "--save_strategy", "no"]
-    tiny_t5().save_pretrained(folder / "t5")
+    (folder / "starts.py").write_text(STARTS)
+    for name, made in {"t5": tiny_t5(), "llama": tiny_llama(), "experts": tiny_experts()}.items():
+        made.generation_config.max_new_tokens = 7
+        made.save_pretrained(folder / name)
     runs["generates, without"] = [*GENERATES, "--use_cpu"]
     for stage in (2, 3):
         runs[f"generates, stage {stage}"] = [*GENERATES, "--deepspeed", f"{stage - 1}.json"]
@@ -141,18 +225,46 @@ def test_bf16_loses_no_more_than_its_digits_and_old_checkpoints_go(seen):
     assert [each.name for each in (folder / "bf16").glob("checkpoint-*")] == ["checkpoint-6"]
 
 
-def test_fp16_skips_what_overflows_and_loses_no_more_than_its_digits(seen):
+def test_fp16_loses_no_more_than_its_digits_and_skips_what_overflows(seen):
     for of_rank in seen[1]:
-        print(of_rank["fp16"]["logs"], of_rank["without"]["logs"])
-        assert 0
+        run, without = of_rank["fp16"], of_rank["without"]
+        assert run["stage"] == 3 and list(run["logs"]) == list(without["logs"])
+        for step, (loss, norm, rate) in without["logs"].items():
+            assert run["logs"][step] == [pytest.approx(loss, rel=1e-3), pytest.approx(norm, rel=1e-2), pytest.approx(rate)], step
+            assert run["logs"][step][0] != loss, step
+        rates = [rate for *_, rate in of_rank["fp16, overflowing"]["logs"].values()]
+        plain = [rate for *_, rate in without["logs"].values()]
+        moved = sorted(set(rates), reverse=True)
+        assert rates == sorted(rates, reverse=True) and 1 < len(moved) < UPDATES, "some updates are skipped, some are not"
+        assert moved == pytest.approx(plain[: len(moved)]), "and a skipped one is no step of the schedule"
+
+
+def test_from_pretrained_under_stage_3_holds_slices_and_one_unit(seen):
+    """Tied weights, buffers that no file has, and experts that are stored one by one come out right."""
+    for of_rank in seen[1]:
+        starts = of_rank["starts"]
+        assert all(starts[name]["same"] for name in ("t5", "llama", "experts")), starts
+        whole, units = starts["llama"]["whole"], 12
+        print("START", {name: starts[name] for name in ("t5", "llama", "experts", "config")})
+        assert starts["llama"]["peak"] < whole / 2 + 3 * whole / units, "the slices, and a unit on its way into its buffer"
+        assert starts["config"]["peak"] < whole / 2 + 4 * whole / units, "a module that is drawn comes on top"
+    assert [of_rank["starts"]["config"]["first"] for of_rank in seen[1]] == [seen[1][0]["starts"]["config"]["first"]] * 2
+    assert seen[1][0]["starts"]["config"]["std"] == pytest.approx([0.2, 0.2], rel=0.2), "initializer_range"
+
+
+def test_what_is_added_before_initialize_keeps_its_values(seen):
+    for of_rank in seen[1]:
+        assert of_rank["starts"]["resized"] == [True, True]
+        head, is_stored = of_rank["starts"]["new head"]
+        assert is_stored and head == seen[1][0]["starts"]["new head"][0] and head[0][0]
+        assert of_rank["starts"]["adapters"] == {"lora_A": [True] * 10, "lora_B": [False] * 10}
 
 
 @pytest.mark.parametrize("stage", (2, 3))
 def test_generation_that_ends_early_on_a_rank_hangs_nobody(seen, stage):
     for of_rank in seen[1]:
         run, without = of_rank[f"generates, stage {stage}"], of_rank["generates, without"]
-        print(run, without)
-        assert run["stage"] == stage and run["predictions"] == without["predictions"]
+        assert run["stage"] == stage and len(run["predictions"]) == 4 and run["predictions"] == without["predictions"]
         assert run["loss"] == pytest.approx(without["loss"], abs=1e-5)
 
 
