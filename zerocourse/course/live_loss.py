@@ -11,7 +11,7 @@ from .palette import INK
 
 RANK = re.compile(r"\[(\d+)\] ?")  # in front of a line
 LOSS = re.compile(r"\bloss['\"]?\s*[:=]?\s*['\"]?(nan|inf|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)", re.IGNORECASE)
-SECONDS = 0.5  # between two drawings: to draw takes a tenth of that
+SECONDS = 0.5  # between two drawings at least; and five times what a drawing takes, so that it stays a small part of the run
 
 
 class LiveLoss:
@@ -25,10 +25,10 @@ class LiveLoss:
     losses: what has been drawn, by step.
     """
 
-    def __init__(self, title: str = "loss of rank 0"):
+    def __init__(self, title: str = "The loss of rank 0"):
         self.title, self.losses = title, {}
         self._picture = None  # what the notebook shows
-        self._drawn_at = self._drawn = 0
+        self._draw_at = self._drawn = 0
 
     def __enter__(self) -> "LiveLoss":
         return self
@@ -63,16 +63,17 @@ class LiveLoss:
 
     def _add(self, step: int, loss: float) -> None:
         self.losses[step] = loss
-        if time.monotonic() - self._drawn_at > SECONDS:
+        if time.monotonic() > self._draw_at:
             self._draw()
 
     def _draw(self) -> None:
         from IPython.display import DisplayHandle
 
-        shown = show.figure(self.figure())
+        begun, shown = time.monotonic(), show.figure(self.figure())
         if self._picture is None:
             self._picture = DisplayHandle()
             self._picture.display(shown)
         else:
             self._picture.update(shown)
-        self._drawn, self._drawn_at = len(self.losses), time.monotonic()
+        now = time.monotonic()
+        self._drawn, self._draw_at = len(self.losses), now + max(SECONDS, 5 * (now - begun))
