@@ -245,9 +245,8 @@ def test_from_pretrained_under_stage_3_holds_slices_and_one_unit(seen):
         starts = of_rank["starts"]
         assert all(starts[name]["same"] for name in ("t5", "llama", "experts")), starts
         whole, units = starts["llama"]["whole"], 12
-        print("START", {name: starts[name] for name in ("t5", "llama", "experts", "config")})
-        assert starts["llama"]["peak"] < whole / 2 + 3 * whole / units, "the slices, and a unit on its way into its buffer"
-        assert starts["config"]["peak"] < whole / 2 + 4 * whole / units, "a module that is drawn comes on top"
+        for name in ("llama", "config"):
+            assert starts[name]["peak"] < whole / 2 + 2 * whole / units, "the slices, and a unit on its way into its buffer"
     assert [of_rank["starts"]["config"]["first"] for of_rank in seen[1]] == [seen[1][0]["starts"]["config"]["first"]] * 2
     assert seen[1][0]["starts"]["config"]["std"] == pytest.approx([0.2, 0.2], rel=0.2), "initializer_range"
 
