@@ -11,6 +11,8 @@ from itertools import combinations
 
 import pytest
 import torch
+from test_trainer import AUTO, COMMON, tiny_gpt2
+from test_trainer import SCRIPT as TRAINER
 
 from zerocourse.cli import main
 from zerocourse.launch.launcher import launch
@@ -69,6 +71,7 @@ seen = {name: train(**run) for name, run in runs.items()}
 if rank == 0:
     json.dump(seen, open(f"{package}.json", "w"))
 '''
+STAGES = (1, 2, 3)
 STEPS, SAVED = 50, 25
 CPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "DS_LOG_LEVEL": "error"}
 FP16 = {  # begins with overflows. At stage 1 DeepSpeed adds micro-batches up before it divides by the number of ranks,
@@ -128,6 +131,7 @@ def spread(one: list, other: list) -> float:
 def test_losses_in_fp32(seen, stage):
     theirs, ours = (each[f"fp32, stage {stage}"] for each in seen)
     assert len(theirs) == STEPS and theirs[-1][0] < theirs[0][0] - 1, "it must have learned something"
+    print(f"fp32, stage {stage}: losses {largest(theirs, ours):.1e}, norms {largest(theirs, ours, 2):.1e}")
     assert largest(theirs, ours) < 1e-5
     assert largest(theirs, ours, 1) == 0, "learning rates"
     if stage:  # at stage 0 DeepSpeed has no norm in fp32
@@ -138,6 +142,7 @@ def test_losses_in_fp32(seen, stage):
 def test_losses_in_bf16_lie_within_the_spread_of_deepspeeds_own(seen, stage):
     theirs, ours = (each[f"bf16, stage {stage}"] for each in seen)
     own = max(spread(*pair) for pair in combinations([rows for name, rows in seen[0].items() if "bf16" in name], 2))
+    print(f"bf16, stage {stage}: spread {spread(theirs, ours):.1e}, and of DeepSpeed's own {own:.1e}")
     assert 0 < own < 1e-3 and spread(theirs, ours) < 1.5 * own  # how far two runs part varies by itself
     assert largest(theirs, ours, 1) == 0, "learning rates"
 
@@ -145,6 +150,7 @@ def test_losses_in_bf16_lie_within_the_spread_of_deepspeeds_own(seen, stage):
 @pytest.mark.parametrize("stage", (1, 2, 3))
 def test_losses_and_loss_scales_in_fp16(seen, stage):
     theirs, ours = (each[f"fp16, stage {stage}"] for each in seen)
+    print(f"fp16, stage {stage}: losses {largest(theirs, ours):.1e}, scales {sorted(set(column(ours, 3).tolist()))}")
     assert column(theirs, 3).tolist() == column(ours, 3).tolist()
     assert (len(set(column(theirs, 3).tolist())) > 3) == (stage > 1), "the dynamic scale must have moved"
     assert largest(theirs, ours) < 1e-3
@@ -154,6 +160,40 @@ def test_losses_and_loss_scales_in_fp16(seen, stage):
 @pytest.mark.parametrize("run", ["fp32, stage 1", "fp32, stage 2", "fp32, stage 3", "fp16, stage 2"])
 def test_deepspeeds_checkpoint_goes_on_as_deepspeed_does(seen, run):
     theirs, ours = seen[0][run][SAVED:], seen[1][f"{run}, goes on"]
+    print(f"{run}, from DeepSpeed's checkpoint on: losses {largest(theirs, ours):.1e}")
     assert largest(theirs, ours) < (1e-5 if "fp32" in run else 1e-3)
     assert largest(theirs, ours, 1) == 0, "learning rates"
     assert largest(theirs, ours, 3) == 0, "loss scales"
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory) -> dict[str, dict]:
+    """What Hugging Face's Trainer saw by package and stage: one script, one ds_config.json."""
+    seen = {}
+    for package in ("deepspeed", "zerocourse"):
+        folder = tmp_path_factory.mktemp(package)
+        tiny_gpt2().save_pretrained(folder / "model")
+        (folder / "script.py").write_text(TRAINER)
+        (folder / "starts.py").write_text("starts = dict\n")
+        runs = {}
+        for stage in STAGES:
+            zero = config(stage)["zero_optimization"]
+            (folder / f"{stage}.json").write_text(json.dumps(AUTO | {"zero_optimization": zero}))
+            runs[stage] = [*COMMON, "--use_cpu", "--output_dir", "out", "--save_strategy", "no", "--deepspeed", f"{stage}.json"]
+        (folder / "runs.json").write_text(json.dumps(runs))
+        bridge = {"zerocourse": ["zerocourse.engine.bridge", "script.py"], "deepspeed": ["script.py"]}[package]
+        launch(bridge[0], argv=[*bridge[1:], "runs.json"], cwd=folder, env=CPU, quiet=True)
+        seen[package] = json.loads((folder / "seen0.json").read_text())
+    return seen
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_trainer_loses_the_same_on_both(trainers, stage):
+    theirs, ours = (trainers[package][str(stage)] for package in ("deepspeed", "zerocourse"))
+    assert theirs["stage"] is None and ours["stage"] == stage, "each ran on the package that it names"
+    assert list(theirs["logs"]) == list(ours["logs"]) and len(ours["logs"]) == 6
+    for name, number in (("losses", 0), ("norms", 1), ("learning rates", 2)):
+        gap = max(abs(theirs["logs"][step][number] - row[number]) for step, row in ours["logs"].items())
+        print(f"Trainer, stage {stage}, {name}: {gap:.1e}")
+        assert gap < 1e-5, name
+    assert ours["evals"] == pytest.approx(theirs["evals"], abs=1e-5)

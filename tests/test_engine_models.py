@@ -1,4 +1,4 @@
-"""What `shard` can, the engine can: two engines that train a GAN, parameter groups, adapters (LoRA), and no_sync."""
+"""What `shard` can, the engine can: two engines that train a GAN, parameter groups, adapters (LoRA), no_sync, generation."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import softplus
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from zerocourse.engine import Engine, initialize
 
@@ -209,3 +209,20 @@ def generated(stage: int, synced: bool) -> list[list[int]]:
 @pytest.mark.parametrize("stage, synced", [(2, False), (3, True)])
 def test_a_rank_that_is_done_early_hangs_nobody(pool, stage, synced):
     assert pool(RANKS).run(generated, stage, synced) == [[3, True], [7, True]]
+
+
+def encoded() -> tuple[list[int], bool]:
+    """Parameter bytes before the encoder, called by itself, and after; and whether it computes what it does in one process."""
+    sizes = {"vocab_size": 23, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    torch.manual_seed(0)
+    plain = T5ForConditionalGeneration(T5Config(**sizes)).eval()
+    engine = initialize(copy.deepcopy(plain), momentum, config=settings(3))[0].eval()
+    before = engine.memory()["parameters_bytes"]
+    with torch.no_grad():
+        states = [model.get_encoder()(tokens(1, 0)).last_hidden_state for model in (engine.module, plain)]
+    return [before, engine.memory()["parameters_bytes"]], states[0].equal(states[1])
+
+
+def test_an_encoder_that_is_called_by_itself_leaves_nothing_gathered(pool):
+    for (before, after), is_same in pool(RANKS).run(encoded):
+        assert is_same and before == after

@@ -9,12 +9,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from zerocourse.course import machine, plots, show, widgets
+from zerocourse.course.live_loss import LiveLoss
 from zerocourse.course.plots_classics import staleness_figure
 from zerocourse.course.palette import MEANINGS
 from zerocourse.course.plots_curves import STYLES, curves
 from zerocourse.errors import BadInput
 from zerocourse.comm.events import Recorder
 from zerocourse.formulas.states import model_states
+from zerocourse.launch import launch, progress
 from zerocourse.zero.ddp import DataParallel
 from zerocourse.zero.stage1 import Stage1
 from zerocourse.zero.stage2 import Stage2
@@ -258,3 +260,25 @@ def test_curves_are_told_apart_without_colour_and_say_where_they_go():
 
 def test_curves_take_no_colour_that_means_a_kind_of_memory():
     assert not {color for color, _, _ in STYLES} & {meaning.color for meaning in MEANINGS.values()}
+
+
+# a loss as it goes
+
+def says_its_loss():
+    for step in range(1, 4):
+        print(f"step {step}: loss {4 - step}.5")
+        progress(step, 3, loss=10 * step)
+    print("{'loss': '1e-1', 'epoch': '2'}\n{'eval_loss': '7.0'}")
+
+
+def test_a_live_loss_draws_lines_or_progress_and_prints_the_rest(capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("IPython.display.DisplayHandle.display", lambda handle, shown: drawn.append(shown.text))
+    monkeypatch.setattr("IPython.display.DisplayHandle.update", lambda handle, shown: drawn.append(shown.text))
+    said = LiveLoss()
+    with LiveLoss("Of lines") as lines:
+        launch(says_its_loss, nproc=1, echo=lines.line, progress=said.progress)
+        lines.line("[1] loss 9.0")  # of another rank
+    assert lines.losses == {1: 3.5, 2: 2.5, 3: 1.5, 4: 0.1}
+    assert said.losses[3] == 30 and "Of lines. Over the steps 1 to 4 it goes from 3.50 to 0.10." == drawn[-1]
+    assert capsys.readouterr().out == "[0] {'eval_loss': '7.0'}\n"

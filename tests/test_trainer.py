@@ -1,11 +1,21 @@
-"""Hugging Face's Trainer with `--deepspeed ds_config.json`, started by `zerocourse run`, trains as without it."""
+"""Hugging Face's Trainer with `--deepspeed ds_config.json`, started by `zerocourse run`, trains as without it, and under
+stage 3 `from_pretrained` takes no more memory than a rank's slices and one unit."""
 
 import json
 import sys
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from zerocourse.cli import main
 from zerocourse.engine.bridge import stand_in
@@ -14,7 +24,10 @@ from zerocourse.errors import BadInput
 SCRIPT = '''
 import json, sys
 import torch
-from transformers import GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+from transformers import (AutoModelForSeq2SeqLM, GPT2LMHeadModel, HfArgumentParser, Seq2SeqTrainer, Seq2SeqTrainingArguments,
+                          Trainer, TrainingArguments)
+from transformers.utils import logging
+logging.disable_progress_bar()
 
 def sample(number):
     """Some labels do not count, so that micro-batches differ in weight."""
@@ -29,18 +42,93 @@ def train(arguments):
     trainer = Trainer(model=model, args=args, train_dataset=[sample(number) for number in range(48)],
                       eval_dataset=[sample(number) for number in range(100, 108)])
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    logs = {log["step"]: [log["loss"], log["grad_norm"], log["learning_rate"]] for log in trainer.state.log_history if "loss" in log}
+    logs = {log["step"]: [log["loss"], log.get("grad_norm"), log["learning_rate"]] for log in trainer.state.log_history if "loss" in log}
     evals = {log["step"]: log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log}
     engine = trainer.deepspeed
     held = engine.memory() if hasattr(engine, "memory") else {}  # neither DeepSpeed's own has it, nor None
     return {"logs": logs, "evals": evals, "held": held, "ranks": args.world_size, "stage": getattr(engine, "zero_stage", None)}
 
-seen = {name: train(arguments) for name, arguments in json.load(open(sys.argv[1])).items()}
+def translate(arguments):
+    """One rank generates 2 tokens and the other 7."""
+    args, = HfArgumentParser(Seq2SeqTrainingArguments).parse_args_into_dataclasses(arguments)
+    trainer = Seq2SeqTrainer(model=AutoModelForSeq2SeqLM.from_pretrained("t5"), args=args, train_dataset=[sample(n) for n in range(4)])
+    trainer.train()
+    said = trainer.predict([sample(number) for number in range(100, 104)], max_new_tokens=2 + 5 * args.process_index)
+    return {"predictions": said.predictions.tolist(), "loss": said.metrics["test_loss"],
+            "stage": getattr(trainer.deepspeed, "zero_stage", None)}
+
+runs = json.load(open(sys.argv[1]))
+from starts import starts
+seen = {"starts": starts()} | {name: (translate if "generates" in name else train)(arguments) for name, arguments in runs.items()}
 json.dump(seen, open(f"seen{torch.distributed.get_rank()}.json", "w"))
+'''
+STARTS = '''
+"""What a rank holds while from_pretrained and initialize make a model under stage 3, and whether the values are the stored ones."""
+import torch
+import deepspeed
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaForSequenceClassification
+from transformers.integrations import HfDeepSpeedConfig
+from zerocourse import Ledger, state_dict
+
+CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+
+def start(make):
+    """make: under stage 3. Returns the peak of the tensors' bytes, and the whole state."""
+    switched_on = HfDeepSpeedConfig(CONFIG)  # for transformers, as long as it lives
+    with Ledger() as ledger:
+        model = make()
+        deepspeed.initialize(model=model, config=CONFIG)
+    assert model.generation_config.max_new_tokens == 7 if hasattr(model, "generation_config") else True
+    return ledger.peak, state_dict(model) | {f"buffer {name}": value for name, value in model.named_buffers()}
+
+def same(state, plain):
+    return state.keys() == plain.keys() and all(value.equal(plain[name]) for name, value in state.items())
+
+def starts():
+    seen = {}
+    for name in ("t5", "llama", "experts"):
+        load = (AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM).from_pretrained
+        plain = load(name)
+        peak, state = start(lambda: load(name))
+        values = plain.state_dict() | {f"buffer {key}": value for key, value in plain.named_buffers()}
+        seen[name] = {"peak": peak, "whole": sum(4 * param.numel() for param in plain.parameters()), "same": same(state, values)}
+    llama = AutoModelForCausalLM.from_pretrained("llama").state_dict()
+
+    def from_config():
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("llama"))
+        model.generation_config.max_new_tokens = 7
+        return model
+
+    peak, state = start(from_config)
+    weights = [state["model.embed_tokens.weight"], state["model.layers.3.mlp.up_proj.weight"]]
+    seen["config"] = {"peak": peak, "std": [weight.std().item() for weight in weights], "first": state["lm_head.weight"][0].tolist()}
+
+    def resized():
+        model = AutoModelForCausalLM.from_pretrained("llama")
+        model.resize_token_embeddings(26)
+        return model
+
+    state = start(resized)[1]
+    seen["resized"] = [list(state[name].shape) == [26, 16] and state[name][:23].equal(llama[name]) and state[name][23:].any().item()
+                       for name in ("model.embed_tokens.weight", "lm_head.weight")]
+    state = start(lambda: LlamaForSequenceClassification.from_pretrained("llama", num_labels=3))[1]
+    seen["new head"] = state["score.weight"].tolist(), state["model.norm.weight"].equal(llama["model.norm.weight"])
+    state = start(lambda: get_peft_model(AutoModelForCausalLM.from_pretrained("llama"), LoraConfig(r=2, target_modules=["q_proj"])))[1]
+    seen["adapters"] = {each: [value.any().item() for name, value in state.items() if each in name] for each in ("lora_A", "lora_B")}
+    return seen
 '''
 COMMON = ["--per_device_train_batch_size", "2", "--num_train_epochs", "2", "--learning_rate", "0.01", "--logging_steps", "1",
           "--max_grad_norm", "0.5", "--gradient_accumulation_steps", "5", "--eval_strategy", "steps", "--eval_steps", "2",
           "--report_to", "none", "--disable_tqdm", "true"]
+GENERATES = ["--per_device_train_batch_size", "2", "--per_device_eval_batch_size", "2", "--max_steps", "1", "--max_grad_norm", "0.5",
+             "--learning_rate", "0.01", "--predict_with_generate", "true", "--report_to", "none", "--disable_tqdm", "true",
+             "--save_strategy", "no", "--output_dir", "generates"]
+FP16 = {"fp16": {"loss_scale": 1024}, "fp16, overflowing": {"initial_scale_power": 19, "hysteresis": 1}}
+LLAMA = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 12, "initializer_range": 0.2, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
+         "pad_token_id": 0}
 UPDATES = 6  # two epochs of 12 micro-batches: windows of 5, 5 and 2
 AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
                      "auto")
@@ -51,6 +139,23 @@ def tiny_gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(2)
     return GPT2LMHeadModel(GPT2Config(vocab_size=23, n_layer=2, n_head=2, n_embd=8, n_positions=12, bos_token_id=0,
                                       eos_token_id=0, initializer_range=0.2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+
+
+def tiny_t5() -> T5ForConditionalGeneration:
+    torch.manual_seed(2)
+    return T5ForConditionalGeneration(T5Config(vocab_size=23, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=2, dropout_rate=0,
+                                               decoder_start_token_id=0, pad_token_id=0, eos_token_id=1))
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    torch.manual_seed(2)
+    return LlamaForCausalLM(LlamaConfig(**LLAMA, num_hidden_layers=10))
+
+
+def tiny_experts() -> Qwen2MoeForCausalLM:
+    torch.manual_seed(2)
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**LLAMA, num_hidden_layers=2, moe_intermediate_size=8, num_experts_per_tok=2, num_experts=4,
+                                              shared_expert_intermediate_size=8, output_router_logits=False))
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +176,16 @@ def seen(tmp_path_factory):
                     "--save_total_limit", "1"]
     runs["stage 1"].append("--use_cpu")  # accelerate then starts the group by itself
     runs["resumed"] = [*runs["stage 3"], "--resume_from_checkpoint", "out2/checkpoint-3"]
+    for name, scale in FP16.items():
+        (folder / f"{name}.json").write_text(json.dumps(configs["stage 3"] | {"fp16": {"enabled": "auto"} | scale}))
+        runs[name] = [*COMMON, "--output_dir", name, "--deepspeed", f"{name}.json", "--fp16", "true", "--save_strategy", "no"]
+    (folder / "starts.py").write_text(STARTS)
+    for name, made in {"t5": tiny_t5(), "llama": tiny_llama(), "experts": tiny_experts()}.items():
+        made.generation_config.max_new_tokens = 7
+        made.save_pretrained(folder / name)
+    runs["generates, without"] = [*GENERATES, "--use_cpu"]
+    for stage in (2, 3):
+        runs[f"generates, stage {stage}"] = [*GENERATES, "--deepspeed", f"{stage - 1}.json"]
     (folder / "runs.json").write_text(json.dumps(runs))
     (folder / "script.py").write_text(SCRIPT)
     with pytest.MonkeyPatch.context() as patch:
@@ -108,6 +223,48 @@ def test_bf16_loses_no_more_than_its_digits_and_old_checkpoints_go(seen):
     held = [of_rank["bf16"]["held"] for of_rank in ranks]
     assert sum(each["parameters_bytes"] for each in held) < 2 * elements * 1.2, held
     assert [each.name for each in (folder / "bf16").glob("checkpoint-*")] == ["checkpoint-6"]
+
+
+def test_fp16_loses_no_more_than_its_digits_and_skips_what_overflows(seen):
+    for of_rank in seen[1]:
+        run, without = of_rank["fp16"], of_rank["without"]
+        assert run["stage"] == 3 and list(run["logs"]) == list(without["logs"])
+        for step, (loss, norm, rate) in without["logs"].items():
+            assert run["logs"][step] == [pytest.approx(loss, rel=1e-3), pytest.approx(norm, rel=1e-2), pytest.approx(rate)], step
+            assert run["logs"][step][0] != loss, step
+        rates = [rate for *_, rate in of_rank["fp16, overflowing"]["logs"].values()]
+        plain = [rate for *_, rate in without["logs"].values()]
+        moved = sorted(set(rates), reverse=True)
+        assert rates == sorted(rates, reverse=True) and 1 < len(moved) < UPDATES, "some updates are skipped, some are not"
+        assert moved == pytest.approx(plain[: len(moved)]), "and a skipped one is no step of the schedule"
+
+
+def test_from_pretrained_under_stage_3_holds_slices_and_one_unit(seen):
+    """Tied weights, buffers that no file has, and experts that are stored one by one come out right."""
+    for of_rank in seen[1]:
+        starts = of_rank["starts"]
+        assert all(starts[name]["same"] for name in ("t5", "llama", "experts")), starts
+        whole, units = starts["llama"]["whole"], 12
+        for name in ("llama", "config"):
+            assert starts[name]["peak"] < whole / 2 + 2 * whole / units, "the slices, and a unit on its way into its buffer"
+    assert [of_rank["starts"]["config"]["first"] for of_rank in seen[1]] == [seen[1][0]["starts"]["config"]["first"]] * 2
+    assert seen[1][0]["starts"]["config"]["std"] == pytest.approx([0.2, 0.2], rel=0.2), "initializer_range"
+
+
+def test_what_is_added_before_initialize_keeps_its_values(seen):
+    for of_rank in seen[1]:
+        assert of_rank["starts"]["resized"] == [True, True]
+        head, is_stored = of_rank["starts"]["new head"]
+        assert is_stored and head == seen[1][0]["starts"]["new head"][0] and head[0][0]
+        assert of_rank["starts"]["adapters"] == {"lora_A": [True] * 10, "lora_B": [False] * 10}
+
+
+@pytest.mark.parametrize("stage", (2, 3))
+def test_generation_that_ends_early_on_a_rank_hangs_nobody(seen, stage):
+    for of_rank in seen[1]:
+        run, without = of_rank[f"generates, stage {stage}"], of_rank["generates, without"]
+        assert run["stage"] == stage and len(run["predictions"]) == 4 and run["predictions"] == without["predictions"]
+        assert run["loss"] == pytest.approx(without["loss"], abs=1e-5)
 
 
 def test_a_trainers_checkpoint_is_resumed(seen):

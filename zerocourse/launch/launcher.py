@@ -14,6 +14,7 @@ import importlib.util
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from ..errors import BadInput
 from .processes import payload
@@ -32,7 +33,7 @@ FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None, env=None,
            nnodes: int | str = 1, node_rank: int = 0, rdzv_endpoint: str | None = None, max_restarts: int = 0,
-           quiet: bool = False, only=None, progress: bool = True, cwd=None, echo=print, oversubscribe: bool = False,
+           quiet: bool = False, only=None, progress: bool | Callable = True, cwd=None, echo=print, oversubscribe: bool = False,
            init: bool = True, **kwargs) -> Results:
     """Run `target` on `nproc` ranks of this machine and return what each returned (None for scripts and modules).
 
@@ -46,7 +47,8 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     max_restarts: how often torchrun may start all ranks again because one died or raised. Values and records are those
         of the last attempt; `Results.attempts` has the earlier ones, and why each of them ended.
     only: the ranks whose lines are shown; quiet: show none. `Results.lines` has them all. `echo` shows a line.
-    progress: draw a bar when rank 0 calls `zerocourse.launch.progress`.
+    progress: draw a bar when rank 0 calls `zerocourse.launch.progress`; or a function that is called with the step, the
+        number of steps and a dictionary of the values that rank 0 gave.
     init: have `torch.distributed` initialised before a function is called; scripts and modules do so themselves.
 
     A function's rank ends as soon as it has returned; a script's ends as Python does, exit handlers and all.
@@ -59,11 +61,11 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     least, most = _range_of_nodes(nnodes)
     command = _torchrun(nproc, least, most, node_rank, rdzv_endpoint, max_restarts)
     elastic = max_restarts > 0 or least < most
-    started, job, bar = time.monotonic(), None, _ProgressBar(progress)
+    started, job, bar = time.monotonic(), None, _ProgressBar(progress is True)
     try:
         job = Job(nproc, FRESH_STORE | (env or {}) if elastic else env, cwd)
         job.verb = "returned" if spec["kind"] == "call" else "finished"
-        job.on_progress = bar.move
+        job.on_progress = (lambda rank, *said: progress(*said)) if callable(progress) else bar.move
         if not quiet:
             job.on_notice = lambda line: bar.write(line, echo)
             job.on_line = line_printer(only, job.on_notice, lambda rank: _label(rank, len(job.earlier)))

@@ -149,9 +149,9 @@ class Ledger(TorchDispatchMode):
     def _see(self, tensor: Tensor, is_new: bool = False) -> None:
         if type(tensor) is FakeTensor and tensor.fake_mode is not self._fake_mode:
             return  # DTensor computes shapes under a fake mode of its own
-        device = tensor.device.type
-        if device == "meta":
+        if tensor.is_meta and type(tensor) is not FakeTensor:
             return
+        device = tensor.device.type
         elsewhere = self.device is not None and device != self.device
         for storage in storages_of(tensor):
             # A storage keeps one Python object for life, held by C++ while Python has forgotten it, so id() names it

@@ -5,7 +5,7 @@ into its buffers, before the next unit has any: so a deferred model under stage 
 one unit, and the module of it that is being drawn.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ..init.safetensors_folder import SafetensorsFolder
 from ..layout.rankmap import Layout, RankMap, owners
 from .buffer import FlatBuffer
 from .ddp import DataParallel, StageOps
+from .extras.encoder import gather_for_encoder
 from .extras.gradients import mark_parameters
 from .extras.pretrained import save_together
 from .extras.reduce_dtype import sent_as_chosen
@@ -32,7 +33,7 @@ from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
 from .unit import Unit, cut_into_units, split_into_buffers
-from .weights import read_weights, stored_names
+from .weights import Reader, read_buffers, read_weights, readers_of, stored_names
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
 
@@ -42,8 +43,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
           bucket_size: int | None = None, prefetch: int | None = None, in_flight: int | None = None,
           reshard_after_forward: bool | None = None, agreement: bool | None = None, param_dtype: torch.dtype | None = None,
           reduce_dtype: torch.dtype | None = None, accumulate_dtype: torch.dtype | None = None,
-          init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0, weights: str | Path | None = None,
-          offload=None, comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
+          init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
+          weights: str | Path | dict[str, Reader] | None = None, offload=None, comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
           replicate_group: dist.ProcessGroup | None = None, ops: dict[str, Callable] | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
     """Train `model` with ZeRO: afterwards plain `loss.backward(); optimizer.step()` does the rest. Collective.
@@ -52,7 +53,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         meta device are materialised unit by unit, and a rank keeps its slices: by `init_fn(module)`, else the model's
         `_init_weights`, else `reset_parameters`, from `seed` and the parameter's name, so that any number of ranks
         begins alike.
-    weights: a local folder of safetensors, from which each rank reads the slices it owns, in place of any other values.
+    weights: a local folder of safetensors, from which each rank reads the slices it owns, in place of any other values; or by
+        parameter a function that reads its elements [start, stop), where the parameters without one keep their values.
     optimizer: any whose update is element-wise; changed in place (its parameters become 1-D parts of this rank's
         slices; groups and hyper-parameters stay) and returned. `step` is collective, `zero_grad` is local.
     stage: 0 (data parallel), 1, 2 or 3.
@@ -95,11 +97,11 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     refuse_emulated_bf16(trained_in.union(*map(precision.of_gradients, trained_in)), device)
     assert_materializable(model)
     materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
-    folder = SafetensorsFolder(weights) if weights is not None else None
-    stored = stored_names(model, folder) if folder is not None else {}
+    folder = SafetensorsFolder(weights) if isinstance(weights, str | Path) else None
+    readers = readers_of(folder, stored_names(model, folder)) if folder is not None else weights or {}
 
     for unit in made:
-        fill_unit(unit, stage_class, groups, owner, options, precision, materializer, folder is not None,
+        fill_unit(unit, stage_class, groups, owner, options, precision, materializer, readers.keys(),
                   FlatBuffer if offload is None else offload.buffer)
     for module in model.modules():  # the parameters are there; `model.to(device)` would not take fake ones
         module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
@@ -117,8 +119,11 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         take_over(optimizer, model.zero)
     refuse_habits(model)
     save_together(model)
+    gather_for_encoder(model)
+    if readers:
+        read_weights(model.zero, readers)
     if folder is not None:
-        read_weights(model.zero, folder, stored)
+        read_buffers(model, folder)
     return model, optimizer
 
 
@@ -137,11 +142,11 @@ def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
 
 
 def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict[str, int] | None,
-              options: ZeroOptions, precision: Precision, materializer: Materializer, is_read: bool = False,
+              options: ZeroOptions, precision: Precision, materializer: Materializer, read: Collection[str] = (),
               make: Callable[..., FlatBuffer] = FlatBuffer) -> None:
     """Make the unit's flat buffers, and free everything of it that this rank does not own.
 
-    is_read: its values are still to be read, each rank's slices by itself.   make: makes a buffer.
+    read: parameters whose values are still to be read, each rank's slices by itself.   make: makes a buffer.
     """
     buffers = [each for run in unit.runs for each in split_into_buffers(run, options.bucket_size)]  # a run's gradients come together
     for index, params in enumerate(buffers):
@@ -152,11 +157,12 @@ def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict
         unit.flats.append(make(name, params, layout, groups.shard.rank, stage.shards_optimizer,
                                stage.shards_parameters, dtype, groups, precision, stage.shards_gradients))
     places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
-    for key in places if is_read else []:
+    for key in [key for key in places if key in read]:
         materializer.install(key, places[key])
     for key, value in materializer.stream(unit.params):  # straight into the buffer: no second copy of the unit
         materializer.install(key, places[key].copy_(value))
     for flat in unit.flats:
-        flat.fill(lambda values, name=flat.name: None if is_read else groups.broadcast(values, name))
+        is_read = all(key in read for key in flat.params)
+        flat.fill(lambda values, name=flat.name, is_read=is_read: None if is_read else groups.broadcast(values, name))
         if stage.shards_parameters:
             flat.storage.free()

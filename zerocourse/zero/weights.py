@@ -4,12 +4,17 @@ So a model that is built on the meta device gets its weights without a copy of i
 holds, its N-th of the bytes, and at stages 1 and 2 the slices of the others come over the network.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 
 from ..errors import BadInput
 from ..init.safetensors_folder import SafetensorsFolder
 from .ddp import DataParallel
+
+Reader = Callable[[int, int], torch.Tensor]  # the elements [start, stop) of a parameter, in the order of its rows, 1-D
 
 
 def load_safetensors(model: nn.Module, folder) -> int:
@@ -21,7 +26,8 @@ def load_safetensors(model: nn.Module, folder) -> int:
     that names parameters that are not there or have another shape.
     """
     weights = SafetensorsFolder(folder)
-    read_weights(model.zero, weights, stored_names(model, weights))
+    read_weights(model.zero, readers_of(weights, stored_names(model, weights)))
+    read_buffers(model, weights)
     return weights.bytes_read
 
 
@@ -43,20 +49,30 @@ def stored_names(model: nn.Module, weights: SafetensorsFolder) -> dict[str, str]
     return found
 
 
-def read_weights(stage: DataParallel, weights: SafetensorsFolder, stored: dict[str, str]) -> None:
-    """Fill this rank's slices, and the model's buffers. stored: by parameter the name in the folder."""
+def readers_of(weights: SafetensorsFolder, stored: dict[str, str]) -> dict[str, Reader]:
+    """stored: by parameter the name in the folder."""
+    return {name: partial(weights.read, kept) for name, kept in stored.items()}
+
+
+def read_weights(stage: DataParallel, readers: dict[str, Reader]) -> None:
+    """Fill this rank's slices of the parameters that have a reader."""
     with torch.no_grad():
         for flat in stage.flats:
             for part in flat.layout.shard_ranges(flat.own):
-                values = weights.read(stored[part.name], part.start, part.stop)
-                flat.shard_view_of(flat.master, part).copy_(values)
-        prefix = getattr(stage.model, "base_model_prefix", "")
-        persistent = type(stage.model).state_dict(stage.model, keep_vars=True)
-        for name, buffer in stage.model.named_buffers():
+                if part.name in readers:
+                    flat.shard_view_of(flat.master, part).copy_(readers[part.name](part.start, part.stop))
+    publish(stage)
+
+
+def read_buffers(model: nn.Module, weights: SafetensorsFolder) -> None:
+    """Set the persistent buffers that the folder has. Every rank reads them."""
+    prefix = getattr(model, "base_model_prefix", "")
+    persistent = type(model).state_dict(model, keep_vars=True)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
             found = weights.name_of([name], prefix) if name in persistent else None
             if found is not None and weights.tensors[found].shape == tuple(buffer.shape):
                 buffer.copy_(weights.read(found).view(buffer.shape))
-    publish(stage)
 
 
 def publish(stage: DataParallel) -> None:

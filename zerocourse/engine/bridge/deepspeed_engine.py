@@ -3,12 +3,14 @@
 import math
 import weakref
 
+import torch
 from torch import nn
 
 from ...errors import BadInput
 from ...zero.consolidate import state_dict
 from .. import engine as engines
 from ..engine import Engine
+from .deferred_parameters import deferred
 
 ADDED = ("steps_per_print", "zero_allow_untested_optimizer")  # by accelerate, to every config; they change nothing here
 
@@ -21,6 +23,11 @@ def initialize(*args, config: object = None, config_params: object = None, **kwa
         config = {key: value for key, value in config.items() if key not in ADDED}
         if given.get("steps_per_print") not in (None, math.inf):  # the user's own: the engine says what becomes of it
             config["steps_per_print"] = given["steps_per_print"]
+    model = kwargs["model"] if "model" in kwargs else args[0] if args else None
+    params = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+    if deferred(params.values()):
+        readers = {name: param.read for name, param in params.items() if getattr(param, "read", None) and param.is_meta}
+        kwargs = {"seed": torch.initial_seed(), "weights": readers} | kwargs  # transformers' set_seed decides what is drawn
     engine, optimizer, loader, scheduler = engines.initialize(*args, config=config, **kwargs)
     if hasattr(engine.module, "save_pretrained"):
         write_alone(engine.module)

@@ -9,50 +9,19 @@ import importlib.metadata
 import importlib.util
 import logging
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ... import zero
 from ...comm import bootstrap
 from ...errors import BadInput
-from ...zero.extras.refusals import SHARDED
 from .. import absent, familiar
 from ..schedules import SCHEDULES
 from .deepspeed_engine import DeepSpeedEngine, initialize
+from .deferred_parameters import GatheredParameters, Init
 
 VERSION = "0.19.8+zerocourse"  # the DeepSpeed whose names these are: transformers and accelerate ask for versions
-
-
-@contextmanager
-def Init(module: nn.Module | None = None, *_, **deepspeeds) -> Iterator[None]:  # noqa: N802
-    """Models built inside are built as always, whole on every rank, and `initialize` divides them.
-
-    transformers fills them with the weights of a file before `initialize` sees them, and a parameter without memory,
-    as `zerocourse.zero.Init` would make it, would forget what is loaded into it.
-    """
-    if module is not None:
-        raise BadInput(f"zero.Init got a {type(module).__name__} that is built already: give it to initialize as it is")
-    yield
-
-
-@contextmanager
-def GatheredParameters(params: nn.Module | nn.Parameter | Iterable, modifier_rank: int | None = None,  # noqa: N802
-                       fwd_module: nn.Module | None = None, enabled: bool = True) -> Iterator[None]:
-    """As `zerocourse.zero.GatheredParameters`; and of a model that is not sharded yet, all ranks get at the end what
-    rank 0 wrote. Collective."""
-    params = [params] if isinstance(params, nn.Module | nn.Parameter) else list(params)
-    with zero.GatheredParameters(params, modifier_rank, fwd_module, enabled):
-        yield
-    if enabled and modifier_rank is not None and dist.is_initialized():
-        for each in params:
-            for param in each.parameters() if isinstance(each, nn.Module) else [each]:
-                if not hasattr(param, SHARDED):
-                    dist.broadcast(param.data, src=modifier_rank)
 
 
 def init_distributed(*args, **kwargs) -> None:
