@@ -168,7 +168,7 @@ MUTANTS = [
          "for part in ():\n            part.grad = None", "stages.py::test_bytes_held[2]"),
         ("a bucket counted twice", "and (self.grad is None or self.grad_shard._base is not self.grad)", "",
          f"{HELD}[1-None]"),
-        ("fp32 gradients not counted", "copied and any(raw_grad", "False and any(raw_grad",
+        ("fp32 gradients not counted", "copied and bool(", "False and bool(",
          f"{HELD}[1-dtype1]"),
         ("zeros that are None", "        if zeros:", "        if False:",
          "refusals.py::test_gradients_zeroed_and_not_removed[False]"),
