@@ -153,7 +153,8 @@ def test_a_mode_that_trains_wrongly_fails_the_bench(found, monkeypatch, capsys, 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 def test_nothing_is_left_when_the_command_is_killed(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "ZEROCOURSE_TEST_MARK": str(tmp_path)}
+    (temporary := tmp_path / "temporary").mkdir()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "ZEROCOURSE_TEST_MARK": str(tmp_path), "TMPDIR": str(temporary)}
     command = [sys.executable, "-m", "zerocourse", "bench", "--quick", "--json", "--modes", "zero1",
                "--out", str(tmp_path)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
@@ -172,6 +173,7 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not ours(), 15)
+    assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []  # torch's cache
 
 
 def wait_until(true, seconds: float) -> None:

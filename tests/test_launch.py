@@ -168,7 +168,7 @@ class Items(torch.utils.data.Dataset):
         return index
 
 
-def test_a_timeout_says_where_and_leaves_nothing(survivors, monkeypatch):
+def test_a_timeout_says_where_and_leaves_nothing(survivors, monkeypatch, tmp_path):
     def stuck():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         loader = iter(torch.utils.data.DataLoader(Items(), num_workers=2))
@@ -184,8 +184,10 @@ def test_a_timeout_says_where_and_leaves_nothing(survivors, monkeypatch):
     monkeypatch.setattr("zerocourse.launch.launcher.time", clock)  # time is up when both ranks are stuck
     mark = uuid.uuid4().hex
     with pytest.raises(LaunchTimeout) as caught:
-        launch(stuck, env={"TEST_MARK": mark}, echo=lambda line: (time.sleep(0.3), heard.append(line)), timeout=900)
+        launch(stuck, env={"TEST_MARK": mark, "TMPDIR": str(tmp_path)}, timeout=900,
+               echo=lambda line: (time.sleep(0.3), heard.append(line)))
     assert survivors(mark, 0) == []
+    assert list(tmp_path.iterdir()) == []  # neither torchrun's folder for logs nor multiprocessing's for sockets
     assert "time.sleep(1000)" in caught.value.waiting[0]
     assert caught.value.waiting[1].startswith("waiting in barrier") and "dist.barrier()" in caught.value.waiting[1]
 

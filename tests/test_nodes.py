@@ -171,10 +171,10 @@ def hidden(events):
 
 # -- SLURM ------------------------------------------------------------------------------------------------------------
 
-def run_sbatch(folder, *arguments, **environment):
+def run_sbatch(folder, *arguments, torchrun='printf "%s\\0" "$@"', **environment):
     """The template's torchrun line as torchrun reads it, with programs of that cluster in `folder` that are none."""
-    for name, text in {"scontrol": 'echo "$3" | tr "," "\\n"', "srun": 'shift; exec "$@"',
-                       "python": 'printf "%s\\0" "$@"'}.items():
+    for name, text in {"scontrol": 'echo "$*" >> "$0.log"; echo "$3" | tr "," "\\n"',
+                       "srun": 'while [ "$1" != python ]; do shift; done; exec "$@"', "python": torchrun}.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "41234567", "SLURM_JOB_NODELIST": "gpu7,gpu9", "SLURM_JOB_NUM_NODES": "2"} | environment
@@ -187,12 +187,21 @@ def run_sbatch(folder, *arguments, **environment):
 
 def test_the_slurm_template_starts_torchrun_on_every_node(tmp_path):
     args = run_sbatch(tmp_path, "train_mine.py", "--config", "my config.json", SLURM_GPUS_ON_NODE="4")
-    assert (args.nnodes, args.nproc_per_node, args.rdzv_backend, args.rdzv_id) == ("2", "4", "c10d", "41234567")
+    assert (args.nnodes, args.nproc_per_node, args.rdzv_backend, args.rdzv_id) == ("1:2", "4", "c10d", "41234567")
+    assert args.max_restarts == 3
     host, port = args.rdzv_endpoint.split(":")
     assert host == "gpu7" and 1024 < int(port) < 32768
     assert [args.training_script, *args.training_script_args] == ["train_mine.py", "--config", "my config.json"]
     assert run_sbatch(tmp_path, "train_mine.py").nproc_per_node == "1"  # no GPUs
     assert run_sbatch(tmp_path, "train_mine.py", RANKS_PER_NODE="3", SLURM_GPUS_ON_NODE="4").nproc_per_node == "3"
+
+
+def test_the_slurm_template_is_queued_again_before_the_time_is_over(tmp_path):
+    """The script gets the signal that SLURM sends then, waits on, and ends as torchrun has ended."""
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        run_sbatch(tmp_path, "train_mine.py", torchrun="kill -USR1 $PPID; sleep 0.2; exit 3")
+    assert ended.value.returncode == 3
+    assert (tmp_path / "scontrol.log").read_text().splitlines() == ["show hostnames gpu7,gpu9", "requeue 41234567"]
 
 
 def test_the_slurm_template_asks_for_one_task_a_node():

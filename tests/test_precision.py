@@ -316,6 +316,40 @@ def test_gradients_cost_the_bytes_of_their_dtypes(pool):
             assert held == counted == size * kept and per_element == {sent}, case
 
 
+def held_while_it_steps(hooked: bool) -> list[tuple[int, int, int]]:
+    """By stage: the most bytes of fp32 gradients at a time; those of the largest slice, and of all of them."""
+    found = []
+    for stage in STAGES:
+        model, held = Own(), []
+        optimizer = worlds.sgd(model.parameters())
+        own = optimizer.step
+
+        def step():  # what the stage calls for each buffer; a hook would be seen
+            gradients = [raw_grad(part) for flat in model.zero.flats for part in flat.shard_params.values()]
+            storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in gradients if each is not None}
+            held.append(sum(storage.nbytes() for storage in storages.values()))
+            own()
+
+        optimizer.step = step
+        model, optimizer = zerocourse.shard(model, optimizer, stage=stage, param_dtype=BF16)
+        if hooked:
+            optimizer.register_step_post_hook(lambda *_: None)
+        squares(model, 0, 0, dist.get_rank()).backward()
+        model.zero.clip_grad_norm_(0.1)
+        optimizer.step()
+        slices = [4 * flat.master.numel() for flat in model.zero.flats]
+        found.append((max(held), max(slices), sum(slices)))
+    return found
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_fp32_gradients_are_made_one_buffer_at_a_time(pool, hooked):
+    """Only where hooks of the optimizer are to see one whole step, all are there at once."""
+    for found in pool(2).run(held_while_it_steps, hooked):
+        for stage, (held, largest, total) in enumerate(found):
+            assert held == (total if hooked else largest), f"stage {stage}"
+
+
 def test_dtypes_that_cannot_be_chosen_are_refused():
     with pytest.raises(BadInput, match="reduce_dtype is torch.float64: it must be torch.bfloat16, torch.float16, torch"):
         zerocourse.Precision(reduce_dtype=torch.float64)

@@ -20,6 +20,7 @@ from statistics import median
 from ..course.machine import available_bytes
 from ..data.text import read_tokens, write_tokens
 from ..errors import ZeroCourseError
+from ..launch.processes.parent import current_parent
 from ..launch.ranks import Ranks
 from .meters import bring_loopback_up, build_heap_meter, private_network
 from .settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings
@@ -42,7 +43,8 @@ def measure(settings: BenchSettings, modes: Sequence[BenchMode], quiet: bool = F
     "hooks": see `hook_costs`, "heap": was there a heap meter, "private": a private network}.
     Raises ZeroCourseError when a rank fails.
     """
-    with tempfile.TemporaryDirectory(prefix="zerocourse-bench-") as folder:
+    # Inside this process's folder, which is removed also when the bench is killed.
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=current_parent().folder) as folder:
         tokens = write_tokens(read_tokens(settings.source)[:ENOUGH_TOKENS], Path(folder, "tokens.npy"))
         meters = Meters(Path(folder), quiet)
         measured = Bench(replace(settings, source=str(tokens)), list(modes), meters.watch, quiet).run()

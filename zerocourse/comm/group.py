@@ -132,8 +132,13 @@ class Comm:
 
     def _meet(self, call: str) -> None:
         """Wait over gloo until all ranks have come to this call. Only a connection shows at once that a peer is gone:
-        its key would be awaited until the time limit."""
-        if "nccl" not in self.backends:
+        its key would be awaited until the time limit.
+
+        Ranks with GPUs have gloo too, for tensors on the CPU ("cpu:gloo,cuda:nccl"). A group of NCCL alone, as a script
+        may start it, has no such connection: NCCL would stop the GPU's stream instead of this thread, and tells of a lost
+        peer only through its watchdog, so there the key is awaited, at most for this Comm's time limit.
+        """
+        if "gloo" in self.backends:
             byte = torch.zeros(1, dtype=torch.uint8)
             others = {peer: torch.empty_like(byte) for peer in self.peers}
             backend = self._backend(byte)

@@ -70,7 +70,8 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
             job.on_notice = lambda line: bar.write(line, echo)
             job.on_line = line_printer(only, job.on_notice, lambda rank: _label(rank, len(job.earlier)))
         job.write_work(**work)
-        job.start([*command, job.boot(**spec)])
+        # Without a folder for its logs torchrun makes one of its own, which nobody would remove.
+        job.start([*command, f"--log-dir={job.folder / 'logs'}", job.boot(**spec)])
         _wait(job, spec["kind"], most, elastic, started, timeout)
         return Results(job.values(), job.records, job.lines, time.monotonic() - started, job.earlier)
     except LaunchError as error:

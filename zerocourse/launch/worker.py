@@ -5,6 +5,7 @@ Use in ranks: `from zerocourse.launch import report, progress`. Outside a launch
 
 import faulthandler
 import linecache
+import multiprocessing
 import os
 import pickle
 import runpy
@@ -47,6 +48,9 @@ def main(spec: dict) -> None:
     """Run as the rank that the environment names, and do what `spec["kind"]` says: serve, call, script or module."""
     global _connection
     spec |= {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
+    # Where multiprocessing, in the workers of a data loader too, keeps its sockets. It has no public setting for that, and
+    # a folder of its own would stay behind when the processes are killed.
+    multiprocessing.current_process()._config["tempdir"] = spec["folder"]
     _connection = Connection(spec, _forget_connection)
     redirect_output(spec)
     if hasattr(faulthandler, "register"):

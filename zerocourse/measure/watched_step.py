@@ -1,6 +1,7 @@
 """One optimizer step under the ledger: what a rank holds before and after it, and what it sends. It communicates nothing."""
 
 from collections.abc import Callable
+from functools import wraps
 
 from ..comm.group import Comm
 from .ledger import Ledger
@@ -12,10 +13,20 @@ def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[],
     def sent() -> tuple[int, ...]:
         return (comm.sent.total(), comm.elements.total(), comm.padding, comm.metadata) if comm else ()
 
-    at_update, before = [], sent()
-    hook = optimizer.register_step_pre_hook(lambda *_: at_update.append(ledger.now()))
+    at_update, before, own = [], sent(), optimizer.step
+
+    @wraps(own)  # a hook of the optimizer would be seen: the stages then step all buffers at once, which holds more
+    def step(*args, **kwargs):
+        at_update.append(ledger.now())
+        return own(*args, **kwargs)
+
+    was_set = "step" in vars(optimizer)
+    optimizer.step = step
     loss = run()
-    hook.remove()
+    if was_set:
+        optimizer.step = own
+    else:
+        del optimizer.step
     after = ledger.now().as_dict()
     counts = [now - then for now, then in zip(sent(), before)] or [None] * 4
     return {"loss": loss, "gradients_bytes": at_update[0].gradients,

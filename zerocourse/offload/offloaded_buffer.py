@@ -201,6 +201,10 @@ class OffloadedBuffer(FlatBuffer):
         return held | {"parameters": [self.full], "optimizer": [self.master]}
 
     @property
+    def handed_out(self) -> list[torch.Tensor]:
+        return [] if self.is_updating else super().handed_out  # the thread of a delayed update may free them at any moment
+
+    @property
     def bytes_by_tensor(self) -> dict[str, int]:
         """Those on the device."""
         held = super().bytes_by_tensor

@@ -201,7 +201,7 @@ class FlatBuffer:
     def publish_gradients(self) -> None:
         """Give each shard parameter its part of `grad_shard`. A parameter without a gradient on any rank keeps None.
 
-        Master weights get it in fp32, which is memory of its own: for them this waits until just before the step.
+        Master weights get it in fp32, which is memory of its own: for them this waits until the step of this buffer.
         """
         if self.grad_shard is None:
             return
@@ -263,10 +263,15 @@ class FlatBuffer:
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """The real tensors by kind, for a ledger that reads their storages."""
-        gradients = [self.grad_or_in_flight, self.grad_shard, *map(raw_grad, self.shard_params.values())]
+        gradients = [self.grad_or_in_flight, self.grad_shard, *self.handed_out]
         return {"parameters": [self.full, self.shard],
                 "gradients": [tensor for tensor in gradients if tensor is not None],
                 "optimizer": [self.master] if self.steps_masters else []}
+
+    @property
+    def handed_out(self) -> list[torch.Tensor]:
+        """The gradients of the shard parameters that have one."""
+        return [gradient for part in self.shard_params.values() if (gradient := raw_grad(part)) is not None]
 
     @property
     def grad_or_in_flight(self) -> torch.Tensor | None:
@@ -280,7 +285,7 @@ class FlatBuffer:
         grad_shard = self.shard.numel() * self.grad_dtype.itemsize
         has_slice = self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)
         copied = self.steps_masters and self.grad_dtype is not self.master.dtype
-        has_master_grads = copied and any(raw_grad(part) is not None for part in self.shard_params.values())
+        has_master_grads = copied and bool(self.handed_out)
         return {"full": whole * self.gathered, "shard": shard * self.shards_parameters,
                 "bucket": getattr(self.grad_or_in_flight, "nbytes", 0), "grad_shard": grad_shard * has_slice,
                 "master": master * self.steps_masters, "master_grads": master * has_master_grads}

@@ -189,19 +189,12 @@ class DataParallel(Reducer):
             extra.check_step()
         with self.recorder.span("step", "optimizer"), torch.no_grad():
             self.flush()
-            masters = [flat for flat in self.flats if flat.steps_masters]
-            for flat in masters:  # their gradients are in fp32, and only during the step
-                flat.publish_gradients()
-                self.meter.recount(flat)
             for extra in self.extras:
                 extra.before_step()
             updated = [flat for flat in self.flats if flat.has_grad]
             result = self.ops.step(updated, self.comm, optimizer_step) if updated else optimizer_step()
             for flat in updated:  # so that the backward of an older forward is told that its weights are gone
                 increment_version(list(flat.params.values()))
-        for flat in masters:
-            flat.withdraw_gradients()
-            self.meter.recount(flat)
         for extra in self.extras:
             extra.after_step()
         self.has_unused_gradients = False

@@ -5,6 +5,7 @@ The optimizer stays the user's own object: its groups, hyper-parameters and hook
 in this rank's slice of a flat buffer.
 """
 
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import MethodType
 
@@ -16,21 +17,40 @@ from .extras.optimizer_habits import groups_added_later, is_seen_stepping, refus
 
 
 class BufferedStep:
-    """`step()` updates everything; `step(flat, ...)` the shard parameters of these buffers alone."""
+    """`step()` updates everything; `step(flat, ...)` the shard parameters of these buffers alone.
 
-    def __init__(self, optimizer: Optimizer):
-        self.optimizer, self.own_step = optimizer, optimizer.step
+    Gradients of master weights are in fp32, and only while their buffer is stepped.
+    recount(flat): told when such a gradient was made or freed.
+    """
+
+    def __init__(self, optimizer: Optimizer, recount: Callable[[FlatBuffer], None] = lambda flat: None):
+        self.optimizer, self.own_step, self.recount = optimizer, optimizer.step, recount
         self.begin()
 
-    def begin(self) -> None:
-        """A step of the stage begins. Groups may have changed since the last one."""
+    def begin(self, masters: Sequence[FlatBuffer] = ()) -> None:
+        """A step of the stage begins. Groups may have changed since the last one. masters: buffers with master weights."""
         self.stepped = False  # has everything been stepped at once?
         self.group_of = {part: index for index, group in enumerate(self.optimizer.param_groups) for part in group["params"]}
+        self.masters = masters
 
     def __call__(self, *flats: FlatBuffer) -> object:
-        if not flats or is_seen_stepping(self.optimizer):
+        at_once = not flats or is_seen_stepping(self.optimizer)
+        if at_once:
             self.stepped, stepped = True, self.stepped
-            return None if flats and stepped else self.own_step()
+            if flats and stepped:
+                return None
+        masters = self.masters if at_once else [flat for flat in flats if flat in self.masters]
+        for flat in masters:
+            flat.publish_gradients()
+            self.recount(flat)
+        result = self.own_step() if at_once else self.step_alone(flats)
+        for flat in masters:
+            flat.withdraw_gradients()
+            self.recount(flat)
+        return result
+
+    def step_alone(self, flats: Sequence[FlatBuffer]) -> object:
+        """Step these buffers, as if the optimizer had no other parameters."""
         groups = self.optimizer.param_groups
         whole = [group["params"] for group in groups]
         wanted: list[list[nn.Parameter]] = [[] for _ in groups]
@@ -57,12 +77,12 @@ def take_over(optimizer: Optimizer, stage) -> None:
         if "param_names" in group:  # of an optimizer made from named_parameters()
             group["param_names"] = [name for name, param in zip(group["param_names"], group["params"], strict=True) if param in parts]
         group["params"] = [parts[param] for param in group["params"] if param in parts]
-    buffered = BufferedStep(optimizer)
+    buffered = BufferedStep(optimizer, stage.meter.recount)
 
     @wraps(buffered.own_step)  # a scheduler that was made before has set `_wrapped_by_lr_sched` on it
     def step(optimizer: Optimizer, closure=None):
         refuse_scaler(optimizer)
-        buffered.begin()
+        buffered.begin([flat for flat in stage.flats if flat.steps_masters])
         return stage.step(buffered, closure)
 
     optimizer._step_supports_amp_scaling = True  # GradScaler then calls `step` on every rank, which `refuse_scaler` sees

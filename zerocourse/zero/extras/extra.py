@@ -27,7 +27,7 @@ class Extra:
         """A step is asked for. Raise BadInput here for what must not be stepped: nothing has changed yet."""
 
     def before_step(self) -> None:
-        """The gradients are there."""
+        """The gradients are reduced."""
 
     def after_step(self) -> None:
         """The parameters are new."""
