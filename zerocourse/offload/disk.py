@@ -11,7 +11,6 @@ Source: Rajbhandari et al. 2021, arXiv 2104.07857 (ZeRO-Infinity), section 6.3.
 
 import os
 import queue
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -319,10 +318,9 @@ class IoThreads:
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join()
-        shutil.rmtree(self.folder, ignore_errors=True)
         self.tier.clear()
         self.janitor.stdin.close()
-        self.janitor.wait()
+        self.janitor.wait()  # it removes the folder
 
 
 def move_pieces(pieces: queue.SimpleQueue) -> None:
