@@ -11,12 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from zerocourse.bench import disk_speed
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.perfetto import trace
 from zerocourse.offload import Disk
 from zerocourse.offload.aligned import BLOCK, StagingBuffers, aligned_empty, whole_blocks
-from zerocourse.offload.block_file import DamagedFile, DiskError, DiskFull, FileReading, FileWriting, is_direct, segments_of
+from zerocourse.offload.block_file import (
+    DamagedFile,
+    DiskError,
+    DiskFull,
+    FileReading,
+    FileWriting,
+    is_direct,
+    segments_of,
+)
 from zerocourse.offload.host_link import TransferError
 from zerocourse.offload.misbehaving import Misbehaving
 from zerocourse.offload.tiers import Tier
@@ -41,7 +50,8 @@ def test_what_is_read_is_what_was_written(tmp_path, fault):
     for direct in (True, False):
         with Disk(tmp_path, block_bytes=2 * BLOCK, direct=direct, system=Misbehaving(fault) if fault else os) as disk:
             assert disk.direct <= direct
-            for numel, dtype in ((0, torch.float32), (1, torch.bfloat16), (3 * BLOCK // 4, torch.float32), (8 * BLOCK + 5, torch.float64)):
+            for numel, dtype in ((0, torch.float32), (1, torch.bfloat16), (3 * BLOCK // 4, torch.float32),
+                                 (8 * BLOCK + 5, torch.float64)):
                 tensor = numbers(numel, dtype)
                 disk.write("h.0/mlp", tensor).wait()
                 assert files(disk) == ["h.0%2Fmlp.tensor"]
@@ -63,7 +73,8 @@ def test_aligned_tensors_take_no_detour(tmp_path):
     tensor = numbers(5 * BLOCK + 1)
     write = FileWriting(tmp_path / "a", tensor, 4 * BLOCK, direct=is_direct(tmp_path))
     write.run()
-    read = FileReading(tmp_path / "a", aligned_empty(5 * BLOCK + 1, torch.float32), 4 * BLOCK, write.version, direct=write.direct)
+    into = aligned_empty(5 * BLOCK + 1, torch.float32)
+    read = FileReading(tmp_path / "a", into, 4 * BLOCK, write.version, direct=write.direct)
     read.run()
     assert write.bounced == read.bounced == 4, "the last number only, which fills no block"
     assert write.moved == read.moved == whole_blocks(tensor.nbytes) == (tmp_path / "a").stat().st_size
@@ -93,8 +104,8 @@ def damaged(disk: Disk, hurt) -> str:
 
 def test_a_wrong_byte_is_found_with_its_file_and_its_parameter(tmp_path):
     with Disk(tmp_path, block_bytes=4 * BLOCK) as disk:
-        for offset, name in ((0, "wte.weight"), (3 * BLOCK - 1, "wte.weight"), (3 * BLOCK, "ln_f.bias"), (3 * BLOCK + 100, "ln_f.weight"),
-                             (4 * BLOCK + 99, "ln_f.weight")):
+        for offset, name in ((0, "wte.weight"), (3 * BLOCK - 1, "wte.weight"), (3 * BLOCK, "ln_f.bias"),
+                             (3 * BLOCK + 100, "ln_f.weight"), (4 * BLOCK + 99, "ln_f.weight")):
             sentence = damaged(disk, lambda path, offset=offset: flip(path, offset))
             assert f"({name})" in sentence, offset
         old = tmp_path / "older"
@@ -118,7 +129,7 @@ def test_a_file_that_ends_early_is_named(tmp_path):
     with Disk(tmp_path, block_bytes=2 * BLOCK, workers=1) as disk:
         disk.write("states", tensor).wait()
         os.truncate(disk.path("states"), 2 * BLOCK + 3096)
-        with pytest.raises(DiskError, match=r"states.tensor: read 3,096 of 8,192 bytes at byte 8,192, and no more came"):
+        with pytest.raises(DiskError, match=r"states.tensor: read 3,096 of 8,192 bytes at byte 8,192, and no more"):
             disk.read("states", aligned_empty(4 * BLOCK, torch.float32)).wait()
         disk.path("states").unlink()
         with pytest.raises(DiskError, match=r"states.tensor could not be read: No such file"):
@@ -166,7 +177,7 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new(tmp_path):
             break
         at += 1
     renamed = contents.index({float(len([each for each in contents if each == {-1.0}]))})
-    assert contents[:renamed] == [{-1.0}] * renamed and renamed >= 6, "open, ftruncate, two pwritev, fdatasync, close, replace"
+    assert contents[:renamed] == [{-1.0}] * renamed and renamed >= 6, "open, ftruncate, two pwritev, fdatasync, close"
     assert contents[renamed:] == [{float(new[at])} for at in range(renamed, len(contents))]
 
 
@@ -294,8 +305,8 @@ def test_the_tier_has_a_budget_and_a_column(tmp_path):
         assert disk.tier.bytes == 2 * BLOCK == ledger.alive_in["disk"] == ledger.now("disk").total
         assert disk.tier.peak == 4 * BLOCK == ledger.peak_in["disk"], "the older version is there until the new one is whole"
         disk.write("b", torch.ones(1)).wait()
-        with pytest.raises(OutOfMemory, match="rank 0 ran out of disk memory: 12.0 KiB more would bring it to 24,576 bytes, over its "
-                                              "budget of 20,480"):
+        with pytest.raises(OutOfMemory, match="rank 0 ran out of disk memory: 12.0 KiB more would bring it to "
+                                              "24,576 bytes, over its budget of 20,480"):
             disk.write("c", torch.ones(3 * BLOCK // 4))
         disk.remove("a")
         assert files(disk) == ["b.tensor"] and disk.tier.bytes == BLOCK == ledger.alive_in["disk"]
@@ -332,11 +343,18 @@ def test_nothing_stays_behind(tmp_path):
         write.wait()
     read = Disk(tmp_path)
     read.write("states", torch.ones(1)).wait()
+    fork = os.fork()  # as a data loader's worker
+    if not fork:
+        time.sleep(20)
+        os._exit(0)
     read.close()
+    os.kill(fork, signal.SIGKILL)
+    os.waitpid(fork, 0)
     with pytest.raises(DiskError, match="the disk is closed"):
         read.read("states", torch.ones(1))
     forgotten = Disk(tmp_path)
     forgotten.write("states", torch.ones(1)).wait()
+    forgotten.threads.janitor.kill()
     del forgotten
     child = os.fork()
     if not child:
@@ -355,6 +373,13 @@ def test_nothing_stays_behind(tmp_path):
     assert os.listdir(tmp_path) == [] and not threads()
 
 
+def test_the_disks_speed_is_a_table(tmp_path, capsys):
+    disk_speed.main(str(tmp_path), "1")
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.count("GB/s") == 2]) >= 8 and "aio" in lines[-1]
+    assert not os.listdir(tmp_path)
+
+
 def test_what_a_disk_cannot_be_is_refused(tmp_path):
     for options, words in (({"rate": 0.0}, "rate of the disk is 0.0"), ({"workers": 0}, "0 workers"),
                            ({"block_bytes": 1000}, "block_bytes are 1,000: they must be a multiple of 4,096")):
@@ -363,7 +388,7 @@ def test_what_a_disk_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="cannot be used"):
         Disk(tmp_path / "file")
-    with pytest.raises(BadInput, match="no fault of a disk"):
+    with pytest.raises(BadInput, match="no fault that a disk can have"):
         Misbehaving("rust")
     with Disk(tmp_path) as disk:
         disk.write("states", torch.ones(4)).wait()

@@ -835,6 +835,7 @@ MUTANTS = [
         ("the older version counts for ever", "            self.tier.gave_back(over)", "            pass", BUDGET_OF_FILES),
         ("a disk without a budget", "        self.tier.take(whole_blocks(tensor.nbytes))\n", "", BUDGET_OF_FILES),
         ("files stay", "rm -rf -- ", "echo ", NOTHING_STAYS),
+        ("a killed janitor is not replaced", "if self.janitor.returncode:", "if False:", NOTHING_STAYS),
         ("a disk that cannot be forgotten", "del self._writes[transfer.name]", "pass", NOTHING_STAYS),
     ),
     *of("measure/tier_registry.py",

@@ -1,7 +1,7 @@
 """Memory that a disk reads and writes without a copy in between: it begins at a page, and its length is whole blocks.
 
-A file opened with O_DIRECT moves whole blocks between the disk and such memory, past the page cache. `torch.empty` is aligned
-to 64 bytes only. Nothing here is page-locked: a GPU's copies to and from these buffers go through torch's own pinned memory.
+A file opened with O_DIRECT moves whole blocks between the disk and such memory, past the page cache. `torch.empty` is
+aligned to 64 bytes only. Nothing here is page-locked, so a GPU's copies to and from this memory do not go on by themselves.
 """
 
 import mmap
@@ -37,7 +37,8 @@ class StagingBuffers:
     in_flight, peak: how many are taken now, and at most so far.
     """
 
-    def __init__(self, count: int, nbytes: int, limit: float = LIMIT_SECONDS, tier: Tier | None = None, poison: bool = False):
+    def __init__(self, count: int, nbytes: int, limit: float = LIMIT_SECONDS, tier: Tier | None = None,
+                 poison: bool = False):
         if count < 1:
             raise BadInput(f"the number of staging buffers is {count}: it must be at least 1")
         self.count, self.nbytes, self.limit, self.tier, self.poison = count, whole_blocks(nbytes), limit, tier, poison
@@ -51,7 +52,7 @@ class StagingBuffers:
         return len(self._holders)
 
     def take(self, holder: str) -> torch.Tensor:
-        """(nbytes,) uint8, its content undefined; waits until one is free. Raises TransferError, which says who holds them.
+        """(nbytes,) uint8, its content undefined; waits until one is free. Raises TransferError, with who holds them.
 
         While the caller waits, somebody else must give one back: the thread that reads or writes (`then=` of
         `Disk.write`), or another one that computes.
@@ -59,8 +60,8 @@ class StagingBuffers:
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._holders) < self.count, self.limit):
                 held = ", ".join(name for _, name in self._holders.values())
-                raise TransferError(f"{holder} has waited {self.limit:g} s for one of {self.count} staging buffers, held by {held}: "
-                                    "give them back sooner, or have more of them")
+                raise TransferError(f"{holder} has waited {self.limit:g} s for one of {self.count} staging buffers, held by "
+                                    f"{held}: give them back sooner, or have more of them")
             buffer = self._free.pop() if self._free else self._new()
             self._holders[buffer.data_ptr()] = buffer, holder
             self.peak = max(self.peak, len(self._holders))
@@ -73,7 +74,7 @@ class StagingBuffers:
         return buffer
 
     def give(self, view: torch.Tensor) -> None:
-        """Give back the buffer, any view of it. Nothing may read or write it any more. Raises BadInput if it is not taken."""
+        """Give back the buffer, any view of it, which nothing may use any more. Raises BadInput if it is not taken."""
         with self._changed:
             buffer, _ = self._holders.get(view.untyped_storage().data_ptr(), (None, ""))
             if buffer is None:

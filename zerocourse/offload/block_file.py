@@ -1,11 +1,11 @@
-"""A tensor in a file: written so that a crash leaves the old file or the new one, read so that no wrong byte goes unseen.
+"""A tensor in a file: a crash leaves the old file or the new one, and no wrong byte is read without being noticed.
 
-Files are read and written in whole blocks at multiples of a block, past the page cache where the file system can do that
-(O_DIRECT). Writing: a new file under another name, all its bytes, fdatasync, rename, fsync of the folder. Each system call
-may move less than it was asked to, so reading and writing go on until all bytes have been moved.
+Files are read and written in whole blocks at multiples of a block, past the page cache where the file system can do
+that (O_DIRECT). Writing: a new file under another name, all its bytes, fdatasync, rename, fsync of the folder. Each
+system call may move less than it was asked to, so reading and writing go on until all bytes have been moved.
 
-Checksums (crc32) stay with the writer, in memory: they would not be safer beside what they check, and so they also tell an
-older version of the file, or another file, from the one that was written.
+Checksums (crc32) stay with the writer, in memory, because nobody else reads these files, and because there they also
+tell an older version of the file, or another file, from the one that was written last.
 """
 
 import errno
@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -59,14 +59,18 @@ class FileVersion:
 
 
 def segments_of(nbytes: int, piece_bytes: int, parts: Sequence[tuple[str, int]] = ()) -> tuple[Segment, ...]:
-    """[0, nbytes), cut at every multiple of `piece_bytes` and at the end of each part, given as (name, bytes) in order. Raises BadInput."""
+    """[0, nbytes), cut at every multiple of `piece_bytes` and at the end of each part. Raises BadInput.
+
+    parts: (name, bytes) in order.
+    """
     names, ends = [name for name, _ in parts], [*accumulate(size for _, size in parts)]
     if ends and ends[-1] > nbytes:
-        raise BadInput(f"the parts have {ends[-1]:,} bytes together, and the tensor has {nbytes:,}: name none that is not in it")
+        raise BadInput(f"the parts have {ends[-1]:,} bytes together, and the tensor has {nbytes:,}: name none that is not in "
+                       "the tensor")
     cuts = sorted({*range(0, nbytes, piece_bytes), *(end for end in ends if end < nbytes), 0, nbytes})
     names.append("")  # for bytes after the last part
     ends.append(nbytes)
-    return tuple(Segment(start, stop, names[bisect_left(ends, start + 1)]) for start, stop in zip(cuts, cuts[1:], strict=False))
+    return tuple(Segment(start, stop, names[bisect_left(ends, start + 1)]) for start, stop in pairwise(cuts))
 
 
 def flags(direct: bool) -> int:
@@ -120,11 +124,13 @@ class TensorFile:
 
     verb = ""
 
-    def __init__(self, path: Path, tensor: torch.Tensor, piece_bytes: int, start: int = 0, direct: bool = True, system=os):
+    def __init__(self, path: Path, tensor: torch.Tensor, piece_bytes: int, start: int = 0, direct: bool = True,
+                 system=os):
         self.path, self.system, self.direct = Path(path), system, direct
-        self.memory, self.address, self.start, self.stop = memory_of(tensor), tensor.data_ptr(), start, start + tensor.nbytes
+        self.memory, self.address = memory_of(tensor), tensor.data_ptr()
+        self.start, self.stop = start, start + tensor.nbytes
         cuts = sorted({start, *range(-(-start // piece_bytes) * piece_bytes, self.stop, piece_bytes), self.stop})
-        self.pieces = [*zip(cuts, cuts[1:], strict=False)]
+        self.pieces = [*pairwise(cuts)]
         self.fd: int | None = None
         self.moved = self.bounced = 0
         self._lock = threading.Lock()
@@ -168,16 +174,17 @@ class TensorFile:
             # A direct call must begin at a block, so what it moved of one beyond whole blocks is moved again.
             step = count if done + count == len(view) else count // BLOCK * BLOCK
             if step <= 0:
-                raise DiskError(f"{self.path}: {self.verb} {done + count:,} of {len(view):,} bytes at byte {offset:,}, and no more "
-                                "came: the file or the disk is damaged, so go on from the last checkpoint")
+                raise DiskError(f"{self.path}: {self.verb} {done + count:,} of {len(view):,} bytes at byte {offset:,}, and no "
+                                "more: the file or the disk is damaged, so go on from the last checkpoint")
             done += step
 
     def close(self) -> None:
         if self.fd is not None:
             fd, self.fd = self.fd, None
             if not self.direct and hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache would hold it, and be what is read
-            self.system.close(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # else a read would be of the page cache
+            with self.told():
+                self.system.close(fd)
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -199,7 +206,8 @@ class FileReading(TensorFile):
 
     verb = "read"
 
-    def __init__(self, path: Path, tensor: torch.Tensor, piece_bytes: int, version: FileVersion | None = None, **options):
+    def __init__(self, path: Path, tensor: torch.Tensor, piece_bytes: int, version: FileVersion | None = None,
+                 **options):
         super().__init__(path, tensor, piece_bytes, **options)
         self.version = version
 
@@ -228,15 +236,17 @@ class FileReading(TensorFile):
                 break
             found = zlib.crc32(self.memory[segment.start - self.start : segment.stop - self.start])
             if found != self.version.crcs[index]:
-                part = f" ({segment.part})" if segment.part else ""
-                raise DamagedFile(f"{self.path}: bytes {segment.start:,} to {segment.stop:,}{part} are not those that were written: "
-                                  f"their crc32 is {found:08x} and was {self.version.crcs[index]:08x}, so go on from the last "
+                part, written = f" ({segment.part})" if segment.part else "", self.version.crcs[index]
+                raise DamagedFile(f"{self.path}: bytes {segment.start:,} to {segment.stop:,}{part} are not those that were "
+                                  f"written: their crc32 is {found:08x} and was {written:08x}, so go on from the last "
                                   "checkpoint")
 
     def finish(self) -> None:
         self.close()
 
-    abandon = finish
+    def abandon(self) -> None:
+        with suppress(DiskError):
+            self.close()
 
 
 class FileWriting(TensorFile):
@@ -247,7 +257,8 @@ class FileWriting(TensorFile):
 
     verb = "written"
 
-    def __init__(self, path: Path, tensor: torch.Tensor, piece_bytes: int, parts: Sequence[tuple[str, int]] = (), **options):
+    def __init__(self, path: Path, tensor: torch.Tensor, piece_bytes: int, parts: Sequence[tuple[str, int]] = (),
+                 **options):
         super().__init__(path, tensor, piece_bytes, **options)
         self.partial = self.path.with_name(self.path.name + PARTIAL)
         self.segments = segments_of(tensor.nbytes, piece_bytes, parts)
@@ -280,7 +291,8 @@ class FileWriting(TensorFile):
         if self.fd is None:
             self.open()  # a tensor without elements
         with self.told():
-            getattr(self.system, "fdatasync", os.fsync)(self.fd)  # before the rename: the name never stands for missing bytes
+            # Before the rename, so that the name never stands for bytes that are missing.
+            getattr(self.system, "fdatasync", os.fsync)(self.fd)
             self.close()
             self.system.replace(self.partial, self.path)
             folder = self.system.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
@@ -292,7 +304,7 @@ class FileWriting(TensorFile):
 
     def abandon(self) -> None:
         """Leave nothing of it behind; the file that was there before stays."""
-        with suppress(OSError):
+        with suppress(DiskError):
             self.close()
         with suppress(OSError):
             self.system.unlink(self.partial)
@@ -301,6 +313,7 @@ class FileWriting(TensorFile):
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return super().failed(error)
         # The partial file goes only when no other thread writes into it any more, but its bytes count as free.
-        room, taken = self.system.statvfs(self.path.parent), os.fstat(self.fd).st_blocks * 512 if self.fd is not None else 0
-        return DiskFull(f"the disk has no room for {self.path}: {whole_blocks(self.stop):,} bytes are needed beside its older version, "
-                        f"and {room.f_bavail * room.f_frsize + taken:,} are free: make room, or put the folder on a larger disk")
+        room = self.system.statvfs(self.path.parent)
+        free = room.f_bavail * room.f_frsize + (os.fstat(self.fd).st_blocks * 512 if self.fd is not None else 0)
+        return DiskFull(f"the disk has no room for {self.path}: {whole_blocks(self.stop):,} bytes are needed beside its "
+                        f"older version, and {free:,} are free: make room, or put the folder on a larger disk")

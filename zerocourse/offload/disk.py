@@ -4,19 +4,21 @@
     disk.write("h.0", states).wait()
     disk.read("h.0", states).wait()
 
-A few threads move pieces of some MiB each. Python costs nothing there: reading, writing and checksums leave other threads
-the interpreter. With a `rate` the disk is simulated: a thread sleeps after each piece as long as it would have taken.
+A few threads move pieces of some MiB each. Python costs nothing there, because reading, writing and checksums leave the
+interpreter to other threads. With a `rate` the disk is simulated: a thread sleeps after each piece as long as it would have taken.
 Source: Rajbhandari et al. 2021, arXiv 2104.07857 (ZeRO-Infinity), section 6.3.
 """
 
 import os
 import queue
+import shutil
 import subprocess
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,13 +34,14 @@ from .host_link import LIMIT_SECONDS, LinkTransfer
 from .tiers import FileTier
 
 READ, WRITE = "read", "write"
-JANITOR = 'cat > /dev/null; rm -rf -- "$1"'  # ends with the process that holds its input, however that ends
+JANITOR = 'read -r line; rm -rf -- "$1"'  # waits for a line, or for the end of the process that would write it
 
 
 class DiskTransfer(LinkTransfer):
-    """One reading or writing under way. It keeps its tensor alive until it is over; `wait` says that, or what went wrong."""
+    """One reading or writing under way. It keeps its tensor alive until it is over; `wait` raises what went wrong."""
 
-    def __init__(self, disk: "Disk", verb: str, name: str, tensor: torch.Tensor, file: TensorFile, then: Callable[[], object] | None):
+    def __init__(self, disk: "Disk", verb: str, name: str, tensor: torch.Tensor, file: TensorFile,
+                 then: Callable[[], object] | None):
         super().__init__(disk, verb, name, tensor, tensor)
         self.file, self.then = file, then
         self.after: list[DiskTransfer] = []  # what must be over before this one begins
@@ -94,8 +97,8 @@ class DiskTransfer(LinkTransfer):
         notes: record the event, which only the thread that trains may do; another one leaves that to a later call.
         """
         if not self.over.wait(self.link.limit):
-            raise DiskError(f"{self.nbytes:,} bytes of {self.name} were not {'read' if self.verb == READ else 'written'} after "
-                            f"{self.link.limit:g} s: the disk is too slow, or its limit too short")
+            raise DiskError(f"{self.nbytes:,} bytes of {self.name} were not {'read' if self.verb == READ else 'written'} "
+                            f"after {self.link.limit:g} s: take a faster disk, or give it a longer limit")
         self.is_told = True
         if self.error is not None:
             raise self.error
@@ -105,10 +108,10 @@ class DiskTransfer(LinkTransfer):
 class Disk:
     """A folder on a disk: a tier with a budget, and a link with a rate.
 
-    folder: each rank makes a folder of its own in it, which is removed when the disk is closed, or forgotten, or when the
-        process ends, even by a kill: it is memory, and no checkpoint.
-    budget: bytes of files, or "100GiB", above which OutOfMemory is raised; None: no limit. While a file is written anew,
-        its older version is there as well.
+    folder: each rank makes a folder of its own in it, which is removed when the disk is closed, or forgotten, or when
+        the process ends, even by a kill: it is memory, and no checkpoint.
+    budget: bytes of files, or "100GiB", above which OutOfMemory is raised; None: no limit. While a file is written
+        anew, its older version is there as well.
     rate: bytes per second each way, simulated; None: as fast as the disk is.
     workers: threads each way.   block_bytes: of the pieces that they move, or "8MiB"; a multiple of 4096.
     limit: seconds that a wait for one transfer may take.
@@ -125,7 +128,7 @@ class Disk:
                  block_bytes: int | str = 8 << 20, limit: float = LIMIT_SECONDS, direct: bool = True, system=os):
         block_bytes = parse_bytes(block_bytes) if isinstance(block_bytes, str) else block_bytes
         if rate is not None and not rate > 0:
-            raise BadInput(f"the rate of the disk is {rate!r}: it must be bytes per second, above 0, or None for no limit")
+            raise BadInput(f"the rate of the disk is {rate!r}: it must be bytes per second, above 0, or None")
         if workers < 1:
             raise BadInput(f"the disk has {workers} workers: it needs at least 1")
         if block_bytes < 1 or block_bytes % BLOCK:
@@ -135,8 +138,8 @@ class Disk:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix=f"rank{rank}-", dir=folder)).resolve()
         except OSError as error:
-            raise BadInput(f"the disk's folder {str(folder)!r} cannot be used ({error.strerror}): name one that can be written") \
-                from error
+            raise BadInput(f"the disk's folder {str(folder)!r} cannot be used ({error.strerror}): name one that can be "
+                           "written") from error
         self.rate, self.workers, self.block_bytes, self.limit, self.system = rate, workers, block_bytes, limit, system
         self.tier = FileTier("disk", budget)
         self.threads = IoThreads(self.folder, workers, self.tier)
@@ -181,10 +184,12 @@ class Disk:
 
     def write(self, name: str, tensor: torch.Tensor, parts: Sequence[tuple[str, int]] = (),
               then: Callable[[], object] | None = None) -> DiskTransfer:
-        """Write a contiguous tensor on the CPU, which must stay as it is until the transfer is over. Raises OutOfMemory.
+        """Write a contiguous tensor on the CPU, which must stay as it is until the transfer is over.
 
-        It comes after what has been asked for under this name before. parts: (name, bytes) in order, whose these bytes are, to be
-        named where they turn out damaged.   then: called by the disk's thread when the transfer is over, or has failed.
+        It begins when what has been asked for under this name before is over.
+        parts: (name, bytes) in order, whose these bytes are, to be named where they turn out damaged.
+        then: called by a thread of the disk when the transfer is over, or has failed.
+        Raises OutOfMemory over the budget; the transfer's `wait` raises DiskFull and other DiskErrors.
         """
         self.check(name, tensor)
         file = FileWriting(self.path(name), tensor, self.block_bytes, parts, direct=self.direct, system=self.system)
@@ -195,14 +200,18 @@ class Disk:
             self._writes[name] = transfer
         return transfer
 
-    def read(self, name: str, into: torch.Tensor, start: int = 0, then: Callable[[], object] | None = None) -> DiskTransfer:
+    def read(self, name: str, into: torch.Tensor, start: int = 0,
+             then: Callable[[], object] | None = None) -> DiskTransfer:
         """Fill a contiguous tensor on the CPU with the bytes from `start` on of what was written last under this name.
 
         Bytes are checked; of a part of a file, those segments that lie in it as a whole (see `block_file.segments_of`).
+        then: as in `write`. Raises BadInput for bytes that were not written; the transfer's `wait` raises DamagedFile
+        and other DiskErrors.
         """
         self.check(name, into)
         if start < 0 or start + into.nbytes > self.nbytes(name):
-            raise BadInput(f"bytes {start:,} to {start + into.nbytes:,} of {name!r} cannot be read: it has {self.nbytes(name):,}")
+            raise BadInput(f"bytes {start:,} to {start + into.nbytes:,} of {name!r} cannot be read: it has "
+                           f"{self.nbytes(name):,}")
         file = FileReading(self.path(name), into, self.block_bytes, start=start, direct=self.direct, system=self.system)
         transfer = DiskTransfer(self, READ, name, into, file, then)
         with self._lock:
@@ -228,8 +237,8 @@ class Disk:
         if self.is_closed:
             raise DiskError(f"{name} can neither be read nor written: the disk is closed")
         if tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise BadInput(f"the tensor for {name!r} is {'on ' + str(tensor.device) if tensor.is_contiguous() else 'not contiguous'}: "
-                           "the disk reads and writes contiguous tensors on the CPU")
+            what = "not contiguous" if tensor.device.type == "cpu" else f"on {tensor.device}"
+            raise BadInput(f"the tensor for {name!r} is {what}: the disk reads and writes contiguous tensors on the CPU")
 
     # -- what its threads call ----------------------------------------------------------------------------------------
 
@@ -247,7 +256,8 @@ class Disk:
         file = transfer.file
         if transfer.verb == READ:
             # A writing that failed, and of which nobody has heard, must not pass for an older version.
-            transfer.failure = next((other.error for other in transfer.after if other.verb == WRITE and not other.is_told), None)
+            untold = [other.error for other in transfer.after if other.verb == WRITE and not other.is_told]
+            transfer.failure = untold[0] if untold else None
             file.version = self._versions.get(transfer.name)
         transfer.after = []
         for piece in file.pieces or [None]:
@@ -287,16 +297,16 @@ class Disk:
 
 
 class IoThreads:
-    """The threads of a disk, a queue for each way, and the end of its folder. It must not know the disk, which could not
-    be forgotten then."""
+    """The threads of a disk, a queue for each way, and the end of its folder. It must not know the disk, which could
+    not be forgotten then."""
 
     def __init__(self, folder: Path, workers: int, tier: FileTier):
         self.folder, self.workers, self.tier, self.process = folder, workers, tier, os.getpid()
         self.closing = threading.Event()
         self.queues: dict[str, queue.SimpleQueue] = {}
         self.threads: list[threading.Thread] = []
-        self.janitor = subprocess.Popen(["/bin/sh", "-c", JANITOR, "sh", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.DEVNULL, start_new_session=True, cwd="/")
+        self.janitor = subprocess.Popen(["/bin/sh", "-c", JANITOR, "sh", str(folder)], stdin=subprocess.PIPE, cwd="/",
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def put(self, verb: str, transfer: DiskTransfer, piece: tuple[int, int] | None) -> None:
         if verb not in self.queues:
@@ -319,8 +329,10 @@ class IoThreads:
             if thread is not threading.current_thread():
                 thread.join()
         self.tier.clear()
-        self.janitor.stdin.close()
-        self.janitor.wait()  # it removes the folder
+        with suppress(OSError):
+            self.janitor.communicate(b"\n")  # a line, because a fork of this process would keep its input open
+        if self.janitor.returncode:  # somebody has killed it
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def move_pieces(pieces: queue.SimpleQueue) -> None:

@@ -1,4 +1,4 @@
-"""A disk that misbehaves: in place of `os`, it has the functions of `os`, and one fault. To see that a fault is noticed.
+"""A disk that misbehaves, to see that a fault is noticed: it has the functions of `os`, of which some go wrong.
 
     Disk(folder, system=Misbehaving("flipped byte", after=3))
 """
@@ -21,11 +21,14 @@ FAULTS = {
 
 
 class Misbehaving:
-    """fault: one of FAULTS.   after: so many reads, or writes, go well before it.   once: only one of them goes wrong."""
+    """An `os` with one fault.
+
+    fault: one of FAULTS.   after: so many reads, or writes, go well before it.   once: only one of them goes wrong.
+    """
 
     def __init__(self, fault: str, after: int = 0, once: bool = False):
         if fault not in FAULTS:
-            raise BadInput(f"{fault!r} is no fault of a disk that is known here: choose one of {', '.join(map(repr, FAULTS))}")
+            raise BadInput(f"{fault!r} is no fault that a disk can have here: choose {' or '.join(map(repr, FAULTS))}")
         self.fault, self.after, self.once = fault, after, once
         self._reads, self._writes = itertools.count(), itertools.count()  # several threads count
 
