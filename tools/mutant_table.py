@@ -19,6 +19,11 @@ ONE_HOT = "offload.py::test_each_entry_moves_one_step_late_and_once"
 WRITES = "offload.py::test_what_is_written_into_the_model_reaches_the_host"
 STAYS = "offload.py::test_a_gradient_that_has_gone_down_is_off_the_device"
 SLOWLY = "offload.py::test_a_slow_link_changes_no_bit"
+WHOLE = "disk.py::test_what_is_read_is_what_was_written"
+WRONG_BYTE = "disk.py::test_a_wrong_byte_is_found_with_its_file_and_its_parameter"
+IN_ORDER = "disk.py::test_reads_and_writes_of_one_name_keep_their_order"
+BUDGET_OF_FILES = "disk.py::test_the_tier_has_a_budget_and_a_column"
+NOTHING_STAYS = "disk.py::test_nothing_stays_behind"
 OUT_OF_ORDER = "comm.py::test_13_a_collective_out_of_order_names_ranks_and_calls"
 HELD = "stages.py::test_bytes_held_are_those_of_the_tensors"
 PEAK = "stages.py::test_the_recorded_peak_is_the_formulas"
@@ -797,6 +802,53 @@ MUTANTS = [
         ("a tier without a budget", "if self.budget is not None and", "if False and", "offload.py::test_the_hosts_budget_is_one_too"),
         ("what is freed counts for ever", "self.bytes -= nbytes", "pass",
          "offload.py::test_what_the_device_gives_up_the_host_holds"),
+    ),
+    *of("offload/aligned.py",
+        ("one staging buffer too many", "len(self._holders) < self.count", "len(self._holders) <= self.count",
+         "disk.py::test_staging_buffers_are_bounded"),
+        ("a buffer keeps what it held", "            if self.poison:", "            if False:", "disk.py::test_staging_buffers_are_bounded"),
+        ("staging memory that nobody counts", "if self.tier is not None:", "if False:", "disk.py::test_staging_buffers_are_bounded"),
+    ),
+    *of("offload/block_file.py",
+        ("a short read is taken for all", "while done < len(view):", "if len(view):", f"{WHOLE}[short reads]"),
+        ("the end of a tensor is not written", "buffer[inside] = view", "pass", f"{WHOLE}[None]"),
+        ("the end of a tensor is not read", "view[:] = buffer[inside]", "pass", f"{WHOLE}[None]"),
+        ("nothing is aligned", "straight = len(view) // BLOCK * BLOCK if aligned else 0", "straight = 0",
+         "disk.py::test_aligned_tensors_take_no_detour"),
+        ("no checksum is looked at", "if found != self.version.crcs[index]:", "if False:", WRONG_BYTE),
+        ("the checksum of another part", "names[bisect_left(ends, start + 1)]", "names[bisect_left(ends, start)]", WRONG_BYTE),
+        ("written over the old file", "self.path.with_name(self.path.name + PARTIAL)", "self.path",
+         "disk.py::test_a_kill_at_any_moment_leaves_the_old_file_or_the_new"),
+        ("half a file is left", "self.system.unlink(self.partial)", "pass",
+         "disk.py::test_a_full_disk_names_the_file_and_keeps_the_old_one"),
+        ("a full disk is an error like any", "not in (errno.ENOSPC, errno.EDQUOT)", "not in ()",
+         "disk.py::test_a_full_disk_names_the_file_and_keeps_the_old_one"),
+        ("read from the page cache", "(os.O_DIRECT if direct else 0)", "0", "disk.py::test_the_kernel_counts_the_same_bytes"),
+        ("padding is not counted", "self.moved += count", "self.moved += count - count % 8192",
+         "disk.py::test_the_kernel_counts_the_same_bytes"),
+    ),
+    *of("offload/disk.py",
+        ("a read passes a write", "[*filter(None, [self._writes.get(name)])])", "[])", IN_ORDER),
+        ("a write passes a read", "[*filter(None, [self._writes.get(name)]), *self._reads.get(name, ())])\n            self._writes",
+         "[*filter(None, [self._writes.get(name)])])\n            self._writes", IN_ORDER),
+        ("a failed write is forgotten", "if other.verb == WRITE and not other.is_told", "if False",
+         "disk.py::test_a_failed_write_does_not_pass_for_the_older_version"),
+        ("a buffer given back before it is written", "        self._left, self._has_begun", "        then and then()\n        self._left, self._has_begun",
+         "disk.py::test_a_buffer_is_given_back_when_the_disk_is_done_with_it"),
+        ("a disk without a rate", "if self.rate is not None:\n            with", "if False:\n            with",
+         "disk.py::test_a_rate_is_kept_by_all_workers_together_and_leaves_a_lane"),
+        ("each worker has the rate", "max(self._free[verb], begun) + nbytes", "begun + nbytes",
+         "disk.py::test_a_rate_is_kept_by_all_workers_together_and_leaves_a_lane"),
+        ("the older version counts for ever", "            self.tier.gave_back(over)", "            pass", BUDGET_OF_FILES),
+        ("a disk without a budget", "        self.tier.take(whole_blocks(tensor.nbytes))\n", "", BUDGET_OF_FILES),
+        ("a disk that cannot be forgotten", "del self._writes[transfer.name]", "pass", NOTHING_STAYS),
+    ),
+    *of("offload/io_threads.py",
+        ("files stay", "rm -rf -- ", "echo ", NOTHING_STAYS),
+        ("a killed janitor is not replaced", "if self.janitor.returncode:", "if False:", NOTHING_STAYS),
+    ),
+    *of("measure/tier_registry.py",
+        ("files change unseen", "        watcher(name, nbytes)", "        pass", BUDGET_OF_FILES),
     ),
     *of("measure/intervals.py",
         ("every collective of a unit is its first", 'number = by_rank[rank].index(of_wait["start"])', "number = 0",

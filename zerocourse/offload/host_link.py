@@ -54,6 +54,10 @@ class LinkTransfer:
         if self.error is not None:
             raise TransferError(f"{self.nbytes:,} bytes of {self.name} could not go {self.verb} the link: {self.error}") \
                 from self.error
+        self.note(notes)
+
+    def note(self, notes: bool) -> None:
+        """Record the event, once."""
         if notes and not self.noted:
             self.noted = True
             self.link.recorder.record(self.verb, self.name, self.begun, self.nbytes, end=self.ended)
