@@ -213,7 +213,7 @@ class Ledger(TorchDispatchMode):
     def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """A known storage is about to have `nbytes`: check the budget before the memory is taken."""
         entry = self._entries.get(id(storage))
-        if entry is not None and self.budget is not None:
+        if entry is not None and entry.tier is None and self.budget is not None:
             asked = nbytes - entry.nbytes
             if asked > 0 and self.alive + asked > self.budget:
                 raise self._out_of_memory("resize_", asked, self.alive + asked)

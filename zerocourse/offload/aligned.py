@@ -50,6 +50,11 @@ class StagingBuffers:
     def in_flight(self) -> int:
         return len(self._holders)
 
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """All buffers that there are, free or taken."""
+        return [*self._free, *(buffer for buffer, _ in self._holders.values())]
+
     def take(self, holder: str) -> torch.Tensor:
         """(nbytes,) uint8, its content undefined; waits until one is free. Raises TransferError, which says who holds them.
 
