@@ -16,9 +16,11 @@ from worlds import Case
 
 from zerocourse import load_checkpoint, load_state_dict, save_checkpoint, shard, state_dict
 from zerocourse.errors import BadInput, OutOfMemory
+from zerocourse.measure import tier_registry
 from zerocourse.measure.ledger import Ledger
-from zerocourse.offload import Disk, DiskOffload
-from zerocourse.offload.aligned import whole_blocks
+from zerocourse.offload import Disk, DiskOffload, Tier
+from zerocourse.offload.aligned import StagingBuffers, whole_blocks
+from zerocourse.offload.disk_block import DiskBlock
 
 BF16 = torch.bfloat16
 
@@ -71,6 +73,19 @@ def test_the_budgets_of_host_and_disk_are_kept(tmp_path):
         with pytest.raises(OutOfMemory, match=f"rank 0 ran out of {tier} memory"):
             case = Case(2, 1)
             step(case, *worlds.sharded(case, offload=DiskOffload(tmp_path, **budgets)), 0)
+
+
+def test_staging_buffers_are_never_charged_to_the_device():
+    tier, held = Tier("host"), []
+    with Ledger() as ledger, tier_registry.taking(tier):
+        block = DiskBlock("h.0", 2**18, {"states": {"master weights": torch.float32}}, None, tier)
+        pool = StagingBuffers(1, block.nbytes, tier=tier)
+        for _ in range(2):
+            block.lend(pool.take("h.0"), pool)
+            held.append(ledger.alive_in["host"])
+            block.tensors["master weights"].fill_(1.0)
+            block.release()
+        assert ledger.peak == 0 and held[-1] == 2**20 == tier.bytes
 
 
 # -- order and overlap -----------------------------------------------------------------------------------------------

@@ -174,10 +174,9 @@ def within(budget: int | None, offload: HostOffload | None) -> int:
     return ledger.peak
 
 
-def test_what_the_host_holds_is_not_charged_to_the_device(tmp_path):
+def test_what_the_host_holds_is_not_charged_to_the_device():
     budget = within(None, HostOffload()) + 4096  # when a graph's last tensors are freed may differ; Adam's states have 16,064 bytes
     assert within(budget, HostOffload()) <= budget
-    assert within(budget, DiskOffload(tmp_path)) <= budget
     with pytest.raises(OutOfMemory, match="over its budget"):
         within(budget, None)
 
