@@ -20,7 +20,9 @@ from zerocourse.measure import tier_registry
 from zerocourse.measure.ledger import Ledger
 from zerocourse.offload import Disk, DiskOffload, Tier
 from zerocourse.offload.aligned import StagingBuffers, whole_blocks
+from zerocourse.offload.block_file import DamagedFile
 from zerocourse.offload.disk_block import DiskBlock
+from zerocourse.offload.misbehaving import Misbehaving
 
 BF16 = torch.bfloat16
 
@@ -254,6 +256,19 @@ def test_killed_in_the_middle_of_a_step_a_run_goes_on_from_its_checkpoint(tmp_pa
     while list(scratch.iterdir()) and time.monotonic() < until:
         time.sleep(0.02)
     assert not list(scratch.iterdir())
+
+
+def test_a_damaged_file_is_named_with_the_parameter(tmp_path):
+    case = Case(2, 1)
+    offload = DiskOffload(disk=Disk(tmp_path, system=Misbehaving("flipped byte", after=6)))
+    model, optimizer = worlds.sharded(case, offload=offload)
+    step(case, model, optimizer, 0)  # one read for each of four buffers
+    with pytest.raises(DamagedFile, match=r"h\.0\.states.* \(master weights of h\.0\."):
+        step(case, model, optimizer, 1)
+    with pytest.raises(DamagedFile), model.zero.flats[0].at_hand():
+        pass
+    model.zero.settle()
+    assert offload.staging.in_flight == 0
 
 
 def test_a_step_that_fails_leaves_no_buffer_taken_and_no_file(tmp_path):
