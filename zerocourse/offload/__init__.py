@@ -1,9 +1,10 @@
 """Memory beyond the device: optimizer states, gradients and parameters in the host's or on disk, every byte moved counted."""
 
 from .disk import Disk
+from .disk_offload import DiskOffload
 from .host_link import HostLink
 from .host_offload import HostOffload
 from .tiers import Tier
 from .tiling import TiledLinear, tile_gpt2
 
-__all__ = ["Disk", "HostLink", "HostOffload", "TiledLinear", "Tier", "tile_gpt2"]
+__all__ = ["Disk", "DiskOffload", "HostLink", "HostOffload", "TiledLinear", "Tier", "tile_gpt2"]

@@ -23,7 +23,7 @@ from ..measure.watched_step import watched_step
 from ..zero.shard import shard
 from .clusters import Cluster
 from .shapes import find_model
-from .virtual_time import Computing, VirtualClock, Wire
+from .virtual_time import Computing, VirtualClock, SimulatedLink
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
     rank, and tokens_per_second of all. The events are in these seconds too.
     """
     clock = VirtualClock()
-    wire = Wire(clock, cluster.network)
+    wire = SimulatedLink(clock, cluster.network)
     with FakeTensorMode(), Computing(clock, cluster.machine) as computing:
         comm = SimulatedComm(job.rank, job.ranks, like, wire)
         begun = {}

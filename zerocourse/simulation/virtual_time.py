@@ -2,7 +2,7 @@
 
     clock = VirtualClock()
     with FakeTensorMode(), Computing(clock, machine): ...   # each operation takes its time on the rank's processor
-    SimulatedComm(rank, world_size, wire=Wire(clock, network))   # each collective takes its time on the link
+    SimulatedComm(rank, world_size, wire=SimulatedLink(clock, network))   # each collective takes its time on the link
 
 The step itself is the package's own, with its order of gathers, reductions and waits, so that what overlaps in it is what
 its schedule lets overlap. An operation takes as long as its arithmetic or its memory traffic, whichever is longer. The link
@@ -38,7 +38,7 @@ class VirtualClock:
         self.now = max(self.now, moment)
 
 
-class Wire:
+class SimulatedLink:
     """The rank's link under way: when a collective that is issued now will be complete."""
 
     def __init__(self, clock: VirtualClock, network: Network):

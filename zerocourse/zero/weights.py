@@ -58,9 +58,10 @@ def read_weights(stage: DataParallel, readers: dict[str, Reader]) -> None:
     """Fill this rank's slices of the parameters that have a reader."""
     with torch.no_grad():
         for flat in stage.flats:
-            for part in flat.layout.shard_ranges(flat.own):
-                if part.name in readers:
-                    flat.shard_view_of(flat.master, part).copy_(readers[part.name](part.start, part.stop))
+            with flat.at_hand(writes=True):
+                for part in flat.layout.shard_ranges(flat.own):
+                    if part.name in readers:
+                        flat.shard_view_of(flat.master, part).copy_(readers[part.name](part.start, part.stop))
     publish(stage)
 
 
@@ -82,7 +83,8 @@ def publish(stage: DataParallel) -> None:
         for flat in stage.flats:
             flat.publish_shard()
             if flat.gathered:
-                flat.full[flat.own].copy_(flat.shard)
+                with flat.at_hand():
+                    flat.full[flat.own].copy_(flat.shard)
                 if stage.shards_optimizer:
                     stage.comm.all_gather(flat.full, flat.layout, flat.name).wait()
     stage.written.note_shards()
