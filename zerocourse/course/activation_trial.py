@@ -99,6 +99,7 @@ class Kept:
     """each: bytes that every block keeps on the device.   gradient: (numel,), of all blocks, one after the other."""
 
     each: list[int]
+    loss: float
     gradient: Tensor
 
 
@@ -115,8 +116,9 @@ def through_blocks(model: GPT, packing: Packing | None = None, samples: int = SA
             for block in model.h:
                 x_BTC = block(x_BTC)
                 held.append(ledger.now().rest)
-        x_BTC.square().mean().backward()
-    return Kept([after - before for before, after in zip(held, held[1:], strict=False)],
+        loss = x_BTC.square().mean()
+        loss.backward()
+    return Kept([after - before for before, after in zip(held, held[1:], strict=False)], loss.item(),
                 torch.cat([param.grad.flatten() for param in model.h.parameters()]))
 
 

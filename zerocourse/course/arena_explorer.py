@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ..activations import Arena, replay
+from ..activations.arena import ALIGNMENT
 from ..errors import OutOfMemory
 from .activation_trial import Step
 from .plots_activations import arena_map
@@ -17,7 +18,7 @@ def fragmentation(steps: Mapping[str, Step], step: str, percent: int = 105, apar
     peaks = {name: replay(each.events).peak for name, each in steps.items()}
 
     def size_of(step: str, percent: int) -> int:
-        return peaks[step] * percent // 100
+        return peaks[step] * percent // 100 // ALIGNMENT * ALIGNMENT
 
     def describe(step: str, percent: int, apart: bool) -> str:
         arena = Arena(size_of(step, percent), apart)

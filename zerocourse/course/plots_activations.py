@@ -17,7 +17,8 @@ MB = 1e6
 
 def memory_curves(steps: Mapping[str, Step]) -> Figure:
     """A panel for each step, on the same axes: the bytes that it has allocated, gradients above all else."""
-    figure = Figure(figsize=(9, 3.3), layout="constrained")
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    highest = max(map(sum, (both for step in steps.values() for both in zip(*step.curve(), strict=True)))) / MB
     said = []
     for axes, (name, step) in zip(figure.subplots(1, len(steps), sharey=True, squeeze=False)[0], steps.items(), strict=True):
         gradients, others = step.curve()
@@ -35,19 +36,19 @@ def memory_curves(steps: Mapping[str, Step]) -> Figure:
                       fontsize=9)
         axes.set(title=name, xlabel="allocations and frees, in order")
         axes.title.set_fontsize(10)
-        axes.margins(y=0.16)
+        axes.set_ylim(0, highest * 1.16)
         said.append(f"{name}: {total[step.forward] / MB:.1f} MB when the forward ends, at most {total[at] / MB:.1f} MB, which is "
                     f"event {at} of {len(total)}, {gradients[-1] / MB:.1f} MB of gradients at the end")
     first = figure.axes[0]
     first.set_ylabel("MB that the step has allocated")
-    first.legend(fontsize=8, loc="upper left")
+    figure.legend(*first.get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2)
     figure.set_label("Bytes through a forward and its backward, which begins at the dashed line. " + "; ".join(said) + ".")
     return figure
 
 
 def arena_map(step: Step, size: int, apart: bool = False, title: str = "") -> Figure:
     """Left where each block lies, over the step. Right what is free at the end, or where a block did not fit."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
     places, moment = figure.subplots(1, 2, width_ratios=(6, 1), sharey=True)
     arena, drawn, error = Arena(size, apart), {"long": [], "short": []}, None
     begun, at = {}, 0
@@ -69,8 +70,8 @@ def arena_map(step: Step, size: int, apart: bool = False, title: str = "") -> Fi
     places.axvline(step.forward, color=INK, linewidth=1, linestyle="--")
     places.set(xlim=(0, len(step.events)), ylim=(0, size / MB), ylabel="place in the arena, MB",
                xlabel="allocations and frees, in order; the backward begins at the dashed line", title=title)
-    places.legend(handles=[Rectangle((0, 0), 1, 1, label=label, edgecolor="#444444", linewidth=0.5, **style[kind])
-                           for kind, label in (("long", "long-lived"), ("short", "short-lived"))], fontsize=8, loc="upper right")
+    figure.legend(handles=[Rectangle((0, 0), 1, 1, label=label, edgecolor="#444444", linewidth=0.5, **style[kind])
+                           for kind, label in (("long", "long-lived"), ("short", "short-lived"))], fontsize=8, loc="outside lower center", ncols=2)
     holes(moment, arena)
     moment.set_title("out of memory" if error else "at the end", fontsize=10)
     figure.set_label(f"{title or 'An arena'}: {size:,} bytes, {len(drawn['long'])} long-lived and {len(drawn['short'])} short-lived "

@@ -43,7 +43,7 @@ def largest_batch(budget, layers, seq, width, kept, again, element, *,
     rounded up: You rounded up: one sample more than fits does not fit.
     a fraction: You returned a fraction: samples are whole.
     at least one: You returned at least one sample: where none fits the answer is 0.
-    right: and with checkpoints the number hardly depends on how many layers there are.
+    right: with checkpoints 12 layers need 27 tensors a sample and 48 need 63, and without them 192 and 768.
     """
     return whole(budget, blocks(layers, kept, again) * seq * width * size(element))
 
