@@ -23,7 +23,7 @@ def kept_tensors(saved: Sequence[SavedTensor], unit: int, sums: Mapping[str, int
             if each.nbytes >= SMALL * unit]
     rows.append(("statistics of the four", sum(each.nbytes for each in saved if each.nbytes < SMALL * unit)))
     whole = sum(nbytes for _, nbytes in rows)
-    scale = (svg.WIDTH - LEFT - 46) / whole
+    scale = (svg.WIDTH - LEFT - 64) / whole
     drawing = svg.Drawing(svg.WIDTH, 66 + ROW * (len(rows) + len(sums) + 1) + 14)
     drawing.text(0, 18, title, bold=True, size=16)
     drawing.text(0, 44, f"unit: one tensor (B, T, C), {unit:,} bytes", size=13, color=FAINT)
