@@ -172,7 +172,7 @@ class Step:
 
 def recorded(way: str = "nothing", shape: GPTConfig = SHAPE, samples: int = SAMPLES) -> Step:
     model, tokens_BT = model_of(way, shape), tokens_of(shape, samples)
-    with AllocationLog(model) as log:
+    with AllocationLog(model).track(tokens_BT) as log:  # the tokens were there before, and are none of the step's
         loss = model(tokens_BT, tokens_BT)
         log.mark()
         forward = len(log.events)
