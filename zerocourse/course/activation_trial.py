@@ -1,4 +1,4 @@
-"""What the blocks of a GPT-2 keep for the backward, tensor by tensor and byte by byte. For chapter 13; one process each."""
+"""What the blocks of a GPT-2 keep for the backward, tensor by tensor and byte by byte. For chapter 13."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -37,7 +37,8 @@ NOT_GATHERED_AGAIN = Bug(
     symptom="NaN in the gradients, or an error about a parameter of no elements.",
     instrument="gradients, bitwise against those without checkpointing", source="huggingface/transformers#47254",
     test="test_activations.py::test_packed_checkpoints_train_under_zero",
-    changes=(Change("zero.stage3:Stage3.enter", "self.unshard_and_prefetch(unit, self.passes[-1].ahead[: self.options.prefetch])",
+    changes=(Change("zero.stage3:Stage3.enter",
+                    "self.unshard_and_prefetch(unit, self.passes[-1].ahead[: self.options.prefetch])",
                     "pass"),
              Change("zero.stage3:Stage3.gather_for_use", "if not (self.root.forward_depth or self.in_backward):",
                     "if not self.root.forward_depth:")))
@@ -131,7 +132,7 @@ def flops(model: GPT) -> int:
 
 
 def peak_in_segments(model: GPT, starts: Sequence[int], samples: int) -> int:
-    """The most bytes beside the model's while blocks run forward and backward, with checkpoints before those in `starts`."""
+    """The most bytes beside the model's while its blocks run, with checkpoints before those in `starts`."""
     config = model.config
     x_BTC = torch.zeros(samples, config.block_size, config.n_embd, requires_grad=True)
 
@@ -154,7 +155,7 @@ def peak_in_segments(model: GPT, starts: Sequence[int], samples: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """A forward and a backward as a list of what was allocated and freed, and how long that list was after the forward."""
+    """A forward and a backward, as what was allocated and freed. forward: how many events there were when it ended."""
 
     events: list[Allocation]
     forward: int
@@ -186,7 +187,7 @@ def recorded(way: str = "nothing", shape: GPTConfig = SHAPE, samples: int = SAMP
 def divided(same_data: bool, samples: int = SAMPLES) -> dict:
     """Checkpoints whole, and divided among all ranks, which compute the same or each something else. Collective.
 
-    whole, slices: bytes that each block keeps.   sent: elements of each block's all-gathers.   error: of the gradient, relative.
+    whole, slices: bytes that each block keeps.   sent: elements, in all-gathers.   error: of the gradient, relative.
     """
     comm = Comm()
     seed = 7 if same_data else comm.rank

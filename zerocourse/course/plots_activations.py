@@ -20,7 +20,8 @@ def memory_curves(steps: Mapping[str, Step]) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     highest = max(map(sum, (both for step in steps.values() for both in zip(*step.curve(), strict=True)))) / MB
     said = []
-    for axes, (name, step) in zip(figure.subplots(1, len(steps), sharey=True, squeeze=False)[0], steps.items(), strict=True):
+    panels = figure.subplots(1, len(steps), sharey=True, squeeze=False)[0]
+    for axes, (name, step) in zip(panels, steps.items(), strict=True):
         gradients, others = step.curve()
         total = [one + other for one, other in zip(gradients, others, strict=True)]
         at = max(range(len(total)), key=total.__getitem__)
@@ -37,12 +38,13 @@ def memory_curves(steps: Mapping[str, Step]) -> Figure:
         axes.set(title=name, xlabel="allocations and frees, in order")
         axes.title.set_fontsize(10)
         axes.set_ylim(0, highest * 1.16)
-        said.append(f"{name}: {total[step.forward] / MB:.1f} MB when the forward ends, at most {total[at] / MB:.1f} MB, which is "
-                    f"event {at} of {len(total)}, {gradients[-1] / MB:.1f} MB of gradients at the end")
+        said.append(f"{name}: {total[step.forward] / MB:.1f} MB when the forward ends, at most "
+                    f"{total[at] / MB:.1f} MB, which is event {at} of {len(total)}, {gradients[-1] / MB:.1f} MB of gradients at the end")
     first = figure.axes[0]
     first.set_ylabel("MB that the step has allocated")
     figure.legend(*first.get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2)
-    figure.set_label("Bytes through a forward and its backward, which begins at the dashed line. " + "; ".join(said) + ".")
+    figure.set_label("Bytes through a forward and its backward, which begins at the dashed line. "
+                     + "; ".join(said) + ".")
     return figure
 
 
@@ -71,11 +73,12 @@ def arena_map(step: Step, size: int, apart: bool = False, title: str = "") -> Fi
     places.set(xlim=(0, len(step.events)), ylim=(0, size / MB), ylabel="place in the arena, MB",
                xlabel="allocations and frees, in order; the backward begins at the dashed line", title=title)
     figure.legend(handles=[Rectangle((0, 0), 1, 1, label=label, edgecolor="#444444", linewidth=0.5, **style[kind])
-                           for kind, label in (("long", "long-lived"), ("short", "short-lived"))], fontsize=8, loc="outside lower center", ncols=2)
+                           for kind, label in (("long", "long-lived"), ("short", "short-lived"))],
+                  fontsize=8, loc="outside lower center", ncols=2)
     holes(moment, arena)
     moment.set_title("out of memory" if error else "at the end", fontsize=10)
-    figure.set_label(f"{title or 'An arena'}: {size:,} bytes, {len(drawn['long'])} long-lived and {len(drawn['short'])} short-lived "
-                     f"blocks. " + (f"At event {at} of {len(step.events)}, {error}." if error else
+    figure.set_label(f"{title or 'An arena'}: {size:,} bytes, {len(drawn['long'])} long-lived and "
+                     f"{len(drawn['short'])} short-lived blocks. " + (f"At event {at} of {len(step.events)}, {error}." if error else
                                     f"All {len(step.events)} events fit; at most {arena.peak:,} bytes are in use."))
     return figure
 
@@ -89,14 +92,15 @@ def close(drawn: dict[str, list], block: tuple, at: int) -> None:
 def holes(axes: Axes, arena: Arena) -> None:
     """What is in use now, in grey, and the largest holes with their bytes."""
     for start, stop in arena.blocks.values():
-        axes.add_patch(Rectangle((0, start / MB), 1, (stop - start) / MB, facecolor="#8a8a8a", edgecolor="#555555", linewidth=0.3))
+        axes.add_patch(Rectangle((0, start / MB), 1, (stop - start) / MB, facecolor="#8a8a8a", edgecolor="#555555",
+                                 linewidth=0.3))
     free = arena.holes()
     largest = max((stop - start for start, stop in free), default=0)
     for start, stop in free:
         axes.add_patch(Rectangle((0, start / MB), 1, (stop - start) / MB, facecolor="white", edgecolor=INK, linewidth=1))
         if stop - start >= largest / 2:
-            axes.annotate(f"{(stop - start) / 1000:,.0f} kB free", (1.05, (start + stop) / 2 / MB), fontsize=8, va="center",
-                          annotation_clip=False, color=INK)
+            axes.annotate(f"{(stop - start) / 1000:,.0f} kB free", (1.05, (start + stop) / 2 / MB), fontsize=8,
+                          va="center", annotation_clip=False, color=INK)
     axes.set(xlim=(0, 2.6), xticks=[])
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_color(FAINT)

@@ -38,4 +38,5 @@ class OnHost:
         return HostCopy(own, tensor.shape, tensor.device)
 
     def unpack(self, packed: HostCopy) -> Tensor:
-        return torch.empty(packed.shape, dtype=packed.own.dtype, device=packed.device).copy_(packed.own.view(packed.shape))
+        tensor = torch.empty(packed.shape, dtype=packed.own.dtype, device=packed.device)
+        return tensor.copy_(packed.own.view(packed.shape))

@@ -11,12 +11,13 @@ def rows(kept, gradients, swell, again, start=0):
     """
     alive, found = start, []
     for block, each in enumerate(kept):
-        found.append({"phase": "forward", "block": block, "before": alive, "highest": alive + each + swell, "after": alive + each})
+        found.append({"phase": "forward", "block": block, "before": alive, "highest": alive + each + swell,
+                      "after": alive + each})
         alive += each
     for block in reversed(range(len(kept))):
         after = alive - kept[block] + gradients[block]
-        found.append({"phase": "backward", "block": block, "before": alive, "highest": alive + again + gradients[block] + swell,
-                      "after": after})
+        found.append({"phase": "backward", "block": block, "before": alive,
+                      "highest": alive + again + gradients[block] + swell, "after": after})
         alive = after
     return found
 
