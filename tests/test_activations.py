@@ -24,9 +24,12 @@ from zerocourse.activations import (
 )
 from zerocourse.activations.arena import ALIGNMENT, Allocation
 from zerocourse.comm import Comm
+from zerocourse.course.activation_trial import OTHER_MASKS
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, build_model
+from zerocourse.offload import Tier
+from zerocourse.offload.host_packing import OnHost
 
 B, T, C, BLOCKS = 2, 16, 64, 3
 UNIT = 4 * B * T * C  # bytes of one activation (B, T, C) in fp32
@@ -78,13 +81,30 @@ def test_a_policy_without_the_right_operation_saves_nothing():
 def test_dropout_draws_the_same_masks_again(context):
     plain, net = model(dropout=0.3), model(dropout=0.3)
     checkpoint_blocks(net, **({"context": context} if context else {}))
-    assert torch.equal(through_blocks(net)[1], through_blocks(plain)[1])
+    right = through_blocks(plain)[1]
+    assert torch.equal(through_blocks(net)[1], right)
+    with OTHER_MASKS.planted():
+        other = model(dropout=0.3)
+        checkpoint_blocks(other, **({"context": context} if context else {}))
+        assert not torch.equal(through_blocks(other)[1], right)
 
 
 def test_int8_keeps_a_quarter_and_changes_gradients_slightly():
     (kept, exact), (packed, rounded) = through_blocks(model()), through_blocks(model(), Int8())
     assert all(0.25 < few / all_of_it < 0.4 for few, all_of_it in zip(packed, kept, strict=True))
     assert 0 < (rounded - exact).norm() / exact.norm() < 0.02
+
+
+def test_what_leaves_the_device_is_on_the_host_until_the_backward():
+    net, tier = model(), Tier("host", budget=BLOCKS * UNIT)
+    checkpoint_blocks(net)
+    kept, gradient = through_blocks(net, OnHost(tier))
+    assert kept[1:] == [0] * (BLOCKS - 1) and (tier.peak, tier.bytes) == (BLOCKS * UNIT, 0)
+    assert torch.equal(gradient, through_blocks(model())[1])
+    tight = model()
+    checkpoint_blocks(tight)
+    with pytest.raises(OutOfMemory, match="ran out of host memory"):
+        through_blocks(tight, OnHost(Tier("host", budget=BLOCKS * UNIT - 1)))
 
 
 def test_int8_is_off_by_half_a_step_at_most_also_for_zeros_and_large_numbers():
