@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from itertools import product
 
@@ -11,6 +12,7 @@ import worlds
 from worlds import Case
 
 from zerocourse import gathered, initialize, load_checkpoint, save_checkpoint, shard, state_dict
+from zerocourse.engine.lion import Lion
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements
 from zerocourse.measure.ledger import Ledger
@@ -18,6 +20,7 @@ from zerocourse.measure.staleness import staleness
 from zerocourse.offload import HostLink, HostOffload
 from zerocourse.offload.host_link import TransferError
 from zerocourse.offload.offloaded_buffer import OffloadedBuffer
+from zerocourse.offload.partly_offloaded import PartlyOffloadedBuffer
 
 STEPS = 2
 BF16 = torch.bfloat16
@@ -35,9 +38,7 @@ def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callab
                 loss = case.loss(model, step, micro, rank) / case.accumulation
                 loss.backward()
         norm = model.zero.clip_grad_norm_(case.clip).item() if case.clip else None
-        gradients = {flat.name: flat.host_gradient().clone() if offload else flat.grad_shard.clone() for flat in flats}
-        if offload:
-            gradients = {flat.name: gradients[flat.name][: flat.real] for flat in flats}
+        gradients = {flat.name: whole_gradient(flat)[: flat.real] if offload else flat.grad_shard.clone() for flat in flats}
         look(flats)
         optimizer.step()
         optimizer.zero_grad()
@@ -45,13 +46,18 @@ def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callab
     look(flats)
 
 
-def equals_the_plain_run(cases: list[tuple[Case, bool, bool]]) -> list[dict[str, int]]:
+def whole_gradient(flat: OffloadedBuffer) -> torch.Tensor:
+    on_host = flat.host_gradient().clone()
+    return torch.cat([flat.kept_grad, on_host]) if flat.kept else on_host
+
+
+def equals_the_plain_run(cases: list[tuple[Case, bool, dict]]) -> list[dict[str, int]]:
     """Each case beside the same without offload, step by step. Returns the bytes of each over the link."""
     moved = []
-    for case, says_last, parameters in cases:
-        offload = HostOffload(parameters=parameters)
+    for case, says_last, options in cases:
+        offload = HostOffload(**options)
         for step, (ours, plain) in enumerate(zip(steps(case, offload, says_last), steps(case, None, False), strict=True)):
-            what = f"{case}, {says_last=}, {parameters=}: step {step}"
+            what = f"{case}, {says_last=}, {options}: step {step}"
             assert ours[0] == plain[0], f"{what}: the loss"
             for name, gradient in ours[1].items():
                 wanted = plain[1][name][: gradient.numel()]
@@ -68,7 +74,7 @@ def equals_the_plain_run(cases: list[tuple[Case, bool, bool]]) -> list[dict[str,
 def test_equals_the_plain_run_and_moves_each_element_once_each_way(pool, world_size):
     """Bitwise: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down early or at the step."""
     cases = [(Case(stage, world_size, param_dtype=dtype, accumulation=accumulation, steps=STEPS),
-              (stage == 2) == (accumulation == 1), False)
+              (stage == 2) == (accumulation == 1), {})
              for stage, dtype, accumulation in product((1, 2, 3), (None, BF16), (1, 4))]
     by_rank = pool(world_size).run(equals_the_plain_run, cases)
     params = sum(param.numel() for param in worlds.gpt().parameters())
@@ -97,7 +103,8 @@ def held(stage: int, dtype, **offload) -> dict[str, int]:
             assert ledger.peak_in["host"] <= chosen.tier.peak
     elements = [flat.shard.numel() for flat in model.zero.flats]
     scalars = sum(part.numel() > 0 for flat in model.zero.flats for part in flat.shard_params.values()) * 4
-    return found | {"elements": sum(elements), "scalars": scalars}
+    on_host = sum(len(flat.stepped_on_host()) for flat in model.zero.flats) * 4 if chosen else 0
+    return found | {"elements": sum(elements), "scalars": scalars, "host_scalars": on_host}
 
 
 def test_what_the_device_gives_up_the_host_holds(pool):
@@ -117,9 +124,43 @@ def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
         for found in pool(2).run(held, 3, dtype, parameters=True):
             assert found["parameters_bytes"] == 0
             assert found["host_bytes"] == (12 if dtype is None else 14) * found["elements"] + found["scalars"]
-    moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, True)])
+    moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, {"parameters": True})])
     params = sum(param.numel() for param in worlds.gpt().parameters())
     assert sum(each["down"] for [each] in moved) == 2 * params * STEPS
+
+
+# -- a part of it ----------------------------------------------------------------------------------------------------
+
+def elements_of(world_size: int) -> list[int]:
+    """By rank: real elements of its slices."""
+    model, _ = worlds.sharded(Case(2, world_size))
+    return [sum(flat.layout.real(rank) for flat in model.zero.flats) for rank in range(world_size)]
+
+
+RATIOS = (0, 0.3, 0.7)
+
+
+def test_an_exact_share_is_offloaded_and_nothing_else_changes(pool):
+    """To the element: of the link's bytes, of what the host holds, and of what the device keeps. The numbers are the plain run's."""
+    cases = [(Case(stage, param_dtype=dtype, accumulation=1 + (stage == 1), clip=0.05 * (stage == 3), steps=STEPS,
+                   optimizer=torch.optim.AdamW if stage < 3 else Lion), stage == 2, {"ratio": ratio})
+             for (stage, dtype), ratio in product(((1, BF16), (2, None), (2, BF16), (3, BF16)), RATIOS)]
+    own = pool(2).run(elements_of, 2)[0]
+    for rank, found in enumerate(pool(2).run(equals_the_plain_run, cases)):
+        for (case, _, options), moved in zip(cases, found, strict=True):
+            share = int(Fraction(str(options["ratio"])) * own[rank])
+            assert moved == dict.fromkeys(("down", "up"), STEPS * share * (2 if case.param_dtype else 4)), (case, options)
+
+
+def test_the_rest_stays_on_the_device(pool):
+    for dtype, ratio in product((None, BF16), RATIOS):
+        own = pool(2).run(elements_of, 2)[0]
+        for rank, found in enumerate(pool(2).run(held, 2, dtype, ratio=ratio)):
+            share = int(Fraction(str(ratio)) * own[rank])
+            padding = found["elements"] - own[rank]
+            kept = found["optimizer_bytes"], found["host_bytes"] - found["host_scalars"]
+            device = (8 if dtype is None else 12) * (own[rank] - share)
+            assert kept == (device, 12 * share + 4 * padding), (dtype, ratio)
 
 
 def within(budget: int | None, offload: HostOffload | None) -> int:
@@ -237,7 +278,7 @@ def equals_with(faulty, backwards_say_last: int) -> bool:
     kept = HostOffload.buffer
     HostOffload.buffer = lambda self, *args, **kwargs: faulty(self, *args, **kwargs)
     try:
-        model, optimizer = worlds.sharded(case, offload=HostOffload())
+        model, optimizer = worlds.sharded(case, offload=HostOffload(ratio=0.4 if faulty is PartlyOffloadedBuffer else 1))
         for micro in range(2):
             with model.zero.backward_options(is_last=True if micro >= 2 - backwards_say_last else None):
                 (case.loss(model, 0, micro, model.zero.comm.rank) / 2).backward()
@@ -251,7 +292,8 @@ def equals_with(faulty, backwards_say_last: int) -> bool:
 
 @pytest.mark.parametrize("faulty, says", ((OnlyTheFirst, 1), (OnlyTheLast, 2), (AddedAfterTheSum, 1)))
 def test_the_three_bugs_of_upstream_are_seen(pool, faulty, says):
-    assert pool(2).run(equals_with, OffloadedBuffer, says) == [True, True]
+    for sound in (OffloadedBuffer, PartlyOffloadedBuffer):
+        assert pool(2).run(equals_with, sound, says) == [True, True], sound
     assert not any(pool(2).run(equals_with, faulty, says)), faulty.__doc__
 
 
@@ -396,7 +438,7 @@ def test_a_slow_link_changes_no_bit(pool):
 
 # -- checkpoints, the engine, writes ---------------------------------------------------------------------------------
 
-SETTINGS = ((2, {}), (1, {"rate": 1e9}), (3, {"parameters": True}), (2, {"delay_after": 1}), (3, None))
+SETTINGS = ((2, {"ratio": 0.3}), (1, {"ratio": 0.6, "rate": 1e9}), (3, {"parameters": True}), (2, {"delay_after": 1}), (3, None))
 
 
 def goes_on(folder: str, dtype) -> list[bool]:
@@ -412,7 +454,8 @@ def goes_on(folder: str, dtype) -> list[bool]:
             assert late or number == 4 or all(torch.equal(value, before[name]) for name, value in state_dict(model).items())
             if offload is not None:
                 held = model.zero.memory(optimizer)
-                assert held["optimizer_bytes"] == 0 and held["host_bytes"] == model.zero.offload.tier.bytes
+                assert (held["optimizer_bytes"] == 0) == ("ratio" not in offload)
+                assert held["host_bytes"] == model.zero.offload.tier.bytes
         for step in range(2 if number == 0 else 1):
             case.loss(model, step + number + (number > 0), 0, model.zero.comm.rank).backward()
             optimizer.step()
@@ -480,10 +523,11 @@ def test_the_config_offloads(pool):
         assert sum(ours[4]["up"] for ours in found) == (4 - found[0][3]) * size * params
 
 
-def written(stage: int) -> list[float]:
+def written(stage: int, ratio: float) -> list[float]:
     """A bf16 model of which a parameter is set between two steps: its value after a step of rate 0."""
     model = worlds.gpt()
-    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), stage, param_dtype=BF16, offload=HostOffload())
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), stage, param_dtype=BF16,
+                             offload=HostOffload(ratio=ratio))
     name, param = next(iter(model.named_parameters()))
     with gathered(param, write=True), torch.no_grad():
         param.fill_(0.25)
@@ -526,6 +570,10 @@ def test_what_offload_cannot_do_is_refused():
             worlds.sharded(Case(stage, 1), offload=HostOffload(**options))
     with pytest.raises(BadInput, match="'step', which is not called with offload"):
         worlds.sharded(Case(2, 1), offload=HostOffload(), ops={"step": print})
+    for options, words in (({"ratio": 1.5}, "from 0, nothing, to 1"), ({"ratio": 0.5, "parameters": True}, "parameters needs all states"),
+                           ({"ratio": 0.5, "delay_after": 2}, "delay_after needs all states")):
+        with pytest.raises(BadInput, match=words):
+            HostOffload(**options)
     offload = HostOffload()
     worlds.sharded(Case(2, 1), offload=offload)
     with pytest.raises(BadInput, match="one for each call"):
@@ -533,8 +581,8 @@ def test_what_offload_cannot_do_is_refused():
 
 
 def test_what_is_written_into_the_model_reaches_the_host(pool):
-    for stage in (2, 3):
-        assert pool(2).run(written, stage) == [[0.25]] * 2
+    for stage, ratio in ((2, 0.5), (3, 1)):
+        assert pool(2).run(written, stage, ratio) == [[0.25]] * 2
 
 
 # -- overlap ---------------------------------------------------------------------------------------------------------

@@ -33,11 +33,9 @@ class Piece:
     values: torch.Tensor
 
 
-def model_piece(flat: FlatBuffer, part: ShardRange, own_start: int) -> Piece:
-    """A part of a parameter that lies in this rank's slice. own_start: where `part.at` counts from, in the slice."""
-    at = own_start + part.at
-    return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,),
-                 flat.master[at : at + part.stop - part.start])
+def model_piece(flat: FlatBuffer, part: ShardRange) -> Piece:
+    """A part of a parameter that lies in this rank's slice."""
+    return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,), flat.master_of(part))
 
 
 def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterator[Piece]:
@@ -50,11 +48,10 @@ def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterato
             yield Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach())
     for flat in stage.flats:
         share = flat.reduce_slice  # also where every rank holds everything
-        own = {part.name: part for part in flat.shard_ranges}
-        for part in flat.layout.shard_ranges(share):
-            yield model_piece(flat, part, share.start - flat.own.start)
-            for key, state in elementwise(flat, part.name, optimizer).items():
-                first = part.start - own[part.name].start
+        for part in flat.ranges(share):
+            yield model_piece(flat, part)
+            for key, state in elementwise(flat, part, optimizer).items():
+                first = part.start - stepped_range(flat, part).start
                 yield Piece(state_name(part.name, key), (flat.params[part.name].numel(),), (part.start,),
                             state[first : first + part.stop - part.start])
 
@@ -62,17 +59,23 @@ def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterato
 def pieces_to_read(stage: DataParallel) -> Iterator[Piece]:
     """What this rank holds of the model's parameters."""
     for flat in stage.flats:
-        for part in flat.layout.shard_ranges(flat.own):
-            yield model_piece(flat, part, 0)
+        for part in flat.ranges():
+            yield model_piece(flat, part)
 
 
 def state_name(param: str, key: str) -> str:
     return f"optimizer/{param}/{key}"
 
 
-def elementwise(flat: FlatBuffer, name: str, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:
+def stepped_range(flat: FlatBuffer, part: ShardRange) -> ShardRange | None:
+    """That of the optimizer's parameter in which this part lies: itself, unless every rank steps everything."""
+    return next((where for where in flat.shard_params
+                 if where.name == part.name and where.start <= part.start and part.stop <= where.stop), None)
+
+
+def elementwise(flat: FlatBuffer, where: ShardRange, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:
     """The optimizer's states of this rank's part of a parameter that have an element for each of its elements."""
-    part = flat.shard_params.get(name)
+    part = flat.shard_params.get(stepped_range(flat, where))
     state = optimizer.state.get(part, {}) if optimizer is not None and part is not None else {}
     return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == part.shape}
 
