@@ -79,7 +79,7 @@ class Ledger(TorchDispatchMode):
         those that then wait for it in a collective. The process groups it shares with them are closed.
     device: count this device type alone ("cuda", "cpu"); by default all of them together.
         What lies in a tier (`measure.tier_registry`), such as the host's memory, never counts here, nor against the budget:
-        it has a column of its own, `now("host")`, `alive_in["host"]` and `peak_in["host"]`.
+        it has a column of its own, `now("host")`, `alive_in["host"]` and `peak_in["host"]`. A disk's files have one too.
 
     alive, peak: bytes, always up to date, cheap to read. The peak holds until `reset_peak()`.
     Other tensors that existed before are counted from `track(...)` or from the first operation that uses them. Tensors
@@ -188,6 +188,11 @@ class Ledger(TorchDispatchMode):
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
 
+    def _of_files(self, tier: str, nbytes: int) -> None:
+        """A tier of files has so many bytes now."""
+        self.alive_in[tier] = nbytes
+        self.peak_in[tier] = max(self.peak_in.get(tier, 0), nbytes)
+
     def _grew_in(self, tier: str, change: int) -> None:
         self.alive_in.setdefault(tier, 0)
         self.alive_in[tier] += change
@@ -208,7 +213,7 @@ class Ledger(TorchDispatchMode):
     def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """A known storage is about to have `nbytes`: check the budget before the memory is taken."""
         entry = self._entries.get(id(storage))
-        if entry is not None and self.budget is not None:
+        if entry is not None and entry.tier is None and self.budget is not None:
             asked = nbytes - entry.nbytes
             if asked > 0 and self.alive + asked > self.budget:
                 raise self._out_of_memory("resize_", asked, self.alive + asked)
@@ -246,6 +251,8 @@ class Ledger(TorchDispatchMode):
             column = kinds if entry.tier is None else of_tiers.setdefault(entry.tier, [0] * len(KINDS))
             column[entry.kind] += entry.nbytes
         self._kinds, self.alive, self._unsorted = kinds, sum(kinds), 0
+        for tier, nbytes in tier_registry.bytes_of_files().items():
+            of_tiers.setdefault(tier, [0] * len(KINDS))[REST] += nbytes
         self._kinds_in, self.alive_in = of_tiers, dict.fromkeys(self.alive_in, 0)
         for tier, column in of_tiers.items():
             self._grew_in(tier, sum(column))
@@ -312,6 +319,7 @@ class Ledger(TorchDispatchMode):
             self._sort()
             self._grew("what exists already", self.alive - before)
             watch_resize(self)
+            tier_registry.watching.append(self._of_files)
             super().__enter__()
         self._depth += 1
         return self
@@ -320,5 +328,6 @@ class Ledger(TorchDispatchMode):
         self._depth -= 1
         if self._depth == 0:
             unwatch_resize(self)
+            tier_registry.watching.remove(self._of_files)
             super().__exit__(*exception)
 

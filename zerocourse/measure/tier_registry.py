@@ -6,7 +6,7 @@ storage that nobody has entered here is the device's. It communicates nothing an
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -19,12 +19,30 @@ class TierOfMemory(Protocol):
     """What the register knows of a tier (`offload.tiers.Tier`)."""
 
     name: str
+    bytes: int
 
     def adopt(self, tensor: torch.Tensor) -> None: ...
 
 
 _tiers: dict[int, tuple[weakref.ref, TierOfMemory]] = {}  # by id(storage), which is the same object for life
 _taking = threading.local()
+of_files: "weakref.WeakSet[TierOfMemory]" = weakref.WeakSet()  # tiers of which the bytes are files' and no tensors'
+watching: list[Callable[[str, int], None]] = []  # told of each change of these: the tier's name, its bytes
+
+
+def bytes_of_files() -> dict[str, int]:
+    """By name of a tier of files, its bytes now."""
+    found: dict[str, int] = {}
+    for tier in list(of_files):
+        found[tier.name] = found.get(tier.name, 0) + tier.bytes
+    return found
+
+
+def tell(name: str) -> None:
+    """The bytes of a tier of files have changed. Called on any thread."""
+    nbytes = bytes_of_files().get(name, 0)
+    for watcher in list(watching):
+        watcher(name, nbytes)
 
 
 def enter(storage: torch.UntypedStorage, tier: TierOfMemory) -> None:

@@ -37,6 +37,9 @@ class LinkTransfer:
     def done(self) -> bool:
         return self.over.is_set()
 
+    def wait_for_source(self) -> None:
+        """Block until what is copied may be overwritten: after `wait` on a CPU it may."""
+
     def end(self, error: BaseException | None = None) -> None:
         """The copy is over, or has failed."""
         self.ended, self.error = time.perf_counter(), error
@@ -54,6 +57,10 @@ class LinkTransfer:
         if self.error is not None:
             raise TransferError(f"{self.nbytes:,} bytes of {self.name} could not go {self.verb} the link: {self.error}") \
                 from self.error
+        self.note(notes)
+
+    def note(self, notes: bool) -> None:
+        """Record the event, once."""
         if notes and not self.noted:
             self.noted = True
             self.link.recorder.record(self.verb, self.name, self.begun, self.nbytes, end=self.ended)
@@ -131,6 +138,9 @@ class StreamTransfer(LinkTransfer):
     @property
     def done(self) -> bool:
         return self.over.is_set() or self.copied.query()
+
+    def wait_for_source(self) -> None:
+        self.copied.synchronize()
 
     def wait(self, notes: bool = True) -> None:
         """The host waits for what goes down, because it reads it. For what goes up the stream that computes waits."""

@@ -61,11 +61,15 @@ class Tier:
             for storage in storages_of(tensor):
                 if tier_registry.tier_of(storage) is None:
                     nbytes = storage.nbytes()
-                    self.check(nbytes)
+                    self.take(nbytes)
                     tier_registry.enter(storage, self)
-                    self.bytes += nbytes  # no call between read and write: finalizers run on any thread, at any time
-                    self.peak = max(self.peak, self.bytes)
                     weakref.finalize(storage, self.gave_back, nbytes).atexit = False
+
+    def take(self, nbytes: int) -> None:
+        """Count so many bytes more. Raises OutOfMemory."""
+        self.check(nbytes)
+        self.bytes += nbytes  # no call between read and write: finalizers run on any thread, at any time
+        self.peak = max(self.peak, self.bytes)
 
     def gave_back(self, nbytes: int) -> None:
         self.bytes -= nbytes
@@ -79,6 +83,27 @@ class Tier:
     def __repr__(self) -> str:
         limit = f" of {gib(self.budget)}" if self.budget is not None else ""
         return f"{self.name}: {gib(self.bytes)}{limit}, at most {gib(self.peak)}"
+
+
+class FileTier(Tier):
+    """Counts bytes of files, on which no tensor stands."""
+
+    def __init__(self, name: str, budget: int | str | None = None):
+        super().__init__(name, budget)
+        tier_registry.of_files.add(self)
+
+    def take(self, nbytes: int) -> None:
+        super().take(nbytes)
+        tier_registry.tell(self.name)
+
+    def gave_back(self, nbytes: int) -> None:
+        super().gave_back(nbytes)
+        tier_registry.tell(self.name)
+
+    def clear(self) -> None:
+        """The files are gone, and no others will come."""
+        self.gave_back(self.bytes)
+        tier_registry.of_files.discard(self)
 
 
 class Adopting(TorchDispatchMode):

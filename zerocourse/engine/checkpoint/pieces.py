@@ -11,6 +11,7 @@ here, in the order of their elements, because a cut may go through the middle of
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,21 +22,28 @@ from ...layout.rankmap import ShardRange
 from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from ...zero.consolidate import names
+from ...zero.optimizer import elementwise_states
 
 
 @dataclass
 class Piece:
-    """`values` are what `tensor`, of shape `size`, has at `offset`."""
+    """`values` are what `tensor`, of shape `size`, has at `offset`: inside of `flat.at_hand()`, if it is a buffer's."""
 
     tensor: str
     size: tuple[int, ...]
     offset: tuple[int, ...]
     values: torch.Tensor
+    flat: FlatBuffer | None = None
+
+    def copied(self) -> torch.Tensor:
+        """The values, on the CPU, in memory that nobody else writes."""
+        with self.flat.at_hand() if self.flat is not None else nullcontext():
+            return self.values.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def model_piece(flat: FlatBuffer, part: ShardRange) -> Piece:
     """A part of a parameter that lies in this rank's slice."""
-    return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,), flat.master_of(part))
+    return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,), flat.master_of(part), flat)
 
 
 def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterator[Piece]:
@@ -48,19 +56,19 @@ def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterato
             yield Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach())
     for flat in stage.flats:
         share = flat.reduce_slice  # also where every rank holds everything
-        for part in flat.ranges(share):
-            yield model_piece(flat, part)
-            for key, state in elementwise(flat, part, optimizer).items():
-                first = part.start - stepped_range(flat, part).start
-                yield Piece(state_name(part.name, key), (flat.params[part.name].numel(),), (part.start,),
-                            state[first : first + part.stop - part.start])
+        with flat.at_hand():  # what has no memory cannot be cut
+            for part in flat.ranges(share):
+                yield model_piece(flat, part)
+                for key, state in elementwise(flat, part, optimizer).items():
+                    first = part.start - stepped_range(flat, part).start
+                    yield Piece(state_name(part.name, key), (flat.params[part.name].numel(),), (part.start,),
+                                state[first : first + part.stop - part.start], flat)
 
 
-def pieces_to_read(stage: DataParallel) -> Iterator[Piece]:
-    """What this rank holds of the model's parameters."""
-    for flat in stage.flats:
-        for part in flat.ranges():
-            yield model_piece(flat, part)
+def pieces_to_read(flat: FlatBuffer) -> Iterator[Piece]:
+    """What this rank holds of a buffer's parameters."""
+    for part in flat.ranges():
+        yield model_piece(flat, part)
 
 
 def state_name(param: str, key: str) -> str:
@@ -75,9 +83,7 @@ def stepped_range(flat: FlatBuffer, part: ShardRange) -> ShardRange | None:
 
 def elementwise(flat: FlatBuffer, where: ShardRange, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:
     """The optimizer's states of this rank's part of a parameter that have an element for each of its elements."""
-    part = flat.shard_params.get(stepped_range(flat, where))
-    state = optimizer.state.get(part, {}) if optimizer is not None and part is not None else {}
-    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == part.shape}
+    return elementwise_states(optimizer, flat.shard_params.get(stepped_range(flat, where)))
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ class PowerCut(Exception):
     """The power is gone; whoever saves hears nothing of it."""
 
 
-class Disk:
+class CrashingDisk:
     """A folder as a disk keeps it. What is written, and how a file is called, is certain only after it was synced.
 
     crash_after: the number of operations after which the power fails; None: never.
@@ -79,20 +79,20 @@ def crashes(answer, before):
     certain: when the save has returned, a power cut can still bring back the old name: the folder was {got}.
     again: the save after a power cut did not succeed: what the killed one has left was in its way, or stayed.
     """
-    disk = Disk(before)
+    disk = CrashingDisk(before)
     answer(disk, "state", NEW)
     operations = list(disk.operations)
     seen = {"saved": disk.contents.get("state", (b"nothing", 0))[0], "left": disk.files()}
     torn, again = [], False
     for moment in range(len(operations) + 1):
-        hurt = Disk(before, moment)
+        hurt = CrashingDisk(before, moment)
         try:
             answer(hurt, "state", NEW)
         except PowerCut:
             pass
         if "state" in before and hurt.certain.get("state") not in (OLD, NEW):
             torn.append([what for what, *_ in hurt.operations])
-        after = Disk({name: data for name, data in hurt.certain.items()} | {name: b"" for name in hurt.contents
+        after = CrashingDisk({name: data for name, data in hurt.certain.items()} | {name: b"" for name in hurt.contents
                                                                          if name not in hurt.certain})
         answer(after, "state", NEW)
         again |= after.contents.get("state", (b"", 0))[0] != NEW or after.files() != disk.files()
