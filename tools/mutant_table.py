@@ -672,7 +672,7 @@ MUTANTS = [
          "checkpoints.py::test_what_is_no_whole_checkpoint_is_named"),
     ),
     *of("engine/checkpoint/pieces.py",
-        ("rounded weights are saved", "flat.master_of(part))", "flat.shard_view_of(flat.shard, part))", f"{TRAVELS}[adamw-bf16]"),
+        ("rounded weights are saved", "flat.master_of(part), flat)", "flat.shard_view_of(flat.shard, part), flat)", f"{TRAVELS}[adamw-bf16]"),
         ("each rank writes all that it has", "share = flat.reduce_slice", "share = flat.own", f"{TRAVELS}[adamw-fp32]"),
     ),
     *of("engine/checkpoint/optimizer_state.py",
