@@ -1,5 +1,6 @@
 """Offload: the numbers of the plain run, and bytes on the device, on the host and over the link as integers."""
 
+import gc
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,13 +18,19 @@ from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.staleness import staleness
-from zerocourse.offload import HostLink, HostOffload
+from zerocourse.offload import DiskOffload, HostLink, HostOffload
+from zerocourse.offload.aligned import whole_blocks
 from zerocourse.offload.host_link import TransferError
 from zerocourse.offload.offloaded_buffer import OffloadedBuffer
 from zerocourse.offload.partly_offloaded import PartlyOffloadedBuffer
 
 STEPS = 2
 BF16 = torch.bfloat16
+
+
+def offload_with(options: dict) -> HostOffload:
+    """To the disk if they name a folder, else to the host."""
+    return DiskOffload(**options) if "folder" in options else HostOffload(**options)
 
 
 def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callable = lambda flats: None):
@@ -51,37 +58,71 @@ def whole_gradient(flat: OffloadedBuffer) -> torch.Tensor:
     return torch.cat([flat.kept_grad, on_host]) if flat.kept else on_host
 
 
-def equals_the_plain_run(cases: list[tuple[Case, bool, dict]]) -> list[dict[str, int]]:
-    """Each case beside the same without offload, step by step. Returns the bytes of each over the link."""
+def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[list[dict[str, int]]]:
+    """Each case, with each of these offloads, beside the same without, step by step. Returns the bytes of each over the link, and
+    of the disk."""
     moved = []
-    for case, says_last, options in cases:
-        offload = HostOffload(**options)
-        for step, (ours, plain) in enumerate(zip(steps(case, offload, says_last), steps(case, None, False), strict=True)):
-            what = f"{case}, {says_last=}, {options}: step {step}"
-            assert ours[0] == plain[0], f"{what}: the loss"
-            for name, gradient in ours[1].items():
-                wanted = plain[1][name][: gradient.numel()]
-                if not case.clip:
-                    assert torch.equal(gradient, wanted), f"{what}: the gradient of {name}"
-            for name, value in ours[2].items():
-                assert torch.equal(value, plain[2][name]) or case.clip and torch.allclose(value, plain[2][name]), f"{what}: {name}"
-            assert ours[3] == plain[3], f"{what}: the norm"
-        moved.append(dict(offload.link.bytes))
+    for case, says_last, choices in cases:
+        plain = list(steps(case, None, False))
+        moved.append([])
+        for options in choices:
+            offload = offload_with(options)
+            for step, ours in enumerate(steps(case, offload, says_last)):
+                what = f"{case}, {says_last=}, {options}: step {step}"
+                assert ours[0] == plain[step][0], f"{what}: the loss"
+                for name, gradient in ours[1].items():
+                    same = torch.equal(gradient, plain[step][1][name][: gradient.numel()])
+                    assert case.clip or same, f"{what}: the gradient of {name}"  # the plain run's is scaled already
+                for name, value in ours[2].items():
+                    assert torch.equal(value, plain[step][2][name]), f"{what}: {name}"
+                assert ours[3] == plain[step][3], f"{what}: the norm"
+            moved[-1].append(dict(offload.link.bytes))
+            if "folder" in options:
+                check_disk(offload, case.steps)
+    del offload
+    gc.collect()  # offloads that are gone leave no file
     return moved
 
 
+GATHERS = 3  # of a buffer in a step of `steps`: forward, backward, state_dict
+
+
+def check_disk(offload: DiskOffload, steps: int) -> None:
+    """The bytes are the formula's, in whole blocks: a step of Adam reads and writes 12 for each element of the slice; the first one
+    reads the master weights alone. Parameters on the disk are read by each gather, and written by each step."""
+    read = written = 0
+    for flat in offload.stage.flats:
+        word = -(-4 * flat.shard.numel() // 16) * 16  # bytes of the slice in fp32
+        if not flat.shard_is_on_host:
+            masters, all = whole_blocks(word), whole_blocks(3 * word)
+        elif flat.dtype is BF16:
+            params, masters, all = whole_blocks(word // 2), whole_blocks(word), whole_blocks(3 * word)
+            read, written = read + steps * GATHERS * params, written + (1 + steps) * params
+        else:
+            masters, all = whole_blocks(word), whole_blocks(word) + whole_blocks(2 * word)
+            read += steps * GATHERS * masters
+        read, written = read + masters + (steps - 1) * all, written + masters + steps * all
+    offload.settle()
+    assert offload.disk.bytes == {"read": read, "written": written}
+    assert 1 <= offload.staging.peak <= offload.buffers and not offload.staging.in_flight
+
+
 @pytest.mark.parametrize("world_size", (1, 2, 3))
-def test_equals_the_plain_run_and_moves_each_element_once_each_way(pool, world_size):
-    """Bitwise: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down early or at the step."""
+def test_equals_the_plain_run_and_moves_each_element_once_each_way(pool, world_size, tmp_path):
+    """Bitwise, on the host and on the disk: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down early or at
+    the step; parameters on the disk at stage 3 without accumulation."""
     cases = [(Case(stage, world_size, param_dtype=dtype, accumulation=accumulation, steps=STEPS),
-              (stage == 2) == (accumulation == 1), {})
+              (stage == 2) == (accumulation == 1),
+              [{}, {"folder": str(tmp_path), "poison": True, "buffers": 2 + stage, "parameters": stage == 3 and accumulation == 1}])
              for stage, dtype, accumulation in product((1, 2, 3), (None, BF16), (1, 4))]
     by_rank = pool(world_size).run(equals_the_plain_run, cases)
+    assert not list(tmp_path.iterdir())
     params = sum(param.numel() for param in worlds.gpt().parameters())
     for (case, *_), moved in zip(cases, zip(*by_rank, strict=True), strict=True):
         expected = params * (2 if case.param_dtype else 4) * case.steps
-        for verb in ("down", "up"):
-            assert sum(each[verb] for each in moved) == expected, f"{case}: {verb}"
+        for number, verb in product((0, 1), ("down", "up")):
+            if verb == "down" or number == 0 or case.stage < 3 or case.accumulation > 1:
+                assert sum(each[number][verb] for each in moved) == expected, f"{case}: {verb}"
 
 
 # -- bytes held ------------------------------------------------------------------------------------------------------
@@ -124,9 +165,9 @@ def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
         for found in pool(2).run(held, 3, dtype, parameters=True):
             assert found["parameters_bytes"] == 0
             assert found["host_bytes"] == (12 if dtype is None else 14) * found["elements"] + found["scalars"]
-    moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, {"parameters": True})])
+    moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, [{"parameters": True}])])
     params = sum(param.numel() for param in worlds.gpt().parameters())
-    assert sum(each["down"] for [each] in moved) == 2 * params * STEPS
+    assert sum(each["down"] for [[each]] in moved) == 2 * params * STEPS
 
 
 # -- a part of it ----------------------------------------------------------------------------------------------------
@@ -143,13 +184,15 @@ RATIOS = (0, 0.3, 0.7)
 def test_an_exact_share_is_offloaded_and_nothing_else_changes(pool):
     """To the element: of the link's bytes, of what the host holds, and of what the device keeps. The numbers are the plain run's."""
     cases = [(Case(stage, param_dtype=dtype, accumulation=1 + (stage == 1), clip=0.05 * (stage == 3), steps=STEPS,
-                   optimizer=torch.optim.AdamW if stage < 3 else Lion), stage == 2, {"ratio": ratio})
-             for (stage, dtype), ratio in product(((1, BF16), (2, None), (2, BF16), (3, BF16)), RATIOS)]
+                   optimizer=torch.optim.AdamW if stage < 3 else Lion), stage == 2, [{"ratio": ratio} for ratio in RATIOS])
+             for stage, dtype in ((1, BF16), (2, None), (2, BF16), (3, BF16))]
     own = pool(2).run(elements_of, 2)[0]
     for rank, found in enumerate(pool(2).run(equals_the_plain_run, cases)):
-        for (case, _, options), moved in zip(cases, found, strict=True):
-            share = int(Fraction(str(options["ratio"])) * own[rank])
-            assert moved == dict.fromkeys(("down", "up"), STEPS * share * (2 if case.param_dtype else 4)), (case, options)
+        for (case, *_), of_case in zip(cases, found, strict=True):
+            for ratio, moved in zip(RATIOS, of_case, strict=True):
+                share = int(Fraction(str(ratio)) * own[rank])
+                expected = STEPS * share * (2 if case.param_dtype else 4)
+                assert moved == {"down": expected, "up": expected}, (case, ratio)
 
 
 def test_the_rest_stays_on_the_device(pool):

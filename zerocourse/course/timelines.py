@@ -27,14 +27,15 @@ SMALL = 7.5  # points, of labels in blocks
 SPANS = {"forward": {"facecolor": "#d3e5f2"}, "backward": {"facecolor": "#9cc3e0"}, "step": {"facecolor": "#8fd3bb"},
          "all_gather": {"facecolor": MEANINGS["parameters"].color}, "reduce_scatter": {"facecolor": MEANINGS["gradients"].color},
          "down": {"facecolor": MEANINGS["gradients"].color}, "up": {"facecolor": MEANINGS["parameters"].color},
+         "read": {"facecolor": MEANINGS["optimizer"].color}, "write": {"facecolor": MEANINGS["optimizer"].color},
          "reshard": {"facecolor": INK},
          "rank": {"facecolor": "white", "hatch": "////"}, LINK: {"facecolor": "white", "hatch": "...."},
          ROOT: {"facecolor": "#e8eef3"}, PYTHON: {"facecolor": "#ececec"}}
 WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "step": "optimizer's step", "reshard": "free",
-         "down": "down to the host", "up": "up from the host",
+         "down": "down to the host", "up": "up from the host", "read": "read from disk", "write": "written to disk",
          "rank": "stands still: waits for another rank", LINK: "stands still: waits for the link",
          ROOT: "the root: embeddings, head, loss", PYTHON: "nothing of the model: Python, copies"}
-LANES = ("compute", "all_gather", "reduce_scatter", "down", "up")
+LANES = ("compute", "all_gather", "reduce_scatter", "down", "up", "read", "write")
 FORMULA, DASHES = "by formula, in MB", (0, (5, 3))
 LANE, LANE_POINTS, LETTER = 0.86, 32, 0.62 * SMALL  # of a lane's height, what blocks take; its points; a letter's width
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 COLLECTIVES = ("all_gather", "reduce_scatter")
-TRANSFERS = ("down", "up")  # between device and host
+TRANSFERS = ("down", "up", "read", "write")  # between device and host, and between host and disk
 ROOT, PYTHON = "root", "Python"  # what fills a gap: the units outside of all blocks compute, or nothing of the model does
 LINK = "the link"
 

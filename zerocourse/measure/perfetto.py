@@ -14,7 +14,8 @@ from .intervals import COLLECTIVES, TRANSFERS, collectives, gaps, in_rows, ranks
 
 COMPUTE, WAITS, GAPS, FIRST_COLLECTIVE = 1, 2, 3, 10  # numbers of lanes; collectives begin at 10, 20, ...
 LANES = {COMPUTE: "compute", WAITS: "stands still", GAPS: "between"}
-WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "down": "down to the host", "up": "up from the host"}
+WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "down": "down to the host", "up": "up from the host",
+         "read": "read from disk", "write": "written to disk"}
 
 
 def trace(events: Sequence[dict]) -> dict:

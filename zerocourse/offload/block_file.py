@@ -73,17 +73,17 @@ def flags(direct: bool) -> int:
     return os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
 
 
-def is_direct(folder: Path, system=os) -> bool:
+def is_direct(folder: Path) -> bool:
     """Can files in this folder be read and written past the page cache? Tries it with one block."""
     if not hasattr(os, "O_DIRECT"):
         return False
     path, block = folder / f"probe{PARTIAL}", memory_of(aligned_empty(BLOCK, torch.uint8))
     try:
-        fd = system.open(path, os.O_RDWR | os.O_CREAT | flags(True), 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | flags(True), 0o600)
         try:
-            return system.pwritev(fd, [block], 0) == BLOCK and system.preadv(fd, [block], 0) == BLOCK
+            return os.pwritev(fd, [block], 0) == BLOCK and os.preadv(fd, [block], 0) == BLOCK
         finally:
-            system.close(fd)
+            os.close(fd)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
             return False

@@ -163,7 +163,7 @@ class Disk:
 
     @property
     def is_closed(self) -> bool:
-        return self.threads.is_closed
+        return self.threads.closing.is_set()
 
     def path(self, name: str) -> Path:
         return self.folder / f"{quote(name, safe='')}.tensor"
@@ -284,7 +284,7 @@ class Disk:
         if self.rate is not None:
             with self._lock:
                 self._free[verb] = until = max(self._free[verb], begun) + nbytes / self.rate
-            time.sleep(max(0.0, until - time.perf_counter()))
+            self.threads.closing.wait(max(0.0, until - time.perf_counter()))
 
 
 class IoThreads:
@@ -292,7 +292,8 @@ class IoThreads:
     be forgotten then."""
 
     def __init__(self, folder: Path, workers: int, tier: FileTier):
-        self.folder, self.workers, self.tier, self.is_closed, self.process = folder, workers, tier, False, os.getpid()
+        self.folder, self.workers, self.tier, self.process = folder, workers, tier, os.getpid()
+        self.closing = threading.Event()
         self.queues: dict[str, queue.SimpleQueue] = {}
         self.threads: list[threading.Thread] = []
         self.janitor = subprocess.Popen(["/bin/sh", "-c", JANITOR, "sh", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
@@ -311,7 +312,7 @@ class IoThreads:
         """What is under way fails, the threads end, and the folder is removed."""
         if os.getpid() != self.process:
             return  # a fork of it, which has neither the threads nor a right to the files
-        self.is_closed = True
+        self.closing.set()
         for pieces in self.queues.values():
             for _ in range(self.workers):
                 pieces.put(None)

@@ -24,27 +24,30 @@ PARAMS, STATES = "params", "states"  # its files
 ALIGNMENT = 16  # bytes: no element is larger
 
 
-class DiskBlock:
-    """The tensors (numel,) of one flat buffer that are on the disk. In memory one buffer has room for all of them.
+Files = dict[str, dict[str, torch.dtype]]  # by file, in order, the dtypes of the tensors in it, by name
 
-    files: by file, in order, the dtypes of the tensors in it, by name.
-    tensors: by name; there once the block has had memory.
-    nbytes: of the files together, each of them whole blocks of the disk.
+
+def lay_out(numel: int, files: Files) -> tuple[dict[str, int], dict[str, slice], int]:
+    """The first byte of each tensor (numel,), the bytes of each file, and all bytes together, where files are whole disk blocks."""
+    starts, ranges, at = {}, {}, 0
+    for file, dtypes in files.items():
+        begin = at
+        for key, dtype in dtypes.items():
+            starts[key] = at
+            at += -(-numel * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        at = begin + whole_blocks(at - begin)
+        ranges[file] = slice(begin, at)
+    return starts, ranges, at
+
+
+class DiskBlock:
+    """The tensors (numel,) of one flat buffer that are on the disk. In memory one staging buffer has room for all of them.
+
+    tensors: by name; there once the block has had memory.   nbytes: of the files together, in whole blocks of the disk.
     """
 
-    def __init__(self, name: str, numel: int, files: dict[str, dict[str, torch.dtype]], disk: Disk, tier: Tier):
+    def __init__(self, name: str, numel: int, files: Files, disk: Disk, tier: Tier):
         self.name, self.numel, self.files, self.disk = name, numel, files, disk
-        self.starts: dict[str, int] = {}  # by tensor: the byte of the block at which it begins
-        self.ranges: dict[str, slice] = {}  # by file: bytes of the block
-        at = 0
-        for file, dtypes in files.items():
-            begin = at
-            for key, dtype in dtypes.items():
-                self.starts[key] = at
-                at += -(-numel * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-            at = begin + whole_blocks(at - begin)
-            self.ranges[file] = slice(begin, at)
-        self.nbytes = at
         self.storage = torch.UntypedStorage(0)
         with tier_registry.taking(tier):
             tier.adopt(torch.empty(0, dtype=torch.uint8).set_(self.storage))
@@ -52,14 +55,24 @@ class DiskBlock:
         self.transfers: list[DiskTransfer] = []  # reads or writes under way
         self._nan: NanPages | None = None
         self._lent: tuple[StagingBuffers | None, torch.Tensor] | None = None  # whose memory it has
+        self.starts, self.ranges, self.nbytes = lay_out(numel, files)
         if not self.nbytes:
             self.make_tensors()
 
+    def add_states(self, dtypes: dict[str, torch.dtype]) -> None:
+        """Further tensors, behind those that are there. They are zeros after the next `move` or `lend`."""
+        self.files.setdefault(STATES, {}).update(dtypes)
+        self.starts, self.ranges, self.nbytes = lay_out(self.numel, self.files)
+        self._nan = None  # it needs more of them
+
     def make_tensors(self) -> None:
-        for dtypes in self.files.values():
-            for key, dtype in dtypes.items():
-                empty = torch.empty(0, dtype=dtype)
-                self.tensors[key] = empty.set_(self.storage, self.starts[key] // dtype.itemsize, (self.numel,)) if self.nbytes else empty
+        """Those that are not there yet."""
+        for key, dtype in [item for dtypes in self.files.values() for item in dtypes.items() if item[0] not in self.tensors]:
+            empty = torch.empty(0, dtype=dtype)
+            self.tensors[key] = empty.set_(self.storage, self.starts[key] // dtype.itemsize, (self.numel,)) if self.nbytes else empty
+            self.tensors[key].zero_()
+        if self._nan is None:
+            self._nan = NanPages.of(self.storage)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -67,15 +80,27 @@ class DiskBlock:
     def has_memory(self) -> bool:
         return not self.nbytes or self._lent is not None
 
+    @property
+    def has_room(self) -> bool:
+        """Is there memory enough for all tensors?"""
+        return self.storage.nbytes() >= self.nbytes
+
     def lend(self, buffer: torch.Tensor, pool: StagingBuffers | None = None) -> None:
         """The tensors have this buffer's memory from now on, its content undefined."""
         if self._nan is not None:
             self._nan.take(self.storage)
         self._lent = pool, buffer
         swap_memory(self.storage, buffer.untyped_storage())
-        if not self.tensors:
-            self.make_tensors()
-            self._nan = NanPages.of(self.storage)
+        self.make_tensors()
+
+    def move(self, buffer: torch.Tensor, pool: StagingBuffers) -> None:
+        """To a larger buffer, with all values."""
+        (before, old), self._lent = self._lent, (pool, buffer)
+        swap_memory(old.untyped_storage(), self.storage)
+        buffer[: old.numel()].copy_(old)
+        swap_memory(self.storage, buffer.untyped_storage())
+        if before is not None:
+            before.give(old)
 
     def abandon(self) -> None:
         """Give the memory back, whatever becomes of what is under way, as soon as that is over."""

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ..measure import tier_registry
 from ..zero.optimizer import elementwise_states
 from .aligned import aligned_empty
-from .disk_block import PARAMS, STATES, DiskBlock
+from .disk_block import PARAMS, STATES, DiskBlock, Files, lay_out
 from .host_link import LinkTransfer
 from .offloaded_buffer import OffloadedBuffer
 
@@ -47,8 +47,12 @@ class DiskBuffer(OffloadedBuffer):
 
     def place(self, exact: torch.Tensor) -> None:
         own = exact[self.own]
-        self.block = self.block_with({}, own.dtype)
-        self.lend_own_memory()
+        self.block = DiskBlock(self.name, own.numel(), self.files_with({}, own.dtype), self.offload.disk, self.tier)
+        if self.block.nbytes:  # memory that is freed again, as long as it is not known how large staging buffers must be
+            with tier_registry.taking(self.tier):
+                memory = aligned_empty(self.block.nbytes, torch.uint8)
+            self.tier.adopt(memory)
+            self.block.lend(memory)
         self.master = self.block.tensors[MASTER]
         if not self.shard_is_on_host:
             self.shard = self.full[self.own].clone() if self.shards_parameters else self.full[self.own]
@@ -57,21 +61,16 @@ class DiskBuffer(OffloadedBuffer):
         for tensor in self.block.tensors.values():
             tensor.copy_(own)
 
-    def block_with(self, states: dict[str, torch.dtype], exact: torch.dtype) -> DiskBlock:
-        """A block for the optimizer's states of these names and dtypes, beside the rest."""
+    def files_with(self, states: dict[str, torch.dtype], exact: torch.dtype) -> Files:
+        """What lies in which file, with the optimizer's states of these names and dtypes."""
         files = {PARAMS: {}, STATES: {MASTER: exact} | states}
         if self.shard_is_on_host:
             files[PARAMS] = {SHARD: self.dtype} if exact is not self.dtype else {MASTER: files[STATES].pop(MASTER)}
-        numel = self.own.stop - self.own.start
-        return DiskBlock(self.name, numel, {file: dtypes for file, dtypes in files.items() if dtypes}, self.offload.disk, self.tier)
+        return {file: dtypes for file, dtypes in files.items() if dtypes}
 
-    def lend_own_memory(self) -> None:
-        """Memory for the block alone, which is freed with it: as long as it is not known how large staging buffers must be."""
-        if self.block.nbytes:
-            with tier_registry.taking(self.tier):
-                memory = aligned_empty(self.block.nbytes, torch.uint8)
-            self.tier.adopt(memory)
-            self.block.lend(memory)
+    def nbytes_with(self, states: dict[str, torch.dtype]) -> int:
+        """Bytes of the block, if it has these states too."""
+        return lay_out(self.master.numel(), self.files_with(self.states | states, self.master.dtype))[-1]
 
     @property
     def states(self) -> dict[str, torch.dtype]:
@@ -100,38 +99,23 @@ class DiskBuffer(OffloadedBuffer):
 
     @torch.no_grad()
     def take_states(self, optimizer: Optimizer) -> None:
-        """The optimizer has made states, or has others than before: move them into the block, which is made larger if it has
-        no place for them. The optimizer goes on with those in the block."""
+        """The optimizer has made states, or has others than before: move them into the block, which grows if it has no place for
+        them. The optimizer goes on with those in the block."""
         parts = [*zip(self.shard_ranges, self.shard_params.values(), strict=True)]
         found = {(index, key): value for index, (_, part) in enumerate(parts)
                  for key, value in elementwise_states(optimizer, part).items()}
         new = {place: value for place, value in found.items() if value is not self.placed.get(place)}
         if not new:
             return
-        wanted = self.states | {key: value.dtype for (_, key), value in new.items()}
-        if wanted != self.states:
-            self.make_room(wanted)
-            new = found
+        further = {key: value.dtype for (_, key), value in new.items() if key not in self.block.tensors}
+        if further:
+            self.block.add_states(further)
+            self.offload.make_room(self)
         for (index, key), value in new.items():
             where, part = parts[index]
             place = self.shard_view_of(self.block.tensors[key], where)
             place.copy_(value)
             optimizer.state[part][key] = self.placed[index, key] = place
-
-    def make_room(self, states: dict[str, torch.dtype]) -> None:
-        """Another block, with room for these states; what lay in the old one moves."""
-        old, self.block = self.block, self.block_with(states, self.master.dtype)
-        self.offload.lend_to(self)
-        for tensor in self.block.tensors.values():
-            tensor.zero_()  # what belongs to no state, such as padding
-        for key, tensor in old.tensors.items():
-            self.block.tensors[key].copy_(tensor)
-        self.master.set_(self.block.tensors[MASTER])
-        if SHARD in old.tensors:
-            self.shard.set_(self.block.tensors[SHARD])
-        for where, part in zip(self.shard_ranges, self.shard_params.values(), strict=True):
-            part.set_(self.shard_view_of(self.master, where))
-        old.release()
 
     # -- outside of a step --------------------------------------------------------------------------------------------
 

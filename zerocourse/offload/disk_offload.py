@@ -34,7 +34,7 @@ from .host_link import HostLink
 from .host_offload import HostOffload
 from .tiers import Tier
 
-LEAST_BUFFERS = 2  # a block that grows has two for a moment
+LEAST_BUFFERS = 2  # one is stepped while another is read or written
 
 
 class DiskOffload(HostOffload):
@@ -63,6 +63,8 @@ class DiskOffload(HostOffload):
         self.leaving: list[DiskBuffer] = []  # those that are being written, the oldest first
         self.coming: list[RisingFromDisk] = []  # parameters on their way from the disk, the oldest first
         self.kept: DiskBuffer | None = None  # the last one that was used outside of a step: it may be used again
+        self.waiting: deque[DiskBuffer] = deque()  # those that the present step has not begun to read
+        self.ahead: deque[DiskBuffer] = deque()  # those that it has, ahead of their turns
         self.knows_states = False  # has a buffer been stepped, so that all staging buffers have their size?
 
     def __repr__(self) -> str:
@@ -92,19 +94,22 @@ class DiskOffload(HostOffload):
             raise BadInput(f"{type(optimizer).__name__} is not torch's own, or has hooks, and so must step all parameters at once: with "
                            "the states on the disk they are stepped one buffer after the other, so take an optimizer of torch.optim "
                            "without step hooks, or offload to the host")
-        upcoming = deque(flats)
+        waiting = self.waiting = deque(flats)
         try:
             for flat in flats:
-                while upcoming and (upcoming[0] is flat or self.has_room):
-                    self.fetch(upcoming[0], *upcoming.popleft().files_of_a_step)
+                while waiting and (not self.ahead or self.has_room):
+                    self.ahead.append(waiting.popleft())
+                    self.fetch(self.ahead[-1], *self.ahead[-1].files_of_a_step)
+                self.ahead.popleft()
                 flat.block.wait()
                 yield flat
-                self.knows_states = True
+                self.knows_states |= bool(flat.shard_params)
                 flat.write()
                 self.leaving.append(flat)
         finally:
+            self.ahead.clear()
             for flat in flats:  # an error has ended the step
-                if flat.block.has_memory and flat not in self.leaving:
+                if flat not in self.leaving:
                     flat.block.abandon()
 
     def adopt_states(self, optimizer: Optimizer, flat: DiskBuffer) -> None:
@@ -122,30 +127,37 @@ class DiskOffload(HostOffload):
         flat.block.read(*files)
 
     def lend_to(self, flat: DiskBuffer) -> None:
-        """Memory for the buffer's block. Waits until there is some."""
-        if not flat.block.nbytes:
-            return
+        """Memory for the buffer's block."""
+        if flat.block.nbytes:
+            flat.block.lend(self.free_buffer(flat), self.staging)
+
+    def make_room(self, flat: DiskBuffer) -> None:
+        """The buffer's block has grown."""
+        if not flat.block.has_room:
+            flat.block.move(self.free_buffer(flat), self.staging)
+        flat.block.make_tensors()
+
+    def free_buffer(self, flat: DiskBuffer) -> torch.Tensor:
+        """A staging buffer that is large enough. Waits until there is one."""
         if self.staging is None or flat.block.nbytes > self.staging.nbytes:
-            self.staging = StagingBuffers(self.buffers, self.largest_block(flat), tier=self.tier, poison=self.poison)
+            nbytes = max(each.nbytes_with(flat.states) for each in self.stage.flats)  # if all have the states of this one
+            self.staging = StagingBuffers(self.buffers, nbytes, tier=self.tier, poison=self.poison)
         while self.staging.in_flight == self.staging.count:
             self.free_one()
         with tier_registry.taking(self.tier):
-            buffer = self.staging.take(flat.name)
-        flat.block.lend(buffer, self.staging)
-
-    def largest_block(self, like: DiskBuffer) -> int:
-        """Bytes of the largest block, if all have the states of this one."""
-        return max(flat.block_with(flat.states | like.states, flat.master.dtype).nbytes for flat in self.stage.flats)
+            return self.staging.take(flat.name)
 
     def free_one(self) -> None:
-        """Get a staging buffer free that nobody needs any more, or soon. Of those that `turns` has read ahead none is taken, because
-        it asks for one buffer after the other."""
+        """Get a staging buffer free, best one that nobody needs any more."""
         if self.kept is not None:
             self.let_go()
         elif self.leaving:
             self.finish_leaving(self.leaving[0])
         elif self.coming:
             self.coming[0].land()
+        elif self.ahead:
+            self.ahead[-1].block.abandon()
+            self.waiting.appendleft(self.ahead.pop())  # to be read again
         else:
             raise BadInput(f"all {self.buffers} staging buffers are in use at once: make DiskOffload(buffers=...) larger")
 
