@@ -76,8 +76,10 @@ def needs(where: Arrangement, params: int, ranks: int, convention: Convention = 
 
     ratio: the share of the optimizer's part that is offloaded.
     device_peak: bytes of a step's peak on the device, where they are known (see `peak`); else model states are counted alone.
-    largest_unit: parameters of the largest unit: its states decide how large a staging buffer is (disk).
-    The host's gradients are those of the whole step, which are all there when it begins.
+    largest_unit: parameters of the largest unit, of which one or more are under way. With the disk its states decide how large a
+        staging buffer is, and as much space is needed on the disk again, because what is being written does not replace the old file before it is whole.
+    The host's gradients are those of the whole step, which are all there when it begins; in half precision those of the unit
+    that is stepped are there in fp32 as well.
     """
     share, each = share_of(params, ranks), offloaded_element(convention)
     held = model_states(params, where.stage, ranks, convention)
@@ -94,12 +96,13 @@ def needs(where: Arrangement, params: int, ranks: int, convention: Convention = 
     apart = rounded * (raised and convention.parameter != FP32)  # in fp32 they are the master weights
     link = gradients + (gathers * rounded if raised else convention.parameter * moved)
     device = device if device_peak is None else device_peak
+    unit = share_of(largest_unit, ranks) if largest_unit else 0
+    gradients += 0 if FP32 in (convention.parameter, convention.gradient) else FP32 * unit  # of the one that is stepped
     if where.optimizer == HOST:
         return Needs(device, each * moved + gradients + apart, 0, link, 0, sent)
-    unit = share_of(largest_unit, ranks) if largest_unit else 0
     staging = buffers * (each + (convention.parameter if apart else 0)) * unit
     io = 2 * each * share + (gathers * rounded if raised else 0) + apart
-    return Needs(device, gradients + staging, each * share + apart, link, io, sent)
+    return Needs(device, gradients + staging, each * share + apart + staging, link, io, sent)
 
 
 def largest_gpt2_unit(config) -> int:
