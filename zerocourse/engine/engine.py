@@ -28,7 +28,7 @@ from .config import Config
 from .config.auto import known_values
 from .familiar import FamiliarNames
 from .half_precision import LossScaling, in_half, precision_of
-from .offloading import offload_of
+from .offloading import host_activations_of, offload_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
 
 
@@ -71,10 +71,14 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
                            f"{of_ranks[other][key]} on rank {other}; give every rank the same")
     optimizer = choose_optimizer(resolved, optimizer, model, model_parameters)
     lr_scheduler = choose_scheduler(resolved, lr_scheduler, optimizer)
-    checkpointing = resolved.activation_checkpointing
+    checkpointing, packing = resolved.activation_checkpointing, None
     if checkpointing is not None and checkpointing.enabled:
-        checkpoint_blocks(model, checkpointing.number_checkpoints)  # before shard: its hooks stand around the blocks
+        packing = host_activations_of(resolved)
+        checkpoint_blocks(model, checkpointing.number_checkpoints, packing=packing)  # before shard: its hooks stand around the blocks
     engine = Engine(model, optimizer, resolved, comm, lr_scheduler, seed)
+    if packing is not None:
+        packing.attach(engine.zero)
+        engine.host_link = packing.link
     loader = engine.loader(training_data, collate_fn) if training_data is not None else None
     return engine, optimizer, loader, lr_scheduler
 
@@ -92,6 +96,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
             precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed,
             offload=offload_of(config))
         self.zero = self.module.zero
+        self.host_link = None if self.zero.offload is None else self.zero.offload.link
         self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
         self.device, self.zero_stage = self.zero.device, zero.stage
         self.global_steps = self.micro_steps = self.skipped_steps = 0
@@ -231,7 +236,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         comm = self.zero.comm
         return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
                 "padding_bytes": comm.padding, "metadata_bytes": comm.metadata,
-                **({"link_bytes": dict(self.zero.offload.link.bytes)} if self.zero.offload is not None else {})}
+                **({"link_bytes": dict(self.host_link.bytes)} if self.host_link is not None else {})}
 
 
 def _say(loss: object) -> str:

@@ -2,8 +2,9 @@
 
 from .disk import Disk
 from .disk_offload import DiskOffload
+from .host_activations import HostActivations
 from .host_link import HostLink
 from .host_offload import HostOffload
 from .tiers import Tier
 
-__all__ = ["Disk", "DiskOffload", "HostLink", "HostOffload", "Tier"]
+__all__ = ["Disk", "DiskOffload", "HostActivations", "HostLink", "HostOffload", "Tier"]
