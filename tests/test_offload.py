@@ -551,19 +551,31 @@ def by_config(section: dict, precision: dict) -> tuple:
     return losses, norms, engine.state_dict(), engine.skipped_steps, engine.communication().get("link_bytes")
 
 
-def test_the_config_offloads(pool):
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 1}}
+
+
+def test_the_config_offloads(pool, tmp_path):
     """fp16 begins with a loss scale at which gradients overflow: skipped steps move no parameters."""
-    for stage, precision in product((1, 3), ({}, {"fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 1}})):
-        section = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+    own, disk = pool(2).run(elements_of, 2)[0], {"device": "nvme", "nvme_path": str(tmp_path)}
+    for stage, precision, offload in ((1, {}, {"device": "cpu", "ratio": 0.3}), (1, FP16, {"device": "cpu"}), (3, {}, {"device": "cpu"}),
+                                      (3, FP16, disk)):
         plain = pool(2).run(by_config, {"stage": stage}, precision)
-        found = pool(2).run(by_config, section, precision)
-        params = sum(param.numel() for param in worlds.gpt().parameters())
+        found = pool(2).run(by_config, {"stage": stage, "offload_optimizer": offload}, precision)
         for rank, (ours, other) in enumerate(zip(found, plain, strict=True)):
             assert ours[:2] == other[:2] and ours[3] == other[3], (stage, precision, rank)
             assert all(torch.equal(value, other[2][name]) for name, value in ours[2].items()), (stage, precision, rank)
-        size = 2 if precision else 4
-        assert sum(ours[4]["down"] for ours in found) == 4 * size * params
-        assert sum(ours[4]["up"] for ours in found) == (4 - found[0][3]) * size * params
+            share = int(Fraction(str(offload.get("ratio", 1))) * own[rank]) * (2 if precision else 4)
+            assert ours[4] == {"down": 4 * share, "up": (4 - ours[3]) * share}, (stage, precision, rank)
+
+
+def test_the_config_keeps_checkpoints_on_the_host(pool):
+    """Each block's input goes down and up once a micro-batch, beside what the optimizer's offload moves."""
+    section = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    plain, found = (pool(2).run(by_config, section, {"activation_checkpointing": {"cpu_checkpointing": here}}) for here in (False, True))
+    inputs = 8 * 2 * worlds.batch(0, 0, 0)[0].numel() * 8 * 4  # of 8 micro-batches and 2 blocks, of width 8, in fp32
+    for ours, other in zip(found, plain, strict=True):
+        assert ours[:2] == other[:2] and all(torch.equal(value, other[2][name]) for name, value in ours[2].items())
+        assert ours[4] == {verb: nbytes + inputs for verb, nbytes in other[4].items()}
 
 
 def written(stage: int, ratio: float) -> list[float]:

@@ -56,7 +56,7 @@ def checkpointed(block: nn.Module, context: Callable = no_contexts, packing: Pac
     def wrapped(*args, **kwargs):
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        with keeping(block, packing) if packing is not None else nullcontext():
+        with keeping(block, packing, at_least=1) if packing is not None else nullcontext():
             return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def contexts() -> tuple:
