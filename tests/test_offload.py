@@ -625,6 +625,8 @@ def test_what_offload_cannot_do_is_refused():
             worlds.sharded(Case(stage, 1), offload=HostOffload(**options))
     with pytest.raises(BadInput, match="'step', which is not called with offload"):
         worlds.sharded(Case(2, 1), offload=HostOffload(), ops={"step": print})
+    with pytest.raises(BadInput, match="delay_after=3, and zero_optimization.offload_optimizer.device is 'none'"):
+        initialize(worlds.gpt(), worlds.adamw, config={"train_batch_size": 1}, delay_after=3)
     for options, words in (({"ratio": 1.5}, "from 0, nothing, to 1"), ({"ratio": 0.5, "parameters": True}, "parameters needs all states"),
                            ({"ratio": 0.5, "delay_after": 2}, "delay_after needs all states")):
         with pytest.raises(BadInput, match=words):

@@ -36,7 +36,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
                model_parameters=None, training_data: Dataset | None = None, lr_scheduler=None,
                config: dict | str | Path | None = None, args=None, collate_fn: Callable | None = None, mpu=None,
                dist_init_required: bool | None = None, config_params: dict | str | Path | None = None,
-               seed: int = 0):
+               seed: int = 0, delay_after: int | None = None):
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
     An existing process group is used. Under torchrun one is started. Otherwise there is one rank.
@@ -49,6 +49,8 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
         Hugging Face's TrainingArguments say what "auto" means in the config.
     collate_fn: makes a batch of samples, for the loader.   config_params: DeepSpeed's older name of `config`.
     seed: of the values that parameters on the meta device get.
+    delay_after: from this number of steps on each update is made one step late (see `offload.delayed`), where the config
+        offloads the optimizer's states to the host. DeepSpeed has no key for it.
     Raises BadInput for an impossible config (see `config`), or one that differs from rank to rank.
     """
     if not isinstance(model, nn.Module):
@@ -75,7 +77,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     if checkpointing is not None and checkpointing.enabled:
         packing = host_activations_of(resolved)
         checkpoint_blocks(model, checkpointing.number_checkpoints, packing=packing)  # before shard: its hooks stand around the blocks
-    engine = Engine(model, optimizer, resolved, comm, lr_scheduler, seed)
+    engine = Engine(model, optimizer, resolved, comm, lr_scheduler, seed, delay_after)
     if packing is not None:
         packing.attach(engine.zero)
         engine.host_link = packing.link
@@ -87,14 +89,14 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
     """A model under a stage of ZeRO, its optimizer, and where the training stands."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, config: Config, comm: Comm, lr_scheduler=None,
-                 seed: int = 0):
+                 seed: int = 0, delay_after: int | None = None):
         self.config, self.lr_scheduler = config, lr_scheduler
         zero = config.zero_optimization
         overlap = zero.overlap_comm is not False  # on unless it is switched off, at every stage
         self.module, self.optimizer = shard(
             model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
             precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed,
-            offload=offload_of(config))
+            offload=offload_of(config, delay_after))
         self.zero = self.module.zero
         self.host_link = None if self.zero.offload is None else self.zero.offload.link
         self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
