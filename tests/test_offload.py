@@ -481,20 +481,23 @@ def test_a_slow_link_changes_no_bit(pool):
 
 # -- checkpoints, the engine, writes ---------------------------------------------------------------------------------
 
-SETTINGS = ((2, {"ratio": 0.3}), (1, {"ratio": 0.6, "rate": 1e9}), (3, {"parameters": True}), (2, {"delay_after": 1}), (3, None))
+SETTINGS = ((2, {"ratio": 0.3}), (1, {"rate": 1e9, "folder": "disk"}), (3, {"parameters": True}), (3, {"parameters": True, "folder": "disk"}),
+             (2, {"delay_after": 1}), (3, None))
 
 
 def goes_on(folder: str, dtype) -> list[bool]:
     """Saved after two steps under each setting, loaded under the next: is the third step that of the unbroken run?"""
     equal = []
-    plain = [step[2] for step in steps(Case(2, steps=4, param_dtype=dtype), None, False)]
+    plain = [step[2] for step in steps(Case(2, steps=5, param_dtype=dtype), None, False)]
     for number, (stage, offload) in enumerate(SETTINGS):
         case = Case(stage, param_dtype=dtype)
-        model, optimizer = worlds.sharded(case, offload=None if offload is None else HostOffload(**offload))
+        if offload is not None and "folder" in offload:
+            offload = offload | {"folder": f"{folder}/disk"}
+        model, optimizer = worlds.sharded(case, offload=None if offload is None else offload_with(offload))
         late = model.zero.offload is not None and model.zero.offload.delays
         if number:
             load_checkpoint(model, optimizer, f"{folder}/{number}")
-            assert late or number == 4 or all(torch.equal(value, before[name]) for name, value in state_dict(model).items())
+            assert late or number == 5 or all(torch.equal(value, before[name]) for name, value in state_dict(model).items())
             if offload is not None:
                 held = model.zero.memory(optimizer)
                 assert (held["optimizer_bytes"] == 0) == ("ratio" not in offload)
@@ -504,7 +507,7 @@ def goes_on(folder: str, dtype) -> list[bool]:
             optimizer.step()
             optimizer.zero_grad()
         before = state_dict(model)
-        if number < 3:
+        if number < 4:
             equal.append(all(torch.equal(value, plain[number + 1][name]) for name, value in before.items()))
         save_checkpoint(model, optimizer, f"{folder}/{number + 1}")
     return equal
@@ -512,7 +515,7 @@ def goes_on(folder: str, dtype) -> list[bool]:
 
 def test_a_checkpoint_travels_with_offload_and_without(pool, tmp_path):
     for dtype in (None, BF16):
-        assert pool(2).run(goes_on, str(tmp_path / str(dtype)), dtype) == [[True] * 3] * 2
+        assert pool(2).run(goes_on, str(tmp_path / str(dtype)), dtype) == [[True] * 4] * 2
 
 
 def a_save_in_between(folder: str) -> list[list[float]]:
@@ -578,11 +581,10 @@ def test_the_config_keeps_checkpoints_on_the_host(pool):
         assert ours[4] == {verb: nbytes + inputs for verb, nbytes in other[4].items()}
 
 
-def written(stage: int, ratio: float) -> list[float]:
+def written(stage: int, options: dict) -> list[float]:
     """A bf16 model of which a parameter is set between two steps: its value after a step of rate 0."""
     model = worlds.gpt()
-    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), stage, param_dtype=BF16,
-                             offload=HostOffload(ratio=ratio))
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), stage, param_dtype=BF16, offload=offload_with(options))
     name, param = next(iter(model.named_parameters()))
     with gathered(param, write=True), torch.no_grad():
         param.fill_(0.25)
@@ -600,13 +602,13 @@ class Clamped(torch.nn.Linear):
         return super().forward(x)
 
 
-def clamped(dtype) -> bool:
+def clamped(dtype, options: dict) -> bool:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), Clamped(6, 6), torch.nn.Linear(6, 1))
     with torch.no_grad():
         model[1].weight.fill_(0.5)
     model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), 3, units=["1"], param_dtype=dtype,
-                             offload=HostOffload(parameters=True))
+                             offload=offload_with(options | {"parameters": True}))
     for _ in range(2):
         model(torch.ones(2, 6, dtype=dtype)).sum().backward()
         optimizer.step()
@@ -614,9 +616,9 @@ def clamped(dtype) -> bool:
     return bool((state_dict(model)["1.weight"] == 0.25).all())
 
 
-def test_what_a_forward_writes_reaches_parameters_on_the_host(pool):
-    for dtype in (None, BF16):
-        assert all(pool(2).run(clamped, dtype)), dtype
+def test_what_a_forward_writes_reaches_parameters_on_the_host_and_on_the_disk(pool, tmp_path):
+    for dtype, options in product((None, BF16), ({}, {"folder": str(tmp_path)})):
+        assert all(pool(2).run(clamped, dtype, options)), (dtype, options)
 
 
 def test_what_offload_cannot_do_is_refused():
@@ -637,9 +639,9 @@ def test_what_offload_cannot_do_is_refused():
         worlds.sharded(Case(2, 1), offload=offload)
 
 
-def test_what_is_written_into_the_model_reaches_the_host(pool):
-    for stage, ratio in ((2, 0.5), (3, 1)):
-        assert pool(2).run(written, stage, ratio) == [[0.25]] * 2
+def test_what_is_written_into_the_model_reaches_the_host(pool, tmp_path):
+    for stage, options in ((2, {"ratio": 0.5}), (3, {}), (2, {"folder": str(tmp_path)}), (3, {"folder": str(tmp_path), "parameters": True})):
+        assert pool(2).run(written, stage, options) == [[0.25]] * 2
 
 
 # -- overlap ---------------------------------------------------------------------------------------------------------

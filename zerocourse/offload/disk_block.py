@@ -80,11 +80,6 @@ class DiskBlock:
     def has_memory(self) -> bool:
         return not self.nbytes or self._lent is not None
 
-    @property
-    def has_room(self) -> bool:
-        """Is there memory enough for all tensors?"""
-        return self.storage.nbytes() >= self.nbytes
-
     def lend(self, buffer: torch.Tensor, pool: StagingBuffers | None = None) -> None:
         """The tensors have this buffer's memory from now on, its content undefined."""
         if self._nan is not None:

@@ -50,10 +50,13 @@ class DiskOffload(HostOffload):
     def __init__(self, folder: str | Path | None = None, parameters: bool = False, buffers: int = 4,
                  host_budget: int | str | None = None, disk_budget: int | str | None = None, rate: float | None = None,
                  disk_rate: float | None = None, pin_memory: bool = True, link: HostLink | None = None,
-                 tier: Tier | None = None, disk: Disk | None = None, poison: bool = False):
+                 tier: Tier | None = None, disk: Disk | None = None, poison: bool = False, delay_after: None = None):
         if buffers < LEAST_BUFFERS:
             raise BadInput(f"buffers is {buffers!r}: the disk needs at least {LEAST_BUFFERS} staging buffers, and 4 to read, step "
                            "and write at once")
+        if delay_after is not None:
+            raise BadInput(f"delay_after is {delay_after!r}: with the states on the disk a step cannot be delayed, so leave it out, or offload "
+                           "to the host")
         if (folder is None) == (disk is None):
             raise BadInput("an offload to the disk takes either a folder or a Disk")
         super().__init__(host_budget, rate, pin_memory, parameters, link=link, tier=tier)
@@ -132,15 +135,21 @@ class DiskOffload(HostOffload):
             flat.block.lend(self.free_buffer(flat), self.staging)
 
     def make_room(self, flat: DiskBuffer) -> None:
-        """The buffer's block has grown."""
-        if not flat.block.has_room:
+        """The buffer's block has grown, and the others may grow likewise: larger staging buffers, in place of those that there are."""
+        if self.largest_block(flat) > self.staging.nbytes:
+            while self.kept or self.leaving or self.coming or self.ahead:
+                self.free_one()
             flat.block.move(self.free_buffer(flat), self.staging)
         flat.block.make_tensors()
 
+    def largest_block(self, flat: DiskBuffer) -> int:
+        """Bytes of the largest block, if all have the states of this buffer."""
+        return max(each.nbytes_with(flat.states) for each in self.stage.flats)
+
     def free_buffer(self, flat: DiskBuffer) -> torch.Tensor:
-        """A staging buffer that is large enough. Waits until there is one."""
-        if self.staging is None or flat.block.nbytes > self.staging.nbytes:
-            nbytes = max(each.nbytes_with(flat.states) for each in self.stage.flats)  # if all have the states of this one
+        """A staging buffer. Waits until there is one."""
+        nbytes = self.largest_block(flat)
+        if self.staging is None or nbytes > self.staging.nbytes:
             self.staging = StagingBuffers(self.buffers, nbytes, tier=self.tier, poison=self.poison)
         while self.staging.in_flight == self.staging.count:
             self.free_one()

@@ -38,7 +38,8 @@ class LinkTransfer:
         return self.over.is_set()
 
     def wait_for_source(self) -> None:
-        """Block until what is copied may be overwritten: after `wait` on a CPU it may."""
+        """Block until what is copied may be overwritten. (On a GPU `wait` does not mean that.)"""
+        self.wait(notes=False)
 
     def end(self, error: BaseException | None = None) -> None:
         """The copy is over, or has failed."""

@@ -10,7 +10,7 @@ from ...formulas.states import Convention, model_states
 from ...formulas.transformer import gpt2_block_params
 from ...formulas.units import gb
 from ...formulas.volumes import sent_bytes
-from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_gpt2_unit, needs
+from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_gpt2_unit, needs, on_device
 from ...models.gpt2 import GPTConfig
 from ..half_precision import precision_of
 from .load import Config
@@ -51,9 +51,13 @@ def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
     as_sent = replace(each, gradient=sent.itemsize)
     overlap = int(changes.get("overlap", config.zero_optimization.overlap_comm is not False))
     recompute = {0: "selective", model.n_layer: "full"}.get(checkpoints(config, model))
-    peak = None if recompute is None or sent is not added else gpt2_peak_bytes(
-        model, stage, ranks, config.train_micro_batch_size_per_gpu, model.block_size, each, recompute, overlap, overlap,
-        accumulated=accumulation > 1)
+    zero = config.zero_optimization
+    offloaded = stage > 0 and zero.offload_optimizer.device not in ("none", None)
+    known = recompute is not None and sent is added and not (offloaded and zero.offload_optimizer.ratio < 1)
+    peak = None if not known else gpt2_peak_bytes(
+        model, stage, ranks, config.train_micro_batch_size_per_gpu, model.block_size, on_device(each, offloaded), recompute, overlap,
+        overlap, accumulated=accumulation > 1, offloaded=offloaded,
+        offloaded_parameters=offloaded and zero.offload_param.device not in ("none", None))
     return {"params": model.params, "stage": stage, "ranks": ranks, **asdict(states), "total_bytes": states.total_bytes,
             "peak_bytes": peak, "sent_bytes": sent_bytes(model.params, stage, ranks, accumulation, convention=as_sent)}
 

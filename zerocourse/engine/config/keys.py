@@ -41,8 +41,9 @@ WORKS = {
                                "parameters",
     "zero_optimization.reduce_bucket_size": "the most elements whose gradients are reduced at once",
     "zero_optimization.overlap_comm": "communication goes on while the model computes; null means true, at every stage",
-    "zero_optimization.offload_optimizer": "optimizer states, master weights and the step in the host's memory",
-    "zero_optimization.offload_param": "this rank's slices of the parameters in the host's memory, too, with stage 3",
+    "zero_optimization.offload_optimizer": "optimizer states and master weights in the host's memory or on the disk, and the step on the "
+                                           "host",
+    "zero_optimization.offload_param": "this rank's slices of the parameters there too, with stage 3",
     **{f"zero_optimization.{section}.{key}": does for section in ("offload_optimizer", "offload_param")
        for key, does in {"device": "none, cpu or nvme", "nvme_path": "a folder on the disk",
                          "pin_memory": "page-locked memory, which is copied faster"}.items()},
