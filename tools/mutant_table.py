@@ -11,6 +11,7 @@ def of(file: str, *rows: tuple[str, ...]) -> Iterator[Mutant]:
 
 
 ATTEMPTS = "elastic.py::test_ranks_agree_on_an_attempt_whatever_earlier_ones_left"
+FITS = "what_fits.py::test_a_model_fits_where_it_is_said_to_and_nowhere_below"
 SHARE = "offload.py::test_an_exact_share_is_offloaded_and_nothing_else_changes"
 REST = "offload.py::test_the_rest_stays_on_the_device"
 OFFLOADED = "offload.py::test_equals_the_plain_run_and_moves_each_element_once_each_way"
@@ -772,6 +773,20 @@ MUTANTS = [
          "Gradient(self.landed, None, set(self.has_grad))", f"{QUEUE}[1]"),
         ("a gradient stays after it was taken", "self.landed, self.grad_shard, self.grad_factor = [], None, None", "pass", ONE_HOT),
         ("a write into the model is not seen", "if was_written and self.shard is not self.master:", "if False:", WRITES),
+    ),
+    *of("formulas/what_fits.py",
+        ("staging buffers are forgotten", "Needs(device, gradients + staging,", "Needs(device, gradients,", FITS),
+        ("in fp32 the masters are no copy", "(FP32 if convention.parameter == FP32 else 0)", "0", FITS),
+        ("the least that fits is not the cheapest", "fitting, default=None,\n               key=lambda where: (", "fitting, default=None,\n               key=lambda where: (-",
+         "what_fits.py::test_the_command_says_what_fits_and_what_moves_least"),
+    ),
+    *of("formulas/peak.py",
+        ("offloaded gradients stay", "units[in_buckets:] if not offloaded else units[in_buckets : in_buckets + 1]",
+         "units[in_buckets:] if not offloaded else units[in_buckets:]", FITS),
+    ),
+    *of("offload/host_activations.py",
+        ("a checkpoint of another block", "packed.values, NAME", "self.pack(tensor).values, NAME",
+         "offload.py::test_the_config_keeps_checkpoints_on_the_host"),
     ),
     *of("offload/partly_offloaded.py",
         ("the kept part of a gradient is that of the last micro-batch", "self.kept_grad.add_(kept)", "kept.clone()", UPSTREAM),

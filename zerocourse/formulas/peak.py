@@ -32,7 +32,8 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
     head: bytes of what is computed after the units, at the loss.
     received: also count the memory that receives the reductions under way, N - 1 slices of each bucket.
     accumulated: gradients of earlier micro-batches are there as well (from stage 2 on, this rank's slices of them).
-    offloaded: the optimizer's part is elsewhere (count it with 0 bytes), and a gradient leaves the device when it is reduced.
+    offloaded: the optimizer's part is elsewhere (count it with 0 bytes), and a gradient leaves the device when it is reduced: one
+        slice may be on its way.
     offloaded_parameters: so are this rank's slices of the parameters (stage 3).
     Every unit is used once. The step is not the first one, in which the optimizer states are still to be made.
     """
@@ -50,7 +51,8 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
             gathered = before + after + sum(units[max(0, now - ahead) : now + 1]) if stage == 3 else whole
             in_buckets = now + 1 + under_way if drops else len(units)  # the units from `now` up to here have a bucket
             gradients = (before if now < 0 else 0) + after + sum(units[max(0, now) : in_buckets])
-            slices = earlier or (0 if offloaded else sum(units[in_buckets:]) // ranks)
+            reduced = units[in_buckets:] if not offloaded else units[in_buckets : in_buckets + 1] if stage > 1 else ()
+            slices = earlier or sum(reduced) // ranks
             gradients = gradients + slices if drops else earlier or gradients
             arriving = sum(units[now + 1 : now + 1 + under_way]) * (ranks - 1) // ranks if received else 0
             moments.append(convention.parameter * gathered + convention.gradient * (gradients + arriving)
