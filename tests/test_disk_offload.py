@@ -16,9 +16,13 @@ from worlds import Case
 
 from zerocourse import load_checkpoint, load_state_dict, save_checkpoint, shard, state_dict
 from zerocourse.errors import BadInput, OutOfMemory
+from zerocourse.measure import tier_registry
 from zerocourse.measure.ledger import Ledger
-from zerocourse.offload import Disk, DiskOffload
-from zerocourse.offload.aligned import whole_blocks
+from zerocourse.offload import Disk, DiskOffload, Tier
+from zerocourse.offload.aligned import StagingBuffers, whole_blocks
+from zerocourse.offload.block_file import DamagedFile
+from zerocourse.offload.disk_block import DiskBlock
+from zerocourse.offload.misbehaving import Misbehaving
 
 BF16 = torch.bfloat16
 
@@ -71,6 +75,19 @@ def test_the_budgets_of_host_and_disk_are_kept(tmp_path):
         with pytest.raises(OutOfMemory, match=f"rank 0 ran out of {tier} memory"):
             case = Case(2, 1)
             step(case, *worlds.sharded(case, offload=DiskOffload(tmp_path, **budgets)), 0)
+
+
+def test_staging_buffers_are_never_charged_to_the_device():
+    tier, held = Tier("host"), []
+    with Ledger() as ledger, tier_registry.taking(tier):
+        block = DiskBlock("h.0", 2**18, {"states": {"master weights": torch.float32}}, None, tier)
+        pool = StagingBuffers(1, block.nbytes, tier=tier)
+        for _ in range(2):
+            block.lend(pool.take("h.0"), pool)
+            held.append(ledger.alive_in["host"])
+            block.tensors["master weights"].fill_(1.0)
+            block.release()
+        assert ledger.peak == 0 and held[-1] == 2**20 == tier.bytes
 
 
 # -- order and overlap -----------------------------------------------------------------------------------------------
@@ -239,6 +256,19 @@ def test_killed_in_the_middle_of_a_step_a_run_goes_on_from_its_checkpoint(tmp_pa
     while list(scratch.iterdir()) and time.monotonic() < until:
         time.sleep(0.02)
     assert not list(scratch.iterdir())
+
+
+def test_a_damaged_file_is_named_with_the_parameter(tmp_path):
+    case = Case(2, 1)
+    offload = DiskOffload(disk=Disk(tmp_path, system=Misbehaving("flipped byte", after=6)))
+    model, optimizer = worlds.sharded(case, offload=offload)
+    step(case, model, optimizer, 0)  # one read for each of four buffers
+    with pytest.raises(DamagedFile, match=r"h\.0\.states.* \(master weights of h\.0\."):
+        step(case, model, optimizer, 1)
+    with pytest.raises(DamagedFile), model.zero.flats[0].at_hand():
+        pass
+    model.zero.settle()
+    assert offload.staging.in_flight == 0
 
 
 def test_a_step_that_fails_leaves_no_buffer_taken_and_no_file(tmp_path):

@@ -163,6 +163,8 @@ class Ledger(TorchDispatchMode):
                     continue
                 entry = self._entries[id(storage)] = _Entry(storage, self._on_death)
                 entry.key, entry.nbytes, entry.kind, entry.tier = id(storage), 0, REST, tier and tier.name
+                if tier is not None:
+                    self.alive_in.setdefault(tier.name, 0)  # also for a storage that has no memory now
             if entry.nbytes != nbytes:
                 self._recount(entry, nbytes)
 

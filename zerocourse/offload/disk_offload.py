@@ -196,7 +196,11 @@ class DiskOffload(HostOffload):
             self.kept = None
         elif not flat.block.has_memory or flat in self.leaving:
             self.fetch(flat, *flat.block.files)
-            flat.block.wait()
+            try:
+                flat.block.wait()
+            except BaseException:
+                flat.block.abandon()
+                raise
 
     def keep(self, flat: DiskBuffer) -> None:
         """It is not used any more, unless it is the one that is used next, as in a checkpoint, which goes by parameters."""
