@@ -215,7 +215,6 @@ class Ledger(TorchDispatchMode):
     def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """A known storage is about to have `nbytes`: check the budget before the memory is taken."""
         entry = self._entries.get(id(storage))
-        self._adopted(entry, storage)
         if entry is not None and entry.tier is None and self.budget is not None:
             asked = nbytes - entry.nbytes
             if asked > 0 and self.alive + asked > self.budget:
@@ -224,17 +223,8 @@ class Ledger(TorchDispatchMode):
     def resized(self, storage: torch.UntypedStorage) -> None:
         entry = self._entries.get(id(storage))  # an unknown one will be seen by the first operation that uses it
         if entry is not None:
-            self._adopted(entry, storage)
             self._recount(entry, storage.nbytes())
             self._look_for_peak()
-
-    def _adopted(self, entry: _Entry | None, storage: torch.UntypedStorage) -> None:
-        """Has a tier adopted the storage after it was seen? Then its bytes are that tier's."""
-        if entry is not None and entry.tier is None and (tier := tier_registry.tier_of(storage)) is not None:
-            nbytes = entry.nbytes
-            self._recount(entry, 0)
-            entry.tier = tier.name
-            self._recount(entry, nbytes)
 
     def _out_of_memory(self, by: Any, asked: int, alive: int) -> OutOfMemory:
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
