@@ -59,9 +59,9 @@ def read_weights(stage: DataParallel, readers: dict[str, Reader]) -> None:
     with torch.no_grad():
         for flat in stage.flats:
             with flat.at_hand(writes=True):
-                for part in flat.layout.shard_ranges(flat.own):
+                for part in flat.ranges():
                     if part.name in readers:
-                        flat.shard_view_of(flat.master, part).copy_(readers[part.name](part.start, part.stop))
+                        flat.master_of(part).copy_(readers[part.name](part.start, part.stop))
     publish(stage)
 
 
