@@ -28,8 +28,7 @@ from zerocourse.course.activation_trial import OTHER_MASKS
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, build_model
-from zerocourse.offload import Tier
-from zerocourse.offload.host_packing import OnHost
+from zerocourse.offload import HostActivations, Tier
 
 B, T, C, BLOCKS = 2, 16, 64, 3
 UNIT = 4 * B * T * C  # bytes of one activation (B, T, C) in fp32
@@ -98,13 +97,13 @@ def test_int8_keeps_a_quarter_and_changes_gradients_slightly():
 def test_what_leaves_the_device_is_on_the_host_until_the_backward():
     net, tier = model(), Tier("host", budget=BLOCKS * UNIT)
     checkpoint_blocks(net)
-    kept, gradient = through_blocks(net, OnHost(tier))
+    kept, gradient = through_blocks(net, HostActivations(tier=tier))
     assert kept[1:] == [0] * (BLOCKS - 1) and (tier.peak, tier.bytes) == (BLOCKS * UNIT, 0)
     assert torch.equal(gradient, through_blocks(model())[1])
     tight = model()
     checkpoint_blocks(tight)
     with pytest.raises(OutOfMemory, match="ran out of host memory"):
-        through_blocks(tight, OnHost(Tier("host", budget=BLOCKS * UNIT - 1)))
+        through_blocks(tight, HostActivations(budget=BLOCKS * UNIT - 1))
 
 
 def test_int8_is_off_by_half_a_step_at_most_also_for_zeros_and_large_numbers():
