@@ -10,6 +10,9 @@ buffer by buffer: while one is updated, the gradient of the next comes down, and
 A gradient travels in the dtype in which it was added up, and becomes fp32 on the host. DeepSpeed (0.19.8) makes it fp32 on
 the device first, and so moves 6Ψ/N bytes; here that happens with accumulate_dtype=torch.float32 alone. With accumulation
 micro-batches are added up on the device, so that the link carries one gradient a step.
+
+The step is the given optimizer's own, on a processor: take `torch.optim.AdamW(..., fused=True)` (`bench/cpu_adam` measures
+why).
 Source: Ren et al. 2021, arXiv 2101.06840.
 """
 
