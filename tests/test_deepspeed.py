@@ -39,8 +39,8 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 text = TextDataset(read_tokens(argparse.__file__), 32)
 order = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
 
-def train(config, steps, deal=False, save=None, load=None):
-    """deal: the samples of a batch go to other ranks and micro-batches.   save: {step: folder}.   load: a folder."""
+def train(config, steps, deal=0, save=None, load=None):
+    """deal: 1 and 2, the samples of a batch go to other ranks and micro-batches.   save: {step: folder}.   load: a folder."""
     torch.manual_seed(1)
     model = build_model("gpt2-tiny", n_layer=2, n_embd=32)
     half = torch.bfloat16 if "bf16" in config else torch.float16 if "fp16" in config else torch.float32
@@ -52,7 +52,7 @@ def train(config, steps, deal=False, save=None, load=None):
     rows = []
     while engine.global_steps < steps:
         batch = order[engine.global_steps * engine.train_batch_size():][:engine.train_batch_size()]
-        batch = (batch.view(2, -1).T if deal else batch).reshape(window, ranks, micro)
+        batch = (batch, batch.view(2, -1).T, batch.flip(0))[deal].reshape(window, ranks, micro)
         rate, losses = engine.get_lr()[0], torch.zeros(1, dtype=torch.float64)
         for samples in batch[:, rank].tolist():
             loss = engine(*map(torch.stack, zip(*(text[sample] for sample in samples))))
@@ -98,7 +98,8 @@ def seen(tmp_path_factory) -> tuple[dict, dict]:
     runs = {f"fp32, stage {stage}": {"config": config(stage), "steps": STEPS} for stage in range(4)}
     for stage in (1, 2, 3):  # no stage 0: there DeepSpeed's own runs in half precision are not those of its stages
         bf16 = {"config": config(stage, bf16={"enabled": True}), "steps": STEPS}
-        runs |= {f"bf16, stage {stage}": bf16, f"bf16, stage {stage}, dealt otherwise": bf16 | {"deal": True},
+        runs |= {f"bf16, stage {stage}": bf16, f"bf16, stage {stage}, dealt otherwise": bf16 | {"deal": 1},
+                 f"bf16, stage {stage}, dealt backwards": bf16 | {"deal": 2},
                  f"fp16, stage {stage}": {"config": config(stage, fp16={"enabled": True} | FP16[stage]), "steps": 30}}
     saved = {name: f"saved {name}" for name in runs if name in ("fp32, stage 1", "fp32, stage 2", "fp32, stage 3", "fp16, stage 2")}
     (folder / "deepspeed-runs.json").write_text(json.dumps(
