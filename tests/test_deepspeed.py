@@ -6,6 +6,7 @@ Skipped where DeepSpeed is not installed; CONTRIBUTING says how to install it. D
 import importlib.util
 import json
 import math
+import statistics
 import shutil
 from itertools import combinations
 
@@ -139,13 +140,18 @@ def test_losses_in_fp32(seen, stage):
         assert largest(theirs, ours, 2) < 1e-4, "norms"
 
 
-@pytest.mark.parametrize("stage", (1, 2, 3))
-def test_losses_in_bf16_lie_within_the_spread_of_deepspeeds_own(seen, stage):
-    theirs, ours = (each[f"bf16, stage {stage}"] for each in seen)
-    own = max(spread(*pair) for pair in combinations([rows for name, rows in seen[0].items() if "bf16" in name], 2))
-    print(f"bf16, stage {stage}: spread {spread(theirs, ours):.1e}, and of DeepSpeed's own {own:.1e}")
-    assert 0 < own < 1e-3 and spread(theirs, ours) < 1.5 * own  # how far two runs part varies by itself
-    assert largest(theirs, ours, 1) == 0, "learning rates"
+def test_losses_in_bf16_lie_within_the_spread_of_deepspeeds_own(seen):
+    """Three stages, and three ways to deal the same batches to the ranks: how far does rounding drive two runs apart?
+
+    Each of our runs is compared with DeepSpeed's run of the same file and order, and DeepSpeed's runs with each other.
+    """
+    names = [name for name in seen[0] if name.startswith("bf16")]
+    own = [spread(*pair) for pair in combinations([seen[0][name] for name in names], 2)]
+    ours = {name: spread(seen[0][name], seen[1][name]) for name in names}
+    print(f"bf16: DeepSpeed's own {statistics.median(own):.1e}, at most {max(own):.1e}; ours to its", ours)
+    assert 0 < max(own) < 1e-3 and statistics.median(ours.values()) < max(own) and max(ours.values()) < 1.5 * max(own)
+    for name in names:
+        assert largest(seen[0][name], seen[1][name], 1) == 0, f"{name}: learning rates"
 
 
 @pytest.mark.parametrize("stage", (1, 2, 3))
