@@ -6,8 +6,8 @@ Skipped where DeepSpeed is not installed; CONTRIBUTING says how to install it. D
 import importlib.util
 import json
 import math
-import statistics
 import shutil
+import statistics
 from itertools import combinations
 
 import pytest
