@@ -1,5 +1,6 @@
 """Offload: the numbers of the plain run, and bytes on the device, on the host and over the link as integers."""
 
+import gc
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +16,18 @@ from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.staleness import staleness
-from zerocourse.offload import HostLink, HostOffload
+from zerocourse.offload import DiskOffload, HostLink, HostOffload
+from zerocourse.offload.aligned import whole_blocks
 from zerocourse.offload.host_link import TransferError
 from zerocourse.offload.offloaded_buffer import OffloadedBuffer
 
 STEPS = 2
 BF16 = torch.bfloat16
+
+
+def offload_with(options: dict) -> HostOffload:
+    """To the disk if they name a folder, else to the host."""
+    return DiskOffload(**options) if "folder" in options else HostOffload(**options)
 
 
 def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callable = lambda flats: None):
@@ -45,37 +52,69 @@ def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callab
     look(flats)
 
 
-def equals_the_plain_run(cases: list[tuple[Case, bool, bool]]) -> list[dict[str, int]]:
-    """Each case beside the same without offload, step by step. Returns the bytes of each over the link."""
+def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[list[dict[str, int]]]:
+    """Each case, with each of these offloads, beside the same without, step by step. Returns the bytes of each over the link, and
+    of the disk."""
     moved = []
-    for case, says_last, parameters in cases:
-        offload = HostOffload(parameters=parameters)
-        for step, (ours, plain) in enumerate(zip(steps(case, offload, says_last), steps(case, None, False), strict=True)):
-            what = f"{case}, {says_last=}, {parameters=}: step {step}"
-            assert ours[0] == plain[0], f"{what}: the loss"
-            for name, gradient in ours[1].items():
-                wanted = plain[1][name][: gradient.numel()]
-                if not case.clip:
-                    assert torch.equal(gradient, wanted), f"{what}: the gradient of {name}"
-            for name, value in ours[2].items():
-                assert torch.equal(value, plain[2][name]) or case.clip and torch.allclose(value, plain[2][name]), f"{what}: {name}"
-            assert ours[3] == plain[3], f"{what}: the norm"
-        moved.append(dict(offload.link.bytes))
+    for case, says_last, choices in cases:
+        plain = list(steps(case, None, False))
+        moved.append([])
+        for options in choices:
+            offload = offload_with(options)
+            for step, ours in enumerate(steps(case, offload, says_last)):
+                what = f"{case}, {says_last=}, {options}: step {step}"
+                assert ours[0] == plain[step][0], f"{what}: the loss"
+                for name, gradient in ours[1].items():
+                    assert torch.equal(gradient, plain[step][1][name][: gradient.numel()]), f"{what}: the gradient of {name}"
+                for name, value in ours[2].items():
+                    assert torch.equal(value, plain[step][2][name]), f"{what}: {name}"
+            moved[-1].append(dict(offload.link.bytes))
+            if "folder" in options:
+                check_disk(offload, case.steps)
+    del offload
+    gc.collect()  # offloads that are gone leave no file
     return moved
 
 
+GATHERS = 3  # of a buffer in a step of `steps`: forward, backward, state_dict
+
+
+def check_disk(offload: DiskOffload, steps: int) -> None:
+    """The bytes are the formula's, in whole blocks: a step of Adam reads and writes 12 for each element of the slice; the first one
+    reads the master weights alone. Parameters on the disk are read by each gather, and written by each step."""
+    read = written = 0
+    for flat in offload.stage.flats:
+        word = -(-4 * flat.shard.numel() // 16) * 16  # bytes of the slice in fp32
+        if not flat.shard_is_on_host:
+            masters, all = whole_blocks(word), whole_blocks(3 * word)
+        elif flat.dtype is BF16:
+            params, masters, all = whole_blocks(word // 2), whole_blocks(word), whole_blocks(3 * word)
+            read, written = read + steps * GATHERS * params, written + (1 + steps) * params
+        else:
+            masters, all = whole_blocks(word), whole_blocks(word) + whole_blocks(2 * word)
+            read += steps * GATHERS * masters
+        read, written = read + masters + (steps - 1) * all, written + masters + steps * all
+    offload.settle()
+    assert offload.disk.bytes == {"read": read, "written": written}
+    assert 1 <= offload.staging.peak <= offload.buffers and not offload.staging.in_flight
+
+
 @pytest.mark.parametrize("world_size", (1, 2, 3))
-def test_equals_the_plain_run_and_moves_each_element_once_each_way(pool, world_size):
-    """Bitwise: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down early or at the step."""
+def test_equals_the_plain_run_and_moves_each_element_once_each_way(pool, world_size, tmp_path):
+    """Bitwise, on the host and on the disk: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down early or at
+    the step; parameters on the disk at stage 3 without accumulation."""
     cases = [(Case(stage, world_size, param_dtype=dtype, accumulation=accumulation, steps=STEPS),
-              (stage == 2) == (accumulation == 1), False)
+              (stage == 2) == (accumulation == 1),
+              [{}, {"folder": str(tmp_path), "poison": True, "buffers": 2 + stage, "parameters": stage == 3 and accumulation == 1}])
              for stage, dtype, accumulation in product((1, 2, 3), (None, BF16), (1, 4))]
     by_rank = pool(world_size).run(equals_the_plain_run, cases)
+    assert not list(tmp_path.iterdir())
     params = sum(param.numel() for param in worlds.gpt().parameters())
     for (case, *_), moved in zip(cases, zip(*by_rank, strict=True), strict=True):
         expected = params * (2 if case.param_dtype else 4) * case.steps
-        for verb in ("down", "up"):
-            assert sum(each[verb] for each in moved) == expected, f"{case}: {verb}"
+        for number, verb in product((0, 1), ("down", "up")):
+            if verb == "down" or number == 0 or case.stage < 3 or case.accumulation > 1:
+                assert sum(each[number][verb] for each in moved) == expected, f"{case}: {verb}"
 
 
 # -- bytes held ------------------------------------------------------------------------------------------------------
@@ -117,9 +156,9 @@ def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
         for found in pool(2).run(held, 3, dtype, parameters=True):
             assert found["parameters_bytes"] == 0
             assert found["host_bytes"] == (12 if dtype is None else 14) * found["elements"] + found["scalars"]
-    moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, True)])
+    moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, [{"parameters": True}])])
     params = sum(param.numel() for param in worlds.gpt().parameters())
-    assert sum(each["down"] for [each] in moved) == 2 * params * STEPS
+    assert sum(each["down"] for [[each]] in moved) == 2 * params * STEPS
 
 
 def within(budget: int | None, offload: HostOffload | None) -> int:
@@ -396,20 +435,23 @@ def test_a_slow_link_changes_no_bit(pool):
 
 # -- checkpoints, the engine, writes ---------------------------------------------------------------------------------
 
-SETTINGS = ((2, {}), (1, {"rate": 1e9}), (3, {"parameters": True}), (2, {"delay_after": 1}), (3, None))
+SETTINGS = ((2, {}), (1, {"rate": 1e9, "folder": "disk"}), (3, {"parameters": True}), (3, {"parameters": True, "folder": "disk"}),
+            (2, {"delay_after": 1}), (3, None))
 
 
 def goes_on(folder: str, dtype) -> list[bool]:
     """Saved after two steps under each setting, loaded under the next: is the third step that of the unbroken run?"""
     equal = []
-    plain = [step[2] for step in steps(Case(2, steps=4, param_dtype=dtype), None, False)]
+    plain = [step[2] for step in steps(Case(2, steps=5, param_dtype=dtype), None, False)]
     for number, (stage, offload) in enumerate(SETTINGS):
         case = Case(stage, param_dtype=dtype)
-        model, optimizer = worlds.sharded(case, offload=None if offload is None else HostOffload(**offload))
+        if offload is not None and "folder" in offload:
+            offload = offload | {"folder": f"{folder}/disk"}
+        model, optimizer = worlds.sharded(case, offload=None if offload is None else offload_with(offload))
         late = model.zero.offload is not None and model.zero.offload.delays
         if number:
             load_checkpoint(model, optimizer, f"{folder}/{number}")
-            assert late or number == 4 or all(torch.equal(value, before[name]) for name, value in state_dict(model).items())
+            assert late or number == 5 or all(torch.equal(value, before[name]) for name, value in state_dict(model).items())
             if offload is not None:
                 held = model.zero.memory(optimizer)
                 assert held["optimizer_bytes"] == 0 and held["host_bytes"] == model.zero.offload.tier.bytes
@@ -418,7 +460,7 @@ def goes_on(folder: str, dtype) -> list[bool]:
             optimizer.step()
             optimizer.zero_grad()
         before = state_dict(model)
-        if number < 3:
+        if number < 4:
             equal.append(all(torch.equal(value, plain[number + 1][name]) for name, value in before.items()))
         save_checkpoint(model, optimizer, f"{folder}/{number + 1}")
     return equal
@@ -426,7 +468,7 @@ def goes_on(folder: str, dtype) -> list[bool]:
 
 def test_a_checkpoint_travels_with_offload_and_without(pool, tmp_path):
     for dtype in (None, BF16):
-        assert pool(2).run(goes_on, str(tmp_path / str(dtype)), dtype) == [[True] * 3] * 2
+        assert pool(2).run(goes_on, str(tmp_path / str(dtype)), dtype) == [[True] * 4] * 2
 
 
 def a_save_in_between(folder: str) -> list[list[float]]:
@@ -480,10 +522,10 @@ def test_the_config_offloads(pool):
         assert sum(ours[4]["up"] for ours in found) == (4 - found[0][3]) * size * params
 
 
-def written(stage: int) -> list[float]:
+def written(stage: int, options: dict) -> list[float]:
     """A bf16 model of which a parameter is set between two steps: its value after a step of rate 0."""
     model = worlds.gpt()
-    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), stage, param_dtype=BF16, offload=HostOffload())
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), stage, param_dtype=BF16, offload=offload_with(options))
     name, param = next(iter(model.named_parameters()))
     with gathered(param, write=True), torch.no_grad():
         param.fill_(0.25)
@@ -501,13 +543,13 @@ class Clamped(torch.nn.Linear):
         return super().forward(x)
 
 
-def clamped(dtype) -> bool:
+def clamped(dtype, options: dict) -> bool:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), Clamped(6, 6), torch.nn.Linear(6, 1))
     with torch.no_grad():
         model[1].weight.fill_(0.5)
     model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.0), 3, units=["1"], param_dtype=dtype,
-                             offload=HostOffload(parameters=True))
+                             offload=offload_with(options | {"parameters": True}))
     for _ in range(2):
         model(torch.ones(2, 6, dtype=dtype)).sum().backward()
         optimizer.step()
@@ -515,9 +557,9 @@ def clamped(dtype) -> bool:
     return bool((state_dict(model)["1.weight"] == 0.25).all())
 
 
-def test_what_a_forward_writes_reaches_parameters_on_the_host(pool):
-    for dtype in (None, BF16):
-        assert all(pool(2).run(clamped, dtype)), dtype
+def test_what_a_forward_writes_reaches_parameters_on_the_host_and_on_the_disk(pool, tmp_path):
+    for dtype, options in product((None, BF16), ({}, {"folder": str(tmp_path)})):
+        assert all(pool(2).run(clamped, dtype, options)), (dtype, options)
 
 
 def test_what_offload_cannot_do_is_refused():
@@ -532,9 +574,9 @@ def test_what_offload_cannot_do_is_refused():
         worlds.sharded(Case(2, 1), offload=offload)
 
 
-def test_what_is_written_into_the_model_reaches_the_host(pool):
-    for stage in (2, 3):
-        assert pool(2).run(written, stage) == [[0.25]] * 2
+def test_what_is_written_into_the_model_reaches_the_host(pool, tmp_path):
+    for stage, options in ((2, {}), (3, {}), (2, {"folder": str(tmp_path)}), (3, {"folder": str(tmp_path), "parameters": True})):
+        assert pool(2).run(written, stage, options) == [[0.25]] * 2
 
 
 # -- overlap ---------------------------------------------------------------------------------------------------------

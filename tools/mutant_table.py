@@ -18,6 +18,8 @@ QUEUE = "offload.py::test_the_delayed_update_equals_a_queue_of_one"
 ONE_HOT = "offload.py::test_each_entry_moves_one_step_late_and_once"
 WRITES = "offload.py::test_what_is_written_into_the_model_reaches_the_host"
 STAYS = "offload.py::test_a_gradient_that_has_gone_down_is_off_the_device"
+SLOW_DISK = "disk_offload.py::test_a_slow_disk_and_a_slow_link_change_no_bit"
+READ_AHEAD = "disk_offload.py::test_states_are_read_and_written_while_others_are_stepped"
 SLOWLY = "offload.py::test_a_slow_link_changes_no_bit"
 WHOLE = "disk.py::test_what_is_read_is_what_was_written"
 WRONG_BYTE = "disk.py::test_a_wrong_byte_is_found_with_its_file_and_its_parameter"
@@ -417,7 +419,7 @@ MUTANTS = [
         ("checksums stay", "self.checksums.clear()", "pass", "unplanned.py::test_a_write_is_compared_once"),
         ("ranks may write in different ways", "if len({sums[key] for sums in by_rank}) > 1:", "if False:",
          "unplanned.py::test_an_embedding_with_max_norm[True-True]"),
-        ("a write is lost with the gathered copy", "flat.shard.copy_(flat.full[flat.own])", "pass",
+        ("a write is lost with the gathered copy", "flat.keep_written()", "pass",
          "unplanned.py::test_a_weight_clamped_in_its_forward"),
         ("who writes into shards is not told", "if flat.master._version != self.shard_versions[flat]:", "if False:",
          "refusals.py::test_sharpness_aware_loops[True]"),
@@ -790,6 +792,36 @@ MUTANTS = [
         ("gradients wait for the step", "if self.offload.stage.is_last:", "if False:", BACKWARDS),
         ("a gather does not wait for the link", "        if transfer is not None:\n            transfer.wait()", "        pass", SLOWLY),
         ("a save without the delayed update", "self.delayed.flush()", "pass", "offload.py::test_a_save_has_the_update_that_was_delayed"),
+    ),
+    *of("offload/disk_block.py",
+        ("the states of another buffer", 'self.transfers.append(self.disk.read(f"{self.name}.{file}"',
+         'self.transfers.append(self.disk.read(f"{self.name.replace(chr(49), chr(48))}.{file}"', f"{OFFLOADED}[1]"),
+        ("states are used before they are read", "            self.transfers.pop(0).wait()", "            self.transfers.pop(0)", SLOW_DISK),
+        ("a larger buffer has nothing of the old one", "buffer[: old.numel()].copy_(old)", "pass", f"{OFFLOADED}[1]"),
+    ),
+    *of("offload/disk_buffer.py",
+        ("a buffer is handed out before it is written",
+         "        try:\n            self.block.wait()\n        finally:\n            self.wait_for_link()\n            self.block.abandon()",
+         "        self.wait_for_link()\n        self.block.release()", SLOW_DISK),
+        ("a buffer is handed out before the link has read it", "self.publishing.wait_for_source()", "pass", SLOW_DISK),
+        ("half-precision parameters are not written", "for file in self.block.files})", "for file in self.files_of_a_step})",
+         f"{OFFLOADED}[1]"),
+        ("what is written outside of a step is forgotten", "                self.write()\n                self.block.wait()\n        except",
+         "                pass\n        except", "disk_offload.py::test_whole_weights_reach_the_disk"),
+        ("what a forward writes is forgotten", "if self.shard_is_on_host else nullcontext():\n            super().keep_written()",
+         "if False else nullcontext():\n            super().keep_written()",
+         "offload.py::test_what_a_forward_writes_reaches_parameters_on_the_host_and_on_the_disk"),
+    ),
+    *of("offload/disk_offload.py",
+        ("a staging buffer too many", "StagingBuffers(self.buffers, nbytes", "StagingBuffers(self.buffers + 1, nbytes", f"{OFFLOADED}[1]"),
+        ("states are read in another order", "self.ahead.append(waiting.popleft())", "self.ahead.append(waiting.pop())", f"{OFFLOADED}[1]"),
+        ("nothing is read ahead", "while waiting and (not self.ahead or self.has_room):", "while waiting and not self.ahead:", READ_AHEAD),
+        ("parameters are read when they are needed", "        offload.fetch(flat, PARAMS)\n        offload.coming.append(self)",
+         "        offload.coming.append(self)", "disk_offload.py::test_parameters_are_read_in_the_order_of_the_gathers"),
+        ("a staging buffer is not given back after an error", "                    flat.block.abandon()", "                    pass",
+         "disk_offload.py::test_a_step_that_fails_leaves_no_buffer_taken_and_no_file"),
+        ("all blocks that were used stay in memory", "        if self.kept is not None:\n            self.let_go()\n        self.kept = flat",
+         "        self.kept = flat", "disk_offload.py::test_a_checkpoint_needs_no_more_memory_than_a_step"),
     ),
     *of("offload/tiers.py",
         ("a tier without a budget", "if self.budget is not None and", "if False and", "offload.py::test_the_hosts_budget_is_one_too"),

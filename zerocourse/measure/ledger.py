@@ -163,6 +163,8 @@ class Ledger(TorchDispatchMode):
                     continue
                 entry = self._entries[id(storage)] = _Entry(storage, self._on_death)
                 entry.key, entry.nbytes, entry.kind, entry.tier = id(storage), 0, REST, tier and tier.name
+                if tier is not None:
+                    self.alive_in.setdefault(tier.name, 0)  # also for a storage that has no memory now
             if entry.nbytes != nbytes:
                 self._recount(entry, nbytes)
 
@@ -213,7 +215,7 @@ class Ledger(TorchDispatchMode):
     def resizing(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """A known storage is about to have `nbytes`: check the budget before the memory is taken."""
         entry = self._entries.get(id(storage))
-        if entry is not None and self.budget is not None:
+        if entry is not None and entry.tier is None and self.budget is not None:
             asked = nbytes - entry.nbytes
             if asked > 0 and self.alive + asked > self.budget:
                 raise self._out_of_memory("resize_", asked, self.alive + asked)

@@ -85,12 +85,13 @@ def _resize(storage: torch.UntypedStorage, nbytes: int):
 
 
 def swap_memory(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Exchange the memory of two storages, one of which has 0 bytes. Whoever watches is told of the first one."""
+    """Exchange the memory of two storages, one of which has 0 bytes. Whoever watches is told."""
     for watcher in _watching:
         watcher.resizing(storage, other.nbytes())
     storage._swap_data_ptr_(other)
     for watcher in _watching:
-        watcher.resized(storage)
+        for each in sorted((storage, other), key=lambda each: each.nbytes()):  # first the one that gave its memory
+            watcher.resized(each)
 
 
 def watch_resize(watcher: Watcher) -> None:

@@ -1,8 +1,9 @@
 """Memory beyond the device: optimizer states, gradients and parameters in the host's or on disk, every byte moved counted."""
 
 from .disk import Disk
+from .disk_offload import DiskOffload
 from .host_link import HostLink
 from .host_offload import HostOffload
 from .tiers import Tier
 
-__all__ = ["Disk", "HostLink", "HostOffload", "Tier"]
+__all__ = ["Disk", "DiskOffload", "HostLink", "HostOffload", "Tier"]

@@ -26,7 +26,7 @@ def aligned_empty(numel: int, dtype: torch.dtype) -> torch.Tensor:
     """(numel,), zeros, on the CPU. Its memory begins at a page and goes on to the end of the last block."""
     memory = mmap.mmap(-1, max(whole_blocks(numel * dtype.itemsize), BLOCK))
     tensor = torch.frombuffer(memory, dtype=dtype, count=max(numel, 1))  # which keeps the memory as long as it lives
-    return tensor[:numel]
+    return tensor if numel else tensor[:0]  # no operation on it, which a ledger would see before its tier knows it
 
 
 class StagingBuffers:
@@ -50,6 +50,11 @@ class StagingBuffers:
     @property
     def in_flight(self) -> int:
         return len(self._holders)
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """All buffers that there are, free or taken."""
+        return [*self._free, *(buffer for buffer, _ in self._holders.values())]
 
     def take(self, holder: str) -> torch.Tensor:
         """(nbytes,) uint8, its content undefined; waits until one is free. Raises TransferError, with who holds them.

@@ -37,6 +37,10 @@ class LinkTransfer:
     def done(self) -> bool:
         return self.over.is_set()
 
+    def wait_for_source(self) -> None:
+        """Block until what is copied may be overwritten. (On a GPU `wait` does not mean that.)"""
+        self.wait(notes=False)
+
     def end(self, error: BaseException | None = None) -> None:
         """The copy is over, or has failed."""
         self.ended, self.error = time.perf_counter(), error
@@ -135,6 +139,9 @@ class StreamTransfer(LinkTransfer):
     @property
     def done(self) -> bool:
         return self.over.is_set() or self.copied.query()
+
+    def wait_for_source(self) -> None:
+        self.copied.synchronize()
 
     def wait(self, notes: bool = True) -> None:
         """The host waits for what goes down, because it reads it. For what goes up the stream that computes waits."""

@@ -13,7 +13,8 @@ micro-batches are added up on the device, so that the link carries one gradient 
 Source: Ren et al. 2021, arXiv 2101.06840.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -105,17 +106,22 @@ class HostOffload:
     def step(self, flats: list[OffloadedBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
         for flat in flats:
             flat.send_down()
-        if is_seen_stepping(optimizer_step.optimizer):  # it steps everything at once
-            for flat in flats:
-                flat.give_gradients()
         raising, gathers, result = [], [], None
-        for flat in flats:
-            result = self.step_on_host(flat, optimizer_step)
-            raising.append((flat, flat.start_publish()))
-            while raising and (raising[0][1] is None or raising[0][1].done):
-                gathers.append(self.gather(*raising.pop(0), comm))
+        with closing(self.turns(flats, optimizer_step.optimizer)) as turns:
+            for flat in turns:
+                result = self.step_on_host(flat, optimizer_step)
+                raising.append((flat, flat.start_publish()))
+                while raising and (raising[0][1] is None or raising[0][1].done):
+                    gathers.append(self.gather(*raising.pop(0), comm))
         self.finish(raising, gathers, comm)
         return result
+
+    def turns(self, flats: list[OffloadedBuffer], optimizer: Optimizer) -> Iterator[OffloadedBuffer]:
+        """The buffers in the order in which they are stepped."""
+        if is_seen_stepping(optimizer):  # it steps everything at once
+            for flat in flats:
+                flat.give_gradients()
+        yield from flats
 
     def step_on_host(self, flat: OffloadedBuffer, optimizer_step: Callable[..., object]) -> object:
         """Update one buffer."""

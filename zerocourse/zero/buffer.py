@@ -17,8 +17,12 @@ ranks, n elements in the padded buffer, and `own` this rank's slice of it:
 In stage 0 nothing is divided among ranks and `own` is the whole buffer.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ..comm import Handle
 from ..layout.rankmap import Layout, ShardRange
@@ -126,6 +130,16 @@ class FlatBuffer:
         """After the optimizer's step: round the master weights into the slice that the others will receive."""
         if self.steps_masters:
             self.shard.copy_(self.master)
+
+    @contextmanager
+    def at_hand(self, writes: bool = False, optimizer: Optimizer | None = None) -> Iterator[None]:
+        """Inside, master weights and optimizer states have their values (and the shard, if the offload has its parameters too),
+        wherever they lie else.   writes: what is written into them is kept.   optimizer: has states that are new."""
+        yield
+
+    def keep_written(self) -> None:
+        """This rank's slice of what was written into `full`."""
+        self.shard.copy_(self.full[self.own])
 
     def take_written(self, was_written: bool) -> None:
         """Master weights whose rounded value is not what the model holds take over what it holds.

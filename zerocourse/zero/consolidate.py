@@ -52,7 +52,7 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
             if write:
                 for flat in dict.fromkeys(flat for flat, _ in chosen):
                     stage.groups.broadcast(flat.full, flat.name)
-                    flat.shard.copy_(flat.full[flat.own])
+                    flat.keep_written()
                     stage.written.seen.add(flat)
             stage.written.note_shards()
             for flat, key in chosen:
@@ -123,8 +123,9 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                     given = {key: by_param[param] for key, param in flat.params.items() if param in by_param}
                     for key, value in given.items():
                         flat.views[key].copy_(value)
-                    flat.shard.copy_(flat.full[flat.own])
-                    for part in flat.shard_ranges if flat.steps_masters else []:
-                        if part.name in given:
-                            flat.shard_view_of(flat.master, part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
+                    with flat.at_hand(writes=True):
+                        flat.keep_written()
+                        for part in flat.shard_ranges if flat.steps_masters else []:
+                            if part.name in given:
+                                flat.shard_view_of(flat.master, part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
         stage.written.note_shards()

@@ -8,6 +8,7 @@ in this rank's slice of a flat buffer.
 from functools import wraps
 from types import MethodType
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -47,6 +48,12 @@ class BufferedStep:
         finally:
             for group, params in zip(groups, whole, strict=True):
                 group["params"] = params
+
+
+def elementwise_states(optimizer: Optimizer | None, part: nn.Parameter | None) -> dict[str, torch.Tensor]:
+    """The optimizer's states of a parameter that have an element for each of its elements, by name."""
+    state = optimizer.state.get(part, {}) if optimizer is not None and part is not None else {}
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == part.shape}
 
 
 def take_over(optimizer: Optimizer, stage) -> None:

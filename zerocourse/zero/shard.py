@@ -61,7 +61,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     options, precision: see `ZeroOptions` and `Precision`.
     bucket_size, prefetch, in_flight, reshard_after_forward, agreement: fields of `ZeroOptions`, in place of those in `options`.
     param_dtype, reduce_dtype, accumulate_dtype: fields of `Precision`, in place of those in `precision`.
-    offload: what keeps optimizer states, and perhaps parameters, in another memory: a `zerocourse.offload.HostOffload`.
+    offload: what keeps optimizer states, and perhaps parameters, in another memory: a `zerocourse.offload.HostOffload` or
+        `DiskOffload`.
     comm, shard_group: the ranks that cut each buffer among them; by default the default process group, or one rank when
         there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding).
     ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).

@@ -47,9 +47,10 @@ def read_weights(stage: DataParallel, weights: SafetensorsFolder, stored: dict[s
     """Fill this rank's slices, and the model's buffers. stored: by parameter the name in the folder."""
     with torch.no_grad():
         for flat in stage.flats:
-            for part in flat.layout.shard_ranges(flat.own):
-                values = weights.read(stored[part.name], part.start, part.stop)
-                flat.shard_view_of(flat.master, part).copy_(values)
+            with flat.at_hand(writes=True):
+                for part in flat.layout.shard_ranges(flat.own):
+                    values = weights.read(stored[part.name], part.start, part.stop)
+                    flat.shard_view_of(flat.master, part).copy_(values)
         prefix = getattr(stage.model, "base_model_prefix", "")
         persistent = type(stage.model).state_dict(stage.model, keep_vars=True)
         for name, buffer in stage.model.named_buffers():
@@ -66,7 +67,8 @@ def publish(stage: DataParallel) -> None:
         for flat in stage.flats:
             flat.publish_shard()
             if flat.gathered:
-                flat.full[flat.own].copy_(flat.shard)
+                with flat.at_hand():
+                    flat.full[flat.own].copy_(flat.shard)
                 if stage.shards_optimizer:
                     stage.comm.all_gather(flat.full, flat.layout, flat.name).wait()
     stage.written.note_shards()

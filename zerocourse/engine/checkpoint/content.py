@@ -31,8 +31,7 @@ class Content:
 
     def detach(self) -> None:
         """Copy all tensors to memory that nobody else writes."""
-        self.pieces = {index: replace(piece, values=piece.values.detach().to("cpu", copy=True))
-                       for index, piece in self.pieces.items()}
+        self.pieces = {index: replace(piece, values=piece.copied(), flat=None) for index, piece in self.pieces.items()}
 
     def write(self, folder: Path) -> dict:
         """Write this rank's files. Returns its part of the index."""
@@ -50,7 +49,7 @@ class Content:
         """DCP asks for the data of an item when its turn to be written comes."""
         if item.index in self.objects:
             return self.objects[item.index]
-        return self.pieces[item.index].values.detach().cpu().clone()  # a view would be saved with all of its storage
+        return self.pieces[item.index].copied()  # a view would be saved with all of its storage
 
 
 def described(piece: Piece) -> TensorWriteData:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ...errors import BadInput
 from ...measure.tier_registry import place_beside
+from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from ...zero.weights import publish
 from . import checkpoint_folder as folders
@@ -79,32 +80,36 @@ class Reading(Source):
 
     def read(self) -> None:
         with torch.no_grad():
-            items = [item for piece in pieces_to_read(self.stage) for item in self.items(piece)]
+            for flat in self.stage.flats:  # one after the other: only one may fit into memory
+                with flat.at_hand(writes=True, optimizer=self.optimizer):
+                    items = [item for piece in pieces_to_read(flat) for item in self.items(piece)]
+                    if self.optimizer is not None:
+                        items += self.optimizer_items(flat)
+                    self.fetch(items)
+                    self.targets.clear()
+            items = []
             for name, buffer in buffers(self.stage.model).items():
                 items += self.items(Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach()))
-            if self.optimizer is not None:
-                items += self.optimizer_items()
             self.fetch(items)
         for name, state in self.object("modules").items():
             self.stage.model.get_submodule(name).set_extra_state(state)
 
-    def optimizer_items(self) -> list[ReadItem]:
-        """Give the optimizer empty states to be filled, of the names and dtypes that were saved."""
+    def optimizer_items(self, flat: FlatBuffer) -> list[ReadItem]:
+        """Give the optimizer empty states of a buffer to be filled, of the names and dtypes that were saved."""
         items, state = [], self.optimizer.state
         group_of = {part: group for group in self.optimizer.param_groups for part in group["params"]}
-        for flat in self.stage.flats:
-            for where in flat.shard_ranges:
-                part, saved = flat.shard_params[where.name], self.saved.get(where.name, {})
-                state.pop(part, None)
-                if part not in group_of or not (saved["tensors"] or saved["others"]):
-                    continue  # it has not been stepped yet
-                state[part] = with_others(saved["others"], group_of[part], part)
-                for key in saved["tensors"]:
-                    name = state_name(where.name, key)
-                    values = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
-                    state[part][key] = place_beside(values, part)
-                    size = flat.params[where.name].numel(),
-                    items += self.items(Piece(name, size, (where.start,), state[part][key]))
+        for where in flat.shard_ranges:
+            part, saved = flat.shard_params[where.name], self.saved.get(where.name, {})
+            state.pop(part, None)
+            if part not in group_of or not (saved["tensors"] or saved["others"]):
+                continue  # it has not been stepped yet
+            state[part] = with_others(saved["others"], group_of[part], part)
+            for key in saved["tensors"]:
+                name = state_name(where.name, key)
+                values = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
+                state[part][key] = place_beside(values, part)
+                size = flat.params[where.name].numel(),
+                items += self.items(Piece(name, size, (where.start,), state[part][key]))
         return items
 
 

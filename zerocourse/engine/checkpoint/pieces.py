@@ -11,6 +11,7 @@ here, in the order of their elements, because a cut may go through the middle of
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,23 +22,30 @@ from ...layout.rankmap import ShardRange
 from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from ...zero.consolidate import names
+from ...zero.optimizer import elementwise_states
 
 
 @dataclass
 class Piece:
-    """`values` are what `tensor`, of shape `size`, has at `offset`."""
+    """`values` are what `tensor`, of shape `size`, has at `offset`: inside of `flat.at_hand()`, if it is a buffer's."""
 
     tensor: str
     size: tuple[int, ...]
     offset: tuple[int, ...]
     values: torch.Tensor
+    flat: FlatBuffer | None = None
+
+    def copied(self) -> torch.Tensor:
+        """The values, on the CPU, in memory that nobody else writes."""
+        with self.flat.at_hand() if self.flat is not None else nullcontext():
+            return self.values.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def model_piece(flat: FlatBuffer, part: ShardRange, own_start: int) -> Piece:
     """A part of a parameter that lies in this rank's slice. own_start: where `part.at` counts from, in the slice."""
     at = own_start + part.at
     return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,),
-                 flat.master[at : at + part.stop - part.start])
+                 flat.master[at : at + part.stop - part.start], flat)
 
 
 def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterator[Piece]:
@@ -51,19 +59,19 @@ def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterato
     for flat in stage.flats:
         share = flat.reduce_slice  # also where every rank holds everything
         own = {part.name: part for part in flat.shard_ranges}
-        for part in flat.layout.shard_ranges(share):
-            yield model_piece(flat, part, share.start - flat.own.start)
-            for key, state in elementwise(flat, part.name, optimizer).items():
-                first = part.start - own[part.name].start
-                yield Piece(state_name(part.name, key), (flat.params[part.name].numel(),), (part.start,),
-                            state[first : first + part.stop - part.start])
+        with flat.at_hand():  # what has no memory cannot be cut
+            for part in flat.layout.shard_ranges(share):
+                yield model_piece(flat, part, share.start - flat.own.start)
+                for key, state in elementwise(flat, part.name, optimizer).items():
+                    first = part.start - own[part.name].start
+                    yield Piece(state_name(part.name, key), (flat.params[part.name].numel(),), (part.start,),
+                                state[first : first + part.stop - part.start], flat)
 
 
-def pieces_to_read(stage: DataParallel) -> Iterator[Piece]:
-    """What this rank holds of the model's parameters."""
-    for flat in stage.flats:
-        for part in flat.layout.shard_ranges(flat.own):
-            yield model_piece(flat, part, 0)
+def pieces_to_read(flat: FlatBuffer) -> Iterator[Piece]:
+    """What this rank holds of a buffer's parameters."""
+    for part in flat.layout.shard_ranges(flat.own):
+        yield model_piece(flat, part, 0)
 
 
 def state_name(param: str, key: str) -> str:
@@ -72,9 +80,7 @@ def state_name(param: str, key: str) -> str:
 
 def elementwise(flat: FlatBuffer, name: str, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:
     """The optimizer's states of this rank's part of a parameter that have an element for each of its elements."""
-    part = flat.shard_params.get(name)
-    state = optimizer.state.get(part, {}) if optimizer is not None and part is not None else {}
-    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == part.shape}
+    return elementwise_states(optimizer, flat.shard_params.get(name))
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -60,7 +60,7 @@ class WrittenParameters(Extra):
             self.versions[flat][key] = flat.params[key]._version
         if moved:
             with torch.no_grad():
-                flat.shard.copy_(flat.full[flat.own])
+                flat.keep_written()
 
     def questions(self) -> dict[str, list[bool]]:
         written = {key for flat in self.flats for key in self.moved(flat)} | self.checksums.keys()

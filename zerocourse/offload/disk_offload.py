@@ -1,0 +1,241 @@
+"""ZeRO-Infinity: optimizer states, master weights and perhaps parameters on the disk. It reads and writes them at each step.
+
+    offload = DiskOffload("/fast/scratch")
+    model, optimizer = zerocourse.shard(model, optimizer, stage=2, offload=offload)
+
+Forward, backward and link are a `HostOffload`'s. The step goes buffer by buffer: while one is updated on the host, the next
+ones are read and the last ones are written. So the host holds, whatever the size of the model, `buffers` staging buffers as
+large as the largest flat buffer's states (Adam: 12 bytes an element of this rank's slice), and the gradients of the step.
+
+With parameters on the disk, each gather of stage 3 begins by reading this rank's slice: as far ahead as stage 3 gathers,
+in the order that it has recorded.
+Source: Rajbhandari et al. 2021, arXiv 2104.07857.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.optim import Optimizer
+
+from ..comm import Comm, Handle
+from ..errors import BadInput
+from ..measure import tier_registry
+from ..zero.ddp import StageOps
+from ..zero.extras.optimizer_habits import is_seen_stepping
+from .aligned import StagingBuffers
+from .disk import Disk
+from .disk_block import PARAMS
+from .disk_buffer import DiskBuffer
+from .host_link import HostLink
+from .host_offload import HostOffload
+from .tiers import Tier
+
+LEAST_BUFFERS = 2  # one is stepped while another is read or written
+
+
+class DiskOffload(HostOffload):
+    """What `shard(offload=...)` takes; one for each call of it. Stages 1 to 3.
+
+    folder: on the disk; each rank makes a folder of its own in it, which ends with the offload (see `Disk`).
+    parameters: the slices of the parameters too (stage 3).   buffers: how many blocks are in memory at most.
+    host_budget, disk_budget: of the tiers, in bytes or as "2GiB".   rate, disk_rate: bytes per second each way, where link
+        and disk are simulated.   link, tier, disk: in place of new ones.
+    poison: fill each staging buffer with NaN when it is given back, so that who still uses it is noticed.
+    """
+
+    def __init__(self, folder: str | Path | None = None, parameters: bool = False, buffers: int = 4,
+                 host_budget: int | str | None = None, disk_budget: int | str | None = None, rate: float | None = None,
+                 disk_rate: float | None = None, pin_memory: bool = True, link: HostLink | None = None,
+                 tier: Tier | None = None, disk: Disk | None = None, poison: bool = False, delay_after: None = None):
+        if buffers < LEAST_BUFFERS:
+            raise BadInput(f"buffers is {buffers!r}: the disk needs at least {LEAST_BUFFERS} staging buffers, and 4 to read, step "
+                           "and write at once")
+        if delay_after is not None:
+            raise BadInput(f"delay_after is {delay_after!r}: with the states on the disk a step cannot be delayed, so leave it out, or offload "
+                           "to the host")
+        if (folder is None) == (disk is None):
+            raise BadInput("an offload to the disk takes either a folder or a Disk")
+        super().__init__(host_budget, rate, pin_memory, parameters, link=link, tier=tier)
+        self.disk = disk or Disk(folder, disk_budget, disk_rate)
+        self.buffers, self.poison = buffers, poison
+        self.staging: StagingBuffers | None = None  # from their first use on, when it is known how large they must be
+        self.leaving: list[DiskBuffer] = []  # those that are being written, the oldest first
+        self.coming: list[RisingFromDisk] = []  # parameters on their way from the disk, the oldest first
+        self.kept: DiskBuffer | None = None  # the last one that was used outside of a step: it may be used again
+        self.waiting: deque[DiskBuffer] = deque()  # those that the present step has not begun to read
+        self.ahead: deque[DiskBuffer] = deque()  # those that it has, ahead of their turns
+        self.knows_states = False  # has a buffer been stepped, so that all staging buffers have their size?
+
+    def __repr__(self) -> str:
+        return f"DiskOffload(parameters={self.parameters}, buffers={self.buffers})"
+
+    def buffer(self, *args, **kwargs) -> DiskBuffer:
+        return DiskBuffer(self, *args, **kwargs)
+
+    def ops(self, ops: StageOps) -> StageOps:
+        ours = super().ops(ops)
+        return replace(ours, unshard=partial(RisingFromDisk, self)) if self.parameters else ours
+
+    def attach(self, stage) -> None:
+        super().attach(stage)
+        self.disk.recorder = stage.recorder
+
+    def settle(self) -> None:
+        """What was to be written is on the disk."""
+        while self.leaving:
+            self.finish_leaving(self.leaving[0])
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    def turns(self, flats: list[DiskBuffer], optimizer: Optimizer) -> Iterator[DiskBuffer]:
+        """Each buffer in its turn, its states in memory; they are written when the next one's turn comes."""
+        if is_seen_stepping(optimizer):
+            raise BadInput(f"{type(optimizer).__name__} is not torch's own, or has hooks, and so must step all parameters at once: with "
+                           "the states on the disk they are stepped one buffer after the other, so take an optimizer of torch.optim "
+                           "without step hooks, or offload to the host")
+        waiting = self.waiting = deque(flats)
+        try:
+            for flat in flats:
+                while waiting and (not self.ahead or self.has_room):
+                    self.ahead.append(waiting.popleft())
+                    self.fetch(self.ahead[-1], *self.ahead[-1].files_of_a_step)
+                self.ahead.popleft()
+                flat.block.wait()
+                yield flat
+                self.knows_states |= bool(flat.shard_params)
+                flat.write()
+                self.leaving.append(flat)
+        finally:
+            self.ahead.clear()
+            for flat in flats:  # an error has ended the step
+                if flat not in self.leaving:
+                    flat.block.abandon()
+
+    def adopt_states(self, optimizer: Optimizer, flat: DiskBuffer) -> None:
+        flat.take_states(optimizer)
+        super().adopt_states(optimizer, flat)  # what has no place on the disk, such as step counters
+
+    # -- staging buffers ----------------------------------------------------------------------------------------------
+
+    def fetch(self, flat: DiskBuffer, *files: str) -> None:
+        """Start reading files of a buffer, into a staging buffer."""
+        self.finish_leaving(flat)
+        if flat is self.kept:
+            self.let_go()
+        self.lend_to(flat)
+        flat.block.read(*files)
+
+    def lend_to(self, flat: DiskBuffer) -> None:
+        """Memory for the buffer's block."""
+        if flat.block.nbytes:
+            flat.block.lend(self.free_buffer(flat), self.staging)
+
+    def make_room(self, flat: DiskBuffer) -> None:
+        """The buffer's block has grown, and the others may grow likewise: larger staging buffers, in place of those that there are."""
+        if self.largest_block(flat) > self.staging.nbytes:
+            while self.kept or self.leaving or self.coming or self.ahead:
+                self.free_one()
+            flat.block.move(self.free_buffer(flat), self.staging)
+        flat.block.make_tensors()
+
+    def largest_block(self, flat: DiskBuffer) -> int:
+        """Bytes of the largest block, if all have the states of this buffer."""
+        return max(each.nbytes_with(flat.states) for each in self.stage.flats)
+
+    def free_buffer(self, flat: DiskBuffer) -> torch.Tensor:
+        """A staging buffer. Waits until there is one."""
+        nbytes = self.largest_block(flat)
+        if self.staging is None or nbytes > self.staging.nbytes:
+            self.staging = StagingBuffers(self.buffers, nbytes, tier=self.tier, poison=self.poison)
+        while self.staging.in_flight == self.staging.count:
+            self.free_one()
+        with tier_registry.taking(self.tier):
+            return self.staging.take(flat.name)
+
+    def free_one(self) -> None:
+        """Get a staging buffer free, best one that nobody needs any more."""
+        if self.kept is not None:
+            self.let_go()
+        elif self.leaving:
+            self.finish_leaving(self.leaving[0])
+        elif self.coming:
+            self.coming[0].land()
+        elif self.ahead:
+            self.ahead[-1].block.abandon()
+            self.waiting.appendleft(self.ahead.pop())  # to be read again
+        else:
+            raise BadInput(f"all {self.buffers} staging buffers are in use at once: make DiskOffload(buffers=...) larger")
+
+    @property
+    def has_room(self) -> bool:
+        """Is a staging buffer free to read ahead?"""
+        for flat in [flat for flat in self.leaving if flat.has_left]:
+            self.finish_leaving(flat)
+        return self.knows_states and self.staging is not None and self.staging.in_flight < self.staging.count
+
+    def finish_leaving(self, flat: DiskBuffer) -> None:
+        if flat in self.leaving:
+            self.leaving.remove(flat)
+            flat.finish_leaving()
+
+    @property
+    def staging_memory(self) -> list[torch.Tensor]:
+        return [] if self.staging is None else self.staging.memory
+
+    # -- outside of a step --------------------------------------------------------------------------------------------
+
+    def bring(self, flat: DiskBuffer) -> None:
+        """All of a buffer's block is in memory when this returns."""
+        for each in [each for each in self.coming if each.flat is flat]:
+            each.land()
+        if flat is self.kept:
+            self.kept = None
+        elif not flat.block.has_memory or flat in self.leaving:
+            self.fetch(flat, *flat.block.files)
+            try:
+                flat.block.wait()
+            except BaseException:
+                flat.block.abandon()
+                raise
+
+    def keep(self, flat: DiskBuffer) -> None:
+        """It is not used any more, unless it is the one that is used next, as in a checkpoint, which goes by parameters."""
+        if self.kept is not None:
+            self.let_go()
+        self.kept = flat
+
+    def let_go(self) -> None:
+        self.kept, flat = None, self.kept
+        flat.block.release()
+
+
+class RisingFromDisk:
+    """Stage 3 with parameters on the disk: a slice is read while the units before compute; `wait` sends it up, and gathers it."""
+
+    def __init__(self, offload: DiskOffload, flat: DiskBuffer, comm: Comm):
+        self.offload, self.flat, self.comm, self.has_landed = offload, flat, comm, False
+        flat.storage.allocate()
+        offload.fetch(flat, PARAMS)
+        offload.coming.append(self)
+
+    def land(self) -> None:
+        """The slice is in its place in `full`, and the staging buffer is free again."""
+        if self.has_landed:
+            return
+        self.has_landed = True
+        self.offload.coming.remove(self)
+        try:
+            self.flat.block.wait()
+            transfer = self.flat.start_raise()
+            transfer.wait()
+            transfer.wait_for_source()
+        finally:
+            self.flat.block.abandon()
+
+    def wait(self) -> None:
+        self.land()
+        self.comm.all_gather(self.flat.full, self.flat.layout, self.flat.name).wait()
