@@ -5,5 +5,6 @@ from .disk_offload import DiskOffload
 from .host_link import HostLink
 from .host_offload import HostOffload
 from .tiers import Tier
+from .tiling import TiledLinear, tile_gpt2
 
-__all__ = ["Disk", "DiskOffload", "HostLink", "HostOffload", "Tier"]
+__all__ = ["Disk", "DiskOffload", "HostLink", "HostOffload", "TiledLinear", "Tier", "tile_gpt2"]
