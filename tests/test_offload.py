@@ -53,8 +53,7 @@ def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callab
 
 
 def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[list[dict[str, int]]]:
-    """Each case, with each of these offloads, beside the same without, step by step. Returns the bytes of each over the link, and
-    of the disk."""
+    """Each case, with each of these offloads, beside the same without, step by step. Returns the bytes over the link."""
     moved = []
     for case, says_last, choices in cases:
         plain = list(steps(case, None, False))
@@ -80,8 +79,8 @@ GATHERS = 3  # of a buffer in a step of `steps`: forward, backward, state_dict
 
 
 def check_disk(offload: DiskOffload, steps: int) -> None:
-    """The bytes are the formula's, in whole blocks: a step of Adam reads and writes 12 for each element of the slice; the first one
-    reads the master weights alone. Parameters on the disk are read by each gather, and written by each step."""
+    """The bytes are the formula's, in whole blocks: a step of Adam reads and writes 12 for each element of the slice; the
+    first one reads the master weights alone. Parameters on the disk are read by each gather, and written by each step."""
     read = written = 0
     for flat in offload.stage.flats:
         word = -(-4 * flat.shard.numel() // 16) * 16  # bytes of the slice in fp32
@@ -101,8 +100,8 @@ def check_disk(offload: DiskOffload, steps: int) -> None:
 
 @pytest.mark.parametrize("world_size", (1, 2, 3))
 def test_equals_the_plain_run_and_moves_each_element_once_each_way(pool, world_size, tmp_path):
-    """Bitwise, on the host and on the disk: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down early or at
-    the step; parameters on the disk at stage 3 without accumulation."""
+    """Bitwise, on the host and on the disk: stages 1 to 3, fp32 and bf16, accumulation 1 and 4, gradients that go down
+    early or at the step; parameters on the disk at stage 3 without accumulation."""
     cases = [(Case(stage, world_size, param_dtype=dtype, accumulation=accumulation, steps=STEPS),
               (stage == 2) == (accumulation == 1),
               [{}, {"folder": str(tmp_path), "poison": True, "buffers": 2 + stage, "parameters": stage == 3 and accumulation == 1}])

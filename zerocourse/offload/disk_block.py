@@ -3,8 +3,9 @@
     file NAME.params     parameters, where they are on the disk too
     file NAME.states     master weights | first state | second state ...
 
-The tensors stay the same objects, so that an optimizer can keep them: it is their storage that gets the memory of a staging
-buffer, and gives it back. Who reads them meanwhile reads NaN, where the system allows that (`zero/extras/nan_pages`).
+The tensors stay the same objects, so that an optimizer can keep them: it is their storage that gets the memory of a
+staging buffer, and gives it back. Who reads them meanwhile reads NaN, where the system allows that
+(`zero/extras/nan_pages`).
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ Files = dict[str, dict[str, torch.dtype]]  # by file, in order, the dtypes of th
 
 
 def lay_out(numel: int, files: Files) -> tuple[dict[str, int], dict[str, slice], int]:
-    """The first byte of each tensor (numel,), the bytes of each file, and all bytes together, where files are whole disk blocks."""
+    """The first byte of each tensor (numel,), each file's bytes, and how many there are. Files are whole disk blocks."""
     starts, ranges, at = {}, {}, 0
     for file, dtypes in files.items():
         begin = at
@@ -41,7 +42,7 @@ def lay_out(numel: int, files: Files) -> tuple[dict[str, int], dict[str, slice],
 
 
 class DiskBlock:
-    """The tensors (numel,) of one flat buffer that are on the disk. In memory one staging buffer has room for all of them.
+    """The tensors (numel,) of one flat buffer that are on the disk. One staging buffer has room for all of them.
 
     tensors: by name; there once the block has had memory.   nbytes: of the files together, in whole blocks of the disk.
     """
@@ -67,10 +68,11 @@ class DiskBlock:
 
     def make_tensors(self) -> None:
         """Those that are not there yet."""
-        for key, dtype in [item for dtypes in self.files.values() for item in dtypes.items() if item[0] not in self.tensors]:
-            empty = torch.empty(0, dtype=dtype)
-            self.tensors[key] = empty.set_(self.storage, self.starts[key] // dtype.itemsize, (self.numel,)) if self.nbytes else empty
-            self.tensors[key].zero_()
+        dtypes = {key: dtype for of_file in self.files.values() for key, dtype in of_file.items()}
+        for key in dtypes.keys() - self.tensors.keys():
+            tensor = self.tensors[key] = torch.empty(0, dtype=dtypes[key])
+            if self.nbytes:
+                tensor.set_(self.storage, self.starts[key] // tensor.itemsize, (self.numel,)).zero_()
         if self._nan is None:
             self._nan = NanPages.of(self.storage)
 

@@ -2,11 +2,11 @@
 
 The tensors of `offloaded_buffer`, and where they are here (own: this rank's slice):
 
-    master        (own,)  on the disk, and so are the optimizer's states: in memory from `DiskOffload.fetch` until they are
-                          written again
+    master        (own,)  on the disk, and so are the optimizer's states: in memory from `DiskOffload.fetch` until they
+                          are written again
     grad_shard    (own,)  as in an `OffloadedBuffer`: on the host, until the step has used it
-    shard         (own,)  on the device; on the disk where parameters are offloaded too (stage 3), and then in fp32 training
-                          it is the master weights
+    shard         (own,)  on the device; on the disk where parameters are offloaded too (stage 3), and then in fp32
+                          training it is the master weights
 
 An Adam step reads and writes 12 bytes for each element of the slice, rounded up to whole blocks of the disk.
 Source: Rajbhandari et al. 2021, arXiv 2104.07857, section 5.2.
@@ -48,7 +48,7 @@ class DiskBuffer(OffloadedBuffer):
     def place(self, exact: torch.Tensor) -> None:
         own = exact[self.own]
         self.block = DiskBlock(self.name, own.numel(), self.files_with({}, own.dtype), self.offload.disk, self.tier)
-        if self.block.nbytes:  # memory that is freed again, as long as it is not known how large staging buffers must be
+        if self.block.nbytes:  # memory of its own: how large staging buffers must be is not known yet
             with tier_registry.taking(self.tier):
                 memory = aligned_empty(self.block.nbytes, torch.uint8)
             self.tier.adopt(memory)
@@ -99,8 +99,8 @@ class DiskBuffer(OffloadedBuffer):
 
     @torch.no_grad()
     def take_states(self, optimizer: Optimizer) -> None:
-        """The optimizer has made states, or has others than before: move them into the block, which grows if it has no place for
-        them. The optimizer goes on with those in the block."""
+        """The optimizer has made states, or has others than before: move them into the block, which grows if it has no
+        place for them. The optimizer goes on with those in the block."""
         parts = [*zip(self.shard_ranges, self.shard_params.values(), strict=True)]
         found = {(index, key): value for index, (_, part) in enumerate(parts)
                  for key, value in elementwise_states(optimizer, part).items()}

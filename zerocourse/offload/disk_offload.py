@@ -1,14 +1,17 @@
-"""ZeRO-Infinity: optimizer states, master weights and perhaps parameters on the disk. It reads and writes them at each step.
+"""ZeRO-Infinity: optimizer states, master weights and perhaps parameters on the disk, read and written at each step.
 
     offload = DiskOffload("/fast/scratch")
     model, optimizer = zerocourse.shard(model, optimizer, stage=2, offload=offload)
 
-Forward, backward and link are a `HostOffload`'s. The step goes buffer by buffer: while one is updated on the host, the next
-ones are read and the last ones are written. So the host holds, whatever the size of the model, `buffers` staging buffers as
-large as the largest flat buffer's states (Adam: 12 bytes an element of this rank's slice), and the gradients of the step.
+Forward, backward and link are a `HostOffload`'s. The step goes buffer by buffer: while one is updated on the host, the
+next ones are read and the last ones are written. So the host holds, however many flat buffers there are,
 
-With parameters on the disk, each gather of stage 3 begins by reading this rank's slice: as far ahead as stage 3 gathers,
-in the order that it has recorded.
+    buffers x (the largest flat buffer's master weights and states: with Adam 12 bytes an element of this rank's slice)
+    + the gradients of the step, in their own dtype, and step counters
+    + for one buffer at a time: its gradient in fp32, the optimizer's temporary tensors, in the first step its new states
+
+With parameters on the disk, each gather of stage 3 begins by reading this rank's slice: as far ahead as stage 3
+gathers, in the order that it has recorded.
 Source: Rajbhandari et al. 2021, arXiv 2104.07857.
 """
 
@@ -42,8 +45,9 @@ class DiskOffload(HostOffload):
 
     folder: on the disk; each rank makes a folder of its own in it, which ends with the offload (see `Disk`).
     parameters: the slices of the parameters too (stage 3).   buffers: how many blocks are in memory at most.
-    host_budget, disk_budget: of the tiers, in bytes or as "2GiB".   rate, disk_rate: bytes per second each way, where link
-        and disk are simulated.   link, tier, disk: in place of new ones.
+    host_budget, disk_budget: of the tiers, in bytes or as "2GiB".
+    rate, disk_rate: bytes per second each way, where link and disk are simulated.
+    link, tier, disk: in place of new ones.   delay_after: not with the disk.
     poison: fill each staging buffer with NaN when it is given back, so that who still uses it is noticed.
     """
 
@@ -52,11 +56,11 @@ class DiskOffload(HostOffload):
                  disk_rate: float | None = None, pin_memory: bool = True, link: HostLink | None = None,
                  tier: Tier | None = None, disk: Disk | None = None, poison: bool = False, delay_after: None = None):
         if buffers < LEAST_BUFFERS:
-            raise BadInput(f"buffers is {buffers!r}: the disk needs at least {LEAST_BUFFERS} staging buffers, and 4 to read, step "
-                           "and write at once")
+            raise BadInput(f"buffers is {buffers!r}: the disk needs at least {LEAST_BUFFERS} staging buffers, and 4 to read, "
+                           "step and write at once")
         if delay_after is not None:
-            raise BadInput(f"delay_after is {delay_after!r}: with the states on the disk a step cannot be delayed, so leave it out, or offload "
-                           "to the host")
+            raise BadInput(f"delay_after is {delay_after!r}: with the states on the disk a step cannot be delayed, so leave "
+                           "it out, or offload to the host")
         if (folder is None) == (disk is None):
             raise BadInput("an offload to the disk takes either a folder or a Disk")
         super().__init__(host_budget, rate, pin_memory, parameters, link=link, tier=tier)
@@ -94,9 +98,9 @@ class DiskOffload(HostOffload):
     def turns(self, flats: list[DiskBuffer], optimizer: Optimizer) -> Iterator[DiskBuffer]:
         """Each buffer in its turn, its states in memory; they are written when the next one's turn comes."""
         if is_seen_stepping(optimizer):
-            raise BadInput(f"{type(optimizer).__name__} is not torch's own, or has hooks, and so must step all parameters at once: with "
-                           "the states on the disk they are stepped one buffer after the other, so take an optimizer of torch.optim "
-                           "without step hooks, or offload to the host")
+            raise BadInput(f"{type(optimizer).__name__} is not torch's own, or has hooks, and so must step all parameters at "
+                           "once: with the states on the disk they are stepped one buffer after the other, so take an "
+                           "optimizer of torch.optim without step hooks, or offload to the host")
         waiting = self.waiting = deque(flats)
         try:
             for flat in flats:
@@ -135,7 +139,7 @@ class DiskOffload(HostOffload):
             flat.block.lend(self.free_buffer(flat), self.staging)
 
     def make_room(self, flat: DiskBuffer) -> None:
-        """The buffer's block has grown, and the others may grow likewise: larger staging buffers, in place of those that there are."""
+        """The buffer's block has grown, and the others may grow likewise: larger staging buffers in place of the old ones."""
         if self.largest_block(flat) > self.staging.nbytes:
             while self.kept or self.leaving or self.coming or self.ahead:
                 self.free_one()
@@ -168,7 +172,7 @@ class DiskOffload(HostOffload):
             self.ahead[-1].block.abandon()
             self.waiting.appendleft(self.ahead.pop())  # to be read again
         else:
-            raise BadInput(f"all {self.buffers} staging buffers are in use at once: make DiskOffload(buffers=...) larger")
+            raise BadInput(f"all {self.buffers} staging buffers are in use: make DiskOffload(buffers=...) larger")
 
     @property
     def has_room(self) -> bool:
@@ -203,7 +207,7 @@ class DiskOffload(HostOffload):
                 raise
 
     def keep(self, flat: DiskBuffer) -> None:
-        """It is not used any more, unless it is the one that is used next, as in a checkpoint, which goes by parameters."""
+        """It is not used any more, unless it is the one that is used next, as in a checkpoint, which goes by tensors."""
         if self.kept is not None:
             self.let_go()
         self.kept = flat
@@ -214,7 +218,8 @@ class DiskOffload(HostOffload):
 
 
 class RisingFromDisk:
-    """Stage 3 with parameters on the disk: a slice is read while the units before compute; `wait` sends it up, and gathers it."""
+    """Stage 3 with parameters on the disk: a slice is read while the units before compute; `wait` sends it up, and
+    gathers it."""
 
     def __init__(self, offload: DiskOffload, flat: DiskBuffer, comm: Comm):
         self.offload, self.flat, self.comm, self.has_landed = offload, flat, comm, False
