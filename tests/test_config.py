@@ -101,10 +101,9 @@ def test_defaults():
         "zero_optimization": {
             "stage": 0, "reduce_bucket_size": 500_000_000, "overlap_comm": None,
             "offload_optimizer": {"device": "none", "nvme_path": None, "buffer_count": 4, "pin_memory": True,
-                                  "ratio": 1.0,
-                                  "pipeline_read": False, "pipeline_write": False, "fast_init": False},
-            "offload_param": {"device": "none", "nvme_path": None, "buffer_count": 5, "buffer_size": 100_000_000,
-                              "max_in_cpu": 1_000_000_000, "pin_memory": True}},
+                                  "ratio": 1.0},
+            "offload_param": {"device": "none", "nvme_path": None, "pin_memory": True}},
+        "aio": {"block_size": 1_048_576, "queue_depth": 8, "intra_op_parallelism": 1},
         "fp16": {"enabled": False, "auto_cast": False, "loss_scale": 0.0, "initial_scale_power": 16,
                  "loss_scale_window": 1000, "hysteresis": 2, "consecutive_hysteresis": False, "min_loss_scale": 1.0},
         "data_types": {"grad_accum_dtype": None}, "optimizer": None, "scheduler": None,
@@ -193,13 +192,9 @@ MUST = {
     "activation_checkpointing.cpu_checkpointing": FLAG, "activation_checkpointing.contiguous_memory_optimization": FLAG,
     "activation_checkpointing.number_checkpoints": f"{COUNT}, or null",
     **{f"zero_optimization.offload_{of}.{key}": must for of in ("optimizer", "param") for key, must in {
-        "device": "one of 'none', 'cpu', 'nvme', or null", "nvme_path": "a string, or null", "pin_memory": FLAG,
-        "buffer_count": "an integer of at least 0"}.items()},
-    "zero_optimization.offload_param.buffer_size": "an integer of at least 0",
-    "zero_optimization.offload_param.max_in_cpu": "an integer of at least 0",
-    "zero_optimization.offload_optimizer.pipeline_read": FLAG,
-    "zero_optimization.offload_optimizer.pipeline_write": FLAG,
-    "zero_optimization.offload_optimizer.fast_init": FLAG,
+        "device": "one of 'none', 'cpu', 'nvme', or null", "nvme_path": "a string, or null", "pin_memory": FLAG}.items()},
+    "zero_optimization.offload_optimizer.buffer_count": "an integer of at least 0",
+    "aio.block_size": COUNT, "aio.queue_depth": COUNT, "aio.intra_op_parallelism": COUNT,
     "zero_optimization.offload_optimizer.ratio": "a number from 0 to 1",
 }
 
@@ -318,12 +313,22 @@ def test_several_mistakes_are_several_sentences(data):
      ["fp16.enabled and bf16.enabled are both true"]),
     (at("zero_optimization", {"stage": 2, "offload_param": {"device": "cpu"}}), [
         "zero_optimization.offload_param.device is 'cpu' at stage 2", "at stage 3 only"]),
-    (at("zero_optimization", {"stage": 3, "offload_param": {"device": "nvme"}}), [
+    (at("zero_optimization", {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
+                              "offload_param": {"device": "nvme"}}), [
         "zero_optimization.offload_param.nvme_path is missing", "a folder on the disk"]),
-    (at("zero_optimization", {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}), [
-        "zero_optimization.offload_optimizer.device is 'nvme'", "use 'cpu' or 'none'"]),
+    (at("zero_optimization", {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
+                              "offload_param": {"device": "cpu"}}), ["offload_param.device is 'cpu'", "set both alike"]),
+    (at("zero_optimization", {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
+                              "offload_param": {"device": "nvme", "nvme_path": "/var"}}), ["nvme_path differ", "one folder for both"]),
+    (at("zero_optimization", {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "buffer_count": 1}}),
+     ["buffer_count is 1", "at least 2"]),
+    (at("zero_optimization", {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "ratio": 0.5}}),
+     ["ratio is 0.5", "'cpu' alone"]),
+    (at("aio.block_size", 1000), ["aio.block_size is 1000", "a multiple of 4096"]),
+    (at("aio.use_gds", True), ["aio.use_gds is not supported yet"]),
     (at("zero_optimization", {"stage": 0, "offload_optimizer": {"device": "cpu"}}), ["'cpu' at stage 0", "from stage 1 on"]),
-    (at("zero_optimization", {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}), ["ratio is 0.5", "leave it out"]),
+    (at("zero_optimization", {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}, "offload_param": {"device": "cpu"}}),
+     ["ratio is 0.5", "without offload_param"]),
     (at("zero_optimization", {"stage": 3, "offload_param": {"device": "cpu"}}), ["offload_optimizer.device is 'none'", "both to 'cpu'"]),
     (at("zero_optimization", {"stage": 2, "offload_optimizer": {"device": "nvme"}}),
      ["zero_optimization.offload_optimizer.nvme_path is missing"]),

@@ -55,16 +55,20 @@ def effects(capsys, *args) -> dict[str, str]:
 
 
 def test_what_offload_does(capsys, file):
-    """bf16 with Lion, 2 ranks, 2 micro-batches: 8 bytes of states and 2 of a gradient lie on the host; 2 go down, 8 up."""
+    """bf16 with Lion, 2 ranks, 2 micro-batches: 8 bytes of states, 2 of a gradient and 2 of the parameter lie on the host; 2 go down,
+    8 up. On the disk 10 and what is being written; 16 and 2 × 4 + 2 are read and written."""
     section = '"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"},'
     found, share = effects(capsys, file(FILE.replace('"stage": 3,', section))), GPT2.params // 2
     states, params = (found[f"zero_optimization.offload_{of}.device"] for of in ("optimizer", "param"))
-    assert f"the host holds {gb(10 * share)} per rank at the step" in states and f"moves {gb(2 * share)} of gradients down" in states
-    assert states.endswith("and no parameters up")
-    assert params.endswith(f"go up for each of the 4 gathers of a step: {gb(8 * share)}")
+    assert f"the host holds {gb(12 * share)} per rank at the step" in states and f"moves {gb(10 * share)} over the link" in states
+    assert params == f"{gb(2 * share)} of parameters per rank leave the device, and go up for each of the 4 gathers of a step"
+    on_disk = effects(capsys, file(FILE.replace('"stage": 3,', section.replace('"cpu"', '"nvme", "nvme_path": "/tmp"'))))[
+        "zero_optimization.offload_optimizer.device"]
+    unit = (GPT2.params - 12 * 7_087_872) // 2
+    assert f"the disk holds {gb(10 * (share + 4 * unit))}" in on_disk and f"reads and writes {gb(26 * share)} on the disk" in on_disk
     states = effects(capsys, file(FILE.replace('"stage": 3,', section[: section.index(' "offload_param')])))[
         "zero_optimization.offload_optimizer.device"]
-    assert states.endswith(f"and {gb(2 * share)} of parameters up")
+    assert states.endswith(f"a step moves {gb(4 * share)} over the link")
 
 
 def test_json(capsys, file):

@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from itertools import product
 
@@ -12,6 +13,7 @@ import worlds
 from worlds import Case
 
 from zerocourse import gathered, initialize, load_checkpoint, save_checkpoint, shard, state_dict
+from zerocourse.engine.lion import Lion
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements
 from zerocourse.measure.ledger import Ledger
@@ -20,6 +22,7 @@ from zerocourse.offload import DiskOffload, HostLink, HostOffload
 from zerocourse.offload.aligned import whole_blocks
 from zerocourse.offload.host_link import TransferError
 from zerocourse.offload.offloaded_buffer import OffloadedBuffer
+from zerocourse.offload.partly_offloaded import PartlyOffloadedBuffer
 
 STEPS = 2
 BF16 = torch.bfloat16
@@ -42,14 +45,17 @@ def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callab
                 loss = case.loss(model, step, micro, rank) / case.accumulation
                 loss.backward()
         norm = model.zero.clip_grad_norm_(case.clip).item() if case.clip else None
-        gradients = {flat.name: flat.host_gradient().clone() if offload else flat.grad_shard.clone() for flat in flats}
-        if offload:
-            gradients = {flat.name: gradients[flat.name][: flat.real] for flat in flats}
+        gradients = {flat.name: whole_gradient(flat)[: flat.real] if offload else flat.grad_shard.clone() for flat in flats}
         look(flats)
         optimizer.step()
         optimizer.zero_grad()
         yield loss.item(), gradients, state_dict(model), norm
     look(flats)
+
+
+def whole_gradient(flat: OffloadedBuffer) -> torch.Tensor:
+    on_host = flat.host_gradient().clone()
+    return torch.cat([flat.kept_grad, on_host]) if flat.kept else on_host
 
 
 def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[list[dict[str, int]]]:
@@ -64,9 +70,11 @@ def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[lis
                 what = f"{case}, {says_last=}, {options}: step {step}"
                 assert ours[0] == plain[step][0], f"{what}: the loss"
                 for name, gradient in ours[1].items():
-                    assert torch.equal(gradient, plain[step][1][name][: gradient.numel()]), f"{what}: the gradient of {name}"
+                    same = torch.equal(gradient, plain[step][1][name][: gradient.numel()])
+                    assert case.clip or same, f"{what}: the gradient of {name}"  # the plain run's is scaled already
                 for name, value in ours[2].items():
                     assert torch.equal(value, plain[step][2][name]), f"{what}: {name}"
+                assert ours[3] == plain[step][3], f"{what}: the norm"
             moved[-1].append(dict(offload.link.bytes))
             if "folder" in options:
                 check_disk(offload, case.steps)
@@ -135,7 +143,8 @@ def held(stage: int, dtype, **offload) -> dict[str, int]:
             assert ledger.peak_in["host"] <= chosen.tier.peak
     elements = [flat.shard.numel() for flat in model.zero.flats]
     scalars = sum(part.numel() > 0 for flat in model.zero.flats for part in flat.shard_params.values()) * 4
-    return found | {"elements": sum(elements), "scalars": scalars}
+    on_host = sum(len(flat.stepped_on_host()) for flat in model.zero.flats) * 4 if chosen else 0
+    return found | {"elements": sum(elements), "scalars": scalars, "host_scalars": on_host}
 
 
 def test_what_the_device_gives_up_the_host_holds(pool):
@@ -158,6 +167,42 @@ def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
     moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, [{"parameters": True}])])
     params = sum(param.numel() for param in worlds.gpt().parameters())
     assert sum(each["down"] for [[each]] in moved) == 2 * params * STEPS
+
+
+# -- a part of it ----------------------------------------------------------------------------------------------------
+
+def elements_of(world_size: int) -> list[int]:
+    """By rank: real elements of its slices."""
+    model, _ = worlds.sharded(Case(2, world_size))
+    return [sum(flat.layout.real(rank) for flat in model.zero.flats) for rank in range(world_size)]
+
+
+RATIOS = (0, 0.3, 0.7)
+
+
+def test_an_exact_share_is_offloaded_and_nothing_else_changes(pool):
+    """To the element: of the link's bytes, of what the host holds, and of what the device keeps. The numbers are the plain run's."""
+    cases = [(Case(stage, param_dtype=dtype, accumulation=1 + (stage == 1), clip=0.05 * (stage == 3), steps=STEPS,
+                   optimizer=torch.optim.AdamW if stage < 3 else Lion), stage == 2, [{"ratio": ratio} for ratio in RATIOS])
+             for stage, dtype in ((1, BF16), (2, None), (2, BF16), (3, BF16))]
+    own = pool(2).run(elements_of, 2)[0]
+    for rank, found in enumerate(pool(2).run(equals_the_plain_run, cases)):
+        for (case, *_), of_case in zip(cases, found, strict=True):
+            for ratio, moved in zip(RATIOS, of_case, strict=True):
+                share = int(Fraction(str(ratio)) * own[rank])
+                expected = STEPS * share * (2 if case.param_dtype else 4)
+                assert moved == {"down": expected, "up": expected}, (case, ratio)
+
+
+def test_the_rest_stays_on_the_device(pool):
+    for dtype, ratio in product((None, BF16), RATIOS):
+        own = pool(2).run(elements_of, 2)[0]
+        for rank, found in enumerate(pool(2).run(held, 2, dtype, ratio=ratio)):
+            share = int(Fraction(str(ratio)) * own[rank])
+            padding = found["elements"] - own[rank]
+            kept = found["optimizer_bytes"], found["host_bytes"] - found["host_scalars"]
+            device = (8 if dtype is None else 12) * (own[rank] - share)
+            assert kept == (device, 12 * share + 4 * padding), (dtype, ratio)
 
 
 def within(budget: int | None, offload: HostOffload | None) -> int:
@@ -275,7 +320,7 @@ def equals_with(faulty, backwards_say_last: int) -> bool:
     kept = HostOffload.buffer
     HostOffload.buffer = lambda self, *args, **kwargs: faulty(self, *args, **kwargs)
     try:
-        model, optimizer = worlds.sharded(case, offload=HostOffload())
+        model, optimizer = worlds.sharded(case, offload=HostOffload(ratio=0.4 if faulty is PartlyOffloadedBuffer else 1))
         for micro in range(2):
             with model.zero.backward_options(is_last=True if micro >= 2 - backwards_say_last else None):
                 (case.loss(model, 0, micro, model.zero.comm.rank) / 2).backward()
@@ -289,7 +334,8 @@ def equals_with(faulty, backwards_say_last: int) -> bool:
 
 @pytest.mark.parametrize("faulty, says", ((OnlyTheFirst, 1), (OnlyTheLast, 2), (AddedAfterTheSum, 1)))
 def test_the_three_bugs_of_upstream_are_seen(pool, faulty, says):
-    assert pool(2).run(equals_with, OffloadedBuffer, says) == [True, True]
+    for sound in (OffloadedBuffer, PartlyOffloadedBuffer):
+        assert pool(2).run(equals_with, sound, says) == [True, True], sound
     assert not any(pool(2).run(equals_with, faulty, says)), faulty.__doc__
 
 
@@ -434,8 +480,8 @@ def test_a_slow_link_changes_no_bit(pool):
 
 # -- checkpoints, the engine, writes ---------------------------------------------------------------------------------
 
-SETTINGS = ((2, {}), (1, {"rate": 1e9, "folder": "disk"}), (3, {"parameters": True}), (3, {"parameters": True, "folder": "disk"}),
-            (2, {"delay_after": 1}), (3, None))
+SETTINGS = ((2, {"ratio": 0.3}), (1, {"rate": 1e9, "folder": "disk"}), (3, {"parameters": True}), (3, {"parameters": True, "folder": "disk"}),
+             (2, {"delay_after": 1}), (3, None))
 
 
 def goes_on(folder: str, dtype) -> list[bool]:
@@ -453,7 +499,8 @@ def goes_on(folder: str, dtype) -> list[bool]:
             assert late or number == 5 or all(torch.equal(value, before[name]) for name, value in state_dict(model).items())
             if offload is not None:
                 held = model.zero.memory(optimizer)
-                assert held["optimizer_bytes"] == 0 and held["host_bytes"] == model.zero.offload.tier.bytes
+                assert (held["optimizer_bytes"] == 0) == ("ratio" not in offload)
+                assert held["host_bytes"] == model.zero.offload.tier.bytes
         for step in range(2 if number == 0 else 1):
             case.loss(model, step + number + (number > 0), 0, model.zero.comm.rank).backward()
             optimizer.step()
@@ -506,19 +553,31 @@ def by_config(section: dict, precision: dict) -> tuple:
     return losses, norms, engine.state_dict(), engine.skipped_steps, engine.communication().get("link_bytes")
 
 
-def test_the_config_offloads(pool):
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 1}}
+
+
+def test_the_config_offloads(pool, tmp_path):
     """fp16 begins with a loss scale at which gradients overflow: skipped steps move no parameters."""
-    for stage, precision in product((1, 3), ({}, {"fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 1}})):
-        section = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+    own, disk = pool(2).run(elements_of, 2)[0], {"device": "nvme", "nvme_path": str(tmp_path)}
+    for stage, precision, offload in ((1, {}, {"device": "cpu", "ratio": 0.3}), (1, FP16, {"device": "cpu"}), (3, {}, {"device": "cpu"}),
+                                      (3, FP16, disk)):
         plain = pool(2).run(by_config, {"stage": stage}, precision)
-        found = pool(2).run(by_config, section, precision)
-        params = sum(param.numel() for param in worlds.gpt().parameters())
+        found = pool(2).run(by_config, {"stage": stage, "offload_optimizer": offload}, precision)
         for rank, (ours, other) in enumerate(zip(found, plain, strict=True)):
             assert ours[:2] == other[:2] and ours[3] == other[3], (stage, precision, rank)
             assert all(torch.equal(value, other[2][name]) for name, value in ours[2].items()), (stage, precision, rank)
-        size = 2 if precision else 4
-        assert sum(ours[4]["down"] for ours in found) == 4 * size * params
-        assert sum(ours[4]["up"] for ours in found) == (4 - found[0][3]) * size * params
+            share = int(Fraction(str(offload.get("ratio", 1))) * own[rank]) * (2 if precision else 4)
+            assert ours[4] == {"down": 4 * share, "up": (4 - ours[3]) * share}, (stage, precision, rank)
+
+
+def test_the_config_keeps_checkpoints_on_the_host(pool):
+    """Each block's input goes down and up once a micro-batch, beside what the optimizer's offload moves."""
+    section = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    plain, found = (pool(2).run(by_config, section, {"activation_checkpointing": {"cpu_checkpointing": here}}) for here in (False, True))
+    inputs = 8 * 2 * worlds.batch(0, 0, 0)[0].numel() * 8 * 4  # of 8 micro-batches and 2 blocks, of width 8, in fp32
+    for ours, other in zip(found, plain, strict=True):
+        assert ours[:2] == other[:2] and all(torch.equal(value, other[2][name]) for name, value in ours[2].items())
+        assert ours[4] == {verb: nbytes + inputs for verb, nbytes in other[4].items()}
 
 
 def written(stage: int, options: dict) -> list[float]:
@@ -567,6 +626,12 @@ def test_what_offload_cannot_do_is_refused():
             worlds.sharded(Case(stage, 1), offload=HostOffload(**options))
     with pytest.raises(BadInput, match="'step', which is not called with offload"):
         worlds.sharded(Case(2, 1), offload=HostOffload(), ops={"step": print})
+    with pytest.raises(BadInput, match="delay_after=3, and zero_optimization.offload_optimizer.device is 'none'"):
+        initialize(worlds.gpt(), worlds.adamw, config={"train_batch_size": 1}, delay_after=3)
+    for options, words in (({"ratio": 1.5}, "from 0, nothing, to 1"), ({"ratio": 0.5, "parameters": True}, "parameters needs all states"),
+                           ({"ratio": 0.5, "delay_after": 2}, "delay_after needs all states")):
+        with pytest.raises(BadInput, match=words):
+            HostOffload(**options)
     offload = HostOffload()
     worlds.sharded(Case(2, 1), offload=offload)
     with pytest.raises(BadInput, match="one for each call"):
@@ -574,7 +639,7 @@ def test_what_offload_cannot_do_is_refused():
 
 
 def test_what_is_written_into_the_model_reaches_the_host(pool, tmp_path):
-    for stage, options in ((2, {}), (3, {}), (2, {"folder": str(tmp_path)}), (3, {"folder": str(tmp_path), "parameters": True})):
+    for stage, options in ((2, {"ratio": 0.5}), (3, {}), (2, {"folder": str(tmp_path)}), (3, {"folder": str(tmp_path), "parameters": True})):
         assert pool(2).run(written, stage, options) == [[0.25]] * 2
 
 

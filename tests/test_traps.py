@@ -1104,7 +1104,7 @@ def step_counts() -> list[dict[str, float]]:
         case = Case(stage, make=partly_frozen, loss=thaw, steps=5, bucket_size=20, accumulation=2)
         model, optimizer = worlds.sharded(case)
         worlds.train_plain(case, model, optimizer)
-        found.append({key: optimizer.state[piece]["step"].item() for flat in model.zero.flats
+        found.append({key.name: optimizer.state[piece]["step"].item() for flat in model.zero.flats
                       for key, piece in flat.shard_params.items()})
     return found
 

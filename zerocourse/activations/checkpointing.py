@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import BadInput
 from ..zero.unit import cut_into_units
+from .keeping import Packing, keeping
 
 
 def no_contexts() -> tuple:
@@ -22,10 +23,12 @@ def no_contexts() -> tuple:
     return nullcontext(), nullcontext()
 
 
-def checkpoint_blocks(model: nn.Module, number: int | None = None, context: Callable = no_contexts) -> list[str]:
+def checkpoint_blocks(model: nn.Module, number: int | None = None, context: Callable = no_contexts,
+                      packing: Packing | None = None) -> list[str]:
     """Checkpoint the first `number` blocks of the model, or all of them. Call it before `shard`. Returns their names.
 
     context: makes a context for the forward and one for computing again, such as `selective.saving()`.
+    packing: how the blocks' inputs are kept, such as `Int8()`; None: as they are.
 
     A block is what `shard` takes for a unit: an entry of a ModuleList, in any model, Hugging Face's included (whose
     cache of keys and values is switched off but for `generate`, as it would grow a second time when a block computes
@@ -38,14 +41,14 @@ def checkpoint_blocks(model: nn.Module, number: int | None = None, context: Call
         asks = "every block" if number is None else f"{number} of them"
         raise BadInput(f"activation_checkpointing asks for {asks}: {type(model).__name__} has {has}")
     for block in blocks[:number]:
-        block.module.forward = checkpointed(block.module, context)
+        block.module.forward = checkpointed(block.module, context, packing)
     config = getattr(model, "config", None)
     if getattr(config, "use_cache", False):
         config.use_cache = False
     return [block.name for block in blocks[:number]]
 
 
-def checkpointed(block: nn.Module, context: Callable = no_contexts) -> Callable:
+def checkpointed(block: nn.Module, context: Callable = no_contexts, packing: Packing | None = None) -> Callable:
     """The block's forward under a checkpoint; where no gradients are recorded it is the plain one."""
     forward = block.forward
 
@@ -53,7 +56,8 @@ def checkpointed(block: nn.Module, context: Callable = no_contexts) -> Callable:
     def wrapped(*args, **kwargs):
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        with keeping(block, packing, at_least=1) if packing is not None else nullcontext():
+            return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def contexts() -> tuple:
         first, again = context()

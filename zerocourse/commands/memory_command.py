@@ -2,7 +2,11 @@
 
   zerocourse memory --params 7e9 --stage 3 --ranks 8
   zerocourse memory --model gpt2-xl --ranks 2 --card 24GiB --micro-batch 4
+  zerocourse memory --device 24GB --host 64GB --disk 1TB --params 7e9 --ranks 1
   zerocourse memory --table1
+
+With --device it says what fits where: for each stage, with the optimizer's states and the parameters on the device, on the
+host or on the disk, the bytes of each, and which of those that fit moves least in a step.
 """
 
 from dataclasses import asdict
@@ -12,8 +16,10 @@ from ..formulas.peak import gpt2_peak_bytes
 from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_states, paper_table1
 from ..formulas.units import both, gb
 from ..formulas.volumes import sent_bytes
+from ..formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, largest_gpt2_unit, needs, on_device
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
+from .fits_table import what_fits
 
 HELP = "bytes that each rank holds and sends at each stage, by formula"
 STAGES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -33,6 +39,10 @@ def configure(parser):
     parser.add_argument("--accumulation", **positive, default=1, metavar="G", help="micro-batches per step (default 1)")
     parser.add_argument("--card", action=Checked, read=size(), default=24 * 2**30, metavar="SIZE",
                         help="memory of a rank's card, such as 80GiB (default 24GiB)")
+    where = parser.add_argument_group("what fits where (sizes are for each rank)")
+    where.add_argument("--device", action=Checked, read=size(), metavar="SIZE", help="memory of the device, such as 24GB")
+    where.add_argument("--host", action=Checked, read=size(), metavar="SIZE", help="host memory for offload (default none)")
+    where.add_argument("--disk", action=Checked, read=size(), metavar="SIZE", help="space on the disk (default none)")
     activations = parser.add_argument_group("activations, with --model")
     activations.add_argument("--micro-batch", **positive, metavar="B", help="samples in a micro-batch (default 1)")
     activations.add_argument("--seq", **positive, metavar="T", help="tokens in a sample (default: the model's most)")
@@ -48,7 +58,12 @@ def run(args) -> Outcome:
     if args.model is None:
         refuse_ignored(args.given, ("--micro-batch", "--seq", "--recompute"),
                        "without --model: activations depend on its shape")
-    params, peaks = _params_and_peaks(args)
+    if args.device is not None:
+        refuse_ignored(args.given, ("--stage", "--card"), "with --device, which shows all stages on that device")
+        needed = {where: _needs(args, where) for where in ARRANGEMENTS}
+        return what_fits(args, needed, _params(args))
+    refuse_ignored(args.given, ("--host", "--disk"), "without --device, the memory that they extend")
+    params, peaks = _params(args), [_peak(args, stage) for stage in range(4)]
     stages = []
     for stage, peak in enumerate(peaks):
         states = model_states(params, stage, args.ranks, CONVENTIONS[args.convention])
@@ -58,19 +73,38 @@ def run(args) -> Outcome:
     return Outcome(_text(args, stages), stages[args.stage])
 
 
-def _params_and_peaks(args) -> tuple[int, list[int | None]]:
-    """The number of parameters, and the peak at each stage where a model is known."""
+def _model(args):
+    """The GPTConfig of that name, or None. Raises BadInput."""
     if args.model is None:
-        return args.params, [None] * 4
+        return None
     from ..models.gpt2 import find_config  # here, because it takes torch two seconds to import
     config = find_config(args.model)
-    seq = config.block_size if args.seq is None else args.seq
-    if seq > config.block_size:
-        raise BadInput(f"--seq can be at most {config.block_size} for {args.model}, not {seq}.")
-    micro_batch = 1 if args.micro_batch is None else args.micro_batch
-    return config.params, [gpt2_peak_bytes(config, stage, args.ranks, micro_batch, seq, CONVENTIONS[args.convention],
-                                           args.recompute or "selective", accumulated=args.accumulation > 1)
-                           for stage in range(4)]
+    if args.seq is not None and args.seq > config.block_size:
+        raise BadInput(f"--seq can be at most {config.block_size} for {args.model}, not {args.seq}.")
+    return config
+
+
+def _params(args) -> int:
+    model = _model(args)
+    return args.params if model is None else model.params
+
+
+def _peak(args, stage: int, **offload) -> int | None:
+    """The peak on the device, where a model is known. offload: as for `states_peak`."""
+    model, convention = _model(args), CONVENTIONS[args.convention]
+    if model is None:
+        return None
+    return gpt2_peak_bytes(model, stage, args.ranks, args.micro_batch or 1, args.seq or model.block_size,
+                           on_device(convention, offload.get("offloaded", False)), args.recompute or "selective",
+                           accumulated=args.accumulation > 1, **offload)
+
+
+def _needs(args, where: Arrangement) -> Needs:
+    model = _model(args)
+    peak = _peak(args, where.stage, offloaded=where.optimizer != DEVICE, offloaded_parameters=where.parameters != DEVICE)
+    unit = 0 if model is None else largest_gpt2_unit(model)
+    return needs(where, _params(args), args.ranks, CONVENTIONS[args.convention], args.accumulation, device_peak=peak,
+                 largest_unit=unit)
 
 
 def _text(args, stages: list[dict]) -> str:

@@ -28,7 +28,7 @@ from .config import Config
 from .config.auto import known_values
 from .familiar import FamiliarNames
 from .half_precision import LossScaling, in_half, precision_of
-from .offloading import offload_of
+from .offloading import host_activations_of, offload_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
 
 
@@ -36,7 +36,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
                model_parameters=None, training_data: Dataset | None = None, lr_scheduler=None,
                config: dict | str | Path | None = None, args=None, collate_fn: Callable | None = None, mpu=None,
                dist_init_required: bool | None = None, config_params: dict | str | Path | None = None,
-               seed: int = 0):
+               seed: int = 0, delay_after: int | None = None):
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
     An existing process group is used. Under torchrun one is started. Otherwise there is one rank.
@@ -49,6 +49,8 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
         Hugging Face's TrainingArguments say what "auto" means in the config.
     collate_fn: makes a batch of samples, for the loader.   config_params: DeepSpeed's older name of `config`.
     seed: of the values that parameters on the meta device get.
+    delay_after: from this number of steps on each update is made one step late (see `offload.delayed`), where the config
+        offloads the optimizer's states to the host. DeepSpeed has no key for it.
     Raises BadInput for an impossible config (see `config`), or one that differs from rank to rank.
     """
     if not isinstance(model, nn.Module):
@@ -71,10 +73,14 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
                            f"{of_ranks[other][key]} on rank {other}; give every rank the same")
     optimizer = choose_optimizer(resolved, optimizer, model, model_parameters)
     lr_scheduler = choose_scheduler(resolved, lr_scheduler, optimizer)
-    checkpointing = resolved.activation_checkpointing
+    checkpointing, packing = resolved.activation_checkpointing, None
     if checkpointing is not None and checkpointing.enabled:
-        checkpoint_blocks(model, checkpointing.number_checkpoints)  # before shard: its hooks stand around the blocks
-    engine = Engine(model, optimizer, resolved, comm, lr_scheduler, seed)
+        packing = host_activations_of(resolved)
+        checkpoint_blocks(model, checkpointing.number_checkpoints, packing=packing)  # before shard: its hooks stand around the blocks
+    engine = Engine(model, optimizer, resolved, comm, lr_scheduler, seed, delay_after)
+    if packing is not None:
+        packing.attach(engine.zero)
+        engine.host_link = packing.link
     loader = engine.loader(training_data, collate_fn) if training_data is not None else None
     return engine, optimizer, loader, lr_scheduler
 
@@ -83,15 +89,16 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
     """A model under a stage of ZeRO, its optimizer, and where the training stands."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, config: Config, comm: Comm, lr_scheduler=None,
-                 seed: int = 0):
+                 seed: int = 0, delay_after: int | None = None):
         self.config, self.lr_scheduler = config, lr_scheduler
         zero = config.zero_optimization
         overlap = zero.overlap_comm is not False  # on unless it is switched off, at every stage
         self.module, self.optimizer = shard(
             model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
             precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed,
-            offload=offload_of(config))
+            offload=offload_of(config, delay_after))
         self.zero = self.module.zero
+        self.host_link = None if self.zero.offload is None else self.zero.offload.link
         self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
         self.device, self.zero_stage = self.zero.device, zero.stage
         self.global_steps = self.micro_steps = self.skipped_steps = 0
@@ -231,7 +238,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         comm = self.zero.comm
         return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
                 "padding_bytes": comm.padding, "metadata_bytes": comm.metadata,
-                **({"link_bytes": dict(self.zero.offload.link.bytes)} if self.zero.offload is not None else {})}
+                **({"link_bytes": dict(self.host_link.bytes)} if self.host_link is not None else {})}
 
 
 def _say(loss: object) -> str:

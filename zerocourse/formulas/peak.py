@@ -22,7 +22,8 @@ from .transformer import gpt2_block_params
 
 def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: int, prefetch: int = 1,
                 in_flight: int = 1, convention: Convention = FP32, activations: int = 0, recomputed: int = 0,
-                head: int = 0, received: bool = False, accumulated: bool = False) -> int:
+                head: int = 0, received: bool = False, accumulated: bool = False, offloaded: bool = False,
+                offloaded_parameters: bool = False) -> int:
     """The most bytes of model states and activations that a rank holds at any moment of a step.
 
     root: parameters of the root before the units, and after them.   units: parameters of each unit, in the order of the
@@ -31,12 +32,16 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
     head: bytes of what is computed after the units, at the loss.
     received: also count the memory that receives the reductions under way, N - 1 slices of each bucket.
     accumulated: gradients of earlier micro-batches are there as well (from stage 2 on, this rank's slices of them).
+    offloaded: the optimizer's part is elsewhere (count it with 0 bytes), and a gradient leaves the device when it is reduced: one
+        slice may be on its way.
+    offloaded_parameters: so are this rank's slices of the parameters (stage 3).
     Every unit is used once. The step is not the first one, in which the optimizer states are still to be made.
     """
     before, after = root
     whole = before + sum(units) + after
     share = whole // ranks
     earlier = (share if stage > 1 else whole) if accumulated else 0
+    drops = stage > 1 or offloaded and not accumulated  # is a bucket dropped when it is reduced?
     at_the_loss = (convention.parameter * (before + after if stage == 3 else whole) + convention.gradient * earlier
                    + activations * len(units) + head)
     moments = [at_the_loss]
@@ -44,24 +49,26 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
     for now in range(-1, len(units)):  # -1: the root's last gradients become complete
         for ahead, under_way in halves:
             gathered = before + after + sum(units[max(0, now - ahead) : now + 1]) if stage == 3 else whole
-            in_buckets = now + 1 + under_way if stage > 1 else len(units)  # the units from `now` up to here have a bucket
+            in_buckets = now + 1 + under_way if drops else len(units)  # the units from `now` up to here have a bucket
             gradients = (before if now < 0 else 0) + after + sum(units[max(0, now) : in_buckets])
-            gradients = gradients + (earlier or sum(units[in_buckets:]) // ranks) if stage > 1 else earlier or gradients
+            reduced = units[in_buckets:] if not offloaded else units[in_buckets : in_buckets + 1] if stage > 1 else ()
+            slices = earlier or sum(reduced) // ranks
+            gradients = gradients + slices if drops else earlier or gradients
             arriving = sum(units[now + 1 : now + 1 + under_way]) * (ranks - 1) // ranks if received else 0
             moments.append(convention.parameter * gathered + convention.gradient * (gradients + arriving)
                            + activations * (now + 1) + (recomputed if now >= 0 else 0))
     optimizer = convention.optimizer * (share if stage else whole)
-    return max(moments) + optimizer + (convention.parameter * share if stage == 3 else 0)
+    return max(moments) + optimizer + (convention.parameter * share if stage == 3 and not offloaded_parameters else 0)
 
 
 def gpt2_peak_bytes(config, stage: int, ranks: int, micro_batch: int, seq: int, convention: Convention = ZERO,
                     recompute: str = "selective", prefetch: int = 1, in_flight: int = 1,
-                    accumulated: bool = False) -> int:
+                    accumulated: bool = False, offloaded: bool = False, offloaded_parameters: bool = False) -> int:
     """An estimate of a step's peak for a `GPTConfig`: `states_peak` with the activations of Korthikanti et al. 2022.
 
     prefetch and in_flight mean what they mean for `shard`, and have its defaults; recompute means what it means for
     `layer_activation_bytes`, and "full" also counts one layer's activations while they are computed again.
-    accumulated: it is not the step's first micro-batch.
+    accumulated: it is not the step's first micro-batch.   offloaded, offloaded_parameters: as for `states_peak`.
     Not counted: what one operation holds for a moment, and a framework's own memory. Raises BadInput.
     """
     block, ranks = gpt2_block_params(config.n_embd, config.bias), positive("ranks", ranks)
@@ -73,4 +80,4 @@ def gpt2_peak_bytes(config, stage: int, ranks: int, micro_batch: int, seq: int, 
     return states_peak((before, after), [padded_elements(block, ranks)] * config.n_layer, stage, ranks, prefetch,
                        in_flight, convention, activations=saved, recomputed=made - saved if recompute == "full" else 0,
                        head=head_activation_bytes(*shape, config.vocab_size, element), received=True,
-                       accumulated=accumulated)
+                       accumulated=accumulated, offloaded=offloaded, offloaded_parameters=offloaded_parameters)

@@ -2,9 +2,10 @@
 
 from .disk import Disk
 from .disk_offload import DiskOffload
+from .host_activations import HostActivations
 from .host_link import HostLink
 from .host_offload import HostOffload
 from .tiers import Tier
 from .tiling import TiledLinear, tile_gpt2
 
-__all__ = ["Disk", "DiskOffload", "HostLink", "HostOffload", "TiledLinear", "Tier", "tile_gpt2"]
+__all__ = ["Disk", "DiskOffload", "HostActivations", "HostLink", "HostOffload", "TiledLinear", "Tier", "tile_gpt2"]

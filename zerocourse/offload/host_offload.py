@@ -16,7 +16,9 @@ Source: Ren et al. 2021, arXiv 2101.06840.
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from math import floor
 
 from torch.optim import Optimizer
 
@@ -28,6 +30,7 @@ from ..zero.extras.optimizer_habits import is_seen_stepping
 from .delayed import DelayedUpdate
 from .host_link import HostLink, LinkTransfer
 from .offloaded_buffer import OffloadedBuffer
+from .partly_offloaded import PartlyOffloadedBuffer
 from .tiers import Tier
 
 
@@ -35,6 +38,8 @@ class HostOffload:
     """What `shard(offload=...)` takes; one for each call of it. Stages 1 to 3.
 
     budget: of the host's tier, in bytes or as "2GiB".   pin_memory: page-locked, where there is a GPU.
+    ratio: the share of this rank's master weights and optimizer states that lies on the host, to the element, rounded down
+        (see `partly_offloaded`); the rest stays on the device and is stepped there.
     rate: bytes per second each way, on a CPU, where the link is simulated.   link, tier: in place of new ones.
     parameters: the slices of the parameters too (stage 3): they go up for every gather, 2Ψ/N bytes each time.
     What is written into the model outside of a forward must be written inside `zerocourse.gathered(..., write=True)`: a write
@@ -45,10 +50,16 @@ class HostOffload:
 
     def __init__(self, budget: int | str | None = None, rate: float | None = None, pin_memory: bool = True,
                  parameters: bool = False, delay_after: int | None = None, link: HostLink | None = None,
-                 tier: Tier | None = None):
+                 tier: Tier | None = None, ratio: float = 1.0):
+        if not 0 <= ratio <= 1:
+            raise BadInput(f"the ratio of an offload is {ratio!r}: it must be a number from 0, nothing, to 1, everything")
+        if ratio != 1 and (parameters or delay_after is not None):
+            what = "parameters" if parameters else "delay_after"
+            raise BadInput(f"an offload has {what} and the ratio {ratio:g}: {what} needs all states on the host, so leave ratio out")
         self.tier = tier or Tier("host", budget, pin=pin_memory)
         self.link = link or HostLink(rate)
-        self.parameters = parameters
+        self.parameters, self.ratio = parameters, Fraction(str(ratio))  # 0.3 as it is written: the float is a little less
+        self.elements = {True: 0, False: 0}  # of this rank's slices so far: of parameters that train, and of frozen ones
         self.delayed = None if delay_after is None else DelayedUpdate(self, delay_after)
         self.stage: DataParallel | None = None
 
@@ -59,7 +70,7 @@ class HostOffload:
     # -- what `shard` asks for ----------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"HostOffload(parameters={self.parameters}, delay_after={self.delayed and self.delayed.after})"
+        return f"HostOffload(parameters={self.parameters}, ratio={float(self.ratio):g}, delay_after={self.delayed and self.delayed.after})"
 
     def check(self, stage: int, ops: dict[str, Callable]) -> None:
         """Raises BadInput for a stage at which there is nothing to offload, and for a step that would not be called."""
@@ -75,7 +86,13 @@ class HostOffload:
                                "out one of the two")
 
     def buffer(self, *args, **kwargs) -> OffloadedBuffer:
-        return OffloadedBuffer(self, *args, **kwargs)
+        return (OffloadedBuffer if self.ratio == 1 else PartlyOffloadedBuffer)(self, *args, **kwargs)
+
+    def host_elements(self, real: int, trains: bool) -> int:
+        """How many of the next buffer's `real` elements go to the host, so that of all so far floor(ratio × elements) are there."""
+        before = self.elements[trains]
+        self.elements[trains] = now = before + real
+        return floor(self.ratio * now) - floor(self.ratio * before)
 
     def ops(self, ops: StageOps) -> StageOps:
         """The operations of a stage, with the link between them."""
@@ -126,14 +143,13 @@ class HostOffload:
     def step_on_host(self, flat: OffloadedBuffer, optimizer_step: Callable[..., object]) -> object:
         """Update one buffer."""
         flat.give_gradients()
-        with self.tier.taking():
-            result = optimizer_step(flat)
+        result = flat.step(optimizer_step)
         flat.withdraw_gradients()
         self.adopt_states(optimizer_step.optimizer, flat)
         return result
 
     def adopt_states(self, optimizer: Optimizer, flat: OffloadedBuffer) -> None:
-        self.tier.adopt([optimizer.state[part] for part in flat.shard_params.values() if part in optimizer.state])
+        self.tier.adopt([optimizer.state[part] for part in flat.stepped_on_host() if part in optimizer.state])
 
     def finish(self, raising: list[tuple[OffloadedBuffer, LinkTransfer | None]], gathers: list[Handle | None], comm: Comm) -> None:
         gathers += [self.gather(flat, transfer, comm) for flat, transfer in raising]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..zero.buffer import FlatBuffer
+from ..zero.optimizer import BufferedStep
 from .host_link import LinkTransfer
 
 
@@ -47,13 +48,18 @@ class Gradient:
 
     def for_step(self, flat: "OffloadedBuffer", notes: bool = True) -> torch.Tensor:
         """(own,), in the master weights' dtype, times the factor."""
-        values, factor = self.total(flat.real, notes), self.factor
+        values, factor = self.total(flat.on_host.stop, notes), self.factor
         with flat.tier.taking():
-            gradient = values.to(flat.master.dtype)
-            if factor is not None:
-                factor = factor.to(gradient.device) if isinstance(factor, torch.Tensor) else factor
-                gradient = gradient.mul_(factor) if gradient is not values else gradient * factor
-        return gradient
+            return scaled(values, flat.master.dtype, factor)
+
+
+def scaled(values: torch.Tensor, dtype: torch.dtype, factor: float | torch.Tensor | None) -> torch.Tensor:
+    """The values in this dtype times the factor; what is given stays as it is."""
+    gradient = values.to(dtype)
+    if factor is not None:
+        factor = factor.to(gradient.device) if isinstance(factor, torch.Tensor) else factor
+        gradient = gradient.mul_(factor) if gradient is not values else gradient * factor
+    return gradient
 
 
 class OffloadedBuffer(FlatBuffer):
@@ -67,10 +73,15 @@ class OffloadedBuffer(FlatBuffer):
         self.landed: list[Landed] = []  # what has gone down since the last zero_grad: one, if backwards say which is last
         self.is_updating = False  # is a delayed update under way, which has its own gradients at the shard parameters?
         self.real = max(0, min(self.own.stop, self.layout.numel) - self.own.start)  # elements without padding
+        self.keep(0)
+
+    def keep(self, kept: int) -> None:
+        """So many elements at the head of the slice stay on the device with their states (see `partly_offloaded`)."""
+        self.kept, self.sent, self.on_host = kept, slice(kept, self.real), slice(0, self.real - kept)  # the last in host's tensors
 
     def place(self, exact: torch.Tensor) -> None:
         own, host = exact[self.own], self.tier
-        self.master = host.empty(own.numel(), exact.dtype).copy_(own)
+        self.master = host.empty(own.numel() - self.kept, exact.dtype).copy_(own[self.kept :])
         if not self.shards_parameters:
             self.shard = self.full[self.own]
         elif not self.shard_is_on_host:
@@ -96,7 +107,7 @@ class OffloadedBuffer(FlatBuffer):
         values = self.master
         if values.dtype is not self.dtype:
             values = self.tier.empty(values.numel(), self.dtype).copy_(values)
-        return self.link.up(self.shard[: self.real], values[: self.real], self.name)
+        return self.link.up(self.shard[self.sent], values[self.on_host], self.name)
 
     def publish_shard(self) -> None:
         transfer = self.start_publish()
@@ -114,8 +125,8 @@ class OffloadedBuffer(FlatBuffer):
         if was_written and self.shard is not self.master:
             held = self.shard
             if not self.shard_is_on_host:
-                held = self.tier.empty(held.numel(), self.dtype).zero_()
-                self.link.down(held[: self.real], self.shard[: self.real], self.name).wait()
+                held = self.tier.empty(self.master.numel(), self.dtype).zero_()
+                self.link.down(held[self.on_host], self.shard[self.sent], self.name).wait()
             self.take(held)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
@@ -129,9 +140,9 @@ class OffloadedBuffer(FlatBuffer):
         if self.grad_shard is None or self.is_down:
             return
         slice = self.grad_shard
-        into = self.tier.empty(slice.numel(), slice.dtype)
+        into = self.tier.empty(slice.numel() - self.kept, slice.dtype)
         norm = self.norm_of(slice, torch.float64 if slice.dtype in (torch.float64, torch.complex128) else torch.float32)
-        self.landed.append(Landed(into, self.link.down(into[: self.real], slice[: self.real], self.name), norm))
+        self.landed.append(Landed(into, self.link.down(into[self.on_host], slice[self.sent], self.name), norm))
         self.grad_shard = into
         self.drop_bucket()  # stages 1 and 2 keep none, then: the next micro-batch begins another
 
@@ -143,7 +154,7 @@ class OffloadedBuffer(FlatBuffer):
     def host_gradient(self) -> torch.Tensor:
         """The whole gradient (own,), on the host. Waits until it is there."""
         self.send_down()
-        self.grad_shard = Gradient(self.landed, None, set()).total(self.real)
+        self.grad_shard = Gradient(self.landed, None, set()).total(self.on_host.stop)
         return self.grad_shard
 
     def publish_gradients(self) -> None:
@@ -153,7 +164,11 @@ class OffloadedBuffer(FlatBuffer):
         """Give each shard parameter its part of the gradient, in the master weights' dtype."""
         if self.grad_shard is not None:
             self.send_down()
-            self.hand_out(Gradient(self.landed, self.grad_factor, self.has_grad).for_step(self), self.has_grad)
+            self.hand_out(self.gradient_for_step(), self.has_grad)
+
+    def gradient_for_step(self) -> torch.Tensor:
+        """(own,), on the host."""
+        return Gradient(self.landed, self.grad_factor, self.has_grad).for_step(self)
 
     def take_gradients(self) -> Gradient:
         """The gradient leaves the buffer, which can take the next one; it may still be on its way down."""
@@ -170,9 +185,11 @@ class OffloadedBuffer(FlatBuffer):
         if self.is_down and len(self.landed) == 1 and self.landed[0].norm.dtype is dtype:
             norm = self.landed[0].norm
         else:
-            norm = self.norm_of(self.host_gradient()[: self.real] if self.landed else self.grad_shard, dtype)
-            norm = norm.to(self.full.device)
+            norm = self.landed_norm(dtype) if self.landed else self.norm_of(self.grad_shard, dtype)
         return norm if self.grad_factor is None else norm * self.grad_factor
+
+    def landed_norm(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.norm_of(self.host_gradient()[self.on_host], dtype).to(self.full.device)
 
     def scale_gradient(self, factor: float | torch.Tensor) -> None:
         """Later, on the host: the gradient may be on its way."""
@@ -190,6 +207,17 @@ class OffloadedBuffer(FlatBuffer):
     def clear_gradients(self, set_to_none: bool = True) -> None:
         self.landed = []
         super().clear_gradients(set_to_none)
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    def step(self, optimizer_step: BufferedStep) -> object:
+        """Update the master weights. Whatever that allocates is the host's."""
+        with self.tier.taking():
+            return optimizer_step(self)
+
+    def stepped_on_host(self) -> list[torch.Tensor]:
+        """What the optimizer steps there."""
+        return list(self.shard_params.values())
 
     # -- what it holds ------------------------------------------------------------------------------------------------
 

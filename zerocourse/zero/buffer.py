@@ -11,7 +11,7 @@ ranks, n elements in the padded buffer, and `own` this rank's slice of it:
     grad          (n,)    the bucket: this rank's gradients as they arrive, already divided by N; None when empty
     grad_shard    (own,)  this rank's slice of the gradient, summed over the ranks; None before the first reduction
                           (both in the parameters' dtype, unless `Precision` says otherwise)
-    shard_params          one optimizer parameter, a 1-D view of `master`, for each of `shard_ranges`: the parts of
+    shard_params          one optimizer parameter, a 1-D view of `master`, by each of `shard_ranges`: the parts of
                           parameters that lie in this rank's slice
 
 In stage 0 nothing is divided among ranks and `own` is the whole buffer.
@@ -19,6 +19,7 @@ In stage 0 nothing is divided among ranks and `own` is the whole buffer.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -93,8 +94,8 @@ class FlatBuffer:
         self.views = {key: self.view_of(self.full, key) for key in self.params}
         self.place(exact)
         updated = self.dtype.is_floating_point or self.dtype.is_complex
-        self.shard_ranges = self.layout.shard_ranges(self.own) if updated else []
-        self.shard_params = {part.name: nn.Parameter(self.shard_view_of(self.master, part)) for part in self.shard_ranges}
+        self.shard_ranges = self.ranges() if updated else []
+        self.shard_params = {part: nn.Parameter(self.master_of(part)) for part in self.shard_ranges}
         self.show()
 
     def place(self, exact: torch.Tensor) -> None:
@@ -110,6 +111,16 @@ class FlatBuffer:
     def shard_view_of(own: torch.Tensor, part: ShardRange) -> torch.Tensor:
         """A parameter's part (1-D) of this rank's slice."""
         return own[part.at : part.at + part.stop - part.start]
+
+    def ranges(self, share: slice | None = None) -> list[ShardRange]:
+        """The parts of parameters in `share`, a slice of the buffer inside `own`, by default all of it. `at` counts from the
+        beginning of `own`."""
+        share = share or self.own
+        return [replace(part, at=part.at + share.start - self.own.start) for part in self.layout.shard_ranges(share)]
+
+    def master_of(self, part: ShardRange) -> torch.Tensor:
+        """The master weights (1-D) of a part of this rank's slice."""
+        return self.shard_view_of(self.master, part)
 
     def show(self) -> None:
         """Let the modules use `full`."""
@@ -149,10 +160,11 @@ class FlatBuffer:
         if self.steps_masters:
             self.take(self.shard)
 
-    def take(self, held: torch.Tensor) -> None:
-        """held: what the model holds of this rank's slice (own,)."""
-        changed = self.master.to(self.dtype) != held
-        self.master.copy_(torch.where(changed, held.to(self.master.dtype), self.master))
+    def take(self, held: torch.Tensor, master: torch.Tensor | None = None) -> None:
+        """held: what the model holds of this rank's slice (own,), or of the part of it that `master` has."""
+        master = self.master if master is None else master
+        changed = master.to(self.dtype) != held
+        master.copy_(torch.where(changed, held.to(master.dtype), master))
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
@@ -228,7 +240,7 @@ class FlatBuffer:
         """Give each shard parameter its part of a gradient (own,); names: of the parameters that have one."""
         for part in self.shard_ranges:
             if part.name in names:
-                own_part = self.shard_params[part.name].grad = self.shard_view_of(gradient, part)
+                own_part = self.shard_params[part].grad = self.shard_view_of(gradient, part)
                 setattr(own_part, SLICE, True)
 
     @staticmethod

@@ -127,5 +127,5 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                         flat.keep_written()
                         for part in flat.shard_ranges if flat.steps_masters else []:
                             if part.name in given:
-                                flat.shard_view_of(flat.master, part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
+                                flat.master_of(part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
         stage.written.note_shards()

@@ -58,12 +58,16 @@ def elementwise_states(optimizer: Optimizer | None, part: nn.Parameter | None) -
 
 def take_over(optimizer: Optimizer, stage) -> None:
     """Give the optimizer this rank's shard parameters, group by group, and route its calls."""
-    parts = {flat.params[where.name]: flat.shard_params[where.name] for flat in stage.flats for where in flat.shard_ranges}
+    parts: dict[nn.Parameter, list[nn.Parameter]] = {}
+    for flat in stage.flats:
+        for where, part in flat.shard_params.items():
+            parts.setdefault(flat.params[where.name], []).append(part)
     shard_state(optimizer, stage)
     for group in optimizer.param_groups:
         if "param_names" in group:  # of an optimizer made from named_parameters()
-            group["param_names"] = [name for name, param in zip(group["param_names"], group["params"], strict=True) if param in parts]
-        group["params"] = [parts[param] for param in group["params"] if param in parts]
+            group["param_names"] = [name for name, param in zip(group["param_names"], group["params"], strict=True)
+                                    for _ in parts.get(param, ())]
+        group["params"] = [part for param in group["params"] for part in parts.get(param, ())]
     buffered = BufferedStep(optimizer)
 
     @wraps(buffered.own_step)  # a scheduler that was made before has set `_wrapped_by_lr_sched` on it

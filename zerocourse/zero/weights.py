@@ -48,9 +48,8 @@ def read_weights(stage: DataParallel, weights: SafetensorsFolder, stored: dict[s
     with torch.no_grad():
         for flat in stage.flats:
             with flat.at_hand(writes=True):
-                for part in flat.layout.shard_ranges(flat.own):
-                    values = weights.read(stored[part.name], part.start, part.stop)
-                    flat.shard_view_of(flat.master, part).copy_(values)
+                for part in flat.ranges():
+                    flat.master_of(part).copy_(weights.read(stored[part.name], part.start, part.stop))
         prefix = getattr(stage.model, "base_model_prefix", "")
         persistent = type(stage.model).state_dict(stage.model, keep_vars=True)
         for name, buffer in stage.model.named_buffers():

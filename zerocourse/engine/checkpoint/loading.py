@@ -98,8 +98,8 @@ class Reading(Source):
         """Give the optimizer empty states of a buffer to be filled, of the names and dtypes that were saved."""
         items, state = [], self.optimizer.state
         group_of = {part: group for group in self.optimizer.param_groups for part in group["params"]}
-        for where in flat.shard_ranges:
-            part, saved = flat.shard_params[where.name], self.saved.get(where.name, {})
+        for where, part in flat.shard_params.items():
+            saved = self.saved.get(where.name, {})
             state.pop(part, None)
             if part not in group_of or not (saved["tensors"] or saved["others"]):
                 continue  # it has not been stepped yet

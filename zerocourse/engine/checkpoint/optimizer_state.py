@@ -7,9 +7,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...errors import BadInput
+from ...layout.rankmap import ShardRange
 from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
-from .pieces import elementwise
+from .pieces import elementwise, stepped_range
 
 OWN_KEYS = ("params", "param_names")  # of a parameter group, which are not hyper-parameters
 STEPPED = {"Adam": "AdamW"}  # optimizers that keep the same states under the same names
@@ -18,28 +19,29 @@ STEPPED = {"Adam": "AdamW"}  # optimizers that keep the same states under the sa
 def small_states(stage: DataParallel, optimizer: Optimizer | None) -> dict[str, dict]:
     """By parameter whose first element this rank owns: its group, its element-wise states' names, its other states."""
     said = {}
-    for flat, name, part in first_parts(stage, optimizer):
-        tensors = elementwise(flat, name, optimizer)
+    for flat, where, part in first_parts(stage, optimizer):
+        tensors = elementwise(flat, where, optimizer)
         state = optimizer.state.get(part, {})
         others = {key: value for key, value in state.items() if key not in tensors}
-        said[name] = {"tensors": list(tensors), "others": others}
+        said[where.name] = {"tensors": list(tensors), "others": others}
     for index, group in enumerate(optimizer.param_groups if optimizer is not None else []):
         parts = set(group["params"])
-        for _, name, part in first_parts(stage, optimizer):
+        for _, where, part in first_parts(stage, optimizer):
             if part in parts:
-                said[name]["group"] = index
+                said[where.name]["group"] = index
     return said
 
 
-def first_parts(stage: DataParallel, optimizer: Optimizer | None) -> Iterator[tuple[FlatBuffer, str, nn.Parameter]]:
-    """(buffer, name, what the optimizer steps) of the parameters whose first element this rank writes."""
+def first_parts(stage: DataParallel, optimizer: Optimizer | None) -> Iterator[tuple[FlatBuffer, ShardRange, nn.Parameter]]:
+    """(buffer, part, what the optimizer steps) of the parameters whose first element this rank writes."""
     replicate = stage.groups.replicate
     if optimizer is None or replicate is not None and replicate.rank:
         return
     for flat in stage.flats:
-        for part in flat.layout.shard_ranges(flat.reduce_slice):
-            if part.start == 0 and part.name in flat.shard_params:
-                yield flat, part.name, flat.shard_params[part.name]
+        for part in flat.ranges(flat.reduce_slice):
+            where = stepped_range(flat, part)
+            if part.start == 0 and where is not None:
+                yield flat, where, flat.shard_params[where]
 
 
 def group_settings(optimizer: Optimizer | None) -> list[dict] | None:
@@ -63,10 +65,10 @@ def check_optimizer(about: dict, saved: dict[str, dict], groups: list[dict] | No
                        f"{len(optimizer.param_groups)}")
     group_of = {part: index for index, group in enumerate(optimizer.param_groups) for part in group["params"]}
     for flat in stage.flats:
-        for name, part in flat.shard_params.items():
-            then, now = saved.get(name, {}).get("group"), group_of.get(part)
+        for where, part in flat.shard_params.items():
+            then, now = saved.get(where.name, {}).get("group"), group_of.get(part)
             if then != now:
-                raise BadInput(f"{name!r} is {_in(then)} in the checkpoint, and {_in(now)} here: make the same groups")
+                raise BadInput(f"{where.name!r} is {_in(then)} in the checkpoint, and {_in(now)} here: make the same groups")
 
 
 def _in(group: int | None) -> str:

@@ -41,11 +41,9 @@ class Piece:
             return self.values.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def model_piece(flat: FlatBuffer, part: ShardRange, own_start: int) -> Piece:
-    """A part of a parameter that lies in this rank's slice. own_start: where `part.at` counts from, in the slice."""
-    at = own_start + part.at
-    return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,),
-                 flat.master[at : at + part.stop - part.start], flat)
+def model_piece(flat: FlatBuffer, part: ShardRange) -> Piece:
+    """A part of a parameter that lies in this rank's slice."""
+    return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,), flat.master_of(part), flat)
 
 
 def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterator[Piece]:
@@ -58,29 +56,34 @@ def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterato
             yield Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach())
     for flat in stage.flats:
         share = flat.reduce_slice  # also where every rank holds everything
-        own = {part.name: part for part in flat.shard_ranges}
         with flat.at_hand():  # what has no memory cannot be cut
-            for part in flat.layout.shard_ranges(share):
-                yield model_piece(flat, part, share.start - flat.own.start)
-                for key, state in elementwise(flat, part.name, optimizer).items():
-                    first = part.start - own[part.name].start
+            for part in flat.ranges(share):
+                yield model_piece(flat, part)
+                for key, state in elementwise(flat, part, optimizer).items():
+                    first = part.start - stepped_range(flat, part).start
                     yield Piece(state_name(part.name, key), (flat.params[part.name].numel(),), (part.start,),
                                 state[first : first + part.stop - part.start], flat)
 
 
 def pieces_to_read(flat: FlatBuffer) -> Iterator[Piece]:
     """What this rank holds of a buffer's parameters."""
-    for part in flat.layout.shard_ranges(flat.own):
-        yield model_piece(flat, part, 0)
+    for part in flat.ranges():
+        yield model_piece(flat, part)
 
 
 def state_name(param: str, key: str) -> str:
     return f"optimizer/{param}/{key}"
 
 
-def elementwise(flat: FlatBuffer, name: str, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:
+def stepped_range(flat: FlatBuffer, part: ShardRange) -> ShardRange | None:
+    """That of the optimizer's parameter in which this part lies: itself, unless every rank steps everything."""
+    return next((where for where in flat.shard_params
+                 if where.name == part.name and where.start <= part.start and part.stop <= where.stop), None)
+
+
+def elementwise(flat: FlatBuffer, where: ShardRange, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:
     """The optimizer's states of this rank's part of a parameter that have an element for each of its elements."""
-    return elementwise_states(optimizer, flat.shard_params.get(name))
+    return elementwise_states(optimizer, flat.shard_params.get(stepped_range(flat, where)))
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:

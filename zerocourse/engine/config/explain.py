@@ -10,6 +10,7 @@ from ...formulas.states import Convention, model_states
 from ...formulas.transformer import gpt2_block_params
 from ...formulas.units import gb
 from ...formulas.volumes import sent_bytes
+from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_gpt2_unit, needs, on_device
 from ...models.gpt2 import GPTConfig
 from ..half_precision import precision_of
 from .load import Config
@@ -50,9 +51,13 @@ def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
     as_sent = replace(each, gradient=sent.itemsize)
     overlap = int(changes.get("overlap", config.zero_optimization.overlap_comm is not False))
     recompute = {0: "selective", model.n_layer: "full"}.get(checkpoints(config, model))
-    peak = None if recompute is None or sent is not added else gpt2_peak_bytes(
-        model, stage, ranks, config.train_micro_batch_size_per_gpu, model.block_size, each, recompute, overlap, overlap,
-        accumulated=accumulation > 1)
+    zero = config.zero_optimization
+    offloaded = stage > 0 and zero.offload_optimizer.device not in ("none", None)
+    known = recompute is not None and sent is added and not (offloaded and zero.offload_optimizer.ratio < 1)
+    peak = None if not known else gpt2_peak_bytes(
+        model, stage, ranks, config.train_micro_batch_size_per_gpu, model.block_size, on_device(each, offloaded), recompute, overlap,
+        overlap, accumulated=accumulation > 1, offloaded=offloaded,
+        offloaded_parameters=offloaded and zero.offload_param.device not in ("none", None))
     return {"params": model.params, "stage": stage, "ranks": ranks, **asdict(states), "total_bytes": states.total_bytes,
             "peak_bytes": peak, "sent_bytes": sent_bytes(model.params, stage, ranks, accumulation, convention=as_sent)}
 
@@ -73,22 +78,27 @@ def activations(config: Config, model: GPTConfig, checkpointed: int) -> int:
     return checkpointed * full + (model.n_layer - checkpointed) * kept
 
 
-def offload_effects(config: Config, now: dict) -> dict[str, str]:
-    """What the host's memory takes over; `now`: the bytes of `counts`, wherever they lie."""
-    each, section = convention(config), "zero_optimization.offload"
-    share = -(-now["params"] // now["ranks"])  # elements that a rank owns
-    half, raised = each.parameter == 2, config.zero_optimization.offload_param.device == "cpu"
-    host = now["optimizer_bytes"] + share * (each.gradient + (not half) * each.parameter)
-    found = {f"{section}_optimizer.device":
-             f"the host holds {gb(host)} per rank at the step (optimizer states, master weights, this rank's slice of the "
-             f"gradients), and the device none of the {gb(now['optimizer_bytes'])} of optimizer states; a step moves "
-             f"{gb(share * each.gradient)} of gradients down and "
-             f"{'no' if raised else gb(share * each.parameter) + ' of'} parameters up"}
+def offload_effects(config: Config, now: dict, model: GPTConfig) -> dict[str, str]:
+    """What the host's memory and the disk take over; `now`: the bytes of `counts`, wherever they lie."""
+    section, zero = "zero_optimization.offload", config.zero_optimization
+    states, raised = zero.offload_optimizer, zero.offload_param.device not in ("none", None)
+    place = HOST if states.device == "cpu" else DISK
+    each, accumulation = convention(config), config.gradient_accumulation_steps
+    need, alone = (needs(Arrangement(zero.stage, place, parameters), now["params"], now["ranks"], each, accumulation, states.ratio,
+                         largest_unit=largest_gpt2_unit(model) * (place == DISK), buffers=states.buffer_count)
+                   for parameters in (place if raised else DEVICE, DEVICE))
+    kept = f"the device keeps {1 - states.ratio:.0%}" if states.ratio < 1 else "the device none"
+    where = f"the host holds {gb(need.host_bytes)} per rank at the step" if place == HOST else (
+        f"the disk holds {gb(need.disk_bytes)} per rank (what is written replaces the old file when it is whole), the host "
+        f"{gb(need.host_bytes)} of staging buffers and gradients")
+    io = f", and reads and writes {gb(need.io_bytes)} on the disk" if need.io_bytes else ""
+    found = {f"{section}_optimizer.device": f"{where}, and {kept} of the {gb(now['optimizer_bytes'])} of optimizer states; a step "
+                                            f"moves {gb(need.link_bytes)} over the link{io}",
+             f"{section}_optimizer.ratio": f"a step moves {gb(need.link_bytes)} over the link, and the host holds {gb(need.host_bytes)}"}
     if raised:
-        gathers = 2 * config.gradient_accumulation_steps
-        found[f"{section}_param.device"] = (
-            f"{gb(share * each.parameter)} of parameters per rank lie on the host{'' if half else ', as the master weights'}, and "
-            f"go up for each of the {gathers} gathers of a step: {gb(gathers * share * each.parameter)}")
+        takes = "" if need.held(place) > alone.held(place) else ", where in fp32 the master weights are they"
+        found[f"{section}_param.device"] = (f"{gb(now['parameters_bytes'])} of parameters per rank leave the device{takes}, and go "
+                                            f"up for each of the {2 * accumulation} gathers of a step")
     return found
 
 
@@ -121,8 +131,10 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
         "communication_data_type": f"a gradient is sent as {sent.itemsize} bytes",
         "data_types.grad_accum_dtype": f"a gradient is kept as {each.gradient} bytes",
     }
-    if zero.offload_optimizer.device == "cpu":
-        found |= offload_effects(config, now)
+    if zero.offload_optimizer.device not in ("none", None):
+        found |= offload_effects(config, now, model)
+    calls = config.aio.queue_depth * config.aio.intra_op_parallelism
+    found["aio"] = f"at most {calls} calls of {gb(config.aio.block_size)} are under way each way"
     if now["peak_bytes"] is not None:
         overlapping, waiting = (gb(counts(config, model, ranks, overlap=each)["peak_bytes"]) for each in (True, False))
         found["zero_optimization.overlap_comm"] = (f"the peak of a step is about {overlapping} per rank with overlap, "
@@ -135,4 +147,9 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
         kept, would_keep = (gb(activations(config, model, number)) for number in (made, 0))
         found["activation_checkpointing"] = (f"{made} of {model.n_layer} blocks: all blocks keep {kept} of "
                                              f"activations, where they would keep {would_keep}")
+        if config.activation_checkpointing.cpu_checkpointing:
+            inputs = activations(config, model, made) - activations(config, model, 0) * (model.n_layer - made) // model.n_layer
+            found["activation_checkpointing.cpu_checkpointing"] = (
+                f"{gb(inputs)} of checkpoints wait on the host, and a step moves "
+                f"{gb(2 * config.gradient_accumulation_steps * inputs)} of them over the link, down and up")
     return found

@@ -24,9 +24,11 @@ class Key:
 
 # Keys that are read and checked, but that no code serves yet. Take a key out when its code is there: it works then.
 SERVED_LATER = {
-    "activation_checkpointing.partition_activations": "every rank keeps its own checkpoints whole: leave it out",
-    "activation_checkpointing.cpu_checkpointing": "checkpoints stay where they were computed: leave it out",
-    "activation_checkpointing.contiguous_memory_optimization": "leave it out",
+    "activation_checkpointing.partition_activations":
+        "only ranks that compute the same activations, those of a tensor-parallel group, have something to divide, and the "
+        "engine's are all data-parallel: leave it out",
+    "activation_checkpointing.contiguous_memory_optimization":
+        "it lays partitioned checkpoints side by side, and nothing is partitioned here: leave it out",
 }
 
 WORKS = {
@@ -39,18 +41,19 @@ WORKS = {
                                "parameters",
     "zero_optimization.reduce_bucket_size": "the most elements whose gradients are reduced at once",
     "zero_optimization.overlap_comm": "communication goes on while the model computes; null means true, at every stage",
-    "zero_optimization.offload_optimizer": "optimizer states, master weights and the step in the host's memory",
-    "zero_optimization.offload_param": "this rank's slices of the parameters in the host's memory, too, with stage 3",
+    "zero_optimization.offload_optimizer": "optimizer states and master weights in the host's memory or on the disk, and the step on the "
+                                           "host",
+    "zero_optimization.offload_param": "this rank's slices of the parameters there too, with stage 3",
     **{f"zero_optimization.{section}.{key}": does for section in ("offload_optimizer", "offload_param")
        for key, does in {"device": "none, cpu or nvme", "nvme_path": "a folder on the disk",
-                         "pin_memory": "page-locked memory, which is copied faster",
-                         "buffer_count": "buffers between the host and the disk"}.items()},
-    "zero_optimization.offload_optimizer.pipeline_read": "reads the next buffer while one is updated",
-    "zero_optimization.offload_optimizer.pipeline_write": "writes the last buffer while one is updated",
-    "zero_optimization.offload_optimizer.fast_init": "writes the first states faster",
-    "zero_optimization.offload_optimizer.ratio": "the share of the optimizer states that is offloaded",
-    "zero_optimization.offload_param.buffer_size": "elements of a buffer",
-    "zero_optimization.offload_param.max_in_cpu": "elements that stay in the host's memory",
+                         "pin_memory": "page-locked memory, which is copied faster"}.items()},
+    "zero_optimization.offload_optimizer.buffer_count": "staging buffers between the host and the disk, of the parameters as well",
+    "zero_optimization.offload_optimizer.ratio": "the share of the optimizer states that lies on the host, to the element (upstream "
+                                                 "counts whole sub-groups of 1e9 elements); the rest is stepped on the device",
+    "aio": "how the disk is read and written",
+    "aio.block_size": "bytes that one call reads or writes",
+    "aio.queue_depth": "calls under way at a time, each way, times intra_op_parallelism",
+    "aio.intra_op_parallelism": "a factor of queue_depth: each call has a thread here",
     "bf16": "training in bfloat16 with fp32 master weights",
     "bf16.enabled": "parameters and gradients in bfloat16, 2 bytes each; the optimizer keeps fp32 master weights",
     "fp16": "training in float16 with fp32 master weights and a loss scale",
@@ -133,6 +136,11 @@ CHANGES_NOTHING = {
         "optimizer.params.torch_adam": "it is always torch's",
         "optimizer.params.fp32_optimizer_states": "the states are fp32",
         "optimizer.params.set_grad_none": "gradients are always freed",
+        "zero_optimization.offload_optimizer.pipeline_read": "the next buffers are always read while one is updated",
+        "zero_optimization.offload_optimizer.pipeline_write": "the last buffers are always written while one is updated",
+        "zero_optimization.offload_optimizer.fast_init": "states are written when they are first there",
+        "aio.single_submit": "each call is submitted by itself",
+        "aio.overlap_events": "calls always overlap",
         "zero_optimization.contiguous_gradients": "gradients always lie in flat buffers",
         "zero_optimization.reduce_scatter": "stages 1 to 3 always reduce-scatter",
         "zero_optimization.use_multi_rank_bucket_allreduce": "stages 1 to 3 always reduce-scatter",
@@ -160,6 +168,9 @@ CHANGES_NOTHING = {
     },
     "integer": {
         "steps_per_print": "engine.step prints nothing",
+        "zero_optimization.offload_param.buffer_count": "offload_optimizer.buffer_count counts for both",
+        "zero_optimization.offload_param.buffer_size": "a staging buffer has the size of the largest unit's states",
+        "zero_optimization.offload_param.max_in_cpu": "what is read ahead of its gather is all that stays in the host's memory",
         "zero_optimization.allgather_bucket_size": "a unit is gathered as a whole",
         "zero_optimization.sub_group_size": "the step goes buffer by buffer",
         "zero_optimization.stage3_prefetch_bucket_size": "the next unit is gathered ahead",
@@ -187,7 +198,7 @@ CHANGES_NOTHING = {
 }
 
 NOT_YET = {
-    "pipeline": "leave it out", "aio": "leave it out", "tensor_parallel": "leave it out",
+    "pipeline": "leave it out", "aio.use_gds": "the disk is read into the host's memory: leave it out", "tensor_parallel": "leave it out",
     "expert_parallel": "leave it out",
     "torch_autocast": "use bf16", "gradient_allreduce_op": "gradients are averaged: leave it out",
     "zero_optimization.cpu_offload": "leave it out", "zero_optimization.cpu_offload_param": "leave it out",

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from ...errors import BadInput
 from .schema import ConfigFile
 
+DISK_BLOCK = 4096  # bytes
+LEAST_BUFFERS = 2
 SIZES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
@@ -62,12 +64,21 @@ def offloaded_states(config: ConfigFile) -> str | None:
         if not zero.stage:
             return (f"zero_optimization.offload_optimizer.device is {states.device!r} at stage 0: optimizer states can be "
                     "offloaded from stage 1 on")
-        if states.ratio != 1:
-            return (f"zero_optimization.offload_optimizer.ratio is {states.ratio:g}: a part of the states is not supported yet, "
-                    "so leave it out, and all of them are offloaded")
-    elif of_params == "cpu" and zero.stage == 3:
-        return ("zero_optimization.offload_param.device is 'cpu' and zero_optimization.offload_optimizer.device is 'none': "
-                "parameters are offloaded together with their optimizer states, so set both to 'cpu'")
+        if states.ratio != 1 and (states.device != "cpu" or of_params not in ("none", None)):
+            return (f"zero_optimization.offload_optimizer.ratio is {states.ratio:g}: a part of the states can be offloaded to 'cpu' "
+                    "alone, without offload_param, so leave it out, and all of them are offloaded")
+        if of_params not in ("none", None) and of_params != states.device:
+            return (f"zero_optimization.offload_param.device is {of_params!r} and zero_optimization.offload_optimizer.device is "
+                    f"{states.device!r}: parameters and their optimizer states are offloaded together, so set both alike")
+        if states.device == of_params == "nvme" and zero.offload_param.nvme_path not in (None, states.nvme_path):
+            return ("zero_optimization.offload_param.nvme_path and zero_optimization.offload_optimizer.nvme_path differ: a rank has "
+                    "one folder for both, so set them alike")
+        if states.device == "nvme" and states.buffer_count < LEAST_BUFFERS:
+            return (f"zero_optimization.offload_optimizer.buffer_count is {states.buffer_count}: the disk needs at least "
+                    f"{LEAST_BUFFERS} staging buffers, and 4 to read, step and write at once")
+    elif of_params not in ("none", None) and zero.stage == 3:
+        return (f"zero_optimization.offload_param.device is {of_params!r} and zero_optimization.offload_optimizer.device is 'none': "
+                f"parameters are offloaded together with their optimizer states, so set both to {of_params!r}")
     return None
 
 
@@ -77,11 +88,15 @@ def path_of_the_disk(section: str) -> Callable[[ConfigFile], str | None]:
         if offload.device == "nvme" and not offload.nvme_path:
             return (f"zero_optimization.{section}.nvme_path is missing: it must name a folder on the disk, "
                     "because device is 'nvme'")
-        if offload.device == "nvme":
-            return f"zero_optimization.{section}.device is 'nvme': the disk is not supported yet: use 'cpu' or 'none'"
         return None
 
     return rule
+
+
+def whole_blocks(config: ConfigFile) -> str | None:
+    if config.aio.block_size % DISK_BLOCK:
+        return f"aio.block_size is {config.aio.block_size}: it must be a multiple of {DISK_BLOCK} bytes, the block of a disk"
+    return None
 
 
 def nesterov_needs_momentum(config: ConfigFile) -> str | None:
@@ -100,6 +115,7 @@ RULES = [  # with the keys that each looks at: when one of them is wrong by itse
     (offloaded_states, ("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "zero_optimization.stage")),
     (path_of_the_disk("offload_param"), ("zero_optimization.offload_param",)),
     (path_of_the_disk("offload_optimizer"), ("zero_optimization.offload_optimizer",)),
+    (whole_blocks, ("aio.block_size",)),
     (nesterov_needs_momentum, ("optimizer",)),
 ]
 

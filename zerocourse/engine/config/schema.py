@@ -64,19 +64,21 @@ class OffloadOptimizerConfig(Section):
     nvme_path: str | None = None
     buffer_count: whole(0) = 4
     pin_memory: bool = True
-    pipeline_read: bool = False
-    pipeline_write: bool = False
-    fast_init: bool = False
     ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 class OffloadParamConfig(Section):
     device: Device | None = "none"
     nvme_path: str | None = None
-    buffer_count: whole(0) = 5
-    buffer_size: whole(0) = 100_000_000  # elements
-    max_in_cpu: whole(0) = 1_000_000_000  # elements
     pin_memory: bool = True
+
+
+class AioConfig(Section):
+    """`aio`: how the disk is read and written."""
+
+    block_size: whole(1) = 1_048_576  # bytes
+    queue_depth: whole(1) = 8
+    intra_op_parallelism: whole(1) = 1
 
 
 class ZeroConfig(Section):
@@ -196,6 +198,7 @@ class ConfigFile(Section):
     gradient_accumulation_steps: whole(1) | None = None
     gradient_clipping: NotNegative = 1.0  # the largest 2-norm of the gradient; 0 means no clipping
     zero_optimization: ZeroConfig = ZeroConfig()
+    aio: AioConfig = AioConfig()
     bf16: Bf16Config = Bf16Config()
     fp16: Fp16Config = Fp16Config()
     communication_data_type: Dtype | None = None

@@ -46,10 +46,10 @@ def sharded_class(own: type) -> type:
 def mark_parameters(flats: list[FlatBuffer]) -> None:
     """From now on the parameters of these buffers, and their shards, say where the gradients are."""
     for flat in flats:
-        for params in (flat.params, flat.shard_params if flat.steps_masters else {}):
-            for key, param in params.items():
-                param.__class__ = sharded_class(type(param))
-                param._has_gradient = functools.partial(has_gradient, flat.has_grad, key)
+        shards = [(part.name, param) for part, param in flat.shard_params.items()] if flat.steps_masters else []
+        for key, param in [*flat.params.items(), *shards]:
+            param.__class__ = sharded_class(type(param))
+            param._has_gradient = functools.partial(has_gradient, flat.has_grad, key)
     watch_norms()
 
 

@@ -22,8 +22,8 @@ def is_seen_stepping(optimizer: Optimizer) -> bool:
 def shard_state(optimizer: Optimizer, stage) -> None:
     """Cut the states that are there already, of a checkpoint or made by the constructor (Adagrad), into this rank's parts."""
     for flat in stage.flats:
-        for where in flat.shard_ranges:
-            param, part = flat.params[where.name], flat.shard_params[where.name]
+        for where, part in flat.shard_params.items():
+            param = flat.params[where.name]
             if param in optimizer.state:
                 optimizer.state[part] = {key: cut(value, key, param, where, part) for key, value in optimizer.state[param].items()}
     for param in stage.model.parameters():
@@ -40,7 +40,7 @@ def cut(value: object, key: str, param: torch.Tensor, where: ShardRange, part: n
     return value.reshape(-1)[where.start : where.stop].to(part, copy=True)
 
 
-def groups_added_later(optimizer: Optimizer, stage, parts: dict[nn.Parameter, nn.Parameter]) -> Callable[[dict], None]:
+def groups_added_later(optimizer: Optimizer, stage, parts: dict[nn.Parameter, list[nn.Parameter]]) -> Callable[[dict], None]:
     """An `add_param_group` that takes the model's parameters, and gives the optimizer this rank's parts of them."""
     own = optimizer.add_param_group
 
@@ -48,8 +48,8 @@ def groups_added_later(optimizer: Optimizer, stage, parts: dict[nn.Parameter, nn
         given = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
         params = [each[1] if isinstance(each, tuple) else each for each in given]  # (name, parameter) or the parameter
         known_to([group | {"params": params}], stage.model, first=len(optimizer.param_groups))
-        own(group | {"params": [(each[0], parts[param]) if isinstance(each, tuple) else parts[param]
-                                for each, param in zip(given, params, strict=True) if param in parts]})
+        own(group | {"params": [(each[0], part) if isinstance(each, tuple) else part
+                                for each, param in zip(given, params, strict=True) for part in parts.get(param, ())]})
 
     return add_param_group
 

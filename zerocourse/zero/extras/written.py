@@ -42,8 +42,8 @@ class WrittenParameters(Extra):
         """Raises BadInput when somebody wrote into the optimizer's shards between the steps."""
         for flat in self.apart:
             if flat.master._version != self.shard_versions[flat]:
-                raise BadInput(f"the optimizer's shards of {', '.join(flat.shard_params)} were written between its steps, which the "
-                               "model would not see: write into the model, in `with zerocourse.gathered(module, write=True):`")
+                names = ", ".join(dict.fromkeys(part.name for part in flat.shard_params))
+                raise BadInput(f"the optimizer's shards of {names} were written between its steps, which the model  would not see: write into the model, in `with zerocourse.gathered(module, write=True):`")
 
     def moved(self, flat: FlatBuffer) -> list[str]:
         """Names of the buffer's parameters whose version moved: they were written in place. What is freed was not."""
