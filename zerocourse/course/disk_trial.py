@@ -60,6 +60,8 @@ class OneAfterTheOther(TimedUpdates):
 
 def disk_step(folder: str | Path, kind: type[DiskOffload] = TimedUpdates, buffers: int = 4) -> tuple[float, list[dict]]:
     """Seconds of the second step with a disk of RATE, and what was read, updated and written in it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for so small updates more threads only wait for each other
     offload = kind(disk=Disk(folder, rate=RATE, workers=1), buffers=buffers)
     model = Blocks()
     model, optimizer = shard(model, torch.optim.Adam(model.parameters()), 2, offload=offload)
@@ -75,4 +77,5 @@ def disk_step(folder: str | Path, kind: type[DiskOffload] = TimedUpdates, buffer
               for each in (number, number + 1) for event in recorder.of_step(each)
               if event["verb"] in ("read", "write") or event["verb"] == "step" and event["unit"] != "optimizer"]
     offload.disk.close()
+    torch.set_num_threads(threads)
     return seconds, events
