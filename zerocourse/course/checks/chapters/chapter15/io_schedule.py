@@ -9,7 +9,7 @@ RUNS = [(4, [1] * 5, [1] * 5, [1] * 5), (1, [1, 2], [1, 1], [2, 1]), (2, [1] * 6
 
 
 @exercise(
-    "15.4", "A step with b buffers", minutes=30, difficulty=3, answer="schedule", cases=RUNS,
+    "15.4", "A step with b buffers", minutes=45, difficulty=3, answer="schedule", cases=RUNS,
     mistakes={
         "handed out before written": {"free": lambda ends: ends["step"]},
         "one buffer too many": {"more": 1},
