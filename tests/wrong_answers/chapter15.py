@@ -36,7 +36,7 @@ def until_nothing_comes(file, offset, count):
 
 @wrong("15.4", "handed out before written")
 def frees_after_the_update(buffers, reads, steps, writes):
-    found, updated = [], []
+    found, updated, kept = [], [], []
     read_until = write_until = 0
     for k in range(len(reads)):
         read = max(read_until, updated[k - buffers] if k >= buffers else 0)
@@ -45,7 +45,9 @@ def frees_after_the_update(buffers, reads, steps, writes):
         read_until, write_until = read + reads[k], write + writes[k]
         updated.append(step + steps[k])
         found.append((read, step, write))
-    return found
+        kept.append((read, write_until))
+    held = max((sum(a <= at < b for a, b in kept) for at, _ in kept), default=0)
+    return {"begins": found, "seconds": write_until, "idle": write_until - sum(steps), "held": held}
 
 
 @wrong("15.5", "errors alone")

@@ -22,10 +22,14 @@ RUNS = [(4, [1] * 5, [1] * 5, [1] * 5), (1, [1, 2], [1, 1], [2, 1]), (2, [1] * 6
         "writes at once": {"write_after": ()},
         "reads at once": {"read_after": ()},
         "ends": {"tells": "ends"},
+        "until the last update": {"written_at": lambda ends: ends["step"]},
+        "updates": {"idle": lambda seconds, steps: sum(steps)},
+        "all buffers": {"most": lambda held, buffers: buffers},
     })
 def schedule(buffers, reads, steps, writes, *, more=0, free=lambda ends: ends["write"], read_after=("read",), step_after=("step",),
-             write_after=("write",), tells="starts"):
-    """(read, step, write) of each block: when they begin.
+             write_after=("write",), tells="starts", written_at=lambda ends: ends["write"],
+             idle=lambda seconds, steps: seconds - sum(steps), most=lambda held, buffers: held):
+    """When read, step and write of each block begin, and what follows from that.
 
     handed out before written: You gave a buffer to the next block as soon as its block was updated: it is still being
         written, and the next states would overwrite what the disk has not got yet.
@@ -39,9 +43,12 @@ def schedule(buffers, reads, steps, writes, *, more=0, free=lambda ends: ends["w
     writes at once: You let several blocks be written at once: the disk writes one at a time.
     reads at once: You let several blocks be read at once: the disk reads one at a time.
     ends: You returned when things end, and when they begin is wanted.
+    until the last update: You ended with the last update: the step is over when the last block is written.
+    updates: In `idle` you have the seconds of the updates: those in which there is none are wanted.
+    all buffers: In `held` you returned `buffers`: not all of them need ever be in use.
     right: and from three buffers on all three lanes can be busy at once.
     """
-    ends, starts, finished = {"read": 0, "step": 0, "write": 0}, [], []
+    ends, starts, finished, taken = {"read": 0, "step": 0, "write": 0}, [], [], []
     for number, (read, step, write) in enumerate(zip(reads, steps, writes)):
         held = max(1, buffers + more)
         buffer_free = finished[number - held] if number >= held else 0
@@ -51,7 +58,10 @@ def schedule(buffers, reads, steps, writes, *, more=0, free=lambda ends: ends["w
         ends = {"read": begins_read + read, "step": begins_step + step, "write": begins_write + write}
         starts.append(tuple(ends.values()) if tells == "ends" else (begins_read, begins_step, begins_write))
         finished.append(free(ends))
-    return starts
+        taken.append((begins_read, written_at(ends)))
+    seconds = max((end for _, end in taken), default=0)
+    held = max((sum(first <= moment < last for first, last in taken) for moment, _ in taken), default=0)
+    return {"begins": starts, "seconds": seconds, "idle": idle(seconds, steps), "held": most(held, buffers)}
 
 
 # 15.7 ---------------------------------------------------------------------------------------------------------------
