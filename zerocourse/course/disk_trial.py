@@ -1,4 +1,4 @@
-"""What chapter 15 runs: steps through a disk that are easy to read in a timeline, and the kernel's own count of bytes."""
+"""What chapter 15 runs: steps through a disk that are easy to read in a timeline, and the kernel's count of bytes."""
 
 import time
 from collections.abc import Iterator

@@ -4,8 +4,9 @@ from ...exercise import exercise
 
 # 15.4 ---------------------------------------------------------------------------------------------------------------
 
-RUNS = [(4, [1] * 5, [1] * 5, [1] * 5), (1, [1, 2], [1, 1], [2, 1]), (2, [1] * 6, [1] * 6, [1] * 6), (3, [3, 1, 2, 5, 1], [2, 2, 1, 1, 4], [1, 6, 1, 2, 2]),
-        (2, [1, 1, 1, 1], [1, 1, 1, 1], [5, 5, 5, 5]), (8, [2, 2, 2], [5, 1, 1], [1, 4, 1]), (3, [1] * 6, [4] * 6, [1] * 6), (2, [], [], [])]
+RUNS = [(4, [1] * 5, [1] * 5, [1] * 5), (1, [1, 2], [1, 1], [2, 1]), (2, [1] * 6, [1] * 6, [1] * 6),
+        (3, [3, 1, 2, 5, 1], [2, 2, 1, 1, 4], [1, 6, 1, 2, 2]), (2, [1, 1, 1, 1], [1, 1, 1, 1], [5, 5, 5, 5]),
+        (8, [2, 2, 2], [5, 1, 1], [1, 4, 1]), (3, [1] * 6, [4] * 6, [1] * 6), (2, [], [], [])]
 
 
 @exercise(
@@ -26,19 +27,22 @@ RUNS = [(4, [1] * 5, [1] * 5, [1] * 5), (1, [1, 2], [1, 1], [2, 1]), (2, [1] * 6
         "updates": {"idle": lambda seconds, steps: sum(steps)},
         "all buffers": {"most": lambda held, buffers: buffers},
     })
-def schedule(buffers, reads, steps, writes, *, more=0, free=lambda ends: ends["write"], read_after=("read",), step_after=("step",),
-             write_after=("write",), tells="starts", written_at=lambda ends: ends["write"],
+def schedule(buffers, reads, steps, writes, *, more=0, free=lambda ends: ends["write"], read_after=("read",),
+             step_after=("step",), write_after=("write",), tells="starts", written_at=lambda ends: ends["write"],
              idle=lambda seconds, steps: seconds - sum(steps), most=lambda held, buffers: held):
     """When read, step and write of each block begin, and what follows from that.
 
     handed out before written: You gave a buffer to the next block as soon as its block was updated: it is still being
         written, and the next states would overwrite what the disk has not got yet.
     one buffer too many: One block too many is in memory: block k waits for the buffer of block k − b.
-    one buffer too few: You use one buffer less than there are: block k waits for block k − b, and the first b wait for none.
+    one buffer too few: You use one buffer less than there are: block k waits for block k − b, and the first b wait for
+        none.
     endless buffers: You read ahead without end: only b blocks are in memory at once.
     one after the other: You begin a block when the one before is written: then nothing overlaps.
-    reads wait for steps: You begin a read when the block before is updated: reading needs the disk and a buffer, and no more.
-    steps wait for writes: You begin an update when the block before is written: only the next read may have to wait for that.
+    reads wait for steps: You begin a read when the block before is updated: reading needs the disk and a buffer, and no
+        more.
+    steps wait for writes: You begin an update when the block before is written: only a later read may have to wait for
+        that.
     steps at once: You let several blocks be updated at once: the host updates one at a time.
     writes at once: You let several blocks be written at once: the disk writes one at a time.
     reads at once: You let several blocks be read at once: the disk reads one at a time.
@@ -74,8 +78,10 @@ def timeline(text):
 
 TIMELINES = [timeline(text) for text in (
     "read 0 4, step 4 5, write 5 7", "step 3 9, read 0 3, write 9 10", "read 0 3, read 1 4, step 4 9, write 9 10",
-    "write 6 8, read 0 1, step 1 3, read 1 2, step 3 5, write 3 6, step 8 8.5", "read 0 1, step 1 2, read 9 10, step 10 13, write 13 14",
-    "read 0 5, read 1 2, read 4 6, step 6 9, step 9 12.5, write 12.5 18", "step 0 2, read 2 3, read 3 4, read 4 5, write 5 6",
+    "write 6 8, read 0 1, step 1 3, read 1 2, step 3 5, write 3 6, step 8 8.5",
+    "read 0 1, step 1 2, read 9 10, step 10 13, write 13 14",
+    "read 0 5, read 1 2, read 4 6, step 6 9, step 9 12.5, write 12.5 18",
+    "step 0 2, read 2 3, read 3 4, read 4 5, write 5 6",
     "up 0 9, read 0 2, step 2 3, write 3 4, backward 0 30")]
 
 

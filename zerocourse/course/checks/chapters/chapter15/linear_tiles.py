@@ -59,8 +59,8 @@ def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns
         Give it to one of them.
     no bias: The bias is lost: one tile of each row must have it.
     one bias for all: Each row has the first piece of the bias: cut it as the outputs are cut.
-    own values: Your tiles begin with values of their own, which also have another spread, because `nn.Linear` goes by the
-        number of its own inputs: copy those of the layer.
+    own values: Your tiles begin with values of their own, which also have another spread, because `nn.Linear` goes by
+        the number of its own inputs: copy those of the layer.
     views: Your tiles are views of the whole weight, which stays in memory as long as one of them lives: copy.
     in and out: You took inputs and outputs the other way round: a weight has the shape (out, in).
     same columns: All tiles of a row have the same columns of the weight.

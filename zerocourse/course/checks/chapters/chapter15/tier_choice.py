@@ -13,8 +13,8 @@ def own_bandwidth(kind, tokens, peak, share):
 @exercise(
     "15.1", "How fast must it be?", minutes=10, difficulty=1, answer="bandwidth_for", own=own_bandwidth,
     replaces=("zerocourse.formulas.efficiency:*",),
-    sample=lambda random: (random.choice(("parameters", "states")), random.randint(1, 1 << 16), random.uniform(1e12, 1e15),
-                           random.uniform(0.05, 0.95)),
+    sample=lambda random: (random.choice(("parameters", "states")), random.randint(1, 1 << 16),
+                           random.uniform(1e12, 1e15), random.uniform(0.05, 0.95)),
     cases=[("parameters", 1024, 70e12, 0.5), ("states", 2048, 70e12, 0.9), ("parameters", 4096, 312e12, 0.8),
            ("states", 65536, 990e12, 0.75)],
     mistakes={
@@ -45,9 +45,10 @@ def bandwidth_for(kind, tokens, peak, share, *, odds=lambda share: share / (1 - 
 
 # 15.2 ---------------------------------------------------------------------------------------------------------------
 
-MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1, 2e9, 14e9, 0), (10**9, 1, 2e9, 14e9 - 1, 12e9),
-            (10**9, 1, 1.5e9, 16e9, 1e12), (10**9, 1, 1.5e9, 15e9, 14e9), (10**9, 1, 1.5e9, 15e9, 13e9), (10**9, 1, 2e9, 1e9, 1e12),
-            (8 * 10**9, 8, 3e9, 14e9, 1e12), (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9)]
+MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1, 2e9, 14e9, 0),
+            (10**9, 1, 2e9, 14e9 - 1, 12e9), (10**9, 1, 1.5e9, 16e9, 1e12), (10**9, 1, 1.5e9, 15e9, 14e9),
+            (10**9, 1, 1.5e9, 15e9, 13e9), (10**9, 1, 2e9, 1e9, 1e12), (8 * 10**9, 8, 3e9, 14e9, 1e12),
+            (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9)]
 
 
 @exercise(
@@ -73,9 +74,10 @@ def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params
     all ranks: You did not divide by the ranks: in ZeRO-3 each has a share of everything.
     gradients forgotten: You left out the gradients of the step: 2 bytes a parameter, wherever the update is computed.
     averages alone: You left out the master weights: with Adam the optimizer's part is 12 bytes.
-    gradients on the device: You left the gradients on the device: they go down as they are reduced, to where the update is
-        computed.
-    gradients on the disk: You put the gradients on the disk: the update is computed on the host, and they wait for it there.
+    gradients on the device: You left the gradients on the device: they go down as they are reduced, to where the update
+        is computed.
+    gradients on the disk: You put the gradients on the disk: the update is computed on the host, and they wait for it
+        there.
     disk first: You took the disk where the host has room for everything: take the first row that fits.
     never both on the host: You left out the third row: parameters can be on the host as well.
     never both on the disk: You left out the last row: parameters can be on the disk as well.
