@@ -25,7 +25,8 @@ def io_lanes(steps: Mapping[str, Sequence[dict]]) -> Figure:
     legend(figure, rows)
     figure.set_label("What is read from the disk, updated and written in a step. " + " ".join(
         f"{name}: {1e3 * spans[name]:.0f} ms, in which "
-        + ", ".join(f"{WORDS[verb]} takes {1e3 * busy(events, verb):.0f} ms" for verb in ("read", "step", "write")) + "."
+        + ", ".join(f"{WORDS[verb]} takes {1e3 * busy(events, verb):.0f} ms" for verb in ("read", "step", "write"))
+        + "."
         for name, events in steps.items()))
     return figure
 
@@ -44,11 +45,11 @@ def efficiency_curves(intensities: Mapping[str, float], peak: float, marked: Map
     axes, said = figure.subplots(), []
     bandwidths = [10 ** (8 + index / 20) for index in range(101)]
     for (name, intensity), (colour, _, dashes) in zip(intensities.items(), STYLES, strict=False):
-        axes.semilogx([each / 1e9 for each in bandwidths], [100 * efficiency(intensity, each, peak) for each in bandwidths],
-                      color=colour, linestyle=dashes, label=name)
+        reached = [100 * efficiency(intensity, each, peak) for each in bandwidths]
+        axes.semilogx([each / 1e9 for each in bandwidths], reached, color=colour, linestyle=dashes, label=name)
     for name, bandwidth in marked.items():
         axes.axvline(bandwidth / 1e9, color="#767676", linewidth=0.8)
-        axes.annotate(name, (bandwidth / 1e9, 101), rotation=0, fontsize=8, ha="center", va="bottom", annotation_clip=False)
+        axes.annotate(name, (bandwidth / 1e9, 101), fontsize=8, ha="center", va="bottom", annotation_clip=False)
         said.append(f"at {name} " + ", ".join(f"{100 * efficiency(intensity, bandwidth, peak):.0f} % for {kind}"
                                               for kind, intensity in intensities.items()))
     axes.set(xlabel="bandwidth, GB/s for each GPU", ylabel="efficiency, %", ylim=(0, 100))

@@ -1,8 +1,8 @@
 """How fast a tier must be for training to be efficient. Formulas: no torch. Bandwidths in bytes per second of one GPU.
 
 Source: Rajbhandari et al. 2021, arXiv 2104.07857, section 4. Arithmetic intensity: floating-point operations of a step
-for each byte that moves. A step computes 8 operations for each parameter and token (2 forward, 4 backward, 2 again where
-activations are checkpointed). For each parameter it moves 8 bytes of parameters and gradients (three gathers and one
+for each byte that moves. A step computes 8 operations for each parameter and token (2 forward, 4 backward, 2 again
+where activations are checkpointed). For each parameter it moves 8 bytes of parameters and gradients (three gathers and one
 gradient of 2 bytes) or 32 of optimizer states (16 read and 16 written, with the gradients).
 """
 

@@ -130,7 +130,8 @@ FINE = {"c": (4, 0), "a": (8, 0), "b": (6, 0)}
 @exercise(
     "15.5", "Find the bug: a result that nobody looks at", minutes=20, difficulty=2, answer="save_blocks",
     trials=[Trial([(FINE | hurt,) for hurt in (
-        {}, {"a": (4, 0)}, {"c": (0, 5)}, {"b": (6, 28)}, {"b": (0, 0)}, {"a": (8, 5), "b": (2, 0)}, {"c": (4, 5)})], saved)],
+        {}, {"a": (4, 0)}, {"c": (0, 5)}, {"b": (6, 28)}, {"b": (0, 0)}, {"a": (8, 5), "b": (2, 0)},
+        {"c": (4, 5)})], saved)],
     mistakes={
         "the bug": {"is_bad": lambda moved, error, size: False},
         "errors alone": {"is_bad": lambda moved, error, size: error},

@@ -105,8 +105,9 @@ def seconds_of(intervals):
         "the last": {"rank": lambda each: max(end for _, end in each)},
         "the least": {"rank": lambda each: -seconds_of(each)},
         "all lanes": {"lanes": None},
-        "not sorted": {"busy": lambda each: sum(max(0.0, end - max(start, max((e for _, e in each[:at]), default=start)))
-                                               for at, (start, end) in enumerate(each))},
+        "not sorted": {"busy": lambda each: sum(
+            max(0.0, end - max(start, max((other for _, other in each[:at]), default=start)))
+            for at, (start, end) in enumerate(each))},
         "the whole step": {"whole": True},
     })
 def bound_by(events, *, busy=seconds_of, rank=None, lanes=("read", "step", "write"), whole=False):

@@ -51,8 +51,8 @@ def tiled(answer, inputs, outputs, bias, in_splits, out_splits):
         "same rows": {"row_of": lambda row: 0},
     })
 def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns: column == columns - 1,
-                bias_of=lambda bias, row, size: bias[row * size:(row + 1) * size], copies=True, shares=False, swaps=False,
-                column_of=lambda column: column, row_of=lambda row: row):
+                bias_of=lambda bias, row, size: bias[row * size:(row + 1) * size], copies=True, shares=False,
+                swaps=False, column_of=lambda column: column, row_of=lambda row: row):
     """Rows of tiles: over the outputs, and in each over the inputs.
 
     bias in each: Each tile of a row has the bias, and their outputs are added up: the bias counts once for each tile.

@@ -6,8 +6,8 @@ from ...exercise import exercise
 # 15.1 ---------------------------------------------------------------------------------------------------------------
 
 def own_bandwidth(kind, tokens, peak, share):
-    intensity = formulas.intensity_of_parameters(tokens) if kind == "parameters" else formulas.intensity_of_states(tokens)
-    return formulas.bandwidth_needed(intensity, share, peak)
+    intensity_of = formulas.intensity_of_parameters if kind == "parameters" else formulas.intensity_of_states
+    return formulas.bandwidth_needed(intensity_of(tokens), share, peak)
 
 
 @exercise(
