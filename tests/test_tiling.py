@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from zerocourse import shard
+from zerocourse import deferred_init, shard
 from zerocourse.errors import BadInput
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, GPTConfig
@@ -73,6 +73,13 @@ def test_a_tiled_gpt2_is_the_same_gpt2():
     untied = GPT(GPTConfig(1, 1, 8, block_size=8, vocab_size=11, tied=False))
     with pytest.raises(BadInput, match="not its embedding"):
         tile_gpt2(untied, 2)
+
+
+def test_tiles_of_a_deferred_gpt2_begin_as_gpt2_does():
+    with deferred_init():
+        model = tile_gpt2(GPT(GPTConfig(1, 1, 32, block_size=8, vocab_size=512)), 4)
+    model, _ = shard(model, None, 1)
+    assert all(abs(tile.weight.std().item() / 0.02 - 1) < 0.05 for tile in model.wte.tiles)
 
 
 def bytes_at_the_peak(tiles: int) -> int:

@@ -81,15 +81,15 @@ class TiledLinear(nn.Module):
 class VocabularyTile(nn.Module):
     """Rows `first` to `first + rows` of a token embedding (rows, C). It looks tokens up, and it makes their logits."""
 
-    def __init__(self, first: int, rows: int, width: int, device=None, dtype=None):
+    def __init__(self, first: int, rows: int, width: int, std: float = 1.0, device=None, dtype=None):
         super().__init__()
-        self.first = first
+        self.first, self.std = first, std
         self.weight = nn.Parameter(torch.empty(rows, width, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As torch does for an embedding."""
-        nn.init.normal_(self.weight)
+        """As torch does for an embedding, with the spread of the whole one."""
+        nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, values: Tensor) -> Tensor:
         """Whole numbers are tokens (...): returns (..., C), zero for those of other tiles. Others are hidden states (..., C):
@@ -104,18 +104,18 @@ class VocabularyTile(nn.Module):
 class TiledEmbedding(nn.Module):
     """A token embedding (V, C) in tiles of rows. `TiledHead(embedding)` makes logits with the same tiles."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, splits: int, device=None, dtype=None):
+    def __init__(self, num_embeddings: int, embedding_dim: int, splits: int, std: float = 1.0, device=None, dtype=None):
         super().__init__()
         self.sizes = sizes("vocabulary", num_embeddings, splits)
         firsts = [sum(self.sizes[:number]) for number in range(splits)]
-        self.tiles = nn.ModuleList(VocabularyTile(first, rows, embedding_dim, device=device, dtype=dtype)
+        self.tiles = nn.ModuleList(VocabularyTile(first, rows, embedding_dim, std, device, dtype)
                                    for first, rows in zip(firsts, self.sizes, strict=True))
 
     @classmethod
-    def from_embedding(cls, embedding: nn.Embedding, splits: int) -> "TiledEmbedding":
-        """The same embedding, with its values."""
+    def from_embedding(cls, embedding: nn.Embedding, splits: int, std: float = 1.0) -> "TiledEmbedding":
+        """The same embedding, with its values. std: of those that it gets where it lies on the meta device."""
         weight = embedding.weight
-        tiled = cls(*weight.shape, splits, device=weight.device, dtype=weight.dtype)
+        tiled = cls(*weight.shape, splits, std, weight.device, weight.dtype)
         with torch.no_grad():
             for tile, rows in zip(tiled.tiles, weight.split(tiled.sizes), strict=True):
                 tile.weight.copy_(rows)
@@ -142,7 +142,7 @@ def tile_gpt2(model: nn.Module, splits: int) -> nn.Module:
     before `shard` and before the optimizer is made. Raises BadInput where head and embedding are two tensors."""
     if model.lm_head.weight is not model.wte.weight:
         raise BadInput("the head of this GPT-2 is not its embedding: take TiledEmbedding and TiledLinear.from_linear for the two")
-    model.wte = TiledEmbedding.from_embedding(model.wte, splits)
+    model.wte = TiledEmbedding.from_embedding(model.wte, splits, std=0.02)  # as GPT-2 begins
     model.lm_head = TiledHead(model.wte)
     return model
 

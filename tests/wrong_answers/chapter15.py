@@ -1,0 +1,95 @@
+"""Wrong answers of chapter 15."""
+
+import torch
+from torch import nn
+
+from wrong_answers import wrong
+
+
+@wrong("15.1", "the same for states")
+def forgets_the_quarter(kind, tokens, peak, share):
+    return share / (1 - share) * peak / tokens
+
+
+@wrong("15.2", "gradients forgotten")
+def counts_fourteen(params, ranks, device, host, disk):
+    each = params / ranks
+    if device >= 14 * each:
+        return "device", "device"
+    if device >= 2 * each and host >= 12 * each:
+        return "host", "device"
+    if host >= 14 * each:
+        return "host", "host"
+    if device >= 2 * each and disk >= 12 * each:
+        return "disk", "device"
+    return ("disk", "disk") if disk >= 14 * each else None
+
+
+@wrong("15.3", "0 is the end")
+def until_nothing_comes(file, offset, count):
+    pieces = []
+    while count > 0 and (piece := file.read_at(offset, count)):
+        pieces.append(piece)
+        offset, count = offset + len(piece), count - len(piece)
+    return b"".join(pieces)
+
+
+@wrong("15.4", "handed out before written")
+def frees_after_the_update(buffers, reads, steps, writes):
+    found, updated, kept = [], [], []
+    read_until = write_until = 0
+    for k in range(len(reads)):
+        read = max(read_until, updated[k - buffers] if k >= buffers else 0)
+        step = max(read + reads[k], updated[-1] if updated else 0)
+        write = max(step + steps[k], write_until)
+        read_until, write_until = read + reads[k], write + writes[k]
+        updated.append(step + steps[k])
+        found.append((read, step, write))
+        kept.append((read, write_until))
+    held = max((sum(a <= at < b for a, b in kept) for at, _ in kept), default=0)
+    return {"begins": found, "seconds": write_until, "idle": write_until - sum(steps), "held": held}
+
+
+@wrong("15.5", "errors alone")
+def asks_for_errors(queue, blocks):
+    for name in blocks:
+        queue.submit(name, blocks[name])
+    failed = [name for name, _, error in [queue.wait() for _ in blocks] if error]
+    if failed:
+        raise OSError("not written: " + " and ".join(f"block {name}" for name in failed))
+
+
+@wrong("15.5", "assert")
+def asserts_it(queue, blocks):
+    for name, data in blocks.items():
+        queue.submit(name, data)
+    results = [queue.wait() for _ in blocks]
+    bad = [f"block {name}" for name, moved, error in results if error or moved < len(blocks[name])]
+    assert not bad, bad
+
+
+@wrong("15.6", "bias in each")
+def adds_the_bias_often(layer, in_splits, out_splits):
+    rows = []
+    biases = [None] * out_splits if layer.bias is None else layer.bias.detach().chunk(out_splits)
+    for block, bias in zip(layer.weight.detach().chunk(out_splits), biases, strict=True):
+        row = []
+        for piece in block.chunk(in_splits, dim=1):
+            tile = nn.Linear(piece.shape[1], piece.shape[0], bias=bias is not None)
+            with torch.no_grad():
+                tile.weight.copy_(piece)
+                if bias is not None:
+                    tile.bias.copy_(bias)
+            row.append(tile)
+        rows.append(row)
+    return rows
+
+
+@wrong("15.7", "added up")
+def sums_durations(events):
+    seconds = dict.fromkeys(("read", "step", "write"), 0.0)
+    for event in events:
+        if event["verb"] in seconds:
+            seconds[event["verb"]] += event["end"] - event["start"]
+    lane = max(seconds, key=seconds.get)
+    return lane, seconds[lane]

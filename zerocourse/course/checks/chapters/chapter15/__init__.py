@@ -1,0 +1,9 @@
+"""The checks of chapter 15, ZeRO-Infinity.
+
+    tier_choice:    15.1, 15.2
+    io_results:     15.3, 15.5
+    io_schedule:    15.4, 15.7
+    linear_tiles:   15.6
+"""
+
+from . import io_results, io_schedule, linear_tiles, tier_choice  # noqa: F401  (each registers its exercises)
