@@ -13,12 +13,13 @@ import torch
 
 from ..data.text import TextDataset, read_tokens
 from ..errors import OutOfMemory
+from ..init.deferred import deferred_init
 from ..measure.ledger import Ledger
 from ..models.gpt2 import GPT, GPTConfig
 from ..offload import HostOffload
 from ..offload.offloaded_buffer import OffloadedBuffer
+from ..zero.consolidate import state_dict
 from ..zero.shard import shard
-from ..zero.weights import state_dict
 from .resumes import TEXT
 
 MODEL = GPTConfig(4, 4, 256, block_size=32, vocab_size=256)  # 3.2 million parameters
@@ -45,14 +46,17 @@ class OffloadRun:
 
 
 def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = None, steps: int = 3, samples: int = 1,
-          accumulation: int = 1, config: GPTConfig = MODEL, watched: bool = True, **options) -> OffloadRun:
+          accumulation: int = 1, config: GPTConfig = MODEL, watched: bool = True,
+          early: bool = True, **options) -> OffloadRun:
     """A few steps of AdamW in bf16 on random tokens. Collective.
 
     offload: options of `HostOffload`; None: everything stays on the device.   budget: of the device, in bytes.
+    early: gradients go down during the last backward of a step, and else at the step.
     watched: count its memory, which makes it slower; False where times are compared.   options: of `shard`.
     """
     torch.manual_seed(0)
-    model, run = GPT(config), OffloadRun()
+    with deferred_init():
+        model, run = GPT(config), OffloadRun()
     host = None if offload is None else HostOffload(**offload)
     ledger = Ledger(budget=budget) if watched else None
     try:
@@ -72,7 +76,7 @@ def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = N
                     for micro in range(accumulation):
                         tokens_BT = torch.randint(config.vocab_size, (samples, config.block_size), generator=draw)
                         last = micro == accumulation - 1
-                        with zero.backward_options(is_last=True) if last else zero.no_sync():
+                        with zero.backward_options(is_last=early or None) if last else zero.no_sync():
                             part = model(tokens_BT, tokens_BT) / accumulation
                             part.backward()
                         loss += part.item()
@@ -144,7 +148,7 @@ def text_losses(offload: Mapping | None = None, steps: int = 40, lr: float = 3e-
                 loss.backward()
             mean += loss.detach() / ranks
         if step == gradient_at:
-            gradients = {flat.name: (flat.host_gradient() if host else flat.grad_shard)[:flat.real].clone()
+            gradients = {flat.name: (flat.host_gradient() if host else flat.grad_shard)[:flat.layout.real(zero.comm.rank)].clone()
                          for flat in zero.flats}
         optimizer.step()
         optimizer.zero_grad()
