@@ -32,7 +32,7 @@ class OffloadRun:
     """One run on one rank.   failed: the sentence of its OutOfMemory; what comes after it was not measured then.
 
     peak: of the device, in bytes.   device, host: bytes by kind after the last step.   link: bytes of the last step, each way.
-    events: of the last step.   seconds: of each step after the first.   losses: of all steps.
+    events: of the shortest step after the first.   seconds: of each step after the first.   losses: of all steps.
     """
 
     failed: str = ""
@@ -70,7 +70,7 @@ def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = N
             for step in range(steps):
                 zero.comm.all_reduce(torch.zeros(1))  # so that the ranks begin together
                 before, begun = dict(host.link.bytes) if host else {}, time.perf_counter()
-                watching = zero.meter.watched_by(ledger) if ledger and step == steps - 1 else nullcontext()
+                watching = zero.meter.watched_by(ledger) if ledger and step else nullcontext()
                 with watching:
                     loss = 0.0
                     for micro in range(accumulation):
@@ -86,7 +86,7 @@ def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = N
                 if step:
                     run.seconds.append(time.perf_counter() - begun)
                 run.link = {verb: nbytes - before[verb] for verb, nbytes in host.link.bytes.items()} if host else {}
-            run.events = zero.recorder.of_step(steps - 1)
+            run.events = zero.recorder.of_step(1 + run.seconds.index(min(run.seconds)))
             zero.settle()
             if ledger:
                 run.device, run.host = ledger.now().as_dict(), ledger.now("host").as_dict() if host else {}

@@ -85,14 +85,14 @@ def budget_bars(peaks: Mapping[str, int], budget: int, moved: Mapping[str, int])
     axes = figure.subplots()
     for at, (name, nbytes) in enumerate(peaks.items()):
         fits = nbytes <= budget
-        axes.barh(at, nbytes / 2**20, color="#7fb4a2" if fits else "white", edgecolor=INK, hatch="" if fits else "///")
-        axes.annotate(f"{nbytes / 2**20:.0f} MiB, {'fits' if fits else 'does not fit'}; link {moved[name] / 1e6:.0f} MB",
-                      (nbytes / 2**20, at), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.axvline(budget / 2**20, color=CUT, linestyle="--", linewidth=2)
+        axes.barh(at, nbytes / 1e6, color="#7fb4a2" if fits else "white", edgecolor=INK, hatch="" if fits else "///")
+        axes.annotate(f"{nbytes / 1e6:.0f} MB, {'fits' if fits else 'does not fit'}; link {moved[name] / 1e6:.0f} MB",
+                      (nbytes / 1e6, at), (5, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.axvline(budget / 1e6, color=CUT, linestyle="--", linewidth=2)
     axes.set_yticks(range(len(peaks)), list(peaks))
     axes.invert_yaxis()
-    axes.set(xlabel="MiB on the device", xlim=(0, 1.75 * max(peaks.values()) / 2**20))
-    said = "; ".join(f"{name}: {nbytes / 2**20:.0f} MiB, {'fits' if nbytes <= budget else 'does not fit'}, and "
+    axes.set(xlabel="MB on the device", xlim=(0, 1.75 * max(peaks.values()) / 1e6))
+    said = "; ".join(f"{name}: {nbytes / 1e6:.0f} MB, {'fits' if nbytes <= budget else 'does not fit'}, and "
                      f"{moved[name] / 1e6:.0f} MB over the link" for name, nbytes in peaks.items())
-    figure.set_label(f"Memory on a device of {budget / 2**20:.0f} MiB. {said}.")
+    figure.set_label(f"Memory on a device of {budget / 1e6:.0f} MB. {said}.")
     return figure
