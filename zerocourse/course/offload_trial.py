@@ -85,8 +85,9 @@ def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = N
                 run.losses.append(loss)
                 if step:
                     run.seconds.append(time.perf_counter() - begun)
+                    if run.seconds[-1] == min(run.seconds):
+                        run.events = zero.recorder.of_step(step)
                 run.link = {verb: nbytes - before[verb] for verb, nbytes in host.link.bytes.items()} if host else {}
-            run.events = zero.recorder.of_step(1 + run.seconds.index(min(run.seconds)))
             zero.settle()
             if ledger:
                 run.device, run.host = ledger.now().as_dict(), ledger.now("host").as_dict() if host else {}

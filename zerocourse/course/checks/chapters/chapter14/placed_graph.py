@@ -43,6 +43,7 @@ def moved_bytes(edges, on_host, *, crosses=lambda start, end: start != end, list
 
 DIAMOND = ([("in", "x", 3), ("x", "y", 10), ("y", "in", 1)], {"x": 8, "y": 5})
 LONE = ([("in", "x", 3), ("x", "in", 3), ("in", "y", 1)], {"x": 8, "y": 5, "apart": 2})
+HEAVY = ([("in", "x", 3), ("in", "y", 1), ("in", "z", 2)], {"x": 8, "y": 1, "z": 1})
 
 
 def ways(edges, held):
@@ -63,7 +64,7 @@ def one_by_one(edges, held, limit):
 @exercise(
     "14.6", "The fewest bytes on the device", minutes=25, difficulty=3, answer="least_on_device",
     trials=[Trial([(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 11)]
-                  + [(*LONE, limit) for limit in (0, 1, 6, 7)])],
+                  + [(*LONE, limit) for limit in (0, 1, 6, 7)] + [(*HEAVY, 3)])],
     mistakes={
         "greedy": one_by_one,
         "no limit": {"within": lambda moved, limit: True},
