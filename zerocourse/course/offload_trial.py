@@ -47,11 +47,11 @@ class OffloadRun:
 
 def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = None, steps: int = 3, samples: int = 1,
           accumulation: int = 1, config: GPTConfig = MODEL, watched: bool = True,
-          early: bool = True, clip: float = 0.0, **options) -> OffloadRun:
+          early: bool = True, **options) -> OffloadRun:
     """A few steps of AdamW in bf16 on random tokens. Collective.
 
     offload: options of `HostOffload`; None: everything stays on the device.   budget: of the device, in bytes.
-    early: gradients go down during the last backward of a step, and else at the step.   clip: the largest norm of the gradient; 0: any.
+    early: gradients go down during the last backward of a step, and else at the step.
     watched: count its memory, which makes it slower; False where times are compared.   options: of `shard`.
     """
     torch.manual_seed(0)
@@ -80,8 +80,6 @@ def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = N
                             part = model(tokens_BT, tokens_BT) / accumulation
                             part.backward()
                         loss += part.item()
-                    if clip:
-                        zero.clip_grad_norm_(clip)
                     optimizer.step()
                     optimizer.zero_grad()
                 run.losses.append(loss)

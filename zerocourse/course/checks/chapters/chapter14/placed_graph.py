@@ -62,7 +62,7 @@ def one_by_one(edges, held, limit):
 
 
 @exercise(
-    "14.6", "The fewest bytes on the device", minutes=40, difficulty=3, answer="least_on_device",
+    "14.6", "The fewest bytes on the device", minutes=45, difficulty=3, answer="least_on_device",
     trials=[Trial([(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 11)]
                   + [(*LONE, limit) for limit in (0, 1, 6, 7)] + [(*HEAVY, 3)])],
     mistakes={
