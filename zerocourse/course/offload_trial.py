@@ -97,7 +97,7 @@ def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = N
     return run
 
 
-# -- three bugs of DeepSpeed, planted -----------------------------------------------------------------------------------
+# -- three bugs of DeepSpeed, planted --------------------------------------------------------------------------------
 
 class OnlyTheFirst(OffloadedBuffer):
     """DeepSpeed#7967: with accumulation, only the first micro-batch's gradient was copied to the host."""

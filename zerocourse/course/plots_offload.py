@@ -17,7 +17,7 @@ CUT = "#b2182b"
 
 
 def data_flow(placement: Placement, title: str = "") -> Figure:
-    """The graph of a step. What lies on the host has a double frame; edges that cross the link are thick and dashed."""
+    """The graph of a step. What lies on the host has a thick frame; edges that cross the link are thick and dashed."""
     figure = Figure(figsize=(8, 4.4), layout="constrained")
     axes = figure.subplots()
     host = placement.on_host
