@@ -692,8 +692,8 @@ BLOCKS, BLOCK_ELEMENTS, BACKWARD_SECONDS = 12, 2**16, 0.03
 RATE = BLOCK_ELEMENTS * 4 / BACKWARD_SECONDS  # bytes per second: a block's gradient goes down in a block's backward
 
 
-def seconds_to_the_gradient(is_last: bool | None) -> tuple[float, list[tuple[str, str]]]:
-    """From the backward's beginning to the moment at which all gradients are on the host."""
+def seconds_to_the_gradient(is_last: bool | None) -> tuple[float, dict[str, list[str]]]:
+    """From the backward's beginning to the moment at which all gradients are on the host; the units that went down, and up."""
     model = torch.nn.Sequential(torch.nn.ModuleList(SlowBlock() for _ in range(BLOCKS)))
     model.forward = lambda x: [x := block(x) for block in model[0]][-1]
     offload = HostOffload(rate=RATE)
@@ -707,9 +707,9 @@ def seconds_to_the_gradient(is_last: bool | None) -> tuple[float, list[tuple[str
     for flat in model.zero.flats:
         flat.host_gradient()
     took = time.perf_counter() - begun
-    events = [(event.verb, event.unit) for event in offload.link.recorder.events if event.verb == "down"]
     optimizer.step()
-    return took, events
+    events = offload.link.recorder.events
+    return took, {verb: [event.unit for event in events if event.verb == verb] for verb in ("down", "up")}
 
 
 def test_gradients_go_down_while_the_backward_computes():
@@ -722,4 +722,5 @@ def test_gradients_go_down_while_the_backward_computes():
         if gains[-1] >= 0.8 * bound:
             break
     assert max(gains) >= 0.8 * bound, f"{gains} of {bound} s"
-    assert len(events) == BLOCKS
+    assert len(events["down"]) == BLOCKS
+    assert events["up"] == events["down"], "what lands first is stepped first: it goes up while others still come down"

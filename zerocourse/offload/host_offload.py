@@ -124,6 +124,7 @@ class HostOffload:
         return GoingDown(self, flat, own(flat, comm))
 
     def step(self, flats: list[OffloadedBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
+        flats = flats[::-1]  # as the backward came to them: the last one's gradient is down first, the root's at the end
         for flat in flats:
             flat.send_down()
         raising, gathers, result = [], [], None
