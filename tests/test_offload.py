@@ -708,7 +708,7 @@ def seconds_to_the_gradient(is_last: bool | None) -> tuple[float, dict[str, list
         flat.host_gradient()
     took = time.perf_counter() - begun
     optimizer.step()
-    events = offload.link.recorder.events
+    events = sorted(offload.link.recorder.events, key=lambda event: event.start)
     return took, {verb: [event.unit for event in events if event.verb == verb] for verb in ("down", "up")}
 
 
