@@ -56,7 +56,7 @@ def forward_seconds(owned: bool) -> tuple[float, int]:
 
 
 def test_slices_come_up_all_links_at_once(pool):
-    """Every link carries the same bytes. Of a layer that one rank owns the other link waits, so that takes N = 2 times as long."""
+    """Every link carries the same bytes. While a layer's owner sends it, the other link waits: N = 2 times as long."""
     owned, sliced = (pool(2).run(forward_seconds, each) for each in (True, False))
     assert [nbytes for _, nbytes in owned + sliced] == [4 * LAYERS * WIDTH**2 // 2] * 4
     assert min(seconds for seconds, _ in owned) > 1.5 * max(seconds for seconds, _ in sliced)

@@ -2,9 +2,9 @@
 
     python -m zerocourse.bench.cpu_adam [millions of parameters] [threads]
 
-It is what an offload does on the host, with whatever optimizer it was given. The ways take turns, and each has the median of
-its steps. The bound is memory: a step reads parameter, gradient and both averages, and writes all but the gradient, which are
-28 bytes a parameter in fp32. Loop and foreach make a pass over memory for each operation, the others one in all.
+It is what an offload does on the host, with whatever optimizer it was given. The ways take turns, and each has the
+median of its steps. The bound is memory: a step reads parameter, gradient and both averages, and writes all but the
+gradient, which are 28 bytes a parameter in fp32. Loop and foreach go through memory for each operation, the others once.
 """
 
 import statistics
@@ -18,7 +18,8 @@ from torch.optim import AdamW, Optimizer
 
 STEP_BYTES = 7 * 4  # a parameter's
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-WAYS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+Maker = Callable[[list[nn.Parameter]], Optimizer]
+WAYS: dict[str, Maker] = {
     "torch, fused=True": lambda params: AdamW(params, fused=True, **SETTINGS),
     "torch, foreach=True": lambda params: AdamW(params, foreach=True, **SETTINGS),
     "torch, a loop": lambda params: AdamW(params, foreach=False, fused=False, **SETTINGS),
@@ -26,15 +27,17 @@ WAYS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
 
 
 def deepspeed_adam(params: list[nn.Parameter]) -> Optimizer:
-    """Raises ImportError where it is not installed, and RuntimeError, or one of DeepSpeed's own, where it does not compile."""
+    """Raises ImportError where it is not installed, and RuntimeError, or an error of its own, where it does not compile."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     return DeepSpeedCPUAdam(params, adamw_mode=True, **SETTINGS)
 
 
-def step_seconds(ways: dict[str, Callable[[list[nn.Parameter]], Optimizer]], numel: int, steps: int = 9) -> dict[str, list[float]]:
-    """Seconds of each step, by way; each has its own `numel` elements, in four parameters. The first step, which makes the
-    states, is not among them."""
+def step_seconds(ways: dict[str, Maker], numel: int, steps: int = 9) -> dict[str, list[float]]:
+    """Seconds of each step, by way; each has its own `numel` elements, in four parameters.
+
+    The first step, which makes the states, is not among them.
+    """
     optimizers = {}
     for way, make in ways.items():
         params = [nn.Parameter(torch.ones(numel // 4)) for _ in range(4)]

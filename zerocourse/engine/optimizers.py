@@ -17,8 +17,8 @@ def build_optimizer(config: Config, params: Iterable) -> Optimizer | None:
     """The optimizer of the config's section over these parameters or parameter groups; None without the section.
 
     A parameter group's own `lr`, `weight_decay` and the like stay. "Adam" is AdamW unless `adam_w_mode` is false,
-    as in DeepSpeed, and a weight decay that is not given is 0. With offload it is torch's fused one, in place of DeepSpeed's
-    CPUAdam: it goes through the host's memory once, and is several times as fast as the others (see `bench.cpu_adam`).
+    as in DeepSpeed, and a weight decay that is not given is 0. With offload both are torch's fused
+    ones, as DeepSpeed takes its CPUAdam: several times as fast on a CPU as the others (`bench.cpu_adam`).
     """
     if config.optimizer is None:
         return None
