@@ -16,7 +16,6 @@ import pytest
 
 from zerocourse import bench, cli
 from zerocourse.bench import meters, report, runner
-from zerocourse.bench.cpu_adam import MAKERS, step_ratios
 from zerocourse.bench.runner import turns
 from zerocourse.bench.settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings, find_modes
 from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
@@ -190,12 +189,6 @@ def races(**seconds):
     """Twice as much processor time as time: two ranks that never wait, half of it in communication threads."""
     return [{name.replace("_", "-"): [(second, 2 * second, second, 10) for second in taken]
              for name, taken in seconds.items()}]
-
-
-def test_the_steps_on_the_host_are_compared_with_the_fused_one():
-    ratios, missing = step_ratios(12_000, rounds=1)
-    assert ratios["torch, fused=True"] == 1 and all(ratio > 0 for ratio in ratios.values())
-    assert {*ratios, *missing} == {*MAKERS} and {"torch, foreach=True", "torch, one by one"} < {*ratios}
 
 
 def test_a_ratio_is_of_pairs_in_a_round_and_not_of_medians():

@@ -25,7 +25,6 @@ from zerocourse.offload.offloaded_buffer import OffloadedBuffer
 from zerocourse.offload.partly_offloaded import PartlyOffloadedBuffer
 
 STEPS = 2
-TOKENS = torch.arange(2 * worlds.T).view(2, worlds.T) % worlds.V
 BF16 = torch.bfloat16
 
 
@@ -224,22 +223,6 @@ def test_what_the_host_holds_is_not_charged_to_the_device():
     assert within(budget, HostOffload()) <= budget
     with pytest.raises(OutOfMemory, match="over its budget"):
         within(budget, None)
-
-
-def fused_losses(offload: HostOffload | None) -> list[float]:
-    model = worlds.gpt()
-    model, optimizer = shard(model, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True), 2, offload=offload)
-    losses = []
-    for _ in range(3):
-        losses.append(model(TOKENS, TOKENS))
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [loss.item() for loss in losses]
-
-
-def test_torchs_fused_optimizer_steps_on_the_host():
-    assert fused_losses(HostOffload()) == fused_losses(None)
 
 
 def left_on_the_device(stage: int) -> list[tuple[int, int]]:

@@ -614,6 +614,8 @@ MUTANTS = [
     *of("engine/optimizers.py",
         ("Adam is Adam", 'settings.pop("adam_w_mode") else', 'not settings.pop("adam_w_mode") else',
          "optimizers.py::test_the_optimizer_of_a_section"),
+        ("an offload's Adam is a loop", 'settings["fused"] = True', "pass",
+         "host_step.py::test_the_config_takes_the_fused_adam_for_an_offload"),
         ("the config wins", "    if given is None:\n        return build_scheduler",
          "    if True:\n        return build_scheduler",
          "optimizers.py::test_what_initialize_is_given_wins_with_a_warning"),
