@@ -13,6 +13,7 @@ import worlds
 from worlds import Case
 
 from zerocourse import gathered, initialize, load_checkpoint, save_checkpoint, shard, state_dict
+from zerocourse.course.offload_trial import AddedAfterTheSum, OnlyTheFirst, OnlyTheLast
 from zerocourse.engine.lion import Lion
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements
@@ -291,29 +292,6 @@ def test_the_minimum_cut_is_four_bytes_a_parameter():
 
 
 # -- DeepSpeed's bugs ------------------------------------------------------------------------------------------------
-
-class OnlyTheFirst(OffloadedBuffer):
-    """DeepSpeed#7967: with accumulation, only micro-batch 0's gradient was copied."""
-
-    def accumulate(self, reduced):
-        if self.grad_shard is None:
-            super().accumulate(reduced)
-
-
-class OnlyTheLast(OffloadedBuffer):
-    """DeepSpeed#7981: of several backwards in a step, the last one's gradient was kept alone."""
-
-    def send_down(self):
-        self.landed = self.landed if self.is_down else []
-        super().send_down()
-
-
-class AddedAfterTheSum(OffloadedBuffer):
-    """DeepSpeed#7985: the last micro-batch's own gradient was added after the reduction, not averaged over the ranks."""
-
-    def accumulate(self, reduced):
-        super().accumulate(reduced if self.grad_shard is None else reduced * self.divisor)
-
 
 def equals_with(faulty, backwards_say_last: int) -> bool:
     case = Case(2, accumulation=2, steps=1)

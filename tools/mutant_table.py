@@ -829,6 +829,8 @@ MUTANTS = [
     ),
     *of("offload/host_offload.py",
         ("each buffer rounds for itself", "floor(self.ratio * now) - floor(self.ratio * before)", "floor(self.ratio * real)", SHARE),
+        ("the step begins with the gradient that comes last", "flats = flats[::-1]", "flats = flats[:]",
+         "offload.py::test_gradients_go_down_while_the_backward_computes"),
         ("gradients wait for the step", "if self.offload.stage.is_last:", "if False:", BACKWARDS),
         ("a gather does not wait for the link", "        if transfer is not None:\n            transfer.wait()", "        pass", SLOWLY),
         ("a save without the delayed update", "self.delayed.flush()", "pass", "offload.py::test_a_save_has_the_update_that_was_delayed"),

@@ -55,3 +55,13 @@ def stays_below(edges, held, limit):
             if moved < limit or moved == limit == 0:
                 best = min(best, sum(n for name, n in held.items() if name not in host))
     return best
+
+
+@wrong("14.7", "busiest")
+def adds_lanes(rows):
+    first, last = min(row["start"] for row in rows), max(row["end"] for row in rows)
+    lanes = {}
+    for row in rows:
+        lanes[row["lane"]] = lanes.get(row["lane"], 0) + row["end"] - row["start"]
+    idle = last - first - lanes.pop("compute")
+    return {"step": last - first, "idle": idle, "waits_for": sorted(lanes, key=lanes.get)[-1]}

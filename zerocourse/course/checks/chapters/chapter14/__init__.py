@@ -4,6 +4,7 @@
     link_lanes:     14.2, 14.5
     late_steps:     14.3
     host_gradient:  14.4
+    idle_device:    14.7
 """
 
-from . import host_gradient, late_steps, link_lanes, placed_graph  # noqa: F401  (each registers its exercises)
+from . import host_gradient, idle_device, late_steps, link_lanes, placed_graph  # noqa: F401  (each registers its exercises)
