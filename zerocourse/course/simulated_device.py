@@ -1,7 +1,7 @@
 """A device, a link and a host that each take a set time and cost no core, so that what waits for what can be seen.
 
-Forward, backward and update of a block sleep, and so does the link. What they compute is next to nothing. All else is real: the
-stage, the offload, its threads, and what waits for what.
+Forward, backward and update of a block sleep, and so does the link. What they compute is next to nothing. All else is
+real: the stage, the offload, its threads, and what waits for what.
 """
 
 import time
@@ -18,11 +18,11 @@ HALF = torch.bfloat16
 
 
 @dataclass(frozen=True)
-class Machine:
+class SleepingMachine:
     """A device, a link and a host. blocks: of the model.   elements: parameters of each.
 
-    Seconds for each block: forward and backward of a micro-batch, its gradient's way down in half precision, its update on
-    the host, its parameters' way up.   full: gradients go down in fp32, and take twice as long.
+    Seconds for each block: forward and backward of a micro-batch, its gradient's way down in half precision, its
+    update on the host, its parameters' way up.   full: gradients go down in fp32, and take twice as long.
     """
 
     blocks: int = 8
@@ -50,8 +50,8 @@ class Machine:
     def predicted(self, mode: str) -> float:
         """Seconds of a step with one micro-batch, in one of `MODES`.
 
-        What goes through several hands one after the other, n blocks of it, is over after one block's time in each hand and n - 1
-        times that of the slowest.
+        What goes through several hands one after the other, n blocks of it, is over after one block's time in each hand
+        and n - 1 times that of the slowest.
         """
         hands = {"at the step": (self.down, self.update, self.link), "in the backward": (self.update, self.link),
                  "one step late": (self.link,)}[mode]
@@ -77,7 +77,7 @@ class Sleeping(torch.autograd.Function):
     """The identity; forward and backward take a while, in which the processor is free."""
 
     @staticmethod
-    def forward(x: Tensor, machine: Machine) -> Tensor:
+    def forward(x: Tensor, machine: SleepingMachine) -> Tensor:
         time.sleep(machine.forward)
         return x.clone()
 
@@ -92,7 +92,7 @@ class Sleeping(torch.autograd.Function):
 
 
 class SleepingBlock(nn.Module):
-    def __init__(self, machine: Machine):
+    def __init__(self, machine: SleepingMachine):
         super().__init__()
         self.machine, self.weight = machine, nn.Parameter(torch.full((machine.elements,), 1e-3))
 
@@ -101,7 +101,7 @@ class SleepingBlock(nn.Module):
 
 
 class SleepingModel(nn.Module):
-    def __init__(self, machine: Machine):
+    def __init__(self, machine: SleepingMachine):
         super().__init__()
         self.h = nn.ModuleList(SleepingBlock(machine) for _ in range(machine.blocks))
 
@@ -136,7 +136,8 @@ class Timed:
     events: list[dict]
 
 
-def run(machine: Machine, early: bool = True, accumulation: int = 1, rounds: int = 3, offloaded: bool = True, **offload) -> Timed:
+def run(machine: SleepingMachine, early: bool = True, accumulation: int = 1, rounds: int = 3, offloaded: bool = True,
+        **offload) -> Timed:
     """Some steps at stage 2 on one rank.
 
     early: gradients go down while the backward computes; else at the step.   offload: more of `HostOffload`.

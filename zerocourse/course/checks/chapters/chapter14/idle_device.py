@@ -9,7 +9,7 @@ COMPUTE, HOST_LANES = "compute", ("down", "update", "up")
 
 
 def lanes(compute, n, down, update, up, first, start=0):
-    """A step: the device computes until `compute`; n blocks go through three hands, the first of them from `first` on."""
+    """A step: the device computes until `compute`; n blocks go through three hands, the first from `first` on."""
     rows, free = [{"lane": COMPUTE, "start": start, "end": compute}], dict.fromkeys(HOST_LANES, 0)
     for number in range(n):
         at = first + number
@@ -22,9 +22,9 @@ def lanes(compute, n, down, update, up, first, start=0):
 
 SLOW_HOST, SLOW_UP = lanes(50, 4, 3, 20, 4, 52), lanes(40, 5, 6, 3, 9, 20)
 EARLY_DOWN = lanes(100, 4, 22, 4, 6, 8)  # the way down is the busiest lane, and it is nearly over when the device stops
-LATER = [{"lane": row["lane"], "start": row["start"] + 1000, "end": row["end"] + 1000} for row in lanes(60, 3, 5, 11, 10, 45)]
-GAP = [{"lane": COMPUTE, "start": 0, "end": 10}, {"lane": "down", "start": 8, "end": 30}, {"lane": "update", "start": 30, "end": 45},
-       {"lane": "up", "start": 45, "end": 52}, {"lane": COMPUTE, "start": 52, "end": 70}, {"lane": "update", "start": 55, "end": 69}]
+LATER = [row | {"start": row["start"] + 1000, "end": row["end"] + 1000} for row in lanes(60, 3, 5, 11, 10, 45)]
+GAP = [{"lane": lane, "start": start, "end": end} for lane, start, end in
+       ((COMPUTE, 0, 10), ("down", 8, 30), ("update", 30, 45), ("up", 45, 52), (COMPUTE, 52, 70), ("update", 55, 69))]
 
 
 def overlap(row, spans):
@@ -52,7 +52,8 @@ def pauses(rows):
                                                                                      if row["lane"] == COMPUTE)},
         "busiest": {"counts": lambda row, spans: row["end"] - row["start"]},
         "pieces": {"counts": lambda row, spans: int(overlap(row, spans) > 0)},
-        "ends last": {"choose": lambda rows, busy: max(rows, key=lambda row: (row["end"], row["lane"] != COMPUTE))["lane"]},
+        "ends last": {"choose": lambda rows, busy:
+                      max(rows, key=lambda row: (row["end"], row["lane"] != COMPUTE))["lane"]},
         "begins first": {"choose": lambda rows, busy: min((row for row in rows if row["lane"] != COMPUTE),
                                                           key=lambda row: row["start"])["lane"]},
     })
