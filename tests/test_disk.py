@@ -1,5 +1,6 @@
 """The disk as a tier: all bytes or an error that names the file, the old file or the new one, and every byte counted."""
 
+import gc
 import os
 import shutil
 import signal
@@ -299,6 +300,7 @@ def test_the_kernel_counts_the_same_bytes(tmp_path):
 
 
 def test_the_tier_has_a_budget_and_a_column(tmp_path):
+    gc.collect()  # the disks of other tests
     with Disk(tmp_path, budget=5 * BLOCK) as disk, Ledger() as ledger:
         disk.write("a", torch.ones(BLOCK // 4 + 1)).wait()  # two blocks
         disk.write("a", torch.zeros(BLOCK // 4 + 1)).wait()
@@ -337,6 +339,7 @@ def threads() -> list[str]:
 
 def test_nothing_stays_behind(tmp_path):
     """Closed, with a write under way; forgotten; in a process that is killed."""
+    gc.collect()  # the disks of other tests, and their threads
     disk = Disk(tmp_path, rate=1.0, limit=0.05)
     write = disk.write("states", torch.ones(1))
     with pytest.raises(DiskError, match="4 bytes of states were not written after 0.05 s"):

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from zerocourse.cli import main
 from zerocourse.comm import Comm
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.errors import BadInput
 from zerocourse.formulas.volumes import passes
-from zerocourse.simulation import SimulatedJob, run_job, simulate
+from zerocourse.simulation import SimulatedJob, run_job, simulate, simulate_time
+from zerocourse.simulation.clusters import Cluster, Machine, Network
 
 COUNTED = ("params", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "peak_bytes", "peak_kinds",
            "sent_bytes", "sent", "padding_bytes")
@@ -79,3 +81,20 @@ def test_real_tensors_keep_their_values():
 def test_what_cannot_be_simulated(settings, sentence):
     with pytest.raises(BadInput, match=sentence.replace("?", r"\?")):
         replace(TINY, **settings)
+
+
+def test_a_cluster_that_is_not_there(capsys):
+    assert main(["simulate", "--model", "gpt2-tiny", "--cluster", "8xA10"]) == 2
+    assert "there is no cluster '8xA10': did you mean 8xA100?" in capsys.readouterr().err
+
+
+def test_a_step_takes_the_time_of_what_it_computes_and_of_what_it_waits_for():
+    """With as much computed, a link of a tenth of the rate is busy ten times as long, and the step takes what is not hidden."""
+    fast, slow = (Cluster(Machine(1e9, 1e9, 2**30), Network(2, rate, rate, latency=0.0), "made up") for rate in (1e8, 1e7))
+    quick, late = (simulate_time(TINY, cluster, "gloo") for cluster in (fast, slow))
+    assert quick["compute_seconds"] == pytest.approx(late["compute_seconds"])
+    assert late["wire_seconds"] == pytest.approx(10 * quick["wire_seconds"])
+    for result in (quick, late):
+        assert result["step_seconds"] == pytest.approx(result["compute_seconds"] + result["exposed_seconds"])
+        assert max(result["compute_seconds"], result["wire_seconds"]) <= result["step_seconds"] * (1 + 1e-9)
+    assert quick["exposed_seconds"] < quick["wire_seconds"], "something must have been hidden"

@@ -123,8 +123,9 @@ def transfers(folder: Path, tensor: str, start: int, stop: int, rank: int) -> li
 
 def wanted(stage: int) -> list[tuple[str, int, int]]:
     """What this rank would read of the parameters: (tensor, start, stop) of every piece. Collective."""
+    engine = begun(stage).engine
     return [(piece.tensor, piece.offset[0], piece.offset[0] + len(piece.values))
-            for piece in pieces_to_read(begun(stage).engine.zero)]
+            for flat in engine.zero.flats for piece in pieces_to_read(flat)]
 
 
 def save_at(folder: str, stage: int, half: bool = True) -> int:
