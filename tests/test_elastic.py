@@ -237,13 +237,19 @@ def test_a_run_that_had_made_its_last_step_only_writes_its_files(pool, tmp_path)
 # two nodes
 
 def on_node(folder: Path, name: str) -> dict:
-    """Node "other" stops after step 3 for the test to kill it; after step 6 the one that is left waits for it."""
+    """Node "other" stops after step 3 for the test to kill it; after step 6 the one that is left waits for another.
+
+    On a busy machine one node may come so late that the other begins alone: that one waits for it at its first step.
+    """
     def tell(row: dict) -> None:
         report(step=row["step"], loss=row["loss"], ranks=dist.get_world_size())
+        is_alone = dist.get_world_size() == 1
+        if is_alone and not (folder / "ready to die").exists():
+            time.sleep(600)
         if name == "other" and row["step"] == 3:
             (folder / "ready to die").touch()
             time.sleep(600)
-        if dist.get_world_size() == 1 and row["step"] == 6:
+        if is_alone and row["step"] == 6:
             (folder / "alone").touch()
             time.sleep(600)
 
@@ -280,9 +286,10 @@ def test_a_node_is_killed_and_another_comes(tmp_path, unhurt):
     other.join()
     for result in (stayed, back):
         assert [row["loss"] for row in result[0]["rows"]] == pytest.approx(unhurt, abs=1e-6)
-    why = [attempt.ended for attempt in stayed.attempts]
-    assert why == ["a rank of another node failed", "the number of nodes changed", ""]
-    alone = [record["step"] for _, record in stayed.attempts[1].records if record["ranks"] == 1]
+    *begun_alone, together, left, _ = stayed.attempts
+    assert together.ended == "a rank of another node failed" and left.ended == "the number of nodes changed"
+    assert all(attempt.ended == "the number of nodes changed" for attempt in begun_alone)
+    alone = [record["step"] for _, record in left.records if record["ranks"] == 1]
     assert alone[-1] == 6 and {record["ranks"] for _, record in back.records} == {2}
     for name in ("other", "first", "back"):
         for file in tmp_path.glob(f"{name} *"):
