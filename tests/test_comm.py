@@ -237,10 +237,13 @@ def on_loopback(elements: int) -> dict:
              "gloo's own": lambda: gloos_own(own, row)}
     for name, call in calls.items():
         call()  # connections and buffers are there
-        before, counted = carried(), comm.sent.total()
-        call()
-        found[name] = (carried() - before) / comm.world_size / (4 * elements)
-        found[f"{name}, as counted"] = (comm.sent.total() - counted) / (4 * elements)
+        on_the_wire = []
+        for _ in range(5):  # a busy kernel sends some segments again, which only adds: the least is the call's own
+            before, counted = carried(), comm.sent.total()
+            call()
+            on_the_wire.append((carried() - before) / comm.world_size / (4 * elements))
+            found[f"{name}, as counted"] = (comm.sent.total() - counted) / (4 * elements)
+        found[name] = min(on_the_wire)
     return found
 
 
