@@ -1,13 +1,20 @@
-"""Clusters to simulate: what a rank computes, and what the links carry. Each figure with its source.
+"""Clusters to simulate: what a rank computes, and what the links carry. `clusters.json` has some, each figure with its source.
 
-`efficiency` is the share of the peak that matrix products of a training step reach. It is the one number here that is
-measured and not stated by anybody's data sheet, so a simulation says which it took.
+    find_cluster("8xA100")
+    find_cluster("mine.json")       # a file with one cluster, as the entries of clusters.json are
+
+`efficiency` is the share of the peak that matrix products of a training step reach. It is the one number here that no data
+sheet states, so it is the same for all clusters unless a file says otherwise, and a simulation says which it took.
 """
 
 import difflib
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from ..errors import BadInput
+
+FILE = Path(__file__).with_name("clusters.json")
 
 
 @dataclass(frozen=True)
@@ -28,44 +35,86 @@ class Machine:
 class Network:
     """The links between the ranks.
 
-    per_node: ranks in a node.   inside, between: bytes a second that a rank sends to others in its node, and that each rank
-        of a node sends to other nodes.   latency: seconds of one message.
+    per_node: ranks in a node.   inside: bytes a second that a rank sends within its node.   between: bytes a second that
+        a *node* sends to others, by all its adapters.   latency, latency_between: seconds of one message, by either.
+
+    A collective is a ring, or several at once that share the links (as NCCL makes them). Each rank hands its neighbour
+    what it sends, and where the ring leaves a node, all of that passes through the node's adapters together. It takes a
+    step for each other rank, and a step between nodes for each other node. NCCL has trees too, but for all-reduces alone.
     """
 
     per_node: int
     inside: float
     between: float
     latency: float = 5e-6
+    latency_between: float = 5e-6
 
-    def seconds(self, nbytes: int, ranks: int) -> float:
-        """Of a collective in which each of `ranks` ranks sends `nbytes` around a ring: its slowest link decides."""
-        rate = self.inside if ranks <= self.per_node else min(self.inside, self.between)
-        return nbytes / rate + self.latency * (ranks - 1)
+    def seconds(self, nbytes: float, ranks: int) -> float:
+        """Of a collective in which each of `ranks` ranks sends `nbytes` around the ring: its slowest link decides."""
+        nodes = -(-ranks // self.per_node)
+        rate = self.inside if nodes == 1 else min(self.inside, self.between) if self.per_node > 1 else self.between
+        return nbytes / rate + self.latency * (ranks - nodes) + self.latency_between * (nodes - 1)
 
 
 @dataclass(frozen=True)
 class Cluster:
+    """cards: how many ranks it can have.   sources: where each figure is from."""
+
     machine: Machine
     network: Network
-    source: str
+    cards: int = 1
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return "; ".join(self.sources.values())
 
 
-GB = 10**9
-CLUSTERS = {
-    "2xT4": Cluster(Machine(65e12, 320 * GB, 16 * GB), Network(2, 6 * GB, 6 * GB),
-                    "NVIDIA T4 data sheet (fp16 65 TFLOPS, 320 GB/s, 16 GB); PCIe 3.0 x8 through the host"),
-    "dgx2": Cluster(Machine(125e12, 900 * GB, 32 * 2**30), Network(16, 150 * GB, 6.25 * GB),
-                    "NVIDIA DGX-2 data sheet (V100 125 TFLOPS, 900 GB/s, 32 GB; NVSwitch 300 GB/s both ways; 8 × 100 Gb/s)"),
-    "8xA100": Cluster(Machine(312e12, 2039 * GB, 80 * 10**9), Network(8, 300 * GB, 25 * GB),
-                      "NVIDIA A100 80GB data sheet (bf16 312 TFLOPS, 2,039 GB/s; NVLink 600 GB/s both ways; HDR 200 Gb/s each)"),
-    "64x8xH100": Cluster(Machine(989e12, 3350 * GB, 80 * 10**9), Network(8, 450 * GB, 50 * GB),
-                         "NVIDIA H100 SXM data sheet (bf16 989 TFLOPS dense, 3.35 TB/s; NVLink 900 GB/s both ways; NDR 400 Gb/s each)"),
-}
+def read_cluster(values: object, where: str) -> Cluster:
+    """A cluster from what a JSON file has. Raises BadInput, which names the first key that is missing, unknown or no number."""
+    parts = {"machine": Machine, "network": Network}
+    entry = mapping(values, where, {*parts, "cards", "sources"})
+    made = {}
+    for part, kind in parts.items():
+        names = [each.name for each in fields(kind)]
+        numbers = mapping(entry.get(part), f"{where}: {part}", set(names))
+        for each in fields(kind):
+            value = numbers.get(each.name, each.default)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise BadInput(f"{where}: {part}.{each.name} must be a number above 0"
+                               + (f", not {numbers[each.name]!r}" if each.name in numbers else ", and is missing"))
+            numbers[each.name] = int(value) if each.type is int else value
+        made[part] = kind(**numbers)
+    sources = mapping(entry.get("sources", {}), f"{where}: sources", None)
+    return Cluster(**made, cards=int(entry.get("cards", made["network"].per_node)), sources=sources)
+
+
+def mapping(value: object, where: str, known: set[str] | None) -> dict:
+    """A copy of a JSON object. Raises BadInput if it is none, or has a key that is not known."""
+    if not isinstance(value, dict):
+        raise BadInput(f"{where} must be a JSON object" + (f" with {', '.join(sorted(known))}" if known else ""))
+    for key in value:
+        if known is not None and key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise BadInput(f"{where} has a key {key!r}, which nothing reads"
+                           + (f": did you mean {near[0]}?" if near else f": it may have {', '.join(sorted(known))}"))
+    return dict(value)
+
+
+CLUSTERS = {name: read_cluster(values, f"{FILE.name}: {name}") for name, values in json.loads(FILE.read_text()).items()}
 
 
 def find_cluster(name: str) -> Cluster:
-    """Raises BadInput."""
-    if name not in CLUSTERS:
-        near = difflib.get_close_matches(name, CLUSTERS, n=1)
-        raise BadInput(f"there is no cluster {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(CLUSTERS)}"))
-    return CLUSTERS[name]
+    """A cluster of `CLUSTERS`, or the one in a JSON file. Raises BadInput."""
+    if name in CLUSTERS:
+        return CLUSTERS[name]
+    if name.endswith(".json"):
+        try:
+            return read_cluster(json.loads(Path(name).read_text()), name)
+        except OSError as error:
+            raise BadInput(f"the cluster's file {name} cannot be read: {error.strerror}") from None
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{name} is no JSON: {error.msg} in line {error.lineno}") from None
+    near = difflib.get_close_matches(name, CLUSTERS, n=1)
+    raise BadInput(f"there is no cluster {name!r}: "
+                   + (f"did you mean {near[0]}?" if near else f"there are {', '.join(CLUSTERS)}, or give a JSON file"))
