@@ -1,8 +1,8 @@
 """torch's FSDP2 in place of our stages: the same job, the same two steps, watched by the same ledger.
 
-It all-gathers each unit's parameters and reduce-scatters its gradients, and it frees what it has gathered. `simulate_fsdp2(job)`
-runs one rank of it on fake tensors, in torch's own fake process group; `run_fsdp2(job, mesh)` runs it in real ranks.
-Both give the same bytes, to the byte (tests/test_simulated_fsdp2.py).
+It all-gathers each unit's parameters and reduce-scatters its gradients, and it frees what it has gathered.
+`simulate_fsdp2(job)` runs one rank of it on fake tensors, in torch's own fake process group; `run_fsdp2(job, mesh)`
+runs it in real ranks. Both give the same bytes, to the byte (tests/test_simulated_fsdp2.py).
 
 Source of the method: torch.distributed.fsdp.fully_shard and torch.testing._internal.distributed.fake_pg.
 """
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -44,13 +44,10 @@ class SentByFsdp2:
         self.sent[verb] += real * size
         self.padding += (whole - real) * size
 
-    def watch(self, unit: nn.Module, own: int, everything: int) -> None:
-        """Count what a unit sends.   own: elements of its parameters on this rank; everything: on all ranks."""
-        unit.set_custom_all_gather(CountedAllGather(self, own))
-        unit.set_custom_reduce_scatter(CountedReduceScatter(self, everything - own))
-
 
 class CountedAllGather(DefaultAllGather):
+    """own: elements of the unit's parameters that this rank has."""
+
     def __init__(self, counts: SentByFsdp2, own: int):
         self.counts, self.own = counts, own
 
@@ -62,6 +59,8 @@ class CountedAllGather(DefaultAllGather):
 
 
 class CountedReduceScatter(DefaultReduceScatter):
+    """others: elements of the unit's parameters that the other ranks have."""
+
     def __init__(self, counts: SentByFsdp2, others: int):
         self.counts, self.others = counts, others
 
@@ -90,23 +89,30 @@ def gloo_unseen(*tensors: Tensor) -> Iterator[None]:
         time.sleep(0.0001)
 
 
-def shard_by_fsdp2(model: nn.Module, blocks: Iterable[nn.Module | list[nn.Module]], mesh: DeviceMesh, keep: bool = False,
-                   half: bool = False) -> SentByFsdp2:
+def shard_by_fsdp2(model: nn.Module, blocks: Iterable[nn.Module | list[nn.Module]], mesh: DeviceMesh,
+                   keep: bool = False, half: bool = False) -> None:
     """Let FSDP2 shard `model` in place: each entry of `blocks` is a unit, and what is left is the root's.
 
-    keep: parameters stay gathered from forward to backward.   half: it computes and reduces in bf16.
-    Returns the counts of what this rank sends.
+    keep: parameters stay gathered from forward to backward.   half: it computes and reduces in bf16, and the slices of
+    parameters and gradients stay in fp32.
     """
     options = {"mesh": mesh, "reshard_after_forward": not keep}
     if half:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    counts, seen = SentByFsdp2(), set()
     for unit in (*blocks, model):
         fully_shard(unit, **options)
-        modules = unit if isinstance(unit, list) else [unit]
-        params = {param for module in modules for param in module.parameters()} - seen
-        seen |= params
-        counts.watch(modules[0], sum(param.to_local().numel() for param in params), sum(map(torch.numel, params)))
+
+
+def count_sent(model: nn.Module) -> SentByFsdp2:
+    """Count from now on what this rank sends for a model that FSDP2 has sharded. It has a unit for each module."""
+    counts, of_units = SentByFsdp2(), set()
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for unit in reversed(units):  # the root, which is around the others, comes last
+        params = set(unit.parameters()) - of_units
+        of_units |= params
+        own, everything = sum(param.to_local().numel() for param in params), sum(map(torch.numel, params))
+        unit.set_custom_all_gather(CountedAllGather(counts, own))
+        unit.set_custom_reduce_scatter(CountedReduceScatter(counts, everything - own))
     return counts
 
 
@@ -126,13 +132,14 @@ def run_fsdp2(job: SimulatedJob, mesh: DeviceMesh) -> dict:
     Returns what `one_rank.run_job` does, without events. Raises BadInput for other stages.
     """
     if job.stage < 2:
-        raise BadInput(f"stage is {job.stage}: FSDP2 shards parameters, so it must be 3, or 2 to keep them until the backward")
+        raise BadInput(f"stage is {job.stage}: FSDP2 shards parameters, so it must be 3, or 2 to keep them until the "
+                       "backward")
     model = make_model(job)
     about = describe(job, model)
     blocks = [unit.module for unit in cut_into_units(model) if unit.module is not model]
-    counts = shard_by_fsdp2(model, blocks, mesh, keep=job.stage == 2, half=job.half)
+    shard_by_fsdp2(model, blocks, mesh, keep=job.stage == 2, half=job.half)
     optimizer = adamw(model)
-    result = about | watch_second_step(job, model, optimizer, counts)
+    result = about | watch_second_step(job, model, optimizer, count_sent(model))
     del model, optimizer
     gc.collect()  # FSDP2's units and their hooks refer to each other
     return result
@@ -144,9 +151,10 @@ def fake_world(rank: int, ranks: int) -> Iterator[DeviceMesh]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise BadInput("FSDP2 is simulated in a process group of its own, and this process is in one already: simulate elsewhere")
+        raise BadInput("this process is in a process group, and FSDP2 is simulated in a fake one: call "
+                       "torch.distributed.destroy_process_group() first, or simulate in another process")
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
-        yield init_device_mesh("cpu", (ranks,))  # made outside of the fake mode, because it reads its own tensor of ranks
+        yield init_device_mesh("cpu", (ranks,))  # before any fake mode, because it reads its own tensor of ranks
     finally:
         dist.destroy_process_group()

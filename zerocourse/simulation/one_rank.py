@@ -90,7 +90,7 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
 
 
 def run_job(job: SimulatedJob, comm: Comm, begin: Callable[[], None] = lambda: None) -> dict:
-    """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective, where `comm` is.
+    """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective if `comm` is.
 
     Returns params, stage, ranks; what `watch_second_step` does; and the second step's events.
     """
@@ -126,8 +126,9 @@ def watch_second_step(job: SimulatedJob, model: nn.Module, optimizer: torch.opti
     """Train two steps, and watch the second one, before which `begin` is called.
 
     counts: what is sent, with the counters of `Comm`.   watched_by(ledger): a context of that step.
-    Returns, in bytes, parameters_bytes and optimizer_bytes after the step, gradients_bytes just before
-    its update, their sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, and sent by verb.
+    Returns, in bytes, parameters_bytes and optimizer_bytes after the step, gradients_bytes just before its update, their
+    sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, sent by verb, and padding_bytes, which
+    are sent besides.
     """
     known = find_model(job.model)
     tokens_BT = torch.zeros(job.micro_batch, job.seq or known.tokens, dtype=torch.int64)
