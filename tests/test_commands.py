@@ -185,7 +185,8 @@ def test_every_option_of_every_command_that_takes_a_number_or_a_path_is_checked(
              if action.option_strings and action.nargs != 0 and not action.choices
              and not isinstance(action, arguments.Checked)}
     assert plain == {("config", "--auto"), ("config", "--model"), ("memory", "--model"), ("tour", "--model"), ("train", "--model"),
-                     ("bench", "--modes"), ("simulate", "--model"), ("simulate", "--cluster")}
+                     ("bench", "--modes"), ("simulate", "--model"), ("simulate", "--cluster"), ("plan", "--model"), ("plan", "--cluster"),
+                     ("plan", "--batch")}
 
 
 def test_an_option_may_be_written_as_before(capsys):

@@ -44,5 +44,5 @@ def llama_token(width: int, inner: int, heads: int, vocabulary: int, element: in
     norm = (4 + 2 * element) * width  # the input in fp32, the quotient and the product
     per_width, per_inner, per_word = TRAFFIC["llama", element, recompute]
     return TokenCosts(2 * norm + 4 * element * (width + inner) + 4 * heads + 8, element * width,
-                      element * (3 * inner + 4 * width), (12 + 2 * element) * vocabulary + norm + 12,
+                      3 * element * inner + (6 + element) * width, (12 + 2 * element) * vocabulary + norm + 12,
                       per_width * width + per_inner * inner, per_word * vocabulary)

@@ -49,7 +49,8 @@ class Candidate:
 class Evaluation:
     """What a candidate comes to, per rank and optimizer step. Equal in form, whoever found it out (`source`).
 
-    kinds: bytes on the device at the peak, by kind.   held: bytes at the peak, by place.
+    kinds: the bytes of the peak by kind. Simulated they are those of that moment; computed, model states as they are just
+        before the update, and the rest.   held: bytes at the peak, by place.
     sent: bytes by link: "inside" the node or "between" nodes, over the "host" link, and to and from the "disk".
     cost: of 10⁹ tokens, in the unit of the price; None without a price.
     missing: by place, the bytes by which it is too large.

@@ -31,6 +31,11 @@ class ModelSizes:
     def params(self) -> int:
         return self.before + self.layers * self.block + self.after
 
+    @property
+    def tied(self) -> bool:
+        """Is the head the embedding?"""
+        return self.after < self.vocabulary * self.width
+
     def token(self, element: int, recompute: bool) -> TokenCosts:
         """element: bytes of a number, 2 or 4."""
         if self.family == "gpt2":

@@ -1,23 +1,24 @@
 """All candidates, their order, and the plan: formulas order them, simulations confirm the first few or refuse them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
 from ..formulas.what_fits import ARRANGEMENTS, PLACES, Arrangement
+from .by_formula import computed
+from .by_simulation import can_be_simulated, simulated
 from .candidate import Candidate, Evaluation
-from .computed import computed
 from .question import Question
-from .simulated import can_be_simulated, simulated
 
 MARGIN = 0.05  # formulas may be so far from a peak: what they refuse by less is left to a simulation
+AS_FAST = 0.01  # rates that differ by less are taken for equal: no prediction of a step's time is as good as that
 
 
 @dataclass(frozen=True)
 class Plan:
     """What was looked at.
 
-    ranking: what fits, the best first; those that a simulation confirmed stand before all others.
+    ranking: what fits, the choice first; those that a simulation confirmed stand before all others.
     refused: what does not fit.   considered: how many candidates there were.
     """
 
@@ -54,31 +55,49 @@ def powers_of_two(most: int) -> Iterator[int]:
     yield from (2**power for power in range(most.bit_length()))
 
 
-def order(question: Question) -> Callable[[Evaluation], tuple]:
-    """What sorts the best first: the rate, then fewer bytes sent, then the simpler way, then the smaller peak."""
-    def key(evaluation: Evaluation) -> tuple:
-        way = evaluation.candidate
-        return (-question.rate(evaluation), sum(evaluation.sent.values()), way.stage, way.recompute, way.ranks,
-                evaluation.peak_bytes)
-    return key
+def ranked(question: Question, evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """The choice first, then all others by their rate, the highest first.
+
+    The choice is not always the fastest: among those within AS_FAST of it stands first what `simpler` puts first.
+    """
+    by_rate = sorted(evaluations, key=lambda each: (-question.rate(each), simpler(question, each)))
+    as_fast = [each for each in by_rate if question.rate(each) >= (1 - AS_FAST) * question.rate(by_rate[0])]
+    choice = min(as_fast, key=lambda each: simpler(question, each), default=None)
+    return [each for each in by_rate if each is choice] + [each for each in by_rate if each is not choice]
+
+
+def simpler(question: Question, evaluation: Evaluation) -> tuple:
+    """What decides between equally fast ones: ranks, bytes sent for a token, the lower stage, no recomputation, the peak.
+
+    Where the rate is that of a card, more ranks get more done; where it is that of all, fewer ranks do as well.
+    """
+    way = evaluation.candidate
+    return (-way.ranks if question.batch is None else way.ranks, sent_per_token(evaluation), way.stage, way.recompute,
+            evaluation.peak_bytes)
+
+
+def sent_per_token(evaluation: Evaluation) -> float:
+    """Bytes that a rank sends, over all links, for each of its tokens."""
+    return sum(evaluation.sent.values()) * evaluation.candidate.ranks / evaluation.tokens
 
 
 def evaluate(question: Question, margin: float = 0.0) -> tuple[list[Evaluation], list[Evaluation], int]:
-    """(what fits, what does not, how many there were), by formula; the best first.
+    """(what fits, ranked; what does not; how many candidates there were), by formula.
 
-    Of candidates that differ in the micro-batch alone, those after the first that is too large are not computed.
+    Of candidates that differ in the micro-batch alone, those after the first that is too large are not computed. One that
+    accumulates is not like one that does not, which keeps no gradients of earlier micro-batches.
     """
     fitting, refused, too_large, count = [], [], set(), 0
     for candidate in candidates(question):
         count += 1
-        family = replace(candidate, micro_batch=1, accumulation=1)
+        family = replace(candidate, micro_batch=1, accumulation=min(candidate.accumulation, 2))
         if family in too_large:
             continue
         evaluation = computed(question, candidate, margin)
         (fitting if evaluation.fits else refused).append(evaluation)
         if not evaluation.fits:
             too_large.add(family)
-    return sorted(fitting, key=order(question)), refused, count
+    return ranked(question, fitting), refused, count
 
 
 def plan(question: Question, simulate: int = 3, progress: Callable[[int, int], None] = lambda done, of: None) -> Plan:
@@ -92,9 +111,9 @@ def plan(question: Question, simulate: int = 3, progress: Callable[[int, int], N
     while waiting and len(confirmed) < simulate:
         progress(len(confirmed), simulate)
         first = waiting.pop(0)
-        evaluation = simulated(question, first.candidate) if can_be_simulated(first.candidate) else computed(question, first.candidate)
+        look = simulated if can_be_simulated(first.candidate) else computed
+        evaluation = look(question, first.candidate)
         (confirmed if evaluation.fits else refused).append(evaluation)
     rest = [computed(question, each.candidate) for each in waiting] if simulate else waiting
     refused += [each for each in rest if not each.fits]
-    confirmed.sort(key=order(question))
-    return Plan(question, (*confirmed, *(each for each in rest if each.fits)), tuple(refused), count)
+    return Plan(question, (*ranked(question, confirmed), *(each for each in rest if each.fits)), tuple(refused), count)

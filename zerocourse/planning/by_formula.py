@@ -53,11 +53,17 @@ def _needs(question: Question, candidate: Candidate) -> tuple[int, int, int, int
     token, tokens = model.token(convention.parameter, candidate.recompute), candidate.micro_batch * question.seq
     kept = token.input if candidate.recompute else token.layer
     before = padded_elements(model.before + model.after, ranks) - model.after
-    peak = states_peak((before, model.after), [padded_elements(model.block, ranks)] * model.layers, candidate.stage, ranks,
-                       convention=on_device(convention, offloaded), activations=kept * tokens,
-                       recomputed=(token.layer + token.passing - kept) * tokens, head=token.loss * tokens,
-                       accumulated=candidate.accumulation > 1, offloaded=offloaded,
-                       offloaded_parameters=candidate.parameters != DEVICE)
+
+    def peak_with(**activations: int) -> int:
+        return states_peak((before, model.after), [padded_elements(model.block, ranks)] * model.layers, candidate.stage, ranks,
+                           convention=on_device(convention, offloaded), accumulated=candidate.accumulation > 1,
+                           offloaded=offloaded, offloaded_parameters=candidate.parameters != DEVICE, **activations)
+
+    in_blocks = peak_with(activations=kept * tokens, recomputed=(token.layer + token.passing - kept) * tokens,
+                          head=token.loss * tokens)
+    # When the backward ends, the gradient of the embedding is not in its bucket yet. A tied one has two, and their sum.
+    at_the_end = peak_with() + convention.gradient * model.vocabulary * model.width * (3 if model.tied else 1)
+    peak = max(in_blocks, at_the_end)
     largest = max(model.block, model.before + model.after)
     need = needs(candidate.arrangement, model.params, ranks, convention, candidate.accumulation, device_peak=peak,
                  largest_unit=largest)
@@ -70,13 +76,14 @@ def _seconds(question: Question, candidate: Candidate, link: int, io: int) -> tu
     element, ranks, samples = candidate.convention.parameter, candidate.ranks, candidate.micro_batch
     tokens, token = samples * question.seq, model.token(candidate.convention.parameter, candidate.recompute)
 
-    def layer(passes: int) -> float:
-        flops = block_flops(model.block, model.width, question.seq, samples, passes)
-        return machine.seconds(flops, passes * element * model.block) + machine.seconds(0, tokens * moved * passes)
+    def layer(passes: int, block: int = model.block) -> float:
+        flops = block_flops(block, model.width, question.seq, samples, passes)
+        return machine.seconds(flops, passes * element * block) + machine.seconds(0, tokens * moved * passes)
 
     moved = token.moved_layer / (4 if candidate.recompute else 3)
     forward = layer(1)
-    backward = layer(2) + candidate.recompute * forward
+    # Recomputation ends when all that the backward needs is there, which is before a block's last matrix.
+    backward = layer(2) + candidate.recompute * layer(1, model.block - model.inner * model.width)
     head = machine.seconds(6 * tokens * model.vocabulary * model.width, 0) + machine.seconds(0, tokens * token.moved_loss)
     owned = share_of(model.params, ranks)
     updated = owned if candidate.stage else model.params
@@ -92,5 +99,5 @@ def _seconds(question: Question, candidate: Candidate, link: int, io: int) -> tu
         return network.seconds((ranks - 1) * share_of(numel, ranks) * element, ranks) if ranks > 1 else 0.0
 
     time = step_time(candidate.stage, candidate.accumulation, model.layers, forward, backward, rest, adam,
-                     seconds(model.block), seconds(model.before + model.after))
+                     seconds(model.block), seconds(model.before) + seconds(model.after))
     return time.compute, time.exposed + away
