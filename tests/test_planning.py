@@ -94,7 +94,7 @@ def test_micro_batches_between_the_first_and_the_last_are_alike():
 
 
 def test_what_hides_in_a_step():
-    parts = {"accumulation": 1, "units": 10, "forward": 1.0, "backward": 2.0, "rest": 3.0, "update": 0.0}
+    parts = {"accumulation": 1, "units": 10, "forward": 1.0, "backward": 2.0, "rest": 3.0, "publishing": 0.0}
     free = step_time(3, **parts, unit_pass=0.0, root_pass=0.0)
     assert (free.compute, free.exposed, free.wire) == (33.0, 0.0, 0.0)
     quick = step_time(3, **parts, unit_pass=0.5, root_pass=0.1)
@@ -102,7 +102,7 @@ def test_what_hides_in_a_step():
     slow = step_time(3, **parts, unit_pass=3.0, root_pass=0.1)
     assert slow.exposed == pytest.approx(10 * (2 + 4) + 3.3)
     assert step_time(1, **parts, unit_pass=0.5, root_pass=0.1).exposed == pytest.approx(0.6 + 5.1), "the gather after the step"
-    assert step_time(1, **parts | {"update": 5.0}, unit_pass=0.5, root_pass=0.1).exposed == pytest.approx(0.6 + 0.5)
+    assert step_time(1, **parts | {"publishing": 5.0}, unit_pass=0.5, root_pass=0.1).exposed == pytest.approx(0.6 + 0.5)
     several = parts | {"accumulation": 4}
     assert step_time(2, **several, unit_pass=0.5, root_pass=0.1).wire == pytest.approx(5 * 5.1)
     assert step_time(1, **several, unit_pass=0.5, root_pass=0.1).wire == pytest.approx(2 * 5.1)

@@ -15,6 +15,7 @@ from .volumes import passes
 STATE_TRAFFIC = {(2, 0): (6.6, 76, 30, 0), (2, 1): (6.6, 4, 102, 0), (2, 2): (10.6, 0, 66, 36), (2, 3): (10.6, 0, 66, 48),
                  (4, 0): (13.1, 24, 28, 0), (4, 1): (13.1, 8, 44, 0), (4, 2): (21.1, 0, 4, 40), (4, 3): (21.1, 0, 4, 64)}
 ADAM_TRAFFIC = 28  # of it Adam's own: it reads a weight, a gradient and two averages, and writes all but the gradient
+PUBLISHING_TRAFFIC = {2: 28, 4: 4}  # of it after Adam, buffer by buffer, while the gather of the buffer before is under way
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ def state_traffic(stage: int, element: int, params: int, owned: int, accumulatio
     return params * (each * accumulation + once) + owned * (of_owned + each_of_owned * accumulation)
 
 
-def step_time(stage: int, accumulation: int, units: int, forward: float, backward: float, rest: float, update: float,
+def step_time(stage: int, accumulation: int, units: int, forward: float, backward: float, rest: float, publishing: float,
               unit_pass: float, root_pass: float) -> StepTime:
     """forward, backward: seconds of one unit.   rest: all else that the rank computes in the step.
 
-    update: of that, seconds of the optimizer, behind which gathers hide at stages 1 and 2.
+    publishing: of that, seconds after Adam's step in which updated weights are copied, behind which gathers hide at stages 1
+        and 2.
     unit_pass, root_pass: seconds of a gather, or of a reduction, of one unit and of the root.
     """
     micro_batches, times = positive("accumulation", accumulation), passes(stage, accumulation)
@@ -53,7 +55,7 @@ def step_time(stage: int, accumulation: int, units: int, forward: float, backwar
     else:
         reductions = micro_batches if stage == 2 else 1
         late = units * max(0.0, unit_pass - backward) + root_pass + unit_pass
-        hidden = update if stage else 0.0
+        hidden = publishing if stage else 0.0
         exposed = reductions * late + max(unit_pass, whole - hidden)
     wire = times.total * whole
     return StepTime(compute, min(exposed, wire), wire)

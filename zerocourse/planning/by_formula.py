@@ -3,7 +3,7 @@
 from ..formulas.peak import states_peak
 from ..formulas.shares import padded_elements, share_of
 from ..formulas.states import model_states
-from ..formulas.step_time import ADAM_TRAFFIC, state_traffic, step_time
+from ..formulas.step_time import ADAM_TRAFFIC, PUBLISHING_TRAFFIC, state_traffic, step_time
 from ..formulas.transformer import block_flops
 from ..formulas.volumes import sent_bytes
 from ..formulas.what_fits import DEVICE, DISK, HOST, PLACES, needs, on_device
@@ -86,18 +86,16 @@ def _seconds(question: Question, candidate: Candidate, link: int, io: int) -> tu
     backward = layer(2) + candidate.recompute * layer(1, model.block - model.inner * model.width)
     head = machine.seconds(6 * tokens * model.vocabulary * model.width, 0) + machine.seconds(0, tokens * token.moved_loss)
     owned = share_of(model.params, ranks)
-    updated = owned if candidate.stage else model.params
     states = machine.seconds(0, state_traffic(candidate.stage, element, model.params, owned, candidate.accumulation))
-    adam = machine.seconds(0, ADAM_TRAFFIC * updated)
+    publishing = machine.seconds(0, PUBLISHING_TRAFFIC[element] * owned)
     rest, away = candidate.accumulation * head + states, 0.0
     if candidate.optimizer != DEVICE:
-        rest -= adam
+        rest -= machine.seconds(0, ADAM_TRAFFIC * (owned if candidate.stage else model.params))
         away = link / rates.link + ADAM_TRAFFIC * owned / rates.host + (io / rates.disk if io else 0)
-        adam = 0.0
 
     def seconds(numel: int) -> float:
         return network.seconds((ranks - 1) * share_of(numel, ranks) * element, ranks) if ranks > 1 else 0.0
 
-    time = step_time(candidate.stage, candidate.accumulation, model.layers, forward, backward, rest, adam,
+    time = step_time(candidate.stage, candidate.accumulation, model.layers, forward, backward, rest, publishing,
                      seconds(model.block), seconds(model.before) + seconds(model.after))
     return time.compute, time.exposed + away
