@@ -81,6 +81,10 @@ def test_where_nothing_fits_it_is_said_what_would():
         assert bool(evaluate(replace(question, ranks=(with_ranks,)))[0]) is enough
     for enough, nbytes in ((True, host), (False, host - 1)):
         assert bool(evaluate(replace(question, budgets=question.budgets | {"host": nbytes}))[0]) is enough
+    for memory in (40, 50, 60):
+        small = ask("llama-70b", "8xA100", memory=memory * 10**9)
+        enough = [2**power for power in range(10) if evaluate(replace(small, ranks=(2**power,)))[0]]
+        assert fewest_ranks(small) == min(enough), memory
     hopeless = ask("llama3-405b", "2xT4", memory=10**9)
     assert "No number of ranks" in nothing_fits(hopeless)[1] and len(nothing_fits(hopeless)) == 2
 
