@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from ..models.gpt2 import CONFIGS, GPT
+from ..models.gpt2 import CONFIGS, GPT, GPTConfig
 
 
 class LlamaShape(NamedTuple):
@@ -28,6 +28,7 @@ class LlamaShape(NamedTuple):
 LLAMAS = {
     "llama-tiny": LlamaShape(4, 64, 192, 4, 2, 256, 128),
     "llama-7b": LlamaShape(32, 4096, 11008, 32, 32, 32000, 2048),
+    "llama2-7b": LlamaShape(32, 4096, 11008, 32, 32, 32000, 4096),
     "llama-13b": LlamaShape(40, 5120, 13824, 40, 40, 32000, 2048),
     "llama-70b": LlamaShape(80, 8192, 28672, 64, 8, 32000, 4096),
     "llama3-8b": LlamaShape(32, 4096, 14336, 32, 8, 128256, 8192),
@@ -37,7 +38,11 @@ LLAMAS = {
 
 UNTIED = {f"{name}-untied": replace(CONFIGS[name], vocab_size=50304, bias=False, tied=False)  # 163M, 406M, 838M
           for name in ("gpt2", "gpt2-medium", "gpt2-large")}  # as Tiny-DeepSpeed's examples have them
-GPTS = CONFIGS | UNTIED
+PUBLISHED_GPTS = {  # what published runs trained, with our GPT-2's positions and LayerNorms
+    "gpt-13b": GPTConfig(62, 32, 4096),  # the depth is ours, for 13·10⁹ parameters of this width
+    "bloom-176b": GPTConfig(70, 112, 14336, block_size=2048, vocab_size=250680),  # arXiv 2211.05100, table 3
+}
+GPTS = CONFIGS | UNTIED | PUBLISHED_GPTS
 
 
 class KnownModel(NamedTuple):
