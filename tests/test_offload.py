@@ -245,6 +245,44 @@ def test_a_gradient_that_has_gone_down_is_off_the_device(pool):
             assert first == (whole if stage == 1 else share, 0) and last == (0, share), f"stage {stage}"
 
 
+class Nest(torch.nn.Module):
+    """A unit with units inside: it uses parameters of its own before them and after them."""
+
+    def __init__(self, blocks: int, width: int):
+        super().__init__()
+        self.before, self.after = (torch.nn.Linear(width, width, bias=False) for _ in range(2))
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(blocks))
+
+    def forward(self, x):
+        x = self.before(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.after(x)
+
+
+def peak_in_a_nest(stage: int, offload: bool, blocks: int, width: int) -> int:
+    """Bytes on the device at the peak of forward and backward, beside what it keeps."""
+    model = torch.nn.Sequential(Nest(blocks, width))
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters()), stage, in_flight=0, prefetch=0,
+                             units=["0", *(f"0.blocks.{number}" for number in range(blocks))], offload=HostOffload() if offload else None)
+    with Ledger(model, optimizer) as ledger:
+        kept = ledger.now().total
+        ledger.reset_peak()
+        with model.zero.backward_options(is_last=True):
+            model(torch.ones(1, width)).sum().backward()
+        return ledger.peak - kept
+
+
+def test_gradients_of_units_inside_a_unit_leave_one_by_one(pool):
+    """Below the slices that stay where nothing is offloaded, four blocks more need a few activations more, and no gradients."""
+    width = 64
+    for stage, offload in product((2, 3), (False, True)):
+        few, many = (pool(2).run(peak_in_a_nest, stage, offload, blocks, width) for blocks in (2, 6))
+        for before, after in zip(few, many, strict=True):
+            slices = 0 if offload else 4 * width * width * 4 // 2
+            assert after - before - slices < 4 * width * width / 2, (stage, offload, before, after)
+
+
 def runs_out(budget: int) -> str:
     case = Case(2)
     try:

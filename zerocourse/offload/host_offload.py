@@ -51,6 +51,8 @@ class HostOffload:
         gradients (see `delayed`); None: never.
     """
 
+    disk = None  # a `DiskOffload` has one
+
     def __init__(self, budget: int | str | None = None, rate: float | None = None, pin_memory: bool = True,
                  parameters: bool = False, delay_after: int | None = None, link: HostLink | None = None,
                  tier: Tier | None = None, ratio: float = 1.0):
