@@ -160,6 +160,31 @@ def test_what_the_device_gives_up_the_host_holds(pool):
             assert now["parameters_bytes"] == before["parameters_bytes"], (stage, dtype)
 
 
+def host_bytes(case: Case) -> None:
+    """Between micro-batches, when the gradient has gone down, and after the step: to the byte, by formula."""
+    offload = HostOffload()
+    model, optimizer = worlds.sharded(case, offload=offload)
+    flats = model.zero.flats
+    own, real = sum(flat.shard.numel() for flat in flats), sum(flat.real for flat in flats)
+    size = (case.param_dtype or torch.float32).itemsize
+    states = 0
+    for step in range(2):
+        for micro in range(case.accumulation):
+            assert offload.tier.bytes == 4 * own + states, f"{case}: before micro-batch {micro} of step {step}"
+            with model.zero.backward_options(is_last=micro == case.accumulation - 1):
+                case.loss(model, step, micro, model.zero.comm.rank).backward()
+        assert offload.tier.bytes == 4 * own + states + size * own, f"{case}: with the gradient of step {step}"
+        assert offload.link.bytes["down"] == (step + 1) * size * real, f"{case}: one gradient a step goes down"
+        optimizer.step()
+        optimizer.zero_grad()
+        states = 8 * real + 4 * sum(len(flat.shard_params) for flat in flats)  # two averages an element, a counter a tensor
+
+
+def test_the_hosts_bytes_are_those_of_the_formula(pool):
+    for stage, dtype, accumulation in product((1, 2, 3), (None, BF16), (1, 4)):
+        pool(2).run(host_bytes, Case(stage, param_dtype=dtype, accumulation=accumulation, optimizer=torch.optim.Adam))
+
+
 def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
     for dtype in (None, BF16):
         for found in pool(2).run(held, 3, dtype, parameters=True):

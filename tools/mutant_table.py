@@ -19,6 +19,9 @@ UPSTREAM = "offload.py::test_the_three_bugs_of_upstream_are_seen[OnlyTheLast-2]"
 BACKWARDS = "offload.py::test_gradients_go_down_while_the_backward_computes"
 QUEUE = "offload.py::test_the_delayed_update_equals_a_queue_of_one"
 ONE_HOT = "offload.py::test_each_entry_moves_one_step_late_and_once"
+LOCKED = "page_locked.py::test_memory_is_locked_to_the_block_and_unlocked_with_the_last_tensor"
+STREAMS = "page_locked.py::test_a_copy_on_a_gpu_waits_for_what_was_computed_and_blocks_nobody"
+STAGED = "page_locked.py::test_staging_buffers_are_locked_beside_a_gpu"
 WRITES = "offload.py::test_what_is_written_into_the_model_reaches_the_host"
 STAYS = "offload.py::test_a_gradient_that_has_gone_down_is_off_the_device"
 SLOW_DISK = "disk_offload.py::test_a_slow_disk_and_a_slow_link_change_no_bit"
@@ -520,7 +523,7 @@ MUTANTS = [
         ("rounded down", ".round_()", ".trunc_()", "activations.py::test_int8_is_off_by_half_a_step_at_most_also_for_zeros_and_large_numbers"),
     ),
     *of("offload/host_activations.py",
-        ("a copy on the device", "self.tier.empty(flat.numel(), flat.dtype)", "torch.empty(flat.numel(), dtype=flat.dtype)",
+        ("a copy on the device", "self.tier.empty(flat.numel(), flat.dtype, flat.device)", "torch.empty(flat.numel(), dtype=flat.dtype)",
          "activations.py::test_what_leaves_the_device_is_on_the_host_until_the_backward"),
         ("nothing is copied", "self.link.down(values, flat, NAME)", "self.link.down(values, flat.new_zeros(len(flat)), NAME)",
          "activations.py::test_what_leaves_the_device_is_on_the_host_until_the_backward"),
@@ -785,6 +788,8 @@ MUTANTS = [
          "story.py::test_the_recorded_steps_are_those_that_the_package_makes"),
     ),
     *of("offload/offloaded_buffer.py",
+        ("masters are locked for nothing", "self.full.device if exact.dtype is self.dtype else None", "self.full.device",
+         "page_locked.py::test_an_offload_locks_what_the_link_copies"),
         ("a gradient goes down twice", "if self.grad_shard is None or self.is_down:", "if self.grad_shard is None:",
          f"{OFFLOADED}[1]"),
         ("padding is moved", "self.real = max(0, min(self.own.stop, self.layout.numel) - self.own.start)",
@@ -835,7 +840,9 @@ MUTANTS = [
         ("each buffer rounds for itself", "floor(self.ratio * now) - floor(self.ratio * before)", "floor(self.ratio * real)", SHARE),
         ("the step begins with the gradient that comes last", "flats = flats[::-1]", "flats = flats[:]",
          "offload.py::test_gradients_go_down_while_the_backward_computes"),
-        ("gradients wait for the step", "if self.offload.stage.is_last:", "if False:", BACKWARDS),
+        ("gradients wait for the step", "if self.is_last:", "if False:", BACKWARDS),
+        ("a part of the sum goes down by itself", "if self.is_last:", "if self.flat.offload.stage.is_last:",
+         "offload.py::test_the_hosts_bytes_are_those_of_the_formula"),
         ("a gather does not wait for the link", "        if transfer is not None:\n            transfer.wait()", "        pass", SLOWLY),
         ("a save without the delayed update", "self.delayed.flush()", "pass", "offload.py::test_a_save_has_the_update_that_was_delayed"),
     ),
@@ -866,6 +873,7 @@ MUTANTS = [
          "offload.py::test_what_a_forward_writes_reaches_parameters_on_the_host_and_on_the_disk"),
     ),
     *of("offload/disk_offload.py",
+        ("staging buffers are locked beside a CPU", "self.tier.pin and flat.full.is_cuda", "self.tier.pin", STAGED),
         ("a staging buffer too many", "StagingBuffers(self.buffers, nbytes", "StagingBuffers(self.buffers + 1, nbytes", f"{OFFLOADED}[1]"),
         ("states are read in another order", "self.ahead.append(waiting.popleft())", "self.ahead.append(waiting.pop())", f"{OFFLOADED}[1]"),
         ("nothing is read ahead", "while waiting and (not self.ahead or self.has_room):", "while waiting and not self.ahead:", READ_AHEAD),
@@ -876,15 +884,29 @@ MUTANTS = [
         ("all blocks that were used stay in memory", "        if self.kept is not None:\n            self.let_go()\n        self.kept = flat",
          "        self.kept = flat", "disk_offload.py::test_a_checkpoint_needs_no_more_memory_than_a_step"),
     ),
+    *of("offload/aligned.py",
+        ("locked for ever", "    torch.cuda.cudart().cudaHostUnregister(address)\n", "", LOCKED),
+        ("an error of CUDA passes", "if error := int(", "if not int(", LOCKED),
+    ),
+    *of("offload/host_link.py",
+        ("a copy begins before its source is computed", "stream.wait_stream(computing)", "pass", STREAMS),
+        ("the stream waits for itself", "self._streams[verb], torch.cuda.current_stream(device)", "self._streams[verb], self._streams[verb]",
+         STREAMS),
+        ("memory goes to another before the copy is over", "tensor.record_stream(stream)", "pass", STREAMS),
+        ("the host reads what is still coming", "            if self.verb == DOWN:\n", "            if False:\n", STREAMS),
+    ),
     *of("offload/tiers.py",
+        ("memory is locked beside a CPU", ' and beside.type == "cuda"', "", "page_locked.py::test_a_tier_locks_what_a_gpu_copies"),
+        ("what stays is rounded up", "if locks and stays:", "if False:", "page_locked.py::test_a_tier_locks_what_a_gpu_copies"),
         ("a tier without a budget", "if self.budget is not None and", "if False and", "offload.py::test_the_hosts_budget_is_one_too"),
         ("what is freed counts for ever", "self.bytes -= nbytes", "pass",
          "offload.py::test_what_the_device_gives_up_the_host_holds"),
     ),
-    *of("offload/aligned.py",
+    *of("offload/staging.py",
         ("one staging buffer too many", "len(self._holders) < self.count", "len(self._holders) <= self.count",
          "disk.py::test_staging_buffers_are_bounded"),
         ("a buffer keeps what it held", "            if self.poison:", "            if False:", "disk.py::test_staging_buffers_are_bounded"),
+        ("staging memory is never locked", "torch.uint8, self.page_locked)", "torch.uint8)", STAGED),
         ("staging memory that nobody counts", "if self.tier is not None:", "if False:", "disk.py::test_staging_buffers_are_bounded"),
     ),
     *of("offload/block_file.py",
