@@ -50,6 +50,8 @@ def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callab
         look(flats)
         optimizer.step()
         optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] /= 2  # a schedule holds for the states on both sides
         yield loss.item(), gradients, state_dict(model), norm
     look(flats)
 
@@ -517,6 +519,43 @@ def over_a_slow_link(stage: int, options: dict) -> bool:
 def test_a_slow_link_changes_no_bit(pool):
     for stage, options in ((1, {}), (3, {}), (3, {"parameters": True})):
         assert all(pool(2).run(over_a_slow_link, stage, options)), (stage, options)
+
+
+def late(rate: float | None) -> dict[str, torch.Tensor]:
+    """The state after steps whose gradients are on their way while the next ones are made."""
+    case = Case(2, bucket_size=300, param_dtype=BF16)
+    model, optimizer = worlds.sharded(case, offload=HostOffload(rate=rate, delay_after=1))
+    for step in range(4):
+        with model.zero.backward_options(is_last=True):
+            case.loss(model, step, 0, model.zero.comm.rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state_dict(model)
+
+
+def test_a_gradient_that_is_on_its_way_is_not_overwritten_by_the_next(pool):
+    for slow, fast in zip(pool(2).run(late, 4e5), pool(2).run(late, None), strict=True):
+        assert all(torch.equal(value, fast[name]) for name, value in slow.items())
+
+
+def late_in_fp16(batches: list[int], spoiled: int | None = None) -> tuple[int, dict[str, torch.Tensor]]:
+    """Skipped steps, and the state after these batches, each update one step late; the loss of one of them is infinite."""
+    config = {"train_batch_size": 2, "fp16": {"enabled": True, "initial_scale_power": 12, "hysteresis": 1},
+              "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    engine, *_ = initialize(worlds.gpt(), lambda params: torch.optim.SGD(params, lr=0.1), config=config, delay_after=1)
+    for number in batches:
+        loss = worlds.gpt_loss(engine, number, 0, 0)
+        engine.backward(loss * float("inf") if number == spoiled else loss)
+        engine.step()
+    return engine.skipped_steps, engine.state_dict()
+
+
+def test_a_delayed_update_and_a_step_that_is_skipped():
+    """The skipped step is never applied, and the gradient that waits meanwhile keeps the loss scale that made it."""
+    skipped, found = late_in_fp16([0, 1, 2, 3, 4], spoiled=2)
+    never, expected = late_in_fp16([0, 1, 3, 4])
+    assert (skipped, never) == (1, 0)
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
 # -- checkpoints, the engine, writes ---------------------------------------------------------------------------------
