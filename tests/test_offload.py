@@ -34,8 +34,8 @@ def offload_with(options: dict) -> HostOffload:
     return DiskOffload(**options) if "folder" in options else HostOffload(**options)
 
 
-def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callable = lambda flats: None):
-    """One step after the other: (loss, this rank's gradients as they are stepped, all parameters, the norm)."""
+def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callable = lambda flats: None, halving: bool = False):
+    """One step after the other: (loss, this rank's gradients as they are stepped, all parameters, the norm). halving: the rate."""
     model, optimizer = worlds.sharded(case, **({"offload": offload} if offload else {}))
     flats, rank = model.zero.flats, model.zero.comm.rank
     for step in range(case.steps):
@@ -50,8 +50,8 @@ def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callab
         look(flats)
         optimizer.step()
         optimizer.zero_grad()
-        for group in optimizer.param_groups:
-            group["lr"] /= 2  # a schedule holds for the states on both sides
+        for group in optimizer.param_groups if halving else ():
+            group["lr"] /= 2  # a schedule holds for the states on the device and on the host
         yield loss.item(), gradients, state_dict(model), norm
     look(flats)
 
@@ -65,11 +65,11 @@ def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[lis
     """Each case, with each of these offloads, beside the same without, step by step. Returns the bytes over the link."""
     moved = []
     for case, says_last, choices in cases:
-        plain = list(steps(case, None, False))
+        plain = list(steps(case, None, False, halving=True))
         moved.append([])
         for options in choices:
             offload = offload_with(options)
-            for step, ours in enumerate(steps(case, offload, says_last)):
+            for step, ours in enumerate(steps(case, offload, says_last, halving=True)):
                 what = f"{case}, {says_last=}, {options}: step {step}"
                 assert ours[0] == plain[step][0], f"{what}: the loss"
                 for name, gradient in ours[1].items():
