@@ -11,7 +11,7 @@ from zerocourse.errors import BadInput
 from zerocourse.formulas.step_time import state_traffic, step_time
 from zerocourse.planning import Candidate, ask, candidates, computed, plan, search, simulated
 from zerocourse.planning.model_sizes import find_sizes
-from zerocourse.planning.question import cards_of, samples_of
+from zerocourse.planning.question import samples_of
 from zerocourse.planning.search import AS_FAST, MARGIN, evaluate, ranked
 from zerocourse.simulation import SimulatedJob, find_cluster, simulate_time
 from zerocourse.simulation.clusters import Cluster, Network
@@ -238,7 +238,7 @@ def test_what_cannot_be_planned_is_one_sentence(wrong, sentence):
 def test_samples_and_cards():
     assert samples_of("4M tokens", 2000) == 2000 and samples_of(" 1,024 ", 1) == 1024 and samples_of(None, 1) is None
     assert samples_of("4194304tokens", 4096) == 1024
-    assert {name: cards_of(name, find_cluster(name)) for name in ("2xT4", "dgx2", "8xA100", "64x8xH100")} == {
+    assert {name: find_cluster(name).cards for name in ("2xT4", "dgx2", "8xA100", "64x8xH100")} == {
         "2xT4": 2, "dgx2": 16, "8xA100": 8, "64x8xH100": 512}
     assert ask("gpt2", "dgx2").ranks == (1, 2, 4, 8, 16)
 

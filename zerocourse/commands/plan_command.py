@@ -22,7 +22,8 @@ MOST_SIMULATED = 100_000  # ranks, as in `simulate`
 
 def configure(parser):
     parser.add_argument("--model", required=True, metavar="NAME", help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t")
-    parser.add_argument("--cluster", required=True, metavar="NAME", help="2xT4, dgx2, 8xA100, 64x8xH100")
+    parser.add_argument("--cluster", required=True, metavar="NAME",
+                        help="2xT4, dgx2, 25xdgx2, 8xA100, 16x8xA100, 48x8xA100, 64x8xH100, or a JSON file of your own")
     parser.add_argument("--batch", metavar="B", help='samples of an optimizer step, or "4194304 tokens" (default: any)')
     parser.add_argument("--ranks", nargs="+", action=CheckedAll, read=whole(1, MOST_SIMULATED), metavar="N",
                         help="world sizes to try (default: powers of two up to the cluster's cards)")

@@ -35,7 +35,9 @@ def configure(parser):
                              "with a peer)")
     parser.add_argument("--peer", choices=("fsdp2",),
                         help="also simulate torch's FSDP2 in place of stage 3 (or 2: kept until the backward)")
-    parser.add_argument("--cluster", metavar="NAME", help="also say how long a step takes there: 2xT4, dgx2, 8xA100, 64x8xH100")
+    parser.add_argument("--cluster", metavar="NAME",
+                        help="also say how long a step takes there: 2xT4, dgx2, 25xdgx2, 8xA100, 16x8xA100, 48x8xA100, "
+                             "64x8xH100, or a JSON file of your own, like an entry of simulation/clusters.json")
 
 
 def run(args) -> Outcome:
@@ -82,7 +84,17 @@ def _time(args, result: dict, cluster) -> str:
         f"a step takes {seconds:.3g} s. In {result['compute_seconds']:.3g} s of it the rank computes, and in "
         f"{result['exposed_seconds']:.3g} s it waits for its link, which is busy for {result['wire_seconds']:.3g} s.",
         f"All ranks together: {result['tokens_per_second']:,.0f} tokens a second, {flops / seconds / 1e12:.3g} TFLOPS per rank.",
-        f"Figures: {cluster.source}."])
+        trust(), f"Figures: {cluster.source}."])
+
+
+def trust() -> str:
+    """How far the times may be off, from where that was tried."""
+    from ..course.cost_trial import largest_error, recorded_cost
+    from ..simulation.published import predicted
+    ratios = predicted().values()
+    return (f"How far to trust it: such times were within {largest_error(recorded_cost()):.0%} of the measured ones at "
+            f"stages 1, 2 and 3 on two processors over a limited link, and the rates of {len(ratios)} published runs on "
+            f"GPUs came out at {min(ratios):.2f} to {max(ratios):.2f} times what was published (simulation/published.py).")
 
 
 def _beside(ours: dict, theirs: dict, seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, field
-from math import prod
 
 from ..errors import BadInput
 from ..formulas.units import integer
@@ -77,8 +76,7 @@ def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[i
         raise BadInput("a disk is given without host memory: what is read from a disk passes through the host, so give "
                        "--host too")
     if ranks is None:
-        cards = cards_of(cluster, known)
-        ranks = tuple(2**power for power in range(cards.bit_length()) if 2**power <= cards)
+        ranks = tuple(2**power for power in range(known.cards.bit_length()))
     ranks = tuple(sorted({integer(number, "ranks", 1) for number in ranks}))
     samples = samples_of(batch, seq)
     if samples is not None and not any(samples % number == 0 for number in ranks):
@@ -109,8 +107,3 @@ def samples_of(batch: int | str | None, seq: int) -> int | None:
         raise BadInput(f"a batch of {int(number):,} tokens is no whole number of samples of {seq:,} tokens: "
                        f"{fewer * seq:,} would be {fewer} samples")
     return int(number // seq)
-
-
-def cards_of(name: str, cluster: Cluster) -> int:
-    """How many cards it has: the numbers in its name, "64x8xH100", or else those of one node."""
-    return prod(map(int, re.findall(r"(\d+)x", name))) if re.match(r"\d+x", name) else cluster.network.per_node

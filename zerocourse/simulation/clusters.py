@@ -1,20 +1,25 @@
-"""Clusters to simulate: what a rank computes, and what the links carry. `clusters.json` has some, each figure with its source.
+"""Clusters to simulate: what a rank computes, and what the links carry. `clusters.json` has some, with a source of each
+figure.
 
     find_cluster("8xA100")
     find_cluster("mine.json")       # a file with one cluster, as the entries of clusters.json are
 
-`efficiency` is the share of the peak that matrix products of a training step reach. It is the one number here that no data
-sheet states, so it is the same for all clusters unless a file says otherwise, and a simulation says which it took.
+`efficiency` is the share of the peak that matrix products of a training step reach. It is the one number here that no
+data sheet states. It was fixed once, such that a published run on one node of A100 takes as long as it did (see
+`published`), and is the same for all clusters unless a file says otherwise. A simulation says which it took.
 """
 
 import difflib
 import json
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 
 from ..errors import BadInput
 
 FILE = Path(__file__).with_name("clusters.json")
+MAY_BE_ZERO = ("latency", "latency_between", "processor")
+EFFICIENCY = 0.70  # simulation/published.py, FIXED_ON
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Machine:
     flops: float
     memory_rate: float
     memory: int
-    efficiency: float = 0.5
+    efficiency: float = EFFICIENCY
 
     def seconds(self, flops: int, moved: int) -> float:
         """Of one operation that computes and moves so much: the longer of the two."""
@@ -37,10 +42,13 @@ class Network:
 
     per_node: ranks in a node.   inside: bytes a second that a rank sends within its node.   between: bytes a second that
         a *node* sends to others, by all its adapters.   latency, latency_between: seconds of one message, by either.
+    processor: seconds of the rank's processor that each byte takes which it sends, in which it cannot compute. A CPU
+        copies what it sends. (A GPU gives some of its multiprocessors to NCCL, which no data sheet states: 0.)
 
-    A collective is a ring, or several at once that share the links (as NCCL makes them). Each rank hands its neighbour
-    what it sends, and where the ring leaves a node, all of that passes through the node's adapters together. It takes a
-    step for each other rank, and a step between nodes for each other node. NCCL has trees too, but for all-reduces alone.
+    All-gathers and reduce-scatters are rings, several at once that share the links, as NCCL makes them: each rank hands
+    its neighbour what it sends, in one step for each other rank. Where a ring leaves a node, all of it passes through
+    the node's adapters, in one step for each other node. All-reduces may be trees, whose steps grow with log₂ of the
+    nodes. Latencies are counted as NCCL counts them when it chooses between the two (src/graph/tuning.cc).
     """
 
     per_node: int
@@ -48,12 +56,35 @@ class Network:
     between: float
     latency: float = 5e-6
     latency_between: float = 5e-6
+    processor: float = 0.0
 
     def seconds(self, nbytes: float, ranks: int) -> float:
-        """Of a collective in which each of `ranks` ranks sends `nbytes` around the ring: its slowest link decides."""
-        nodes = -(-ranks // self.per_node)
-        rate = self.inside if nodes == 1 else min(self.inside, self.between) if self.per_node > 1 else self.between
-        return nbytes / rate + self.latency * (ranks - nodes) + self.latency_between * (nodes - 1)
+        """Of an all-gather or a reduce-scatter in which each rank sends `nbytes`: its slowest link decides."""
+        return nbytes / self.rate(ranks) + self.ring_latency(ranks)
+
+    def all_reduce_seconds(self, nbytes: float, ranks: int) -> float:
+        """Of an all-reduce in which each rank sends `nbytes`: around the ring twice, or up a tree and down again."""
+        tree = 2 * (self.latency * (min(ranks, self.per_node) - 1)
+                    + self.latency_between * (self.nodes(ranks) - 1).bit_length())
+        return nbytes / self.rate(ranks) + min(2 * self.ring_latency(ranks), tree)
+
+    def rate(self, ranks: int) -> float:
+        """Bytes a second that every rank of a ring of so many can send."""
+        if self.nodes(ranks) == 1:
+            return self.inside
+        return min(self.inside, self.between) if self.per_node > 1 else self.between
+
+    def ring_latency(self, ranks: int) -> float:
+        nodes = self.nodes(ranks)
+        return self.latency * (ranks - nodes) + self.latency_between * (nodes - 1)
+
+    def nodes(self, ranks: int) -> int:
+        return -(-ranks // self.per_node)
+
+    def across(self) -> "Network":
+        """What joins ranks of which each node has one, while all ranks of a node send to their like in other nodes, as
+        the replicas of a hybrid sharding do: each has its share of the adapters."""
+        return replace(self, per_node=1, between=self.between / self.per_node)
 
 
 @dataclass(frozen=True)
@@ -71,34 +102,46 @@ class Cluster:
 
 
 def read_cluster(values: object, where: str) -> Cluster:
-    """A cluster from what a JSON file has. Raises BadInput, which names the first key that is missing, unknown or no number."""
+    """A cluster from what a JSON file has. Raises BadInput, which names the first key that is missing or wrong."""
     parts = {"machine": Machine, "network": Network}
     entry = mapping(values, where, {*parts, "cards", "sources"})
     made = {}
     for part, kind in parts.items():
-        names = [each.name for each in fields(kind)]
-        numbers = mapping(entry.get(part), f"{where}: {part}", set(names))
-        for each in fields(kind):
-            value = numbers.get(each.name, each.default)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-                raise BadInput(f"{where}: {part}.{each.name} must be a number above 0"
-                               + (f", not {numbers[each.name]!r}" if each.name in numbers else ", and is missing"))
-            numbers[each.name] = int(value) if each.type is int else value
-        made[part] = kind(**numbers)
-    sources = mapping(entry.get("sources", {}), f"{where}: sources", None)
-    return Cluster(**made, cards=int(entry.get("cards", made["network"].per_node)), sources=sources)
+        given = mapping(entry.get(part), f"{where}: {part}", {each.name for each in fields(kind)})
+        made[part] = kind(**{each.name: number(given, each, f"{where}: {part}.{each.name}") for each in fields(kind)})
+    cards = entry.get("cards", made["network"].per_node)
+    if isinstance(cards, bool) or not isinstance(cards, int) or cards < 1:
+        raise BadInput(f"{where}: cards is {cards!r}: it must be how many ranks it can have, an integer from 1")
+    sources = mapping(entry.get("sources", {}), f"{where}: sources")
+    return Cluster(**made, cards=cards, sources={figures: str(source) for figures, source in sources.items()})
 
 
-def mapping(value: object, where: str, known: set[str] | None) -> dict:
-    """A copy of a JSON object. Raises BadInput if it is none, or has a key that is not known."""
+def number(given: dict, each: Field, where: str) -> float:
+    """A figure, which must be finite and above 0 (some may be 0); a count or bytes must be whole."""
+    if each.name not in given and each.default is MISSING:
+        raise BadInput(f"{where} is missing: it must be a number above 0")
+    value = given.get(each.name, each.default)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (value == 0 and each.name not in MAY_BE_ZERO):
+        raise BadInput(f"{where} is {value!r}: it must be a number above 0")
+    if each.name == "efficiency" and value > 1:
+        raise BadInput(f"{where} is {value!r}: it is a share of the peak, at most 1")
+    if each.type is int and value != int(value):
+        raise BadInput(f"{where} is {value!r}: it must be a whole number")
+    return each.type(value)
+
+
+def mapping(value: object, where: str, known: set[str] | None = None) -> dict:
+    """A JSON object, whose keys must be known ones. Raises BadInput."""
+    keys = "" if known is None else f" with {', '.join(sorted(known))}"
     if not isinstance(value, dict):
-        raise BadInput(f"{where} must be a JSON object" + (f" with {', '.join(sorted(known))}" if known else ""))
-    for key in value:
-        if known is not None and key not in known:
+        raise BadInput(f"{where} is {'missing' if value is None else repr(value)}: it must be a JSON object{keys}")
+    for key in value if known is not None else ():
+        if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            raise BadInput(f"{where} has a key {key!r}, which nothing reads"
-                           + (f": did you mean {near[0]}?" if near else f": it may have {', '.join(sorted(known))}"))
-    return dict(value)
+            raise BadInput(f"{where} has a key {key!r}, which nothing reads: "
+                           + (f"did you mean {near[0]}?" if near else f"it may have {', '.join(sorted(known))}"))
+    return value
 
 
 CLUSTERS = {name: read_cluster(values, f"{FILE.name}: {name}") for name, values in json.loads(FILE.read_text()).items()}
@@ -115,6 +158,8 @@ def find_cluster(name: str) -> Cluster:
             raise BadInput(f"the cluster's file {name} cannot be read: {error.strerror}") from None
         except json.JSONDecodeError as error:
             raise BadInput(f"{name} is no JSON: {error.msg} in line {error.lineno}") from None
+        except UnicodeDecodeError:
+            raise BadInput(f"{name} is no JSON: it is no text") from None
     near = difflib.get_close_matches(name, CLUSTERS, n=1)
     raise BadInput(f"there is no cluster {name!r}: "
                    + (f"did you mean {near[0]}?" if near else f"there are {', '.join(CLUSTERS)}, or give a JSON file"))

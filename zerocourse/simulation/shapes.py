@@ -39,7 +39,10 @@ LLAMAS = {
 UNTIED = {f"{name}-untied": replace(CONFIGS[name], vocab_size=50304, bias=False, tied=False)  # 163M, 406M, 838M
           for name in ("gpt2", "gpt2-medium", "gpt2-large")}  # as Tiny-DeepSpeed's examples have them
 PUBLISHED_GPTS = {  # what published runs trained, with our GPT-2's positions and LayerNorms
-    "gpt-13b": GPTConfig(62, 32, 4096),  # the depth is ours, for 13·10⁹ parameters of this width
+    "gpt-13b": GPTConfig(62, 32, 4096),  # arXiv 1910.02054, tables 4 and 10
+    "mpt-7b": GPTConfig(32, 32, 4096, block_size=2048, vocab_size=50368),  # MosaicML's llm-foundry, with its number of
+    "mpt-13b": GPTConfig(40, 40, 5120, block_size=2048, vocab_size=50368),  # parameters to the last one
+    "mpt-70b": GPTConfig(80, 64, 8192, block_size=2048, vocab_size=50368),
     "bloom-176b": GPTConfig(70, 112, 14336, block_size=2048, vocab_size=250680),  # arXiv 2211.05100, table 3
 }
 GPTS = CONFIGS | UNTIED | PUBLISHED_GPTS
