@@ -10,6 +10,7 @@ from pathlib import Path
 ALONE = {
     "test_bench": "times of modes, as ratios",
     "test_browser": "how soon an interrupted cell ends",
+    "test_cost_model": "times over a limited link",
     "test_comm": "bytes on the loopback interface, which all processes share",
     "test_full_size": "12 GiB of memory",
     "test_launch": "how soon processes are gone",

@@ -24,7 +24,7 @@ from zerocourse.activations import (
 )
 from zerocourse.activations.arena import ALIGNMENT, Allocation
 from zerocourse.comm import Comm
-from zerocourse.course.activation_trial import OTHER_MASKS
+from zerocourse.course.activation_trial import NOT_GATHERED_AGAIN, OTHER_MASKS, at_stage_3, peak_in_segments
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, build_model
@@ -183,6 +183,25 @@ def test_packed_checkpoints_train_under_zero(pool, stage):
     """At stage 3 the weights of a block are gone between forward and backward, and nobody may pack them."""
     exact, packed = pool(2).run(under_zero, stage, False)[0], pool(2).run(under_zero, stage, True)[0]
     assert exact != packed and exact == pytest.approx(packed, abs=0.01) and packed[2] < packed[0]
+
+
+def test_stage_3_gathers_a_block_before_it_computes_again(pool):
+    assert all(found["error"] is None and len(found["losses"]) == 2 for found in pool(2).run(at_stage_3))
+    for found in pool(2).run(at_stage_3, NOT_GATHERED_AGAIN):
+        assert "is sharded at stage 3" in found["error"] and len(found["losses"]) == 1, "the first backward has no parameters"
+
+
+def test_one_checkpoint_of_all_blocks_saves_nothing_at_the_peak():
+    """They are all computed again at once."""
+    samples, net = 16 * B, model()  # so many that gradients hardly count
+    with Ledger(net) as ledger:
+        before = ledger.now().total
+        x = torch.zeros(samples, T, C, requires_grad=True)
+        for block in net.h:
+            x = block(x)
+        x.backward(torch.ones_like(x))
+    plain = ledger.peak - before
+    assert peak_in_segments(model(), [0], samples) >= plain and peak_in_segments(model(), range(BLOCKS), samples) < plain * 2 / 3
 
 
 # --- the arena ---

@@ -17,7 +17,7 @@ from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.perfetto import trace
 from zerocourse.offload import Disk
-from zerocourse.offload.aligned import BLOCK, StagingBuffers, aligned_empty, whole_blocks
+from zerocourse.offload.aligned import BLOCK, aligned_empty, whole_blocks
 from zerocourse.offload.block_file import (
     DamagedFile,
     DiskError,
@@ -29,6 +29,7 @@ from zerocourse.offload.block_file import (
 )
 from zerocourse.offload.host_link import TransferError
 from zerocourse.offload.misbehaving import Misbehaving
+from zerocourse.offload.staging import StagingBuffers
 from zerocourse.offload.tiers import Tier
 
 

@@ -14,15 +14,16 @@ from safetensors.torch import save_file
 from test_offload import steps
 from worlds import Case
 
-from zerocourse import load_checkpoint, load_state_dict, save_checkpoint, shard, state_dict
+from zerocourse import initialize, load_checkpoint, load_state_dict, save_checkpoint, shard, state_dict
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure import tier_registry
 from zerocourse.measure.ledger import Ledger
 from zerocourse.offload import Disk, DiskOffload, Tier
-from zerocourse.offload.aligned import StagingBuffers, whole_blocks
+from zerocourse.offload.aligned import whole_blocks
 from zerocourse.offload.block_file import DamagedFile
 from zerocourse.offload.disk_block import DiskBlock
 from zerocourse.offload.misbehaving import Misbehaving
+from zerocourse.offload.staging import StagingBuffers
 
 BF16 = torch.bfloat16
 
@@ -68,6 +69,23 @@ def held(folder: str, stage: int, dtype, parameters: bool) -> None:
 def test_the_host_holds_staging_buffers_and_gradients_and_the_disk_the_rest(pool, tmp_path):
     for stage, dtype, parameters in ((1, None, False), (2, BF16, False), (3, None, True), (3, BF16, True)):
         pool(2).run(held, str(tmp_path), stage, dtype, parameters)
+
+
+def test_the_engine_counts_what_the_disk_moves(tmp_path):
+    """In whole blocks: the master weights at first; then each step reads and writes 12 bytes an element, the first one reads 4."""
+    config = {"train_batch_size": 2, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+              "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}}
+    engine, *_ = initialize(model=worlds.gpt(), config=config)
+    for number in range(3):
+        engine.backward(worlds.gpt_loss(engine, number, 0, 0))
+        engine.step()
+    engine.zero.settle()
+    elements = [flat.shard.numel() for flat in engine.zero.flats]
+    masters, all = (sum(whole_blocks(words * -(-4 * numel // 16) * 16) for numel in elements) for words in (1, 3))
+    found = engine.communication()
+    assert found["io_bytes"] == {"read": masters + 2 * all, "written": masters + 3 * all}
+    assert found["link_bytes"] == dict.fromkeys(("down", "up"), 3 * 2 * sum(flat.real for flat in engine.zero.flats))
+    assert "io_bytes" not in initialize(model=worlds.gpt(), config={"train_batch_size": 2})[0].communication()
 
 
 def test_the_budgets_of_host_and_disk_are_kept(tmp_path):

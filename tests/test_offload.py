@@ -34,8 +34,8 @@ def offload_with(options: dict) -> HostOffload:
     return DiskOffload(**options) if "folder" in options else HostOffload(**options)
 
 
-def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callable = lambda flats: None):
-    """One step after the other: (loss, this rank's gradients as they are stepped, all parameters, the norm)."""
+def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callable = lambda flats: None, halving: bool = False):
+    """One step after the other: (loss, this rank's gradients as they are stepped, all parameters, the norm). halving: the rate."""
     model, optimizer = worlds.sharded(case, **({"offload": offload} if offload else {}))
     flats, rank = model.zero.flats, model.zero.comm.rank
     for step in range(case.steps):
@@ -50,6 +50,8 @@ def steps(case: Case, offload: HostOffload | None, says_last: bool, look: Callab
         look(flats)
         optimizer.step()
         optimizer.zero_grad()
+        for group in optimizer.param_groups if halving else ():
+            group["lr"] /= 2  # a schedule holds for the states on the device and on the host
         yield loss.item(), gradients, state_dict(model), norm
     look(flats)
 
@@ -63,11 +65,11 @@ def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[lis
     """Each case, with each of these offloads, beside the same without, step by step. Returns the bytes over the link."""
     moved = []
     for case, says_last, choices in cases:
-        plain = list(steps(case, None, False))
+        plain = list(steps(case, None, False, halving=True))
         moved.append([])
         for options in choices:
             offload = offload_with(options)
-            for step, ours in enumerate(steps(case, offload, says_last)):
+            for step, ours in enumerate(steps(case, offload, says_last, halving=True)):
                 what = f"{case}, {says_last=}, {options}: step {step}"
                 assert ours[0] == plain[step][0], f"{what}: the loss"
                 for name, gradient in ours[1].items():
@@ -160,6 +162,31 @@ def test_what_the_device_gives_up_the_host_holds(pool):
             assert now["parameters_bytes"] == before["parameters_bytes"], (stage, dtype)
 
 
+def host_bytes(case: Case) -> None:
+    """Between micro-batches, when the gradient has gone down, and after the step: to the byte, by formula."""
+    offload = HostOffload()
+    model, optimizer = worlds.sharded(case, offload=offload)
+    flats = model.zero.flats
+    own, real = sum(flat.shard.numel() for flat in flats), sum(flat.real for flat in flats)
+    size = (case.param_dtype or torch.float32).itemsize
+    states = 0
+    for step in range(2):
+        for micro in range(case.accumulation):
+            assert offload.tier.bytes == 4 * own + states, f"{case}: before micro-batch {micro} of step {step}"
+            with model.zero.backward_options(is_last=micro == case.accumulation - 1):
+                case.loss(model, step, micro, model.zero.comm.rank).backward()
+        assert offload.tier.bytes == 4 * own + states + size * own, f"{case}: with the gradient of step {step}"
+        assert offload.link.bytes["down"] == (step + 1) * size * real, f"{case}: one gradient a step goes down"
+        optimizer.step()
+        optimizer.zero_grad()
+        states = 8 * real + 4 * sum(len(flat.shard_params) for flat in flats)  # two averages an element, a counter a tensor
+
+
+def test_the_hosts_bytes_are_those_of_the_formula(pool):
+    for stage, dtype, accumulation in product((1, 2, 3), (None, BF16), (1, 4)):
+        pool(2).run(host_bytes, Case(stage, param_dtype=dtype, accumulation=accumulation, optimizer=torch.optim.Adam))
+
+
 def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
     for dtype in (None, BF16):
         for found in pool(2).run(held, 3, dtype, parameters=True):
@@ -243,6 +270,44 @@ def test_a_gradient_that_has_gone_down_is_off_the_device(pool):
     for stage in (1, 2, 3):
         for first, last, (whole, share) in pool(2).run(left_on_the_device, stage):
             assert first == (whole if stage == 1 else share, 0) and last == (0, share), f"stage {stage}"
+
+
+class Nest(torch.nn.Module):
+    """A unit with units inside: it uses parameters of its own before them and after them."""
+
+    def __init__(self, blocks: int, width: int):
+        super().__init__()
+        self.before, self.after = (torch.nn.Linear(width, width, bias=False) for _ in range(2))
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(blocks))
+
+    def forward(self, x):
+        x = self.before(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.after(x)
+
+
+def peak_in_a_nest(stage: int, offload: bool, blocks: int, width: int) -> int:
+    """Bytes on the device at the peak of forward and backward, beside what it keeps."""
+    model = torch.nn.Sequential(Nest(blocks, width))
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters()), stage, in_flight=0, prefetch=0,
+                             units=["0", *(f"0.blocks.{number}" for number in range(blocks))], offload=HostOffload() if offload else None)
+    with Ledger(model, optimizer) as ledger:
+        kept = ledger.now().total
+        ledger.reset_peak()
+        with model.zero.backward_options(is_last=True):
+            model(torch.ones(1, width)).sum().backward()
+        return ledger.peak - kept
+
+
+def test_gradients_of_units_inside_a_unit_leave_one_by_one(pool):
+    """Below the slices that stay where nothing is offloaded, four blocks more need a few activations more, and no gradients."""
+    width = 64
+    for stage, offload in product((2, 3), (False, True)):
+        few, many = (pool(2).run(peak_in_a_nest, stage, offload, blocks, width) for blocks in (2, 6))
+        for before, after in zip(few, many, strict=True):
+            slices = 0 if offload else 4 * width * width * 4 // 2
+            assert after - before - slices < 4 * width * width / 2, (stage, offload, before, after)
 
 
 def runs_out(budget: int) -> str:
@@ -454,6 +519,43 @@ def over_a_slow_link(stage: int, options: dict) -> bool:
 def test_a_slow_link_changes_no_bit(pool):
     for stage, options in ((1, {}), (3, {}), (3, {"parameters": True})):
         assert all(pool(2).run(over_a_slow_link, stage, options)), (stage, options)
+
+
+def late(rate: float | None) -> dict[str, torch.Tensor]:
+    """The state after steps whose gradients are on their way while the next ones are made."""
+    case = Case(2, bucket_size=300, param_dtype=BF16)
+    model, optimizer = worlds.sharded(case, offload=HostOffload(rate=rate, delay_after=1))
+    for step in range(4):
+        with model.zero.backward_options(is_last=True):
+            case.loss(model, step, 0, model.zero.comm.rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state_dict(model)
+
+
+def test_a_gradient_that_is_on_its_way_is_not_overwritten_by_the_next(pool):
+    for slow, fast in zip(pool(2).run(late, 4e5), pool(2).run(late, None), strict=True):
+        assert all(torch.equal(value, fast[name]) for name, value in slow.items())
+
+
+def late_in_fp16(batches: list[int], spoiled: int | None = None) -> tuple[int, dict[str, torch.Tensor]]:
+    """Skipped steps, and the state after these batches, each update one step late; the loss of one of them is infinite."""
+    config = {"train_batch_size": 2, "fp16": {"enabled": True, "initial_scale_power": 12, "hysteresis": 1},
+              "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    engine, *_ = initialize(worlds.gpt(), lambda params: torch.optim.SGD(params, lr=0.1), config=config, delay_after=1)
+    for number in batches:
+        loss = worlds.gpt_loss(engine, number, 0, 0)
+        engine.backward(loss * float("inf") if number == spoiled else loss)
+        engine.step()
+    return engine.skipped_steps, engine.state_dict()
+
+
+def test_a_delayed_update_and_a_step_that_is_skipped():
+    """The skipped step is never applied, and the gradient that waits meanwhile keeps the loss scale that made it."""
+    skipped, found = late_in_fp16([0, 1, 2, 3, 4], spoiled=2)
+    never, expected = late_in_fp16([0, 1, 3, 4])
+    assert (skipped, never) == (1, 0)
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
 # -- checkpoints, the engine, writes ---------------------------------------------------------------------------------

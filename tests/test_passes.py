@@ -149,9 +149,24 @@ class DownFirstReentrant(RecomputedReentrant):
     block = DownFirst
 
 
+class ReentrantInside(Stack):
+    """A unit that uses a layer of its own after its blocks, which are computed again: autograd knows of their gradients late."""
+
+    def __init__(self):
+        super().__init__()
+        self.nest = RecomputedReentrant()
+
+    def forward(self, x):
+        return self.nest(super().forward(x))
+
+
+NESTED = ("nest", *(f"nest.blocks.{number}" for number in range(3)))
+
+
 def reductions(comm: Comm, stage: int, make: Callable, flags: tuple[dict, ...]) -> list[float]:
     """In each of two steps: reductions a bucket."""
-    model, optimizer = shard(*of_a_stack(make), stage, comm=comm, bucket_size=20, in_flight=9)
+    units = list(NESTED) if make is ReentrantInside else None
+    model, optimizer = shard(*of_a_stack(make), stage, comm=comm, bucket_size=20, in_flight=9, units=units)
     found = []
     for step in range(2):
         before = len(comm.issued)
@@ -164,7 +179,7 @@ def reductions(comm: Comm, stage: int, make: Callable, flags: tuple[dict, ...]) 
     return found
 
 
-@pytest.mark.parametrize("make", (Stack, DownFirstReentrant))
+@pytest.mark.parametrize("make", (Stack, DownFirstReentrant, ReentrantInside))
 @pytest.mark.parametrize("flags", (({},), ({"is_last": False}, {"is_last": False}, {})))
 def test_a_backward_reduces_each_bucket_once(pool, make, flags):
     def once(rank: int, found: list) -> None:

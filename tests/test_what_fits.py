@@ -107,6 +107,8 @@ def test_more_ranks_or_no_disk_change_the_answer(capsys):
 def test_its_table_and_bad_input(capsys):
     assert main(["memory", *BUDGETS, "--model", "gpt2-xl", "--ranks", "2"]) == 0
     text = capsys.readouterr().out
+    assert main(["memory", *BUDGETS, "--params", "900e9", "--ranks", "4"]) == 0
+    assert all("short  " in line for line in capsys.readouterr().out.splitlines()[3:15]), "what is short, and then a gap"
     assert "\n> ZeRO-1 " in text and "ZeRO-1 fits and moves least: a step moves nothing over link or disk" in text
     for words, sentence in ((("--host", "64GB", "--params", "7e9"), "--host would change nothing without --device"),
                             ((*BUDGETS, "--params", "7e9", "--stage", "2"), "--stage would change nothing with --device"),

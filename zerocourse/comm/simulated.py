@@ -24,8 +24,11 @@ class TimedWire(Protocol):
 
     clock: Callable[[], float]
 
-    def send(self, nbytes: int, ranks: int) -> float:
-        """The moment at which a collective is complete in which this rank sends `nbytes`, if it is issued now."""
+    def send(self, nbytes: int, ranks: int, reduces_all: bool = False) -> float:
+        """The moment at which a collective is complete in which this rank sends `nbytes`, if it is issued now.
+
+        reduces_all: it is an all-reduce, which may go another way than all others.
+        """
 
 
 class SimulatedComm(Comm):
@@ -72,9 +75,9 @@ class Simulated(Gloo):
         super().__init__(None, rank, world_size, "simulated")
         self.terms, self.wire = terms, wire
 
-    def works(self, nbytes: int) -> list[float]:
+    def works(self, nbytes: int, reduces_all: bool = False) -> list[float]:
         """What a collective in which this rank sends so much is waited for: the moment at which it is complete."""
-        return [self.wire.send(nbytes, self.world_size)] if self.wire is not None and self.peers else []
+        return [self.wire.send(nbytes, self.world_size, reduces_all)] if self.wire is not None and self.peers else []
 
     def all_gather(self, tensor: torch.Tensor, layout: Layout, call: str) -> Transfer:
         return Transfer(self.works(len(self.peers) * tensor[layout.slice(self.rank)].nbytes), nothing)
@@ -94,7 +97,7 @@ class Simulated(Gloo):
         return max(1, self.terms - 1) * tensor[layout.slice(self.rank)].nbytes
 
     def all_reduce(self, flat: torch.Tensor, op: str, call: str) -> Transfer:
-        return Transfer(self.works(2 * flat.nbytes), nothing)
+        return Transfer(self.works(2 * flat.nbytes, reduces_all=True), nothing)
 
     def broadcast(self, flat: torch.Tensor, call: str) -> Transfer:
         return Transfer(self.works(flat.nbytes), nothing)

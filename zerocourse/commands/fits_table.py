@@ -24,16 +24,17 @@ def what_fits(args, needed: dict[Arrangement, Needs], params: int) -> Outcome:
 def text(args, found: dict) -> str:
     ranks, name = found["ranks"], f"{args.model}: " if args.model else ""
     budgets = ", ".join(f"{place} {both(found[f'{place}_budget_bytes'])}" for place in PLACES)
+    verdicts = ["fits" if row["fits"] else "; ".join(f"{place} {gb(nbytes)} short" for place, nbytes in row["missing_bytes"].items())
+                for row in found["arrangements"]]
+    wide = 3 + max(map(len, verdicts))
     lines = [f"{name}{found['params']:,} parameters on {ranks} rank{'s' * (ranks > 1)}; each rank may use: {budgets}", "",
-             f"{'':34}{'device':>9}{'host':>9}{'disk':>9}{'link':>10}{'disk I/O':>10}{'sent':>9}   {'fits?':40}largest"]
-    for row in found["arrangements"]:
+             f"{'':34}{'device':>9}{'host':>9}{'disk':>9}{'link':>10}{'disk I/O':>10}{'sent':>9}   {'fits?':<{wide}}largest"]
+    for row, verdict in zip(found["arrangements"], verdicts, strict=True):
         held = "".join(f"{gb(row[f'{place}_bytes']) if row[f'{place}_bytes'] else '-':>9}" for place in PLACES)
         moved = "".join(f"{gb(row[key]) if row[key] else '-':>{width}}" for key, width in
                         (("link_bytes", 10), ("io_bytes", 10), ("sent_bytes", 9)))
-        verdict = "fits" if row["fits"] else "; ".join(f"{place} {gb(nbytes)} short"
-                                                        for place, nbytes in row["missing_bytes"].items())
         mark = ">" if row["name"] == found["cheapest"] else " "
-        lines.append(f"{mark} {row['name']:32}{held}{moved}   {verdict:40}{row['largest_params'] / 1e9:.3g}B")
+        lines.append(f"{mark} {row['name']:32}{held}{moved}   {verdict:<{wide}}{row['largest_params'] / 1e9:.3g}B")
     best = next((row for row in found["arrangements"] if row["name"] == found["cheapest"]), None)
     if best is None:
         lines += ["", "Nothing fits: give it more ranks, or more memory."]

@@ -3,6 +3,7 @@
   zerocourse simulate --model gpt2-xl --ranks 1024
   zerocourse simulate --model llama-7b --stage 2 --ranks 64 --dtype bf16 --recompute
   zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100
+  zerocourse simulate --model llama-7b --ranks 1024 --dtype bf16 --recompute --peer fsdp2
 """
 
 import time
@@ -30,8 +31,13 @@ def configure(parser):
                         help="of parameters and gradients; bf16 has fp32 master weights (default fp32)")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")
     parser.add_argument("--like", choices=("gloo", "nccl"),
-                        help="whose memory a reduction takes: N - 1 slices, or one (default gloo, and nccl on a cluster)")
-    parser.add_argument("--cluster", metavar="NAME", help="also say how long a step takes there: 2xT4, dgx2, 8xA100, 64x8xH100")
+                        help="whose memory a reduction takes: N - 1 slices, or one (default gloo; nccl on a cluster or "
+                             "with a peer)")
+    parser.add_argument("--peer", choices=("fsdp2",),
+                        help="also simulate torch's FSDP2 in place of stage 3 (or 2: kept until the backward)")
+    parser.add_argument("--cluster", metavar="NAME",
+                        help="also say how long a step takes there: 2xT4, dgx2, 25xdgx2, 8xA100, 16x8xA100, 48x8xA100, "
+                             "64x8xH100, or a JSON file of your own, like an entry of simulation/clusters.json")
 
 
 def run(args) -> Outcome:
@@ -39,11 +45,21 @@ def run(args) -> Outcome:
     job = SimulatedJob(args.model, args.stage, args.ranks, args.rank, args.micro_batch, args.seq, args.accumulation,
                        args.dtype == "bf16", args.recompute)
     cluster = None if args.cluster is None else find_cluster(args.cluster)
+    peer = _peer(job) if args.peer else None
     began = time.perf_counter()
-    result = simulate(job, args.like or "gloo") if cluster is None else simulate_time(job, cluster, args.like or "nccl")
+    like = args.like or ("nccl" if cluster or peer else "gloo")
+    result = simulate(job, like) if cluster is None else simulate_time(job, cluster, like)
     result.pop("events")
-    took = time.perf_counter() - began
-    return Outcome(_text(args, result, took) + (_time(args, result, cluster) if cluster else ""), result)
+    text = _text(args, result, time.perf_counter() - began)
+    text += (_time(args, result, cluster) if cluster else "") + (_beside(result, *peer) if peer else "")
+    return Outcome(text, result | ({"peers": {args.peer: peer[0]}} if peer else {}))
+
+
+def _peer(job) -> tuple[dict, float]:
+    """What FSDP2 holds and sends, and the seconds that this simulation took."""
+    from ..simulation.fsdp2 import simulate_fsdp2
+    began = time.perf_counter()
+    return simulate_fsdp2(job), time.perf_counter() - began
 
 
 def _text(args, result: dict, seconds: float) -> str:
@@ -68,4 +84,24 @@ def _time(args, result: dict, cluster) -> str:
         f"a step takes {seconds:.3g} s. In {result['compute_seconds']:.3g} s of it the rank computes, and in "
         f"{result['exposed_seconds']:.3g} s it waits for its link, which is busy for {result['wire_seconds']:.3g} s.",
         f"All ranks together: {result['tokens_per_second']:,.0f} tokens a second, {flops / seconds / 1e12:.3g} TFLOPS per rank.",
-        f"Figures: {cluster.source}."])
+        trust(), f"Figures: {cluster.source}."])
+
+
+def trust() -> str:
+    """How far the times may be off, from where that was tried."""
+    from ..course.cost_trial import largest_error, recorded_cost
+    from ..simulation.published import predicted
+    ratios = predicted().values()
+    return (f"How far to trust it: such times were within {largest_error(recorded_cost()):.0%} of the measured ones at "
+            f"stages 1, 2 and 3 on two processors over a limited link, and the rates of {len(ratios)} published runs on "
+            f"GPUs came out at {min(ratios):.2f} to {max(ratios):.2f} times what was published (simulation/published.py).")
+
+
+def _beside(ours: dict, theirs: dict, seconds: float) -> str:
+    rows = [(kind, f"{kind}_bytes") for kind in ("parameters", "gradients", "optimizer", "total")]
+    rows += [("peak", "peak_bytes"), ("sent in a step", "sent_bytes"), ("and padding", "padding_bytes")]
+    lines = ["", "", f"Beside torch's FSDP2, simulated in {seconds:.0f} s and counted by the same ledger:", "",
+             f"{'':14}{'zerocourse':>24}{'FSDP2':>24}"]
+    lines += [f"{name:14}{both(ours[key]):>24}{both(theirs[key]):>24}" for name, key in rows]
+    lines.append("What a reduction takes until it is complete is counted as on NCCL, unless --like says gloo.")
+    return "\n".join(lines)

@@ -36,7 +36,7 @@ NOT_GATHERED_AGAIN = Bug(
     "not_gathered_again", "stage 3 does not gather a block's parameters before it is computed again",
     symptom="NaN in the gradients, or an error about a parameter of no elements.",
     instrument="gradients, bitwise against those without checkpointing", source="huggingface/transformers#47254",
-    test="test_activations.py::test_packed_checkpoints_train_under_zero",
+    test="test_activations.py::test_stage_3_gathers_a_block_before_it_computes_again",
     changes=(Change("zero.stage3:Stage3.enter",
                     "self.unshard_and_prefetch(unit, self.passes[-1].ahead[: self.options.prefetch])",
                     "pass"),

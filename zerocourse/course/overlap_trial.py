@@ -124,8 +124,8 @@ def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequenc
     torch.manual_seed(dist.get_rank())
     tokens_BT = torch.randint(config.vocab_size, (sequences, config.block_size))
     model = build_model(config)
-    modes = {"compute": OverlapRun(model, tokens_BT, SilentComm()),
-             "off": OverlapRun(model, tokens_BT, WaitedComm(), prefetch=0),
+    modes = {"compute": OverlapRun(copy.deepcopy(model), tokens_BT, SilentComm()),
+             "off": OverlapRun(copy.deepcopy(model), tokens_BT, WaitedComm(), prefetch=0),
              "on": OverlapRun(model, tokens_BT, Comm(), **settings)}
     comm = Comm()  # a separate one, so that measuring M leaves no events among those of a step
     for _ in range(3):  # the first step records the order of units, and the last one decides the rate
@@ -150,13 +150,12 @@ def trial(rounds: int, ratio: float, patience: float, config: GPTConfig, sequenc
 
 
 class OverlapRun:
-    """The model under stage 3 with one way of communicating, ready to make steps."""
+    """The model, which it takes over, under a stage with one way of communicating, ready to make steps."""
 
-    def __init__(self, model: torch.nn.Module, tokens_BT: torch.Tensor, comm: Comm, **options):
+    def __init__(self, model: torch.nn.Module, tokens_BT: torch.Tensor, comm: Comm, stage: int = 3, **options):
         self.comm, self.tokens_BT = comm, tokens_BT
-        model = copy.deepcopy(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        self.model, self.optimizer = shard(model, optimizer, stage=3, comm=comm, **options)
+        self.model, self.optimizer = shard(model, optimizer, stage, comm=comm, **options)
 
     def step(self) -> int:
         """One optimizer step; returns the bytes it sent."""
@@ -177,8 +176,8 @@ class OverlapRun:
         return recorder.of_step(recorder.step - 1)
 
 
-class WaitedComm(Comm):
-    """Without overlap: every collective is complete when it returns."""
+class Waited:
+    """Without overlap: every collective is complete when it returns. To be mixed into a Comm."""
 
     def all_gather(self, *args, **kwargs) -> Handle:
         return self._waited(super().all_gather(*args, **kwargs))
@@ -189,6 +188,10 @@ class WaitedComm(Comm):
     def _waited(self, handle: Handle) -> Handle:
         handle.wait()
         return handle
+
+
+class WaitedComm(Waited, Comm):
+    """Real ranks without overlap."""
 
 
 class SilentComm(Comm):

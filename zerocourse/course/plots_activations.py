@@ -34,7 +34,7 @@ def memory_curves(steps: Mapping[str, Step]) -> Figure:
         axes.axvline(step.forward, color=INK, linewidth=1, linestyle="--")
         axes.plot([at], [total[at] / MB], "v", color=INK, markersize=6)
         axes.annotate(f"{total[at] / MB:.1f} MB", (at, total[at] / MB), (0, 7), textcoords="offset points", ha="center",
-                      fontsize=9)
+                      fontsize=9, bbox={"color": "white", "alpha": 0.85, "pad": 0.6})
         axes.set(title=name, xlabel="allocations and frees, in order")
         axes.title.set_fontsize(10)
         axes.set_ylim(0, highest * 1.16)

@@ -37,10 +37,9 @@ def data_flow(placement: Placement, title: str = "") -> Figure:
         axes.annotate("", ends[1], ends[0], arrowprops={
             "arrowstyle": "-|>", "color": CUT if crosses else FAINT, "linewidth": 2.6 if crosses else 1.1,
             "linestyle": "--" if crosses else "-", "connectionstyle": f"arc3,rad={bend}"})
-        if crosses or not back:
+        if not back or start == "update":  # two arrows, there and back, share one number: both carry as much
             middle = [(a + b) / 2 for a, b in zip(*ends, strict=True)]
-            lift = 0.0 if not back else (0.26 if x < to_x else -0.26)
-            axes.text(middle[0], middle[1] + lift, f"{nbytes}", ha="center", va="center", fontsize=9,
+            axes.text(*middle, f"{nbytes}" if not back else f"{nbytes} + {merged[end, start]}", ha="center", va="center", fontsize=9,
                       color=CUT if crosses else FAINT, weight="bold" if crosses else "normal",
                       bbox={"color": "white", "pad": 1})
     for name, (x, y) in PLACES.items():
@@ -54,8 +53,8 @@ def data_flow(placement: Placement, title: str = "") -> Figure:
     axes.set(xlim=(0, 8.5), ylim=(0, 5.6), title=title)
     axes.axis("off")
     on_host = ", ".join(name for name in HELD if name in host) or "nothing"
-    figure.set_label(f"{title}. On the host: {on_host}. {placement.moved} bytes a parameter cross the link in a step, and "
-                     f"{placement.device} bytes a parameter stay on the device.")
+    figure.set_label(f"{title}. On the host: {on_host}. {placement.moved} bytes per parameter cross the link in a step, and "
+                     f"{placement.device} bytes per parameter stay on the device.")
     return figure
 
 
@@ -71,10 +70,10 @@ def all_placements(every: Sequence[Placement], best: Sequence[Placement]) -> Fig
     for each in best:
         axes.annotate(f"{each.moved} over the link, {each.device} on the device", (each.moved, each.device), (9, 5),
                       textcoords="offset points", fontsize=9, bbox={"color": "white", "alpha": 0.85, "pad": 1})
-    axes.set(xlabel="bytes a parameter over the link in a step", ylabel="bytes a parameter on the device",
+    axes.set(xlabel="bytes per parameter over the link in a step", ylabel="bytes per parameter on the device",
              title=f"All {len(every)} placements", xlim=(-0.8, None), ylim=(-0.8, 17.5))
     named = "; ".join(f"{each.moved} over the link and {each.device} on the device" for each in best)
-    figure.set_label(f"All {len(every)} placements, by bytes a parameter over the link and on the device. No other one beats "
+    figure.set_label(f"All {len(every)} placements, by bytes per parameter over the link and on the device. No other one beats "
                      f"these: {named}.")
     return figure
 
@@ -87,8 +86,10 @@ def budget_bars(peaks: Mapping[str, int], budget: int, moved: Mapping[str, int])
         fits = nbytes <= budget
         axes.barh(at, nbytes / 1e6, color="#7fb4a2" if fits else "white", edgecolor=INK, hatch="" if fits else "///")
         axes.annotate(f"{nbytes / 1e6:.0f} MB, {'fits' if fits else 'does not fit'}; link {moved[name] / 1e6:.0f} MB",
-                      (nbytes / 1e6, at), (5, 0), textcoords="offset points", va="center", fontsize=9)
+                      (nbytes / 1e6, at), (5, 0), textcoords="offset points", va="center", fontsize=9, zorder=4,
+                      bbox={"color": "white", "pad": 1})
     axes.axvline(budget / 1e6, color=CUT, linestyle="--", linewidth=2)
+    axes.set_title(f"dashed: the budget, {budget / 1e6:.0f} MB", fontsize=10)
     axes.set_yticks(range(len(peaks)), list(peaks))
     axes.invert_yaxis()
     axes.set(xlabel="MB on the device", xlim=(0, 1.75 * max(peaks.values()) / 1e6))

@@ -37,7 +37,7 @@ WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "step":
          ROOT: "the root: embeddings, head, loss", PYTHON: "nothing of the model: Python, copies"}
 LANES = ("compute", "all_gather", "reduce_scatter", "down", "up", "read", "write")
 FORMULA, DASHES = "by formula, in MB", (0, (5, 3))
-LANE, LANE_POINTS, LETTER = 0.86, 32, 0.62 * SMALL  # of a lane's height, what blocks take; its points; a letter's width
+LANE, LANES_POINTS, LETTER = 0.86, 96, 0.62 * SMALL  # of a lane's height, what blocks take; points of all lanes; a letter's width
 
 thin_hatches = rc_context({"hatch.linewidth": 0.6})
 
@@ -116,6 +116,7 @@ def extremes(events: Sequence[dict], rank: int) -> str:
 def draw_lanes(axes: Axes, events: Sequence[dict], rank: int, begin: float) -> None:
     """What the rank computes, with its waits and what is neither, over its collectives. The x axis must have its limits."""
     lanes = [lane for lane in LANES if lane == "compute" or any(event["verb"] == lane for event in events)]
+    axes.set_ylim(len(lanes) - 0.1, -0.06)
     waits = waiting(events, rank)
     free = [Interval(event["start"], event["end"], event["unit"], "reshard") for event in events
             if event["verb"] == "reshard" and event["rank"] == rank]
@@ -133,8 +134,7 @@ def draw_lanes(axes: Axes, events: Sequence[dict], rank: int, begin: float) -> N
             for interval in intervals:
                 draw(axes, interval, verb, begin, top, LANE / len(rows))
             write(axes, intervals, begin, top, LANE / len(rows), color="white" if verb in ("all_gather", "up") else INK)
-    axes.set(yticks=[place + LANE / 2 for place in range(len(lanes))], yticklabels=[WORDS.get(lane, lane) for lane in lanes],
-             ylim=(len(lanes) - 0.1, -0.06))
+    axes.set(yticks=[place + LANE / 2 for place in range(len(lanes))], yticklabels=[WORDS.get(lane, lane) for lane in lanes])
     axes.tick_params(length=0, labelsize=8, labelbottom=False)
     for side in ("top", "right", "bottom", "left"):
         axes.spines[side].set_visible(False)
@@ -149,13 +149,14 @@ def draw(axes: Axes, interval: Interval, style: str, begin: float, top: float, h
 def write(axes: Axes, intervals: Sequence[Interval], begin: float, top: float, height: float = LANE, color: str = INK,
           boxed: bool = False) -> None:
     """The numbers of blocks (3 of h.3), and what has a name alone, where there is room for them."""
-    if height * LANE_POINTS < 6:  # points: too small to read
+    points = height * LANES_POINTS / abs(np.diff(axes.get_ylim())[0])
+    if points < 6:  # too small to read
         return
     for interval in intervals:
         label = interval.what.rpartition(".")[2]  # everywhere: beside each other, "10" and "h.10" look like different things
         if len(label) * LETTER <= (interval.end - interval.start) * 1e3 * points_per_millisecond(axes):
             axes.text(((interval.start + interval.end) / 2 - begin) * 1e3, top + height / 2, label, ha="center", va="center_baseline",
-                      fontsize=min(SMALL, 0.85 * height * LANE_POINTS), clip_on=True, color=color,
+                      fontsize=min(SMALL, 0.85 * points), clip_on=True, color=color,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8} if boxed else None)
 
 

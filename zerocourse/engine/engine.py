@@ -100,6 +100,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
             weights=weights, offload=offload_of(config, delay_after))
         self.zero = self.module.zero
         self.host_link = None if self.zero.offload is None else self.zero.offload.link
+        self.disk = None if self.zero.offload is None else self.zero.offload.disk
         self.global_rank, self.world_size, self.local_rank = comm.rank, comm.world_size, distributed.local_rank()
         self.device, self.zero_stage = self.zero.device, zero.stage
         self.global_steps = self.micro_steps = self.skipped_steps = 0
@@ -235,11 +236,13 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
 
     def communication(self) -> dict[str, int | dict[str, int]]:
         """Bytes that this rank has sent so far by collective, with padding and metadata counted apart.
-        With offload `link_bytes` are what has gone down to the host, and up."""
+        With offload `link_bytes` are what has gone "down" to the host, and "up". With states on the disk `io_bytes` are
+        what has been "read" and "written" so far, in whole blocks; what is under way counts when it is over (`zero.settle()`)."""
         comm = self.zero.comm
         return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
                 "padding_bytes": comm.padding, "metadata_bytes": comm.metadata,
-                **({"link_bytes": dict(self.host_link.bytes)} if self.host_link is not None else {})}
+                **({"link_bytes": dict(self.host_link.bytes)} if self.host_link is not None else {}),
+                **({"io_bytes": dict(self.disk.bytes)} if self.disk is not None else {})}
 
 
 def _say(loss: object) -> str:

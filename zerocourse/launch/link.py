@@ -132,9 +132,14 @@ def why_not() -> str | None:
         return str(error)
 
 
-def limit_here(rate_mbit: float | None) -> None:
-    """Called on a node by one of its processes: change the limit of what this node sends."""
-    _tc(rate_mbit, [])
+def limit_here(rate_mbit: float | None, burst_bytes: int = BURST_BYTES) -> None:
+    """Called on a node by one of its processes: change the limit of what this node sends.
+
+    burst_bytes: sent at once after a pause. Where it is less than usual, packets become smaller too, so that one fits.
+    """
+    if burst_bytes < BURST_BYTES:
+        _run("ip", "link", "set", "dev", DEVICE, "gso_max_size", str(burst_bytes // 2))
+    _tc(rate_mbit, [], burst_bytes)
 
 
 @contextmanager
@@ -183,12 +188,12 @@ def _enter(namespace) -> None:
         raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace.name}")
 
 
-def _tc(rate_mbit: float | None, where: list[str]) -> None:
+def _tc(rate_mbit: float | None, where: list[str], burst_bytes: int = BURST_BYTES) -> None:
     if rate_mbit is None:
         subprocess.run(["tc", *where, "qdisc", "delete", "dev", DEVICE, "root"], capture_output=True)  # if there is one
     else:
         _run("tc", *where, "qdisc", "replace", "dev", DEVICE, "root", "tbf", "rate", f"{rate_mbit * 1e6:.0f}bit",
-             "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES))
+             "burst", str(burst_bytes), "limit", str(QUEUE_BYTES))
 
 
 def _run(*command: str) -> str:

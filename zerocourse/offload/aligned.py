@@ -1,20 +1,20 @@
 """Memory that a disk reads and writes without a copy in between: it begins at a page, and its length is whole blocks.
 
 A file opened with O_DIRECT moves whole blocks between the disk and such memory, past the page cache. `torch.empty` is
-aligned to 64 bytes only. Nothing here is page-locked, so a GPU's copies to and from this memory do not go on by themselves.
+aligned to 64 bytes only.
+
+Page-locked memory stays where it is, so that a GPU copies from it and to it by itself, while the processor goes on.
+torch's own (`pin_memory=True`) is rounded up to a power of two, 5 GB to 8; what is locked here has the size that was asked for.
 """
 
 import mmap
-import threading
+import weakref
 
 import torch
 
-from ..errors import BadInput
-from .host_link import LIMIT_SECONDS, TransferError
-from .tiers import Tier
+from ..errors import OutOfMemory
 
 BLOCK = 4096  # bytes: no disk has larger logical blocks, and no page is smaller
-POISON = 0xFF  # a byte of which any floating-point number is NaN
 
 
 def whole_blocks(nbytes: int) -> int:
@@ -22,70 +22,26 @@ def whole_blocks(nbytes: int) -> int:
     return -(-nbytes // BLOCK) * BLOCK
 
 
-def aligned_empty(numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """(numel,), zeros, on the CPU. Its memory begins at a page and goes on to the end of the last block."""
+def aligned_empty(numel: int, dtype: torch.dtype, page_locked: bool = False) -> torch.Tensor:
+    """(numel,), zeros, on the CPU. Its memory begins at a page and goes on to the end of the last block.
+
+    page_locked: for a GPU, as long as the memory lives. Raises OutOfMemory where the system does not lock so much.
+    """
     memory = mmap.mmap(-1, max(whole_blocks(numel * dtype.itemsize), BLOCK))
     tensor = torch.frombuffer(memory, dtype=dtype, count=max(numel, 1))  # which keeps the memory as long as it lives
+    if page_locked and numel:
+        lock_pages(memory, tensor.data_ptr())
     return tensor if numel else tensor[:0]  # no operation on it, which a ledger would see before its tier knows it
 
 
-class StagingBuffers:
-    """At most `count` buffers of `nbytes` bytes each, in which tensors wait on their way to and from the disk.
+def lock_pages(memory: mmap.mmap, address: int) -> None:
+    """Until the memory is given back. Raises OutOfMemory."""
+    cuda = torch.cuda.cudart()
+    if error := int(cuda.cudaHostRegister(address, len(memory), 0)):
+        raise OutOfMemory(f"{len(memory):,} bytes of host memory cannot be page-locked (CUDA error {error}): use less, or pin_memory=False")
+    weakref.finalize(memory, unlock_pages, address).atexit = False  # a process that ends gives back everything
 
-    limit: seconds that `take` may wait.   tier: whose memory they are (see `Tier.adopt`).
-    poison: fill a buffer with NaN when it is given back, so that who still uses it is noticed.
-    in_flight, peak: how many are taken now, and at most so far.
-    """
 
-    def __init__(self, count: int, nbytes: int, limit: float = LIMIT_SECONDS, tier: Tier | None = None,
-                 poison: bool = False):
-        if count < 1:
-            raise BadInput(f"the number of staging buffers is {count}: it must be at least 1")
-        self.count, self.nbytes, self.limit, self.tier, self.poison = count, whole_blocks(nbytes), limit, tier, poison
-        self.peak = 0
-        self._free: list[torch.Tensor] = []
-        self._holders: dict[int, tuple[torch.Tensor, str]] = {}  # by address
-        self._changed = threading.Condition()
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._holders)
-
-    @property
-    def memory(self) -> list[torch.Tensor]:
-        """All buffers that there are, free or taken."""
-        return [*self._free, *(buffer for buffer, _ in self._holders.values())]
-
-    def take(self, holder: str) -> torch.Tensor:
-        """(nbytes,) uint8, its content undefined; waits until one is free. Raises TransferError, with who holds them.
-
-        While the caller waits, somebody else must give one back: the thread that reads or writes (`then=` of
-        `Disk.write`), or another one that computes.
-        """
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._holders) < self.count, self.limit):
-                held = ", ".join(name for _, name in self._holders.values())
-                raise TransferError(f"{holder} has waited {self.limit:g} s for one of {self.count} staging buffers, held by "
-                                    f"{held}: give them back sooner, or have more of them")
-            buffer = self._free.pop() if self._free else self._new()
-            self._holders[buffer.data_ptr()] = buffer, holder
-            self.peak = max(self.peak, len(self._holders))
-        return buffer
-
-    def _new(self) -> torch.Tensor:
-        buffer = aligned_empty(self.nbytes, torch.uint8)
-        if self.tier is not None:
-            self.tier.adopt(buffer)
-        return buffer
-
-    def give(self, view: torch.Tensor) -> None:
-        """Give back the buffer, any view of it, which nothing may use any more. Raises BadInput if it is not taken."""
-        with self._changed:
-            buffer, _ = self._holders.get(view.untyped_storage().data_ptr(), (None, ""))
-            if buffer is None:
-                raise BadInput("a staging buffer is given back that is not taken: give each back once")
-            if self.poison:
-                buffer.fill_(POISON)
-            del self._holders[buffer.data_ptr()]
-            self._free.append(buffer)
-            self._changed.notify()
+def unlock_pages(address: int) -> None:
+    torch.cuda.synchronize()  # the last copy out of it may still be under way
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -16,9 +16,10 @@ import torch
 from ..measure import tier_registry
 from ..measure.storages import swap_memory
 from ..zero.extras.nan_pages import NanPages
-from .aligned import StagingBuffers, whole_blocks
+from .aligned import whole_blocks
 from .block_file import DiskError
 from .disk import Disk, DiskTransfer
+from .staging import StagingBuffers
 from .tiers import Tier
 
 PARAMS, STATES = "params", "states"  # its files

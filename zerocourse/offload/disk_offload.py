@@ -29,12 +29,12 @@ from ..errors import BadInput
 from ..measure import tier_registry
 from ..zero.ddp import StageOps
 from ..zero.extras.optimizer_habits import is_seen_stepping
-from .aligned import StagingBuffers
 from .disk import Disk
 from .disk_block import PARAMS
 from .disk_buffer import DiskBuffer
 from .host_link import HostLink
 from .host_offload import HostOffload
+from .staging import StagingBuffers
 from .tiers import Tier
 
 LEAST_BUFFERS = 2  # one is stepped while another is read or written
@@ -154,7 +154,8 @@ class DiskOffload(HostOffload):
         """A staging buffer. Waits until there is one."""
         nbytes = self.largest_block(flat)
         if self.staging is None or nbytes > self.staging.nbytes:
-            self.staging = StagingBuffers(self.buffers, nbytes, tier=self.tier, poison=self.poison)
+            self.staging = StagingBuffers(self.buffers, nbytes, tier=self.tier, poison=self.poison,
+                                          page_locked=self.tier.pin and flat.full.is_cuda)
         while self.staging.in_flight == self.staging.count:
             self.free_one()
         with tier_registry.taking(self.tier):

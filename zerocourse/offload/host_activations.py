@@ -44,7 +44,7 @@ class HostActivations:
 
     def pack(self, tensor: Tensor) -> OnHost:
         flat = tensor.reshape(-1)
-        values = self.tier.empty(flat.numel(), flat.dtype)
+        values = self.tier.empty(flat.numel(), flat.dtype, flat.device)
         if self.last is not None:
             self.last.wait()
         self.last = self.link.down(values, flat, NAME)

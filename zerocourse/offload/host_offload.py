@@ -51,6 +51,8 @@ class HostOffload:
         gradients (see `delayed`); None: never.
     """
 
+    disk = None  # a `DiskOffload` has one
+
     def __init__(self, budget: int | str | None = None, rate: float | None = None, pin_memory: bool = True,
                  parameters: bool = False, delay_after: int | None = None, link: HostLink | None = None,
                  tier: Tier | None = None, ratio: float = 1.0):
@@ -172,7 +174,8 @@ class GoingDown:
     """A reduction under way. After it the gradient goes down, if this backward is the last of its step."""
 
     def __init__(self, offload: HostOffload, flat: OffloadedBuffer, handle: Handle | None):
-        self.offload, self.flat, self.handle = offload, flat, handle
+        self.flat, self.handle = flat, handle
+        self.is_last = offload.stage.is_last  # now: it may be over only in a later backward
 
     def __getattr__(self, name: str):
         return getattr(self.handle, name)
@@ -180,7 +183,7 @@ class GoingDown:
     def wait(self) -> None:
         if self.handle is not None:
             self.handle.wait()
-        if self.offload.stage.is_last:
+        if self.is_last:
             self.flat.send_down()
 
 

@@ -81,7 +81,8 @@ class OffloadedBuffer(FlatBuffer):
 
     def place(self, exact: torch.Tensor) -> None:
         own, host = exact[self.own], self.tier
-        self.master = host.empty(own.numel() - self.kept, exact.dtype).copy_(own[self.kept :])
+        copied = self.full.device if exact.dtype is self.dtype else None  # else the link copies what is rounded
+        self.master = host.empty(own.numel() - self.kept, exact.dtype, copied, stays=True).copy_(own[self.kept :])
         if not self.shards_parameters:
             self.shard = self.full[self.own]
         elif not self.shard_is_on_host:
@@ -89,7 +90,7 @@ class OffloadedBuffer(FlatBuffer):
         elif exact.dtype is self.dtype and not self.offload.delays:
             self.shard = self.master
         else:
-            self.shard = host.empty(own.numel(), self.dtype).copy_(own)
+            self.shard = host.empty(own.numel(), self.dtype, self.full.device, stays=True).copy_(own)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class OffloadedBuffer(FlatBuffer):
             return None
         values = self.master
         if values.dtype is not self.dtype:
-            values = self.tier.empty(values.numel(), self.dtype).copy_(values)
+            values = self.tier.empty(values.numel(), self.dtype, self.full.device).copy_(values)
         return self.link.up(self.shard[self.sent], values[self.on_host], self.name)
 
     def publish_shard(self) -> None:
@@ -125,7 +126,7 @@ class OffloadedBuffer(FlatBuffer):
         if was_written and self.shard is not self.master:
             held = self.shard
             if not self.shard_is_on_host:
-                held = self.tier.empty(self.master.numel(), self.dtype).zero_()
+                held = self.tier.empty(self.master.numel(), self.dtype, self.full.device).zero_()
                 self.link.down(held[self.on_host], self.shard[self.sent], self.name).wait()
             self.take(held)
 
@@ -140,7 +141,7 @@ class OffloadedBuffer(FlatBuffer):
         if self.grad_shard is None or self.is_down:
             return
         slice = self.grad_shard
-        into = self.tier.empty(slice.numel() - self.kept, slice.dtype)
+        into = self.tier.empty(slice.numel() - self.kept, slice.dtype, slice.device)
         norm = self.norm_of(slice, torch.float64 if slice.dtype in (torch.float64, torch.complex128) else torch.float32)
         self.landed.append(Landed(into, self.link.down(into[self.on_host], slice[self.sent], self.name), norm))
         self.grad_shard = into

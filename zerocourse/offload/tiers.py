@@ -1,8 +1,8 @@
 """A tier: memory of one kind, with a budget. It communicates nothing, except that a rank is over its budget.
 
-On a GPU the host's tier is real: `empty` gives page-locked memory, which the GPU copies by itself. On a CPU the device is
-simulated: both tiers are the same memory, and what tells them apart are their budgets, what the ledger counts for each
-(`measure.tier_registry`), and the rate of the link between them.
+On a GPU the host's tier is real: `empty` gives page-locked memory, which the GPU copies by itself (see `aligned`). On a
+CPU the device is simulated: both tiers are the same memory, and what tells them apart are their budgets, what the ledger
+counts for each (`measure.tier_registry`), and the rate of the link between them.
 """
 
 import weakref
@@ -18,28 +18,36 @@ from ..errors import OutOfMemory
 from ..formulas.units import gib, parse_bytes
 from ..measure import tier_registry
 from ..measure.storages import all_tensors, storages_of
+from .aligned import aligned_empty
 
 
 class Tier:
     """Memory that is counted apart from the device's.
 
     name: its column in the ledger.   budget: bytes, or "2GiB", above which OutOfMemory is raised; None: no limit.
-    device: where its tensors are.   pin: page-locked, where there is a GPU that profits from it (torch rounds each
-        block of such memory up to a power of two).
+    device: where its tensors are.   pin: page-locked, where a GPU copies from it or to it.
     bytes, peak: bytes in use now, and at most so far.
     """
 
     def __init__(self, name: str, budget: int | str | None = None, device: str = "cpu", pin: bool = False):
         self.name, self.device = name, torch.device(device)
         self.budget = parse_bytes(budget) if isinstance(budget, str) else budget
-        self.pin = pin and torch.cuda.is_available()
+        self.pin = pin
         self.bytes = self.peak = 0
 
-    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """(numel,), its content undefined. Raises OutOfMemory."""
+    def empty(self, numel: int, dtype: torch.dtype, beside: torch.device | None = None, stays: bool = False) -> torch.Tensor:
+        """(numel,), its content undefined. Raises OutOfMemory.
+
+        beside: the device that copies it; None: nobody does.   stays: for the whole training. Page-locked memory that stays
+            has its exact size; for what comes and goes torch keeps blocks, of powers of two, because locking takes time.
+        """
         self.check(numel * dtype.itemsize)
+        locks = self.pin and beside is not None and beside.type == "cuda"
         with tier_registry.taking(self):
-            tensor = torch.empty(numel, dtype=dtype, device=self.device, pin_memory=self.pin)
+            if locks and stays:
+                tensor = aligned_empty(numel, dtype, page_locked=True)
+            else:
+                tensor = torch.empty(numel, dtype=dtype, device=self.device, pin_memory=locks)
         self.adopt(tensor)
         return tensor
 

@@ -1,13 +1,25 @@
-"""Clusters to simulate: what a rank computes, and what the links carry. Each figure with its source.
+"""Clusters to simulate: what a rank computes, and what the links carry. `clusters.json` has some, with a source of each
+figure.
 
-`efficiency` is the share of the peak that matrix products of a training step reach. It is the one number here that is
-measured and not stated by anybody's data sheet, so a simulation says which it took.
+    find_cluster("8xA100")
+    find_cluster("mine.json")       # a file with one cluster, as the entries of clusters.json are
+
+`efficiency` is the share of the peak that matrix products of a training step reach. It is the one number here that no
+data sheet states. It was fixed once, such that a published run on one node of A100 takes as long as it did (see
+`published`), and is the same for all clusters unless a file says otherwise. A simulation says which it took.
 """
 
 import difflib
-from dataclasses import dataclass
+import json
+import math
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from pathlib import Path
 
 from ..errors import BadInput
+
+FILE = Path(__file__).with_name("clusters.json")
+MAY_BE_ZERO = ("latency", "latency_between", "processor")
+EFFICIENCY = 0.70  # simulation/published.py, FIXED_ON
 
 
 @dataclass(frozen=True)
@@ -17,7 +29,7 @@ class Machine:
     flops: float
     memory_rate: float
     memory: int
-    efficiency: float = 0.5
+    efficiency: float = EFFICIENCY
 
     def seconds(self, flops: int, moved: int) -> float:
         """Of one operation that computes and moves so much: the longer of the two."""
@@ -28,44 +40,126 @@ class Machine:
 class Network:
     """The links between the ranks.
 
-    per_node: ranks in a node.   inside, between: bytes a second that a rank sends to others in its node, and that each rank
-        of a node sends to other nodes.   latency: seconds of one message.
+    per_node: ranks in a node.   inside: bytes a second that a rank sends within its node.   between: bytes a second that
+        a *node* sends to others, by all its adapters.   latency, latency_between: seconds of one message, by either.
+    processor: seconds of the rank's processor that each byte takes which it sends, in which it cannot compute. A CPU
+        copies what it sends. (A GPU gives some of its multiprocessors to NCCL, which no data sheet states: 0.)
+
+    All-gathers and reduce-scatters are rings, several at once that share the links, as NCCL makes them: each rank hands
+    its neighbour what it sends, in one step for each other rank. Where a ring leaves a node, all of it passes through
+    the node's adapters, in one step for each other node. All-reduces may be trees, whose steps grow with log₂ of the
+    nodes. Latencies are counted as NCCL counts them when it chooses between the two (src/graph/tuning.cc).
     """
 
     per_node: int
     inside: float
     between: float
     latency: float = 5e-6
+    latency_between: float = 5e-6
+    processor: float = 0.0
 
-    def seconds(self, nbytes: int, ranks: int) -> float:
-        """Of a collective in which each of `ranks` ranks sends `nbytes` around a ring: its slowest link decides."""
-        rate = self.inside if ranks <= self.per_node else min(self.inside, self.between)
-        return nbytes / rate + self.latency * (ranks - 1)
+    def seconds(self, nbytes: float, ranks: int) -> float:
+        """Of an all-gather or a reduce-scatter in which each rank sends `nbytes`: its slowest link decides."""
+        return nbytes / self.rate(ranks) + self.ring_latency(ranks)
+
+    def all_reduce_seconds(self, nbytes: float, ranks: int) -> float:
+        """Of an all-reduce in which each rank sends `nbytes`: around the ring twice, or up a tree and down again."""
+        tree = 2 * (self.latency * (min(ranks, self.per_node) - 1)
+                    + self.latency_between * (self.nodes(ranks) - 1).bit_length())
+        return nbytes / self.rate(ranks) + min(2 * self.ring_latency(ranks), tree)
+
+    def rate(self, ranks: int) -> float:
+        """Bytes a second that every rank of a ring of so many can send."""
+        if self.nodes(ranks) == 1:
+            return self.inside
+        return min(self.inside, self.between) if self.per_node > 1 else self.between
+
+    def ring_latency(self, ranks: int) -> float:
+        nodes = self.nodes(ranks)
+        return self.latency * (ranks - nodes) + self.latency_between * (nodes - 1)
+
+    def nodes(self, ranks: int) -> int:
+        return -(-ranks // self.per_node)
+
+    def across(self) -> "Network":
+        """What joins ranks of which each node has one, while all ranks of a node send to their like in other nodes, as
+        the replicas of a hybrid sharding do: each has its share of the adapters."""
+        return replace(self, per_node=1, between=self.between / self.per_node)
 
 
 @dataclass(frozen=True)
 class Cluster:
+    """cards: how many ranks it can have.   sources: where each figure is from."""
+
     machine: Machine
     network: Network
-    source: str
+    cards: int = 1
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return "; ".join(self.sources.values())
 
 
-GB = 10**9
-CLUSTERS = {
-    "2xT4": Cluster(Machine(65e12, 320 * GB, 16 * GB), Network(2, 6 * GB, 6 * GB),
-                    "NVIDIA T4 data sheet (fp16 65 TFLOPS, 320 GB/s, 16 GB); PCIe 3.0 x8 through the host"),
-    "dgx2": Cluster(Machine(125e12, 900 * GB, 32 * 2**30), Network(16, 150 * GB, 6.25 * GB),
-                    "NVIDIA DGX-2 data sheet (V100 125 TFLOPS, 900 GB/s, 32 GB; NVSwitch 300 GB/s both ways; 8 × 100 Gb/s)"),
-    "8xA100": Cluster(Machine(312e12, 2039 * GB, 80 * 10**9), Network(8, 300 * GB, 25 * GB),
-                      "NVIDIA A100 80GB data sheet (bf16 312 TFLOPS, 2,039 GB/s; NVLink 600 GB/s both ways; HDR 200 Gb/s each)"),
-    "64x8xH100": Cluster(Machine(989e12, 3350 * GB, 80 * 10**9), Network(8, 450 * GB, 50 * GB),
-                         "NVIDIA H100 SXM data sheet (bf16 989 TFLOPS dense, 3.35 TB/s; NVLink 900 GB/s both ways; NDR 400 Gb/s each)"),
-}
+def read_cluster(values: object, where: str) -> Cluster:
+    """A cluster from what a JSON file has. Raises BadInput, which names the first key that is missing or wrong."""
+    parts = {"machine": Machine, "network": Network}
+    entry = mapping(values, where, {*parts, "cards", "sources"})
+    made = {}
+    for part, kind in parts.items():
+        given = mapping(entry.get(part), f"{where}: {part}", {each.name for each in fields(kind)})
+        made[part] = kind(**{each.name: number(given, each, f"{where}: {part}.{each.name}") for each in fields(kind)})
+    cards = entry.get("cards", made["network"].per_node)
+    if isinstance(cards, bool) or not isinstance(cards, int) or cards < 1:
+        raise BadInput(f"{where}: cards is {cards!r}: it must be how many ranks it can have, an integer from 1")
+    sources = mapping(entry.get("sources", {}), f"{where}: sources")
+    return Cluster(**made, cards=cards, sources={figures: str(source) for figures, source in sources.items()})
+
+
+def number(given: dict, each: Field, where: str) -> float:
+    """A figure, which must be finite and above 0 (some may be 0); a count or bytes must be whole."""
+    if each.name not in given and each.default is MISSING:
+        raise BadInput(f"{where} is missing: it must be a number above 0")
+    value = given.get(each.name, each.default)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (value == 0 and each.name not in MAY_BE_ZERO):
+        raise BadInput(f"{where} is {value!r}: it must be a number above 0")
+    if each.name == "efficiency" and value > 1:
+        raise BadInput(f"{where} is {value!r}: it is a share of the peak, at most 1")
+    if each.type is int and value != int(value):
+        raise BadInput(f"{where} is {value!r}: it must be a whole number")
+    return each.type(value)
+
+
+def mapping(value: object, where: str, known: set[str] | None = None) -> dict:
+    """A JSON object, whose keys must be known ones. Raises BadInput."""
+    keys = "" if known is None else f" with {', '.join(sorted(known))}"
+    if not isinstance(value, dict):
+        raise BadInput(f"{where} is {'missing' if value is None else repr(value)}: it must be a JSON object{keys}")
+    for key in value if known is not None else ():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise BadInput(f"{where} has a key {key!r}, which nothing reads: "
+                           + (f"did you mean {near[0]}?" if near else f"it may have {', '.join(sorted(known))}"))
+    return value
+
+
+CLUSTERS = {name: read_cluster(values, f"{FILE.name}: {name}") for name, values in json.loads(FILE.read_text()).items()}
 
 
 def find_cluster(name: str) -> Cluster:
-    """Raises BadInput."""
-    if name not in CLUSTERS:
-        near = difflib.get_close_matches(name, CLUSTERS, n=1)
-        raise BadInput(f"there is no cluster {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(CLUSTERS)}"))
-    return CLUSTERS[name]
+    """A cluster of `CLUSTERS`, or the one in a JSON file. Raises BadInput."""
+    if name in CLUSTERS:
+        return CLUSTERS[name]
+    if name.endswith(".json"):
+        try:
+            return read_cluster(json.loads(Path(name).read_text()), name)
+        except OSError as error:
+            raise BadInput(f"the cluster's file {name} cannot be read: {error.strerror}") from None
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{name} is no JSON: {error.msg} in line {error.lineno}") from None
+        except UnicodeDecodeError:
+            raise BadInput(f"{name} is no JSON: it is no text") from None
+    near = difflib.get_close_matches(name, CLUSTERS, n=1)
+    raise BadInput(f"there is no cluster {name!r}: "
+                   + (f"did you mean {near[0]}?" if near else f"there are {', '.join(CLUSTERS)}, or give a JSON file"))

@@ -7,6 +7,7 @@ the same ledger, and so their bytes can be compared: they are equal, to the byte
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
@@ -89,42 +90,66 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
 
 
 def run_job(job: SimulatedJob, comm: Comm, begin: Callable[[], None] = lambda: None) -> dict:
-    """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective, where `comm` is.
+    """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective if `comm` is.
 
-    Returns params, stage, ranks; in bytes parameters_bytes and optimizer_bytes after the step, gradients_bytes just before
-    its update, their sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, and sent by verb.
+    Returns params, stage, ranks; what `watch_second_step` does; and the second step's events.
     """
-    known = find_model(job.model)
-    model = known.make()
-    if job.recompute:
-        checkpoint_blocks(model)
-    params = sum(param.numel() for param in model.parameters())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    model = make_model(job)
+    about, optimizer = describe(job, model), adamw(model)
     shard(model, optimizer, job.stage, comm=comm, param_dtype=torch.bfloat16 if job.half else None)
     forget_shapes(model)
-    tokens_BT = torch.zeros(job.micro_batch, job.seq or known.tokens, dtype=torch.int64)
-    step(model, optimizer, known.loss, tokens_BT, job.accumulation)
-    before = comm.sent.copy()
-    begin()
-    with Ledger(model, optimizer) as ledger, model.zero.meter.watched_by(ledger):
-        number = comm.recorder.step
-        measured = watched_step(ledger, optimizer, comm,
-                                lambda: step(model, optimizer, known.loss, tokens_BT, job.accumulation))
-        kinds = asdict(ledger.at_peak)
-    held = {name: measured[name] for name in ("parameters_bytes", "gradients_bytes", "optimizer_bytes")}
-    result = {"params": params, "stage": job.stage, "ranks": job.ranks, **held, "total_bytes": sum(held.values()),
-              "peak_bytes": measured["peak_bytes"], "peak_kinds": kinds, "sent_bytes": measured["sent_bytes"],
-              "sent": dict(comm.sent - before), "padding_bytes": measured["padding_bytes"],
-              "events": comm.recorder.of_step(number)}
-    del model, optimizer, ledger
+    result = about | watch_second_step(job, model, optimizer, comm, begin, model.zero.meter.watched_by)
+    result["events"] = comm.recorder.of_step(1)
+    del model, optimizer
     gc.collect()  # a stage and its hooks refer to each other
     return result
 
 
+def make_model(job: SimulatedJob) -> nn.Module:
+    model = find_model(job.model).make()
+    if job.recompute:
+        checkpoint_blocks(model)
+    return model
+
+
+def describe(job: SimulatedJob, model: nn.Module) -> dict[str, int]:
+    """Of a model that is whole."""
+    return {"params": sum(map(torch.numel, model.parameters())), "stage": job.stage, "ranks": job.ranks}
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def watch_second_step(job: SimulatedJob, model: nn.Module, optimizer: torch.optim.Optimizer, counts,
+                      begin: Callable[[], None] = lambda: None, watched_by=lambda ledger: nullcontext()) -> dict:
+    """Train two steps, and watch the second one, before which `begin` is called.
+
+    counts: what is sent, with the counters of `Comm`.   watched_by(ledger): a context of that step.
+    Returns, in bytes, parameters_bytes and optimizer_bytes after the step, gradients_bytes just before its update, their
+    sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, sent by verb, and padding_bytes, which
+    are sent besides.
+    """
+    known = find_model(job.model)
+    tokens_BT = torch.zeros(job.micro_batch, job.seq or known.tokens, dtype=torch.int64)
+    step(model, optimizer, known.loss, tokens_BT, job.accumulation)
+    before = counts.sent.copy()
+    begin()
+    with Ledger(model, optimizer) as ledger, watched_by(ledger):
+        measured = watched_step(ledger, optimizer, counts,
+                                lambda: step(model, optimizer, known.loss, tokens_BT, job.accumulation))
+        kinds = asdict(ledger.at_peak)
+    held = {name: measured[name] for name in ("parameters_bytes", "gradients_bytes", "optimizer_bytes")}
+    return {**held, "total_bytes": sum(held.values()), "peak_bytes": measured["peak_bytes"], "peak_kinds": kinds,
+            "sent_bytes": measured["sent_bytes"], "sent": dict(counts.sent - before),
+            "padding_bytes": measured["padding_bytes"]}
+
+
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of, tokens_BT: Tensor, accumulation: int) -> None:
+    stage = getattr(model, "zero", None)
     for number in range(accumulation):
         is_last = number == accumulation - 1
-        with model.zero.backward_options(reduces=is_last, is_last=is_last):
+        with stage.backward_options(reduces=is_last, is_last=is_last) if stage is not None else nullcontext():
             (loss_of(model, tokens_BT) / accumulation).backward()
     optimizer.step()
     optimizer.zero_grad()

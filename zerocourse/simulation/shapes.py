@@ -5,13 +5,14 @@ The Llama shapes are those of the published configurations; `llama-1t` is of the
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from ..models.gpt2 import CONFIGS, GPT
+from ..models.gpt2 import CONFIGS, GPT, GPTConfig
 
 
 class LlamaShape(NamedTuple):
@@ -27,12 +28,24 @@ class LlamaShape(NamedTuple):
 LLAMAS = {
     "llama-tiny": LlamaShape(4, 64, 192, 4, 2, 256, 128),
     "llama-7b": LlamaShape(32, 4096, 11008, 32, 32, 32000, 2048),
+    "llama2-7b": LlamaShape(32, 4096, 11008, 32, 32, 32000, 4096),
     "llama-13b": LlamaShape(40, 5120, 13824, 40, 40, 32000, 2048),
     "llama-70b": LlamaShape(80, 8192, 28672, 64, 8, 32000, 4096),
     "llama3-8b": LlamaShape(32, 4096, 14336, 32, 8, 128256, 8192),
     "llama3-405b": LlamaShape(126, 16384, 53248, 128, 8, 128256, 8192),
     "llama-1t": LlamaShape(160, 22528, 75776, 176, 16, 128256, 4096),
 }
+
+UNTIED = {f"{name}-untied": replace(CONFIGS[name], vocab_size=50304, bias=False, tied=False)  # 163M, 406M, 838M
+          for name in ("gpt2", "gpt2-medium", "gpt2-large")}  # as Tiny-DeepSpeed's examples have them
+PUBLISHED_GPTS = {  # what published runs trained, with our GPT-2's positions and LayerNorms
+    "gpt-13b": GPTConfig(62, 32, 4096),  # arXiv 1910.02054, tables 4 and 10
+    "mpt-7b": GPTConfig(32, 32, 4096, block_size=2048, vocab_size=50368),  # MosaicML's llm-foundry, with its number of
+    "mpt-13b": GPTConfig(40, 40, 5120, block_size=2048, vocab_size=50368),  # parameters to the last one
+    "mpt-70b": GPTConfig(80, 64, 8192, block_size=2048, vocab_size=50368),
+    "bloom-176b": GPTConfig(70, 112, 14336, block_size=2048, vocab_size=250680),  # arXiv 2211.05100, table 3
+}
+GPTS = CONFIGS | UNTIED | PUBLISHED_GPTS
 
 
 class KnownModel(NamedTuple):
@@ -46,26 +59,35 @@ class KnownModel(NamedTuple):
 
 def find_model(name: str) -> KnownModel:
     """Raises BadInput for a name that is not known, or a Llama where transformers is not installed."""
-    if name in CONFIGS:
-        config = CONFIGS[name]
-        return KnownModel(lambda: GPT(config), lambda model, tokens: model(tokens, tokens), config.block_size, config.vocab_size)
+    if name in GPTS:
+        config = GPTS[name]
+        return KnownModel(lambda: GPT(config), lambda model, tokens: model(tokens, tokens), config.block_size,
+                          config.vocab_size)
     if name in LLAMAS:
         shape = LLAMAS[name]
         return KnownModel(lambda: llama(shape), lambda model, tokens: model(input_ids=tokens, labels=tokens).loss, shape.tokens,
                           shape.vocabulary)
-    known = [*CONFIGS, *LLAMAS]
+    known = [*GPTS, *LLAMAS]
     near = difflib.get_close_matches(name, known, n=1)
     raise BadInput(f"there is no model {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"))
 
 
 def llama(shape: LlamaShape) -> nn.Module:
-    """A `LlamaForCausalLM`, its values random."""
+    """A `LlamaForCausalLM`, its values random.
+
+    Its attention is transformers' own "sdpa" under another name, for which transformers makes no mask. For "sdpa" itself it
+    reads the positions to see that none is needed, and where they are fake tensors, which cannot be read, it makes one of
+    T x T values, which changes the peak.
+    """
     try:
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
     except ImportError:
         raise BadInput("a Llama is built by transformers, which is not installed: install it, or take a GPT-2") from None
-    config = LlamaConfig(num_hidden_layers=shape.layers, hidden_size=shape.width, intermediate_size=shape.inner,
-                         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=shape.vocabulary,
+    AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+    config = LlamaConfig(attn_implementation="causal_sdpa", num_hidden_layers=shape.layers, hidden_size=shape.width,
+                         intermediate_size=shape.inner, num_attention_heads=shape.heads,
+                         num_key_value_heads=shape.kv_heads, vocab_size=shape.vocabulary,
                          max_position_embeddings=shape.tokens, use_cache=False)
     with torch.random.fork_rng():
         return LlamaForCausalLM(config)

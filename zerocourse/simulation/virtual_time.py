@@ -44,11 +44,12 @@ class SimulatedLink:
     def __init__(self, clock: VirtualClock, network: Network):
         self.clock, self.network, self.free, self.busy = clock, network, 0.0, 0.0
 
-    def send(self, nbytes: int, ranks: int) -> float:
+    def send(self, nbytes: int, ranks: int, reduces_all: bool = False) -> float:
         """Issue a collective in which this rank sends `nbytes` to the others. Returns the moment at which it is complete."""
-        seconds = self.network.seconds(nbytes, ranks)
+        seconds = (self.network.all_reduce_seconds if reduces_all else self.network.seconds)(nbytes, ranks)
         self.free = max(self.free, self.clock.now) + seconds
         self.busy += seconds
+        self.clock.advance(self.network.processor * nbytes)
         return self.free
 
 

@@ -60,7 +60,8 @@ class Reducer:
         flat.awaited.discard(key)
         flat.ready.add(key)
         unit = self.unit_of[flat]
-        if flat in self.queue[self.n_reached :] and unit not in self.last_units:
+        is_container = any(unit in each.containers for each in self.passes)  # the backward may still come to units inside of it
+        if flat in self.queue[self.n_reached :] and unit not in self.last_units and not is_container:
             self.n_reached = self.queue.index(flat) + 1
         if raw_grad(param) is not None:  # else it was frozen after the forward, or an autograd function returned None
             if flat in self.in_flight and not flat.unreduced:

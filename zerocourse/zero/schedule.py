@@ -4,7 +4,8 @@ nothing.
 All ranks must issue the same collectives in the same order, whatever the model does on one of them. So the order never
 follows the gradients that happen to arrive. A forward notes the units as they run, which is the same on all ranks, and
 its backward goes through them in reverse. If unit A runs, then B, then A again, gradients are finished in the order B, A,
-because A's are complete only after its first run; but the backward comes to A first, and then to B.
+because A's are complete only after its first run; but the backward comes to A first, and then to B. If unit B runs inside
+of A it is the same, because A may have used parameters before it called B.
 """
 
 from collections import Counter
@@ -17,19 +18,22 @@ class Pass:
 
     def __init__(self):
         self.calls: list[Unit] = []  # in the order in which their forwards ended; a unit that runs twice is there twice
+        self.begun: dict[Unit, None] = {}  # in the order in which their first forwards began
         self.containers: set[Unit] = set()  # units whose forward contained another unit's
         self.had_backward = False
         self.ahead: list[Unit] = []  # units that the backward has still to visit, the next one first
 
     def note(self, unit: Unit, inside: list[Unit]) -> None:
-        """The unit has run, inside of those."""
+        """The unit has run, inside of those, the outermost first."""
         self.calls.append(unit)
+        self.begun |= dict.fromkeys([*inside, unit])
         self.containers.update(inside)
 
     @property
     def order(self) -> list[Unit]:
-        """The units in the order in which their gradients are finished: that of their first calls, reversed."""
-        return list(dict.fromkeys(self.calls))[::-1]
+        """The units in the order in which their gradients are finished: that in which their first calls began, reversed."""
+        ran = set(self.calls)  # without a unit whose forward began, and failed
+        return [unit for unit in reversed(self.begun) if unit in ran]
 
     @property
     def repeated(self) -> set[Unit]:
