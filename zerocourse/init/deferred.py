@@ -113,8 +113,11 @@ class Materializer:
         self.model, self.seed, self.init_fn, self.device = model, seed, init_fn, device
         self.modules = dict(model.named_modules())
         self.params = dict(model.named_parameters())
-        # {module: {parameter that is drawn with it: its key there}}, and every place where a parameter is used
+        self._number = {name: number for number, name in enumerate(self.modules)}
+        # {module: {parameter that is drawn with it: its key there}}, that module's name by parameter, and every place where
+        # a parameter is used
         self._direct: dict[str, dict[str, str]] = {name: {} for name in self.modules}
+        self._drawn_with: dict[str, str] = {}
         self._places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in self.params}
         self._hidden: dict[nn.Module, dict[str, nn.Parameter]] = {}
         names = {param: name for name, param in self.params.items()}
@@ -126,6 +129,7 @@ class Materializer:
                 if param is not None:
                     if not self._places[names[param]]:
                         self._direct[module_name][names[param]] = key
+                        self._drawn_with[names[param]] = module_name
                     self._places[names[param]].append((module, key))
         twins = {param: _twin(param, torch.empty_like(param, device="meta")) for param in names}
         for module in self.modules.values():
@@ -156,7 +160,7 @@ class Materializer:
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """(name, values) of the named parameters that are on the meta device, with memory for one module at a time."""
         wanted = set(names)
-        for module_name in [module for module, keys in self._direct.items() if not wanted.isdisjoint(keys)]:
+        for module_name in sorted({self._drawn_with[name] for name in wanted}, key=self._number.__getitem__):
             values = self.module(module_name)
             for name in [name for name in values if name in wanted]:
                 yield name, values.pop(name)

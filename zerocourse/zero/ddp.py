@@ -103,6 +103,7 @@ class DataParallel(Reducer):
         self.in_backward, self.backward_number, self.end_callback = False, -1, lambda: None
         self.passes: list[Pass] = []  # those that the present backward goes through
         self.queue: list[FlatBuffer] = []  # buckets that it is still to reduce, the next one first
+        self.turn: dict[FlatBuffer, int] = {}  # so many buckets are reduced before it, in all of this backward
         self.n_reached = 0  # so many at the head of the queue belong to units that the backward has come to, or is past
         self.reduced_buckets: set[FlatBuffer] = set()  # buckets whose reduction this backward has started
         self.in_flight: list[FlatBuffer] = []  # buckets whose reduction is under way, the oldest first

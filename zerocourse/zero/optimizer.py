@@ -32,7 +32,7 @@ class BufferedStep:
         """A step of the stage begins. Groups may have changed since the last one. masters: buffers with master weights."""
         self.stepped = False  # has everything been stepped at once?
         self.group_of = {part: index for index, group in enumerate(self.optimizer.param_groups) for part in group["params"]}
-        self.masters = masters
+        self.masters = dict.fromkeys(masters)
 
     def __call__(self, *flats: FlatBuffer) -> object:
         at_once = not flats or is_seen_stepping(self.optimizer)
