@@ -372,7 +372,7 @@ MUTANTS = [
     ),
     *of("zero/walk.py",
         ("a leave looks at every unit", "return any(unit in each.repeated for each in self.passes)",
-         "return unit in {unit for each in self.passes for unit in each.calls if each.calls.count(unit) > 1}",
+         "return unit in {unit for each in self.passes for unit in each.calls if unit in each.repeated}",
          f"{STEP_LINES}[3]"),
         ("frozen units at the front are gathered",
          "while any(flat.trainable for unit in of_pass.ahead for flat in unit.flats):", "while of_pass.ahead:",
