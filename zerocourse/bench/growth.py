@@ -5,8 +5,8 @@
     python -m zerocourse.bench.growth --record    # the same, kept for the course (course/recorded_growth.json)
 
 A cost that grows like size^p is a straight line on log-log paper, and p is its slope. Work that is done once for each
-unit has p = 1; where every unit looks at every other, p comes near 2. Counts tell them apart without any clock: the lines
-of the package's own Python that run, the collectives that are issued, the bytes of the agreement.
+unit has p = 1; where every unit looks at every other, p comes near 2. Counts tell them apart without any clock: the
+lines of the package's own Python that run, the collectives that are issued, the bytes of the agreement.
 
 The ranks beside this one are simulated (`comm.simulated`), the tensors are real and tiny, so that the model itself
 computes next to nothing. What ranks tell each other through the store, and what their start takes, is of real ranks.
@@ -51,7 +51,7 @@ ROUNDS = 5  # of a timed step
 
 @dataclass(frozen=True)
 class Growth:
-    """One cost at several sizes.   what: the cost, with its unit.   by: what grows.   sizes, values: from the smallest."""
+    """One cost at several sizes, the smallest first.   what: the cost, with its unit.   by: what grows."""
 
     what: str
     by: str
@@ -72,7 +72,8 @@ class Growth:
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """The slope of the line through (log size, log value), by least squares. Raises BadInput where there is none."""
     if len(sizes) != len(values) or len(set(sizes)) < 2 or not all(0 < each < math.inf for each in (*sizes, *values)):
-        raise BadInput(f"an exponent needs a value above 0 at each of two sizes or more, and got {list(values)} at {list(sizes)}")
+        raise BadInput("an exponent needs a value above 0 at each of two sizes or more, and got "
+                       f"{list(values)} at {list(sizes)}")
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
@@ -81,7 +82,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 def lines_run(call: Callable[[], object], where: str | tuple[str, ...] = PACKAGE) -> int:
     """How many lines of the package's own Python `call` runs in this thread, every round of a loop counted.
 
-    To look for a buffer or a unit in a list takes one line, and compares it with all before it: comparisons count as lines.
+    To look for a buffer or a unit in a list is one line, but compares it with all before it: comparisons count as lines.
     where: how the names of the files begin whose lines count.
     """
     count = 0
@@ -162,8 +163,10 @@ def step(model: nn.Module, optimizer: Optimizer) -> None:
 # -- timing -----------------------------------------------------------------------------------------------------------
 
 def times(stage: int, units: int, parameters: int, ranks: int) -> dict[str, float]:
-    """Milliseconds of processor time of this thread: of shard(), and what a step takes beyond the plain model's. Python's
-    garbage collector stands still, because what it looks at grows with all that the process has."""
+    """Milliseconds of processor time of this thread: of shard(), and what a step takes beyond the plain model's.
+
+    Python's garbage collector stands still, because what it looks at grows with all that the process has.
+    """
     torch.set_num_threads(1)
     plain = Tower(units, parameters)
     runs = [(plain, adamw(plain.parameters(), 1e-6)), (made := tower(units, parameters, ranks))[:2]]
@@ -171,8 +174,9 @@ def times(stage: int, units: int, parameters: int, ranks: int) -> dict[str, floa
     sharding = milliseconds(lambda: shard(*made[:2], stage, comm=made[2]))
     for run in runs:
         step(*run)  # sets things up
-    plain_ms, ours = zip(*([milliseconds(lambda run=run: step(*run)) for run in runs] for _ in range(ROUNDS)), strict=True)
-    return {"shard(), ms": sharding, "a step beyond the model's own, ms": statistics.median(ours) - statistics.median(plain_ms)}
+    rounds = [[milliseconds(lambda run=run: step(*run)) for run in runs] for _ in range(ROUNDS)]
+    without, with_it = map(statistics.median, zip(*rounds, strict=True))
+    return {"shard(), ms": sharding, "a step beyond the model's own, ms": with_it - without}
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -185,7 +189,7 @@ def milliseconds(call: Callable[[], object]) -> float:
 # -- real ranks -------------------------------------------------------------------------------------------------------
 
 class CountedStore:
-    """In place of a store: counts what this rank writes into it and reads from it. Questions (`check`) depend on luck."""
+    """In place of a store: counts this rank's writes and reads. Questions (`check`) depend on luck, and do not count."""
 
     def __init__(self, store):
         self.store, self.requests, self.read = store, 0, 0
@@ -228,12 +232,14 @@ def of_real_ranks(ranks: int, units: int = BASE["units"], parameters: int = BASE
         new.run(abs, 0)
         started = time.perf_counter() - began
         of_ranks = list(new.run(at_start, units, parameters))
-    return {name: max(each[name] for each in of_ranks) for name in of_ranks[0]} | {"start of the ranks, ms": 1e3 * started}
+    most = {name: max(each[name] for each in of_ranks) for name in of_ranks[0]}
+    return most | {"start of the ranks, ms": 1e3 * started}
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
-def grow(measured: Callable[..., dict[str, float]], by: str, sizes: Sequence[int] | None = None, **fixed) -> list[Growth]:
+def grow(measured: Callable[..., dict[str, float]], by: str, sizes: Sequence[int] | None = None,
+         **fixed) -> list[Growth]:
     """Measure at each size of `by`, with all else as in `BASE`."""
     sizes = tuple(sizes or SIZES[by])
     found = [measured(**(BASE | {by: size} | fixed)) for size in sizes]

@@ -31,7 +31,7 @@ def growth_figure(rows: Sequence[Mapping], title: str) -> Figure:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
     figure.legend(fontsize=9, title="cost: its exponent", loc="outside lower center", ncols=2)
-    said = "; ".join(f"{row['what']} {row['values'][-1] / row['values'][0]:,.3g} times as much, exponent {row['exponent']:z.2f} "
-                     f"from {row['fitted'][0]:,} to {row['fitted'][1]:,}" for row in rows)
+    said = "; ".join(f"{row['what']} {row['values'][-1] / row['values'][0]:,.3g} times as much, "
+                     f"exponent {row['exponent']:z.2f} from {row['fitted'][0]:,} to {row['fitted'][1]:,}" for row in rows)
     figure.set_label(f"{title}. From {sizes[0]:,} to {sizes[-1]:,} {rows[0]['by']}: {said}.")
     return figure

@@ -1,4 +1,4 @@
-"""How the package's own cost grows, measured once and kept in `recorded_growth.json`, so that everybody reads the same table.
+"""How the package's own cost grows, measured once and kept in `recorded_growth.json`, so that all read the same table.
 `python -m zerocourse.bench.growth --record` measures again, on a machine that should be quiet.
 """
 

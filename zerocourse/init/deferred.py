@@ -114,8 +114,8 @@ class Materializer:
         self.modules = dict(model.named_modules())
         self.params = dict(model.named_parameters())
         self._number = {name: number for number, name in enumerate(self.modules)}
-        # {module: {parameter that is drawn with it: its key there}}, that module's name by parameter, and every place where
-        # a parameter is used
+        # {module: {parameter that is drawn with it: its key there}}, that module's name by parameter, and every place
+        # where a parameter is used
         self._direct: dict[str, dict[str, str]] = {name: {} for name in self.modules}
         self._drawn_with: dict[str, str] = {}
         self._places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in self.params}
@@ -188,7 +188,7 @@ class Materializer:
 
     @contextmanager
     def hiding(self) -> Iterator[None]:
-        """Hide all parameters from the initialisers. Around several modules that are drawn, it does so once for all of them."""
+        """Hide all parameters from the initialisers; around several modules that are drawn, once for all of them."""
         if self._shown:
             yield
             return

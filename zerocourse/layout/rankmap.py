@@ -108,8 +108,8 @@ class Layout:
     """The order of parameters in one flat buffer, and where the buffer is cut. All numbers count elements.
 
     offset: name → where the parameter begins in the buffer.   numel: elements of parameters, without the padding.
-    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]). Of equal slices a range: a list would be long, in a model of
-    many buffers on many ranks.   padded: the length of the buffer, bounds[-1].
+    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]). Of equal slices a range, because a list would be
+    long in a model of many buffers on many ranks.   padded: the length of the buffer, bounds[-1].
     """
 
     shapes: dict[str, Shape]
@@ -121,7 +121,7 @@ class Layout:
     def build(cls, shapes: Mapping[str, Shape], world_size: int, owner: Mapping[str, int] | None = None) -> "Layout":
         """Equal slices, with padding at the end, when `owner` is None; otherwise whole tensors, sorted by owner."""
         names = sorted(shapes, key=owner.__getitem__) if owner else list(shapes)
-        offset, end, ends = {}, 0, {}
+        offset, end, ends = {}, 0, {}  # ends: where the last parameter of each rank does
         for name in names:
             offset[name] = end
             end += math.prod(shapes[name])

@@ -66,7 +66,7 @@ class Reducer:
         flat.awaited.discard(key)
         flat.ready.add(key)
         unit = self.unit_of[flat]
-        before = self.turn.get(flat, -1) - len(self.reduced_buckets)  # it in the queue; below 0: it is not there
+        before = self.turn.get(flat, -1) - len(self.reduced_buckets)  # in the queue; below 0 when it is not there
         if before >= self.n_reached and not self.finishes_last(unit):
             self.n_reached = before + 1
         if raw_grad(param) is not None:  # else it was frozen after the forward, or an autograd function returned None
