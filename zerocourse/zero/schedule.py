@@ -8,8 +8,6 @@ because A's are complete only after its first run; but the backward comes to A f
 of A it is the same, because A may have used parameters before it called B.
 """
 
-from collections import Counter
-
 from .unit import Unit
 
 
@@ -19,30 +17,35 @@ class Pass:
     def __init__(self):
         self.calls: list[Unit] = []  # in the order in which their forwards ended; a unit that runs twice is there twice
         self.begun: dict[Unit, None] = {}  # in the order in which their first forwards began
+        self.ran: set[Unit] = set()
+        self.repeated: set[Unit] = set()  # units that ran more than once
         self.containers: set[Unit] = set()  # units whose forward contained another unit's
         self.had_backward = False
         self.ahead: list[Unit] = []  # units that the backward has still to visit, the next one first
+        self.unvisited: set[Unit] = set()  # the same
 
     def note(self, unit: Unit, inside: list[Unit]) -> None:
         """The unit has run, inside of those, the outermost first."""
         self.calls.append(unit)
         self.begun |= dict.fromkeys([*inside, unit])
+        (self.repeated if unit in self.ran else self.ran).add(unit)
         self.containers.update(inside)
 
     @property
     def order(self) -> list[Unit]:
         """The units in the order in which their gradients are finished: that in which their first calls began, reversed."""
-        ran = set(self.calls)  # without a unit whose forward began, and failed
-        return [unit for unit in reversed(self.begun) if unit in ran]
-
-    @property
-    def repeated(self) -> set[Unit]:
-        """Units that ran more than once."""
-        return {unit for unit, calls in Counter(self.calls).items() if calls > 1}
+        return [unit for unit in reversed(self.begun) if unit in self.ran]  # without one whose forward began, and failed
 
     def begin_visits(self) -> None:
         """The backward comes to each unit once, where its last call was."""
         self.ahead = list(dict.fromkeys(reversed(self.calls)))
+        self.unvisited = set(self.ahead)
+
+    def next_visit(self) -> Unit:
+        """The unit that the backward visits now."""
+        unit = self.ahead.pop(0)
+        self.unvisited.remove(unit)
+        return unit
 
 
 class Prefetcher:
