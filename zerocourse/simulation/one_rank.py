@@ -6,8 +6,9 @@ the same ledger, and so their bytes can be compared: they are equal, to the byte
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from ..errors import BadInput
 from ..formulas.units import integer
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
+from ..zero.groups import Groups
 from ..zero.shard import shard
-from .clusters import Cluster
+from .clusters import Cluster, Network
 from .shapes import find_model
 from .virtual_time import Computing, VirtualClock, SimulatedLink
 
@@ -33,6 +35,8 @@ class SimulatedJob:
     model: its name (see `shapes`).   micro_batch: samples; seq: tokens of each, None: as many as the model takes.
     half: parameters and gradients in bf16, with fp32 master weights; False: all in fp32.
     recompute: activation checkpointing of every block.
+    shard_ranks: how many ranks, such as those of a node, divide each buffer among them; the other groups of as many ranks
+        hold replicas (hybrid sharding). Rank r is in group r // shard_ranks. None: all ranks divide it.
     """
 
     model: str
@@ -44,6 +48,7 @@ class SimulatedJob:
     accumulation: int = 1
     half: bool = False
     recompute: bool = False
+    shard_ranks: int | None = None
 
     def __post_init__(self):
         integer(self.stage, "stage", 0, 3)
@@ -53,6 +58,8 @@ class SimulatedJob:
         most = find_model(self.model).tokens
         if self.rank >= self.ranks:
             raise BadInput(f"rank is {self.rank}: with {self.ranks} ranks it can be at most {self.ranks - 1}")
+        if self.shard_ranks is not None and self.ranks % integer(self.shard_ranks, "shard_ranks", 1, self.ranks):
+            raise BadInput(f"shard_ranks is {self.shard_ranks}: {self.ranks} ranks do not make whole groups of so many")
         if self.seq is not None and not 0 < self.seq <= most:
             raise BadInput(f"seq is {self.seq}: {self.model} takes 1 to {most} tokens")
 
@@ -63,7 +70,7 @@ def simulate(job: SimulatedJob, like: str = "gloo") -> dict:
     like: whose memory collectives take, "gloo" or "nccl".
     """
     with FakeTensorMode():
-        return run_job(job, SimulatedComm(job.rank, job.ranks, like))
+        return run_job(job, simulated_groups(job, like))
 
 
 def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> dict:
@@ -72,49 +79,71 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
     rank, and tokens_per_second of all. The events are in these seconds too.
     """
     clock = VirtualClock()
-    wire = SimulatedLink(clock, cluster.network)
+    wires = links_of(clock, cluster.network)
     with FakeTensorMode(), Computing(clock, cluster.machine) as computing:
-        comm = SimulatedComm(job.rank, job.ranks, like, wire)
         begun = {}
 
         def begin() -> None:
-            begun.update(now=clock.now, compute=computing.seconds, flops=computing.flops, wire=wire.busy)
+            begun.update(now=clock.now, compute=computing.seconds, flops=computing.flops, wire=busy(wires))
 
-        result = run_job(job, comm, begin)
+        result = run_job(job, simulated_groups(job, like, wires), begin)
     seconds, compute = clock.now - begun["now"], computing.seconds - begun["compute"]
     tokens = job.ranks * job.micro_batch * job.accumulation * (job.seq or find_model(job.model).tokens)
     return result | {"step_seconds": seconds, "compute_seconds": compute, "exposed_seconds": seconds - compute,
-                     "wire_seconds": wire.busy - begun["wire"], "flops": computing.flops - begun["flops"],
+                     "wire_seconds": busy(wires) - begun["wire"], "flops": computing.flops - begun["flops"],
                      "tokens_per_second": tokens / seconds}
 
 
-def run_job(job: SimulatedJob, comm: Comm, begin: Callable[[], None] = lambda: None) -> dict:
+def links_of(clock: VirtualClock, network: Network) -> tuple[SimulatedLink, SimulatedLink]:
+    """A rank's link to the ranks that divide buffers with it, and the one to those in other nodes that hold the same slice."""
+    return SimulatedLink(clock, network), SimulatedLink(clock, replace(network, per_node=1))
+
+
+def busy(wires: tuple[SimulatedLink, SimulatedLink]) -> float:
+    return sum(wire.busy for wire in wires)
+
+
+def simulated_groups(job: SimulatedJob, like: str, wires=(None, None)) -> Groups:
+    """The groups of the job's rank, in a world that is not there."""
+    divide = job.shard_ranks or job.ranks
+    comm = SimulatedComm(job.rank % divide, divide, like, wires[0])
+    if divide == job.ranks:
+        return Groups(comm)
+    return Groups(comm, SimulatedComm(job.rank // divide, job.ranks // divide, like, wires[1], comm.recorder))
+
+
+def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = lambda: None) -> dict:
     """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective, where `comm` is.
 
+    comm: all ranks, or those that divide a buffer and those that hold replicas, where the job has `shard_ranks`.
     Returns params, stage, ranks; in bytes parameters_bytes and optimizer_bytes after the step, gradients_bytes just before
-    its update, their sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, and sent by verb.
+    its update, their sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, and sent by verb;
+    replicas_bytes of it to the ranks that hold the same slice.
     """
-    known = find_model(job.model)
+    groups = comm if isinstance(comm, Groups) else Groups(comm)
+    known, comm, replicas = find_model(job.model), groups.shard, groups.replicate
     model = known.make()
     if job.recompute:
         checkpoint_blocks(model)
     params = sum(param.numel() for param in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    shard(model, optimizer, job.stage, comm=comm, param_dtype=torch.bfloat16 if job.half else None)
+    shard(model, optimizer, job.stage, comm=groups, param_dtype=torch.bfloat16 if job.half else None)
     forget_shapes(model)
     tokens_BT = torch.zeros(job.micro_batch, job.seq or known.tokens, dtype=torch.int64)
     step(model, optimizer, known.loss, tokens_BT, job.accumulation)
-    before = comm.sent.copy()
+    before, before_replicas = comm.sent.copy(), replicas.sent.copy() if replicas else Counter()
     begin()
     with Ledger(model, optimizer) as ledger, model.zero.meter.watched_by(ledger):
         number = comm.recorder.step
         measured = watched_step(ledger, optimizer, comm,
                                 lambda: step(model, optimizer, known.loss, tokens_BT, job.accumulation))
         kinds = asdict(ledger.at_peak)
+    to_replicas = (replicas.sent if replicas else Counter()) - before_replicas
     held = {name: measured[name] for name in ("parameters_bytes", "gradients_bytes", "optimizer_bytes")}
     result = {"params": params, "stage": job.stage, "ranks": job.ranks, **held, "total_bytes": sum(held.values()),
-              "peak_bytes": measured["peak_bytes"], "peak_kinds": kinds, "sent_bytes": measured["sent_bytes"],
-              "sent": dict(comm.sent - before), "padding_bytes": measured["padding_bytes"],
+              "peak_bytes": measured["peak_bytes"], "peak_kinds": kinds,
+              "sent_bytes": measured["sent_bytes"] + to_replicas.total(), "sent": dict(comm.sent - before + to_replicas),
+              "replicas_bytes": to_replicas.total(), "padding_bytes": measured["padding_bytes"],
               "events": comm.recorder.of_step(number)}
     del model, optimizer, ledger
     gc.collect()  # a stage and its hooks refer to each other
