@@ -17,7 +17,7 @@ SLICES = "the rank's slices of parameters and optimizer states"
 AT_THE_PEAK = {"activations and all else": MEANINGS["activations"], "gradients": MEANINGS["gradients"],
                "gathered parameters": MEANINGS["parameters"], SLICES: MEANINGS["optimizer"]}
 COMPUTES, WAITS = {"facecolor": "#9cc3e0"}, {"facecolor": "white", "hatch": "...."}  # as in timelines
-HUES = "#d3e5f2", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#56b4e9", "#e4e4e4", "#d55e00"  # of slices, each with its number
+SHADES = "#ffffff", "#d0d0d0"  # of slices, in turn; their numbers tell them apart
 
 
 def look(meaning: Meaning) -> dict:
@@ -78,7 +78,7 @@ def peaks_over_ranks(panels: Mapping[str, Mapping[int, Mapping]], divided: Mappi
             axes.fill_between(at, below, total, **look(meaning), label=kind)
             below = total
         axes.plot(at, total, color=INK, linewidth=1.5, marker="o", markersize=3, label="the peak of a step")
-        axes.plot(divided, [nbytes / GB for nbytes in divided.values()], color=INK, linestyle="--", linewidth=1.2,
+        axes.plot(list(divided), [nbytes / GB for nbytes in divided.values()], color=INK, linestyle="--", linewidth=1.2,
                   label="all model states over N")
         axes.set(xscale="log", yscale="log", xlim=(at[0], at[-1]), ylim=(low / 2, 1.6 * max(total)), title=name, xlabel="ranks, N")
         axes.set_xticks(at[::2], [f"{ranks:,}" for ranks in at[::2]], fontsize=8)
@@ -132,7 +132,7 @@ def two_ways_to_cut(nodes: int, per_node: int) -> Figure:
     draw_nodes(left, nodes, per_node, lambda node, rank: node * per_node + rank, "one group: every slice is somewhere else")
     draw_nodes(right, nodes, per_node, lambda node, rank: rank, "hybrid: each node has all slices")
     for axes, words in ((left, f"a gather needs all {nodes * per_node} ranks"),
-                        (right, "a gather stays in a row; gradients are also added up along a column")):
+                        (right, "a gather stays in its row; sums also go down the columns")):
         axes.set_xlabel(words, fontsize=9)
     figure.set_label(f"{nodes} nodes of {per_node} ranks. Left, one group: rank r holds slice r of {nodes * per_node}. "
                      f"Right, hybrid: in each node rank r holds slice r of {per_node}, so that the slices of a column are the same.")
@@ -144,7 +144,7 @@ def draw_nodes(axes: Axes, nodes: int, per_node: int, slice_of, title: str) -> N
         axes.add_patch(Rectangle((-0.1, node - 0.06), per_node + 0.1, 0.9, facecolor="none", edgecolor=FAINT, linewidth=1))
         for rank in range(per_node):
             number = slice_of(node, rank)
-            axes.add_patch(Rectangle((rank, node), 0.9, 0.78, facecolor=HUES[number % len(HUES)], edgecolor=INK, linewidth=0.6))
+            axes.add_patch(Rectangle((rank, node), 0.9, 0.78, facecolor=SHADES[number % len(SHADES)], edgecolor=INK, linewidth=0.6))
             axes.text(rank + 0.45, node + 0.39, f"slice {number}", ha="center", va="center", fontsize=9,
                       bbox={"color": "white", "alpha": 0.8, "pad": 1})
     axes.set(xlim=(-0.15, per_node + 0.05), ylim=(nodes, -0.12), xticks=[], yticks=[node + 0.4 for node in range(nodes)],

@@ -21,6 +21,12 @@ from ..simulation import SimulatedJob, find_cluster, simulate, simulate_time
 FILE = Path(__file__).with_name("recorded_scale.json")
 TABLE = {"7.5B": "llama-7b", "128B": "llama-128b", "1T": "llama-1t"}  # the paper's models, and what is simulated for them
 TABLE_RANKS = 1, 4, 16, 64, 256, 1024
+PRINTED = {  # Table 1 of arXiv 1910.02054, GB per rank at stages 1 / 2 / 3, as it is printed
+    "7.5B": ("120 / 120 / 120", "52.5 / 41.3 / 30", "35.6 / 21.6 / 7.5", "31.4 / 16.6 / 1.88", "30.4 / 15.4 / 0.47",
+             "30.1 / 15.1 / 0.12"),
+    "128B": ("2048 / 2048 / 2048", "896 / 704 / 512", "608 / 368 / 128", "536 / 284 / 32", "518 / 263 / 8", "513 / 257 / 2"),
+    "1T": ("16000 / 16000 / 16000", "7000 / 5500 / 4000", "4750 / 2875 / 1000", "4187 / 2218 / 250", "4046 / 2054 / 62.5",
+           "4011 / 2013 / 15.6")}
 GROWTH_RANKS = tuple(2**power for power in range(13))
 CLUSTER, NODE = "64x8xH100", 8  # and the ranks of one of its nodes
 TIMED_RANKS = 8, 32, 128, 512, 2048
