@@ -80,7 +80,8 @@ def peaks_over_ranks(panels: Mapping[str, Mapping[int, Mapping]], divided: Mappi
         axes.plot(at, total, color=INK, linewidth=1.5, marker="o", markersize=3, label="the peak of a step")
         axes.plot(list(divided), [nbytes / GB for nbytes in divided.values()], color=INK, linestyle="--", linewidth=1.2,
                   label="all model states over N")
-        axes.set(xscale="log", yscale="log", xlim=(at[0], at[-1]), ylim=(low / 2, 1.6 * max(total)), title=name, xlabel="ranks, N")
+        axes.set(xscale="log", yscale="log", xlim=(at[0], at[-1]), ylim=(low / 2, 2.2 * max(total)), title=name, xlabel="ranks, N")
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xticks(at[::2], [f"{ranks:,}" for ranks in at[::2]], fontsize=8)
         axes.minorticks_off()
         for ranks, height in ((at[0], total[0]), (at[-1], total[-1])):
@@ -99,12 +100,12 @@ def peaks_over_ranks(panels: Mapping[str, Mapping[int, Mapping]], divided: Mappi
 def seconds_over_ranks(ways: Mapping[str, Mapping[int, Mapping[str, float]]], title: str) -> Figure:
     """How long a step takes: a bar for each way at each number of ranks, cut into computing and standing still.
 
-    ways: name → {ranks: step_seconds, compute_seconds, exposed_seconds}.
+    ways: name → {ranks: step_seconds, compute_seconds, exposed_seconds}; of several each has a letter.
     """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes, said, width = figure.subplots(), [], 0.8 / len(ways)
     for number, (name, results) in enumerate(ways.items()):
-        letter = chr(ord("A") + number)
+        letter = chr(ord("A") + number) if len(ways) > 1 else ""
         at = [place + (number - (len(ways) - 1) / 2) * width for place in range(len(results))]
         compute, exposed = ([result[f"{part}_seconds"] for result in results.values()] for part in ("compute", "exposed"))
         axes.bar(at, compute, 0.92 * width, edgecolor=FAINT, **COMPUTES, label="computes" if number == 0 else None)
@@ -113,7 +114,7 @@ def seconds_over_ranks(ways: Mapping[str, Mapping[int, Mapping[str, float]]], ti
         for place, one, other in zip(at, compute, exposed, strict=True):
             axes.annotate(f"{one + other:.2f}", (place, one + other), (0, 3), textcoords="offset points", ha="center", fontsize=8)
             axes.annotate(letter, (place, 0), (0, 4), textcoords="offset points", ha="center", fontsize=8, weight="bold")
-        axes.plot([], [], " ", label=f"{letter}: {name}")
+        axes.plot([], [], " ", label=f"{letter}: {name}" if letter else name)
         said.append(f"{name}: " + ", ".join(f"{one + other:.2f} s on {ranks:,} ranks, in {other:.2f} s of which it stands still"
                                            for ranks, one, other in zip(results, compute, exposed, strict=True)))
     ranks = next(iter(ways.values()))
