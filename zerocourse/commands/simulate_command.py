@@ -4,6 +4,7 @@
   zerocourse simulate --model llama-7b --stage 2 --ranks 64 --dtype bf16 --recompute
   zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100
   zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100 --shard-ranks 8
+  zerocourse simulate --model llama-7b --ranks 1024 --dtype bf16 --recompute --peer fsdp2
 """
 
 import time
@@ -33,7 +34,10 @@ def configure(parser):
     parser.add_argument("--shard-ranks", **positive, metavar="S",
                         help="ranks that divide a buffer, as those of a node; the others hold replicas (default: all divide it)")
     parser.add_argument("--like", choices=("gloo", "nccl"),
-                        help="whose memory a reduction takes: N - 1 slices, or one (default gloo, and nccl on a cluster)")
+                        help="whose memory a reduction takes: N - 1 slices, or one (default gloo; nccl on a cluster or "
+                             "with a peer)")
+    parser.add_argument("--peer", choices=("fsdp2",),
+                        help="also simulate torch's FSDP2 in place of stage 3 (or 2: kept until the backward)")
     parser.add_argument("--cluster", metavar="NAME", help="also say how long a step takes there: 2xT4, dgx2, 8xA100, 64x8xH100")
 
 
@@ -42,11 +46,21 @@ def run(args) -> Outcome:
     job = SimulatedJob(args.model, args.stage, args.ranks, args.rank, args.micro_batch, args.seq, args.accumulation,
                        args.dtype == "bf16", args.recompute, args.shard_ranks)
     cluster = None if args.cluster is None else find_cluster(args.cluster)
+    peer = _peer(job) if args.peer else None
     began = time.perf_counter()
-    result = simulate(job, args.like or "gloo") if cluster is None else simulate_time(job, cluster, args.like or "nccl")
+    like = args.like or ("nccl" if cluster or peer else "gloo")
+    result = simulate(job, like) if cluster is None else simulate_time(job, cluster, like)
     result.pop("events")
-    took = time.perf_counter() - began
-    return Outcome(_text(args, result, took) + (_time(args, result, cluster) if cluster else ""), result)
+    text = _text(args, result, time.perf_counter() - began)
+    text += (_time(args, result, cluster) if cluster else "") + (_beside(result, *peer) if peer else "")
+    return Outcome(text, result | ({"peers": {args.peer: peer[0]}} if peer else {}))
+
+
+def _peer(job) -> tuple[dict, float]:
+    """What FSDP2 holds and sends, and the seconds that this simulation took."""
+    from ..simulation.fsdp2 import simulate_fsdp2
+    began = time.perf_counter()
+    return simulate_fsdp2(job), time.perf_counter() - began
 
 
 def _text(args, result: dict, seconds: float) -> str:
@@ -73,3 +87,13 @@ def _time(args, result: dict, cluster) -> str:
         f"{result['exposed_seconds']:.3g} s it waits for its link, which is busy for {result['wire_seconds']:.3g} s.",
         f"All ranks together: {result['tokens_per_second']:,.0f} tokens a second, {flops / seconds / 1e12:.3g} TFLOPS per rank.",
         f"Figures: {cluster.source}."])
+
+
+def _beside(ours: dict, theirs: dict, seconds: float) -> str:
+    rows = [(kind, f"{kind}_bytes") for kind in ("parameters", "gradients", "optimizer", "total")]
+    rows += [("peak", "peak_bytes"), ("sent in a step", "sent_bytes"), ("and padding", "padding_bytes")]
+    lines = ["", "", f"Beside torch's FSDP2, simulated in {seconds:.0f} s and counted by the same ledger:", "",
+             f"{'':14}{'zerocourse':>24}{'FSDP2':>24}"]
+    lines += [f"{name:14}{both(ours[key]):>24}{both(theirs[key]):>24}" for name, key in rows]
+    lines.append("What a reduction takes until it is complete is counted as on NCCL, unless --like says gloo.")
+    return "\n".join(lines)

@@ -8,6 +8,7 @@ the same ledger, and so their bytes can be compared: they are equal, to the byte
 import gc
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -113,47 +114,81 @@ def simulated_groups(job: SimulatedJob, like: str, wires=(None, None)) -> Groups
 
 
 def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = lambda: None) -> dict:
-    """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective, where `comm` is.
+    """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective if `comm` is.
 
     comm: all ranks, or those that divide a buffer and those that hold replicas, where the job has `shard_ranks`.
-    Returns params, stage, ranks; in bytes parameters_bytes and optimizer_bytes after the step, gradients_bytes just before
-    its update, their sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, and sent by verb;
-    replicas_bytes of it to the ranks that hold the same slice.
+    Returns params, stage, ranks; what `watch_second_step` does, and replicas_bytes, how much of what is sent goes to ranks
+    that hold the same slice; and the second step's events.
     """
     groups = comm if isinstance(comm, Groups) else Groups(comm)
-    known, comm, replicas = find_model(job.model), groups.shard, groups.replicate
-    model = known.make()
-    if job.recompute:
-        checkpoint_blocks(model)
-    params = sum(param.numel() for param in model.parameters())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    model = make_model(job)
+    about, optimizer, before = describe(job, model), adamw(model), Counter()
     shard(model, optimizer, job.stage, comm=groups, param_dtype=torch.bfloat16 if job.half else None)
     forget_shapes(model)
-    tokens_BT = torch.zeros(job.micro_batch, job.seq or known.tokens, dtype=torch.int64)
-    step(model, optimizer, known.loss, tokens_BT, job.accumulation)
-    before, before_replicas = comm.sent.copy(), replicas.sent.copy() if replicas else Counter()
-    begin()
-    with Ledger(model, optimizer) as ledger, model.zero.meter.watched_by(ledger):
-        number = comm.recorder.step
-        measured = watched_step(ledger, optimizer, comm,
-                                lambda: step(model, optimizer, known.loss, tokens_BT, job.accumulation))
-        kinds = asdict(ledger.at_peak)
-    to_replicas = (replicas.sent if replicas else Counter()) - before_replicas
-    held = {name: measured[name] for name in ("parameters_bytes", "gradients_bytes", "optimizer_bytes")}
-    result = {"params": params, "stage": job.stage, "ranks": job.ranks, **held, "total_bytes": sum(held.values()),
-              "peak_bytes": measured["peak_bytes"], "peak_kinds": kinds,
-              "sent_bytes": measured["sent_bytes"] + to_replicas.total(), "sent": dict(comm.sent - before + to_replicas),
-              "replicas_bytes": to_replicas.total(), "padding_bytes": measured["padding_bytes"],
-              "events": comm.recorder.of_step(number)}
-    del model, optimizer, ledger
+
+    def begin_watched() -> None:
+        before.update(sent_to_replicas(groups))
+        begin()
+
+    watched_by = model.zero.meter.watched_by
+    result = about | watch_second_step(job, model, optimizer, groups.shard, begin_watched, watched_by)
+    to_replicas = sent_to_replicas(groups) - before
+    result |= {"sent_bytes": result["sent_bytes"] + to_replicas.total(), "sent": dict(Counter(result["sent"]) + to_replicas),
+               "replicas_bytes": to_replicas.total(), "events": groups.shard.recorder.of_step(1)}
+    del model, optimizer
     gc.collect()  # a stage and its hooks refer to each other
     return result
 
 
+def sent_to_replicas(groups: Groups) -> Counter:
+    return groups.replicate.sent if groups.replicate is not None else Counter()
+
+
+def make_model(job: SimulatedJob) -> nn.Module:
+    model = find_model(job.model).make()
+    if job.recompute:
+        checkpoint_blocks(model)
+    return model
+
+
+def describe(job: SimulatedJob, model: nn.Module) -> dict[str, int]:
+    """Of a model that is whole."""
+    return {"params": sum(map(torch.numel, model.parameters())), "stage": job.stage, "ranks": job.ranks}
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def watch_second_step(job: SimulatedJob, model: nn.Module, optimizer: torch.optim.Optimizer, counts,
+                      begin: Callable[[], None] = lambda: None, watched_by=lambda ledger: nullcontext()) -> dict:
+    """Train two steps, and watch the second one, before which `begin` is called.
+
+    counts: what is sent, with the counters of `Comm`.   watched_by(ledger): a context of that step.
+    Returns, in bytes, parameters_bytes and optimizer_bytes after the step, gradients_bytes just before its update, their
+    sum total_bytes, peak_bytes with all else that was alive, peak_kinds; sent_bytes, sent by verb, and padding_bytes, which
+    are sent besides.
+    """
+    known = find_model(job.model)
+    tokens_BT = torch.zeros(job.micro_batch, job.seq or known.tokens, dtype=torch.int64)
+    step(model, optimizer, known.loss, tokens_BT, job.accumulation)
+    before = counts.sent.copy()
+    begin()
+    with Ledger(model, optimizer) as ledger, watched_by(ledger):
+        measured = watched_step(ledger, optimizer, counts,
+                                lambda: step(model, optimizer, known.loss, tokens_BT, job.accumulation))
+        kinds = asdict(ledger.at_peak)
+    held = {name: measured[name] for name in ("parameters_bytes", "gradients_bytes", "optimizer_bytes")}
+    return {**held, "total_bytes": sum(held.values()), "peak_bytes": measured["peak_bytes"], "peak_kinds": kinds,
+            "sent_bytes": measured["sent_bytes"], "sent": dict(counts.sent - before),
+            "padding_bytes": measured["padding_bytes"]}
+
+
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of, tokens_BT: Tensor, accumulation: int) -> None:
+    stage = getattr(model, "zero", None)
     for number in range(accumulation):
         is_last = number == accumulation - 1
-        with model.zero.backward_options(reduces=is_last, is_last=is_last):
+        with stage.backward_options(reduces=is_last, is_last=is_last) if stage is not None else nullcontext():
             (loss_of(model, tokens_BT) / accumulation).backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -60,13 +60,21 @@ def find_model(name: str) -> KnownModel:
 
 
 def llama(shape: LlamaShape) -> nn.Module:
-    """A `LlamaForCausalLM`, its values random."""
+    """A `LlamaForCausalLM`, its values random.
+
+    Its attention is transformers' own "sdpa" under another name, for which transformers makes no mask. For "sdpa" itself it
+    reads the positions to see that none is needed, and where they are fake tensors, which cannot be read, it makes one of
+    T x T values, which changes the peak.
+    """
     try:
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
     except ImportError:
         raise BadInput("a Llama is built by transformers, which is not installed: install it, or take a GPT-2") from None
-    config = LlamaConfig(num_hidden_layers=shape.layers, hidden_size=shape.width, intermediate_size=shape.inner,
-                         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=shape.vocabulary,
+    AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+    config = LlamaConfig(attn_implementation="causal_sdpa", num_hidden_layers=shape.layers, hidden_size=shape.width,
+                         intermediate_size=shape.inner, num_attention_heads=shape.heads,
+                         num_key_value_heads=shape.kv_heads, vocab_size=shape.vocabulary,
                          max_position_embeddings=shape.tokens, use_cache=False)
     with torch.random.fork_rng():
         return LlamaForCausalLM(config)
