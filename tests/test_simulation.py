@@ -54,10 +54,12 @@ def test_a_simulated_rank_is_a_real_one(pool, ranks):
 
 def in_hybrid_ranks(jobs: list[SimulatedJob]) -> list[dict]:
     """Ranks 0 and 1 divide a buffer, and so do 2 and 3, which hold the same."""
-    comm, pairs = Comm(), [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
-    shard = Comm(pairs[comm.rank // 2])
-    groups = Groups(shard, Comm(pairs[2 + comm.rank % 2], recorder=shard.recorder))
-    return [run_job(replace(job, rank=comm.rank), groups) for job in jobs]
+    rank, pairs, results = dist.get_rank(), [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])], []
+    for job in jobs:
+        comm = Comm(pairs[rank // 2])
+        groups = Groups(comm, Comm(pairs[2 + rank % 2], recorder=comm.recorder))
+        results.append(run_job(replace(job, rank=rank), groups))
+    return results
 
 
 def test_a_simulated_rank_of_a_hybrid_is_a_real_one(pool):
