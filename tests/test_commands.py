@@ -60,6 +60,16 @@ BAD = [  # (the words of the command line, what the sentence has)
     ("memory --model gpt2 --micro-batch 0", "--micro-batch is 0: it must be"),
     ("memory --params 7e9 --model gpt2", "not allowed with argument"),
     ("memory --table1 --stage 2 --ranks 4", "--ranks and --stage would change nothing with --table1"),
+    ("plan --model gpt2", "the following arguments are required: --cluster"),
+    ("plan --model gpt --cluster 8xA100", "there is no model 'gpt': did you mean gpt2?"),
+    ("plan --model gpt2 --cluster 8xA10", "there is no cluster '8xA10': did you mean 8xA100?"),
+    ("plan --model gpt2 --cluster 8xA100 --batch many", "the batch is 'many': it must be a positive number of samples"),
+    ("plan --model gpt2 --cluster 8xA100 --batch 3 --ranks 2 4", "cannot be divided among 2 or 4 ranks"),
+    ("plan --model gpt2 --cluster 8xA100 --ranks 2 0", "--ranks is 0: it must be an integer from 1"),
+    ("plan --model gpt2 --cluster 8xA100 --price -1", "--price is '-1': it must be a positive number of any currency"),
+    ("plan --model gpt2 --cluster 8xA100 --card 80", "--card: '80' is not a size in bytes"),
+    ("plan --model gpt2 --cluster 8xA100 --disk 1TB --host 1TB", "a disk is given without its rate"),
+    ("plan --model gpt2 --cluster 8xA100 --dtype fp8", "invalid choice: 'fp8'"),
     ("tour --steps 2", "--steps is 2: it must be an integer of at least 3"),
     ("tour --steps 1000000", "the standard library has text for"),
     ("tour --data no/such/file", "There is no no/such/file"),
@@ -185,7 +195,8 @@ def test_every_option_of_every_command_that_takes_a_number_or_a_path_is_checked(
              if action.option_strings and action.nargs != 0 and not action.choices
              and not isinstance(action, arguments.Checked)}
     assert plain == {("config", "--auto"), ("config", "--model"), ("memory", "--model"), ("tour", "--model"), ("train", "--model"),
-                     ("bench", "--modes"), ("simulate", "--model"), ("simulate", "--cluster")}
+                     ("bench", "--modes"), ("simulate", "--model"), ("simulate", "--cluster"), ("plan", "--model"), ("plan", "--cluster"),
+                     ("plan", "--batch")}
 
 
 def test_an_option_may_be_written_as_before(capsys):

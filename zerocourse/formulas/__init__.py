@@ -2,6 +2,7 @@
 
     shares       one rank's share of a flat buffer                  units      GB and GiB, read and written
     states       model states at each stage, in each convention     volumes    what is sent in an optimizer step
-    transformer  parameters of a GPT-2                              activations  what a layer keeps for its backward
+    transformer  parameters of a GPT-2 and a Llama                  activations  what a layer keeps for its backward
     peak         the most bytes at any moment of a step             estimators   what other people's tools would say
+    token_costs  bytes that one token keeps and moves                step_time    seconds of a step, and what they wait for
 """

@@ -1,4 +1,4 @@
-"""How many parameters a GPT-2 has, and what a step computes. Formulas: no torch. C is the width."""
+"""How many parameters a GPT-2 and a Llama have, and what a step computes. Formulas: no torch. C is the width."""
 
 
 def gpt2_block_params(width: int, bias: bool = True) -> int:
@@ -19,3 +19,17 @@ def gpt2_step_flops(params: int, layers: int, width: int, samples: int, seq: int
     6 a parameter and token, and 12C a layer, token and token attended to. Source: Chowdhery et al. 2022, appendix B.
     """
     return samples * seq * (6 * params + 12 * layers * width * seq)
+
+
+def llama_block_params(width: int, inner: int, heads: int, kv_heads: int) -> int:
+    """Parameters of one Llama block: queries and output, keys and values of fewer heads, three matrices, two norms."""
+    return 2 * width**2 + 2 * width * (width // heads) * kv_heads + 3 * width * inner + 2 * width
+
+
+def block_flops(block: int, width: int, seq: int, samples: int, passes: int) -> int:
+    """Floating-point operations of one block on `samples` samples of `seq` tokens, full attention counted.
+
+    passes: 1 for a forward; 2 for a backward, whose attention computes the scores once more (five products, not four).
+    """
+    attention = {1: 4, 2: 10}[passes]
+    return samples * seq * (2 * passes * block + attention * width * seq)

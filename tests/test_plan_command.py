@@ -1,0 +1,153 @@
+"""What a plan says: the facts of its sentences, `zerocourse plan`, and the widget."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from zerocourse.cli import main
+from zerocourse.course import plan_widget, show
+from zerocourse.course.plots_plan import plan_figure
+from zerocourse.errors import BadInput
+from zerocourse.formulas.units import gb
+from zerocourse.planning import Candidate, ask, computed, plan
+from zerocourse.planning.reasons import choice, fewest_ranks, host_needed, nothing_fits, reason, why
+from zerocourse.planning.search import evaluate
+
+LLAMA = ask("llama-7b", "8xA100")
+
+
+def saying(sentences: list[str], begins: str) -> str:
+    return next(each for each in sentences if each.startswith(begins))
+
+
+# Sentences ------------------------------------------------------------------------------------------------------------
+
+def test_the_choice_and_its_neighbours():
+    found = plan(LLAMA, simulate=0)
+    way, sentences = found.chosen.candidate, why(found)
+    assert way == Candidate(1, 8, 4), "stage 1 sends two passes, stage 3 three, and nothing has to wait"
+    assert f"Take ZeRO-1 on 8 ranks with micro-batch 4, in bf16, without recomputation: the peak is {gb(found.chosen.peak_bytes)} " \
+           f"of the card's 80.0 GB" in choice(found) and choice(found).endswith("(computed).")
+    for begins, other in (("data parallel", replace(way, stage=0)), ("micro-batch 8", replace(way, micro_batch=8)),
+                          ("4 ranks", replace(way, ranks=4))):
+        over = computed(LLAMA, other).peak_bytes - 80 * 10**9
+        assert f"too large by {gb(over)}, because its peak is" in saying(sentences, begins), begins
+    again = computed(LLAMA, replace(way, recompute=True))
+    slower = 1 - again.tokens_per_card / found.chosen.tokens_per_card
+    assert f"be {slower:.1%} slower" in saying(sentences, "with recomputation") and 0.15 < slower < 0.25
+    assert "µs for each of its tokens" in saying(sentences, "with recomputation")
+    assert "both send 23.6 GB per rank and step, and the lower stage is the simpler one" in saying(sentences, "ZeRO-2 instead")
+    assert len(sentences) == 6
+    three = reason(found, replace(way, stage=3))
+    assert "be as fast" in three and "it sends 35.4 GB (3 passes over all parameters) and the choice 23.6 GB (2 passes)" in three
+
+
+def test_a_batch_that_is_not_divided_is_said():
+    found = plan(ask("llama-7b", "8xA100", batch=8 * 12, ranks=(4, 8)), simulate=0)
+    assert found.chosen.candidate.ranks == 8 and found.chosen.candidate.samples == 96
+    assert "is the one that" not in choice(found) and "of them accumulated" in choice(found)
+    sixteen = replace(found.chosen.candidate, micro_batch=8, accumulation=0)
+    assert reason(found, sixteen) == "8 × 8 samples do not divide the batch of 96, so it is not possible."
+    assert "because it has fewer cards" in saying(why(found), "4 ranks")
+
+
+def test_where_nothing_fits_it_is_said_what_would():
+    question = ask("llama-70b", "8xA100")
+    lines = nothing_fits(question)
+    ranks, host = fewest_ranks(question), host_needed(question)
+    assert ranks == 16 and f"--ranks {ranks}" in lines[1] and "Nearest is ZeRO-3, 8 ranks, micro-batch 1, bf16, recompute" in lines[0]
+    for enough, with_ranks in ((True, 16), (False, 8)):
+        assert bool(evaluate(replace(question, ranks=(with_ranks,)))[0]) is enough
+    for enough, nbytes in ((True, host), (False, host - 1)):
+        assert bool(evaluate(replace(question, budgets=question.budgets | {"host": nbytes}))[0]) is enough
+    hopeless = ask("llama3-405b", "2xT4", memory=10**9)
+    assert "No number of ranks" in nothing_fits(hopeless)[1] and len(nothing_fits(hopeless)) == 2
+
+
+def test_offload_is_refused_for_the_card_that_would_do():
+    question = ask("llama-7b", "2xT4", host=128 * 10**9)
+    found = plan(question, simulate=0)
+    assert found.chosen.candidate.optimizer == "host"
+    assert {line.split(":")[0] for line in why(found)} >= {f"{name} without offload" for name in
+                                                           ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")}
+    slow = replace(question, rates=replace(question.rates, link=question.rates.link / 10))
+    assert plan(slow, 0).chosen.tokens_per_card < found.chosen.tokens_per_card
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+def test_the_command(capsys):
+    assert main(["plan", "--model", "gpt2-tiny", "--cluster", "2xT4", "--ranks", "2", "--most-micro-batch", "2", "--simulate", "1",
+                 "--price", "0.5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ranks"] == [2] and found["considered"] == 16 and found["chosen"] == found["best"][0] and len(found["best"]) == 5
+    chosen = found["chosen"]
+    assert chosen["source"] == "simulated" and {each["source"] for each in found["best"][1:]} == {"computed"}
+    for name in ("peak_bytes", "sent_bytes", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "the_rest_bytes"):
+        assert type(chosen[name]) is int
+    assert chosen["tokens_per_second_per_card"] == pytest.approx(chosen["tokens_per_second"] / 2)
+    assert chosen["cost_per_billion_tokens"] == pytest.approx(0.5 * 2 / 3600 * 1e9 / chosen["tokens_per_second"])
+    assert found["sentence"].startswith("Take ") and len(found["why"]) >= 4
+
+
+def test_the_command_for_people(capsys):
+    assert main(["plan", "--model", "llama-7b", "--cluster", "8xA100", "--simulate", "0", "--batch", "1048576 tokens"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if " computed " in line]
+    assert len(rows) == 5 and rows[0].startswith("> ") and not any(row.startswith(">") for row in rows[1:])
+    assert len({len(row) for row in rows}) == 1, "columns stand below each other"
+    assert lines[2].startswith("Take ") and "Why not its neighbours?" in lines and any("data sheet" in line for line in lines)
+
+
+def test_a_plan_that_fails_has_status_1(capsys):
+    assert main(["plan", "--model", "llama-70b", "--cluster", "8xA100", "--simulate", "0"]) == 1
+    assert capsys.readouterr().out.startswith("Nothing fits. Nearest is ")
+
+
+# The widget -----------------------------------------------------------------------------------------------------------
+
+WAY = {"model": "llama-7b", "cluster": "8xA100", "stage": 2, "ranks": 8, "micro_batch": 2, "recompute": False}
+
+
+def test_the_verdict():
+    question, found = plan_widget.evaluations(**WAY)
+    said = plan_widget.verdict(question, found["▸ ZeRO-2"], found)
+    assert said.startswith("llama-7b on 8 ranks of 8xA100, ZeRO-2 with micro-batch 2 and no recomputation: it fits, with ")
+    assert gb(80 * 10**9 - found["▸ ZeRO-2"].peak_bytes) in said
+    question, found = plan_widget.evaluations(**WAY | {"stage": 0})
+    assert "With this micro-batch ZeRO-1 and ZeRO-2 and ZeRO-3 would fit." in plan_widget.verdict(question, found["▸ data parallel"], found)
+    question, found = plan_widget.evaluations(**WAY | {"micro_batch": 64})
+    assert "No stage fits so" in plan_widget.verdict(question, found["▸ ZeRO-2"], found)
+
+
+def test_the_picture_is_drawn_to_scale():
+    question, found = plan_widget.evaluations(**WAY)
+    figure = plan_figure(found, question.budgets["device"])
+    memory, sent, time = figure.axes
+    widths = {}
+    for bar in memory.patches:
+        row = round(bar.get_y() + bar.get_height() / 2)
+        widths[row] = widths.get(row, 0) + bar.get_width()
+    assert widths == pytest.approx({row: each.peak_bytes / 1e9 for row, each in enumerate(found.values())})
+    assert [bar.get_width() for bar in sent.patches] == pytest.approx([sum(each.sent.values()) / 1e9 for each in found.values()])
+    assert sum(bar.get_width() for bar in time.patches) == pytest.approx(sum(each.step_seconds for each in found.values()))
+    assert "▸ ZeRO-2 needs 50.3 GB at the peak and fits" in figure.get_label()
+    assert [line.get_xdata()[0] for line in memory.lines] == [80.0]
+
+
+def test_a_saved_notebook_keeps_the_picture(monkeypatch):
+    """Moving a control draws at once: each of its values in a fraction of a second, and without a simulation."""
+    shown = []
+    monkeypatch.setattr(plan_widget, "explore", lambda draw, describe, **controls: shown.append((draw, describe, controls)))
+    plan_widget.planner()
+    draw, describe, controls = shown[0]
+    values = {name: control.start for name, control in controls.items()}
+    assert values == WAY
+    for name, control in controls.items():
+        for value in (control.values.values() if isinstance(control.values, dict) else control.values):
+            assert re.search(r"\d", describe(**values | {name: value}))
+    assert show.figure(draw(**values), describe(**values)) is not None
+    with pytest.raises(BadInput, match="the planner does not offer 'bert'"):
+        plan_widget.planner("bert")

@@ -1,0 +1,108 @@
+"""Which stage, how many GPUs, which micro-batch, does it fit, what does it cost, and why.
+
+  zerocourse plan --model llama-7b --cluster 8xA100
+  zerocourse plan --model llama-7b --cluster 64x8xH100 --batch "4194304 tokens" --ranks 64 128 256 --price 2.50
+  zerocourse plan --model gpt2-xl --cluster 2xT4 --host 32GB
+
+Formulas evaluate all candidates within a second: stages 0 to 3, the ranks, micro-batches, recomputation, and with --host
+and --disk the ways to offload. Simulations of the package's own stages then confirm the best, or refuse them. Without
+--batch the best has the most tokens a second per card, and with it the most of all cards.
+"""
+
+from dataclasses import asdict
+
+from ..formulas.units import gb
+from . import Outcome
+from .arguments import MOST_RANKS, Checked, positive, size, whole
+
+HELP = "which stage, how many ranks and which micro-batch to train with on a cluster, and why"
+SHOWN = 5  # rows of the table
+MOST_SIMULATED = 100_000  # ranks, as in `simulate`
+
+
+def configure(parser):
+    parser.add_argument("--model", required=True, metavar="NAME", help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t")
+    parser.add_argument("--cluster", required=True, metavar="NAME", help="2xT4, dgx2, 8xA100, 64x8xH100")
+    parser.add_argument("--batch", metavar="B", help='samples of an optimizer step, or "4194304 tokens" (default: any)')
+    parser.add_argument("--ranks", nargs="+", action=CheckedAll, read=whole(1, MOST_SIMULATED), metavar="N",
+                        help="world sizes to try (default: powers of two up to the cluster's cards)")
+    parser.add_argument("--dtype", nargs="+", choices=("bf16", "fp32"), default=["bf16"], metavar="TYPE",
+                        help="bf16 with fp32 master weights, fp32, or both (default bf16)")
+    parser.add_argument("--seq", action=Checked, read=whole(1, MOST_RANKS), metavar="T",
+                        help="tokens in a sample (default: the model's most)")
+    parser.add_argument("--card", action=Checked, read=size(), metavar="SIZE",
+                        help="memory of a card that may be used (default: all that it has)")
+    parser.add_argument("--host", action=Checked, read=size(), default=0, metavar="SIZE", help="host memory per rank, for offload")
+    parser.add_argument("--disk", action=Checked, read=size(), default=0, metavar="SIZE", help="disk space per rank, for offload")
+    parser.add_argument("--disk-rate", action=Checked, read=size(), metavar="SIZE", help="bytes a second of the disk, per rank")
+    parser.add_argument("--price", action=Checked, read=positive("any currency"), metavar="P", help="of one card for one hour")
+    parser.add_argument("--most-micro-batch", action=Checked, read=whole(1, 4096), default=64, metavar="B",
+                        help="the largest micro-batch to try (default 64)")
+    parser.add_argument("--simulate", action=Checked, read=whole(0, 20), default=3, metavar="K",
+                        help="how many of the best to simulate, each a few seconds; 0: formulas alone (default 3)")
+
+
+class CheckedAll(Checked):
+    """The same for an option with several values."""
+
+    def __call__(self, parser, namespace, texts, option=None):
+        values = []
+        for text in texts:
+            super().__call__(parser, namespace, text, option)
+            values.append(getattr(namespace, self.dest))
+        setattr(namespace, self.dest, tuple(values))
+
+
+def run(args) -> Outcome:
+    from tqdm import tqdm
+
+    from ..planning import ask, plan  # here: torch takes two seconds to import
+    from ..planning.question import Rates
+    from ..planning.reasons import choice, nothing_fits, why
+    question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host, args.disk,
+                   args.price, args.most_micro_batch, Rates(disk=args.disk_rate))
+    with tqdm(total=args.simulate, desc="simulated", disable=None, leave=False) as bar:
+        found = plan(question, args.simulate, lambda done, of: bar.update(done - bar.n))
+    asked = {"model": args.model, "params": question.model.params, "cluster": args.cluster, "seq": question.seq,
+             "batch": question.batch, "ranks": list(question.ranks), "card_bytes": question.budgets["device"],
+             "considered": found.considered}
+    if found.chosen is None:
+        lines = nothing_fits(question)
+        return Outcome("\n".join(lines), asked | {"chosen": None, "best": [], "why": lines}, ok=False)
+    reasons, sentence = why(found), choice(found)
+    best = [row(each) for each in found.ranking[:SHOWN]]
+    data = asked | {"chosen": best[0], "sentence": sentence, "why": reasons, "best": best}
+    return Outcome(text(question, found, sentence, reasons), data)
+
+
+def row(evaluation) -> dict:
+    """An evaluation as an object: bytes are integers, of one rank and one optimizer step."""
+    kinds = {f"{kind.partition(',')[0].replace(' ', '_')}_bytes": nbytes for kind, nbytes in evaluation.kinds.items()}
+    return {**asdict(evaluation.candidate), "source": evaluation.source, **kinds, "peak_bytes": evaluation.peak_bytes,
+            "held_bytes": dict(evaluation.held), "sent_bytes": sum(evaluation.sent.values()),
+            "sent_bytes_by_link": dict(evaluation.sent), "step_seconds": evaluation.step_seconds,
+            "compute_seconds": evaluation.compute_seconds, "exposed_seconds": evaluation.exposed_seconds,
+            "tokens_per_second": evaluation.tokens_per_second, "tokens_per_second_per_card": evaluation.tokens_per_card,
+            "cost_per_billion_tokens": evaluation.cost}
+
+
+def text(question, found, sentence: str, reasons: list[str]) -> str:
+    shown, priced = found.ranking[:SHOWN], question.price is not None
+    wide = max(len(str(each.candidate)) for each in shown)
+    lines = [f"{question.model.name}, {question.model.params:,} parameters, samples of {question.seq:,} tokens, on "
+             f"{question.cluster_name}: {found.considered:,} candidates", "", sentence, "",
+             f"{'':{wide + 2}}{'':>11}{'peak':>9}{'sent':>9}{'step':>10}{'waits':>10}{'tokens/s':>11}{'per card':>10}"
+             + f"{'10⁹ tokens':>12}" * priced]
+    for each in shown:
+        lines.append(f"{'>' if each is found.chosen else ' '} {each.candidate!s:{wide}}{each.source:>11}{gb(each.peak_bytes):>9}"
+                     f"{gb(sum(each.sent.values())):>9}{each.step_seconds:>8.3g} s{each.exposed_seconds:>8.2g} s"
+                     f"{each.tokens_per_second:>11,.0f}{each.tokens_per_card:>10,.0f}"
+                     + (f"{each.cost:>12,.2f}" if priced else ""))
+    lines += ["", "Why not its neighbours?", *(f"- {line}" for line in reasons), "",
+              "Simulated: the package's own stage, on tensors without memory. Computed: by formula, and confirmed by no simulation.",
+              f"Times are at {question.cluster.machine.efficiency:.0%} of the card's peak. What a framework and its allocator need "
+              "comes on top: --card 76GB leaves room for it.", f"Figures: {question.cluster.source}."]
+    if question.budgets["host"]:
+        lines.append("Offload is only computed, over a link of PCIe 4.0 x16, with 51 GB/s of host memory for each card, and with "
+                     "nothing hidden.")
+    return "\n".join(lines)

@@ -1,0 +1,193 @@
+"""A plan in sentences: what is chosen, why not its neighbours, and what would help where nothing fits."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..formulas.units import gb
+from ..formulas.volumes import passes
+from ..formulas.what_fits import ARRANGEMENTS, DEVICE, PLACES
+from .by_formula import computed
+from .candidate import COMPUTED, Candidate, Evaluation
+from .question import Question
+from .search import AS_FAST, Plan, evaluate, sent_per_token
+
+MOST_RANKS = 2**14  # where a search for enough ranks ends
+
+
+def choice(plan: Plan) -> str:
+    """What is chosen, in one sentence, with its bytes and its speed."""
+    best, card = plan.chosen, plan.question.budgets[DEVICE]
+    way = best.candidate
+    several = f", {way.accumulation} of them accumulated" if way.accumulation > 1 else ""
+    return (f"Take {way.arrangement} on {ranks_of(way)} with micro-batch {way.micro_batch}{several}, in {dtype(way)}, "
+            f"{'with' if way.recompute else 'without'} recomputation: the peak is {gb(best.peak_bytes)} of the card's "
+            f"{gb(card)}, a step of {best.tokens:,} tokens takes {best.step_seconds:.3g} s, and a card does "
+            f"{best.tokens_per_card:,.0f} tokens a second ({best.source}).")
+
+
+def why(plan: Plan) -> list[str]:
+    """One sentence for each neighbour of the choice, which says why it is not taken."""
+    return [f"{name}: {reason(plan, neighbour)}" for name, neighbour in neighbours(plan)]
+
+
+def neighbours(plan: Plan) -> Iterator[tuple[str, Candidate]]:
+    """Candidates that differ from the choice in one decision, with the name of what is different."""
+    question, way = plan.question, plan.chosen.candidate
+    if way.optimizer == DEVICE:
+        for stage in (way.stage - 1, way.stage + 1):
+            if 0 <= stage <= 3:
+                other = replace(way, stage=stage)
+                yield f"{other.arrangement} instead", other
+    else:
+        for where in ARRANGEMENTS[:4]:
+            yield f"{where} without offload", replace(way, stage=where.stage, optimizer=DEVICE, parameters=DEVICE)
+    for micro_batch in (2 * way.micro_batch, way.micro_batch // 2):
+        if micro_batch:
+            yield f"micro-batch {micro_batch} instead of {way.micro_batch}", rebatched(question, way, micro_batch=micro_batch)
+    yield f"{'without' if way.recompute else 'with'} recomputation", replace(way, recompute=not way.recompute)
+    at = question.ranks.index(way.ranks)
+    for number in (at - 1, at + 1):
+        if 0 <= number < len(question.ranks):
+            other = rebatched(question, way, ranks=question.ranks[number])
+            yield f"{ranks_of(other)} instead of {way.ranks}", other
+    if len(question.halves) > 1:
+        other = replace(way, half=not way.half)
+        yield f"{dtype(other)} instead of {dtype(way)}", other
+
+
+def rebatched(question: Question, way: Candidate, **changes) -> Candidate:
+    """The candidate with other ranks or another micro-batch, accumulation following; 0 where the batch is not divided."""
+    other = replace(way, **changes)
+    if question.batch is None:
+        return other
+    accumulation, left = divmod(question.batch, other.ranks * other.micro_batch)
+    return replace(other, accumulation=0 if left else accumulation)
+
+
+def reason(plan: Plan, neighbour: Candidate) -> str:
+    """Why it is not taken. Compares what was found out in the same way: both simulated, or both computed."""
+    question, best = plan.question, plan.chosen
+    if neighbour.accumulation == 0:
+        return (f"{neighbour.ranks} × {neighbour.micro_batch} samples do not divide the batch of {question.batch}, so it is "
+                "not possible.")
+    if neighbour.micro_batch > question.most_micro_batch:
+        return f"it was not tried, because the largest micro-batch to try is {question.most_micro_batch}."
+    other = plan.find(neighbour)
+    if other is None or other.source == COMPUTED:
+        other = computed(question, neighbour)
+        best = computed(question, best.candidate)
+    if not other.fits:
+        return too_large(question, other)
+    return slower(question, best, other)
+
+
+def too_large(question: Question, other: Evaluation) -> str:
+    """"too large by 12 GB: ..." """
+    place, over = next(iter(other.missing.items()))
+    name = "the card" if place == DEVICE else f"the {place}"
+    return (f"too large by {gb(over)}, because its peak is {gb(other.held[place])} and {name} has "
+            f"{gb(question.budgets[place])} ({other.source}).")
+
+
+def slower(question: Question, best: Evaluation, other: Evaluation) -> str:
+    """How much slower, and in what the times and what is sent differ; or what decides where both are as fast."""
+    ours, theirs = question.rate(best), question.rate(other)
+    per = "per card" if question.batch is None else "in all"
+    if abs(ours - theirs) <= AS_FAST * ours:
+        return (f"it would fit and be as fast ({theirs:,.0f} tokens a second {per}, and the choice {ours:,.0f}), but "
+                f"{decides(question, best, other)} ({other.source}).")
+    if theirs > ours:  # an order that holds among the simulated need not hold by formula
+        return (f"it would fit, and by formula it is {theirs / ours - 1:.1%} faster, {theirs:,.0f} tokens a second {per}, but a "
+                "simulation has confirmed the choice.")
+    return (f"it would fit but be {1 - theirs / ours:.1%} slower, {theirs:,.0f} tokens a second {per} where the choice does "
+            f"{ours:,.0f}, because {cause(best, other)}; {sends(best, other)} ({other.source}).")
+
+
+def decides(question: Question, best: Evaluation, other: Evaluation) -> str:
+    """What makes the choice simpler than what is as fast, in the order of `search.simpler`."""
+    ours, theirs = best.candidate, other.candidate
+    if ours.ranks != theirs.ranks:
+        return f"{theirs.ranks} ranks do " + ("less in all" if theirs.ranks < ours.ranks else "no more in all")
+    if sent_per_token(other) > sent_per_token(best):
+        return sends(best, other)
+    if ours.stage != theirs.stage:
+        return f"both send {gb(sum(best.sent.values()))} per rank and step, and the lower stage is the simpler one"
+    return f"the choice waits less or needs less: its peak is {gb(best.peak_bytes)} rather than {gb(other.peak_bytes)}"
+
+
+def cause(best: Evaluation, other: Evaluation) -> str:
+    """What takes longer for each token that a card works on, computing or waiting; or that there are fewer cards."""
+    def per_token(evaluation: Evaluation, seconds: float) -> float:
+        return 1e6 * seconds * evaluation.candidate.ranks / evaluation.tokens
+
+    verbs = {"computes": "compute_seconds", "waits": "exposed_seconds"}
+    ours, theirs = ({verb: per_token(each, getattr(each, field)) for verb, field in verbs.items()} for each in (best, other))
+    verb = max(verbs, key=lambda verb: theirs[verb] - ours[verb])
+    if theirs[verb] - ours[verb] <= AS_FAST * sum(ours.values()) and other.candidate.ranks < best.candidate.ranks:
+        return "it has fewer cards"
+    return f"a card {verb} {three(theirs[verb])} µs for each of its tokens rather than {three(ours[verb])}"
+
+
+def three(value: float) -> str:
+    """A number to three digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def sends(best: Evaluation, other: Evaluation) -> str:
+    """Passes over all parameters that each sends, and bytes."""
+    ours, theirs = (passes(each.candidate.stage, each.candidate.accumulation).total for each in (best, other))
+    both = [sum(each.sent.values()) for each in (best, other)]
+    if both[0] == both[1]:
+        return f"both send {gb(both[0])} per rank and step" + (
+            f", for {other.tokens:,} tokens rather than {best.tokens:,}" if other.tokens != best.tokens else "")
+    return (f"per rank and step it sends {gb(both[1])} ({times(theirs)} over all parameters) and the choice "
+            f"{gb(both[0])} ({times(ours)})")
+
+
+def times(number: int) -> str:
+    return f"{number} pass{'es' * (number > 1)}"
+
+
+def nothing_fits(question: Question) -> list[str]:
+    """What is nearest, and what would fit: more ranks, or memory of the host."""
+    _, refused, _ = evaluate(question)
+    nearest = min(refused, key=lambda each: (sum(each.missing.values()), each.candidate.ranks))
+    lines = [f"Nothing fits. Nearest is {nearest.candidate}: {too_large(question, nearest)}"]
+    ranks = fewest_ranks(question)
+    if ranks is not None:
+        lines.append(f"With {ranks} ranks something would fit, by formula: --ranks {ranks}.")
+    else:
+        lines.append(f"No number of ranks up to {MOST_RANKS:,} would do, because units are gathered whole and activations are not "
+                     "divided.")
+    host = host_needed(question)
+    if host is not None:
+        lines.append(f"On {question.ranks[-1]} ranks offload would do, with {gb(host)} of host memory per rank: --host "
+                     f"{-(-host // 10**9)}GB.")
+    return lines
+
+
+def fewest_ranks(question: Question) -> int | None:
+    """The smallest power of two on which anything fits that fits in none of the question's; None up to MOST_RANKS."""
+    ranks = 1
+    while ranks <= MOST_RANKS:
+        if ranks not in question.ranks:
+            alone = replace(question, ranks=(ranks,), batch=None, most_micro_batch=1)
+            if evaluate(alone)[0]:
+                return ranks
+        ranks *= 2
+    return None
+
+
+def host_needed(question: Question) -> int | None:
+    """Bytes of host memory per rank with which offload fits on the largest number of ranks; None if the card is too small."""
+    endless = replace(question, ranks=question.ranks[-1:], batch=None, most_micro_batch=1,
+                      budgets={place: question.budgets[place] for place in PLACES} | {"host": 2**62})
+    return min((each.held["host"] for each in evaluate(endless)[0] if each.held["host"]), default=None)
+
+
+def ranks_of(way: Candidate) -> str:
+    return f"{way.ranks} rank{'s' * (way.ranks > 1)}"
+
+
+def dtype(way: Candidate) -> str:
+    return "bf16" if way.half else "fp32"
