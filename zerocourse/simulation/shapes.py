@@ -5,6 +5,7 @@ The Llama shapes are those of the published configurations; `llama-128b` and `ll
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,10 @@ LLAMAS = {
     "llama-1t": LlamaShape(160, 22528, 75776, 176, 16, 128256, 4096),
 }
 
+UNTIED = {f"{name}-untied": replace(CONFIGS[name], vocab_size=50304, bias=False, tied=False)  # 163M, 406M, 838M
+          for name in ("gpt2", "gpt2-medium", "gpt2-large")}  # as Tiny-DeepSpeed's examples have them
+GPTS = CONFIGS | UNTIED
+
 
 class KnownModel(NamedTuple):
     """make(): the model, on whatever mode is active.   loss(model, tokens_BT): a scalar.   tokens: of a sample, at most."""
@@ -47,14 +52,15 @@ class KnownModel(NamedTuple):
 
 def find_model(name: str) -> KnownModel:
     """Raises BadInput for a name that is not known, or a Llama where transformers is not installed."""
-    if name in CONFIGS:
-        config = CONFIGS[name]
-        return KnownModel(lambda: GPT(config), lambda model, tokens: model(tokens, tokens), config.block_size, config.vocab_size)
+    if name in GPTS:
+        config = GPTS[name]
+        return KnownModel(lambda: GPT(config), lambda model, tokens: model(tokens, tokens), config.block_size,
+                          config.vocab_size)
     if name in LLAMAS:
         shape = LLAMAS[name]
         return KnownModel(lambda: llama(shape), lambda model, tokens: model(input_ids=tokens, labels=tokens).loss, shape.tokens,
                           shape.vocabulary)
-    known = [*CONFIGS, *LLAMAS]
+    known = [*GPTS, *LLAMAS]
     near = difflib.get_close_matches(name, known, n=1)
     raise BadInput(f"there is no model {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"))
 
