@@ -30,8 +30,8 @@ def plan_figure(evaluations: Mapping[str, Evaluation], card: int) -> Figure:
             width = each.kinds[kind] / 1e9
             memory.barh(row, width, left=left, height=0.6, **look, label=kind if row == 0 else None)
             left += width
-        end, mark = (edge, f"{gb(each.peak_bytes)} ▸") if peak > 0.85 * edge else (peak, f" {gb(each.peak_bytes)}")
-        memory.annotate(mark, (end, row), ha="right" if end == edge else "left", va="center", fontsize=9,
+        memory.annotate(f" {gb(each.peak_bytes)}" + " ▸" * (peak > edge), (min(peak, edge), row), va="center", fontsize=9,
+                        ha="right" if peak > 0.85 * edge else "left",
                         bbox={"color": "white", "alpha": 0.85, "pad": 1})
         bars = sent.barh(row, sum(each.sent.values()) / 1e9, height=0.6, color="#6a6a6a")
         sent.bar_label(bars, [gb(sum(each.sent.values()))], padding=3, fontsize=9)

@@ -22,7 +22,33 @@ def choice(plan: Plan) -> str:
     return (f"Take {way.arrangement} on {ranks_of(way)} with micro-batch {way.micro_batch}{several}, in {dtype(way)}, "
             f"{'with' if way.recompute else 'without'} recomputation: the peak is {gb(best.peak_bytes)} of the card's "
             f"{gb(card)}, a step of {best.tokens:,} tokens takes {best.step_seconds:.3g} s, and a card does "
-            f"{best.tokens_per_card:,.0f} tokens a second ({best.source}).")
+            f"{best.tokens_per_card:,.0f} tokens a second ({best.source}). The reason: {because(plan)}.")
+
+
+def because(plan: Plan) -> str:
+    """What decides stage, recomputation and micro-batch, in clauses."""
+    way, question = plan.chosen.candidate, plan.question
+    ways = {stage: replace(way, stage=stage, optimizer=DEVICE, parameters=DEVICE) for stage in range(4)}
+    if way.optimizer != DEVICE:
+        clauses = ["no stage fits with all of it on the card"] if all(not pair(plan, each)[1].fits for each in ways.values()) else []
+    else:
+        lower = [pair(plan, ways[stage])[1].fits for stage in range(way.stage)]
+        clauses = ["no lower stage fits"] if lower and not any(lower) else []
+        if way.stage < 3:
+            best, other = pair(plan, ways[3])
+            if other.fits and sent_per_token(other) > sent_per_token(best):
+                faster = question.rate(other) / question.rate(best) - 1
+                speed = f"is {faster:.1%} faster, which counts as equal," if 0 < faster <= AS_FAST else "is no faster"
+                clauses.append(f"{way.arrangement} sends {times(count_passes(best))} over all parameters where ZeRO-3 sends "
+                               f"{times(count_passes(other))} and {speed}".rstrip(","))
+    without = replace(way, recompute=False)
+    clauses.append(f"micro-batch {way.micro_batch} does not fit without recomputation" if way.recompute and
+                   not pair(plan, without)[1].fits else "recomputation is not needed" if not way.recompute else
+                   "recomputation makes room for this micro-batch")
+    larger = rebatched(question, way, micro_batch=2 * way.micro_batch)
+    if larger.accumulation and larger.micro_batch <= question.most_micro_batch and not pair(plan, larger)[1].fits:
+        clauses.append(f"micro-batch {way.micro_batch} is the largest power of two that fits")
+    return "; ".join(clauses)
 
 
 def why(plan: Plan) -> list[str]:
@@ -34,8 +60,8 @@ def neighbours(plan: Plan) -> Iterator[tuple[str, Candidate]]:
     """Candidates that differ from the choice in one decision, with the name of what is different."""
     question, way = plan.question, plan.chosen.candidate
     if way.optimizer == DEVICE:
-        for stage in (way.stage - 1, way.stage + 1):
-            if 0 <= stage <= 3:
+        for stage in range(4):
+            if stage != way.stage:
                 other = replace(way, stage=stage)
                 yield f"{other.arrangement} instead", other
     else:
@@ -65,20 +91,23 @@ def rebatched(question: Question, way: Candidate, **changes) -> Candidate:
 
 
 def reason(plan: Plan, neighbour: Candidate) -> str:
-    """Why it is not taken. Compares what was found out in the same way: both simulated, or both computed."""
-    question, best = plan.question, plan.chosen
+    """Why it is not taken."""
+    question = plan.question
     if neighbour.accumulation == 0:
         return (f"{neighbour.ranks} × {neighbour.micro_batch} samples do not divide the batch of {question.batch}, so it is "
                 "not possible.")
     if neighbour.micro_batch > question.most_micro_batch:
         return f"it was not tried, because the largest micro-batch to try is {question.most_micro_batch}."
+    best, other = pair(plan, neighbour)
+    return slower(question, best, other) if other.fits else too_large(question, other)
+
+
+def pair(plan: Plan, neighbour: Candidate) -> tuple[Evaluation, Evaluation]:
+    """The choice and its neighbour, both simulated or both computed, because only these can be compared."""
     other = plan.find(neighbour)
     if other is None or other.source == COMPUTED:
-        other = computed(question, neighbour)
-        best = computed(question, best.candidate)
-    if not other.fits:
-        return too_large(question, other)
-    return slower(question, best, other)
+        return computed(plan.question, plan.chosen.candidate), computed(plan.question, neighbour)
+    return plan.chosen, other
 
 
 def too_large(question: Question, other: Evaluation) -> str:
@@ -135,13 +164,17 @@ def three(value: float) -> str:
 
 def sends(best: Evaluation, other: Evaluation) -> str:
     """Passes over all parameters that each sends, and bytes."""
-    ours, theirs = (passes(each.candidate.stage, each.candidate.accumulation).total for each in (best, other))
+    ours, theirs = map(count_passes, (best, other))
     both = [sum(each.sent.values()) for each in (best, other)]
     if both[0] == both[1]:
         return f"both send {gb(both[0])} per rank and step" + (
             f", for {other.tokens:,} tokens rather than {best.tokens:,}" if other.tokens != best.tokens else "")
     return (f"per rank and step it sends {gb(both[1])} ({times(theirs)} over all parameters) and the choice "
             f"{gb(both[0])} ({times(ours)})")
+
+
+def count_passes(evaluation: Evaluation) -> int:
+    return passes(evaluation.candidate.stage, evaluation.candidate.accumulation).total
 
 
 def times(number: int) -> str:
