@@ -3,9 +3,9 @@
     python -m tools.simulated_against_real                          # some half an hour on two cores, and 8 GB
     python -m tools.simulated_against_real --models gpt2-tiny --ranks 2 3
 
-Each job is trained in real processes, and simulated rank by rank. All counts of all ranks must be equal, to the byte, and so
-must the order of the events. FSDP2 goes through the same grid at stages 2 and 3. Prints a line a cell; exit status 1 if one
-differs. `tests/test_simulation.py` and `tests/test_simulated_fsdp2.py` do the same with the tiny model.
+Each job is trained in real processes, and simulated rank by rank. All counts of all ranks must be equal, to the byte, and
+so must the order of the events. FSDP2 goes through the same grid at stages 2 and 3. Prints a line a cell; exit status 1 if
+one differs. `tests/test_simulation.py` and `tests/test_simulated_fsdp2.py` do the same with the tiny model.
 """
 
 import argparse

@@ -1,16 +1,17 @@
-"""The published two-GPU table beside what we compute and measure: a pure function from its cells to a matplotlib figure."""
+"""The published two-GPU table beside what we compute and measure: a pure function from cells to a matplotlib figure."""
 
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from .two_gpu_table import GB, Cell
+from .two_gpu_table import GB, TwoGpuCell
 
-WAYS = {"formula": ("#e4e4e4", ""), "simulated": ("#0072b2", ""), "measured": ("#56b4e9", "//"), "published": ("#e69f00", "..")}
+WAYS = {"formula": ("#e4e4e4", ""), "simulated": ("#0072b2", ""), "measured": ("#56b4e9", "//"),
+        "published": ("#e69f00", "..")}
 
 
-def two_gpus_figure(sizes: Mapping[str, Sequence[Cell]]) -> Figure:
-    """The peak per rank in GB, a group of bars for each mode, one row for each size. What was not measured has no bar."""
+def two_gpus_figure(sizes: Mapping[str, Sequence[TwoGpuCell]]) -> Figure:
+    """The peak per rank in GB, a group of bars for each mode, a row for each size. What was not measured has no bar."""
     figure = Figure(figsize=(9, 2.4 * len(sizes) + 0.6), layout="constrained")
     rows = figure.subplots(len(sizes), 1, squeeze=False)[:, 0]
     width = 0.8 / len(WAYS)
@@ -31,7 +32,7 @@ def two_gpus_figure(sizes: Mapping[str, Sequence[Cell]]) -> Figure:
     return figure
 
 
-def in_words(cell: Cell) -> str:
+def in_words(cell: TwoGpuCell) -> str:
     """A group of bars, for readers who do not see them."""
     values = [f"{way} {getattr(cell, way) / GB:.2f}" for way in WAYS if getattr(cell, way) is not None]
     return f"GPT-2 {cell.size}, {cell.mode}: {', '.join(values)}"

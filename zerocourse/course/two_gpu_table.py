@@ -1,12 +1,12 @@
 """A published table of memory on two GPUs, three ways: by formula, by simulation, and by really training on two ranks.
 
-    python -m zerocourse.course.two_gpu_table              # prints the table
-    python -m zerocourse.course.two_gpu_table small medium # trains these sizes again on this machine, and keeps what it measured
+    python -m zerocourse.course.two_gpu_table                 # prints the table
+    python -m zerocourse.course.two_gpu_table small medium    # trains these sizes again here, and keeps what it measures
 
-The published figures are of Tiny-DeepSpeed's README (github.com/liangyuwang/Tiny-DeepSpeed). It states no batch, length, dtype
-or method; these are the defaults of the repository's examples: fp32, one sample of 1,024 tokens, a vocabulary of 50,304, no
-biases in linear layers, a head of its own, AdamW, and an attention that keeps its T x T scores. What was measured is in
-`two_gpu_table.json`: the ledger's peak of each rank in its second step, and how much the process itself grew.
+The published figures are of Tiny-DeepSpeed's README (github.com/liangyuwang/Tiny-DeepSpeed). It states no batch, length,
+dtype or method; these are the defaults of the repository's examples: fp32, one sample of 1,024 tokens, a vocabulary of
+50,304, no biases in linear layers, a head of its own, AdamW, and an attention that keeps its T x T scores. What was
+measured is in `two_gpu_table.json`: the ledger's peak of each rank in its second step, and how much the process grew.
 """
 
 import json
@@ -33,18 +33,21 @@ MODELS = {"tiny": "gpt2-tiny", "small": "gpt2-untied", "medium": "gpt2-medium-un
 MODES = {"one GPU": (0, 1), "DDP": (0, 2), "ZeRO-1": (1, 2), "ZeRO-2": (2, 2), "ZeRO-3": (3, 2)}  # stage, ranks
 PUBLISHED = {"small": (4.65, 4.75, 4.08, 3.79, 3.69), "medium": (10.12, 10.23, 8.65, 8.25, 7.73),
              "large": (17.35, 17.46, 14.08, 12.89, 11.01)}  # GB, in the order of MODES
+MEASURED = ("peak_bytes", "resident_peak_bytes")
 MOST_SECONDS = 1200  # of a cell: a step of the medium model takes a minute on a slow core
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One size in one mode. Bytes of the fullest rank.   measured: None where the size was not trained."""
+class TwoGpuCell:
+    """One size in one mode. Bytes of the fullest rank.   measured, process: None where the size was not trained."""
 
     size: str
     mode: str
     formula: int
     simulated: int
+    fused: int  # simulated with an attention that keeps no scores
     measured: int | None
+    process: int | None  # by how much it grew: also what allocator, kernels and gloo take
     published: int
     kept_logits: int  # of the step before, which the repository's loop still refers to: `_, loss = model(...)`
 
@@ -74,8 +77,13 @@ def by_simulation(size: str, mode: str) -> int:
         return simulate(job_of(size, mode))["peak_bytes"]
 
 
+@cache
+def with_fused_attention(size: str, mode: str) -> int:
+    return simulate(job_of(size, mode))["peak_bytes"]
+
+
 def by_training(size: str, mode: str) -> dict[str, list[int]]:
-    """Train two steps in real ranks. Returns, by rank, peak_bytes and the growth of the process, resident_peak_bytes."""
+    """Train two steps in real ranks. Returns, by rank, peak_bytes and resident_peak_bytes, the growth of the process."""
     job = job_of(size, mode)
     ranks = Ranks(job.ranks, timeout=MOST_SECONDS, quiet=True)
     try:
@@ -106,24 +114,25 @@ def recorded() -> dict[str, dict[str, dict[str, list[int]]]]:
     return json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
-def cells(size: str) -> list[Cell]:
+def cells(size: str) -> list[TwoGpuCell]:
     """The five modes of a published size."""
     config, measured = GPTS[MODELS[size]], recorded().get(size, {})
-    return [Cell(size, mode, by_formula(size, mode), by_simulation(size, mode),
-                 max(measured[mode]["peak_bytes"]) if mode in measured else None, round(published * GB),
-                 4 * config.block_size * config.vocab_size)
+    return [TwoGpuCell(size, mode, by_formula(size, mode), by_simulation(size, mode), with_fused_attention(size, mode),
+                       *(max(measured[mode][name]) if mode in measured else None for name in MEASURED),
+                       round(published * GB),
+                       4 * config.block_size * config.vocab_size)
             for mode, published in zip(MODES, PUBLISHED[size], strict=True)]
 
 
 def table(sizes=tuple(PUBLISHED)) -> str:
     """All of it in GB (10⁹ bytes), and what of the published figures remains."""
-    lines = [f"{'GPT-2':8}{'':9}{'formula':>9}{'simulated':>11}{'measured':>10}{'published':>11}{'kept logits':>13}"
-             f"{'unexplained':>13}"]
-    for size in sizes:
-        for cell in cells(size):
-            measured = "" if cell.measured is None else f"{cell.measured / GB:.2f}"
-            lines.append(f"{cell.size:8}{cell.mode:9}{cell.formula / GB:9.2f}{cell.simulated / GB:11.2f}{measured:>10}"
-                         f"{cell.published / GB:11.2f}{cell.kept_logits / GB:13.2f}{cell.unexplained / GB:13.2f}")
+    columns = {"formula": 9, "fused": 8, "simulated": 11, "measured": 10, "process": 9, "published": 11,
+               "kept logits": 13, "unexplained": 13}
+    lines = [f"{'GPT-2':17}" + "".join(name.rjust(width) for name, width in columns.items())]
+    for cell in (cell for size in sizes for cell in cells(size)):
+        values = {name: getattr(cell, name.replace(" ", "_")) for name in columns}
+        lines.append(f"{cell.size:8}{cell.mode:9}" + "".join(
+            ("" if value is None else f"{value / GB:.2f}").rjust(columns[name]) for name, value in values.items()))
     return "\n".join(lines)
 
 
@@ -138,17 +147,18 @@ def account(sizes=tuple(PUBLISHED)) -> str:
     lines = []
     for size in sizes:
         here = cells(size)
-        with_scores = here[0].simulated - simulate(job_of(size, "one GPU"))["peak_bytes"]
-        rests = [cell.unexplained for cell in here]
-        lines.append(
-            f"{size}: keeping the attention's scores costs {gb(with_scores)}, which the simulated figures contain; the logits "
-            f"of the step before are {gb(here[0].kept_logits)}. Of the published figures {min(rests) / GB:.2f} to "
-            f"{max(rests) / GB:.2f} GB remain.")
+        scores, rests = here[0].simulated - here[0].fused, [cell.unexplained for cell in here]
+        lines.append(f"{size}: the scores that the attention keeps are {gb(scores)} of the simulated figures. The "
+                     f"published ones may also have the logits of the step before, {gb(here[0].kept_logits)}.")
+        lines.append(f"  Beyond both, {min(rests) / GB:.2f} to {max(rests) / GB:.2f} GB of the published figures remain."
+                     + (" Where that is below zero, the run held less than these settings need, so they were not its."
+                        if min(rests) < 0 else ""))
         for mode, (ours, theirs) in drops(size).items():
-            lines.append(f"  {mode} saves {ours / GB:.2f} GB over DDP when simulated, and {theirs / GB:.2f} GB as published.")
+            lines.append(f"  {mode} saves {ours / GB:.2f} GB over DDP when simulated, and {theirs / GB:.2f} as "
+                         "published.")
     lines.append("What remains cannot be measured here. A GPU's memory also has a CUDA context, the workspaces of its "
-                 "libraries, NCCL's buffers, and what the allocator holds and does not use; and the README does not say "
-                 "which of these its figures count.")
+                 "libraries,\nNCCL's buffers, and what the allocator holds and does not use, and the README does not say "
+                 "which of these it counts.")
     return "\n".join(lines)
 
 
@@ -157,7 +167,8 @@ def record(size: str) -> None:
     for mode, (_, ranks) in MODES.items():
         needs, free = ranks * by_simulation(size, mode), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
         if 1.1 * needs > free:
-            print(f"{size}, {mode}: {ranks} ranks need {gb(needs)} by the simulation, and {gb(free)} are free: left out")
+            print(f"{size}, {mode}: left out, as {ranks} ranks need {gb(needs)} by the simulation, and {gb(free)} are "
+                  "free")
             continue
         everything = recorded()
         everything.setdefault(size, {})[mode] = by_training(size, mode)
