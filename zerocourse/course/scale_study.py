@@ -1,7 +1,7 @@
 """Ranks of large models, simulated once and kept in `recorded_scale.json`, because each takes up to half a minute.
 
 `python -m zerocourse.course.scale_study` simulates those that are missing. With `again` behind it, it simulates all of them
-again, in about 25 minutes, and with `clusters` those that say how long a step takes, which is due whenever the figures of
+again, in about half an hour, and with `clusters` those that say how long a step takes, which is due whenever the figures of
 that cluster have changed.
 """
 
@@ -33,11 +33,13 @@ TIMED_RANKS = 8, 32, 128, 512, 2048
 MICRO_BATCH = 4  # of a timed step
 KINDS = "parameters", "gradients", "optimizer"
 NOT_KEPT = "events", "stage", "ranks"
+TABLE_TOKENS = 128  # of a sample in Table 1: the peak of so short a step means nothing, so it is not kept
+STATES = "params", "total_bytes", *(f"{kind}_bytes" for kind in KINDS)
 
 
 def table_job(model: str, stage: int, ranks: int) -> SimulatedJob:
     """A cell of Table 1. Model states do not depend on the batch, so it is one short sample."""
-    return SimulatedJob(model, stage, ranks, seq=128, half=True)
+    return SimulatedJob(model, stage, ranks, seq=TABLE_TOKENS, half=True)
 
 
 def growth_job(ranks: int, recompute: bool = False) -> SimulatedJob:
@@ -79,7 +81,8 @@ def can_simulate() -> bool:
 def simulated(job: SimulatedJob, cluster: str | None = None) -> dict:
     """Simulate it now, and return what `recorded` does."""
     result = simulate(job, "nccl") if cluster is None else simulate_time(job, find_cluster(cluster), "nccl")
-    return {name: value for name, value in result.items() if name not in NOT_KEPT}
+    kept = STATES if job.seq == TABLE_TOKENS else [name for name in result if name not in NOT_KEPT]
+    return {name: result[name] for name in kept}
 
 
 def record(kept: dict) -> None:
