@@ -9,6 +9,7 @@ from zerocourse.course import plots_scale, scale_study
 from zerocourse.course.scale_bug import REMAINDER
 from zerocourse.errors import BadInput
 from zerocourse.formulas.states import model_states, paper_table1
+from zerocourse.formulas.units import gb
 from zerocourse.simulation import SimulatedJob, simulate
 
 STAGES = 1, 2, 3
@@ -73,7 +74,8 @@ def test_figures_say_what_they_show():
     assert "stage 3 1.68 GB, by formula 1.68 GB" in plots_scale.states_by_stage(jobs, expected, "64 ranks").get_label()
     peaks = {ranks: scale_study.recorded(scale_study.growth_job(ranks)) for ranks in (1, 4096)}
     words = plots_scale.peaks_over_ranks({"plain": peaks}, {1: 10**11, 4096: 3 * 10**7}).get_label()
-    assert "plain: 110 GB on 1 rank, 14.6 GB on 4,096" in words and "to 30.0 MB" in words
+    first, last = (gb(result["peak_bytes"]) for result in peaks.values())
+    assert f"plain: {first} on 1 rank, {last} on 4,096" in words and "to 30.0 MB" in words
     times = {8: {"compute_seconds": 1.0, "exposed_seconds": 0.5}}
     figure = plots_scale.seconds_over_ranks({"one": times, "two": times}, "A step")
     assert "two: 1.50 s on 8 ranks, in 0.50 s of which it stands still" in figure.get_label()
