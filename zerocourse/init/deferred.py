@@ -113,10 +113,14 @@ class Materializer:
         self.model, self.seed, self.init_fn, self.device = model, seed, init_fn, device
         self.modules = dict(model.named_modules())
         self.params = dict(model.named_parameters())
-        # {module: {parameter that is drawn with it: its key there}}, and every place where a parameter is used
+        self._number = {name: number for number, name in enumerate(self.modules)}
+        # {module: {parameter that is drawn with it: its key there}}, that module's name by parameter, and every place where
+        # a parameter is used
         self._direct: dict[str, dict[str, str]] = {name: {} for name in self.modules}
+        self._drawn_with: dict[str, str] = {}
         self._places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in self.params}
         self._hidden: dict[nn.Module, dict[str, nn.Parameter]] = {}
+        self._shown: dict[nn.Module, dict[str, nn.Parameter]] = {}  # by module what it had, while everything is hidden
         names = {param: name for name, param in self.params.items()}
         for module_name, module in self.modules.items():
             for key, param in module._parameters.items():
@@ -126,6 +130,7 @@ class Materializer:
                 if param is not None:
                     if not self._places[names[param]]:
                         self._direct[module_name][names[param]] = key
+                        self._drawn_with[names[param]] = module_name
                     self._places[names[param]].append((module, key))
         twins = {param: _twin(param, torch.empty_like(param, device="meta")) for param in names}
         for module in self.modules.values():
@@ -142,7 +147,7 @@ class Materializer:
             return {}
         # Installed ones are drawn too, so that those after them get the same random numbers.
         real = {param: _twin(self.params[param], unset(self._hidden[module][key])) for param, key in keys.items()}
-        with self._drawing(name, real):
+        with self.hiding(), self._drawing(name, real):
             tried = initialise(self._around(name), self.init_fn)
             drawn = {param: module._parameters.get(key) for param, key in keys.items()}
         values = {}
@@ -156,7 +161,7 @@ class Materializer:
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """(name, values) of the named parameters that are on the meta device, with memory for one module at a time."""
         wanted = set(names)
-        for module_name in [module for module, keys in self._direct.items() if not wanted.isdisjoint(keys)]:
+        for module_name in sorted({self._drawn_with[name] for name in wanted}, key=self._number.__getitem__):
             values = self.module(module_name)
             for name in [name for name in values if name in wanted]:
                 yield name, values.pop(name)
@@ -177,16 +182,31 @@ class Materializer:
             raise BadInput(f"parameter {name} cannot get its memory while something else refers to it "
                            f"({error}): materialise before anything watches the model") from error
         for module in lists:
+            hidden, module.__dict__["_parameters"] = module._parameters, self._shown.get(module, module._parameters)
             module._init_flat_weights()
+            module.__dict__["_parameters"] = hidden
+
+    @contextmanager
+    def hiding(self) -> Iterator[None]:
+        """Hide all parameters from the initialisers. Around several modules that are drawn, it does so once for all of them."""
+        if self._shown:
+            yield
+            return
+        try:
+            for module, hidden in self._hidden.items():
+                self._shown[module], module.__dict__["_parameters"] = module._parameters, dict(hidden)
+            yield
+        finally:
+            while self._shown:
+                module, params = self._shown.popitem()
+                module.__dict__["_parameters"] = params
 
     @contextmanager
     def _drawing(self, name: str, real: dict[str, nn.Parameter]) -> Iterator[None]:
         """Let the initialisers see only the parameters in `real`, and draw from a seed that only this module has."""
         seed = zlib.crc32(f"{self.seed}:{name}".encode())  # the CPU's generator takes 32 bits
-        shown = [(module, module.__dict__["_parameters"]) for module in self._hidden]
+        touched = {module for key in real for module, _ in self._places[key]}
         try:
-            for module, hidden in self._hidden.items():
-                module.__dict__["_parameters"] = dict(hidden)
             for key, param in real.items():
                 for module, local in self._places[key]:
                     module._parameters[local] = param
@@ -195,8 +215,8 @@ class Materializer:
                 torch.default_generator.manual_seed(seed)
                 yield
         finally:
-            for module, params in shown:
-                module.__dict__["_parameters"] = params
+            for module in touched:
+                module.__dict__["_parameters"] = dict(self._hidden[module])
 
     def _around(self, name: str) -> list[nn.Module]:
         """The module, the module that contains it, and so on up to the whole model."""
@@ -222,9 +242,10 @@ def materialize_model(model: nn.Module, seed: int = 0, init_fn: InitFn | None = 
     """
     assert_materializable(model)
     materializer = Materializer(model, seed, init_fn, device)
-    for name in materializer.modules:
-        for key, value in materializer.module(name).items():
-            materializer.install(key, value)
+    with materializer.hiding():
+        for name in materializer.modules:
+            for key, value in materializer.module(name).items():
+                materializer.install(key, value)
     return model.to(device)
 
 

@@ -15,6 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ..errors import BadInput
 from ..formulas.shares import shard_elements
@@ -107,31 +108,31 @@ class Layout:
     """The order of parameters in one flat buffer, and where the buffer is cut. All numbers count elements.
 
     offset: name → where the parameter begins in the buffer.   numel: elements of parameters, without the padding.
-    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]).   padded: the length of the buffer, bounds[-1].
+    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]). Of equal slices a range: a list would be long, in a model of
+    many buffers on many ranks.   padded: the length of the buffer, bounds[-1].
     """
 
     shapes: dict[str, Shape]
     offset: dict[str, int]
-    bounds: tuple[int, ...]
+    bounds: Sequence[int]
     numel: int
 
     @classmethod
     def build(cls, shapes: Mapping[str, Shape], world_size: int, owner: Mapping[str, int] | None = None) -> "Layout":
         """Equal slices, with padding at the end, when `owner` is None; otherwise whole tensors, sorted by owner."""
         names = sorted(shapes, key=owner.__getitem__) if owner else list(shapes)
-        offset, end, bounds = {}, 0, [0] * (world_size + 1)
+        offset, end, ends = {}, 0, {}
         for name in names:
             offset[name] = end
             end += math.prod(shapes[name])
             if owner:
-                bounds[owner[name] + 1] = end
-        if owner:
-            for rank in range(world_size):  # a rank that owns nothing has an empty slice where the previous one ends
-                bounds[rank + 1] = max(bounds[rank], bounds[rank + 1])
+                ends[owner[name]] = end
+        size = shard_elements(end, world_size)
+        if owner or not size:  # a rank that owns nothing has an empty slice where the previous one ends
+            bounds = (0, *accumulate((ends.get(rank, 0) for rank in range(world_size)), max))
         else:
-            size = shard_elements(end, world_size)
-            bounds = [rank * size for rank in range(world_size + 1)]
-        return cls({name: shapes[name] for name in names}, offset, tuple(bounds), end)
+            bounds = range(0, size * world_size + 1, size)
+        return cls({name: shapes[name] for name in names}, offset, bounds, end)
 
     @classmethod
     def split(cls, numel: int, world_size: int) -> "Layout":

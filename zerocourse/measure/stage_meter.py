@@ -67,8 +67,10 @@ class StageMeter:
     @property
     def held(self) -> int:
         """Bytes of all buffers."""
-        for buffer in list(self._changing):  # a collective is complete before its stage hears of it
-            self.recount(buffer)
+        # A collective is complete before its stage hears of it. The stage waits for the oldest first.
+        oldest = next(iter(self._changing), None)
+        if oldest is not None:
+            self.recount(oldest)
         return sum(self._bytes.values())
 
     def by_kind(self) -> dict[str, int]:

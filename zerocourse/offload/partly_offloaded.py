@@ -9,7 +9,7 @@ A parameter through which the cut goes is two parameters for the optimizer, each
 DeepSpeed counts whole sub-groups of 10^9 elements, so that any ratio of a smaller model is nothing or everything (DeepSpeed#4775).
 """
 
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import torch
 
@@ -92,9 +92,9 @@ class PartlyOffloadedBuffer(OffloadedBuffer):
             optimizer_step(self.section(on_host=True))
         return optimizer_step(self.section(on_host=False))
 
-    def section(self, on_host: bool) -> SimpleNamespace:
+    def section(self, on_host: bool) -> "BufferSection":
         params = {part: param for part, param in self.shard_params.items() if (part.at >= self.kept) == on_host}
-        return SimpleNamespace(shard_params=params)
+        return BufferSection(params)
 
     def stepped_on_host(self) -> list[torch.Tensor]:
         return list(self.section(on_host=True).shard_params.values())
@@ -112,3 +112,10 @@ class PartlyOffloadedBuffer(OffloadedBuffer):
         held = super().bytes_by_tensor
         master = 0 if self.kept_is_shard else self.kept_master.nbytes
         return held | {"grad_shard": self.kept_grad.nbytes if self.is_down else held["grad_shard"], "master": master}
+
+
+@dataclass(eq=False)
+class BufferSection:
+    """What of a buffer is stepped at once."""
+
+    shard_params: dict[ShardRange, torch.nn.Parameter]

@@ -31,7 +31,7 @@ def agree(stage) -> list[FlatBuffer]:
     left = stage.flats[::-1]
     if not stage.options.agreement:
         return [flat for flat in left if flat.unreduced]
-    ran = {unit for each in stage.passes for unit in each.calls}
+    ran = set().union(*(each.ran for each in stage.passes))
     questions = {"has_grad": [key in flat.has_grad for flat, key in keys],
                  "unreduced": [bool(flat.unreduced) for flat in left],
                  "ran": [unit in ran for unit in stage.units],

@@ -15,6 +15,7 @@ on. What a stage does to a unit, and where:
     step          (ops.step)     update; stage 1: gather    update, gather             update
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,9 +104,11 @@ class DataParallel(Reducer):
         self.in_backward, self.backward_number, self.end_callback = False, -1, lambda: None
         self.passes: list[Pass] = []  # those that the present backward goes through
         self.queue: list[FlatBuffer] = []  # buckets that it is still to reduce, the next one first
+        self.turn: dict[FlatBuffer, int] = {}  # so many buckets are reduced before it, in all of this backward
         self.n_reached = 0  # so many at the head of the queue belong to units that the backward has come to, or is past
         self.reduced_buckets: set[FlatBuffer] = set()  # buckets whose reduction this backward has started
         self.in_flight: list[FlatBuffer] = []  # buckets whose reduction is under way, the oldest first
+        self.reducing: Counter[Unit] = Counter()  # the units of these, each with the number of its buckets
         self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
         self.has_unused_gradients = False  # has a backward brought some since the last step?
         self.written = WrittenParameters(self)

@@ -23,11 +23,12 @@ from .unit import Unit
 def attach(stage) -> None:
     """Register the hooks of every unit on its module and of every parameter that records gradients."""
     for unit in stage.units:
+        of_unit = set(unit.params.values())
         unit.module.register_forward_pre_hook(_before(stage, unit), with_kwargs=True, prepend=True)
         for module in unit.module.modules() if unit is not stage.root else ():
             # The loss may use an intermediate value of a unit and not its output, so submodules with parameters are watched too.
             own = set(module.parameters(recurse=False))
-            if own and module is not unit.module and own <= set(unit.params.values()):
+            if own and module is not unit.module and own <= of_unit:
                 module.register_forward_hook(_watch_outputs(stage, unit))
         unit.module.register_forward_hook(_after(stage, unit), always_call=True)
         watch_gradients(stage, unit)

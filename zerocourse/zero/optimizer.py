@@ -32,7 +32,7 @@ class BufferedStep:
         """A step of the stage begins. Groups may have changed since the last one. masters: buffers with master weights."""
         self.stepped = False  # has everything been stepped at once?
         self.group_of = {part: index for index, group in enumerate(self.optimizer.param_groups) for part in group["params"]}
-        self.masters = masters
+        self.masters = dict.fromkeys(masters)
 
     def __call__(self, *flats: FlatBuffer) -> object:
         at_once = not flats or is_seen_stepping(self.optimizer)
@@ -52,20 +52,23 @@ class BufferedStep:
 
     def step_alone(self, flats: Sequence[FlatBuffer]) -> object:
         """Step these buffers, as if the optimizer had no other parameters."""
-        groups = self.optimizer.param_groups
-        whole = [group["params"] for group in groups]
-        wanted: list[list[nn.Parameter]] = [[] for _ in groups]
+        wanted: dict[int, list[nn.Parameter]] = {}
         for flat in flats:
             for part in flat.shard_params.values():
                 if part in self.group_of:
-                    wanted[self.group_of[part]].append(part)
-        if not any(wanted):
+                    wanted.setdefault(self.group_of[part], []).append(part)
+        if not wanted:
             return None
+        every = self.optimizer.param_groups
+        groups = [every[index] for index in wanted]
+        whole = [group["params"] for group in groups]
         try:
-            for group, params in zip(groups, wanted, strict=True):
+            self.optimizer.param_groups = groups
+            for group, params in zip(groups, wanted.values(), strict=True):
                 group["params"] = params
             return self.own_step()
         finally:
+            self.optimizer.param_groups = every
             for group, params in zip(groups, whole, strict=True):
                 group["params"] = params
 

@@ -12,6 +12,8 @@ collectives of the ranks match, and no rank can wait for one that waits for it. 
 A gradient that comes while its bucket is in flight is deferred: it stays at its parameter until that is over.
 """
 
+from collections import Counter
+
 from torch import nn
 
 from ..measure.storages import raw_grad
@@ -46,24 +48,29 @@ class Reducer:
     def begin_pass(self, of_pass: Pass) -> None:
         """This backward goes through the pass, too: its buckets join the queue, before those that come last."""
         self.passes.append(of_pass)
-        last = [flat for unit in self.last_units for flat in unit.flats]
+        last = {flat for unit in self.last_units for flat in unit.flats}
         joining = [flat for unit in [*of_pass.order, *self.last_units[::-1]] for flat in reversed(unit.flats) if flat.trainable]
         queue = [flat for flat in dict.fromkeys([*self.queue, *joining]) if flat not in self.reduced_buckets]
         self.queue = sorted(queue, key=lambda flat: flat in last)  # sorted() keeps the order of equals
+        self.turn = {flat: turn for turn, flat in enumerate(self.queue, len(self.reduced_buckets))}
+
+    def finishes_last(self, unit: Unit) -> bool:
+        """Are its gradients finished only at the end of the backward?"""
+        return unit.keep_unsharded or unit is self.root
 
     @property
     def last_units(self) -> list[Unit]:
-        """Units whose gradients are finished only at the end of the backward."""
-        return [self.root]
+        return [unit for unit in self.units if self.finishes_last(unit)]
 
     def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         flat.awaited.discard(key)
         flat.ready.add(key)
         unit = self.unit_of[flat]
-        if flat in self.queue[self.n_reached :] and unit not in self.last_units:
-            self.n_reached = self.queue.index(flat) + 1
+        before = self.turn.get(flat, -1) - len(self.reduced_buckets)  # it in the queue; below 0: it is not there
+        if before >= self.n_reached and not self.finishes_last(unit):
+            self.n_reached = before + 1
         if raw_grad(param) is not None:  # else it was frozen after the forward, or an autograd function returned None
-            if flat in self.in_flight and not flat.unreduced:
+            if flat.work is not None and not flat.unreduced:
                 flat.deferred.add(key)  # to wait here could be for ever: another rank may not have this gradient at all
             else:
                 opens = flat.grad is None
@@ -109,24 +116,26 @@ class Reducer:
     def reduce(self, flat: FlatBuffer) -> None:
         """Start one bucket's reduction, once there is room among those in flight, and its own last one is over."""
         self.wait_for_reductions(keep=max(0, self.options.in_flight - 1), but=self.unit_of[flat])
-        while flat in self.in_flight:
+        while flat.work is not None:
             self.wait_for_oldest()
         flat.collect_deferred()
         flat.complete_bucket()
         flat.work = self.ops.reduce(flat, self.comm)
         if flat.work is not None:
             self.in_flight.append(flat)
+            self.reducing[self.unit_of[flat]] += 1
         self.meter.recount(flat)
         if self.options.in_flight == 0:
             self.wait_for_reductions()
 
     def wait_for_reductions(self, keep: int = 0, but: Unit | None = None) -> None:
         """Wait, the oldest first, until at most `keep` units other than `but` have reductions in flight."""
-        while len({self.unit_of[flat] for flat in self.in_flight} - {but}) > keep:
+        while len(self.reducing.keys() - {but}) > keep:
             self.wait_for_oldest()
 
     def wait_for_oldest(self) -> None:
         flat = self.in_flight.pop(0)
+        self.reducing -= Counter([self.unit_of[flat]])  # without those of which none is left
         try:
             flat.work.wait()
         finally:
@@ -152,7 +161,7 @@ class Reducer:
         self.in_backward, self.n_reached = False, 0
         for each in self.passes:
             each.had_backward = True
-        self.passes, self.queue = [], []
+        self.passes, self.queue, self.turn = [], [], {}
         self.reduced_buckets.clear()
         for flat in self.flats:
             flat.awaited.clear()

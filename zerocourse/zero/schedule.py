@@ -7,8 +7,6 @@ its backward goes through them in reverse. If unit A runs, then B, then A again,
 because A's are complete only after its first run; but the backward comes to A first, and then to B.
 """
 
-from collections import Counter
-
 from .unit import Unit
 
 
@@ -17,13 +15,17 @@ class Pass:
 
     def __init__(self):
         self.calls: list[Unit] = []  # in the order in which their forwards ended; a unit that runs twice is there twice
+        self.ran: set[Unit] = set()
+        self.repeated: set[Unit] = set()  # units that ran more than once
         self.containers: set[Unit] = set()  # units whose forward contained another unit's
         self.had_backward = False
         self.ahead: list[Unit] = []  # units that the backward has still to visit, the next one first
+        self.unvisited: set[Unit] = set()  # the same
 
     def note(self, unit: Unit, inside: list[Unit]) -> None:
         """The unit has run, inside of those."""
         self.calls.append(unit)
+        (self.repeated if unit in self.ran else self.ran).add(unit)
         self.containers.update(inside)
 
     @property
@@ -31,14 +33,16 @@ class Pass:
         """The units in the order in which their gradients are finished: that of their first calls, reversed."""
         return list(dict.fromkeys(self.calls))[::-1]
 
-    @property
-    def repeated(self) -> set[Unit]:
-        """Units that ran more than once."""
-        return {unit for unit, calls in Counter(self.calls).items() if calls > 1}
-
     def begin_visits(self) -> None:
         """The backward comes to each unit once, where its last call was."""
         self.ahead = list(dict.fromkeys(reversed(self.calls)))
+        self.unvisited = set(self.ahead)
+
+    def next_visit(self) -> Unit:
+        """The unit that the backward visits now."""
+        unit = self.ahead.pop(0)
+        self.unvisited.remove(unit)
+        return unit
 
 
 class Prefetcher:

@@ -92,7 +92,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     made = cut_into_units(model, units)
     settings = [f"stage {stage}", str(options), str(precision), f"offload {offload}", *(f"the unit {unit}" for unit in made),
                 *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]
-    check_same(groups.all_gather_object(describe(model) + settings))
+    check_same(groups.all_gather_object, describe(model) + settings)
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
                           or ("cuda" if "nccl" in groups.shard.backends else "cpu"))
     trained_in = {precision.of(param) for param in model.parameters()}
@@ -102,9 +102,10 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     folder = SafetensorsFolder(weights) if isinstance(weights, str | Path) else None
     readers = readers_of(folder, stored_names(model, folder)) if folder is not None else weights or {}
 
-    for unit in made:
-        fill_unit(unit, stage_class, groups, owner, options, precision, materializer, readers.keys(),
-                  FlatBuffer if offload is None else offload.buffer)
+    with materializer.hiding():
+        for unit in made:
+            fill_unit(unit, stage_class, groups, owner, options, precision, materializer, readers.keys(),
+                      FlatBuffer if offload is None else offload.buffer)
     for module in model.modules():  # the parameters are there; `model.to(device)` would not take fake ones
         module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
     for name, buffer in model.named_buffers():

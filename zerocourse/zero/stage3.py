@@ -152,10 +152,6 @@ class Stage3(Stage2):
         for unit in self.last_units:
             self.unshard_unit(unit)
 
-    @property
-    def last_units(self) -> list[Unit]:
-        return [unit for unit in self.units if unit.keep_unsharded or unit is self.root]
-
     def pre_backward(self, of_pass: Pass, unit: Unit) -> None:
         refuse_create_graph()
         super().pre_backward(of_pass, unit)
@@ -184,7 +180,7 @@ class Stage3(Stage2):
         self.start_upcoming()
         self.meter.end("backward", unit.name)
         self.launch()
-        if self.reshards and not (unit.keep_unsharded or unit.forward_depth or unit in self.walk.repeated):
+        if self.reshards and not (unit.keep_unsharded or unit.forward_depth or self.walk.is_repeated(unit)):
             self.reshard_unit(unit)  # units that ran more than once stay: a second gather would come on some ranks only
 
     def end_backward(self) -> None:

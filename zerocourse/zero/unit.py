@@ -1,6 +1,7 @@
 """Cutting a model into units, and units into flat buffers. It communicates nothing."""
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -64,9 +65,12 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
         # Of a list of lists, which are never called, the entries of the inner ones.
         entries = [name for name, module in modules.items() if name and has_forward(module)
                    and isinstance(modules.get(name.rpartition(".")[0]), nn.ModuleList)]
-        chosen = [name for name in entries if not any(name.startswith(f"{other}.") for other in entries)]
+        chosen: dict[str, None] = {}
+        for name in entries:  # modules inside an entry come right after it
+            if not (chosen and name.startswith(f"{next(reversed(chosen))}.")):
+                chosen[name] = None
     else:
-        units = [units] if isinstance(units, str | type) else list(units)
+        units = dict.fromkeys([units] if isinstance(units, str | type) else units)
         classes = tuple(unit for unit in units if isinstance(unit, type))
         for name in units:
             if not isinstance(name, type) and name in modules and not has_forward(modules[name]):
@@ -75,13 +79,14 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
                 near = get_close_matches(str(name), filter(None, modules), n=3, cutoff=0)
                 raise BadInput(f"units names {name!r}, which is not a module of {type(model).__name__}; "
                                f"names that are: {', '.join(map(repr, near)) or 'none'}")
-        chosen = [name for name, module in modules.items()
-                  if name and (name in units or isinstance(module, classes) and has_forward(module))]
+        chosen = dict.fromkeys(name for name, module in modules.items()
+                               if name and (name in units or isinstance(module, classes) and has_forward(module)))
     home: dict[nn.Parameter, set[str]] = {}
-    for module_name, module in modules.items():
-        unit = max((name for name in chosen if module_name == name or module_name.startswith(f"{name}.")), key=len, default="")
+    unit_of: dict[str, str] = {}
+    for name, module in modules.items():  # a module comes after the one that it is in
+        unit_of[name] = name if name in chosen else unit_of.get(name.rpartition(".")[0], "")
         for param in module.parameters(recurse=False):
-            home.setdefault(param, set()).add(unit)
+            home.setdefault(param, set()).add(unit_of[name])
     parts: dict[str, list[dict[str, nn.Parameter]]] = {"": []} | {name: [] for name in chosen}
     before = None
     for name, param in model.named_parameters():
@@ -98,10 +103,13 @@ def split_into_buffers(params: dict[str, nn.Parameter], bucket_size: int | None)
     A parameter larger than that has a buffer of its own.
     """
     kinds: dict[tuple, list[dict[str, nn.Parameter]]] = {}
+    size: Counter[tuple] = Counter()  # of each kind's last buffer
     for name, param in params.items():
-        buffers = kinds.setdefault((param.dtype, param.requires_grad), [{}])
-        size = sum(other.numel() for other in buffers[-1].values())
-        if buffers[-1] and bucket_size is not None and size + param.numel() > bucket_size:
+        kind = (param.dtype, param.requires_grad)
+        buffers = kinds.setdefault(kind, [{}])
+        if buffers[-1] and bucket_size is not None and size[kind] + param.numel() > bucket_size:
             buffers.append({})
+            size[kind] = 0
         buffers[-1][name] = param
+        size[kind] += param.numel()
     return [buffer for buffers in kinds.values() for buffer in buffers]

@@ -21,14 +21,13 @@ class Walk:
         self.entered: list[Unit] = []  # and not left yet
         self.exited: set[Unit] = set()
 
-    @property
-    def repeated(self) -> set[Unit]:
-        """Units that ran more than once: only the end of the backward shows that they are finished."""
-        return {unit for each in self.passes for unit in each.repeated}
+    def is_repeated(self, unit: Unit) -> bool:
+        """Did the unit run more than once? Then only the end of the backward shows that it is finished."""
+        return any(unit in each.repeated for each in self.passes)
 
     @property
     def has_units_ahead(self) -> bool:
-        return any(each.ahead for each in self.passes) or bool(self.repeated)
+        return any(each.ahead or each.repeated for each in self.passes)
 
     def begin_pass(self, of_pass: Pass) -> None:
         """Autograd goes from the last forward to the first, so the pass before is over."""
@@ -39,13 +38,13 @@ class Walk:
 
     def come_to(self, of_pass: Pass, unit: Unit) -> None:
         """Visit the units that this rank has skipped, then this one. Nothing when it was visited before."""
-        while unit in of_pass.ahead:
-            self._visit(of_pass.ahead.pop(0))
+        while unit in of_pass.unvisited:
+            self._visit(of_pass.next_visit())
 
     def finish_pass(self, of_pass: Pass) -> None:
         """Visit the units that are left, up to the last trainable one: autograd never comes to those after it."""
         while any(flat.trainable for unit in of_pass.ahead for flat in unit.flats):
-            self._visit(of_pass.ahead.pop(0))
+            self._visit(of_pass.next_visit())
 
     def _visit(self, unit: Unit) -> None:
         self.leave_all(but=unit)
@@ -58,7 +57,7 @@ class Walk:
         for unit in [unit for unit in self.entered if unit is not but]:
             if but is None or not any(unit in each.containers for each in self.passes):
                 self.entered.remove(unit)
-                if unit not in self.repeated:
+                if not self.is_repeated(unit):
                     self.exited.add(unit)
                 self.leave(unit)
 

@@ -72,6 +72,8 @@ class StagedGloo(Gloo):
 
 def equal_slices(layout: Layout) -> bool:
     """Whether the ranks' slices are equally long and not empty, as NCCL's collectives require."""
+    if isinstance(layout.bounds, range):
+        return True
     return layout.padded > 0 and len({end - begin for begin, end in zip(layout.bounds, layout.bounds[1:])}) == 1
 
 
