@@ -4,9 +4,9 @@
   zerocourse plan --model llama-7b --cluster 64x8xH100 --batch "4194304 tokens" --ranks 64 128 256 --price 2.50
   zerocourse plan --model gpt2-xl --cluster 2xT4 --host 32GB
 
-Formulas evaluate all candidates within a second: stages 0 to 3, the ranks, micro-batches, recomputation, and with --host
-and --disk the ways to offload. Simulations of the package's own stages then confirm the best, or refuse them. Without
---batch the best has the most tokens a second per card, and with it the most of all cards.
+Formulas evaluate all candidates within a second: stages 0 to 3, the ranks, micro-batches, recomputation, and with
+--host and --disk the ways to offload. Simulations of the package's own stages then confirm the best, or refuse them.
+Without --batch the best has the most tokens a second per card, and with it the most of all cards.
 """
 
 from dataclasses import asdict
@@ -32,10 +32,14 @@ def configure(parser):
                         help="tokens in a sample (default: the model's most)")
     parser.add_argument("--card", action=Checked, read=size(), metavar="SIZE",
                         help="memory of a card that may be used (default: all that it has)")
-    parser.add_argument("--host", action=Checked, read=size(), default=0, metavar="SIZE", help="host memory per rank, for offload")
-    parser.add_argument("--disk", action=Checked, read=size(), default=0, metavar="SIZE", help="disk space per rank, for offload")
-    parser.add_argument("--disk-rate", action=Checked, read=size(), metavar="SIZE", help="bytes a second of the disk, per rank")
-    parser.add_argument("--price", action=Checked, read=positive("any currency"), metavar="P", help="of one card for one hour")
+    parser.add_argument("--host", action=Checked, read=size(), default=0, metavar="SIZE",
+                        help="host memory per rank, for offload")
+    parser.add_argument("--disk", action=Checked, read=size(), default=0, metavar="SIZE",
+                        help="disk space per rank, for offload")
+    parser.add_argument("--disk-rate", action=Checked, read=size(), metavar="SIZE",
+                        help="bytes a second of the disk, per rank")
+    parser.add_argument("--price", action=Checked, read=positive("any currency"), metavar="P",
+                        help="of one card for one hour")
     parser.add_argument("--most-micro-batch", action=Checked, read=whole(1, 4096), default=64, metavar="B",
                         help="the largest micro-batch to try (default 64)")
     parser.add_argument("--simulate", action=Checked, read=whole(0, 20), default=3, metavar="K",
@@ -59,7 +63,8 @@ def run(args) -> Outcome:
     from ..planning import ask, plan  # here: torch takes two seconds to import
     from ..planning.question import Rates
     from ..planning.reasons import choice, nothing_fits, why
-    question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host, args.disk,
+    question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host,
+                   args.disk,
                    args.price, args.most_micro_batch, Rates(disk=args.disk_rate))
     with tqdm(total=args.simulate, desc="simulated", disable=None, leave=False) as bar:
         found = plan(question, args.simulate, lambda done, of: bar.update(done - bar.n))
@@ -94,15 +99,16 @@ def text(question, found, sentence: str, reasons: list[str]) -> str:
              f"{'':{wide + 2}}{'':>11}{'peak':>9}{'sent':>9}{'step':>10}{'waits':>10}{'tokens/s':>11}{'per card':>10}"
              + f"{'10⁹ tokens':>12}" * priced]
     for each in shown:
-        lines.append(f"{'>' if each is found.chosen else ' '} {each.candidate!s:{wide}}{each.source:>11}{gb(each.peak_bytes):>9}"
+        mark = ">" if each is found.chosen else " "
+        lines.append(f"{mark} {each.candidate!s:{wide}}{each.source:>11}{gb(each.peak_bytes):>9}"
                      f"{gb(sum(each.sent.values())):>9}{each.step_seconds:>8.3g} s{each.exposed_seconds:>8.2g} s"
                      f"{each.tokens_per_second:>11,.0f}{each.tokens_per_card:>10,.0f}"
                      + (f"{each.cost:>12,.2f}" if priced else ""))
     lines += ["", "Why not its neighbours?", *(f"- {line}" for line in reasons), "",
-              "Simulated: the package's own stage, on tensors without memory. Computed: by formula, and confirmed by no simulation.",
-              f"Times are at {question.cluster.machine.efficiency:.0%} of the card's peak. What a framework and its allocator need "
-              "comes on top: --card 76GB leaves room for it.", f"Figures: {question.cluster.source}."]
+              "Simulated: the package's own stage, on tensors without memory. Computed: by formula, and not simulated.",
+              f"Times are at {question.cluster.machine.efficiency:.0%} of the card's peak. What a framework and its "
+              "allocator need comes on top: --card 76GB leaves room for it.", f"Figures: {question.cluster.source}."]
     if question.budgets["host"]:
-        lines.append("Offload is only computed, over a link of PCIe 4.0 x16, with 51 GB/s of host memory for each card, and with "
-                     "nothing hidden.")
+        lines.append("Offload is only computed, over a link of PCIe 4.0 x16, with 51 GB/s of host memory for each "
+                     "card, and with nothing hidden.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""An explorer of plans: one way to train on one cluster, what it needs, and the verdict. By formula, so it answers at once."""
+"""An explorer of plans: a way to train on a cluster, what it needs, and the verdict. By formula, so it is quick."""
 
 from ..errors import BadInput
 from ..formulas.units import gb
@@ -8,7 +8,8 @@ from ..simulation.clusters import CLUSTERS
 from .plots_plan import plan_figure
 from .widgets import Control, explore
 
-MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-7b", "llama-13b", "llama-70b", "llama3-8b", "llama3-405b")
+MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-7b", "llama-13b", "llama-70b", "llama3-8b",
+          "llama3-405b")
 RANKS = tuple(2**power for power in range(11))
 
 
@@ -17,27 +18,28 @@ def evaluations(model: str, cluster: str, stage: int, ranks: int, micro_batch: i
     """The question, and all four stages of one way to train, by name. Raises BadInput."""
     question = ask(model, cluster, ranks=(ranks,))
     ways = [Candidate(each, ranks, micro_batch, half=half, recompute=recompute) for each in range(4)]
-    return question, {("▸ " if way.stage == stage else "") + str(way.arrangement): computed(question, way) for way in ways}
+    return question, {("▸ " if way.stage == stage else "") + str(way.arrangement): computed(question, way)
+                      for way in ways}
 
 
 def verdict(question: Question, chosen: Evaluation, others: dict[str, Evaluation]) -> str:
     """Does it fit, how fast is it, and what sends least among those that fit?"""
     way = chosen.candidate
-    begins = (f"{question.model.name} on {ranks_of(way)} of {question.cluster_name}, {way.arrangement} with micro-batch "
-              f"{way.micro_batch} and {'' if way.recompute else 'no '}recomputation: ")
+    begins = (f"{question.model.name} on {ranks_of(way)} of {question.cluster_name}, {way.arrangement} with "
+              f"micro-batch {way.micro_batch} and {'' if way.recompute else 'no '}recomputation: ")
     if not chosen.fits:
         fitting = [str(each.candidate.arrangement) for each in others.values() if each.fits]
         return begins + too_large(question, chosen) + (
             f" With this micro-batch {' and '.join(fitting)} would fit." if fitting else
             " No stage fits so: take a smaller micro-batch, recomputation, or more ranks.")
     return begins + (f"it fits, with {gb(question.budgets['device'] - chosen.peak_bytes)} to spare. A step takes about "
-                     f"{chosen.step_seconds:.3g} s, of which the rank waits {chosen.exposed_seconds:.2g} s for its link, and a card "
-                     f"does {chosen.tokens_per_card:,.0f} tokens a second.")
+                     f"{chosen.step_seconds:.3g} s, of which the rank waits {chosen.exposed_seconds:.2g} s for its "
+                     f"link, and a card does {chosen.tokens_per_card:,.0f} tokens a second.")
 
 
 def planner(model: str = "llama-7b", cluster: str = "8xA100", stage: int = 2, ranks: int = 8, micro_batch: int = 2,
             recompute: bool = False) -> None:
-    """The controls, the verdict and the picture, which begin with these values. Raises BadInput for values that are not offered."""
+    """The controls, the verdict and the picture, which begin with these values. Raises BadInput for other values."""
     def describe(**values) -> str:
         question, found = evaluations(**values)
         return verdict(question, list(found.values())[values["stage"]], found)

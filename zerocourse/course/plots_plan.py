@@ -30,8 +30,8 @@ def plan_figure(evaluations: Mapping[str, Evaluation], card: int) -> Figure:
             width = each.kinds[kind] / 1e9
             memory.barh(row, width, left=left, height=0.6, **look, label=kind if row == 0 else None)
             left += width
-        memory.annotate(f" {gb(each.peak_bytes)}" + " ▸" * (peak > edge), (min(peak, edge), row), va="center", fontsize=9,
-                        ha="right" if peak > 0.85 * edge else "left",
+        memory.annotate(f" {gb(each.peak_bytes)}" + " ▸" * (peak > edge), (min(peak, edge), row), fontsize=9,
+                        va="center", ha="right" if peak > 0.85 * edge else "left",
                         bbox={"color": "white", "alpha": 0.85, "pad": 1})
         bars = sent.barh(row, sum(each.sent.values()) / 1e9, height=0.6, color="#6a6a6a")
         sent.bar_label(bars, [gb(sum(each.sent.values()))], padding=3, fontsize=9)
@@ -40,8 +40,8 @@ def plan_figure(evaluations: Mapping[str, Evaluation], card: int) -> Figure:
                   label="waits" if row == 0 else None)
         time.annotate(f" {each.step_seconds:.3g} s", (each.step_seconds, row), va="center", fontsize=9)
     memory.axvline(card / 1e9, color=INK, linewidth=1.6, linestyle="--", label=f"the card's {gb(card)}")
-    memory.set(xlim=(0, edge), xlabel="GB per rank", title="model states, and what the peak adds", yticks=range(len(evaluations)),
-               yticklabels=list(evaluations), ylim=(len(evaluations) - 0.5, -0.5))
+    memory.set(xlim=(0, edge), xlabel="GB per rank", title="model states, and what the peak adds",
+               yticks=range(len(evaluations)), yticklabels=list(evaluations), ylim=(len(evaluations) - 0.5, -0.5))
     sent.set(xlabel="GB per rank", title="sent in a step")
     time.set(xlabel="seconds", title="time of a step")
     for axes in (sent, time):
@@ -56,7 +56,8 @@ def described(evaluations: Mapping[str, Evaluation], card: int) -> str:
     """The picture in words, for readers who do not see it."""
     def each(name: str, evaluation: Evaluation) -> str:
         fits = "and fits" if evaluation.peak_bytes <= card else "and is too large"
-        return (f"{name} needs {gb(evaluation.held[DEVICE])} at the peak {fits}, sends {gb(sum(evaluation.sent.values()))} and "
+        sent = gb(sum(evaluation.sent.values()))
+        return (f"{name} needs {gb(evaluation.held[DEVICE])} at the peak {fits}, sends {sent} and "
                 f"takes {evaluation.step_seconds:.3g} s")
 
     return f"Per rank, on a card of {gb(card)}: " + "; ".join(each(*item) for item in evaluations.items()) + "."

@@ -1,7 +1,8 @@
-"""How long an optimizer step takes, from the seconds of its parts: what a rank computes, and what it waits for. No torch.
+"""How long an optimizer step takes, from its parts: what a rank computes, and what it waits for. Formulas: no torch.
 
-All units are alike, and the link carries one collective after the other. A stage's order decides what can hide: reductions
-and gathers of units hide behind the units that compute meanwhile; the first gather and the last reduction cannot.
+All units are alike, and the link carries one collective after the other. A stage's order decides what can hide:
+reductions and gathers of units hide behind the units that compute meanwhile, but the first gather and the last
+reduction cannot.
 """
 
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ from .volumes import passes
 # Bytes that copies, casts and the update move, by (bytes of an element, stage): per parameter in each micro-batch, per
 # parameter in the step, per parameter that the rank owns in the step, and the same in each micro-batch. Counted in the
 # operations of simulated steps, for Adam with fp32 master weights or in fp32 (tests/test_planning.py).
-STATE_TRAFFIC = {(2, 0): (6.6, 76, 30, 0), (2, 1): (6.6, 4, 102, 0), (2, 2): (10.6, 0, 66, 36), (2, 3): (10.6, 0, 66, 48),
-                 (4, 0): (13.1, 24, 28, 0), (4, 1): (13.1, 8, 44, 0), (4, 2): (21.1, 0, 4, 40), (4, 3): (21.1, 0, 4, 64)}
+STATE_TRAFFIC = {
+    (2, 0): (6.6, 76, 30, 0), (2, 1): (6.6, 4, 102, 0), (2, 2): (10.6, 0, 66, 36), (2, 3): (10.6, 0, 66, 48),
+    (4, 0): (13.1, 24, 28, 0), (4, 1): (13.1, 8, 44, 0), (4, 2): (21.1, 0, 4, 40), (4, 3): (21.1, 0, 4, 64)}
 ADAM_TRAFFIC = 28  # of it Adam's own: it reads a weight, a gradient and two averages, and writes all but the gradient
-PUBLISHING_TRAFFIC = {2: 28, 4: 4}  # of it after Adam, buffer by buffer, while the gather of the buffer before is under way
+PUBLISHING_TRAFFIC = {2: 28, 4: 4}  # of it after Adam, a buffer at a time, while the buffer before is gathered
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of an optimizer step. compute: the rank computes.   exposed: it stands still.   wire: its link is busy."""
+    """Seconds of an optimizer step. compute: the rank computes.   exposed: it waits.   wire: its link is busy."""
 
     compute: float
     exposed: float
@@ -37,12 +39,12 @@ def state_traffic(stage: int, element: int, params: int, owned: int, accumulatio
     return params * (each * accumulation + once) + owned * (of_owned + each_of_owned * accumulation)
 
 
-def step_time(stage: int, accumulation: int, units: int, forward: float, backward: float, rest: float, publishing: float,
-              unit_pass: float, root_pass: float) -> StepTime:
+def step_time(stage: int, accumulation: int, units: int, forward: float, backward: float, rest: float,
+              publishing: float, unit_pass: float, root_pass: float) -> StepTime:
     """forward, backward: seconds of one unit.   rest: all else that the rank computes in the step.
 
-    publishing: of that, seconds after Adam's step in which updated weights are copied, behind which gathers hide at stages 1
-        and 2.
+    publishing: of that, seconds after Adam's step in which updated weights are copied, behind which gathers hide at
+        stages 1 and 2.
     unit_pass, root_pass: seconds of a gather, or of a reduction, of one unit and of the root.
     """
     micro_batches, times = positive("accumulation", accumulation), passes(stage, accumulation)

@@ -2,8 +2,8 @@
 
     model_sizes    a model's parameters, and what a token costs    candidate  a way to train, and what it comes to
     question       what is asked: model, cluster, batch, budgets   search     all candidates, their order, and the plan
-    by_formula     a candidate evaluated by formula                reasons    the plan in sentences, and why its neighbours
-    by_simulation  a candidate evaluated by a simulation                      are not taken
+    by_formula     a candidate evaluated by formula                reasons    the plan in sentences, and why not its
+    by_simulation  a candidate evaluated by a simulation                      neighbours
 """
 
 from .by_formula import computed

@@ -14,7 +14,7 @@ KINDS = ("parameters", "gradients", "optimizer", "the rest, at the peak")
 
 
 def computed(question: Question, candidate: Candidate, margin: float = 0.0) -> Evaluation:
-    """margin: the share by which the peak may be over the card's memory, because a simulation is to have the last word."""
+    """margin: the share by which the peak may exceed the card's memory, because a simulation has the last word."""
     device, host, disk, link, io = _needs(question, candidate)
     held = {DEVICE: device, HOST: host, DISK: disk}
     compute, exposed = _seconds(question, candidate, link, io)
@@ -37,9 +37,11 @@ def kinds_at_peak(question: Question, candidate: Candidate, peak: int) -> dict[s
     """Model states that stay on the device as the stage divides them, and what the peak adds to them."""
     held = model_states(question.model.params, candidate.stage, candidate.ranks, candidate.convention)
     stay = (held.parameters_bytes * (candidate.parameters == DEVICE),
-            held.gradients_bytes * (candidate.optimizer == DEVICE), held.optimizer_bytes * (candidate.optimizer == DEVICE))
+            held.gradients_bytes * (candidate.optimizer == DEVICE),
+            held.optimizer_bytes * (candidate.optimizer == DEVICE))
     left, kinds = peak, {}
-    for kind, nbytes in zip(KINDS, (stay[0], stay[2], stay[1]), strict=False):  # gradients last: they may be gone at the peak
+    # Gradients last, because they may be gone at the peak.
+    for kind, nbytes in zip(KINDS, (stay[0], stay[2], stay[1]), strict=False):
         name = {"gradients": "optimizer", "optimizer": "gradients"}.get(kind, kind)
         kinds[name] = min(left, nbytes)
         left -= kinds[name]
@@ -55,7 +57,8 @@ def _needs(question: Question, candidate: Candidate) -> tuple[int, int, int, int
     before = padded_elements(model.before + model.after, ranks) - model.after
 
     def peak_with(**activations: int) -> int:
-        return states_peak((before, model.after), [padded_elements(model.block, ranks)] * model.layers, candidate.stage, ranks,
+        units = [padded_elements(model.block, ranks)] * model.layers
+        return states_peak((before, model.after), units, candidate.stage, ranks,
                            convention=on_device(convention, offloaded), accumulated=candidate.accumulation > 1,
                            offloaded=offloaded, offloaded_parameters=candidate.parameters != DEVICE, **activations)
 
@@ -71,7 +74,7 @@ def _needs(question: Question, candidate: Candidate) -> tuple[int, int, int, int
 
 
 def _seconds(question: Question, candidate: Candidate, link: int, io: int) -> tuple[float, float]:
-    """(computes, waits) of an optimizer step. Offloaded states are moved and updated after the backward, and nothing hides."""
+    """(computes, waits) of an optimizer step. What is offloaded moves after the backward, and nothing hides."""
     model, machine, network, rates = question.model, question.cluster.machine, question.cluster.network, question.rates
     element, ranks, samples = candidate.convention.parameter, candidate.ranks, candidate.micro_batch
     tokens, token = samples * question.seq, model.token(candidate.convention.parameter, candidate.recompute)
@@ -84,7 +87,8 @@ def _seconds(question: Question, candidate: Candidate, link: int, io: int) -> tu
     forward = layer(1)
     # Recomputation ends when all that the backward needs is there, which is before a block's last matrix.
     backward = layer(2) + candidate.recompute * layer(1, model.block - model.inner * model.width)
-    head = machine.seconds(6 * tokens * model.vocabulary * model.width, 0) + machine.seconds(0, tokens * token.moved_loss)
+    head = (machine.seconds(6 * tokens * model.vocabulary * model.width, 0)
+            + machine.seconds(0, tokens * token.moved_loss))
     owned = share_of(model.params, ranks)
     states = machine.seconds(0, state_traffic(candidate.stage, element, model.params, owned, candidate.accumulation))
     publishing = machine.seconds(0, PUBLISHING_TRAFFIC[element] * owned)

@@ -15,8 +15,8 @@ def can_be_simulated(candidate: Candidate) -> bool:
 def simulated(question: Question, candidate: Candidate) -> Evaluation:
     """A few seconds for a model of billions.
 
-    Of many micro-batches one and two are simulated, because each further one sends as much, and takes as long but for how
-    its gradients are added up (well below one percent).
+    Of many micro-batches one and two are simulated, because each further one sends as much, and takes as long but for
+    how its gradients are added up (well below one percent).
     """
     one = _run(question, candidate, 1)
     two = _run(question, candidate, 2) if candidate.accumulation > 1 else one
@@ -30,12 +30,13 @@ def simulated(question: Question, candidate: Candidate) -> Evaluation:
     kinds = {name: at_peak[name] for name in KINDS[:3]}
     over = peak - question.budgets[DEVICE]
     sent = sent_by_link(question, candidate, of_step("sent_bytes")) | {HOST: 0, DISK: 0}
-    return Evaluation(candidate, SIMULATED, kinds | {KINDS[3]: peak - sum(kinds.values())}, {DEVICE: peak, HOST: 0, DISK: 0},
+    kinds[KINDS[3]] = peak - sum(kinds.values())
+    return Evaluation(candidate, SIMULATED, kinds, {DEVICE: peak, HOST: 0, DISK: 0},
                       sent, compute, exposed, tokens, question.cost(candidate.ranks, tokens, compute + exposed),
                       {DEVICE: over} if over > 0 else {})
 
 
 def _run(question: Question, candidate: Candidate, accumulation: int) -> dict:
-    job = SimulatedJob(question.model.name, candidate.stage, candidate.ranks, micro_batch=candidate.micro_batch, seq=question.seq,
-                       accumulation=accumulation, half=candidate.half, recompute=candidate.recompute)
+    job = SimulatedJob(question.model.name, candidate.stage, candidate.ranks, micro_batch=candidate.micro_batch,
+                       seq=question.seq, accumulation=accumulation, half=candidate.half, recompute=candidate.recompute)
     return simulate_time(job, question.cluster)

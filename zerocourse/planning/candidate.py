@@ -1,4 +1,4 @@
-"""A way to train, and what it comes to. Other kinds of parallelism become fields of `Candidate`, and nothing else changes."""
+"""A way to train, and what it comes to. Other kinds of parallelism become fields of `Candidate`; all else stays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,15 +42,16 @@ class Candidate:
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         batch = f"micro-batch {self.micro_batch}" + (f" × {self.accumulation}" if self.accumulation > 1 else "")
-        return f"{self.arrangement}, {ranks}, {batch}, {'bf16' if self.half else 'fp32'}" + ", recompute" * self.recompute
+        dtype = "bf16" if self.half else "fp32"
+        return f"{self.arrangement}, {ranks}, {batch}, {dtype}" + ", recompute" * self.recompute
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """What a candidate comes to, per rank and optimizer step. Equal in form, whoever found it out (`source`).
 
-    kinds: the bytes of the peak by kind. Simulated they are those of that moment; computed, model states as they are just
-        before the update, and the rest.   held: bytes at the peak, by place.
+    kinds: the bytes of the peak by kind. Simulated they are those of that moment; computed, model states as they are
+        just before the update, and the rest.   held: bytes at the peak, by place.
     sent: bytes by link: "inside" the node or "between" nodes, over the "host" link, and to and from the "disk".
     cost: of 10⁹ tokens, in the unit of the price; None without a price.
     missing: by place, the bytes by which it is too large.

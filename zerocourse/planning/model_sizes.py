@@ -50,10 +50,12 @@ def find_sizes(name: str) -> ModelSizes:
         config = CONFIGS[name]
         block = gpt2_block_params(config.n_embd, config.bias)
         after = 2 * config.n_embd + (0 if config.tied else config.vocab_size * config.n_embd)
-        return ModelSizes(name, "gpt2", config.n_layer, config.n_embd, 4 * config.n_embd, config.n_head, config.vocab_size,
+        return ModelSizes(name, "gpt2", config.n_layer, config.n_embd, 4 * config.n_embd, config.n_head,
+                          config.vocab_size,
                           config.block_size, config.params - config.n_layer * block - after, block, after)
     shape = LLAMAS[name]
     embedding = shape.vocabulary * shape.width
-    return ModelSizes(name, "llama", shape.layers, shape.width, shape.inner, shape.heads, shape.vocabulary, shape.tokens,
+    return ModelSizes(name, "llama", shape.layers, shape.width, shape.inner, shape.heads, shape.vocabulary,
+                      shape.tokens,
                       embedding, llama_block_params(shape.width, shape.inner, shape.heads, shape.kv_heads),
                       shape.width + embedding)

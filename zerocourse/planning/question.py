@@ -30,7 +30,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class Question:
-    """batch: samples of an optimizer step, or None for any.   ranks: the world sizes to try.   budgets: bytes, by place.
+    """batch: samples of an optimizer step, or None for any.   ranks: the world sizes to try.   budgets: bytes, by
+    place.
 
     halves: see `Candidate.half`.   price: of one card for one hour, in any unit.
     The best plan has the highest rate of all ranks if the batch is given, else the highest rate per card.
@@ -58,20 +59,23 @@ class Question:
 
 
 def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[int, ...] | None = None,
-        dtypes: tuple[str, ...] = ("bf16",), seq: int | None = None, memory: int | None = None, host: int = 0, disk: int = 0,
+        dtypes: tuple[str, ...] = ("bf16",), seq: int | None = None, memory: int | None = None, host: int = 0,
+        disk: int = 0,
         price: float | None = None, most_micro_batch: int = MOST_MICRO_BATCH, rates: Rates | None = None) -> Question:
-    """The question in full. batch: samples, or "4M tokens".   ranks: without them powers of two up to the cluster's cards.
+    """The question in full. batch: samples, or "4M tokens".   ranks: without them powers of two up to the cluster's
+    cards.
 
-    memory: bytes of a card, if not all of what it has.   host, disk: bytes for each rank, with which offload is tried too.
-    Raises BadInput.
+    memory: bytes of a card, if not all of what it has.   host, disk: bytes for each rank, with which offload is tried
+    too. Raises BadInput.
     """
     sizes, known = find_sizes(model), find_cluster(cluster)
     seq = sizes.tokens if seq is None else integer(seq, "seq", 1, sizes.tokens)
     rates = rates or Rates()
     if disk and rates.disk is None:
-        raise BadInput("a disk is given without its rate: say with --disk-rate how many bytes a second each card can read")
+        raise BadInput("a disk is given without its rate: say with --disk-rate how many bytes a second each card reads")
     if disk and not host:
-        raise BadInput("a disk is given without host memory: what is read from a disk passes through the host, so give --host too")
+        raise BadInput("a disk is given without host memory: what is read from a disk passes through the host, so give "
+                       "--host too")
     if ranks is None:
         cards = cards_of(cluster, known)
         ranks = tuple(2**power for power in range(cards.bit_length()) if 2**power <= cards)
@@ -81,7 +85,8 @@ def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[i
         raise BadInput(f"a batch of {samples} samples cannot be divided among {' or '.join(map(str, ranks))} ranks: "
                        f"it must be a multiple of {ranks[0]}")
     budgets = {DEVICE: known.machine.memory if memory is None else memory, HOST: host, DISK: disk}
-    return Question(sizes, cluster, known, seq, samples, ranks, budgets, tuple(DTYPES[name] for name in dict.fromkeys(dtypes)),
+    halves = tuple(DTYPES[name] for name in dict.fromkeys(dtypes))
+    return Question(sizes, cluster, known, seq, samples, ranks, budgets, halves,
                     price, integer(most_micro_batch, "most_micro_batch", 1), rates)
 
 
@@ -95,14 +100,14 @@ def samples_of(batch: int | str | None, seq: int) -> int | None:
     except (TypeError, ValueError):
         number = 0.0
     if not number.is_integer() or number < 1:
-        raise BadInput(f"the batch is {batch!r}: it must be a positive number of samples, such as 512, or of tokens, such as "
-                       f"\"{512 * seq} tokens\"")
+        raise BadInput(f"the batch is {batch!r}: it must be a positive number of samples, such as 512, or of tokens, "
+                       f"such as \"{512 * seq} tokens\"")
     if match[3] is None:
         return int(number)
     if number % seq:
         fewer = max(1, int(number // seq))
-        raise BadInput(f"a batch of {int(number):,} tokens is no whole number of samples of {seq:,} tokens: {fewer * seq:,} "
-                       f"would be {fewer} samples")
+        raise BadInput(f"a batch of {int(number):,} tokens is no whole number of samples of {seq:,} tokens: "
+                       f"{fewer * seq:,} would be {fewer} samples")
     return int(number // seq)
 
 

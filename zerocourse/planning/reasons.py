@@ -30,7 +30,8 @@ def because(plan: Plan) -> str:
     way, question = plan.chosen.candidate, plan.question
     ways = {stage: replace(way, stage=stage, optimizer=DEVICE, parameters=DEVICE) for stage in range(4)}
     if way.optimizer != DEVICE:
-        clauses = ["no stage fits with all of it on the card"] if all(not pair(plan, each)[1].fits for each in ways.values()) else []
+        fits = any(pair(plan, each)[1].fits for each in ways.values())
+        clauses = [] if fits else ["no stage fits with all of it on the card"]
     else:
         lower = [pair(plan, ways[stage])[1].fits for stage in range(way.stage)]
         clauses = ["no lower stage fits"] if lower and not any(lower) else []
@@ -39,8 +40,8 @@ def because(plan: Plan) -> str:
             if other.fits and sent_per_token(other) > sent_per_token(best):
                 faster = question.rate(other) / question.rate(best) - 1
                 speed = f"is {faster:.1%} faster, which counts as equal," if 0 < faster <= AS_FAST else "is no faster"
-                clauses.append(f"{way.arrangement} sends {times(count_passes(best))} over all parameters where ZeRO-3 sends "
-                               f"{times(count_passes(other))} and {speed}".rstrip(","))
+                clauses.append(f"{way.arrangement} sends {times(count_passes(best))} over all parameters where ZeRO-3 "
+                               f"sends {times(count_passes(other))} and {speed}".rstrip(","))
     without = replace(way, recompute=False)
     clauses.append(f"micro-batch {way.micro_batch} does not fit without recomputation" if way.recompute and
                    not pair(plan, without)[1].fits else "recomputation is not needed" if not way.recompute else
@@ -69,7 +70,8 @@ def neighbours(plan: Plan) -> Iterator[tuple[str, Candidate]]:
             yield f"{where} without offload", replace(way, stage=where.stage, optimizer=DEVICE, parameters=DEVICE)
     for micro_batch in (2 * way.micro_batch, way.micro_batch // 2):
         if micro_batch:
-            yield f"micro-batch {micro_batch} instead of {way.micro_batch}", rebatched(question, way, micro_batch=micro_batch)
+            other = rebatched(question, way, micro_batch=micro_batch)
+            yield f"micro-batch {micro_batch} instead of {way.micro_batch}", other
     yield f"{'without' if way.recompute else 'with'} recomputation", replace(way, recompute=not way.recompute)
     at = question.ranks.index(way.ranks)
     for number in (at - 1, at + 1):
@@ -82,7 +84,7 @@ def neighbours(plan: Plan) -> Iterator[tuple[str, Candidate]]:
 
 
 def rebatched(question: Question, way: Candidate, **changes) -> Candidate:
-    """The candidate with other ranks or another micro-batch, accumulation following; 0 where the batch is not divided."""
+    """The candidate with other ranks or micro-batch, accumulation following; 0 where the batch is not divided."""
     other = replace(way, **changes)
     if question.batch is None:
         return other
@@ -94,8 +96,8 @@ def reason(plan: Plan, neighbour: Candidate) -> str:
     """Why it is not taken."""
     question = plan.question
     if neighbour.accumulation == 0:
-        return (f"{neighbour.ranks} × {neighbour.micro_batch} samples do not divide the batch of {question.batch}, so it is "
-                "not possible.")
+        return (f"{neighbour.ranks} × {neighbour.micro_batch} samples do not divide the batch of {question.batch}, so "
+                "it is not possible.")
     if neighbour.micro_batch > question.most_micro_batch:
         return f"it was not tried, because the largest micro-batch to try is {question.most_micro_batch}."
     best, other = pair(plan, neighbour)
@@ -126,10 +128,10 @@ def slower(question: Question, best: Evaluation, other: Evaluation) -> str:
         return (f"it would fit and be as fast ({theirs:,.0f} tokens a second {per}, and the choice {ours:,.0f}), but "
                 f"{decides(question, best, other)} ({other.source}).")
     if theirs > ours:  # an order that holds among the simulated need not hold by formula
-        return (f"it would fit, and by formula it is {theirs / ours - 1:.1%} faster, {theirs:,.0f} tokens a second {per}, but a "
-                "simulation has confirmed the choice.")
-    return (f"it would fit but be {1 - theirs / ours:.1%} slower, {theirs:,.0f} tokens a second {per} where the choice does "
-            f"{ours:,.0f}, because {cause(best, other)}; {sends(best, other)} ({other.source}).")
+        return (f"it would fit, and by formula it is {theirs / ours - 1:.1%} faster, {theirs:,.0f} tokens a second "
+                f"{per}, but a simulation has confirmed the choice.")
+    return (f"it would fit but be {1 - theirs / ours:.1%} slower, {theirs:,.0f} tokens a second {per} where the choice "
+            f"does {ours:,.0f}, because {cause(best, other)}; {sends(best, other)} ({other.source}).")
 
 
 def decides(question: Question, best: Evaluation, other: Evaluation) -> str:
@@ -150,7 +152,8 @@ def cause(best: Evaluation, other: Evaluation) -> str:
         return 1e6 * seconds * evaluation.candidate.ranks / evaluation.tokens
 
     verbs = {"computes": "compute_seconds", "waits": "exposed_seconds"}
-    ours, theirs = ({verb: per_token(each, getattr(each, field)) for verb, field in verbs.items()} for each in (best, other))
+    ours, theirs = ({verb: per_token(each, getattr(each, field)) for verb, field in verbs.items()}
+                    for each in (best, other))
     verb = max(verbs, key=lambda verb: theirs[verb] - ours[verb])
     if theirs[verb] - ours[verb] <= AS_FAST * sum(ours.values()) and other.candidate.ranks < best.candidate.ranks:
         return "it has fewer cards"
@@ -190,8 +193,8 @@ def nothing_fits(question: Question) -> list[str]:
     if ranks is not None:
         lines.append(f"With {ranks} ranks something would fit, by formula: --ranks {ranks}.")
     else:
-        lines.append(f"No number of ranks up to {MOST_RANKS:,} would do, because units are gathered whole and activations are not "
-                     "divided.")
+        lines.append(f"No number of ranks up to {MOST_RANKS:,} would do, because units are gathered whole and "
+                     "activations are not divided.")
     host = host_needed(question)
     if host is not None:
         lines.append(f"On {question.ranks[-1]} ranks offload would do, with {gb(host)} of host memory per rank: --host "
@@ -212,7 +215,7 @@ def fewest_ranks(question: Question) -> int | None:
 
 
 def host_needed(question: Question) -> int | None:
-    """Bytes of host memory per rank with which offload fits on the largest number of ranks; None if the card is too small."""
+    """Bytes of host memory per rank with which offload fits on the most ranks; None if the card is too small."""
     endless = replace(question, ranks=question.ranks[-1:], batch=None, most_micro_batch=1,
                       budgets={place: question.budgets[place] for place in PLACES} | {"host": 2**62})
     return min((each.held["host"] for each in evaluate(endless)[0] if each.held["host"]), default=None)

@@ -37,7 +37,8 @@ class Plan:
 
 def candidates(question: Question) -> Iterator[Candidate]:
     """Every one, refused or not. With a batch the micro-batches are those that divide it, and accumulation follows."""
-    for where, ranks, half, recompute in product(arrangements(question), question.ranks, question.halves, (False, True)):
+    ways = product(arrangements(question), question.ranks, question.halves, (False, True))
+    for where, ranks, half, recompute in ways:
         for micro_batch in powers_of_two(question.most_micro_batch):
             accumulation, left = divmod(question.batch or ranks * micro_batch, ranks * micro_batch)
             if accumulation and not left:
@@ -67,7 +68,7 @@ def ranked(question: Question, evaluations: Iterable[Evaluation]) -> list[Evalua
 
 
 def simpler(question: Question, evaluation: Evaluation) -> tuple:
-    """What decides between equally fast ones: ranks, bytes sent for a token, the lower stage, no recomputation, the peak.
+    """What decides between equally fast ones: ranks, bytes sent for a token, stage, no recomputation, the peak.
 
     Where the rate is that of a card, more ranks get more done; where it is that of all, fewer ranks do as well.
     """
@@ -84,8 +85,8 @@ def sent_per_token(evaluation: Evaluation) -> float:
 def evaluate(question: Question, margin: float = 0.0) -> tuple[list[Evaluation], list[Evaluation], int]:
     """(what fits, ranked; what does not; how many candidates there were), by formula.
 
-    Of candidates that differ in the micro-batch alone, those after the first that is too large are not computed. One that
-    accumulates is not like one that does not, which keeps no gradients of earlier micro-batches.
+    Of candidates that differ in the micro-batch alone, those after the first that is too large are not computed. One
+    that accumulates is not like one that does not, which keeps no gradients of earlier micro-batches.
     """
     fitting, refused, too_large, count = [], [], set(), 0
     for candidate in candidates(question):
