@@ -69,7 +69,7 @@ def counted_by_torch(job: SimulatedJob) -> tuple[dict, Counter]:
 
 
 def test_what_is_counted_as_sent_goes_into_torchs_collectives(pool):
-    """An own count of torch's operations. Where everything divides, nothing is padded, and it is the formula's 3Ψ / 2."""
+    """An own count of torch's operations. Where everything divides, nothing is padded, and it is 3Ψ / 2."""
     for result, sent in pool(2).run(counted_by_torch, TINY):
         assert sum(sent.values()) == 2 * (result["sent_bytes"] + result["padding_bytes"]), sent
         assert result["sent_bytes"] == 3 * 4 * result["params"] // 2 and not result["padding_bytes"]
@@ -81,6 +81,7 @@ def test_fsdp2_pads_each_parameter_where_we_pad_a_buffer():
     ours, theirs = simulate(job), simulate_fsdp2(job)
     assert theirs["parameters_bytes"] > 1.2 * ours["parameters_bytes"]
     assert theirs["padding_bytes"] > 10 * ours["padding_bytes"]
+    assert theirs["sent"]["reduce_scatter"] == 4 * theirs["params"] - theirs["parameters_bytes"]  # no padding in it
 
 
 def test_the_command_has_both_columns(capsys):
