@@ -7,6 +7,6 @@ REMAINDER = Bug(
     symptom="On few ranks none; on thousands rank 0 runs out of memory, and the others do not.",
     instrument="bytes held, of a rank of many", source="common",
     test="test_rankmap.py::test_flat_slices_are_equal_and_padding_is_less_than_one_a_rank",
-    changes=(Change("layout.rankmap:Layout.build",
-                    "size = shard_elements(end, world_size)\n        bounds = [rank * size for",
-                    "size, left = divmod(end, world_size)\n        bounds = [rank and left + rank * size for"),))
+    changes=(Change("layout.rankmap:Layout.build", "bounds = range(0, size * world_size + 1, size)",
+                    "bounds = [rank and end - (world_size - rank) * (end // world_size)\n"
+                    "                  for rank in range(world_size + 1)]"),))
