@@ -28,6 +28,7 @@ LINES = ("lines of shard()", "lines of the first step", "lines of a step")
 def pages():
     """A large model leaves pages of NaN, which later ones take instead of making their own: so all take the same lines."""
     counts(3, 300, 1, 1)
+    gc.collect()
     gc.freeze()  # a collection between two counts then looks at little
     yield
     gc.unfreeze()

@@ -162,7 +162,8 @@ def step(model: nn.Module, optimizer: Optimizer) -> None:
 # -- timing -----------------------------------------------------------------------------------------------------------
 
 def times(stage: int, units: int, parameters: int, ranks: int) -> dict[str, float]:
-    """Milliseconds of processor time of this thread: of shard(), and what a step takes beyond the plain model's."""
+    """Milliseconds of processor time of this thread: of shard(), and what a step takes beyond the plain model's. Python's
+    garbage collector stands still, because what it looks at grows with all that the process has."""
     torch.set_num_threads(1)
     plain = Tower(units, parameters)
     runs = [(plain, adamw(plain.parameters(), 1e-6)), (made := tower(units, parameters, ranks))[:2]]
@@ -175,9 +176,10 @@ def times(stage: int, units: int, parameters: int, ranks: int) -> dict[str, floa
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    began = time.thread_time()
-    call()
-    return 1e3 * (time.thread_time() - began)
+    with no_collection():
+        began = time.thread_time()
+        call()
+        return 1e3 * (time.thread_time() - began)
 
 
 # -- real ranks -------------------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def table(rows: Sequence[Growth]) -> str:
     for row in rows:
         values = "  ".join(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in row.values)
         at = f"{row.by} {', '.join(map(str, row.sizes))}"
-        lines.append(f"{row.what:36} {row.exponent:6.2f} in {row.fitted[0]}..{row.fitted[1]:<6} {at}: {values}")
+        lines.append(f"{row.what:36} {row.exponent:z6.2f} in {row.fitted[0]}..{row.fitted[1]:<6} {at}: {values}")
     return "\n".join([f"{'cost':36} {'grows like size^p, p =':>22}", *lines])
 
 
