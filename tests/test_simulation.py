@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerocourse.cli import main
@@ -13,9 +14,10 @@ from zerocourse.errors import BadInput
 from zerocourse.formulas.volumes import passes
 from zerocourse.simulation import SimulatedJob, run_job, simulate, simulate_time
 from zerocourse.simulation.clusters import Cluster, Machine, Network
+from zerocourse.zero.groups import Groups
 
 COUNTED = ("params", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "peak_bytes", "peak_kinds",
-           "sent_bytes", "sent", "padding_bytes")
+           "sent_bytes", "sent", "replicas_bytes", "padding_bytes")
 TINY = SimulatedJob("gpt2-tiny", ranks=2, micro_batch=2, seq=16)
 WAYS = ({}, {"half": True, "recompute": True, "accumulation": 2})
 
@@ -50,6 +52,39 @@ def test_a_simulated_rank_is_a_real_one(pool, ranks):
             assert sum(ours["sent_bytes"] for ours in simulated) == times * ours["params"], job
 
 
+def in_hybrid_ranks(jobs: list[SimulatedJob]) -> list[dict]:
+    """Ranks 0 and 1 divide a buffer, and so do 2 and 3, which hold the same."""
+    rank, pairs, results = dist.get_rank(), [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])], []
+    for job in jobs:
+        comm = Comm(pairs[rank // 2])
+        groups = Groups(comm, Comm(pairs[2 + rank % 2], recorder=comm.recorder))
+        results.append(run_job(replace(job, rank=rank), groups))
+    return results
+
+
+def test_a_simulated_rank_of_a_hybrid_is_a_real_one(pool):
+    """With two nodes of two ranks. What goes to the other node is 2Ψ/S (R - 1)/R elements, whatever the stage."""
+    jobs = [replace(TINY, ranks=4, stage=stage, shard_ranks=2, half=stage == 2) for stage in range(4)]
+    by_rank = pool(4).run(in_hybrid_ranks, jobs)
+    for number, job in enumerate(jobs):
+        for rank in (0, 3):
+            ours, real = simulate(replace(job, rank=rank)), by_rank[rank][number]
+            assert {name: ours[name] for name in COUNTED} == {name: real[name] for name in COUNTED}, job
+            assert what_happened(ours) == what_happened(real), job
+        assert ours["replicas_bytes"] == ours["params"] // 2 * (2 if job.half else 4), job
+
+
+def test_ranks_in_nodes_gather_over_the_fast_link():
+    """Each of two nodes gathers by itself, so that only its share of the gradients waits for the slow link between them."""
+    job, network = replace(TINY, ranks=4), Network(2, 1e9, 1e6, latency=0.0)
+    plain, hybrid = (simulate_time(each, Cluster(Machine(1e12, 1e12, 2**30), network, "made up"))
+                     for each in (job, replace(job, shard_ranks=2)))
+    assert plain["wire_seconds"] == pytest.approx(plain["sent_bytes"] / 1e6, rel=1e-3)  # and a small message
+    inside = hybrid["sent_bytes"] - hybrid["replicas_bytes"]
+    assert hybrid["wire_seconds"] == pytest.approx(hybrid["replicas_bytes"] / 1e6 + inside / 1e9, rel=1e-3)
+    assert hybrid["step_seconds"] < plain["step_seconds"]
+
+
 def test_a_llama_holds_and_sends_what_real_ranks_do(pool):
     """Its attention has no mask on fake tensors either, so that also the peak is the same."""
     pytest.importorskip("transformers")
@@ -78,6 +113,8 @@ def test_real_tensors_keep_their_values():
 
 @pytest.mark.parametrize("settings, sentence", (
     ({"rank": 2}, "rank is 2: with 2 ranks it can be at most 1"),
+    ({"ranks": 8, "shard_ranks": 3}, "shard_ranks is 3: 8 ranks do not make whole groups of so many"),
+    ({"ranks": 8, "shard_ranks": 16}, "shard_ranks is 16: it must be an integer from 1 to 8"),
     ({"seq": 129}, "seq is 129: gpt2-tiny takes 1 to 128 tokens"),
     ({"model": "gpt2-xll"}, "there is no model 'gpt2-xll': did you mean gpt2-xl?"),
 ))

@@ -1,6 +1,6 @@
 """Simulated ranks against real ones, widely: GPT-2 up to 124M on 2, 3 and 4 ranks, every stage, several ways to train.
 
-    python -m tools.simulated_against_real                          # some half an hour on two cores, and 8 GB
+    python -m tools.simulated_against_real                          # 360 cells, with up to 10 GB; 90 of them are large
     python -m tools.simulated_against_real --models gpt2-tiny --ranks 2 3
 
 Each job is trained in real processes, and simulated rank by rank. All counts of all ranks must be equal, to the byte, and

@@ -36,10 +36,12 @@ class SimulatedComm(Comm):
 
     like: "gloo" or "nccl", whose memory a reduce-scatter takes while it is under way: N - 1 slices, or one.
     wire: how long collectives take (see `simulation.virtual_time`); None: no time.
+    recorder: records the events; None means a new one.
     """
 
-    def __init__(self, rank: int, world_size: int, like: str = "gloo", wire: "TimedWire | None" = None):
-        super().__init__(recorder=Recorder(rank))
+    def __init__(self, rank: int, world_size: int, like: str = "gloo", wire: "TimedWire | None" = None,
+                 recorder: Recorder | None = None):
+        super().__init__(recorder=recorder or Recorder(rank))
         self.rank, self.world_size, self.wire = rank, world_size, wire
         if wire is not None:
             self.recorder.clock = wire.clock

@@ -3,6 +3,7 @@
   zerocourse simulate --model gpt2-xl --ranks 1024
   zerocourse simulate --model llama-7b --stage 2 --ranks 64 --dtype bf16 --recompute
   zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100
+  zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100 --shard-ranks 8
   zerocourse simulate --model llama-7b --ranks 1024 --dtype bf16 --recompute --peer fsdp2
 """
 
@@ -30,6 +31,8 @@ def configure(parser):
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32",
                         help="of parameters and gradients; bf16 has fp32 master weights (default fp32)")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")
+    parser.add_argument("--shard-ranks", **positive, metavar="S",
+                        help="ranks that divide a buffer, as those of a node; the others hold replicas (default: all divide it)")
     parser.add_argument("--like", choices=("gloo", "nccl"),
                         help="whose memory a reduction takes: N - 1 slices, or one (default gloo; nccl on a cluster or "
                              "with a peer)")
@@ -43,7 +46,7 @@ def configure(parser):
 def run(args) -> Outcome:
     from ..simulation import SimulatedJob, find_cluster, simulate, simulate_time  # here: torch takes two seconds to import
     job = SimulatedJob(args.model, args.stage, args.ranks, args.rank, args.micro_batch, args.seq, args.accumulation,
-                       args.dtype == "bf16", args.recompute)
+                       args.dtype == "bf16", args.recompute, args.shard_ranks)
     cluster = None if args.cluster is None else find_cluster(args.cluster)
     peer = _peer(job) if args.peer else None
     began = time.perf_counter()
@@ -71,7 +74,8 @@ def _text(args, result: dict, seconds: float) -> str:
     rest = result["peak_bytes"] - sum(peak[kind] for kind in ("parameters", "gradients", "optimizer"))
     lines += [f"{'everything else':14}{'':>23}{both(rest):>24}",
               f"{'total':14}{both(result['total_bytes']):>24}{both(result['peak_bytes']):>24}", "",
-              "sent in a step: " + ", ".join(f"{verb} {gb(nbytes)}" for verb, nbytes in sorted(result["sent"].items())),
+              "sent in a step: " + ", ".join(f"{verb} {gb(nbytes)}" for verb, nbytes in sorted(result["sent"].items()))
+              + (f"; of it {gb(result['replicas_bytes'])} to replicas in other groups" if args.shard_ranks else ""),
               "Gradients are counted just before the update, the others after it."]
     return "\n".join(lines)
 

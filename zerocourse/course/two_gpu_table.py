@@ -151,7 +151,7 @@ def account(sizes=tuple(PUBLISHED)) -> str:
         lines.append(f"{size}: the scores that the attention keeps are {gb(scores)} of the simulated figures. The "
                      f"published ones may also have the logits of the step before, {gb(here[0].kept_logits)}.")
         lines.append(f"  Beyond both, {min(rests) / GB:.2f} to {max(rests) / GB:.2f} GB of the published figures remain."
-                     + (" Where that is below zero, the run held less than these settings need, so they were not its."
+                     + (" Below zero, the run held less than our stages do, so its settings or its stages were others."
                         if min(rests) < 0 else ""))
         for mode, (ours, theirs) in drops(size).items():
             lines.append(f"  {mode} saves {ours / GB:.2f} GB over DDP when simulated, and {theirs / GB:.2f} as "

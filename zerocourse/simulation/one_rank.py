@@ -6,9 +6,10 @@ the same ledger, and so their bytes can be compared: they are equal, to the byte
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,9 @@ from ..errors import BadInput
 from ..formulas.units import integer
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
+from ..zero.groups import Groups
 from ..zero.shard import shard
-from .clusters import Cluster
+from .clusters import Cluster, Network
 from .shapes import find_model
 from .virtual_time import Computing, VirtualClock, SimulatedLink
 
@@ -34,6 +36,8 @@ class SimulatedJob:
     model: its name (see `shapes`).   micro_batch: samples; seq: tokens of each, None: as many as the model takes.
     half: parameters and gradients in bf16, with fp32 master weights; False: all in fp32.
     recompute: activation checkpointing of every block.
+    shard_ranks: how many ranks, such as those of a node, divide each buffer among them; the other groups of as many ranks
+        hold replicas (hybrid sharding). Rank r is in group r // shard_ranks. None: all ranks divide it.
     """
 
     model: str
@@ -45,6 +49,7 @@ class SimulatedJob:
     accumulation: int = 1
     half: bool = False
     recompute: bool = False
+    shard_ranks: int | None = None
 
     def __post_init__(self):
         integer(self.stage, "stage", 0, 3)
@@ -54,6 +59,8 @@ class SimulatedJob:
         most = find_model(self.model).tokens
         if self.rank >= self.ranks:
             raise BadInput(f"rank is {self.rank}: with {self.ranks} ranks it can be at most {self.ranks - 1}")
+        if self.shard_ranks is not None and self.ranks % integer(self.shard_ranks, "shard_ranks", 1, self.ranks):
+            raise BadInput(f"shard_ranks is {self.shard_ranks}: {self.ranks} ranks do not make whole groups of so many")
         if self.seq is not None and not 0 < self.seq <= most:
             raise BadInput(f"seq is {self.seq}: {self.model} takes 1 to {most} tokens")
 
@@ -64,7 +71,7 @@ def simulate(job: SimulatedJob, like: str = "gloo") -> dict:
     like: whose memory collectives take, "gloo" or "nccl".
     """
     with FakeTensorMode():
-        return run_job(job, SimulatedComm(job.rank, job.ranks, like))
+        return run_job(job, simulated_groups(job, like))
 
 
 def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> dict:
@@ -73,36 +80,68 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
     rank, and tokens_per_second of all. The events are in these seconds too.
     """
     clock = VirtualClock()
-    wire = SimulatedLink(clock, cluster.network)
+    wires = links_of(clock, cluster.network)
     with FakeTensorMode(), Computing(clock, cluster.machine) as computing:
-        comm = SimulatedComm(job.rank, job.ranks, like, wire)
         begun = {}
 
         def begin() -> None:
-            begun.update(now=clock.now, compute=computing.seconds, flops=computing.flops, wire=wire.busy)
+            begun.update(now=clock.now, compute=computing.seconds, flops=computing.flops, wire=busy(wires))
 
-        result = run_job(job, comm, begin)
+        result = run_job(job, simulated_groups(job, like, wires), begin)
     seconds, compute = clock.now - begun["now"], computing.seconds - begun["compute"]
     tokens = job.ranks * job.micro_batch * job.accumulation * (job.seq or find_model(job.model).tokens)
     return result | {"step_seconds": seconds, "compute_seconds": compute, "exposed_seconds": seconds - compute,
-                     "wire_seconds": wire.busy - begun["wire"], "flops": computing.flops - begun["flops"],
+                     "wire_seconds": busy(wires) - begun["wire"], "flops": computing.flops - begun["flops"],
                      "tokens_per_second": tokens / seconds}
 
 
-def run_job(job: SimulatedJob, comm: Comm, begin: Callable[[], None] = lambda: None) -> dict:
+def links_of(clock: VirtualClock, network: Network) -> tuple[SimulatedLink, SimulatedLink]:
+    """A rank's link to the ranks that divide buffers with it, and the one to those in other nodes that hold the same slice."""
+    return SimulatedLink(clock, network), SimulatedLink(clock, replace(network, per_node=1))
+
+
+def busy(wires: tuple[SimulatedLink, SimulatedLink]) -> float:
+    return sum(wire.busy for wire in wires)
+
+
+def simulated_groups(job: SimulatedJob, like: str, wires=(None, None)) -> Groups:
+    """The groups of the job's rank, in a world that is not there."""
+    divide = job.shard_ranks or job.ranks
+    comm = SimulatedComm(job.rank % divide, divide, like, wires[0])
+    if divide == job.ranks:
+        return Groups(comm)
+    return Groups(comm, SimulatedComm(job.rank // divide, job.ranks // divide, like, wires[1], comm.recorder))
+
+
+def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = lambda: None) -> dict:
     """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective if `comm` is.
 
-    Returns params, stage, ranks; what `watch_second_step` does; and the second step's events.
+    comm: all ranks, or those that divide a buffer and those that hold replicas, where the job has `shard_ranks`.
+    Returns params, stage, ranks; what `watch_second_step` does, and replicas_bytes, how much of what is sent goes to ranks
+    that hold the same slice; and the second step's events.
     """
+    groups = comm if isinstance(comm, Groups) else Groups(comm)
     model = make_model(job)
-    about, optimizer = describe(job, model), adamw(model)
-    shard(model, optimizer, job.stage, comm=comm, param_dtype=torch.bfloat16 if job.half else None)
+    about, optimizer, before = describe(job, model), adamw(model), Counter()
+    shard(model, optimizer, job.stage, comm=groups, param_dtype=torch.bfloat16 if job.half else None)
     forget_shapes(model)
-    result = about | watch_second_step(job, model, optimizer, comm, begin, model.zero.meter.watched_by)
-    result["events"] = comm.recorder.of_step(1)
+
+    def begin_watched() -> None:
+        before.update(sent_to_replicas(groups))
+        begin()
+
+    watched_by = model.zero.meter.watched_by
+    result = about | watch_second_step(job, model, optimizer, groups.shard, begin_watched, watched_by)
+    to_replicas = sent_to_replicas(groups) - before
+    result |= {"sent_bytes": result["sent_bytes"] + to_replicas.total(), "sent": dict(Counter(result["sent"]) + to_replicas),
+               "replicas_bytes": to_replicas.total(), "events": groups.shard.recorder.of_step(1)}
     del model, optimizer
     gc.collect()  # a stage and its hooks refer to each other
     return result
+
+
+def sent_to_replicas(groups: Groups) -> Counter:
+    return groups.replicate.sent if groups.replicate is not None else Counter()
 
 
 def make_model(job: SimulatedJob) -> nn.Module:

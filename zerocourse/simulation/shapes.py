@@ -1,6 +1,6 @@
 """Models by name that a simulation can train: the course's GPT-2, and Llama as Hugging Face builds it, up to 10¹² parameters.
 
-The Llama shapes are those of the published configurations; `llama-1t` is of the same proportions, and nobody's.
+The Llama shapes are those of the published configurations; `llama-128b` and `llama-1t` are of the same proportions, and nobody's.
 """
 
 import difflib
@@ -32,6 +32,7 @@ LLAMAS = {
     "llama-13b": LlamaShape(40, 5120, 13824, 40, 40, 32000, 2048),
     "llama-70b": LlamaShape(80, 8192, 28672, 64, 8, 32000, 4096),
     "llama3-8b": LlamaShape(32, 4096, 14336, 32, 8, 128256, 8192),
+    "llama-128b": LlamaShape(96, 10240, 35840, 80, 8, 32000, 4096),
     "llama3-405b": LlamaShape(126, 16384, 53248, 128, 8, 128256, 8192),
     "llama-1t": LlamaShape(160, 22528, 75776, 176, 16, 128256, 4096),
 }

@@ -44,7 +44,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
           reshard_after_forward: bool | None = None, agreement: bool | None = None, param_dtype: torch.dtype | None = None,
           reduce_dtype: torch.dtype | None = None, accumulate_dtype: torch.dtype | None = None,
           init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
-          weights: str | Path | dict[str, Reader] | None = None, offload=None, comm: Comm | None = None, shard_group: dist.ProcessGroup | None = None,
+          weights: str | Path | dict[str, Reader] | None = None, offload=None, comm: Comm | Groups | None = None,
+          shard_group: dist.ProcessGroup | None = None,
           replicate_group: dist.ProcessGroup | None = None, ops: dict[str, Callable] | None = None,
           device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
     """Train `model` with ZeRO: afterwards plain `loss.backward(); optimizer.step()` does the rest. Collective.
@@ -66,7 +67,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     offload: what keeps optimizer states, and perhaps parameters, in another memory: a `zerocourse.offload.HostOffload` or
         `DiskOffload`.
     comm, shard_group: the ranks that cut each buffer among them; by default the default process group, or one rank when
-        there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding).
+        there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding). A `Groups` as
+        `comm` is both.
     ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).
     device: where the model trains; by default where its parameters are (those on meta: the GPU with NCCL, else the CPU).
 
@@ -82,8 +84,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
                           reshard_after_forward=reshard_after_forward, agreement=agreement)
     precision = with_fields(precision or Precision(), param_dtype=param_dtype, reduce_dtype=reduce_dtype,
                             accumulate_dtype=accumulate_dtype)
-    comm = comm or Comm(shard_group)
-    groups = Groups(comm, None if replicate_group is None else Comm(replicate_group, recorder=comm.recorder))
+    groups = comm if isinstance(comm, Groups) else with_replicas(comm or Comm(shard_group), replicate_group)
     stage_class = STAGES[stage]
     functions = with_functions(stage_class.ops, ops or {})
     shapes = {name: param.shape for name, param in model.named_parameters()}
@@ -132,6 +133,11 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
 def with_fields(options, **given):
     """The options, with those fields that were given (and are not None) in place of their own."""
     return replace(options, **{name: value for name, value in given.items() if value is not None})
+
+
+def with_replicas(comm: Comm, replicate_group: dist.ProcessGroup | None) -> Groups:
+    """The ranks of `comm` cut each buffer; those of the other group, if there is one, hold the same slice."""
+    return Groups(comm, None if replicate_group is None else Comm(replicate_group, recorder=comm.recorder))
 
 
 def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
