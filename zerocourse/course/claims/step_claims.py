@@ -138,7 +138,7 @@ def judge_root(e: Evidence) -> Judgement:
 
 CLAIMS = (
     Claim("memory falls to 1/N", GROUP, "bytes", "Under ZeRO-3 the memory per card falls to 1/N.", one_nth, judge_one_nth,
-          "Model states do fall to 1/N, exactly.",
+          "Model states do: on {ranks} ranks they are 1/{states_are_a_part_of:.0f}.",
           "Activations that shrink as well: a smaller batch for each rank, checkpoints, or a longer model with the same blocks."),
     Claim("meta device: 90 %", GROUP, "bytes", "Building a model on the meta device saves 90 % of the memory at initialisation.",
           meta_device, judge_meta_device,
