@@ -15,11 +15,12 @@ from zerocourse.comm import Comm
 from zerocourse.errors import BadInput, CollectiveError, PipelineError
 from zerocourse.launch.ranks import Ranks
 from zerocourse.measure.ledger import Ledger
-from zerocourse.measure.staleness import staleness
 from zerocourse.models.model_layers import model_layers
 from zerocourse.parallel.pipeline import (Action, Pipeline, cut, gpipe, interleaved, one_f_one_b, pipedream, pipedream_2bw,
                                           plan, simulate, zb_h1)
+from zerocourse.parallel.pipeline.delays import stage_delay
 from zerocourse.parallel.pipeline.mail import HEADER, Form, header, read_header
+from zerocourse.parallel.pipeline.split_backward import deferring, pay
 from zerocourse.parallel.pipeline.weight_versions import WeightVersions
 
 COMPUTE = {"gpipe": (gpipe, 1), "1f1b": (one_f_one_b, 1), "interleaved": (interleaved, 2), "zb-h1": (zb_h1, 1)}
@@ -117,9 +118,8 @@ def merged(ranks: list, part: int = 0) -> dict:
 
 # -- the oracle ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size, kind", ((2, "untied"), (3, "stack")))
 @pytest.mark.parametrize("name", COMPUTE)
-@pytest.mark.parametrize("kind", ("stack", "untied"))
 def test_gradients_are_those_of_one_process_bitwise(pool, world_size, name, kind):
     micro_batches = 2 * world_size
     gradients, losses, _, norm = alone(kind, 13, micro_batches, steps=2)
@@ -248,6 +248,26 @@ def test_recomputation_draws_the_same_dropout(pool):
     assert difference(plain, another_seed) > 1e-4 and difference(plain, no_dropout) > 1e-4
 
 
+def shared_in_one_rank() -> tuple[int, torch.Tensor]:
+    """Interleaved: stages 0 and 2 are on rank 0, and share a weight."""
+    comm = Comm()
+    torch.manual_seed(1)
+    layers = [nn.Linear(2, 2) for _ in range(4)]
+    layers[2].weight = layers[0].weight
+    pipeline = Pipeline(layers, schedule("interleaved", 2, 4), F.mse_loss, comm)
+    pipeline.step(torch.ones(4, 2), torch.zeros(4, 2))
+    return len(pipeline.ties.mine), pipeline.parameters()[0].grad
+
+
+def test_weights_shared_inside_of_a_rank_need_no_message(pool):
+    (ties, gradient), _ = pool(2).run(shared_in_one_rank)
+    torch.manual_seed(1)
+    layers = [nn.Linear(2, 2) for _ in range(4)]
+    layers[2].weight = layers[0].weight
+    F.mse_loss(nn.Sequential(*layers)(torch.ones(4, 2)), torch.zeros(4, 2)).backward()
+    assert ties == 0 and torch.allclose(gradient, layers[0].weight.grad)
+
+
 def integers_on_the_way() -> list:
     """Layers that pass on a tuple, of which one tensor is integer, one has no gradient, and one is not read further."""
     class Passes(nn.Module):
@@ -288,6 +308,26 @@ def test_a_header_says_it_all():
         header([Form(torch.float32, True, (1,) * 5)] * 8)
     with pytest.raises(BadInput, match="cannot send torch.complex64"):
         header([Form(torch.complex64, True, ())])
+
+
+def test_w_computes_what_i_left():
+    """I computes no linear layer's weight gradient, W all of them, and a hook on the parameter is called in W."""
+    torch.manual_seed(0)
+    model, owed, called = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2, bias=False)), [], []
+    model[0].weight.register_post_accumulate_grad_hook(lambda param: called.append(param))
+    x = torch.randn(5, 2, 3, requires_grad=True)
+    plain = x.detach().requires_grad_()
+    with deferring(owed):
+        model(x).square().sum().backward()
+    assert model[0].weight.grad is None and model[2].weight.grad is None and not called
+    assert model[1].weight.grad is not None and len(owed) == 2
+    pay(owed)
+    got = [param.grad for param in model.parameters()]
+    model.zero_grad()
+    called.clear()
+    model(plain).square().sum().backward()
+    assert all(torch.equal(one, param.grad) for one, param in zip(got, model.parameters())) and len(called) == 1
+    assert torch.equal(x.grad, plain.grad) and not owed
 
 
 # -- bytes -----------------------------------------------------------------------------------------------------------
@@ -444,6 +484,91 @@ def test_a_shape_that_changes_without_its_input_is_said():
     with Ranks(2, timeout=60, quiet=True) as ranks:
         for words in ranks.run(changing):
             assert "stage 0 made (2, 4) float32, and of an input of the same shape before (2, 2) float32" in words
+
+
+# -- without a flush: PipeDream --------------------------------------------------------------------------------------
+
+RATE, WIDTHS = 0.1, [4, 5, 3, 2]
+
+
+def bends() -> list[nn.Module]:
+    torch.manual_seed(2)
+    return [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(WIDTHS, WIDTHS[1:])]
+
+
+def rows(micro_batches: int):
+    generator = torch.Generator().manual_seed(9)
+    return (torch.randn(2 * micro_batches, WIDTHS[0], generator=generator),
+            torch.randn(2 * micro_batches, WIDTHS[-1], generator=generator))
+
+
+def without_flush(compute, micro_batches: int, weights: str) -> tuple[dict, list[int]]:
+    comm = Comm()
+    pipeline = Pipeline(bends(), plan("", compute, comm.world_size, micro_batches), F.mse_loss, comm, weights=weights,
+                        optimizer=lambda params: torch.optim.SGD(params, lr=RATE))
+    pipeline.step(*rows(micro_batches))
+    return ({name: param.detach() for name, param in pipeline.named_parameters().items()},
+            [versions.most for versions in pipeline.versions.values()])
+
+
+def delayed(delay_of_stage: list[int], micro_batches: int, every: int = 1) -> dict:
+    """One process: update k of a stage applies the gradient at the weights that each stage had `delay` updates before."""
+    layers = bends()
+    history = [[{name: value.detach().clone() for name, value in layer.named_parameters()}] for layer in layers]
+    inputs, targets = rows(micro_batches)
+    pairs = list(zip(inputs.tensor_split(micro_batches), targets.tensor_split(micro_batches)))
+    for update in range(micro_batches // every):
+        versions = [{name: value.clone().requires_grad_() for name, value in past[max(update - delay, 0)].items()}
+                    for past, delay in zip(history, delay_of_stage)]
+        for x, target in pairs[update * every : (update + 1) * every]:
+            for layer, version in zip(layers, versions):
+                x = torch.func.functional_call(layer, version, (x,))
+            (F.mse_loss(x, target) * (1 / every)).backward()
+        for past, version in zip(history, versions):
+            past.append({name: torch.add(value.detach(), version[name].grad, alpha=-RATE) for name, value in past[-1].items()})
+    return {f"{number}.{name}": value for number, past in enumerate(history) for name, value in past[-1].items()}
+
+
+def test_pipedream_is_a_training_with_delays(pool):
+    """Stage i's updates are p - 1 - i late, and it keeps p - i versions of its weights."""
+    found = pool(3).run(without_flush, pipedream, 9, "stash")
+    expected = delayed([2, 1, 0], 9)
+    assert all(torch.equal(merged(found)[name], value) for name, value in expected.items())
+    assert [most for _, most in found] == [[3], [2], [1]]
+    assert difference(merged(found), delayed([0, 0, 0], 9)) > 1e-3
+
+
+def test_2bw_is_late_by_one_update_everywhere(pool):
+    found = pool(3).run(without_flush, pipedream_2bw, 12, "two versions")
+    expected = delayed([1, 1, 1], 12, every=3)
+    assert all(torch.equal(merged(found)[name], value) for name, value in expected.items())
+    assert [most for _, most in found] == [[2], [2], [2]]
+
+
+def test_without_stashes_a_backward_reads_weights_that_its_forward_did_not_have(pool):
+    """The last stage has no delay, so it needs no stash; the others follow the gradient of no function."""
+    found = pool(3).run(without_flush, pipedream, 9, "latest")
+    assert [most for _, most in found] == [[1], [1], [1]]
+    for delays in ([2, 1, 0], [0, 0, 0]):
+        assert difference(merged(found), delayed(delays, 9)) > 1e-3
+
+
+def all_delays() -> list[int]:
+    ranks = Comm().world_size
+    return [stage_delay(plan("", one_f_one_b, ranks, 2), updates=50),
+            stage_delay(plan("", pipedream, ranks, 50), "stash", updates=50),
+            stage_delay(plan("", pipedream, ranks, 50), "latest", updates=50),
+            stage_delay(plan("", pipedream_2bw, ranks, 50 * ranks), "two versions", updates=50)]
+
+
+def test_the_meter_of_staleness_reads_the_delays(pool):
+    """And it reads none without stashes, where the backward's weights are new: late is not what is wrong with that."""
+    assert pool(3).run(all_delays) == [[0, 2, 0, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
+
+
+def test_there_are_three_policies():
+    with pytest.raises(BadInput, match="weights is 'newest'"):
+        WeightVersions(nn.Linear(1, 1), "newest")
 
 
 # -- cutting ---------------------------------------------------------------------------------------------------------

@@ -37,13 +37,13 @@ class LaterLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, owed: Owed) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.owed = owed
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.owed = weight, owed  # the leaf itself: a checkpoint would give a copy of what is saved
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        x, weight = ctx.saved_tensors
+        (x,), weight = ctx.saved_tensors, ctx.weight
         ctx.owed.append((weight, x.detach(), gradient))
         of_input, _, of_bias, _ = ctx.needs_input_grad
         return (gradient @ weight if of_input else None, None,
