@@ -27,27 +27,32 @@ class deferring(TorchFunctionMode, AbstractContextManager):
     def __torch_function__(self, function: Callable, types, args=(), kwargs=None):
         if function is F.linear and torch.is_grad_enabled():
             values = dict(zip(("input", "weight", "bias"), args, strict=False), **(kwargs or {}))
-            if values["weight"].requires_grad and values["weight"].is_leaf:
-                return LaterLinear.apply(values["input"], values["weight"], values.get("bias"), self.owed)
+            weight = values["weight"]
+            if weight.requires_grad and weight.is_leaf:
+                anchor = torch.empty(0, requires_grad=True)  # without it nothing would come back where the input needs nothing
+                return LaterLinear.apply(anchor, values["input"], values.get("bias"), (weight, self.owed))
         return function(*args, **(kwargs or {}))
 
 
 class LaterLinear(torch.autograd.Function):
-    """F.linear, whose backward computes the gradients of input and bias, and notes that of the weight."""
+    """F.linear, whose backward computes the gradients of input and bias, and notes that of the weight.
+
+    The weight comes in a tuple, where autograd does not see it: else its hooks would be called in I, with no gradient, and a
+    checkpoint would hand a copy of it to the backward.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, owed: Owed) -> Tensor:
+    def forward(ctx, anchor: Tensor, x: Tensor, bias: Tensor | None, later: tuple[Tensor, Owed]) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.owed = weight, owed  # the leaf itself: a checkpoint would give a copy of what is saved
-        return F.linear(x, weight, bias)
+        ctx.later = later
+        return F.linear(x, later[0], bias)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        (x,), weight = ctx.saved_tensors, ctx.weight
-        ctx.owed.append((weight, x.detach(), gradient))
-        of_input, _, of_bias, _ = ctx.needs_input_grad
-        return (gradient @ weight if of_input else None, None,
-                gradient.flatten(0, -2).sum(0) if of_bias else None, None)
+        (x,), (weight, owed) = ctx.saved_tensors, ctx.later
+        owed.append((weight, x.detach(), gradient))
+        _, of_input, of_bias, _ = ctx.needs_input_grad
+        return (None, gradient @ weight if of_input else None, gradient.flatten(0, -2).sum(0) if of_bias else None, None)
 
 
 def pay(owed: Owed) -> None:
