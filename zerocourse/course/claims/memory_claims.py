@@ -162,13 +162,14 @@ CLAIMS = (
           "An optimizer without fp32 master weights: then nothing of the {left_out_bytes:gb} would be missing."),
     Claim("ZeRO-3 on one GPU", GROUP, "bytes", "With ZeRO-3, GPT-2 large needs only 11 GB, even on one GPU.",
           one_gpu, judge_one_gpu,
-          "The figure: the model states are {stage_0_bytes:gib}, and whoever writes GB for GiB rounds that to what is claimed. But "
-          "that is the whole state, of which one rank shares nothing.",
+          "The figure: the model states are {stage_0_bytes:gib}, and whoever writes GB for GiB, and leaves out what "
+          "comes after the point, has what is claimed. But that is the whole state, of which one rank shares nothing.",
           "A second GPU."),
     Claim("two 24 GB cards", GROUP, "bytes", "Two cards with 24 GB train GPT-2 XL (1.5B) thanks to ZeRO-3.",
           two_cards, judge_two_cards,
           "They do train it, and without ZeRO a card has only {left_bytes_by_stage[0]:gib} left.",
-          "A model so large that stages below the third one do not fit, or a longer text: what is left has to hold activations."),
+          "A model so large that stages below the third one do not fit, or a longer text: what is left has to hold more activations. "
+          "{needed_beside_bytes:gib} of the card were left out here, for what CUDA and its allocator need."),
     Claim("75 % and 8 to 16 times", GROUP, "arithmetic",
           "ZeRO-1 saves 75 % of the model states, and ZeRO-2 makes them 8 to 16 times smaller.", limits, judge_limits,
           "{stage_1_limit:.0%} and {stage_2_limit:g} times are the limits for endlessly many ranks.",

@@ -149,7 +149,7 @@ CLAIMS = (
           "deepspeed/runtime/zero/stage3.py, commit edaa722; DeepSpeed#4775"),
     Claim("offload costs 30–50 %", GROUP, "time", "Offload costs 30 to 50 % of the speed, and brings a trillion parameters from 1024 GPUs to 128.",
           cost_of_offload, judge_cost,
-          "There is a batch for which it is right. And 128 GPUs have room for {device_bytes_on_128:gb} each, if the host has another "
+          "There is a batch for which it is right. And {claimed_ranks} GPUs have room for {device_bytes_on_128:gb} each, if the host has another "
           "{host_bytes_on_128:gb} for each of them.",
           "The batch: the link carries the same bytes whatever the batch is. We have found neither figure in a paper."),
 )

@@ -78,6 +78,6 @@ class Predictions:
         answers = [self._answer(name) for name in names]
         yours = f"You have predicted {len(judged)} of {len(names)}, and {sum(judged.values())} of these are right." if judged \
             else f"There is no prediction of yours for these {len(names)}."
-        return says("{yours} Who believes everything is right {believes} times, who believes nothing {doubts} times, and who always "
-                    "asks “under which condition?” {asks} times.", yours=yours, believes=answers.count(TRUE),
-                    doubts=answers.count(FALSE), asks=answers.count(ONLY_IF))
+        return says("{yours} Who believes everything gets {believes} right, who believes nothing {doubts}, and who always asks “under "
+                    "which condition?” {asks}.", yours=yours, believes=answers.count(TRUE), doubts=answers.count(FALSE),
+                    asks=answers.count(ONLY_IF))

@@ -5,13 +5,15 @@ from functools import cache
 from ...simulation import SimulatedJob, simulate
 
 MODEL = "gpt2-mini"  # small, since bytes for each parameter do not depend on the model
+SAMPLES = 4  # of each rank, in a micro-batch
 HALF = 2  # bytes
 
 
 @cache
-def simulated_step(stage: int, ranks: int, micro_batch: int = 1, accumulation: int = 1, recompute: bool = False) -> dict:
+def simulated_step(stage: int, ranks: int, accumulation: int = 1, recompute: bool = False) -> dict:
     """What rank 0 holds and sends, as `simulate` returns it."""
-    return simulate(SimulatedJob(MODEL, stage, ranks, micro_batch=micro_batch, accumulation=accumulation, half=True, recompute=recompute))
+    return simulate(SimulatedJob(MODEL, stage, ranks, micro_batch=SAMPLES, accumulation=accumulation, half=True,
+                                 recompute=recompute))
 
 
 def bytes_each(stage: int, ranks: int) -> dict[str, float]:

@@ -17,7 +17,6 @@ from .simulated_steps import simulated_step
 
 GROUP = "a step's memory"
 FP32 = 4  # bytes
-SAMPLES = 4  # for each rank, where activations count
 EIGHT = GPTConfig(8, 4, 128, block_size=64, vocab_size=512)
 
 
@@ -25,7 +24,7 @@ EIGHT = GPTConfig(8, 4, 128, block_size=64, vocab_size=512)
 
 def one_nth() -> Evidence:
     ranks = (1, 2, 4, 8)
-    steps = {n: simulated_step(3, n, SAMPLES) for n in ranks}
+    steps = {n: simulated_step(3, n) for n in ranks}
     states, peak = ({n: held[kind] for n, held in steps.items()} for kind in ("total_bytes", "peak_bytes"))
     return {"states_bytes": states, "peak_bytes": peak, "ranks": ranks[-1],
             "states_are_a_part_of": states[1] / states[ranks[-1]], "peak_is_a_part_of": peak[1] / peak[ranks[-1]]}
@@ -77,7 +76,7 @@ def judge_meta_device(e: Evidence) -> Judgement:
 def relies() -> Evidence:
     def saved(what: str, before: tuple[int, bool], after: tuple[int, bool]) -> int:
         """Of these bytes, between two ways to train: (stage, with checkpoints)."""
-        one, other = (simulated_step(stage, 4, SAMPLES, recompute=again)[f"{what}_bytes"] for stage, again in (before, after))
+        one, other = (simulated_step(stage, 4, recompute=again)[f"{what}_bytes"] for stage, again in (before, after))
         return one - other
 
     return {"states_saved_without_checkpoints": saved("total", (0, False), (3, False)),
@@ -139,7 +138,7 @@ def judge_root(e: Evidence) -> Judgement:
 CLAIMS = (
     Claim("memory falls to 1/N", GROUP, "bytes", "Under ZeRO-3 the memory per card falls to 1/N.", one_nth, judge_one_nth,
           "Model states do: on {ranks} ranks they are 1/{states_are_a_part_of:.0f}.",
-          "Activations that shrink as well: a smaller batch for each rank, checkpoints, or a longer model with the same blocks."),
+          "Activations that shrink as well: checkpoints, or a batch that stays the same for all ranks together."),
     Claim("meta device: 90 %", GROUP, "bytes", "Building a model on the meta device saves 90 % of the memory at initialisation.",
           meta_device, judge_meta_device,
           "Very much can be saved, up to {most:.0%} here. What remains is a rank's slice, and the largest unit while it is filled.",

@@ -23,7 +23,7 @@ RANKS = 4
 def volumes() -> Evidence:
     stages = (1, 2, 3)
     return {"claimed": {1: 2, 2: 2, 3: 3}, "one_micro_batch": {stage: sent_passes(stage, RANKS, 1) for stage in stages},
-            "four_micro_batches": {stage: sent_passes(stage, RANKS, 4) for stage in stages},
+            "two_micro_batches": {stage: sent_passes(stage, RANKS, 2) for stage in stages},
             "DeepSpeeds_defaults": {stage: passes(stage, 1, "deepspeed").total for stage in stages}}
 
 
@@ -31,11 +31,11 @@ def judge_volumes(e: Evidence) -> Judgement:
     def holds(measured: dict) -> bool:
         return all(abs(measured[stage] - claimed) < 0.01 for stage, claimed in e["claimed"].items())
 
-    settles = "{one_micro_batch[2]:.0f}Ψ and {one_micro_batch[3]:.0f}Ψ with one micro-batch, {four_micro_batches[2]:.0f}Ψ and " \
-              "{four_micro_batches[3]:.0f}Ψ with four"
+    settles = "{one_micro_batch[2]:.0f}Ψ and {one_micro_batch[3]:.0f}Ψ with one micro-batch, {two_micro_batches[2]:.0f}Ψ and " \
+              "{two_micro_batches[3]:.0f}Ψ with two"
     if not holds(e["one_micro_batch"]):
         return Judgement(FALSE, settles)
-    if holds(e["four_micro_batches"]) and holds(e["DeepSpeeds_defaults"]):
+    if holds(e["two_micro_batches"]) and holds(e["DeepSpeeds_defaults"]):
         return Judgement(TRUE, settles)
     return Judgement(ONLY_IF, settles, "a step has one micro-batch and gradients are reduce-scattered, not all-reduced")
 
@@ -81,8 +81,8 @@ CLAIMS = (
     Claim("2Ψ and 3Ψ", GROUP, "traffic", "ZeRO-1 and ZeRO-2 send 2Ψ elements per rank and step, as data parallel training does, and "
           "ZeRO-3 sends 3Ψ.", volumes, judge_volumes,
           "It is the count of the ZeRO paper, and it is exact for its step.",
-          "Micro-batches: stages 2 and 3 communicate in each of them. And a library that all-reduces: with DeepSpeed's defaults "
-          "stage 2 sends {DeepSpeeds_defaults[2]}Ψ.", "Rajbhandari et al. 2020, arXiv 1910.02054, section 7"),
+          "Micro-batches: ZeRO-2 and ZeRO-3 communicate in each of them. And a library that all-reduces: with DeepSpeed's defaults "
+          "ZeRO-2 sends {DeepSpeeds_defaults[2]}Ψ.", "Rajbhandari et al. 2020, arXiv 1910.02054, section 7"),
     Claim("param_id % N", GROUP, "traffic", "Sharding by `param_id % world_size` needs no communication.", modulo, judge_modulo,
           "Every rank computes the same map for itself. But the gradients and parameters still travel, {sent_by_rank[0]:.1f}Ψ per rank, "
           "as with flat slices.",
