@@ -8,7 +8,8 @@ def report_in_one_unit(params, stage, ranks, card_gib):
     shared = {0: 0, 1: 12, 2: 14, 3: 16}[stage]
     nbytes = (16 - shared) * params + shared * params / ranks
     gigabytes = nbytes / 1e9
-    return {"gb": gigabytes, "fits": gigabytes <= card_gib, "saved": 100 - 100 * nbytes / params / 16, "times": 16 * params / nbytes}
+    return {"gb": gigabytes, "fits": gigabytes <= card_gib, "saved": 100 - 100 * nbytes / params / 16,
+            "times": 16 * params / nbytes}
 
 
 @wrong("22.2", "the limit is reached")

@@ -7,10 +7,12 @@ from . import memory_claims, number_claims, offload_claims, parallel_claims, ste
 from .claim import ANSWERS, FALSE, KINDS, MARKS, NOT_BUILT, ONLY_IF, TRUE, Claim, Examined, Judgement
 
 CLAIMS: dict[str, Claim] = {claim.name: claim for module in (
-    memory_claims, step_claims, number_claims, traffic_claims, time_claims, offload_claims, parallel_claims) for claim in module.CLAIMS}
+    memory_claims, step_claims, number_claims, traffic_claims, time_claims, offload_claims, parallel_claims)
+                            for claim in module.CLAIMS}
 GROUPS = tuple(dict.fromkeys(claim.group for claim in CLAIMS.values()))
 
-__all__ = ["ANSWERS", "CLAIMS", "FALSE", "GROUPS", "KINDS", "MARKS", "NOT_BUILT", "ONLY_IF", "TRUE", "Claim", "Examined", "Judgement", "examine"]
+__all__ = ["ANSWERS", "CLAIMS", "FALSE", "GROUPS", "KINDS", "MARKS", "NOT_BUILT", "ONLY_IF", "TRUE", "Claim",
+           "Examined", "Judgement", "examine"]
 
 
 @cache

@@ -1,10 +1,10 @@
 """A claim that circulates, the evidence for and against it, and the judgement that follows from the evidence by code.
 
-A claim has two functions. `evidence` measures or computes, and returns numbers by name. `judge` looks at these numbers and at
-nothing else, so a judgement changes when the numbers do. All sentences are filled in from the numbers too.
+A claim has two functions. `evidence` measures or computes, and returns numbers by name. `judge` looks at these numbers
+and at nothing else, so a judgement changes when the numbers do. All sentences are filled in from the numbers too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -22,7 +22,7 @@ Evidence = Mapping[str, object]
 
 
 class Sentences(Formatter):
-    """`str.format`, with three formats more for bytes, `{held:gb}`, `{held:gib}` and `{held:both}`; `{held}` is as in a table."""
+    """`str.format` with three formats more, for bytes: gb, gib and both. Without a format a value is as in a table."""
 
     def format_field(self, value: object, spec: str) -> str:
         if spec in ("gb", "gib", "both"):
@@ -33,7 +33,7 @@ class Sentences(Formatter):
 
 
 def filled(sentence: str, evidence: Evidence) -> str:
-    """The sentence with numbers of the evidence in the place of `{name}`. Raises BadInput for a name that it does not have."""
+    """The sentence with the evidence's numbers in the place of `{name}`. Raises BadInput for an unknown name."""
     try:
         return Sentences().vformat(sentence, (), evidence)
     except KeyError as missing:
@@ -42,9 +42,10 @@ def filled(sentence: str, evidence: Evidence) -> str:
 
 @dataclass(frozen=True)
 class Judgement:
-    """answer: one of `ANSWERS`.   settles: the number that settles it, in a few words.   condition: of a "true only if".
+    """answer: one of `ANSWERS`.   settles: the number that settles it, in words.   condition: of a “true only if”.
 
-    Both may have `{names}` of the evidence. Raises BadInput for an unknown answer, and for a condition that is missing or idle.
+    Both may have `{names}` of the evidence. Raises BadInput for an unknown answer, and for a condition that is missing
+    or that has no place.
     """
 
     answer: str
@@ -55,10 +56,18 @@ class Judgement:
         if self.answer not in ANSWERS:
             raise BadInput(f"the answer is {self.answer!r}: it must be one of {', '.join(ANSWERS)}")
         if bool(self.condition) != (self.answer == ONLY_IF):
-            raise BadInput(f"“{self.answer}” has the condition {self.condition!r}: “{ONLY_IF}” needs one, the others have none")
+            raise BadInput(f"“{self.answer}” has the condition {self.condition!r}: “{ONLY_IF}” needs one, the others "
+                           f"have none")
 
     def __str__(self) -> str:
         return f"{self.answer} {self.condition}".rstrip()
+
+
+def judged(holds: Sequence[bool], settles: str, condition: str) -> Judgement:
+    """True where the claim holds in all cases, false where it holds in none, else true under the condition."""
+    if all(holds):
+        return Judgement(TRUE, settles)
+    return Judgement(ONLY_IF, settles, condition) if any(holds) else Judgement(FALSE, settles)
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,8 @@ class Claim:
             return Examined(self, {}, Judgement(NOT_BUILT, "it is judged when its part of the package is there"))
         evidence = self.evidence() if evidence is None else evidence
         given = self.judge(evidence)
-        return Examined(self, evidence, Judgement(given.answer, filled(given.settles, evidence), filled(given.condition, evidence)))
+        return Examined(self, evidence, Judgement(given.answer, filled(given.settles, evidence),
+                                                  filled(given.condition, evidence)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +118,8 @@ class Examined:
         return said | ({"Read in": self.claim.read} if self.claim.read else {})
 
     def shown(self) -> Shown:
-        numbers = table([{"evidence": name.replace("_", " "), "": written(value)} for name, value in self.evidence.items()]
+        numbers = table([{"evidence": name.replace("_", " "), "": written(value)}
+                         for name, value in self.evidence.items()]
                         or [{"evidence": "none yet", "": ""}])
         verdict = f"{MARKS[self.judgement.answer]} {self.judgement}"
         text = "\n\n".join([f"“{self.claim.statement}”", numbers.text, f"Verdict: {verdict}",
@@ -125,7 +136,7 @@ class Examined:
 
 
 def written(value: object) -> str:
-    """A value of the evidence in a table: thousands separated, four digits of what is not whole, parts of a mapping in order."""
+    """A value of the evidence in a table: thousands separated, and four digits of what is not whole."""
     if isinstance(value, Mapping):
         return "; ".join(f"{written(key)}: {written(each)}" for key, each in value.items())
     if isinstance(value, list | tuple):

@@ -3,7 +3,7 @@
 from ...formulas.peak import gpt2_peak_bytes
 from ...formulas.states import CONVENTIONS, ZERO, fewest_ranks, largest_params, model_states
 from ...models.gpt2 import CONFIGS
-from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement
+from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement, judged
 from .simulated_steps import bytes_each
 
 GROUP = "model states"
@@ -18,7 +18,8 @@ def parts_of_seven() -> Evidence:
     claimed = {"weights": 2, "gradients": 4, "Adam": 8}
     held = bytes_each(0, 1)
     return {"claimed_bytes": 100 * 10**9, "claimed_parts": claimed, "parts_bytes": SEVEN * sum(claimed.values()),
-            "optimizer_measured": held["optimizer"], "left_out_bytes": round((held["optimizer"] - claimed["Adam"]) * SEVEN),
+            "optimizer_measured": held["optimizer"],
+            "left_out_bytes": round((held["optimizer"] - claimed["Adam"]) * SEVEN),
             "whole_bytes": round(SEVEN * (claimed["weights"] + claimed["gradients"] + held["optimizer"])),
             "by_convention": {sum(each.sizes): SEVEN * sum(each.sizes) for each in MIXED}}
 
@@ -40,7 +41,8 @@ def one_gpu() -> Evidence:
 
 def judge_one_gpu(e: Evidence) -> Judgement:
     saves = e["stage_3_bytes"] < e["stage_0_bytes"] and e["stage_3_measured"] < e["stage_0_measured"]
-    return Judgement(TRUE if saves else FALSE, "{stage_3_bytes:gb} with ZeRO-3 on one GPU, and {stage_0_bytes:gb} without it")
+    return Judgement(TRUE if saves else FALSE, "{stage_3_bytes:gb} with ZeRO-3 on one GPU, and {stage_0_bytes:gb} "
+                     "without it")
 
 
 # -- two cards with 24 GB ----------------------------------------------------------------------------------------------
@@ -60,7 +62,8 @@ def judge_two_cards(e: Evidence) -> Judgement:
     if fits == [3]:
         return Judgement(TRUE, "ZeRO-3 alone leaves enough of the card")
     first = min(fits)
-    return Judgement(ONLY_IF, f"stage {first} already needs no more than {{peak_bytes_by_stage[{first}]:gib}} at the peak",
+    return Judgement(ONLY_IF, f"stage {first} already needs no more than {{peak_bytes_by_stage[{first}]:gib}} at "
+                     f"the peak",
                      f"“ZeRO-3” is read as “ZeRO”, because stages {', '.join(map(str, fits))} all fit")
 
 
@@ -76,7 +79,8 @@ def limits() -> Evidence:
     return {"claimed_saving": 0.75, "claimed_factors": (8, 16),
             "stage_1_saves": {n: 1 - held(1, n) for n in sizes}, "stage_2_factor": {n: 1 / held(2, n) for n in sizes},
             "stage_1_limit": optimizer / whole, "stage_2_limit": whole / parameter,
-            "ranks_from_which_stage_1_rounds_to_it": next(n for n in range(1, 10**4) if round(1 - held(1, n), 2) >= 0.75)}
+            "ranks_from_which_stage_1_rounds_to_it": next(n for n in range(1, 10**4)
+                                                          if round(1 - held(1, n), 2) >= 0.75)}
 
 
 def judge_limits(e: Evidence) -> Judgement:
@@ -88,8 +92,8 @@ def judge_limits(e: Evidence) -> Judgement:
         return Judgement(TRUE, "{stage_1_saves[2]:.1%} and {stage_2_factor[2]:.2f} times on two ranks already")
     return Judgement(ONLY_IF, "{stage_1_saves[8]:.1%} and {stage_2_factor[8]:.2f} times on eight ranks; the limits are "
                      "{stage_1_limit:.0%} and {stage_2_limit:g} times",
-                     "the ranks are very many ({ranks_from_which_stage_1_rounds_to_it} for the first figure), and the upper one of "
-                     "the two factors is left out")
+                     "the ranks are very many ({ranks_from_which_stage_1_rounds_to_it} for the first figure), and the "
+                     "upper one of the two factors is left out")
 
 
 # -- 1.5 billion parameters: 3 GB and 24 GB ----------------------------------------------------------------------------
@@ -103,15 +107,18 @@ def large_gpt2() -> Evidence:
 
 def judge_large_gpt2(e: Evidence) -> Judgement:
     right = e["weights_bytes"] == e["claimed_weights_bytes"] and e["training_bytes"] == e["claimed_training_bytes"]
-    return Judgement(TRUE if right else FALSE, "{states_measured:g} bytes for each parameter, {weights_measured:g} of them weights")
+    return Judgement(TRUE if right else FALSE, "{states_measured:g} bytes for each parameter, {weights_measured:g} of "
+                     "them weights")
 
 
 # -- a trillion parameters on 64 cards ---------------------------------------------------------------------------------
 
 def trillion() -> Evidence:
     each = bytes_each(3, 64)["total"]
-    return {"claimed_ranks": 64, "card_bytes": V100, "bytes_for_each_parameter": each, "needed_bytes": round(TRILLION * each),
-            "fewest_ranks": fewest_ranks(TRILLION, 3, V100), "fewest_ranks_of_32_GiB": fewest_ranks(TRILLION, 3, 32 * 2**30)}
+    return {"claimed_ranks": 64, "card_bytes": V100, "bytes_for_each_parameter": each,
+            "needed_bytes": round(TRILLION * each),
+            "fewest_ranks": fewest_ranks(TRILLION, 3, V100), "fewest_ranks_of_32_GiB": fewest_ranks(TRILLION, 3,
+                                                                                                    32 * 2**30)}
 
 
 def judge_trillion(e: Evidence) -> Judgement:
@@ -127,13 +134,10 @@ def eighteen() -> Evidence:
 
 
 def judge_eighteen(e: Evidence) -> Judgement:
-    near = [name for name, held in e["bytes_by_convention"].items() if abs(held - e["claimed_bytes"]) <= 5 * 10**8]
-    settles = " or ".join(f"{{bytes_by_convention[{name}]:gb}}" for name in e["bytes_by_convention"])
-    if len(near) == len(e["bytes_by_convention"]):
-        return Judgement(TRUE, settles)
-    if not near:
-        return Judgement(FALSE, settles)
-    return Judgement(ONLY_IF, settles, f"one counts {' or '.join(map(str, near))} bytes for each parameter")
+    near = {each: abs(held - e["claimed_bytes"]) <= 5 * 10**8 for each, held in e["bytes_by_convention"].items()}
+    counts = " or ".join(str(each) for each, holds in near.items() if holds)
+    return judged(near.values(), " or ".join(f"{{bytes_by_convention[{each}]:gb}}" for each in near),
+                  f"one counts {counts} bytes for each parameter")
 
 
 # -- what 8 A100 can train ---------------------------------------------------------------------------------------------
@@ -145,18 +149,15 @@ def eight_a100() -> Evidence:
 
 
 def judge_eight_a100(e: Evidence) -> Judgement:
-    fits = [stage for stage, params in e["claimed_params"].items() if params <= e["largest_params"][stage]]
+    fits = {stage: params <= e["largest_params"][stage] for stage, params in e["claimed_params"].items()}
     settles = "at most " + ", ".join(f"{params / 1e9:.1f}" for params in e["largest_params"].values()) + " billion"
-    if len(fits) == len(e["claimed_params"]):
-        return Judgement(TRUE, settles)
-    if fits:
-        return Judgement(ONLY_IF, settles, f"the stage is {' or '.join(map(str, fits))}")
-    return Judgement(FALSE, settles)
+    return judged(fits.values(), settles, f"the stage is {' or '.join(str(each) for each, fit in fits.items() if fit)}")
 
 
 CLAIMS = (
     Claim("7B in 100 GB", GROUP, "arithmetic",
-          "A model with 7B parameters takes about 100 GB to train: 14 for the fp16 weights, 28 for fp32 gradients, 56 for Adam.",
+          "A model with 7B parameters takes about 100 GB to train: 14 for the fp16 weights, 28 for fp32 gradients, 56 "
+          "for Adam.",
           parts_of_seven, judge_seven,
           "Each of the three parts is right, and together they are {parts_bytes:gb}.",
           "An optimizer without fp32 master weights: then nothing of the {left_out_bytes:gb} would be missing."),
@@ -168,22 +169,28 @@ CLAIMS = (
     Claim("two 24 GB cards", GROUP, "bytes", "Two cards with 24 GB train GPT-2 XL (1.5B) thanks to ZeRO-3.",
           two_cards, judge_two_cards,
           "They do train it, and without ZeRO a card has only {left_bytes_by_stage[0]:gib} left.",
-          "A model so large that stages below the third one do not fit, or a longer text: what is left has to hold more activations. "
-          "{needed_beside_bytes:gib} of the card were left out here, for what CUDA and its allocator need."),
+          "A model so large that stages below the third one do not fit, or a longer text: what is left has to hold "
+          "more activations. {needed_beside_bytes:gib} of the card were left out here, for what CUDA and its allocator "
+          "need."),
     Claim("75 % and 8 to 16 times", GROUP, "arithmetic",
           "ZeRO-1 saves 75 % of the model states, and ZeRO-2 makes them 8 to 16 times smaller.", limits, judge_limits,
           "{stage_1_limit:.0%} and {stage_2_limit:g} times are the limits for endlessly many ranks.",
           "Another convention: the more bytes the optimizer has of all, the higher both limits are."),
-    Claim("1.5B: 3 GB and 24 GB", GROUP, "bytes", "GPT-2 with 1.5B parameters is 3 GB in fp16, and needs 24 GB to be trained.",
+    Claim("1.5B: 3 GB and 24 GB", GROUP, "bytes", "GPT-2 with 1.5B parameters is 3 GB in fp16, and needs 24 GB to be "
+          "trained.",
           large_gpt2, judge_large_gpt2,
           "All of it, for model states in mixed precision with Adam, which is how the ZeRO paper says it.",
-          "Activations. They come on top, and with them the whole claim is too low.", "Rajbhandari et al. 2020, arXiv 1910.02054, section 1"),
+          "Activations. They come on top, and with them the whole claim is too low.",
+          "Rajbhandari et al. 2020, arXiv 1910.02054, section 1"),
     Claim("1T on 64 V100", GROUP, "arithmetic",
-          "With ZeRO-3, 64 V100 with 32 GB train a trillion parameters, since each holds only 0.25 bytes per parameter.",
+          "With ZeRO-3, 64 V100 with 32 GB train a trillion parameters, since each holds only 0.25 bytes per "
+          "parameter.",
           trillion, judge_trillion,
-          "{bytes_for_each_parameter:g} bytes per parameter and card is right to the digit. It just has to be multiplied.",
+          "{bytes_for_each_parameter:g} bytes per parameter and card is right to the digit. It just has to be "
+          "multiplied.",
           "{fewest_ranks} cards, where not one byte is left for activations, or the optimizer on the host."),
-    Claim("7B on 8 cards: 18 GB", GROUP, "arithmetic", "A model with 7B parameters takes about 18 GB per card on 8 cards under ZeRO-3.",
+    Claim("7B on 8 cards: 18 GB", GROUP, "arithmetic", "A model with 7B parameters takes about 18 GB per card on 8 "
+          "cards under ZeRO-3.",
           eighteen, judge_eighteen,
           "An eighth of the model states is what a card holds, and all three counts are in use.",
           "The count of bytes for each parameter. Say which one you mean, and the claim is exact."),
@@ -191,7 +198,7 @@ CLAIMS = (
           "Eight A100 with 80 GB train 30B parameters with ZeRO-1, 60B with ZeRO-2 and more than 100B with ZeRO-3.",
           eight_a100, judge_eight_a100,
           "The order is right, and so is the idea that each stage fits more.",
-          "Cards: at {cards_for_the_largest} of them the last of the three models fits, without activations. Or offload, which needs "
-          "the host's memory in place of the cards'."),
+          "Cards: at {cards_for_the_largest} of them the last of the three models fits, without activations. Or "
+          "offload, which needs the host's memory in place of the cards'."),
 )
 

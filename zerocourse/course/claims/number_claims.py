@@ -50,12 +50,13 @@ def judge_exponents(e: Evidence) -> Judgement:
 
 
 CLAIMS = (
-    Claim("65504 and 7 bits", GROUP, "arithmetic", "fp16 ends at 65504, and bf16 has 7 bits of fraction.", largest_numbers, judge_largest,
-          "All of it. A loss scale of {loss_scale:,.0f} is infinite in fp16, so the loss is scaled in fp32. And in bf16 a parameter of "
-          "one does not notice a small update, so the master weights are fp32.",
+    Claim("65504 and 7 bits", GROUP, "arithmetic", "fp16 ends at 65504, and bf16 has 7 bits of fraction.",
+          largest_numbers, judge_largest,
+          "All of it. A loss scale of {loss_scale:,.0f} is infinite in fp16, so the loss is scaled in fp32. And in "
+          "bf16 a parameter of one does not notice a small update, so the master weights are fp32.",
           "Another format under the same name."),
     Claim("bf16's exponent", GROUP, "arithmetic", "bf16 has the 8 exponent bits of fp16.", exponents, judge_exponents,
-          "bf16 has {exponent_bits[bf16]} exponent bits, and both formats have as many bits in all. It is fp32's exponent, and that is "
-          "why bf16 needs no loss scale.",
+          "bf16 has {exponent_bits[bf16]} exponent bits, and both formats have as many bits in all. It is fp32's "
+          "exponent, and that is why bf16 needs no loss scale.",
           "Nothing: the bits of a format are a definition."),
 )

@@ -17,7 +17,7 @@ from ...offload import HostOffload
 from ...zero.shard import shard
 from .. import offload_trial as trial
 from .. import simulated_device as device
-from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement
+from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement, judged
 from .memory_claims import TRILLION, V100
 
 GROUP = "offload"
@@ -38,15 +38,14 @@ def link_bytes(**options) -> float:
 def four_bytes() -> Evidence:
     every = best_placements()
     return {"claimed": 4, "least_of_all_placements": min(each.moved for each in every if each.on_host),
-            "gradients_go_down_in_bf16": link_bytes(), "gradients_go_down_in_fp32": link_bytes(accumulate_dtype=torch.float32)}
+            "gradients_go_down_in_bf16": link_bytes(),
+            "gradients_go_down_in_fp32": link_bytes(accumulate_dtype=torch.float32)}
 
 
 def judge_four(e: Evidence) -> Judgement:
     half, full = (abs(e[f"gradients_go_down_in_{dtype}"] - e["claimed"]) < 0.01 for dtype in ("bf16", "fp32"))
-    settles = "{gradients_go_down_in_bf16:.0f} bytes with bf16 gradients, {gradients_go_down_in_fp32:.0f} with fp32 gradients"
-    if half and full:
-        return Judgement(TRUE, settles)
-    return Judgement(ONLY_IF, settles, "gradients go down in half precision") if half else Judgement(FALSE, settles)
+    return judged((half, half and full), "{gradients_go_down_in_bf16:.0f} bytes with bf16 gradients, "
+                  "{gradients_go_down_in_fp32:.0f} with fp32 gradients", "gradients go down in half precision")
 
 
 # -- DeepSpeed hides it with DPU ---------------------------------------------------------------------------------------
@@ -65,7 +64,8 @@ def files_with(words: Sequence[str], folder: Path) -> tuple[int, int]:
 def delayed_update() -> Evidence:
     machine, (files, found) = device.SleepingMachine(), COUNTED
     return {"python_files_of_DeepSpeed": files, "words_looked_for": WORDS, "files_with_one_of_them": found,
-            "steps_late": {"our offload": staleness(partial(late_sgd, None)), "our offload, delayed": staleness(partial(late_sgd, 0))},
+            "steps_late": {"our offload": staleness(partial(late_sgd, None)),
+                           "our offload, delayed": staleness(partial(late_sgd, 0))},
             "milliseconds_of_a_step": {mode: round(1e3 * machine.predicted(mode)) for mode in device.MODES},
             "milliseconds_of_computing": round(1e3 * machine.compute)}
 
@@ -86,18 +86,16 @@ def share_on_host(ratio: float) -> float:
 
 def ratio() -> Evidence:
     asked, sub_groups = 0.3, (1, 2, 3, 5, 10)
-    return {"asked": asked, "share_by_DeepSpeeds_sub_groups": {n: float(deepspeed_offloaded_share(asked, n * 10**9)) for n in sub_groups},
+    return {"asked": asked, "share_by_DeepSpeeds_sub_groups": {n: float(deepspeed_offloaded_share(asked, n * 10**9))
+                                                               for n in sub_groups},
             "share_measured_here": share_on_host(asked)}
 
 
 def judge_ratio(e: Evidence) -> Judgement:
-    right = [n for n, share in e["share_by_DeepSpeeds_sub_groups"].items() if abs(share - e["asked"]) < 0.01]
-    settles = "{share_by_DeepSpeeds_sub_groups[1]:.0%} of a model with one sub-group"
-    if len(right) == len(e["share_by_DeepSpeeds_sub_groups"]):
-        return Judgement(TRUE, settles)
-    if not right:
-        return Judgement(FALSE, settles)
-    return Judgement(ONLY_IF, settles, f"sub-groups can be divided so; of those tried here, {', '.join(map(str, right))}")
+    right = {n: abs(share - e["asked"]) < 0.01 for n, share in e["share_by_DeepSpeeds_sub_groups"].items()}
+    numbers = ", ".join(str(n) for n, holds in right.items() if holds)
+    return judged(right.values(), "{share_by_DeepSpeeds_sub_groups[1]:.0%} of a model with one sub-group",
+                  f"sub-groups can be divided so; of those tried here, {numbers}")
 
 
 # -- 30 to 50 % --------------------------------------------------------------------------------------------------------
@@ -107,7 +105,8 @@ SLOW_LINK = device.SleepingMachine(blocks=4, link=0.010, update=0.003)
 
 def slowdown(micro_batches: int) -> float:
     """Measured: how much longer a step takes with offload, as a share of the step without."""
-    alone, offloaded = (device.run(SLOW_LINK, accumulation=micro_batches, rounds=2, offloaded=there) for there in (False, True))
+    alone, offloaded = (device.run(SLOW_LINK, accumulation=micro_batches, rounds=2, offloaded=there)
+                        for there in (False, True))
     return offloaded.seconds / alone.seconds - 1
 
 
@@ -116,7 +115,8 @@ def cost_of_offload() -> Evidence:
     once = SLOW_LINK.predicted("in the backward") / SLOW_LINK.compute - 1
     held = needs(Arrangement(3, HOST), TRILLION, 128)
     return {"claimed_cost": (0.3, 0.5), "cost_measured": {n: slowdown(n) for n in numbers},
-            "cost_by_formula": {n: once / n for n in numbers}, "claimed_ranks": 128, "ranks_without_offload": fewest_ranks(TRILLION, 3, V100),
+            "cost_by_formula": {n: once / n for n in numbers}, "claimed_ranks": 128,
+            "ranks_without_offload": fewest_ranks(TRILLION, 3, V100),
             "device_bytes_on_128": held.device_bytes, "host_bytes_on_128": held.host_bytes}
 
 
@@ -132,24 +132,30 @@ def judge_cost(e: Evidence) -> Judgement:
 
 
 CLAIMS = (
-    Claim("offload: 4 bytes", GROUP, "traffic", "ZeRO-Offload moves 4 bytes per parameter and step between GPU and CPU.", four_bytes, judge_four,
+    Claim("offload: 4 bytes", GROUP, "traffic", "ZeRO-Offload moves 4 bytes per parameter and step between GPU and "
+          "CPU.", four_bytes, judge_four,
           "It is the least that any placement of the paper's graph moves, as an enumeration of all of them shows.",
           "The dtype of the gradients on their way. DeepSpeed casts them to fp32 on the GPU first.",
           "deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8"),
-    Claim("hidden by DPU", GROUP, "time", "DeepSpeed hides the CPU's update behind the next step: the delayed parameter update (DPU).",
+    Claim("hidden by DPU", GROUP, "time", "DeepSpeed hides the CPU's update behind the next step: the delayed "
+          "parameter update (DPU).",
           delayed_update, judge_delayed,
-          "The ZeRO-Offload paper has it, and it works: late by {steps_late[our offload, delayed]} step, a step of our simulated device takes "
-          "{milliseconds_of_a_step[one step late]} ms in place of {milliseconds_of_a_step[in the backward]}.",
-          "A release of DeepSpeed with it. ZenFlow and SuperOffload, which are there, are relatives, and do not do the same.",
+          "The ZeRO-Offload paper has it, and it works: late by {steps_late[our offload, delayed]} step, a step of our "
+          "simulated device takes {milliseconds_of_a_step[one step late]} ms in place of "
+          "{milliseconds_of_a_step[in the backward]}.",
+          "A release of DeepSpeed with it. ZenFlow and SuperOffload, which are there, are relatives, and do not do the "
+          "same.",
           f"{READ}; Ren et al. 2021, arXiv 2101.06840, section 5"),
-    Claim("ratio 0.3 is 30 %", GROUP, "bytes", "With the offload ratio 0.3, DeepSpeed puts 30 % of the optimizer on the CPU.", ratio, judge_ratio,
-          "That is what the name says, and with many sub-groups it comes true. Here it is {share_measured_here:.1%}, because the cut may go "
-          "through a tensor.",
+    Claim("ratio 0.3 is 30 %", GROUP, "bytes", "With the offload ratio 0.3, DeepSpeed puts 30 % of the optimizer on "
+          "the CPU.", ratio, judge_ratio,
+          "That is what the name says, and with many sub-groups it comes true. Here it is {share_measured_here:.1%}, "
+          "because the cut may go through a tensor.",
           "A smaller `sub_group_size`. A rank's part that is below one sub-group goes to the CPU as a whole.",
           "deepspeed/runtime/zero/stage3.py, commit edaa722; DeepSpeed#4775"),
-    Claim("offload costs 30–50 %", GROUP, "time", "Offload costs 30 to 50 % of the speed, and brings a trillion parameters from 1024 GPUs to 128.",
+    Claim("offload costs 30–50 %", GROUP, "time", "Offload costs 30 to 50 % of the speed, and brings a trillion "
+          "parameters from 1024 GPUs to 128.",
           cost_of_offload, judge_cost,
-          "There is a batch for which it is right. And {claimed_ranks} GPUs have room for {device_bytes_on_128:gb} each, if the host has another "
-          "{host_bytes_on_128:gb} for each of them.",
+          "There is a batch for which it is right. And {claimed_ranks} GPUs have room for {device_bytes_on_128:gb} "
+          "each, if the host has another {host_bytes_on_128:gb} for each of them.",
           "The batch: the link carries the same bytes whatever the batch is. We have found neither figure in a paper."),
 )

@@ -1,4 +1,4 @@
-"""Pictures of claims: what is said beside what it is, and all verdicts on one page. Pure functions from numbers to figures."""
+"""Pictures of claims: what is said beside what it is, and all verdicts on one page."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,8 @@ from .claim import ANSWERS, MARKS, Examined
 
 
 def said_and_found(rows: Mapping[str, tuple[float, Sequence[float]]], title: str, x: str) -> Figure:
-    """A row for each name: a circle at what is said, a diamond at each value found, and the distance between them as a line.
+    """A row for each name: a circle at what is said, a diamond at each value found, and the distance between them as a
+    line.
 
     rows: name → (said, found), all above 0; the axis is logarithmic.   x: its name, with the unit.
     """
@@ -17,7 +18,8 @@ def said_and_found(rows: Mapping[str, tuple[float, Sequence[float]]], title: str
     axes, told = figure.subplots(), []
     for at, (name, (said, found)) in enumerate(rows.items()):
         axes.plot([said, *found], [at] * (1 + len(found)), color=FAINT, linewidth=1.5, zorder=1)
-        axes.plot([said], [at], "o", markersize=10, markerfacecolor="white", color=INK, label=None if at else "what is said")
+        axes.plot([said], [at], "o", markersize=10, markerfacecolor="white", color=INK,
+                  label=None if at else "what is said")
         axes.plot(found, [at] * len(found), "D", markersize=6, color=INK, label=None if at else "what it is")
         told.append(f"{name}: said {said:.3g}, found {', '.join(f'{value:.3g}' for value in found)}")
     axes.set(xscale="log", title=title, xlabel=x, ylim=(len(rows) - 0.4, -0.6))
@@ -32,7 +34,8 @@ def said_and_found(rows: Mapping[str, tuple[float, Sequence[float]]], title: str
 
 
 def verdict_board(examined: Sequence[Examined]) -> Figure:
-    """All claims in columns, one for each verdict that occurs, in their order; what a verdict means stands at the top."""
+    """All claims in columns, one for each verdict that occurs, in their order; what a verdict means stands at the
+    top."""
     columns = {answer: [each.claim.name for each in examined if each.judgement.answer == answer] for answer in ANSWERS}
     columns = {answer: names for answer, names in columns.items() if names}
     most = max(map(len, columns.values()))
@@ -47,5 +50,6 @@ def verdict_board(examined: Sequence[Examined]) -> Figure:
     axes.hlines(-0.5, 0, len(columns), color=FAINT, linewidth=1)
     axes.set(xlim=(0, len(columns)), ylim=(most - 0.4, -1.6))
     axes.axis("off")
-    figure.set_label("All claims by verdict. " + " ".join(f"{answer.capitalize()}: {', '.join(names)}." for answer, names in columns.items()))
+    told = (f"{answer.capitalize()}: {', '.join(names)}." for answer, names in columns.items())
+    figure.set_label("All claims by verdict. " + " ".join(told))
     return figure

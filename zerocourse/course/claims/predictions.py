@@ -36,7 +36,7 @@ class Predictions:
         return names
 
     def write(self, group: str, letters: str) -> None:
-        """One letter for each claim of the group, in its order: t, f, o for “true only if”, or ? for none. Raises BadInput."""
+        """letters: for each claim of the group, in its order: t, f, o for “true only if”, or ?. Raises BadInput."""
         names, given = self.of_group(group), letters.split()
         if len(given) != len(names) or not {*given} <= {*LETTERS, OPEN}:
             raise BadInput(f"{letters!r} must be {len(names)} letters with spaces between, each one of t, f, o and ?")
@@ -55,7 +55,8 @@ class Predictions:
         except ImportError:
             return  # `write` does the same
         for name in names:
-            buttons = ipywidgets.ToggleButtons(options=[OPEN, *LETTERS.values()], value=self.said.get(name, OPEN), description=name,
+            buttons = ipywidgets.ToggleButtons(options=[OPEN, *LETTERS.values()], value=self.said.get(name, OPEN),
+                                               description=name,
                                                style={"button_width": "90px", "description_width": "190px"})
             buttons.observe(lambda change, name=name: self._pressed(name, change["new"]), "value")
             display(buttons)
@@ -73,11 +74,13 @@ class Predictions:
         return examine(name).judgement.answer if self.answers is None else self.answers[name]
 
     def score(self, group: str | None = None) -> Shown:
-        """How many predictions were right, beside those of a reader who believes everything, and of one who believes nothing."""
+        """How many predictions were right, beside those of readers who always give the same answer."""
         names, judged = self.of_group(group), self.right(group)
         answers = [self._answer(name) for name in names]
-        yours = f"You have predicted {len(judged)} of {len(names)}, and {sum(judged.values())} of these are right." if judged \
-            else f"There is no prediction of yours for these {len(names)}."
-        return says("{yours} Who believes everything gets {believes} right, who believes nothing {doubts}, and who always asks “under "
-                    "which condition?” {asks}.", yours=yours, believes=answers.count(TRUE), doubts=answers.count(FALSE),
+        yours = f"There is no prediction of yours for these {len(names)}."
+        if judged:
+            yours = f"You have predicted {len(judged)} of {len(names)}, and {sum(judged.values())} of these are right."
+        return says("{yours} Who believes everything gets {believes} right, who believes nothing {doubts}, and who "
+                    "always asks “under which condition?” "
+                    "{asks}.", yours=yours, believes=answers.count(TRUE), doubts=answers.count(FALSE),
                     asks=answers.count(ONLY_IF))

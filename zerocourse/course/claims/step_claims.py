@@ -12,7 +12,7 @@ from ...measure.ledger import Ledger
 from ...models.gpt2 import CONFIGS, GPT, GPTConfig
 from ...zero.shard import shard
 from .. import activation_trial as trial
-from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement
+from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement, judged
 from .simulated_steps import simulated_step
 
 GROUP = "a step's memory"
@@ -37,7 +37,8 @@ def judge_one_nth(e: Evidence) -> Judgement:
     settles = "on {ranks} ranks the states are 1/{states_are_a_part_of:.0f}, and the peak 1/{peak_is_a_part_of:.1f}"
     if falls(e["peak_is_a_part_of"]):
         return Judgement(TRUE, settles)
-    return Judgement(ONLY_IF, settles, "“memory” means model states") if falls(e["states_are_a_part_of"]) else Judgement(FALSE, settles)
+    return Judgement(ONLY_IF, settles, "“memory” means model "
+                     "states") if falls(e["states_are_a_part_of"]) else Judgement(FALSE, settles)
 
 
 # -- the meta device saves 90 % ----------------------------------------------------------------------------------------
@@ -57,18 +58,16 @@ def meta_device() -> Evidence:
         config = replace(CONFIGS["gpt2-mini"], n_layer=layers, n_embd=64)
         plain = init_peak(config, 2, deferred=False)
         saved |= {(layers, n): 1 - init_peak(config, n, deferred=True) / plain for n in (2, 8, 64)}
-    return {"claimed_saving": 0.9, "saved_by_layers_and_ranks": {f"{layers} on {n}": share for (layers, n), share in saved.items()},
+    return {"claimed_saving": 0.9, "saved_by_layers_and_ranks": {f"{layers} on {n}": share for (layers, n),
+                                                                 share in saved.items()},
             "least": min(saved.values()), "most": max(saved.values())}
 
 
 def judge_meta_device(e: Evidence) -> Judgement:
-    enough = [name for name, share in e["saved_by_layers_and_ranks"].items() if share >= e["claimed_saving"]]
-    settles = "from {least:.0%} to {most:.0%}, by layers and ranks"
-    if len(enough) == len(e["saved_by_layers_and_ranks"]):
-        return Judgement(TRUE, settles)
-    if not enough:
-        return Judgement(FALSE, settles)
-    return Judgement(ONLY_IF, settles, f"there are layers and ranks enough; here with {', '.join(enough)}")
+    enough = {name: share >= e["claimed_saving"] for name, share in e["saved_by_layers_and_ranks"].items()}
+    names = ", ".join(name for name, holds in enough.items() if holds)
+    return judged(enough.values(), "from {least:.0%} to {most:.0%}, by layers and ranks",
+                  f"there are layers and ranks enough; here with {names}")
 
 
 # -- ZeRO-3 relies on gradient checkpointing ---------------------------------------------------------------------------
@@ -87,7 +86,8 @@ def relies() -> Evidence:
 
 def judge_relies(e: Evidence) -> Judgement:
     alone, together = e["states_saved_without_checkpoints"], e["states_saved_with_checkpoints"]
-    settles = "{states_saved_without_checkpoints:,} bytes of model states saved without checkpoints, {states_saved_with_checkpoints:,} with"
+    settles = ("{states_saved_without_checkpoints:,} bytes of model states saved without checkpoints, "
+               "{states_saved_with_checkpoints:,} with")
     return Judgement(TRUE if alone < together / 2 else FALSE, settles)
 
 
@@ -107,8 +107,8 @@ def constant_buffers() -> Evidence:
 def judge_constant_buffers(e: Evidence) -> Judgement:
     before, after = e["waste"]["as it is"], e["waste"]["with a buffer of constant size"]
     return Judgement(TRUE if after < before / 2 else FALSE,
-                     "{waste[as it is]:.1%} wasted as it is, {waste[with a buffer of constant size]:.1%} with the buffer, "
-                     "{waste[with two ends]:.1%} where long-lived blocks lie apart")
+                     "{waste[as it is]:.1%} wasted as it is, {waste[with a buffer of constant size]:.1%} with the "
+                     "buffer, {waste[with two ends]:.1%} where long-lived blocks lie apart")
 
 
 # -- √L checkpoints are optimal ----------------------------------------------------------------------------------------
@@ -116,13 +116,15 @@ def judge_constant_buffers(e: Evidence) -> Judgement:
 def root_of_layers() -> Evidence:
     config = trial.SHAPE
     x_bytes = trial.SAMPLES * config.block_size * config.n_embd * FP32
-    kept = trial.through_blocks(trial.model_of()).each[1] - x_bytes  # the next block's input is counted among its checkpoints
+    # the next block's input is counted among its checkpoints
+    kept = trial.through_blocks(trial.model_of()).each[1] - x_bytes
     depths = (9, 16, 25, 36)
 
     def best(each: int) -> dict[int, int]:
         return {depth: len(place_checkpoints([x_bytes] * depth, [each] * depth).starts) for depth in depths}
 
-    return {"kept_by_a_block_in_inputs": kept / x_bytes, "blocks": 16, "root": {depth: isqrt(depth) for depth in depths},
+    return {"kept_by_a_block_in_inputs": kept / x_bytes, "blocks": 16,
+            "root": {depth: isqrt(depth) for depth in depths},
             "best_for_GPT_2": best(kept), "best_if_a_block_keeps_its_input": best(x_bytes)}
 
 
@@ -132,16 +134,20 @@ def judge_root(e: Evidence) -> Judgement:
         return Judgement(TRUE, "{best_for_GPT_2[16]} checkpoints for {blocks} blocks")
     if e["best_if_a_block_keeps_its_input"] != e["root"]:
         return Judgement(FALSE, settles)
-    return Judgement(ONLY_IF, settles, "a block keeps no more than its input; a block of GPT-2 keeps {kept_by_a_block_in_inputs:.1f} times as much")
+    return Judgement(ONLY_IF, settles, "a block keeps no more than its input; a block of GPT-2 keeps "
+                     "{kept_by_a_block_in_inputs:.1f} times as much")
 
 
 CLAIMS = (
-    Claim("memory falls to 1/N", GROUP, "bytes", "Under ZeRO-3 the memory per card falls to 1/N.", one_nth, judge_one_nth,
+    Claim("memory falls to 1/N", GROUP, "bytes", "Under ZeRO-3 the memory per card falls to 1/N.", one_nth,
+          judge_one_nth,
           "Model states do: on {ranks} ranks they are 1/{states_are_a_part_of:.0f}.",
           "Activations that shrink as well: checkpoints, or a batch that stays the same for all ranks together."),
-    Claim("meta device: 90 %", GROUP, "bytes", "Building a model on the meta device saves 90 % of the memory at initialisation.",
+    Claim("meta device: 90 %", GROUP, "bytes", "Building a model on the meta device saves 90 % of the memory at "
+          "initialisation.",
           meta_device, judge_meta_device,
-          "Very much can be saved, up to {most:.0%} here. What remains is a rank's slice, and the largest unit while it is filled.",
+          "Very much can be saved, up to {most:.0%} here. What remains is a rank's slice, and the largest unit while "
+          "it is filled.",
           "The number of ranks, and how much of the model is in its largest unit."),
     Claim("ZeRO-3 needs checkpoints", GROUP, "bytes", "ZeRO-3 relies on gradient checkpointing.", relies, judge_relies,
           "They are used together, because when the states are small, activations are what is left: checkpoints save "
@@ -149,11 +155,13 @@ CLAIMS = (
           "A stage that could not train without checkpoints. Then the saving without them would be zero."),
     Claim("constant buffers", GROUP, "bytes", "ZeRO's constant-size buffers cure memory fragmentation.",
           constant_buffers, judge_constant_buffers,
-          "Both are in the same section of the ZeRO paper. Constant buffers cure something else: a fused fp32 buffer grows with the "
-          "model, to {fused_buffer_of_3B_bytes:gb} in the paper's example. Fragmentation is cured by M_D, which puts long-lived blocks apart.",
+          "Both are in the same section of the ZeRO paper. Constant buffers cure something else: a fused fp32 buffer "
+          "grows with the model, to {fused_buffer_of_3B_bytes:gb} in the paper's example. Fragmentation is cured by "
+          "M_D, which puts long-lived blocks apart.",
           "A buffer that the long-lived tensors are copied into. But then it is M_D.",
           "Rajbhandari et al. 2020, arXiv 1910.02054, section 6"),
-    Claim("√L checkpoints", GROUP, "bytes", "For a model of L layers, √L checkpoints are optimal.", root_of_layers, judge_root,
+    Claim("√L checkpoints", GROUP, "bytes", "For a model of L layers, √L checkpoints are optimal.", root_of_layers,
+          judge_root,
           "It is the optimum of Chen et al. 2016, whose layers keep as much as they take in.",
           "What a block keeps. The more it is, the more checkpoints are worth their memory."),
 )

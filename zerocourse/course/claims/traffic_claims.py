@@ -31,8 +31,8 @@ def judge_volumes(e: Evidence) -> Judgement:
     def holds(measured: dict) -> bool:
         return all(abs(measured[stage] - claimed) < 0.01 for stage, claimed in e["claimed"].items())
 
-    settles = "{one_micro_batch[2]:.0f}Ψ and {one_micro_batch[3]:.0f}Ψ with one micro-batch, {two_micro_batches[2]:.0f}Ψ and " \
-              "{two_micro_batches[3]:.0f}Ψ with two"
+    settles = ("{one_micro_batch[2]:.0f}Ψ and {one_micro_batch[3]:.0f}Ψ with one micro-batch, "
+               "{two_micro_batches[2]:.0f}Ψ and {two_micro_batches[3]:.0f}Ψ with two")
     if not holds(e["one_micro_batch"]):
         return Judgement(FALSE, settles)
     if holds(e["two_micro_batches"]) and holds(e["DeepSpeeds_defaults"]):
@@ -48,7 +48,8 @@ def sent_under(rank_map: str | None, rank: int, ranks: int) -> float:
         model = GPT(CONFIGS[MODEL])
         optimizer, comm = torch.optim.AdamW(model.parameters()), SimulatedComm(rank, ranks)
         shard(model, optimizer, 1, comm=comm, rank_map=rank_map)
-        step(model, optimizer, lambda model, tokens_BT: model(tokens_BT, tokens_BT), torch.zeros(1, 8, dtype=torch.int64), 1)
+        step(model, optimizer, lambda model, tokens_BT: model(tokens_BT, tokens_BT),
+             torch.zeros(1, 8, dtype=torch.int64), 1)
     return sum(comm.elements.values()) / CONFIGS[MODEL].params
 
 
@@ -66,7 +67,8 @@ def modulo() -> Evidence:
     return {"sent_by_rank": {rank: sent_under("round_robin", rank, 2) for rank in (0, 1)},
             "sent_with_flat_slices": {rank: sent_under(None, rank, 2) for rank in (0, 1)},
             "imbalance": {ranks: balances(ranks)["round_robin"].imbalance for ranks in (2, 8)},
-            "matrices_on_each_rank": [sum(len(shape) > 1 and owner[name] == rank for name, shape in xl.shapes.items()) for rank in (0, 1)],
+            "matrices_on_each_rank": [sum(len(shape) > 1 and owner[name] == rank for name, shape in xl.shapes.items())
+                                      for rank in (0, 1)],
             "imbalance_of_flat_slices": {ranks: balances(ranks)["flat"].imbalance for ranks in (2, 8)}}
 
 
@@ -78,13 +80,16 @@ def judge_modulo(e: Evidence) -> Judgement:
 
 
 CLAIMS = (
-    Claim("2Ψ and 3Ψ", GROUP, "traffic", "ZeRO-1 and ZeRO-2 send 2Ψ elements per rank and step, as data parallel training does, and "
-          "ZeRO-3 sends 3Ψ.", volumes, judge_volumes,
+    Claim("2Ψ and 3Ψ", GROUP, "traffic", "ZeRO-1 and ZeRO-2 send 2Ψ elements per rank and step, as data parallel "
+          "training does, and ZeRO-3 sends 3Ψ.", volumes, judge_volumes,
           "It is the count of the ZeRO paper, and it is exact for its step.",
-          "Micro-batches: ZeRO-2 and ZeRO-3 communicate in each of them. And a library that all-reduces: with DeepSpeed's defaults "
-          "ZeRO-2 sends {DeepSpeeds_defaults[2]}Ψ.", "Rajbhandari et al. 2020, arXiv 1910.02054, section 7"),
-    Claim("param_id % N", GROUP, "traffic", "Sharding by `param_id % world_size` needs no communication.", modulo, judge_modulo,
-          "Every rank computes the same map for itself. But the gradients and parameters still travel, {sent_by_rank[0]:.1f}Ψ per rank, "
-          "as with flat slices.",
-          "Tensors of equal sizes: then the map is even as well. In GPT-2 XL they are not: of two ranks one gets {matrices_on_each_rank[0]} matrices, the other {matrices_on_each_rank[1]}."),
+          "Micro-batches: ZeRO-2 and ZeRO-3 communicate in each of them. And a library that all-reduces: with "
+          "DeepSpeed's defaults ZeRO-2 sends "
+          "{DeepSpeeds_defaults[2]}Ψ.", "Rajbhandari et al. 2020, arXiv 1910.02054, section 7"),
+    Claim("param_id % N", GROUP, "traffic", "Sharding by `param_id % world_size` needs no communication.", modulo,
+          judge_modulo,
+          "Every rank computes the same map for itself. But the gradients and parameters still travel, "
+          "{sent_by_rank[0]:.1f}Ψ per rank, as with flat slices.",
+          "Tensors of equal sizes: then the map is even as well. In GPT-2 XL they are not: of two ranks one gets "
+          "{matrices_on_each_rank[0]} matrices, the other {matrices_on_each_rank[1]}."),
 )

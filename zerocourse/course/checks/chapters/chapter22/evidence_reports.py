@@ -1,4 +1,4 @@
-"""The checks of 22.1, 22.2 and 22.4: numbers of model states, as they should be written down for somebody who has to judge."""
+"""The checks of 22.1, 22.2 and 22.4: numbers of model states, as a judge needs them."""
 
 from fractions import Fraction
 
@@ -15,12 +15,14 @@ def held(params, stage, ranks, whole=WHOLE):
 
 # 22.1 ---------------------------------------------------------------------------------------------------------------
 
-REPORTS = [(1_557_611_200, 0, 1, 24), (1_557_611_200, 1, 2, 24), (7 * GB, 3, 8, 80), (7 * GB, 3, 8, 13.5), (7 * GB, 2, 4, 24),
+REPORTS = [(1_557_611_200, 0, 1, 24), (1_557_611_200, 1, 2, 24), (7 * GB, 3, 8, 80), (7 * GB, 3, 8, 13.5),
+           (7 * GB, 2, 4, 24),
            (25_000_000, 2, 4, 0.128), (1_600_000_000, 0, 2, 24), (10**12, 3, 64, 32), (3 * GIB, 3, 2, 24)]
 
 
 @exercise(
-    "22.1", "Find the bug: somebody's evidence", minutes=10, difficulty=1, answer="memory_report", replaces=FORMULAS, cases=REPORTS,
+    "22.1", "Find the bug: somebody's evidence", minutes=10, difficulty=1, answer="memory_report", replaces=FORMULAS,
+    cases=REPORTS,
     mistakes={
         "GiB as GB": {"unit": GIB},
         "GB against GiB": {"card": GB},
@@ -52,10 +54,12 @@ def memory_report(params, stage, ranks, card_gib, *, unit=GB, card=GIB, saved=la
 
 # 22.2 ---------------------------------------------------------------------------------------------------------------
 
-PERCENTS = [(50, 1), (74, 1), (75, 1), (87, 2), (88, 2), (99, 3), (0, 1), (100, 3), (37, 1), (56, 1), (80, 2), (1, 0), (0, 0)]
+PERCENTS = [(50, 1), (74, 1), (75, 1), (87, 2), (88, 2), (99, 3), (0, 1), (100, 3), (37, 1), (56, 1), (80, 2), (1, 0),
+            (0, 0)]
 
 
-def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda number: -(-number // 1), most=None, of=16):
+def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda number: -(-number // 1), most=None,
+                of=16):
     """The smallest N, by the closed form."""
     sharded = {0: 0, 1: 12, 2: 14, 3: 16}[stage] if shared is None else shared[stage]
     if percent <= 0:
@@ -68,7 +72,8 @@ def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda n
 
 
 @exercise(
-    "22.2", "From how many ranks on is it true?", minutes=15, difficulty=2, answer="fewest_ranks_for", replaces=FORMULAS, cases=PERCENTS,
+    "22.2", "From how many ranks on is it true?", minutes=15, difficulty=2, answer="fewest_ranks_for",
+    replaces=FORMULAS, cases=PERCENTS,
     mistakes={
         "the limit is reached": {"at_limit": 10**6},
         "one too few": {"rounding": lambda number: number // 1},
@@ -97,10 +102,12 @@ def fewest_ranks_for(percent, stage, **knobs):
 
 # 22.4 ---------------------------------------------------------------------------------------------------------------
 
-NEEDS = [(7 * GB, 8, 24 * GIB, 1, 3), (7 * GB, 8, 80 * GB, 1, 3), (7 * GB, 8, 80 * GB, 8, 3), (7 * GB, 8, 80 * GB, 8, 1),
+NEEDS = [(7 * GB, 8, 24 * GIB, 1, 3), (7 * GB, 8, 80 * GB, 1, 3), (7 * GB, 8, 80 * GB, 8, 3),
+         (7 * GB, 8, 80 * GB, 8, 1),
          (1_557_611_200, 2, 24 * GIB, 1, 3), (1_557_611_200, 2, 24 * GIB, 1, 2), (1_557_611_200, 2, 24 * GIB, 4, 2),
          (10**12, 64, 32 * GB, 1, 3), (7 * GB, 8, 30 * GB, 4, 2), (10**8, 4, 80 * GB, 16, 0), (10**8, 4, 80 * GB, 1, 0),
-         (10**8, 4, 80 * GB, 4, 1), (4 * GB, 8, 22 * GB, 4, 1), (4 * GB, 8, 21 * GB, 4, 1), (7 * GB, 8, 26_250_000_000, 4, 2)]
+         (10**8, 4, 80 * GB, 4, 1), (4 * GB, 8, 22 * GB, 4, 1), (4 * GB, 8, 21 * GB, 4, 1),
+         (7 * GB, 8, 26_250_000_000, 4, 2)]
 
 
 def sent_passes(stage, micro_batches):
@@ -109,7 +116,8 @@ def sent_passes(stage, micro_batches):
 
 
 @exercise(
-    "22.4", "Defend a configuration", minutes=25, difficulty=2, answer="is_needed", replaces=FORMULAS, cases=NEEDS,
+    "22.4", "Defend a configuration", minutes=25, difficulty=2, answer="is_needed", replaces=FORMULAS,
+    cases=NEEDS,
     mistakes={
         "fits, so needed": {"judge": lambda stage, best, fitting: "true" if stage in fitting else "false"},
         "one micro-batch": {"sent": lambda stage, count: {0: 2, 1: 2, 2: 2, 3: 3}[stage]},
@@ -121,13 +129,16 @@ def sent_passes(stage, micro_batches):
         "nothing fits is false": {"nothing": ("false", None, 0)},
     })
 def is_needed(params, ranks, card, micro_batches, stage, *, sent=sent_passes, whole=WHOLE,
-              order=lambda sent, stage: (sent, -stage), judge=lambda stage, best, fitting: "true" if stage == best else "false",
-              room_of=lambda stage, best: best, fits=lambda nbytes, card: nbytes <= card, nothing=("false", None, None)):
+              order=lambda sent, stage: (sent, -stage),
+              judge=lambda stage, best, fitting: "true" if stage == best else "false",
+              room_of=lambda stage, best: best, fits=lambda nbytes, card: nbytes <= card,
+              nothing=("false", None, None)):
     """Is this the stage to take, which is it else, and how much room does that one leave?
 
     fits, so needed: You said that a stage is needed because it fits: others may fit as well, and send less.
     one micro-batch: You counted the traffic of one micro-batch: stage 2 reduces in each, and stage 3 gathers in each.
-    the lowest that fits: You took the lowest stage that fits: take the one that sends least, and of equals the one that holds least.
+    the lowest that fits: You took the lowest stage that fits: take the one that sends least, and of equals the one
+        that holds least.
     the highest that fits: You took the highest stage that fits: it holds least, but another one may send less.
     room of the claimed: The room is that of the claimed stage: that of the best one is wanted.
     stage 2 keeps gradients: In stage 2 the gradients are shared as well: every rank holds 2 bytes of 16.
