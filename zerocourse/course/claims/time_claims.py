@@ -52,11 +52,13 @@ CLAIMS = (
           "It can, and by much more: {measured_gain:.0%} on our limited link, where communication takes "
           "{measured_M_over_C:.2f} times as long as computing.",
           "The time that communication takes for each second of computing. Without it no percentage of this kind says "
-          "anything. We looked for the source of this one, and have not found it."),
+          "anything. We looked for the source of this one, and have not found it.",
+          "a measurement that was kept, zerocourse/course/recorded_trial.json"),
     Claim("elastic: no restart", GROUP, "time", "With elastic training, workers come and go without a restart.",
           elastic, judge_elastic,
           "The job does not end, and nobody has to do anything: torchrun's agent starts the workers again, and they go "
           "on from a checkpoint.",
           "Processes that survive and form new groups among themselves. Here every change of the number of ranks "
-          "({ranks_of_each}) made new processes."),
+          "({ranks_of_each}) made new processes.",
+          "a run that was kept, zerocourse/course/recorded_restarts.json"),
 )
