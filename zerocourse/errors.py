@@ -19,3 +19,7 @@ class CollectiveError(ZeroCourseError, RuntimeError):
 
 class LossScaleError(ZeroCourseError, ArithmeticError):
     """Gradients in fp16 overflow at the smallest loss scale that is allowed."""
+
+
+class PipelineError(ZeroCourseError, RuntimeError):
+    """The model failed on a rank of a pipeline: the sentence says in which action, stage, micro-batch and layers."""

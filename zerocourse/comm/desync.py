@@ -20,6 +20,8 @@ COMPARE_SECONDS = 3.0  # seconds that a rank whose collective failed waits for t
 HEARD_SECONDS = 1.0  # seconds that a leaving rank waits for the others to read why: its process may serve the store
 READ_SECONDS = 10.0  # seconds that rank 0 waits for the others to read objects, for the same reason
 ORDER = "Every rank must issue the same collectives in the same order"
+MATCH = ("A send ends when its peer receives the same unit and size, and ranks that all send before they receive, or receive "
+         "before they send, wait for each other")
 
 
 class DesyncReport:
@@ -70,6 +72,8 @@ class DesyncReport:
         """
         self.progress.failed = call
         late = "timed out" in str(error).lower()  # gloo's words; any other failure is a connection that broke
+        is_message = call.startswith(("send of ", "recv of "))
+        kind = "a message" if is_message else "a collective"
         what = f"did not complete within {timeout.total_seconds():g} s" if late else "broke off"
         try:
             self.store.set(f"failed/{self.rank}", call)
@@ -78,14 +82,14 @@ class DesyncReport:
                 return self._left(call)
             peers = self.where_peers_are(answers, "was", gone=not late)
         except RuntimeError:
-            return CollectiveError(f"a collective {what}: rank {self.rank} was in {call}, and the other ranks could "
+            return CollectiveError(f"{kind} {what}: rank {self.rank} was in {call}, and the other ranks could "
                                    "not be asked, because the process that kept the store is gone")
         ranks = sorted([(self.rank, f"rank {self.rank} was in {call}"), *zip(self.peers, peers, strict=True)])
         calls = {(call, True), *((answer["call"], answer["here"]) for answer in answers.values() if answer["call"])}
         all_waited = len(answers) == len(self.peers) and all(answer["call"] for answer in answers.values())
-        rule = f". {ORDER}" if len(calls) > 1 else \
+        rule = f". {MATCH}" if is_message else f". {ORDER}" if len(calls) > 1 else \
             ". They disagree on its layout, or the time was too short" if all_waited else ""
-        return CollectiveError(f"a collective {what}: {'; '.join(clause for _, clause in ranks)}{rule}")
+        return CollectiveError(f"{kind} {what}: {'; '.join(clause for _, clause in ranks)}{rule}")
 
     def _collect_answers(self, question: str) -> dict[int, dict]:
         """The answers that come in time. Returns at once when a rank has left."""

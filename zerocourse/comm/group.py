@@ -100,6 +100,45 @@ class Comm:
         return Handle(self, "reduce_scatter", unit, nbytes, call, tensor, works, finish,
                       backend.received_bytes(tensor, layout))
 
+    # -- from one rank to another: pipelines ---------------------------------------------------------------------------
+
+    def send(self, tensor: torch.Tensor, to: int, unit: str) -> Handle:
+        """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit, number
+        of elements and dtype. It may not be changed before `wait`, which returns when it has been taken.
+
+        Two ranks that both wait for their send before they receive wait for each other, whatever the size: start the
+        receives first, or wait for the sends later. Raises BadInput for a rank that is no peer.
+        """
+        call, name = self._message("send", self.rank, to, unit, tensor)
+        self.elements["send"] += tensor.numel()
+        self.sent["send"] += tensor.nbytes
+        flat = tensor.detach().view(-1)
+        with self._explained(call):
+            works, finish = self._backend(flat).exchange(name, {to: flat}, {})
+        return Handle(self, "send", unit, tensor.nbytes, call, flat, works, finish)
+
+    def recv(self, tensor: torch.Tensor, source: int, unit: str) -> Handle:
+        """Fill a contiguous `tensor` with what rank `source` of this Comm sends under the same unit (see `send`)."""
+        call, name = self._message("recv", source, self.rank, unit, tensor)
+        flat = tensor.detach().view(-1)
+        with self._explained(call):
+            works, finish = self._backend(flat).exchange(name, {}, {source: flat})
+        return Handle(self, "recv", unit, 0, call, flat, works, finish)
+
+    def _message(self, verb: str, source: int, to: int, unit: str, tensor: torch.Tensor) -> tuple[str, str]:
+        """What this rank calls a message, and what both its ends call it: one of another size or number never matches.
+
+        It is not `issued`, because only two ranks know of it.
+        """
+        peer, end = (to, "to") if verb == "send" else (source, "from")
+        if peer not in self.peers:
+            raise BadInput(f"rank {self.rank} of {self.world_size} cannot {verb} {unit}: there is no other rank {peer!r}")
+        size = f"{tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')}"
+        name = f"message {unit} {source} {to} {size}"
+        self._calls[name] += 1
+        number = self._calls[name]
+        return f"{verb} of {unit} {end} rank {peer} ({size}) #{number}", f"{name} {number}"
+
     # -- metadata: small messages that keep the ranks together --------------------------------------------------------
 
     def all_reduce(self, values: torch.Tensor, op: str = "sum") -> torch.Tensor:

@@ -95,6 +95,9 @@ class Simulated(Gloo):
 
         return Transfer(self.works(tensor.nbytes - mine.nbytes), add)
 
+    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> Transfer:
+        return Transfer(self.works(sum(tensor.nbytes for tensor in sends.values())), nothing)
+
     def received_bytes(self, tensor: torch.Tensor, layout: Layout) -> int:
         return max(1, self.terms - 1) * tensor[layout.slice(self.rank)].nbytes
 

@@ -35,10 +35,11 @@ def head_activation_bytes(micro_batch: int, seq: int, width: int, vocab: int, el
     return micro_batch * seq * (2 * element * width + 4 * vocab)
 
 
-def tensor_parallel_elements(micro_batch: int, seq: int, width: int, partition_checkpoints: bool = False) -> int:
-    """Elements that a layer's collectives carry, with recomputation. A rank sends (t-1)/t of them.
+def tensor_parallel_elements(micro_batch: int, seq: int, width: int, partition_checkpoints: bool = False,
+                             recompute: bool = True) -> int:
+    """Elements that a layer's collectives carry. A rank sends (t-1)/t of them.
 
-    There are six all-reduces, each a reduce-scatter and an all-gather, which makes 12. Partitioned checkpoints (P_a)
-    add one all-gather.
+    There are two all-reduces in the forward and two in the backward, each a reduce-scatter and an all-gather, which makes 8.
+    recompute: two more in the forward that is computed again, which makes 12. Partitioned checkpoints (P_a) add one all-gather.
     """
-    return (13 if partition_checkpoints else 12) * micro_batch * seq * width
+    return (8 + 4 * recompute + partition_checkpoints) * micro_batch * seq * width

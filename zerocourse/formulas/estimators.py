@@ -1,4 +1,6 @@
-"""Other people's estimators of memory. They count as the originals do, which explains their results. No torch."""
+"""Other people's counts of memory. They count as the originals do, which explains their results. No torch."""
+
+from fractions import Fraction
 
 
 def deepspeed_zero2_gpu_bytes(params: int, ranks: int) -> int:
@@ -29,3 +31,13 @@ def accelerate_bytes(params: int, dtype: str = "float16") -> int:
     optimizer = 2 * model
     step = 4 * model if dtype == "float32" else optimizer
     return max(model, gradients, optimizer, step)
+
+
+def deepspeed_offloaded_share(ratio: float, elements: int, sub_group: int = 10**9) -> Fraction:
+    """The share of a rank's optimizer states on the host, where `offload_optimizer.ratio` asks for `ratio`.
+
+    elements: of the rank's part. DeepSpeed cuts it into sub-groups of `sub_group` elements, which are taken as equal here, and
+    keeps the first int((1 - ratio) * sub-groups) on the device. Read in runtime/zero/stage3.py (commit edaa722).
+    """
+    groups = -(-elements // sub_group)
+    return Fraction(groups - int((1 - ratio) * groups), groups)

@@ -1,0 +1,42 @@
+"""Pictures of schedules draw what is simulated: every action once, where and when it runs."""
+
+import re
+from fractions import Fraction
+
+import pytest
+
+from zerocourse.course.pictures.pipeline_rows import pipeline_rows
+from zerocourse.errors import BadInput
+from zerocourse.parallel.pipeline import (Costs, Plan, gpipe, interleaved, one_f_one_b, pipedream, plan, simulate, zb_h1)
+
+TIMINGS = {"GPipe": simulate(plan("gpipe", gpipe, 4, 8)), "1F1B": simulate(plan("1f1b", one_f_one_b, 4, 8)),
+           "interleaved": simulate(plan("interleaved", interleaved, 4, 8, 2), Costs(Fraction(1, 2), 1)),
+           "ZB-H1": simulate(plan("zb-h1", zb_h1, 4, 8))}
+
+
+def test_every_action_is_drawn_where_it_runs():
+    drawn = pipeline_rows(TIMINGS).svg
+    boxes = re.findall(r'data-rank="(\d+)" data-kind="(\w)" data-stage="(\d+)" data-micro="(\d+)" data-start="(\S+)" '
+                       r'data-end="(\S+)"', drawn)
+    expected = [(str(span.rank), span.action.kind, str(span.action.stage), str(span.action.micro_batch), str(span.start),
+                 str(span.end)) for timing in TIMINGS.values() for span in timing.spans]
+    assert sorted(boxes) == sorted(expected)
+
+
+def test_words_say_what_is_seen():
+    words = pipeline_rows({"1F1B": TIMINGS["1F1B"]}).text
+    assert words == ("1F1B: 4 ranks and 8 micro-batches take 33 units, the bubble is 3/11, and the ranks hold up to 4, 3, 2, 1 "
+                     "micro-batches.")
+
+
+def test_updates_and_second_stages_are_marked():
+    with_steps = pipeline_rows({"PipeDream": simulate(plan("pipedream", pipedream, 2, 3))}).svg
+    assert with_steps.count('stroke-width="3"') == 6
+    assert pipeline_rows({"interleaved": TIMINGS["interleaved"]}).svg.count('stroke-width="2"') == 4 * 8 * 2
+    assert "gradients of weights" not in with_steps and "gradients of weights" in pipeline_rows({"a": TIMINGS["ZB-H1"]}).svg
+
+
+@pytest.mark.parametrize("timings", ({}, {"nothing": simulate(Plan("nothing", [[]], [0], 0))}))
+def test_nothing_is_not_drawn(timings):
+    with pytest.raises(BadInput, match="nothing to draw"):
+        pipeline_rows(timings)

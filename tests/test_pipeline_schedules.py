@@ -1,0 +1,213 @@
+"""Schedules of pipelines as lists: their order, what they hold, how long they take, and that none of them deadlocks."""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerocourse.errors import BadInput
+from zerocourse.parallel.pipeline import (Action, Costs, Plan, deadlock, gpipe, interleaved, one_f_one_b, pipedream,
+                                          pipedream_2bw, plan, problems, simulate, with_transfers, zb_h1)
+from zerocourse.parallel.pipeline.makespan import in_flight
+
+RANKS, BATCHES, CHUNKS = st.integers(1, 6), st.integers(1, 14), st.integers(1, 3)
+COSTS = st.builds(Costs, *[st.fractions(0, 5, max_denominator=6)] * 6)
+
+
+def plans(ranks: int, micro_batches: int, chunks: int) -> list[Plan]:
+    """Every schedule there is, of so many micro-batches or the nearest number that it takes."""
+    rounded = -(-micro_batches // ranks) * ranks
+    return [plan("gpipe", gpipe, ranks, micro_batches), plan("1f1b", one_f_one_b, ranks, micro_batches),
+            plan("zb-h1", zb_h1, ranks, micro_batches), plan("interleaved", interleaved, ranks, rounded, chunks),
+            plan("pipedream", pipedream, ranks, micro_batches), plan("2bw", pipedream_2bw, ranks, rounded)]
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+@settings(deadline=None, max_examples=60)
+@given(RANKS, BATCHES, CHUNKS)
+def test_each_micro_batch_passes_once_through_each_stage_in_order(ranks, micro_batches, chunks):
+    for each in plans(ranks, micro_batches, chunks):
+        assert list(problems(each)) == [], each.name
+        computed = Counter((action.kind, action.stage) for actions in each.actions for action in actions)
+        assert all(computed["F", stage] == each.micro_batches for stage in range(each.stages))
+
+
+def one_rank(*kinds: str) -> Plan:
+    return Plan("by hand", [[Action(kind, 0, 0) for kind in kinds]], [0], 1)
+
+
+@pytest.mark.parametrize("kinds, words", [
+    (("F", "F", "B"), "rank 0 does F0 of stage 0 twice"),
+    (("B",), "has no F"),
+    (("F",), "must have either one B, or an I and a W"),
+    (("F", "I"), "must have either one B, or an I and a W"),
+    (("F", "B", "I", "W"), "must have either one B, or an I and a W"),
+    (("B", "F"), "B stands before F"),
+    (("F", "W", "I"), "W stands before I"),
+])
+def test_a_wrong_order_is_a_sentence(kinds, words):
+    (problem,) = problems(one_rank(*kinds))
+    assert words in problem
+
+
+def test_transfers_stand_where_their_tensor_is_there():
+    right = plan("1f1b", one_f_one_b, 2, 2)
+    late = [[action for action in actions if action.kind != "RECV F"] for actions in right.actions]
+    assert list(problems(right._replace(actions=late))) == [
+        f"micro-batch {k} in stage 1 on rank 1 has no RECV F" for k in range(2)]
+    early = [sorted(actions, key=lambda action: action.kind != "SEND F") for actions in right.actions]
+    assert "F stands before F" not in "".join(problems(right)) and any(
+        "SEND F stands before F" in problem for problem in problems(right._replace(actions=early)))
+    elsewhere = right._replace(owner=[1, 0])
+    assert any("does not have stage 0" in problem for problem in problems(elsewhere))
+
+
+def test_stages_on_one_rank_need_no_transfer():
+    for compute, chunks in ((one_f_one_b, 1), (interleaved, 3)):
+        assert not any(action.is_transfer for action in plan("alone", compute, 1, 4, chunks).actions[0])
+    vee = [0, 1, 1, 0]  # stages of a V: the rank of the turn hands over to itself
+    kinds = [action.kind for action in with_transfers([Action("F", 1, 0), Action("F", 2, 0)], vee)]
+    assert kinds == ["RECV F", "F", "F", "SEND F"]
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: plan("1f1b", one_f_one_b, 0, 4), "ranks is 0"),
+    (lambda: plan("1f1b", one_f_one_b, 2, 0), "micro_batches is 0"),
+    (lambda: plan("1f1b", one_f_one_b, 2, 2.0), "micro_batches is 2.0"),
+    (lambda: plan("interleaved", interleaved, 2, 3, 2), "a multiple of 2, and not 3"),
+    (lambda: plan("2bw", pipedream_2bw, 3, 6, every=2), "at least the 3 ranks"),
+    (lambda: plan("2bw", pipedream_2bw, 2, 5), "divide the micro-batches"),
+    (lambda: deadlock(plan("1f1b", one_f_one_b, 2, 2), "lazy"), "sends is 'lazy'"),
+    (lambda: simulate(plan("1f1b", one_f_one_b, 2, 2), Costs(forward=0.5)), "forward costs 0.5"),
+    (lambda: simulate(plan("1f1b", one_f_one_b, 2, 2), Costs(backward=-1)), "backward costs -1"),
+])
+def test_what_makes_no_schedule_is_refused(make, words):
+    with pytest.raises(BadInput, match=words):
+        make()
+
+
+# -- what is held ----------------------------------------------------------------------------------------------------
+
+@given(RANKS, BATCHES, st.integers(1, 4))
+def test_in_flight_is_the_formulas(ranks, micro_batches, groups):
+    for rank in range(ranks):
+        held = {compute: in_flight(compute(ranks, micro_batches, rank)) for compute in (gpipe, one_f_one_b, zb_h1)}
+        assert held == {gpipe: micro_batches, one_f_one_b: min(ranks - rank, micro_batches),
+                        zb_h1: min(ranks, micro_batches)}
+        for chunks in (2, 3):  # in activations of a chunk, a v-th of the rank's
+            most = min(groups * ranks * chunks, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1)
+            assert in_flight(interleaved(ranks, groups * ranks, rank, chunks)) == most
+
+
+def test_bytes_in_flight_count_each_stage_by_itself():
+    timing = simulate(plan("interleaved", interleaved, 2, 4, 2))
+    assert timing.activation_bytes(0, [1, 0, 0, 0]) == 4  # chunk 0: all four forwards before its first backward
+    assert timing.activation_bytes(1, [0, 100, 0, 7]) == max(2 * 100 + 7, 3 * 100)
+    assert timing.in_flight(0) == 5
+
+
+# -- how long it takes -----------------------------------------------------------------------------------------------
+
+@settings(deadline=None, max_examples=60)
+@given(RANKS, BATCHES, st.integers(1, 4), COSTS)
+def test_bubbles_are_the_formulas(ranks, micro_batches, chunks, costs):
+    p, m, rounded = ranks, micro_batches, -(-micro_batches // ranks) * ranks
+    tF, tB, tI, tW = costs.forward, costs.backward, costs.input, costs.weight
+    costs = Costs(tF, tB, tI, tW)  # no transfers
+    for compute in (gpipe, one_f_one_b):
+        timing = simulate(plan("", compute, p, m), costs)
+        assert {timing.idle(rank) for rank in range(p)} == {(p - 1) * (tF + tB)}
+        assert timing.bubble == (Fraction(p - 1, m + p - 1) if tF + tB else 0)
+    timing = simulate(plan("", interleaved, p, rounded, chunks), Costs(tF / chunks, tB / chunks))
+    assert timing.bubble == (Fraction(p - 1, chunks * rounded + p - 1) if tF + tB else 0)
+
+
+@given(RANKS, BATCHES)
+def test_the_bubble_of_zb_h1_is_a_third(ranks, micro_batches):
+    p, m = ranks, micro_batches + ranks  # it needs p micro-batches to fill the bubble
+    unit = simulate(plan("", zb_h1, p, m))
+    assert {unit.idle(rank) for rank in range(p)} == {p - 1} and unit.bubble == Fraction(p - 1, 3 * m + p - 1)
+    assert simulate(plan("", one_f_one_b, p, m)).idle(0) == 3 * (p - 1)
+    for tI, tW in ((2, 1), (Fraction(3, 2), Fraction(1, 2))):  # W shorter than I: (p-1)(tF + tI - tW)
+        costs = Costs(forward=1, input=tI, weight=tW)
+        assert simulate(plan("", zb_h1, p, m), costs).idle(0) == (p - 1) * (1 + tI - tW)
+
+
+def test_zero_bubble_is_not_zero():
+    """What the name counts is the time inside each rank's own span; the last rank begins and the first one ends late."""
+    timing = simulate(plan("", zb_h1, 4, 8))
+    assert all(timing.idle_inside(rank) < timing.idle(rank) for rank in range(1, 4)) and timing.bubble == Fraction(1, 9)
+
+
+def test_1f1b_is_not_faster_than_gpipe():
+    for transfer in (0, Fraction(1, 3)):
+        gp, fb = (simulate(plan("", compute, 4, 8), Costs(transfer=transfer)) for compute in (gpipe, one_f_one_b))
+        assert gp.makespan <= fb.makespan and gp.in_flight(0) == 8 and fb.in_flight(0) == 4
+
+
+def test_costs_may_differ_by_stage_and_transfers_take_time():
+    uneven = simulate(plan("", gpipe, 2, 3), Costs(forward=(1, 2), backward=(2, 4)))
+    assert uneven.makespan == 1 + 3 * 2 + 3 * 4 + 2 and uneven.bubble == Fraction(21 - 9 + 21 - 18, 42)
+    late = simulate(plan("", gpipe, 2, 1), Costs(transfer=Fraction(1, 2)))
+    assert late.makespan == 1 + Fraction(1, 2) + 1 + 2 + Fraction(1, 2) + 2
+    one_link = simulate(plan("", gpipe, 2, 3), Costs(forward=1, backward=0, transfer=5))  # tensors queue on a link
+    assert [span.start for span in one_link.of_rank(1) if span.action.kind == "F"] == [6, 11, 16]
+
+
+def test_pipedream_has_a_bubble_only_at_its_ends():
+    timing = simulate(plan("", pipedream, 3, 40))
+    assert timing.idle(0) == 2 * 3 and timing.bubble == Fraction(2, 42)
+
+
+# -- deadlock --------------------------------------------------------------------------------------------------------
+
+@settings(deadline=None, max_examples=60)
+@given(RANKS, BATCHES, CHUNKS)
+def test_no_schedule_deadlocks(ranks, micro_batches, chunks):
+    for each in plans(ranks, micro_batches, chunks):
+        assert deadlock(each) is None and deadlock(each, "bounded") is None, each.name
+        if chunks == 1 or each.name != "interleaved":
+            assert deadlock(each, "paired") is None, each.name
+        simulate(each)
+
+
+def test_1f1b_deadlocks_where_sends_wait_one_by_one():
+    """Both neighbours send at the same time: why Megatron sends and receives in one call."""
+    each = plan("1f1b", one_f_one_b, 2, 2)
+    assert deadlock(each, "blocking") == (
+        "a ring of waits, with blocking sends: rank 0 stands in SEND F1 of stage 0 until rank 1 does RECV F1 of stage 1; "
+        "rank 1 stands in SEND B0 of stage 1 until rank 0 does RECV B0 of stage 0")
+    assert deadlock(plan("gpipe", gpipe, 4, 8), "blocking") is None
+    assert "paired" in deadlock(plan("interleaved", interleaved, 2, 4, 2), "paired")
+
+
+def test_a_ring_of_three_ranks_is_named_without_the_rank_that_only_waits_for_it():
+    def act(kind, stage):
+        return Action(kind, stage, 0)
+
+    ring = Plan("planted", [[act("RECV F", 3), act("SEND F", 0)], [act("RECV F", 1), act("SEND F", 1)],
+                            [act("RECV F", 2), act("SEND F", 2)], [act("RECV F", 4)]], [0, 1, 2, 0, 3], 1)
+    sentence = deadlock(ring)
+    assert sentence.startswith("a ring of waits") and sentence.count("stands in") == 3 and "rank 3 stands" not in sentence
+    waits = Plan("planted", [[act("RECV F", 4), act("SEND F", 0)], *ring.actions[1:3], [act("RECV F", 4)]],
+                 [0, 1, 2, 3, 0], 1)
+    assert "list has ended without it" in deadlock(waits._replace(actions=[[], *waits.actions[1:]]))
+
+
+def test_planted_deadlocks_are_found_and_not_simulated():
+    """Each rank waits for the other's gradient or activation before it sends its own."""
+    right = plan("1f1b", one_f_one_b, 2, 2)
+    swapped = [list(actions) for actions in right.actions]
+    place = swapped[0].index(Action("SEND F", 0, 1))
+    swapped[0].insert(place + 1, swapped[0].pop(swapped[0].index(Action("RECV B", 0, 1))))
+    swapped[0].insert(0, swapped[0].pop(swapped[0].index(Action("RECV B", 0, 0))))
+    planted = right._replace(actions=swapped)
+    assert deadlock(planted) == ("a ring of waits, with buffered sends: rank 0 stands in RECV B0 of stage 0 until rank 1 does "
+                                 "SEND B0 of stage 1; rank 1 stands in RECV F0 of stage 1 until rank 0 does SEND F0 of stage 0")
+    with pytest.raises(BadInput, match="1f1b deadlocks: a ring of waits"):
+        simulate(planted)
+    short = right._replace(actions=[right.actions[0][:1], right.actions[1]])
+    assert deadlock(short).endswith("but rank 0's list has ended without it")

@@ -1,0 +1,84 @@
+"""Wrong answers of chapter 22."""
+
+from wrong_answers import wrong
+
+
+@wrong("22.1", "GB against GiB")
+def report_in_one_unit(params, stage, ranks, card_gib):
+    shared = {0: 0, 1: 12, 2: 14, 3: 16}[stage]
+    nbytes = (16 - shared) * params + shared * params / ranks
+    gigabytes = nbytes / 1e9
+    return {"gb": gigabytes, "fits": gigabytes <= card_gib, "saved": 100 - 100 * nbytes / params / 16,
+            "times": 16 * params / nbytes}
+
+
+@wrong("22.2", "the limit is reached")
+def counts_up_in_floats(percent, stage):
+    shared = [0, 12, 14, 16][stage]
+    for ranks in (1, *range(2, 2000), 10**6):
+        if round(100 * shared * (1 - 1 / ranks) / 16, 3) >= percent:
+            return ranks
+    return None
+
+
+@wrong("22.3", "NaN holds")
+def judges_by_exclusion(low, high, found):
+    if len(found) == 0:
+        return ("not built yet", [])
+    fails = {name for name in found if found[name] < low or found[name] > high}
+    if not fails:
+        return ("true", [])
+    rest = sorted(set(found) - fails)
+    return ("true only if", rest) if rest else ("false", [])
+
+
+@wrong("22.4", "fits, so needed")
+def asks_whether_it_fits(params, ranks, card, micro_batches, stage):
+    from fractions import Fraction
+    left, sent = {}, (2, 2, 1 + micro_batches, 3 * micro_batches)
+    for number, sharded in enumerate((0, 12, 14, 16)):
+        room = card - (16 - sharded) * params - Fraction(sharded * params, ranks)
+        if room >= 0:
+            left[number] = int(room)
+    if not left:
+        return "false", None, None
+    least = min(sent[number] for number in left)
+    best = max(number for number in left if sent[number] == least)
+    return ("true" if stage in left else "false"), best, left[best]
+
+
+@wrong("22.5", "time saved")
+def says_how_much_time_is_saved(off, on, claimed):
+    def union(events, verbs):
+        pieces, total, end = sorted((e["start"], e["end"]) for e in events if e["verb"] in verbs), 0, None
+        for start, stop in pieces:
+            if end is None or start > end:
+                total, end = total + stop - start, stop
+            elif stop > end:
+                total, end = total + stop - end, stop
+        return total
+
+    compute, communicate = ["forward", "backward", "step"], ["all_gather", "reduce_scatter"]
+    spans = []
+    for events in (off, on):
+        mine = [e for e in events if e["verb"] in compute + communicate]
+        spans.append(max(e["end"] for e in mine) - min(e["start"] for e in mine))
+    c, m = union(off, compute), union(off, communicate)
+    most, gain = (c + m) / max(c, m) - 1, (spans[0] - spans[1]) / spans[0]
+    return ("impossible" if claimed > most else "true" if gain >= claimed else "false"), gain, most
+
+
+@wrong("22.6", "upwards alone")
+def looks_for_a_least_value(low, high, runs):
+    if not runs:
+        return "not built yet", None
+    verdicts = [low <= value <= high for _, value in runs]
+    if all(verdicts):
+        return "true", None
+    if not any(verdicts):
+        return "false", None
+    for name in runs[0][0]:
+        bound = min(settings[name] for (settings, _), good in zip(runs, verdicts, strict=True) if good)
+        if all((settings[name] >= bound) == good for (settings, _), good in zip(runs, verdicts, strict=True)):
+            return "true only if", (name, ">=", bound)
+    return "it depends", None

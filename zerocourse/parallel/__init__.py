@@ -1,0 +1,1 @@
+"""Beyond data: one model over several ranks, cut by layers (`pipeline`)."""

@@ -1,0 +1,271 @@
+"""Runs a schedule: this rank's list of actions, on its stages of the model, in real processes.
+
+    layers = [...]                                       # the whole model, on every rank; each keeps its own stages
+    pipeline = Pipeline(layers, plan("1f1b", one_f_one_b, ranks=4, micro_batches=8), loss)
+    optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-3)
+    loss = pipeline.step(tokens, targets)                # gradients are in .grad, the loss is the same on every rank
+    pipeline.clip_grad_norm(1.0); optimizer.step(); optimizer.zero_grad()
+
+Between stages travel activations forward and their gradients back, 2 × (micro-batch × tokens × width) elements per boundary
+and micro-batch. The gradients are those of one process that accumulates over the same micro-batches: bitwise where the
+schedule finishes them in order and no weight is shared by two ranks, else within rounding. BatchNorm sees one micro-batch at
+a time, as it does in accumulation. Nothing is run before the first step to find shapes, so no statistics are spoiled by it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ...comm import Comm, fail_all
+from ...errors import BadInput, PipelineError, ZeroCourseError
+from .actions import Action, Plan, problems
+from .cutting import PipelineStage, cut, tied_weights
+from .deadlock import deadlock
+from .mail import Mail
+from .split_backward import Owed, deferring, pay
+from .ties import Ties
+from .weight_versions import WeightVersions, run_with
+
+MicroBatches = Tensor | Sequence[Tensor | tuple[Tensor, ...]] | None
+Key = tuple[int, int]  # stage, micro-batch
+
+
+def count_targets(targets: Tensor) -> int:
+    """What a mean over the targets divides by: class numbers but those of -100, or the rows of anything else."""
+    return len(targets) if targets.is_floating_point() else int((targets != -100).sum())
+
+
+class Pipeline:
+    """A model cut into stages, of which this rank runs its own as the plan says. Collective, like all its methods.
+
+    layers: of the whole model; each takes what the one before returned. Weights may be shared between layers.
+    loss(output, target): a mean over the micro-batch.   count(target): what that mean divides by, so that micro-batches of
+        different sizes weigh what they should.   comm: of the ranks of this pipeline; by default of all ranks.
+    cuts: the layers of each stage as ranges; by default stages of nearly equal length.   recompute, seed: see
+    `PipelineStage`.   optimizer(parameters) -> Optimizer, and weights, a policy of `WeightVersions`: for plans with STEP.
+    Raises BadInput for a plan that is out of order or deadlocks, or does not fit the ranks and layers.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], plan: Plan, loss: Callable[[Tensor, Tensor], Tensor],
+                 comm: Comm | None = None, cuts: Sequence[range] | None = None, count: Callable[[Tensor], int] = count_targets,
+                 recompute: bool = False, seed: int | None = None,
+                 optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, weights: str = "stash"):
+        self.plan, self.loss, self.count, self.comm = plan, loss, count, Comm() if comm is None else comm
+        cuts = cut([1] * len(layers), plan.stages) if cuts is None else list(cuts)
+        check(plan, self.comm, cuts, len(layers))
+        stages = [PipelineStage(layers, numbers, recompute, seed) for numbers in cuts]
+        self.stages = {stage: stages[stage] for stage in plan.stages_of(self.comm.rank)}
+        tied = tied_weights(stages, plan.owner)
+        self.ties = Ties(tied, plan.owner, self.comm)
+        self.actions = plan.actions[self.comm.rank]
+        self.halves = {action for action in self.actions if action.kind == "I"}
+        first = next((param for stage in self.stages.values() for param in stage.parameters()), torch.empty(0))
+        self.device = first.device
+        self.mail = Mail(self.comm, self.device)
+        self.ends = [action.micro_batch for action in self.actions if action.kind == "STEP"]  # of the batches
+        self.versions, self.optimizers = {}, {}
+        if self.ends:
+            if optimizer is None or tied:
+                raise BadInput(f"{plan.name} updates the weights while micro-batches are under way: " + (
+                    "it needs an optimizer" if optimizer is None else f"{tied[0].name} may not be shared between ranks then"))
+            self.versions = {number: WeightVersions(stage, weights) for number, stage in self.stages.items()}
+            self.optimizers = {number: optimizer(list(stage.parameters())) for number, stage in self.stages.items()}
+        self.steps = 0
+        self.kind_of_shape: dict[tuple, int] = {}
+        self.ties.start_equal()
+
+    # -- what users call ---------------------------------------------------------------------------------------------
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters, each once, named as in `nn.Sequential(*layers)`."""
+        names: dict[nn.Parameter, str] = {}
+        for stage in self.stages.values():
+            for number, layer in zip(stage.numbers, stage.layers, strict=True):
+                for name, param in layer.named_parameters():
+                    names.setdefault(param, f"{number}.{name}")
+        return {name: param for param, name in names.items()}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's parameters, each once: what its optimizer updates."""
+        return list(self.named_parameters().values())
+
+    def step(self, inputs: MicroBatches = None, targets: MicroBatches = None) -> float:
+        """Run the list. Adds to `.grad` the gradient of the batch's mean loss, which is returned on every rank.
+
+        inputs: read by the rank of the first stage, targets: by that of the last. A tensor is cut along its rows into the
+        plan's number of micro-batches, the first ones a row longer where they do not divide; or give a list of them.
+        Raises PipelineError with stage, rank, action and micro-batch where the model fails; the other ranks end, too.
+        """
+        self.forget()
+        has_first, has_last = 0 in self.stages, self.plan.stages - 1 in self.stages
+        self.inputs = micro_batches("inputs", inputs, self.plan.micro_batches) if has_first else []
+        self.targets = micro_batches("targets", targets, self.plan.micro_batches) if has_last else []
+        self.kinds = self.agree_on_kinds()
+        self.shares = self.shares_of_micro_batches() if has_last else []
+        self.ties.set_earlier_aside()
+        run = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weight_gradients, "STEP": self.update,
+               "SEND F": self.send_forward, "RECV F": self.receive_forward, "SEND B": self.send_backward,
+               "RECV B": self.receive_backward}
+        for action in self.actions:
+            try:
+                run[action.kind](action.stage, action.micro_batch)
+            except ZeroCourseError:
+                raise
+            except Exception as error:
+                failed = PipelineError(f"{action} failed on rank {self.comm.rank} of {self.plan.ranks}, in layers "
+                                       f"{named(self.stages[action.stage].numbers)}: {type(error).__name__}: {error}")
+                fail_all(failed)
+                raise failed from error
+        self.mail.finish()
+        self.ties.add_gradients()
+        self.steps += 1
+        total = torch.stack(self.losses).sum() if self.losses else torch.zeros((), device=self.device)
+        return self.comm.all_reduce(total.double()).item()  # the others add zeros: it is known on the last rank only
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Scale all gradients so that their 2-norm over all stages is `max_norm` at most. Returns the norm before."""
+        params = [param for param in self.parameters() if param.grad is not None]
+        squares = [param.grad.double().square().sum() for param in params if self.ties.counts_here(param)]
+        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=self.device)
+        norm = self.comm.all_reduce(total).sqrt()
+        torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm.float())
+        return norm.item()
+
+    # -- before the list begins --------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Nothing is under way: also after a step that failed."""
+        self.values: dict[Key, tuple[Tensor, ...]] = {}  # the inputs of a stage, until its backward
+        self.edges: dict[Key, list[GradientEdge]] = {}  # where a backward begins: they keep the graph, and not the output
+        self.gradients: dict[Key, list[Tensor]] = {}  # of a stage's outputs, until its backward
+        self.outbox: dict[tuple[str, int, int], list[Tensor]] = {}  # what is to be sent
+        self.owed: dict[Key, Owed] = {}
+        self.losses: list[Tensor] = []
+
+    def agree_on_kinds(self) -> list[int]:
+        """A number for each micro-batch, the same where the inputs have the same shapes, so that all ranks know which shapes
+        are new. Sends 8 bytes per micro-batch."""
+        kinds = torch.zeros(self.plan.micro_batches, dtype=torch.int64, device=self.device)
+        if self.inputs:
+            shapes = [tuple((tensor.dtype, tensor.shape) for tensor in values) for values in self.inputs]
+            kinds += torch.tensor([self.kind_of_shape.setdefault(shape, len(self.kind_of_shape)) for shape in shapes],
+                                  device=self.device)
+        return self.comm.all_reduce(kinds).tolist()
+
+    def shares_of_micro_batches(self) -> list[float]:
+        """What each micro-batch's mean loss weighs in its batch's: by its targets, not 1/m."""
+        counts = [self.count(target) for (target,) in self.targets]
+        shares, start = [], 0
+        for end in [last + 1 for last in self.ends] or [len(counts)]:
+            shares += [count / max(sum(counts[start:end]), 1) for count in counts[start:end]]
+            start = end
+        return shares + [0.0] * (len(counts) - len(shares))
+
+    # -- the actions -------------------------------------------------------------------------------------------------
+
+    def forward(self, stage: int, micro_batch: int) -> None:
+        key = stage, micro_batch
+        values = self.inputs[micro_batch] if stage == 0 else self.values[key]
+        splits = Action("I", stage, micro_batch) in self.halves
+        with self.comm.recorder.span("forward", f"F{micro_batch} of stage {stage}"):
+            with deferring(self.owed.setdefault(key, [])) if splits else nullcontext():
+                output = self.compute(stage, micro_batch, values)
+                if stage == self.plan.stages - 1:
+                    output = self.loss(output, *self.targets[micro_batch]) * self.shares[micro_batch]
+                    self.losses.append(output.detach())
+        outputs = output if isinstance(output, tuple) else (output,)
+        self.edges[key] = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
+        if stage < self.plan.stages - 1:
+            passed_on = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs]
+            if stage + 1 in self.stages:
+                self.values[stage + 1, micro_batch] = tuple(passed_on)
+            else:
+                self.outbox["F", stage, micro_batch] = passed_on
+
+    def compute(self, stage: int, micro_batch: int, values: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        options = {"micro_batch": micro_batch, "step": self.steps}
+        if stage not in self.versions:
+            return self.stages[stage](*values, **options)
+        batch = sum(end < micro_batch for end in self.ends)
+        return run_with(self.stages[stage], self.versions[stage].take(micro_batch, batch), values, options)
+
+    def backward(self, stage: int, micro_batch: int) -> None:
+        """B, or I: where the list has I and W, the linear layers of this micro-batch defer their weights' gradients."""
+        key = stage, micro_batch
+        edges, values = self.edges.pop(key), self.values.pop(key, ())
+        gradients = self.gradients.pop(key, None)
+        if gradients is None:  # of the loss itself
+            gradients = [torch.ones((), dtype=self.losses[0].dtype, device=self.device) for _ in edges]
+        splits = key in self.owed
+        with self.comm.recorder.span("backward", f"{'I' if splits else 'B'}{micro_batch} of stage {stage}"):
+            with deferring(self.owed[key]) if splits else nullcontext():  # a layer may compute again
+                torch.autograd.backward(edges, gradients)
+        if stage in self.versions:
+            self.versions[stage].collect(micro_batch)
+        of_inputs = [torch.zeros_like(value) if value.grad is None else value.grad for value in values if value.requires_grad]
+        if stage - 1 in self.stages:
+            self.gradients[stage - 1, micro_batch] = of_inputs
+        elif stage:
+            self.outbox["B", stage, micro_batch] = of_inputs
+
+    def weight_gradients(self, stage: int, micro_batch: int) -> None:
+        with self.comm.recorder.span("backward", f"W{micro_batch} of stage {stage}"):
+            pay(self.owed.pop((stage, micro_batch)))
+
+    def update(self, stage: int, micro_batch: int) -> None:
+        with self.comm.recorder.span("step", f"stage {stage}"):
+            self.versions[stage].update(self.optimizers[stage].step)
+            self.optimizers[stage].zero_grad()
+
+    # -- the transfers -----------------------------------------------------------------------------------------------
+
+    def send_forward(self, stage: int, micro_batch: int) -> None:
+        self.mail.send_outputs(f"F{micro_batch} of stage {stage}", self.plan.owner[stage + 1], stage, self.kinds[micro_batch],
+                               self.outbox.pop(("F", stage, micro_batch)))
+
+    def receive_forward(self, stage: int, micro_batch: int) -> None:
+        self.values[stage, micro_batch] = tuple(self.mail.receive_outputs(
+            f"F{micro_batch} of stage {stage - 1}", self.plan.owner[stage - 1], stage - 1, self.kinds[micro_batch]))
+
+    def send_backward(self, stage: int, micro_batch: int) -> None:
+        self.mail.send_gradients(f"B{micro_batch} of stage {stage}", self.plan.owner[stage - 1],
+                                 self.outbox.pop(("B", stage, micro_batch)))
+
+    def receive_backward(self, stage: int, micro_batch: int) -> None:
+        self.gradients[stage, micro_batch] = self.mail.receive_gradients(
+            f"B{micro_batch} of stage {stage + 1}", self.plan.owner[stage + 1], stage, self.kinds[micro_batch])
+
+
+def check(plan: Plan, comm: Comm, cuts: Sequence[range], layers: int) -> None:
+    """Raises BadInput, on every rank alike, for what cannot be run."""
+    if plan.ranks != comm.world_size:
+        raise BadInput(f"{plan.name} is a schedule for {plan.ranks} ranks, and this Comm has {comm.world_size}")
+    if len(cuts) != plan.stages or [number for numbers in cuts for number in numbers] != list(range(layers)) \
+            or not all(cuts):
+        raise BadInput(f"cuts are {list(cuts)}: they must be {plan.stages} ranges, none empty, that follow each other over "
+                       f"the {layers} layers")
+    for problem in problems(plan):
+        raise BadInput(f"{plan.name} cannot be run: {problem}")
+    if (ring := deadlock(plan, "bounded")) is not None:
+        raise BadInput(f"{plan.name} would deadlock: {ring}")
+
+
+def micro_batches(name: str, given: MicroBatches, number: int) -> list[tuple[Tensor, ...]]:
+    """The micro-batches as tuples. Raises BadInput where there are too few rows, or not as many as the plan has."""
+    if given is None:
+        raise BadInput(f"step needs {name} on this rank, which has the {'first' if name == 'inputs' else 'last'} stage")
+    if isinstance(given, Tensor):
+        if len(given) < number:
+            raise BadInput(f"{name} has {len(given)} rows, which cannot be cut into {number} micro-batches")
+        given = given.tensor_split(number)
+    if len(given) != number:
+        raise BadInput(f"{name} is a list of {len(given)} micro-batches: the plan has {number}")
+    return [each if isinstance(each, tuple) else (each,) for each in given]
+
+
+def named(numbers: range) -> str:
+    return f"{numbers.start}" if len(numbers) == 1 else f"{numbers.start} to {numbers.stop - 1}"

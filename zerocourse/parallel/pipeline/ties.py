@@ -1,0 +1,60 @@
+"""Weights that several stages share, and the gradient norm over all stages, in which each of them counts once."""
+
+import torch
+from torch import Tensor
+
+from ...comm import Comm, add_in_order
+from .cutting import Tied
+
+
+class Ties:
+    """The weights that this rank's stages share with those of other ranks, such as an embedding and a head.
+
+    Sends each of them once at the start, from its first stage to the others, and its gradient once per batch, from each of
+    its ranks to each other one, so that the copies stay equal. owner[stage]: its rank.
+    """
+
+    def __init__(self, tied: list[Tied], owner: list[int], comm: Comm):
+        self.comm = comm
+        ranks = [(weight, sorted({owner[stage] for stage in weight.stages},
+                                 key=[owner[stage] for stage in weight.stages].index)) for weight in tied]
+        self.mine = [(weight, members) for weight, members in ranks if comm.rank in members]
+        self.earlier: list[Tensor | None] = []  # gradients of earlier batches, which are sums already
+
+    @torch.no_grad()
+    def start_equal(self) -> None:
+        """Every copy gets the values of the first stage's."""
+        for weight, members in self.mine:
+            if self.comm.rank == members[0]:
+                handles = [self.comm.send(weight.param.contiguous(), peer, weight.name) for peer in members[1:]]
+            else:
+                handles = [self.comm.recv(weight.param, members[0], weight.name)]
+            for handle in handles:
+                handle.wait()
+
+    def set_earlier_aside(self) -> None:
+        """Before a batch: what `.grad` has from earlier batches must not be added up over the ranks once more."""
+        self.earlier = [weight.param.grad for weight, _ in self.mine]
+        for weight, _ in self.mine:
+            weight.param.grad = None
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        """Each copy's gradient becomes the sum over all of them, added in the order of stages, the same on every rank."""
+        for (weight, members), earlier in zip(self.mine, self.earlier, strict=True):
+            param, name = weight.param, f"gradient of {weight.name}"
+            if not param.requires_grad:
+                continue
+            own = torch.zeros_like(param) if param.grad is None else param.grad.contiguous()
+            peers = [rank for rank in members if rank != self.comm.rank]
+            arrived = {peer: torch.empty_like(own) for peer in peers}
+            handles = [self.comm.recv(arrived[peer], peer, name) for peer in peers]
+            handles += [self.comm.send(own, peer, name) for peer in peers]
+            for handle in handles:
+                handle.wait()
+            total = add_in_order([arrived.get(rank, own) for rank in members])
+            param.grad = total if earlier is None else earlier.add_(total)
+
+    def counts_here(self, param: Tensor) -> bool:
+        """Whether a norm counts this parameter on this rank: where it is shared, its first rank counts it."""
+        return all(weight.param is not param or self.comm.rank == members[0] for weight, members in self.mine)
