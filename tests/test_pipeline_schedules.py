@@ -53,6 +53,11 @@ def test_a_wrong_order_is_a_sentence(kinds, words):
     assert words in problem
 
 
+def test_micro_batches_that_are_not_there_are_a_sentence():
+    assert list(problems(Plan("by hand", [[Action(kind, 0, k) for k in range(3) for kind in "FB"]], [0], 2))) == [
+        f"rank 0 has {kind}2 of stage 0, and there are 2 micro-batches, numbered from 0" for kind in "FB"]
+
+
 def test_transfers_stand_where_their_tensor_is_there():
     right = plan("1f1b", one_f_one_b, 2, 2)
     late = [[action for action in actions if action.kind != "RECV F"] for actions in right.actions]

@@ -10,7 +10,7 @@ from . import svg
 
 LEFT, ROW, GAP, TITLE = 62, 26, 5, 44  # units: names of ranks, height of a row, between rows, above each schedule
 IDLE = "#ebebeb"
-FILLS = {"F": ("#a6d8f5", INK), "B": ("#0072b2", "white"), "I": ("#0072b2", "white"), "W": ("#f5ec8c", INK)}  # box, number
+FILLS = {"F": ("#7cc0ea", INK), "B": ("#0072b2", "white"), "I": ("#0072b2", "white"), "W": ("#fbf5b5", INK)}  # box, number
 NAMES = {"F": "F, forward", "B": "B, backward", "I": "I, gradient of the input", "W": "W, gradients of weights"}
 SMALLEST = 8  # units: of a number in a box
 

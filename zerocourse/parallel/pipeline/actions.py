@@ -131,6 +131,8 @@ def problems(plan: Plan) -> Iterator[str]:
         for action in actions:
             if not 0 <= action.stage < plan.stages or plan.owner[action.stage] != rank:
                 yield f"rank {rank} has {action}, and does not have stage {action.stage}"
+            elif not 0 <= action.micro_batch < plan.micro_batches:
+                yield f"rank {rank} has {action}, and there are {plan.micro_batches} micro-batches, numbered from 0"
         for stage in plan.stages_of(rank):
             for micro_batch in range(plan.micro_batches):
                 yield from problems_of(plan, place, rank, stage, micro_batch)
