@@ -18,6 +18,7 @@ from zerocourse.measure.ledger import Ledger
 from zerocourse.models.model_layers import model_layers
 from zerocourse.parallel.pipeline import (Action, Pipeline, cut, gpipe, interleaved, one_f_one_b, pipedream, pipedream_2bw,
                                           plan, simulate, zb_h1)
+from zerocourse.parallel.pipeline.cutting import PipelineStage
 from zerocourse.parallel.pipeline.delays import stage_delay
 from zerocourse.parallel.pipeline.mail import HEADER, Form, header, read_header
 from zerocourse.parallel.pipeline.split_backward import deferring, pay
@@ -246,6 +247,17 @@ def test_recomputation_draws_the_same_dropout(pool):
     another_seed = merged(pool(2).run(run, "1f1b", "dropout", 8, 4, steps=2, seed=4))
     no_dropout = merged(pool(2).run(run, "1f1b", "untied", 8, 4, steps=2))
     assert difference(plain, another_seed) > 1e-4 and difference(plain, no_dropout) > 1e-4
+
+
+def test_each_layer_of_each_micro_batch_and_step_has_masks_of_its_own():
+    stage = PipelineStage([nn.Dropout(0.5), nn.Dropout(0.5)], range(2), seed=3)
+    ones, masks = torch.ones(64), []
+    for options in ({}, {"micro_batch": 1}, {"step": 1}, {"micro_batch": 1, "step": 1}):
+        before = torch.random.get_rng_state()
+        masks.append(stage(ones, **options))
+        assert torch.equal(masks[-1], stage(ones, **options)) and torch.equal(torch.random.get_rng_state(), before)
+    assert all(not torch.equal(one, other) for at, one in enumerate(masks) for other in masks[:at])
+    assert 4 < int((masks[0] == 4).sum()) < 28, "kept by both layers, whose masks differ: a quarter"
 
 
 def shared_in_one_rank() -> tuple[int, torch.Tensor]:
