@@ -36,6 +36,7 @@ def pass_on() -> dict:
         expected = sent[name] - comm.rank + source
         assert torch.equal(into[name], expected), name
     twice = [comm.send(torch.full((2,), float(number)), to, "same name") for number in range(2)]
+    assert [handle.call[-2:] for handle in twice] == ["#1", "#2"]
     got = [torch.empty(2) for _ in range(2)]
     for tensor in got:
         comm.recv(tensor, source, "same name").wait()

@@ -340,6 +340,9 @@ def test_w_computes_what_i_left():
     model(plain).square().sum().backward()
     assert all(torch.equal(one, param.grad) for one, param in zip(got, model.parameters())) and len(called) == 1
     assert torch.equal(x.grad, plain.grad) and not owed
+    with deferring(owed):  # of a first layer neither the input nor a bias needs a gradient
+        model[2](torch.randn(3, 4)).sum().backward()
+    assert len(owed) == 1
 
 
 # -- bytes -----------------------------------------------------------------------------------------------------------

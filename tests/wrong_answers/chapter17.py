@@ -71,3 +71,27 @@ def pays_last(ranks, micro_batches, rank):
         actions += [("F", k + ahead)] if k + ahead < micro_batches else []
         actions += [("I", k)]
     return actions + [("W", k) for k in range(micro_batches)]
+
+
+@wrong("17.6", "no transfers")
+def without_a_network(lists, forward, backward, transfer):
+    over, free, work = {}, [0] * len(lists), [0] * len(lists)
+    todo = [list(actions) for actions in lists]
+    last = len(lists) - 1
+    while any(todo):
+        ready = [rank for rank, actions in enumerate(todo) if actions and (
+            (actions[0][0] == "F" and (rank == 0 or ("F", rank - 1, actions[0][1]) in over))
+            or (actions[0][0] == "B" and ("F" if rank == last else "B", min(rank + 1, last), actions[0][1]) in over))]
+        if not ready:
+            return None
+        rank = ready[0]
+        kind, k = todo[rank].pop(0)
+        before = over.get((kind, rank - 1 if kind == "F" else rank + 1, k), 0)
+        seconds = {"F": forward, "B": backward}[kind]
+        free[rank] = over[kind, rank, k] = max(free[rank], before) + seconds
+        work[rank] += seconds
+    held = []
+    for actions in lists:
+        now = [sum(1 if kind == "F" else -1 for kind, _ in actions[:at + 1]) for at in range(len(actions))]
+        held.append(max(now, default=0))
+    return {"end": max(free), "idle": [max(free) - each for each in work], "kept": held}

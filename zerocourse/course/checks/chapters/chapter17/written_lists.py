@@ -148,7 +148,7 @@ def measured(answer, ranks, micro_batches):
 
 
 @exercise(
-    "17.5", "Beat 1F1B", minutes=45, difficulty=3, answer="my_schedule",
+    "17.5", "Beat 1F1B", minutes=40, difficulty=3, answer="my_schedule",
     replaces=("zerocourse.parallel.pipeline.synchronous:*", "zerocourse.parallel.pipeline.zero_bubble:*"),
     trials=[Trial([(4, 8), (2, 4), (3, 9), (5, 5), (1, 2)], measured)],
     mistakes={
