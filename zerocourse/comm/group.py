@@ -20,7 +20,7 @@ from . import backends, failure, watch
 from .desync import DesyncReport
 from .events import Recorder
 from .handle import Handle
-from .progress import CollectiveProgress
+from .progress import CollectiveProgress, messages
 
 OPS = ("sum", "max")
 _opened = weakref.WeakKeyDictionary()  # how many Comms each group has had, to keep their messages apart
@@ -115,6 +115,7 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {to: flat}, {})
+        self._note_messages(works)
         return Handle(self, "send", unit, tensor.nbytes, call, flat, works, finish)
 
     def recv(self, tensor: torch.Tensor, source: int, unit: str) -> Handle:
@@ -123,7 +124,12 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {}, {source: flat})
+        self._note_messages(works)
         return Handle(self, "recv", unit, 0, call, flat, works, finish)
+
+    def _note_messages(self, works: list) -> None:
+        if self.report is not None:  # a simulated Comm has no group
+            messages[self._group()] = messages.get(self._group(), 0) + len(works)
 
     def _message(self, verb: str, source: int, to: int, unit: str, tensor: torch.Tensor) -> tuple[str, str]:
         """What this rank calls a message, and what both its ends call it: one of another size or number never matches.
