@@ -103,8 +103,8 @@ class Comm:
     # -- from one rank to another: pipelines ---------------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, to: int, unit: str) -> Handle:
-        """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit, number
-        of elements and dtype. It may not be changed before `wait`, which returns when it has been taken.
+        """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit,
+        number of elements and dtype. It may not be changed before `wait`, which returns when it has been taken.
 
         Two ranks that both wait for their send before they receive wait for each other, whatever the size: start the
         receives first, or wait for the sends later. Raises BadInput for a rank that is no peer.
@@ -180,8 +180,8 @@ class Comm:
         its key would be awaited until the time limit.
 
         Ranks with GPUs have gloo too, for tensors on the CPU ("cpu:gloo,cuda:nccl"). A group of NCCL alone, as a script
-        may start it, has no such connection: NCCL would stop the GPU's stream instead of this thread, and tells of a lost
-        peer only through its watchdog, so there the key is awaited, at most for this Comm's time limit.
+        may start it, has no such connection: NCCL would stop the GPU's stream instead of this thread, and tells of a
+        lost peer only through its watchdog, so there the key is awaited, at most for this Comm's time limit.
         """
         if "gloo" in self.backends:
             byte = torch.zeros(1, dtype=torch.uint8)

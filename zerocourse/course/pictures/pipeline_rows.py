@@ -16,11 +16,12 @@ SMALLEST = 8  # units: of a number in a box
 
 
 def pipeline_rows(timings: Mapping[str, Timing]) -> Shown:
-    """The schedules below each other, on one scale of time. In each box stands its micro-batch's number, counted from 0.
+    """The schedules below each other, on one scale of time. In each box stands its micro-batch's number, counted from
+    0.
 
-    Light boxes are F, dark ones with white numbers B or I, the lightest W; a bar along the lower edge marks a rank's second
-    stage, two bars its third. A thick line is an update. Where a row is grey the rank stands still: that is the bubble.
-    Raises BadInput where there is nothing to draw.
+    Light boxes are F, dark ones with white numbers B or I, the lightest W; a bar along the lower edge marks a rank's
+    second stage, two bars its third. A thick line is an update. Where a row is grey the rank stands still: that is the
+    bubble. Raises BadInput where there is nothing to draw.
     """
     if not timings or not all(timing.spans for timing in timings.values()):
         raise BadInput("timings is empty, or has a schedule without actions: there is nothing to draw")

@@ -70,8 +70,8 @@ def _execute(code: str, name: str, namespace: dict):
 
 def _collective_calls() -> int | None:
     """How many collectives this rank has issued on the default group, -1 if its backend does not count, None if there
-    is no group. Ranks whose counts differ are out of step. Messages between two ranks do not count: of these a rank in the
-    middle of a pipeline has more."""
+    is no group. Ranks whose counts differ are out of step. Messages between two ranks do not count: of these a rank in
+    the middle of a pipeline has more."""
     dist = process_group()
     try:
         if not dist:
