@@ -161,6 +161,24 @@ def test_layers_compute_what_the_model_does():
         model_layers(nn.Linear(2, 2))
 
 
+def in_subgroup() -> dict:
+    """Ranks 1 and 2 of three are a pipeline of their own, as on an axis of a mesh."""
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return {}
+    comm = Comm(group)
+    pipeline = Pipeline(layers_of("tied"), schedule("1f1b", 2, 2), cross_entropy, comm)
+    pipeline.step(*data_of("tied", 4))
+    pipeline.clip_grad_norm(1e9)
+    return {name: param.grad for name, param in pipeline.named_parameters().items()}
+
+
+def test_a_pipeline_may_be_some_of_the_ranks(pool):
+    gradients, _, _, _ = alone("tied", 4, 2)
+    got = {name: value for rank in pool(3).run(in_subgroup) for name, value in rank.items()}
+    assert difference(got, gradients) < 1e-6
+
+
 # -- traps -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("world_size", (2, 3))
