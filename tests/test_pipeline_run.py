@@ -18,6 +18,7 @@ from zerocourse.measure.ledger import Ledger
 from zerocourse.models.model_layers import model_layers
 from zerocourse.parallel.pipeline import (Action, Pipeline, cut, gpipe, interleaved, one_f_one_b, pipedream, pipedream_2bw,
                                           plan, simulate, zb_h1)
+from zerocourse.parallel.pipeline.cutting import PipelineStage
 from zerocourse.parallel.pipeline.delays import stage_delay
 from zerocourse.parallel.pipeline.mail import HEADER, Form, header, read_header
 from zerocourse.parallel.pipeline.split_backward import deferring, pay
@@ -160,6 +161,24 @@ def test_layers_compute_what_the_model_does():
         model_layers(nn.Linear(2, 2))
 
 
+def in_subgroup() -> dict:
+    """Ranks 1 and 2 of three are a pipeline of their own, as on an axis of a mesh."""
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return {}
+    comm = Comm(group)
+    pipeline = Pipeline(layers_of("tied"), schedule("1f1b", 2, 2), cross_entropy, comm)
+    pipeline.step(*data_of("tied", 4))
+    pipeline.clip_grad_norm(1e9)
+    return {name: param.grad for name, param in pipeline.named_parameters().items()}
+
+
+def test_a_pipeline_may_be_some_of_the_ranks(pool):
+    gradients, _, _, _ = alone("tied", 4, 2)
+    got = {name: value for rank in pool(3).run(in_subgroup) for name, value in rank.items()}
+    assert difference(got, gradients) < 1e-6
+
+
 # -- traps -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("world_size", (2, 3))
@@ -248,6 +267,17 @@ def test_recomputation_draws_the_same_dropout(pool):
     assert difference(plain, another_seed) > 1e-4 and difference(plain, no_dropout) > 1e-4
 
 
+def test_each_layer_of_each_micro_batch_and_step_has_masks_of_its_own():
+    stage = PipelineStage([nn.Dropout(0.5), nn.Dropout(0.5)], range(2), seed=3)
+    ones, masks = torch.ones(64), []
+    for options in ({}, {"micro_batch": 1}, {"step": 1}, {"micro_batch": 1, "step": 1}):
+        before = torch.random.get_rng_state()
+        masks.append(stage(ones, **options))
+        assert torch.equal(masks[-1], stage(ones, **options)) and torch.equal(torch.random.get_rng_state(), before)
+    assert all(not torch.equal(one, other) for at, one in enumerate(masks) for other in masks[:at])
+    assert 4 < int((masks[0] == 4).sum()) < 28, "kept by both layers, whose masks differ: a quarter"
+
+
 def shared_in_one_rank() -> tuple[int, torch.Tensor]:
     """Interleaved: stages 0 and 2 are on rank 0, and share a weight."""
     comm = Comm()
@@ -328,6 +358,9 @@ def test_w_computes_what_i_left():
     model(plain).square().sum().backward()
     assert all(torch.equal(one, param.grad) for one, param in zip(got, model.parameters())) and len(called) == 1
     assert torch.equal(x.grad, plain.grad) and not owed
+    with deferring(owed):  # of a first layer neither the input nor a bias needs a gradient
+        model[2](torch.randn(3, 4)).sum().backward()
+    assert len(owed) == 1
 
 
 # -- bytes -----------------------------------------------------------------------------------------------------------

@@ -53,6 +53,11 @@ def test_a_wrong_order_is_a_sentence(kinds, words):
     assert words in problem
 
 
+def test_micro_batches_that_are_not_there_are_a_sentence():
+    assert list(problems(Plan("by hand", [[Action(kind, 0, k) for k in range(3) for kind in "FB"]], [0], 2))) == [
+        f"rank 0 has {kind}2 of stage 0, and there are 2 micro-batches, numbered from 0" for kind in "FB"]
+
+
 def test_transfers_stand_where_their_tensor_is_there():
     right = plan("1f1b", one_f_one_b, 2, 2)
     late = [[action for action in actions if action.kind != "RECV F"] for actions in right.actions]
@@ -188,13 +193,14 @@ def test_a_ring_of_three_ranks_is_named_without_the_rank_that_only_waits_for_it(
     def act(kind, stage):
         return Action(kind, stage, 0)
 
-    ring = Plan("planted", [[act("RECV F", 3), act("SEND F", 0)], [act("RECV F", 1), act("SEND F", 1)],
-                            [act("RECV F", 2), act("SEND F", 2)], [act("RECV F", 4)]], [0, 1, 2, 0, 3], 1)
+    # rank 0 has stage 4, and waits for the ring of the ranks 1, 2 and 3, of which the first has the stages 0 and 3
+    ring = Plan("planted", [[act("RECV F", 4)], [act("RECV F", 3), act("SEND F", 0)], [act("RECV F", 1), act("SEND F", 1)],
+                            [act("RECV F", 2), act("SEND F", 2)]], [1, 2, 3, 1, 0], 1)
     sentence = deadlock(ring)
-    assert sentence.startswith("a ring of waits") and sentence.count("stands in") == 3 and "rank 3 stands" not in sentence
-    waits = Plan("planted", [[act("RECV F", 4), act("SEND F", 0)], *ring.actions[1:3], [act("RECV F", 4)]],
-                 [0, 1, 2, 3, 0], 1)
-    assert "list has ended without it" in deadlock(waits._replace(actions=[[], *waits.actions[1:]]))
+    assert sentence.startswith("a ring of waits") and sentence.count("stands in") == 3 and "rank 0 stands" not in sentence
+    ended = ring._replace(actions=[*ring.actions[:1], [], *ring.actions[2:]])
+    assert deadlock(ended) == ("rank 0 stands in RECV F0 of stage 4 until rank 1 does SEND F0 of stage 3, but rank 1's list has "
+                               "ended without it")
 
 
 def test_planted_deadlocks_are_found_and_not_simulated():

@@ -20,7 +20,7 @@ from . import backends, failure, watch
 from .desync import DesyncReport
 from .events import Recorder
 from .handle import Handle
-from .progress import CollectiveProgress
+from .progress import CollectiveProgress, messages
 
 OPS = ("sum", "max")
 _opened = weakref.WeakKeyDictionary()  # how many Comms each group has had, to keep their messages apart
@@ -103,8 +103,8 @@ class Comm:
     # -- from one rank to another: pipelines ---------------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, to: int, unit: str) -> Handle:
-        """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit, number
-        of elements and dtype. It may not be changed before `wait`, which returns when it has been taken.
+        """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit,
+        number of elements and dtype. It may not be changed before `wait`, which returns when it has been taken.
 
         Two ranks that both wait for their send before they receive wait for each other, whatever the size: start the
         receives first, or wait for the sends later. Raises BadInput for a rank that is no peer.
@@ -115,6 +115,7 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {to: flat}, {})
+        self._note_messages(works)
         return Handle(self, "send", unit, tensor.nbytes, call, flat, works, finish)
 
     def recv(self, tensor: torch.Tensor, source: int, unit: str) -> Handle:
@@ -123,7 +124,12 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {}, {source: flat})
+        self._note_messages(works)
         return Handle(self, "recv", unit, 0, call, flat, works, finish)
+
+    def _note_messages(self, works: list) -> None:
+        if self.report is not None:  # a simulated Comm has no group
+            messages[self._group()] = messages.get(self._group(), 0) + len(works)
 
     def _message(self, verb: str, source: int, to: int, unit: str, tensor: torch.Tensor) -> tuple[str, str]:
         """What this rank calls a message, and what both its ends call it: one of another size or number never matches.
@@ -174,8 +180,8 @@ class Comm:
         its key would be awaited until the time limit.
 
         Ranks with GPUs have gloo too, for tensors on the CPU ("cpu:gloo,cuda:nccl"). A group of NCCL alone, as a script
-        may start it, has no such connection: NCCL would stop the GPU's stream instead of this thread, and tells of a lost
-        peer only through its watchdog, so there the key is awaited, at most for this Comm's time limit.
+        may start it, has no such connection: NCCL would stop the GPU's stream instead of this thread, and tells of a
+        lost peer only through its watchdog, so there the key is awaited, at most for this Comm's time limit.
         """
         if "gloo" in self.backends:
             byte = torch.zeros(1, dtype=torch.uint8)

@@ -4,6 +4,7 @@ import weakref
 from collections import deque
 
 import torch
+import torch.distributed as dist
 
 ISSUED = 4096  # how many collectives a Comm remembers
 RECENT = 64  # how many Comms are remembered after they are gone
@@ -33,3 +34,5 @@ class CollectiveProgress:
 # A peer may ask about a Comm that was freed with its model, when the function that trained it returned.
 known: weakref.WeakValueDictionary[str, CollectiveProgress] = weakref.WeakValueDictionary()
 recent: deque[CollectiveProgress] = deque(maxlen=RECENT)
+# By process group, how many messages to or from one rank alone it was given: there ranks differ and are not out of step.
+messages: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()

@@ -12,7 +12,8 @@ from .gpt2 import GPT
 
 def model_layers(model: nn.Module) -> list[nn.Module]:
     """Embedding, blocks, head: of our GPT-2, of Hugging Face's GPT2LMHeadModel, and of those built like its
-    LlamaForCausalLM; or the modules of an nn.Sequential. The first takes tokens (B, T), the last returns logits (B, T, V).
+    LlamaForCausalLM; or the modules of an nn.Sequential. The first takes tokens (B, T), the last returns logits (B, T,
+    V).
 
     Raises BadInput for other models: give a pipeline their layers as a list. Masks for padding are not passed on.
     """
@@ -65,7 +66,8 @@ class FirstOutput(nn.Module):
 
 
 class Rotated(nn.Module):
-    """A block that is given the rotations of its queries and keys, which each stage computes again: they are no weights."""
+    """A block that is given the rotations of its queries and keys, which each stage computes again: they are no
+    weights."""
 
     def __init__(self, block: nn.Module, rotary: nn.Module):
         super().__init__()

@@ -10,17 +10,18 @@ from . import svg
 
 LEFT, ROW, GAP, TITLE = 62, 26, 5, 44  # units: names of ranks, height of a row, between rows, above each schedule
 IDLE = "#ebebeb"
-FILLS = {"F": ("#a6d8f5", INK), "B": ("#0072b2", "white"), "I": ("#0072b2", "white"), "W": ("#f5ec8c", INK)}  # box, number
+FILLS = {"F": ("#7cc0ea", INK), "B": ("#0072b2", "white"), "I": ("#0072b2", "white"), "W": ("#fbf5b5", INK)}  # box, number
 NAMES = {"F": "F, forward", "B": "B, backward", "I": "I, gradient of the input", "W": "W, gradients of weights"}
 SMALLEST = 8  # units: of a number in a box
 
 
 def pipeline_rows(timings: Mapping[str, Timing]) -> Shown:
-    """The schedules below each other, on one scale of time. In each box stands its micro-batch's number, counted from 0.
+    """The schedules below each other, on one scale of time. In each box stands its micro-batch's number, counted from
+    0.
 
-    Light boxes are F, dark ones with white numbers B or I, the lightest W; a bar along the lower edge marks a rank's second
-    stage, two bars its third. A thick line is an update. Where a row is grey the rank stands still: that is the bubble.
-    Raises BadInput where there is nothing to draw.
+    Light boxes are F, dark ones with white numbers B or I, the lightest W; a bar along the lower edge marks a rank's
+    second stage, two bars its third. A thick line is an update. Where a row is grey the rank stands still: that is the
+    bubble. Raises BadInput where there is nothing to draw.
     """
     if not timings or not all(timing.spans for timing in timings.values()):
         raise BadInput("timings is empty, or has a schedule without actions: there is nothing to draw")

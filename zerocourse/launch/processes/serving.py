@@ -13,6 +13,7 @@ from ..worker import attempt, begin, done, load_work, process_group, progress, r
 from . import payload
 
 NEW_SEED = 67280421310721  # the seed of torch in a new process
+MESSAGES = f"{__name__.partition('.')[0]}.comm.progress"  # the module that counts them
 
 
 def serve(spec: dict, connection) -> None:
@@ -69,10 +70,15 @@ def _execute(code: str, name: str, namespace: dict):
 
 def _collective_calls() -> int | None:
     """How many collectives this rank has issued on the default group, -1 if its backend does not count, None if there
-    is no group. Ranks whose counts differ are out of step."""
+    is no group. Ranks whose counts differ are out of step. Messages between two ranks do not count: of these a rank in
+    the middle of a pipeline has more."""
     dist = process_group()
     try:
-        return dist.group.WORLD._get_sequence_number_for_group() if dist else None
+        if not dist:
+            return None
+        counted = sys.modules.get(MESSAGES)  # not imported here: a rank may not need torch at all
+        messages = counted.messages.get(dist.group.WORLD, 0) if counted else 0
+        return dist.group.WORLD._get_sequence_number_for_group() - messages
     except RuntimeError:
         return -1
 

@@ -5,10 +5,10 @@ The model is cut into stages, numbered from 0 at the input, and a batch into mic
     F     forward of a micro-batch through a stage
     B     its whole backward, or, in two parts:  I  the gradient of the stage's input,  W  the gradients of its weights
     STEP  update the stage's weights (in schedules that do not wait for the end of the batch)
-    SEND, RECV   of what a stage's F made (the activation, which goes to the next stage), or of what its B or I made (the
-                 gradient of its input, which goes to the stage before)
+    SEND, RECV   of what a stage's F made (the activation, which goes to the next stage), or of what its B or I made
+                 (the gradient of its input, which goes to the stage before)
 
-Names of this kind are used by torch.distributed.pipelining too. Split backward: Qi et al. 2023, arXiv 2401.10241.
+Names of this kind are used by torch.distributed.pipelining too. Split backward: Qi et al. 2024, arXiv 2401.10241.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +23,8 @@ TRANSFERS = ("SEND F", "RECV F", "SEND B", "RECV B")
 class Action(NamedTuple):
     """One thing that a rank does.
 
-    kind: one of COMPUTES or TRANSFERS.   stage: the stage that computes, or that sends or receives: RECV F is the stage's
-    input arriving from the stage before, RECV B the gradient of its output, from the stage after.
+    kind: one of COMPUTES or TRANSFERS.   stage: the stage that computes, or that sends or receives: RECV F is the
+    stage's input arriving from the stage before, RECV B the gradient of its output, from the stage after.
     micro_batch: for STEP the last one that the update contains.
     """
 
@@ -83,8 +83,8 @@ class Plan(NamedTuple):
 
 
 def with_transfers(computes: Iterable[Action], owner: Sequence[int]) -> Actions:
-    """A rank's computing actions with a RECV before each that needs something of another rank, and a SEND behind each that
-    makes something for one. Neighbouring stages on one rank hand over without either."""
+    """A rank's computing actions with a RECV before each that needs something of another rank, and a SEND behind each
+    that makes something for one. Neighbouring stages on one rank hand over without either."""
     stages, actions = len(owner), []
 
     def crosses(one: int, other: int) -> bool:
@@ -107,8 +107,9 @@ def with_transfers(computes: Iterable[Action], owner: Sequence[int]) -> Actions:
 
 
 def plan(name: str, compute: Compute, ranks: int, micro_batches: int, chunks: int = 1, **options) -> Plan:
-    """A schedule for all ranks, with its transfers. chunks: stages per rank, laid round and round: stage s on rank s % ranks.
+    """A schedule for all ranks, with its transfers.
 
+    chunks: stages per rank, laid round and round, so that stage s is on rank s % ranks.
     compute(ranks, micro_batches, rank, [chunks]): such as `one_f_one_b`. Raises BadInput for numbers below one.
     """
     for what, number in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks)):
@@ -121,8 +122,9 @@ def plan(name: str, compute: Compute, ranks: int, micro_batches: int, chunks: in
 
 
 def problems(plan: Plan) -> Iterator[str]:
-    """What is wrong with the order of a schedule, a sentence each; nothing where each micro-batch passes once through each
-    stage, forward before backward, I before W, and each transfer stands where its tensor is there, or still is needed."""
+    """What is wrong with the order of a schedule, a sentence each; nothing where each micro-batch passes once through
+    each stage, forward before backward, I before W, and each transfer stands where its tensor is there, or still is
+    needed."""
     for rank, actions in enumerate(plan.actions):
         place = {action: at for at, action in enumerate(actions)}
         if len(place) < len(actions):
@@ -131,6 +133,8 @@ def problems(plan: Plan) -> Iterator[str]:
         for action in actions:
             if not 0 <= action.stage < plan.stages or plan.owner[action.stage] != rank:
                 yield f"rank {rank} has {action}, and does not have stage {action.stage}"
+            elif not 0 <= action.micro_batch < plan.micro_batches:
+                yield f"rank {rank} has {action}, and there are {plan.micro_batches} micro-batches, numbered from 0"
         for stage in plan.stages_of(rank):
             for micro_batch in range(plan.micro_batches):
                 yield from problems_of(plan, place, rank, stage, micro_batch)

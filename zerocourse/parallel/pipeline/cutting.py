@@ -1,4 +1,4 @@
-"""Cuts a model, given as a list of layers, into stages of neighbouring layers, and finds the weights that two stages share."""
+"""Cuts a model, given as a list of layers, into stages of neighbours, and finds the weights that two stages share."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ def cut(costs: Sequence[float], stages: int) -> list[range]:
 
 
 class PipelineStage(nn.Module):
-    """Neighbouring layers of a model, one after the other. Each layer takes what the one before returned: a tensor, or a
-    tuple of tensors, which become its arguments.
+    """Neighbouring layers of a model, one after the other. Each layer takes what the one before returned: a tensor, or
+    a tuple of tensors, which become its arguments.
 
     numbers: of its layers in the model.   recompute: each layer keeps only its input for the backward.
     seed: if not None, each layer of each micro-batch draws its dropout from a seed of its own, so that the masks depend
@@ -74,8 +74,8 @@ class Tied(NamedTuple):
 
 
 def tied_weights(stages: Sequence[nn.Module], owner: Sequence[int]) -> list[Tied]:
-    """The weights that stages of different ranks share, such as an embedding and a head. All stages must still share them as
-    objects here, as they do in the model that was built in one process. owner[stage]: its rank."""
+    """The weights that stages of different ranks share, such as an embedding and a head. All stages must still share
+    them as objects here, as they do in the model that was built in one process. owner[stage]: its rank."""
     places: dict[nn.Parameter, list[tuple[int, str]]] = defaultdict(list)
     for number, stage in enumerate(stages):
         for name, param in stage.named_parameters():

@@ -1,8 +1,8 @@
 """Proves from the lists alone that a schedule cannot deadlock, or names the ranks that would wait for each other.
 
 Whichever rank moves first, the others can do no less afterwards than before. So one run of the lists without any
-computation, each rank moving while it can, decides it: either all lists end, or the ranks that stand still wait in a ring,
-or for one whose list has ended.
+computation, each rank moving while it can, decides it: either all lists end, or the ranks that stand still wait in a
+ring, or for one whose list has ended.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ SENDS = ("buffered", "bounded", "paired", "blocking")
 def deadlock(plan: Plan, sends: str = "buffered") -> str | None:
     """None where every list ends; else a sentence that names the ring of waits.
 
-    sends: "buffered": a send never waits.   "bounded": a send waits until the one before it, of its kind and to the same
-    rank, is received, so that one at most is under way (as `Pipeline` does it).   "blocking": a send waits until the other
-    rank has come to its receive, and a rank does one transfer after the other.   "paired": the same, but transfers that
-    stand next to each other in a list are started together, as by `torch.distributed.batch_isend_irecv`.
+    sends: "buffered": a send never waits.   "bounded": a send waits until the one before it, of its kind and to the
+    same rank, is received, so that one at most is under way (as `Pipeline` does it).   "blocking": a send waits until
+    the other rank has come to its receive, and a rank does one transfer after the other.   "paired": the same, but
+    transfers that stand next to each other in a list are started together, as by `torch.distributed.batch_isend_irecv`.
     """
     if sends not in SENDS:
         raise BadInput(f"sends is {sends!r}: it must be one of {', '.join(SENDS)}")

@@ -1,7 +1,7 @@
-"""Sends activations and their gradients from stage to stage. Before the first of each shape goes a header that describes it.
+"""Sends activations and their gradients from stage to stage, and before the first of each shape a header.
 
-At most one send of a kind is under way to a rank: the next one first waits until that has been received. So what is sent
-can be freed, and is not kept until its gradient comes back.
+At most one send of a kind is under way to a rank: the next one first waits until that has been received. So what is
+sent can be freed, and is not kept until its gradient comes back.
 """
 
 from typing import NamedTuple
@@ -32,8 +32,8 @@ class Form(NamedTuple):
 class Mail:
     """One rank's messages to and from the stages of other ranks.
 
-    device: on which tensors arrive.   forms: what each stage's output looks like, by (stage, kind of micro-batch): those of
-    one kind have inputs of one shape.
+    device: on which tensors arrive.   forms: what each stage's output looks like, by (stage, kind of micro-batch):
+    those of one kind have inputs of one shape.
     """
 
     def __init__(self, comm: Comm, device: torch.device):
@@ -42,8 +42,8 @@ class Mail:
         self.under_way: dict[tuple[str, int], list[Handle]] = {}
 
     def send_outputs(self, name: str, peer: int, stage: int, kind: int, outputs: list[Tensor]) -> None:
-        """Send what a stage made of a micro-batch, with a header if it is the first of its kind. Raises BadInput where it does
-        not look like the outputs of its kind before."""
+        """Send what a stage made of a micro-batch, with a header if it is the first of its kind. Raises BadInput where
+        it does not look like the outputs of its kind before."""
         forms = [Form.of(output) for output in outputs]
         first = (stage, kind) not in self.forms
         if self.forms.setdefault((stage, kind), forms) != forms:

@@ -1,7 +1,7 @@
 """How long a schedule takes, where it stands still, and how much it holds: exact fractions, from the lists alone.
 
-A rank does its actions one after the other. A send takes the rank no time: its tensor arrives `transfer` later, one after
-the other on each link between two ranks and in each direction. A receive waits until the tensor has arrived.
+A rank does its actions one after the other. A send takes the rank no time: its tensor arrives `transfer` later, one
+after the other on each link between two ranks and in each direction. A receive waits until the tensor has arrived.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ OF_KIND = {"F": "forward", "B": "backward", "I": "input", "W": "weight", "STEP":
 
 @dataclass(frozen=True)
 class Costs:
-    """Time units that each action of a stage takes: one number, or one for each stage. Raises BadInput for a float, which
-    would not be exact.
+    """Time units that each action of a stage takes: one number, or one for each stage. Raises BadInput for a float,
+    which would not be exact.
 
     forward (F); backward (B), of which input (I) and weight (W) are the parts; step (STEP); transfer: of a SEND, until
     the tensor has arrived. With recomputation a backward takes a forward more.
@@ -86,12 +86,13 @@ class Timing:
         return sum((self.idle(rank) for rank in range(self.plan.ranks)), Fraction(0)) / whole if whole else Fraction(0)
 
     def in_flight(self, rank: int) -> int:
-        """The most micro-batches of which a rank holds activations at once, counted per stage: from the begin of F to the end
-        of B, or of W where the backward comes in two parts."""
+        """The most micro-batches of which a rank holds activations at once, counted per stage: from the begin of F to
+        the end of B, or of W where the backward comes in two parts."""
         return in_flight(self.plan.actions[rank])
 
     def activation_bytes(self, rank: int, of_stage: Sequence[int]) -> int:
-        """The most bytes of activations that a rank holds at once, if a micro-batch has of_stage[s] bytes in stage s."""
+        """The most bytes of activations that a rank holds at once, if a micro-batch has of_stage[s] bytes in stage
+        s."""
         return in_flight(self.plan.actions[rank], of_stage)
 
 

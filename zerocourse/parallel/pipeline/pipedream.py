@@ -13,19 +13,21 @@ def pipedream(ranks: int, micro_batches: int, rank: int) -> Actions:
     """1F1B over all micro-batches there are, with an update after each backward.
 
     Stage i's update k uses a gradient that is p - 1 - i updates late, and p - i versions of its weights are kept.
-    Source: Narayanan et al. 2019, PipeDream, SOSP 2019, sections 3.2 and 3.3.
+    Source: Narayanan et al. 2019, PipeDream, SOSP 2019.
     """
     return updating(one_f_one_b(ranks, micro_batches, rank), every=1)
 
 
 def pipedream_2bw(ranks: int, micro_batches: int, rank: int, every: int | None = None) -> Actions:
-    """1F1B over all micro-batches, with an update after each `every` of them (p by default), and two versions of weights:
+    """1F1B over all micro-batches, with an update after each `every` of them (p by default), and two versions of
+    weights:
 
         w(t+1) = w(t) - η g(w(t-1))
 
-    A batch's forwards read the version before the newest one, the same on all stages: the delay is one update everywhere.
-    Raises BadInput where `every` is below p, when two versions would not be enough, or does not divide micro_batches.
-    Source: Narayanan et al. 2020, arXiv 2006.09503, section 3.1.
+    A batch's forwards read the version before the newest one, the same on all stages: the delay is one update
+    everywhere. Raises BadInput where `every` is below p, when two versions would not be enough, or does not divide
+    micro_batches.
+    Source: Narayanan et al. 2020, arXiv 2006.09503.
     """
     every = ranks if every is None else every
     if every < ranks or micro_batches % every:

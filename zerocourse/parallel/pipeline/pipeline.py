@@ -6,10 +6,11 @@
     loss = pipeline.step(tokens, targets)                # gradients are in .grad, the loss is the same on every rank
     pipeline.clip_grad_norm(1.0); optimizer.step(); optimizer.zero_grad()
 
-Between stages travel activations forward and their gradients back, 2 × (micro-batch × tokens × width) elements per boundary
-and micro-batch. The gradients are those of one process that accumulates over the same micro-batches: bitwise where the
-schedule finishes them in order and no weight is shared by two ranks, else within rounding. BatchNorm sees one micro-batch at
-a time, as it does in accumulation. Nothing is run before the first step to find shapes, so no statistics are spoiled by it.
+Between stages travel activations forward and their gradients back, 2 × (micro-batch × tokens × width) elements per
+boundary and micro-batch. The gradients are those of one process that accumulates over the same micro-batches: bitwise
+where the schedule finishes them in order and no weight is shared by two ranks, else within rounding. BatchNorm sees one
+micro-batch at a time, as it does in accumulation. Nothing is run before the first step to find shapes, so no statistics
+are spoiled by it.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,11 +43,12 @@ class Pipeline:
     """A model cut into stages, of which this rank runs its own as the plan says. Collective, like all its methods.
 
     layers: of the whole model; each takes what the one before returned. Weights may be shared between layers.
-    loss(output, target): a mean over the micro-batch.   count(target): what that mean divides by, so that micro-batches of
+    loss(output, target): a mean over the micro-batch.   count(target): what that mean divides by, so that micro-batches
+    of
         different sizes weigh what they should.   comm: of the ranks of this pipeline; by default of all ranks.
     cuts: the layers of each stage as ranges; by default stages of nearly equal length.   recompute, seed: see
-    `PipelineStage`.   optimizer(parameters) -> Optimizer, and weights, a policy of `WeightVersions`: for plans with STEP.
-    Raises BadInput for a plan that is out of order or deadlocks, or does not fit the ranks and layers.
+    `PipelineStage`.   optimizer(parameters) -> Optimizer, and weights, a policy of `WeightVersions`: for plans with
+    STEP. Raises BadInput for a plan that is out of order or deadlocks, or does not fit the ranks and layers.
     """
 
     def __init__(self, layers: Sequence[nn.Module], plan: Plan, loss: Callable[[Tensor, Tensor], Tensor],
@@ -95,9 +97,10 @@ class Pipeline:
     def step(self, inputs: MicroBatches = None, targets: MicroBatches = None) -> float:
         """Run the list. Adds to `.grad` the gradient of the batch's mean loss, which is returned on every rank.
 
-        inputs: read by the rank of the first stage, targets: by that of the last. A tensor is cut along its rows into the
-        plan's number of micro-batches, the first ones a row longer where they do not divide; or give a list of them.
-        Raises PipelineError with stage, rank, action and micro-batch where the model fails; the other ranks end, too.
+        inputs: read by the rank of the first stage, targets: by that of the last. A tensor is cut along its rows into
+        the plan's number of micro-batches, the first ones a row longer where they do not divide; or give a list of
+        them. Raises PipelineError with stage, rank, action and micro-batch where the model fails; the other ranks end,
+        too.
         """
         self.forget()
         has_first, has_last = 0 in self.stages, self.plan.stages - 1 in self.stages
@@ -147,8 +150,8 @@ class Pipeline:
         self.losses: list[Tensor] = []
 
     def agree_on_kinds(self) -> list[int]:
-        """A number for each micro-batch, the same where the inputs have the same shapes, so that all ranks know which shapes
-        are new. Sends 8 bytes per micro-batch."""
+        """A number for each micro-batch, the same where the inputs have the same shapes, so that all ranks know which
+        shapes are new. Sends 8 bytes per micro-batch."""
         kinds = torch.zeros(self.plan.micro_batches, dtype=torch.int64, device=self.device)
         if self.inputs:
             shapes = [tuple((tensor.dtype, tensor.shape) for tensor in values) for values in self.inputs]

@@ -1,8 +1,8 @@
 """The backward in two parts: I, the gradient of the stage's input, and W, those of its linear layers' weights, later.
 
-In the backward of y = x·wᵀ the gradient of x goes on to the stage before, while that of w is read by nobody until the update.
-So a linear layer inside of `deferring` only notes in its backward what the gradient of its weight is made of. Biases, norms
-and embeddings cost little, and get their gradients in I. Source: Qi et al. 2023, arXiv 2401.10241, section 2.
+In the backward of y = x·wᵀ the gradient of x goes on to the stage before, while that of w is read by nobody until the
+update. So a linear layer inside of `deferring` only notes in its backward what the gradient of its weight is made of.
+Biases, norms and embeddings cost little, and get their gradients in I. Source: Qi et al. 2024, arXiv 2401.10241.
 """
 
 from collections.abc import Callable
@@ -37,8 +37,8 @@ class deferring(TorchFunctionMode, AbstractContextManager):
 class LaterLinear(torch.autograd.Function):
     """F.linear, whose backward computes the gradients of input and bias, and notes that of the weight.
 
-    The weight comes in a tuple, where autograd does not see it: else its hooks would be called in I, with no gradient, and a
-    checkpoint would hand a copy of it to the backward.
+    The weight comes in a tuple, where autograd does not see it: else its hooks would be called in I, with no gradient,
+    and a checkpoint would hand a copy of it to the backward.
     """
 
     @staticmethod

@@ -17,10 +17,11 @@ def gpipe(ranks: int, micro_batches: int, rank: int) -> Actions:
 
 
 def one_f_one_b(ranks: int, micro_batches: int, rank: int) -> Actions:
-    """Forwards until the first gradient can be there, then a forward and a backward in turn, then the backwards left over.
+    """Forwards until the first gradient can be there, then a forward and a backward in turn, then the backwards left
+    over.
 
     In flight: min(p - rank, m) micro-batches. The bubble is GPipe's: what 1F1B saves is memory.
-    Source: PipeDream-Flush in Narayanan et al. 2020, arXiv 2006.09503, section 2.
+    Source: PipeDream-Flush in Narayanan et al. 2020, arXiv 2006.09503.
     """
     warm_up = min(ranks - 1 - rank, micro_batches)
     actions = [Action("F", rank, micro_batch) for micro_batch in range(warm_up)]

@@ -10,8 +10,8 @@ from .cutting import Tied
 class Ties:
     """The weights that this rank's stages share with those of other ranks, such as an embedding and a head.
 
-    Sends each of them once at the start, from its first stage to the others, and its gradient once per batch, from each of
-    its ranks to each other one, so that the copies stay equal. owner[stage]: its rank.
+    Sends each of them once at the start, from its first stage to the others, and its gradient once per batch, from each
+    of its ranks to each other one, so that the copies stay equal. owner[stage]: its rank.
     """
 
     def __init__(self, tied: list[Tied], owner: list[int], comm: Comm):
@@ -40,7 +40,8 @@ class Ties:
 
     @torch.no_grad()
     def add_gradients(self) -> None:
-        """Each copy's gradient becomes the sum over all of them, added in the order of stages, the same on every rank."""
+        """Each copy's gradient becomes the sum over all of them, added in the order of stages, the same on every
+        rank."""
         for (weight, members), earlier in zip(self.mine, self.earlier, strict=True):
             param, name = weight.param, f"gradient of {weight.name}"
             if not param.requires_grad:

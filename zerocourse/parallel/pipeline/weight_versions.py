@@ -1,9 +1,10 @@
-"""Which weights a micro-batch uses where updates come while it is under way: PipeDream's stashes, and what happens without.
+"""Which weights a micro-batch uses where updates come while it is under way: PipeDream's stashes, and what happens
+without.
 
-A version is a set of leaf tensors beside the stage's parameters. A forward runs with one of them, its backward leaves the
-gradients there, and they are added to the parameters' `.grad`. The newest version lies in the parameters' own memory; if
-it is still in use when an update comes, the update goes into new memory.
-Source: Narayanan et al. 2019 (PipeDream, SOSP), section 3.3; 2020, arXiv 2006.09503, section 3.1 (two versions).
+A version is a set of leaf tensors beside the stage's parameters. A forward runs with one of them, its backward leaves
+the gradients there, and they are added to the parameters' `.grad`. The newest version lies in the parameters' own
+memory; if it is still in use when an update comes, the update goes into new memory.
+Source: Narayanan et al. 2019 (PipeDream, SOSP); 2020, arXiv 2006.09503 (two versions).
 """
 
 from collections.abc import Callable
@@ -22,7 +23,8 @@ class WeightVersions:
 
     policy: "stash": forward and backward of a micro-batch use the newest version that its forward found.
     "two versions": they use the version before the newest one of their batch (PipeDream-2BW), the same in all stages.
-    "latest": nothing is kept, so that a backward reads weights that its forward did not have: the gradient of no function.
+    "latest": nothing is kept, so that a backward reads weights that its forward did not have: the gradient of no
+    function.
     most: how many versions were held at once so far, the parameters themselves included.
     """
 
@@ -36,7 +38,8 @@ class WeightVersions:
         self.most = 1
 
     def seen(self) -> Version:
-        """The parameters as they are now. `.data` has a version counter of its own, so autograd does not notice updates."""
+        """The parameters as they are now. `.data` has a version counter of its own, so autograd does not notice
+        updates."""
         return {name: param.data.requires_grad_(param.requires_grad) for name, param in self.module.named_parameters()}
 
     def take(self, micro_batch: int, batch: int) -> Version:

@@ -8,7 +8,7 @@ def zb_h1(ranks: int, micro_batches: int, rank: int) -> Actions:
 
     The stage before waits for I alone, and so gets its gradient earlier by tW. Each rank has p micro-batches in flight
     if one counts until W: p - r as in 1F1B, and r whose W is still to come. At tF = tI = tW the bubble is a third of
-    1F1B's. Source: Qi et al. 2023, arXiv 2401.10241, section 3 (handcrafted schedules).
+    1F1B's. Source: Qi et al. 2024, arXiv 2401.10241, section 2.1.
     """
     warm_up = min(ranks - 1 - rank, micro_batches)
     actions = [Action("F", rank, micro_batch) for micro_batch in range(warm_up)]

@@ -1,0 +1,10 @@
+"""The checks of chapter 17, pipelines.
+
+    bubble_share:    17.1
+    written_lists:   17.2, 17.5
+    waiting_ranks:   17.3
+    boundary_scale:  17.4
+    list_clock:      17.6
+"""
+
+from . import boundary_scale, bubble_share, list_clock, waiting_ranks, written_lists  # noqa: F401  (each registers its exercises)
