@@ -7,7 +7,7 @@ import pytest
 
 from zerocourse.course.pictures.pipeline_rows import pipeline_rows
 from zerocourse.errors import BadInput
-from zerocourse.parallel.pipeline import (Costs, Plan, gpipe, interleaved, one_f_one_b, pipedream, plan, simulate, zb_h1)
+from zerocourse.parallel.pipeline import (Costs, Schedule, gpipe, interleaved, one_f_one_b, pipedream, plan, simulate, zb_h1)
 
 TIMINGS = {"GPipe": simulate(plan("gpipe", gpipe, 4, 8)), "1F1B": simulate(plan("1f1b", one_f_one_b, 4, 8)),
            "interleaved": simulate(plan("interleaved", interleaved, 4, 8, 2), Costs(Fraction(1, 2), 1)),
@@ -36,7 +36,7 @@ def test_updates_and_second_stages_are_marked():
     assert "gradients of weights" not in with_steps and "gradients of weights" in pipeline_rows({"a": TIMINGS["ZB-H1"]}).svg
 
 
-@pytest.mark.parametrize("timings", ({}, {"nothing": simulate(Plan("nothing", [[]], [0], 0))}))
+@pytest.mark.parametrize("timings", ({}, {"nothing": simulate(Schedule("nothing", [[]], [0], 0))}))
 def test_nothing_is_not_drawn(timings):
     with pytest.raises(BadInput, match="nothing to draw"):
         pipeline_rows(timings)

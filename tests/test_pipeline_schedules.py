@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.parallel.pipeline import (Action, Costs, Plan, deadlock, gpipe, interleaved, one_f_one_b, pipedream,
+from zerocourse.parallel.pipeline import (Action, Costs, Schedule, deadlock, gpipe, interleaved, one_f_one_b, pipedream,
                                           pipedream_2bw, plan, problems, simulate, with_transfers, zb_h1)
 from zerocourse.parallel.pipeline.makespan import in_flight
 
@@ -16,7 +16,7 @@ RANKS, BATCHES, CHUNKS = st.integers(1, 6), st.integers(1, 14), st.integers(1, 3
 COSTS = st.builds(Costs, *[st.fractions(0, 5, max_denominator=6)] * 6)
 
 
-def plans(ranks: int, micro_batches: int, chunks: int) -> list[Plan]:
+def plans(ranks: int, micro_batches: int, chunks: int) -> list[Schedule]:
     """Every schedule there is, of so many micro-batches or the nearest number that it takes."""
     rounded = -(-micro_batches // ranks) * ranks
     return [plan("gpipe", gpipe, ranks, micro_batches), plan("1f1b", one_f_one_b, ranks, micro_batches),
@@ -35,8 +35,8 @@ def test_each_micro_batch_passes_once_through_each_stage_in_order(ranks, micro_b
         assert all(computed["F", stage] == each.micro_batches for stage in range(each.stages))
 
 
-def one_rank(*kinds: str) -> Plan:
-    return Plan("by hand", [[Action(kind, 0, 0) for kind in kinds]], [0], 1)
+def one_rank(*kinds: str) -> Schedule:
+    return Schedule("by hand", [[Action(kind, 0, 0) for kind in kinds]], [0], 1)
 
 
 @pytest.mark.parametrize("kinds, words", [
@@ -54,7 +54,7 @@ def test_a_wrong_order_is_a_sentence(kinds, words):
 
 
 def test_micro_batches_that_are_not_there_are_a_sentence():
-    assert list(problems(Plan("by hand", [[Action(kind, 0, k) for k in range(3) for kind in "FB"]], [0], 2))) == [
+    assert list(problems(Schedule("by hand", [[Action(kind, 0, k) for k in range(3) for kind in "FB"]], [0], 2))) == [
         f"rank 0 has {kind}2 of stage 0, and there are 2 micro-batches, numbered from 0" for kind in "FB"]
 
 
@@ -194,7 +194,7 @@ def test_a_ring_of_three_ranks_is_named_without_the_rank_that_only_waits_for_it(
         return Action(kind, stage, 0)
 
     # rank 0 has stage 4, and waits for the ring of the ranks 1, 2 and 3, of which the first has the stages 0 and 3
-    ring = Plan("planted", [[act("RECV F", 4)], [act("RECV F", 3), act("SEND F", 0)], [act("RECV F", 1), act("SEND F", 1)],
+    ring = Schedule("planted", [[act("RECV F", 4)], [act("RECV F", 3), act("SEND F", 0)], [act("RECV F", 1), act("SEND F", 1)],
                             [act("RECV F", 2), act("SEND F", 2)]], [1, 2, 3, 1, 0], 1)
     sentence = deadlock(ring)
     assert sentence.startswith("a ring of waits") and sentence.count("stands in") == 3 and "rank 0 stands" not in sentence

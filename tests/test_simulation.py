@@ -75,13 +75,14 @@ def test_a_simulated_rank_of_a_hybrid_is_a_real_one(pool):
 
 
 def test_ranks_in_nodes_gather_over_the_fast_link():
-    """Each of two nodes gathers by itself, so that only its share of the gradients waits for the slow link between them."""
+    """Each of two nodes gathers by itself, so that only its share of the gradients waits for the slow link between them,
+    which the two ranks of a node use at once."""
     job, network = replace(TINY, ranks=4), Network(2, 1e9, 1e6, latency=0.0)
     plain, hybrid = (simulate_time(each, Cluster(Machine(1e12, 1e12, 2**30), network, "made up"))
                      for each in (job, replace(job, shard_ranks=2)))
     assert plain["wire_seconds"] == pytest.approx(plain["sent_bytes"] / 1e6, rel=1e-3)  # and a small message
     inside = hybrid["sent_bytes"] - hybrid["replicas_bytes"]
-    assert hybrid["wire_seconds"] == pytest.approx(hybrid["replicas_bytes"] / 1e6 + inside / 1e9, rel=1e-3)
+    assert hybrid["wire_seconds"] == pytest.approx(hybrid["replicas_bytes"] / (1e6 / 2) + inside / 1e9, rel=1e-3)
     assert hybrid["step_seconds"] < plain["step_seconds"]
 
 

@@ -2,19 +2,19 @@
 
 These are counts of the course's GPT-2 and of Hugging Face's Llama as they run operation by operation, with fused
 attention and without dropout. Norms of a Llama compute in fp32, whatever the parameters are. What is kept is counted
-from the operations; TRAFFIC was fitted to simulations of shapes from 64 to 128 in width. tests/test_planning.py holds
+from the operations; TRAFFIC was fitted to simulations of shapes from 64 to 256 in width. tests/test_planning.py holds
 both beside the simulation.
 """
 
 from dataclasses import dataclass
 
 # Bytes that operations other than matrix products read and write, forward and backward together, by (family, bytes of
-# an element, recompute): per unit of width, per unit of the feed-forward part (both in each layer), and per word of the
-# vocabulary.
-TRAFFIC = {("gpt2", 2, False): (143, 0, 50), ("gpt2", 2, True): (173, 0, 50),
-           ("gpt2", 4, False): (287, 0, 43.5), ("gpt2", 4, True): (347, 0, 43.5),
-           ("llama", 2, False): (497, 38, 52), ("llama", 2, True): (636, 57, 52),
-           ("llama", 4, False): (657, 74, 44), ("llama", 4, True): (844, 111, 44)}
+# an element, recompute): in each layer per unit of width, of the feed-forward part, and of the width of keys; outside
+# of layers per word of the vocabulary, and per unit of width.
+TRAFFIC = {("gpt2", 2, False): (143, 0, 0, 50, 0), ("gpt2", 2, True): (173, 0, 0, 50, 0),
+           ("gpt2", 4, False): (287, 0, 0, 43.5, 0), ("gpt2", 4, True): (347, 0, 0, 43.5, 0),
+           ("llama", 2, False): (376, 36, 65, 48.3, 131), ("llama", 2, True): (482, 54, 93, 48.3, 131),
+           ("llama", 4, False): (472, 72, 130, 40.7, 121), ("llama", 4, True): (596, 108, 186, 40.7, 121)}
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,16 @@ class TokenCosts:
 
 def gpt2_token(width: int, heads: int, vocabulary: int, element: int, recompute: bool) -> TokenCosts:
     """element: bytes of a number, 2 or 4."""
-    per_width, _, per_word = TRAFFIC["gpt2", element, recompute]
+    per_width, _, _, per_word, _ = TRAFFIC["gpt2", element, recompute]
     return TokenCosts(16 * element * width + 4 * heads, element * width, 10 * element * width,
                       12 * vocabulary + 2 * element * width, per_width * width, per_word * vocabulary)
 
 
-def llama_token(width: int, inner: int, heads: int, vocabulary: int, element: int, recompute: bool) -> TokenCosts:
-    """inner: the width of the feed-forward part. Keys and values are repeated for all heads, so that their number does
-    not count.
-    """
+def llama_token(width: int, inner: int, heads: int, kv_width: int, vocabulary: int, element: int,
+                recompute: bool) -> TokenCosts:
+    """inner: the width of the feed-forward part.   kv_width: that of the keys, and of the values, of all their heads."""
     norm = (4 + 2 * element) * width  # the input in fp32, the quotient and the product
-    per_width, per_inner, per_word = TRAFFIC["llama", element, recompute]
-    return TokenCosts(2 * norm + 4 * element * (width + inner) + 4 * heads + 8, element * width,
-                      3 * element * inner + (6 + element) * width, (12 + 2 * element) * vocabulary + norm + 12,
-                      per_width * width + per_inner * inner, per_word * vocabulary)
+    per_width, per_inner, per_kv, per_word, outside = TRAFFIC["llama", element, recompute]
+    return TokenCosts(2 * norm + 2 * element * (width + kv_width + 2 * inner) + 4 * heads + 8, element * width,
+                      2 * element * inner + 4 * width + 8, 12 * vocabulary + norm + 12,
+                      per_width * width + per_inner * inner + per_kv * kv_width, per_word * vocabulary + outside * width)

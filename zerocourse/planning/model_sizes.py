@@ -9,7 +9,7 @@ from ..simulation.shapes import GPTS, LLAMAS, find_model
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """family: "gpt2" or "llama".   inner: of the feed-forward part.   tokens: of a sample, at most.
+    """family: "gpt2" or "llama".   inner: of the feed-forward part.   kv_width: of keys, and of values.   tokens: of a sample, at most.
 
     before, block, after: parameters before the blocks, of one block, and after the blocks.
     """
@@ -20,6 +20,7 @@ class ModelSizes:
     width: int
     inner: int
     heads: int
+    kv_width: int
     vocabulary: int
     tokens: int
     before: int
@@ -39,7 +40,7 @@ class ModelSizes:
         """element: bytes of a number, 2 or 4."""
         if self.family == "gpt2":
             return gpt2_token(self.width, self.heads, self.vocabulary, element, recompute)
-        return llama_token(self.width, self.inner, self.heads, self.vocabulary, element, recompute)
+        return llama_token(self.width, self.inner, self.heads, self.kv_width, self.vocabulary, element, recompute)
 
 
 def find_sizes(name: str) -> ModelSizes:
@@ -50,11 +51,11 @@ def find_sizes(name: str) -> ModelSizes:
         block = gpt2_block_params(config.n_embd, config.bias)
         after = 2 * config.n_embd + (0 if config.tied else config.vocab_size * config.n_embd)
         return ModelSizes(name, "gpt2", config.n_layer, config.n_embd, 4 * config.n_embd, config.n_head,
-                          config.vocab_size,
-                          config.block_size, config.params - config.n_layer * block - after, block, after)
+                          config.n_embd, config.vocab_size, config.block_size,
+                          config.params - config.n_layer * block - after, block, after)
     shape = LLAMAS[name]
     embedding = shape.vocabulary * shape.width
-    return ModelSizes(name, "llama", shape.layers, shape.width, shape.inner, shape.heads, shape.vocabulary,
-                      shape.tokens,
-                      embedding, llama_block_params(shape.width, shape.inner, shape.heads, shape.kv_heads),
+    return ModelSizes(name, "llama", shape.layers, shape.width, shape.inner, shape.heads,
+                      shape.width // shape.heads * shape.kv_heads, shape.vocabulary, shape.tokens, embedding,
+                      llama_block_params(shape.width, shape.inner, shape.heads, shape.kv_heads),
                       shape.width + embedding)

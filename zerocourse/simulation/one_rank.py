@@ -9,7 +9,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,7 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
 
 def links_of(clock: VirtualClock, network: Network) -> tuple[SimulatedLink, SimulatedLink]:
     """A rank's link to the ranks that divide buffers with it, and the one to those in other nodes that hold the same slice."""
-    return SimulatedLink(clock, network), SimulatedLink(clock, replace(network, per_node=1))
+    return SimulatedLink(clock, network), SimulatedLink(clock, network.across())
 
 
 def busy(wires: tuple[SimulatedLink, SimulatedLink]) -> float:

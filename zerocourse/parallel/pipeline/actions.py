@@ -55,7 +55,7 @@ Actions = list[Action]
 Compute = Callable[..., Actions]  # (ranks, micro_batches, rank) -> the computing actions of a rank, in order
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """A schedule for all ranks: what each does, and which stages it has.
 
     actions[rank]: its actions in order, transfers included.   owner[stage]: the rank that has the stage.
@@ -106,7 +106,7 @@ def with_transfers(computes: Iterable[Action], owner: Sequence[int]) -> Actions:
     return actions
 
 
-def plan(name: str, compute: Compute, ranks: int, micro_batches: int, chunks: int = 1, **options) -> Plan:
+def plan(name: str, compute: Compute, ranks: int, micro_batches: int, chunks: int = 1, **options) -> Schedule:
     """A schedule for all ranks, with its transfers.
 
     chunks: stages per rank, laid round and round, so that stage s is on rank s % ranks.
@@ -118,10 +118,10 @@ def plan(name: str, compute: Compute, ranks: int, micro_batches: int, chunks: in
     owner = [stage % ranks for stage in range(ranks * chunks)]
     extra = options | ({"chunks": chunks} if chunks > 1 else {})
     lists = [with_transfers(compute(ranks, micro_batches, rank, **extra), owner) for rank in range(ranks)]
-    return Plan(name, lists, owner, micro_batches)
+    return Schedule(name, lists, owner, micro_batches)
 
 
-def problems(plan: Plan) -> Iterator[str]:
+def problems(plan: Schedule) -> Iterator[str]:
     """What is wrong with the order of a schedule, a sentence each; nothing where each micro-batch passes once through
     each stage, forward before backward, I before W, and each transfer stands where its tensor is there, or still is
     needed."""
@@ -140,7 +140,7 @@ def problems(plan: Plan) -> Iterator[str]:
                 yield from problems_of(plan, place, rank, stage, micro_batch)
 
 
-def problems_of(plan: Plan, place: dict[Action, int], rank: int, stage: int, micro_batch: int) -> Iterator[str]:
+def problems_of(plan: Schedule, place: dict[Action, int], rank: int, stage: int, micro_batch: int) -> Iterator[str]:
     """The same for one micro-batch in one stage. place: where each of the rank's actions stands in its list."""
     def at(kind: str) -> int | None:
         return place.get(Action(kind, stage, micro_batch))

@@ -8,12 +8,12 @@ ring, or for one whose list has ended.
 from collections.abc import Iterator
 
 from ...errors import BadInput
-from .actions import Action, Plan
+from .actions import Action, Schedule
 
 SENDS = ("buffered", "bounded", "paired", "blocking")
 
 
-def deadlock(plan: Plan, sends: str = "buffered") -> str | None:
+def deadlock(plan: Schedule, sends: str = "buffered") -> str | None:
     """None where every list ends; else a sentence that names the ring of waits.
 
     sends: "buffered": a send never waits.   "bounded": a send waits until the one before it, of its kind and to the
@@ -81,7 +81,7 @@ def now(groups: list[list[list[Action]]], at: list[int], rank: int) -> list[Acti
     return groups[rank][at[rank]] if at[rank] < len(groups[rank]) else []
 
 
-def sends_before(plan: Plan, actions: list[Action]) -> Iterator[tuple[Action, Action]]:
+def sends_before(plan: Schedule, actions: list[Action]) -> Iterator[tuple[Action, Action]]:
     """Each send of a rank, with the one before it of the same kind and to the same rank."""
     last: dict[tuple[str, int], Action] = {}
     for action in actions:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...comm import Comm
 from ...measure.staleness import staleness
-from .actions import Plan
+from .actions import Schedule
 from .pipeline import Pipeline
 
 
@@ -41,7 +41,7 @@ class ShowsUpdates:
         self.model.x.fill_(next(self.values))
 
 
-def stage_delay(plan: Plan, weights: str = "stash", comm: Comm | None = None, updates: int = 100) -> int:
+def stage_delay(plan: Schedule, weights: str = "stash", comm: Comm | None = None, updates: int = 100) -> int:
     """The delay of this rank's stage in updates: 0, 1, 2, or 3 for three and more. Collective.
 
     plan: one stage per rank. With STEPs it must have as many as `updates`; without, each batch ends with an update.
@@ -55,7 +55,7 @@ def stage_delay(plan: Plan, weights: str = "stash", comm: Comm | None = None, up
     return staleness(make, updates)
 
 
-def trained(model: nn.Module, lr: float, plan: Plan, weights: str, comm: Comm, updates: int) -> list[float]:
+def trained(model: nn.Module, lr: float, plan: Schedule, weights: str, comm: Comm, updates: int) -> list[float]:
     """This rank's x after each update. `model` stays as it is: a copy is trained."""
     own = type(model)()
     own.load_state_dict(model.state_dict())

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from ...errors import BadInput
-from .actions import Action, Plan
+from .actions import Action, Schedule
 from .deadlock import deadlock
 
 Number = int | Fraction
@@ -55,7 +55,7 @@ class Computed:
 class Timing:
     """What came out. spans: the computing actions of all ranks, in the order in which each rank did them."""
 
-    plan: Plan
+    plan: Schedule
     spans: list[Computed] = field(default_factory=list)
 
     @cached_property
@@ -109,7 +109,7 @@ def in_flight(actions: Sequence[Action], of_stage: Sequence[int] | None = None) 
     return most
 
 
-def simulate(plan: Plan, costs: Costs = Costs()) -> Timing:
+def simulate(plan: Schedule, costs: Costs = Costs()) -> Timing:
     """Run the lists on a clock. Raises BadInput with the ring of waits where a schedule deadlocks."""
     if (ring := deadlock(plan)) is not None:
         raise BadInput(f"{plan.name} deadlocks: {ring}")

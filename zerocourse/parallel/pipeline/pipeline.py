@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...comm import Comm, fail_all
 from ...errors import BadInput, PipelineError, ZeroCourseError
-from .actions import Action, Plan, problems
+from .actions import Action, Schedule, problems
 from .cutting import PipelineStage, cut, tied_weights
 from .deadlock import deadlock
 from .mail import Mail
@@ -51,7 +51,7 @@ class Pipeline:
     STEP. Raises BadInput for a plan that is out of order or deadlocks, or does not fit the ranks and layers.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], plan: Plan, loss: Callable[[Tensor, Tensor], Tensor],
+    def __init__(self, layers: Sequence[nn.Module], plan: Schedule, loss: Callable[[Tensor, Tensor], Tensor],
                  comm: Comm | None = None, cuts: Sequence[range] | None = None, count: Callable[[Tensor], int] = count_targets,
                  recompute: bool = False, seed: int | None = None,
                  optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, weights: str = "stash"):
@@ -243,7 +243,7 @@ class Pipeline:
             f"B{micro_batch} of stage {stage + 1}", self.plan.owner[stage + 1], stage, self.kinds[micro_batch])
 
 
-def check(plan: Plan, comm: Comm, cuts: Sequence[range], layers: int) -> None:
+def check(plan: Schedule, comm: Comm, cuts: Sequence[range], layers: int) -> None:
     """Raises BadInput, on every rank alike, for what cannot be run."""
     if plan.ranks != comm.world_size:
         raise BadInput(f"{plan.name} is a schedule for {plan.ranks} ranks, and this Comm has {comm.world_size}")

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .....parallel.pipeline import Action, Pipeline, Plan, deadlock, problems, simulate, with_transfers
+from .....parallel.pipeline import Action, Pipeline, Schedule, deadlock, problems, simulate, with_transfers
 from ...exercise import exercise
 from ...trace import Trial
 from ...verdict import Wrong
@@ -30,7 +30,7 @@ def lists_of(answer, ranks, micro_batches, kinds):
 def planned(answer, ranks, micro_batches, kinds):
     owner = list(range(ranks))
     lists = lists_of(answer, ranks, micro_batches, kinds)
-    return Plan("your schedule", [with_transfers(actions, owner) for actions in lists], owner, micro_batches)
+    return Schedule("your schedule", [with_transfers(actions, owner) for actions in lists], owner, micro_batches)
 
 
 def first_problem(plan):
