@@ -1116,7 +1116,7 @@ MUTANTS = [
          "planning.py::test_more_memory_never_makes_the_answer_slower"),
         ("the first few are not put in order", "(*ranked(question, confirmed), *(", "(*confirmed[::-1], *(",
          "planning.py::test_the_choice_is_that_of_simulating_everything"),
-        ("equally fast ones are not", "AS_FAST = 0.01", "AS_FAST = 0.0",
+        ("equally fast ones are not", "AS_FAST = 0.02", "AS_FAST = 0.0",
          "planning.py::test_between_equally_fast_ones_less_is_sent"),
         ("the formula has the last word", "if can_be_simulated(first.candidate) else computed", "if False else computed",
          "planning.py::test_a_simulation_has_the_last_word"),
