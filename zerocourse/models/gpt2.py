@@ -66,11 +66,11 @@ class Attention(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         B, T, C = x_BTC.shape
-        heads = self.c_attn(x_BTC).view(B, T, 3, self.n_head, C // self.n_head)
+        heads = self.c_attn(x_BTC).view(B, T, 3, -1, C // self.n_head)  # -1: a rank may have some of the heads only
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (B, H, T, C/H)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        return self.c_proj(y.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -140,7 +140,11 @@ class GPT(nn.Module):
         logits_BTV = self.lm_head(self.ln_f(x_BTC))
         if targets_BT is None:
             return logits_BTV
-        # In fp32 whatever the weights are: a scaled loss soon overflows fp16.
+        return self.loss(logits_BTV, targets_BT)
+
+    @staticmethod
+    def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        """The mean cross entropy, in fp32 whatever the weights are: a scaled loss soon overflows fp16."""
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 
 
