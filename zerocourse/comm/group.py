@@ -7,7 +7,7 @@ into one slice for each rank (see `rankmap.Layout`).
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -32,6 +32,7 @@ class Comm:
     group: a torch process group, None for the default one. If there is none, the world has one rank.
     timeout: seconds that a wait may last; None means the group's own timeout (which NCCL always uses).
     recorder: records the events; None means a new one. The Comms of one stage share one recorder.
+    names: of its ranks, as errors name them; by default "rank 0" and so on.
     sent: bytes that this rank sent so far, by verb; elements: the same in elements of parameters or gradients, without
     padding; padding and metadata (agreement between ranks, norms, start-up) are bytes counted apart.
     issued: (verb, unit, elements, dtype) of the last collectives in order, which must be the same on every rank.
@@ -39,7 +40,7 @@ class Comm:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: float | None = None,
-                 recorder: Recorder | None = None):
+                 recorder: Recorder | None = None, names: Sequence[str] | None = None):
         alone = not dist.is_initialized()
         self.group = group
         self.rank = 0 if alone else dist.get_rank(group)
@@ -62,7 +63,7 @@ class Comm:
         self.progress = CollectiveProgress(self._name, dist.get_process_group_ranks(group) if self.peers else [0])
         self.issued = self.progress.issued
         if self.peers:
-            self.report = DesyncReport(group, self.rank, self.progress)
+            self.report = DesyncReport(group, self.rank, self.progress, names)
             failure.living.add(self)
             failure.tell_uncaught_exceptions()
             watch.start()
