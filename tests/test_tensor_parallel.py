@@ -12,8 +12,9 @@ from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.launch import RankError
 from zerocourse.models.gpt2 import GPT, GPTConfig
-from zerocourse.parallel.tensor import (Columns, TensorPlan, clip_grad_norm, counts_here, load_whole_state_dict,
-                                        tensor_parallel, whole_state_dict)
+from zerocourse.parallel.norms import clip_grad_norm
+from zerocourse.parallel.tensor import (Columns, TensorPlan, counts_here, load_whole_state_dict, tensor_parallel,
+                                        whole_state_dict)
 from zerocourse.parallel.tensor.cuts import Cut
 from zerocourse.parallel.tensor.regions import all_reduce, copy_in, reduce_out, reduce_scatter
 from zerocourse.parallel.tensor.row import RowLinear
@@ -73,7 +74,7 @@ def beside_one_process(sequence, heads, options):
     begun = all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
     tokens = next(batches(1))[0]
     logits = (model(tokens) - plain(tokens)).abs().max().item()
-    seen = train(model, 2, lambda model: clip_grad_norm(model.parameters(), comm, 0.5))
+    seen = train(model, 2, lambda model: clip_grad_norm(model.parameters(), [comm], 0.5))
     expected = train(plain, 2, clip_plain)
     final = whole_state_dict(model, comm)
     return begun, logits, seen, expected, apart(final, plain.state_dict()), {n: v.numel() for n, v in model.named_parameters()}
@@ -245,7 +246,7 @@ def two_steps_apart():
     plain, model = models()
     comm = Comm()
     tensor_parallel(model, comm, sequence=True)
-    train(model, 2, lambda model: clip_grad_norm(model.parameters(), comm, 0.5))
+    train(model, 2, lambda model: clip_grad_norm(model.parameters(), [comm], 0.5))
     return {name: param.detach() for name, param in model.named_parameters() if not hasattr(param, "tensor_cut")}
 
 
@@ -260,7 +261,7 @@ def counted():
     tensor_parallel(model, comm)
     for param in model.parameters():
         param.grad = torch.ones_like(param)
-    norm = clip_grad_norm(model.parameters(), comm, 1e9)
+    norm = clip_grad_norm(model.parameters(), [comm], 1e9)
     return norm ** 2, sum(param.numel() for param in plain.parameters())
 
 
@@ -350,7 +351,7 @@ def llama_beside_one_process(kv_heads, tied, sequence):
         model(tokens, labels=labels).loss.backward()
         whole = plain(tokens).logits
         F.cross_entropy(whole[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).backward()  # theirs is in fp32
-        norms.append((clip_grad_norm(model.parameters(), comm, 0.5), clip_plain(plain).item()))
+        norms.append((clip_grad_norm(model.parameters(), [comm], 0.5), clip_plain(plain).item()))
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

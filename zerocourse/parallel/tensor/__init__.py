@@ -2,7 +2,7 @@
 
     model = tensor_parallel(GPT(config), comm)          # in place: cuts the weights, and puts f and g around what was cut
     loss = model(tokens, targets)                       # every rank reads the same tokens, and has the same loss
-    loss.backward(); clip_grad_norm(model.parameters(), comm, 1.0); optimizer.step()
+    loss.backward(); clip_grad_norm(model.parameters(), [comm], 1.0); optimizer.step()       # see parallel.norms
 
     regions       f and g, and their four relatives of sequence parallelism: where a rank's activations meet the others'
     cuts          which part of a parameter a rank has, whether it counts it in a norm, and whole tensors again
@@ -14,8 +14,8 @@
 """
 
 from .apply import tensor_parallel
-from .cuts import clip_grad_norm, counts_here, load_whole_state_dict, whole_state_dict
+from .cuts import counts_here, load_whole_state_dict, whole_state_dict
 from .plans import Columns, TensorPlan
 
-__all__ = ["Columns", "TensorPlan", "clip_grad_norm", "counts_here", "load_whole_state_dict", "tensor_parallel",
+__all__ = ["Columns", "TensorPlan", "counts_here", "load_whole_state_dict", "tensor_parallel",
            "whole_state_dict"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...comm import Comm
 from ...errors import BadInput
 from . import regions
-from .cuts import Cut, gathered, sum_over_copies
+from .cuts import Cut, counts_here, gathered, sum_over_copies
 from .masks import own_masks
 from .plans import TensorPlan, plan_of
 from .row import RowLinear
@@ -66,6 +66,8 @@ def tensor_parallel(model: nn.Module, comm: Comm | None = None, plan: TensorPlan
         for name, norm, _ in matches(model, dict.fromkeys(plan.norms)):
             for key, param in norm.named_parameters():
                 sum_gradients(param, comm, f"{name}.{key}")
+    for param in model.parameters():
+        param.counts_in_norm, param.tensor_rank = counts_here(param, comm), comm.rank
     same_samples(model, comm)
     return model
 

@@ -1,10 +1,10 @@
-"""Which part of a parameter a rank has, and what follows from it: who counts it in a norm, and how it becomes whole again.
+"""Which part of a parameter a rank has, and what follows: who counts it in a norm, and how it becomes whole again.
 
 A parameter that was cut carries its `Cut` as `param.tensor_cut`. One without it is replicated: all ranks of the group
 have the same values.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -76,22 +76,6 @@ def counts_here(param: Tensor, comm: Comm) -> bool:
     """Whether a norm counts this parameter on this rank: each part once, and what is replicated on rank 0 alone."""
     cut = getattr(param, "tensor_cut", None)
     return comm.rank == 0 if cut is None else cut.is_first(comm.rank)
-
-
-@torch.no_grad()
-def clip_grad_norm(params: Iterable[nn.Parameter], comm: Comm, max_norm: float) -> float:
-    """Scale the gradients so that their 2-norm, each element of the model counted once, is `max_norm` at most.
-
-    Returns the norm before, the same on every rank of the group. Collective.
-    """
-    params = [param for param in params if param.grad is not None]
-    total = torch.zeros((), dtype=torch.float64, device=params[0].device if params else None)
-    for param in params:
-        if counts_here(param, comm):
-            total += param.grad.double().square().sum()
-    norm = comm.all_reduce(total).sqrt()
-    torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm.float())
-    return norm.item()
 
 
 def sum_over_copies(gradient: Tensor, cut: Cut, comm: Comm, unit: str) -> Tensor:
