@@ -19,6 +19,7 @@ from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.zero.consolidate import state_dict
 
 L, C, T, V, ROWS = 4, 16, 8, 23, 2  # ROWS: of a micro-batch
+TIED = f"{L + 1}.head.weight"  # is 0.wte.weight
 
 
 def whole_model(tied=True):
@@ -101,3 +102,126 @@ def test_equals_one_process(pool, sizes, stage, tied, sequence):
             assert (value - expected).abs().max() < 1e-8, (rank, name)
             seen.add(name)
     assert seen == set(weights)
+
+
+def traffic(stage, micro_batches):
+    comms = MeshComms(Mesh({"pp": 2, "dp": 2, "tp": 1}, per_node=2), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, micro_batches, stage=stage)
+    trainer.step(*batch(0, ROWS * micro_batches))  # the first step tells the shapes, too
+    before = comms.elements["dp"], comms.elements["pp"]
+    trainer.step(*batch(1, ROWS * micro_batches))
+    own = sum(param.numel() for param in trainer.pipeline.parameters())
+    return own, comms.elements["dp"] - before[0], comms.elements["pp"] - before[1], comms.sent_over, comms.sent
+
+
+@pytest.mark.parametrize("stage, micro_batches, passes", ((0, 2, 2), (1, 2, 2), (1, 3, 2), (2, 2, 3), (2, 3, 4), (3, 2, 6), (3, 3, 9)))
+def test_what_zero_sends_in_a_pipeline(pool, stage, micro_batches, passes):
+    """2Ψ at stage 1, (m + 1)Ψ at stage 2, 3mΨ at stage 3, over the data-parallel axis; and the pipeline sends activations,
+    their gradients, and the slices of what is tied."""
+    results = pool(4).run(traffic, stage, micro_batches)
+    for replica in (0, 1), (2, 3):
+        own = results[replica[0]][0]
+        assert sum(results[rank][1] for rank in replica) == passes * own  # times N - 1, which is 1
+    tied = V * C
+    for pair in (0, 2), (1, 3):
+        sent = sum(results[rank][2] for rank in pair)
+        assert sent == 2 * micro_batches * ROWS * T * C + 2 * (tied if stage == 0 else tied // 2)
+    for _, _, _, over, sent in results:
+        assert over == {INSIDE: sent["dp"] + sent["tp"], BETWEEN: sent["pp"]}
+
+
+def audited(sizes, stage, planted):
+    comms = MeshComms(Mesh.ordered("megatron", sizes), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=stage)
+    pipeline = trainer.pipeline
+    if planted:
+        for module in pipeline.stages.values():
+            for flat in module.zero.flats:
+                flat.counts_in_norm = True
+    whole = comms.make("pp", "dp", "tp")
+    return audit(pipeline.named_parameters(), pipeline.grad_norm, whole, [module.zero for module in pipeline.stages.values()])
+
+
+@pytest.mark.parametrize("stage", (0, 1, 3))
+def test_a_norm_over_the_mesh_counts_each_parameter_once(pool, stage):
+    for counted in pool(8).run(audited, {"pp": 2, "dp": 2, "tp": 2}, stage, False):
+        assert counted.keys() == set(names_of(whole_model())) - {TIED} and set(counted.values()) == {1}
+
+
+def test_the_audit_names_what_is_counted_twice(pool):
+    """Without the marks, what tensor parallelism replicates counts twice, and the tied embedding once on each stage."""
+    counted = pool(4).run(audited, {"pp": 2, "tp": 2}, 1, True)[0]
+    twice = {name for name, times in counted.items() if times == 2}
+    assert {times for times in counted.values()} == {1, 2}
+    assert twice == {name for name in counted if "ln" in name or "wpe" in name or "norm" in name or "c_proj.bias" in name
+                     or name == "0.wte.weight"}
+
+
+def plain_norms():
+    """Without ZeRO the pipeline and tensor parallelism mark what counts as well."""
+    from zerocourse.parallel.tensor import tensor_parallel
+
+    comms = MeshComms(Mesh({"pp": 2, "tp": 2}), timeout=20)
+    model = tensor_parallel(whole_model(), comms.along("tp"))
+    pipeline = Pipeline(model_layers(model), plan("1f1b", one_f_one_b, 2, 2), model.loss, comms.along("pp"),
+                        norm=[comms.along("tp")])
+    return audit(pipeline.named_parameters(), pipeline.grad_norm, comms.make("pp", "tp"))
+
+
+def test_a_norm_without_zero_counts_each_parameter_once(pool):
+    for counted in pool(4).run(plain_norms):
+        assert len(counted) == len(names_of(whole_model())) - 1 and set(counted.values()) == {1}
+
+
+def failing(kind):
+    comms = MeshComms(Mesh({"pp": 2, "dp": 2, "tp": 1}), timeout=2)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=1)
+    tokens, targets = batch(0, 2 * ROWS)
+    if kind == "other samples" and comms.rank == 3:
+        targets = targets + 1
+    if kind == "hangs" and comms.rank == 3:
+        import time
+
+        time.sleep(4)
+        return
+    if kind == "leaves" and comms.rank == 3:
+        from zerocourse.comm import fail_all
+
+        fail_all("ValueError: no more data")
+        raise ValueError("no more data")
+    trainer.step(tokens, targets)
+
+
+@pytest.mark.ranks_may_differ
+@pytest.mark.parametrize("kind, sentences", (
+    ("other samples", ("rank 3 (pp 1, dp 1, tp 0)", "rank 1 (pp 0, dp 1, tp 0)", "given different samples")),
+    ("hangs", ("rank 3 (pp 1, dp 1, tp 0)", "did not complete within 2 s")),
+    ("leaves", ("rank 3 (pp 1, dp 1, tp 0): ValueError: no more data", "because another rank left")),
+))
+def test_a_fault_names_its_rank_with_its_coordinates(kind, sentences):
+    from zerocourse.launch.ranks import Ranks
+
+    with Ranks(4, timeout=30) as ranks, pytest.raises(RankError) as raised:
+        ranks.run(failing, kind)
+    said = str(raised.value) + " ".join(failure.message for failure in raised.value.failures)
+    assert all(sentence in said for sentence in sentences), said
+
+
+def wrong(kind):
+    mesh = {"too small": Mesh({"dp": 1}), "no tp": Mesh({"pp": 1, "dp": 2}), "more": Mesh({"pp": 1, "dp": 1, "tp": 1, "cp": 2}),
+            "zb": Mesh({"pp": 2, "dp": 1, "tp": 1}), "not joined": Mesh({"pp": 2, "dp": 1, "tp": 1})}[kind]
+    try:
+        comms = MeshComms(mesh)
+        if kind == "not joined":
+            comms.along("pp", "dp")
+        Parallel3D(whole_model(), comms, adamw, 2, schedule=zb_h1 if kind == "zb" else one_f_one_b)
+    except BadInput as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind, sentence", (
+    ("too small", "has 1 ranks, and there are 2"), ("no tp", "it must have pp, dp and tp"), ("more", "no other of more than one rank: cp"),
+    ("zb", "zb_h1 has the action W"), ("not joined", "there is no Comm along pp and dp yet"),
+))
+def test_what_cannot_be_put_together_is_refused(pool, kind, sentence):
+    assert all(sentence in said for said in pool(2).run(wrong, kind))

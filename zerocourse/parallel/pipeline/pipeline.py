@@ -63,6 +63,11 @@ class Pipeline:
         check(plan, self.comm, cuts, len(layers))
         stages = [PipelineStage(layers, numbers, recompute, seed) for numbers in cuts]
         self.stages = {stage: stages[stage] for stage in plan.stages_of(self.comm.rank)}
+        names: dict[nn.Parameter, str] = {}
+        for number, layer in enumerate(layers):
+            for name, param in layer.named_parameters():
+                names.setdefault(param, f"{number}.{name}")
+        self.names = {param: names[param] for stage in self.stages.values() for param in stage.parameters()}
         tied = tied_weights(stages, plan.owner)
         self.ties = Ties(tied, plan.owner, self.comm)
         self.actions = plan.actions[self.comm.rank]
@@ -87,13 +92,8 @@ class Pipeline:
     # -- what users call ---------------------------------------------------------------------------------------------
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """This rank's parameters, each once, named as in `nn.Sequential(*layers)`."""
-        names: dict[nn.Parameter, str] = {}
-        for stage in self.stages.values():
-            for number, layer in zip(stage.numbers, stage.layers, strict=True):
-                for name, param in layer.named_parameters():
-                    names.setdefault(param, f"{number}.{name}")
-        return {name: param for param, name in names.items()}
+        """This rank's parameters, each once, named as in `nn.Sequential(*layers)`: a shared one as its first layer has it."""
+        return {name: param for param, name in self.names.items()}
 
     def parameters(self) -> list[nn.Parameter]:
         """This rank's parameters, each once: what its optimizer updates."""
