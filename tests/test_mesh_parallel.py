@@ -16,6 +16,7 @@ from zerocourse.parallel.norms import audit
 from zerocourse.parallel.pipeline import Pipeline, one_f_one_b, plan, zb_h1
 from zerocourse.parallel.pipeline.sharded import shard_stages
 from zerocourse.parallel.three_d import Parallel3D
+from zerocourse.parallel.which_axis import which_axis
 from zerocourse.zero.consolidate import state_dict
 
 L, C, T, V, ROWS = 4, 16, 8, 23, 2  # ROWS: of a micro-batch
@@ -225,3 +226,50 @@ def wrong(kind):
 ))
 def test_what_cannot_be_put_together_is_refused(pool, kind, sentence):
     assert all(sentence in said for said in pool(2).run(wrong, kind))
+
+
+def first_loss_after(sizes, planted):
+    """The loss after one step, which the gradients decide."""
+    comms = MeshComms(Mesh(sizes), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, lambda params: torch.optim.SGD(params, lr=1.0), 2, stage=1)
+    for module in trainer.pipeline.stages.values():
+        for flat in module.zero.flats:
+            if planted == "dp":  # the sum in place of the mean
+                flat.divisor = 1
+            if planted == "pp" and len(trainer.pipeline.stages) == 1 and comms.along("pp").rank:  # a scale per boundary
+                flat.divisor *= 2
+    tokens, targets = batch(0, 2 * ROWS * 2)
+    data = comms.along("dp")
+    rows = len(tokens) // data.world_size
+    own = slice(rows * data.rank, rows * (data.rank + 1))
+    trainer.step(tokens[own], targets[own])
+    return trainer.step(tokens[own], targets[own])
+
+
+@pytest.mark.parametrize("planted", ("none", "dp", "pp"))
+def test_the_axis_that_broke_is_named(pool, planted):
+    model = whole_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(2):
+        loss = model(*batch(0, 2 * ROWS * 2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def is_right(mesh):
+        losses = pool(mesh.world_size).run(first_loss_after, mesh.sizes, planted)
+        return all(abs(each - loss.item()) < 1e-9 for each in losses)
+
+    verdict = which_axis(Mesh({"pp": 2, "dp": 2, "tp": 2}), is_right)
+    if planted == "none":
+        assert str(verdict) == "the run on the mesh equals one process"
+    else:
+        assert verdict.broken == [planted] and str(verdict).startswith(f"the fault is along {planted}:")
+
+
+def test_a_fault_of_no_axis_or_of_several_is_told_so():
+    mesh = Mesh({"pp": 2, "tp": 2, "cp": 1})
+    assert "in no axis" in str(which_axis(mesh, lambda mesh: False))
+    assert "pp and tp together" in str(which_axis(mesh, lambda mesh: mesh.world_size < 4))
+    each = which_axis(mesh, lambda mesh: mesh.world_size == 1)
+    assert str(each) == "the run is wrong whichever axis is turned off: pp and tp are each wrong alone"
