@@ -12,6 +12,7 @@ from zerocourse.launch import RankError
 from zerocourse.models.gpt2 import GPT, GPTConfig
 from zerocourse.models.model_layers import model_layers
 from zerocourse.parallel.mesh_comms import MeshComms
+from zerocourse.parallel.mesh_checkpoint import load_on_mesh, save_on_mesh
 from zerocourse.parallel.norms import audit
 from zerocourse.parallel.pipeline import Pipeline, one_f_one_b, plan, zb_h1
 from zerocourse.parallel.pipeline.sharded import shard_stages
@@ -273,3 +274,57 @@ def test_a_fault_of_no_axis_or_of_several_is_told_so():
     assert "pp and tp together" in str(which_axis(mesh, lambda mesh: mesh.world_size < 4))
     each = which_axis(mesh, lambda mesh: mesh.world_size == 1)
     assert str(each) == "the run is wrong whichever axis is turned off: pp and tp are each wrong alone"
+
+
+def steps_on_a_mesh(sizes, stage, path, loads, first, last):
+    comms = MeshComms(Mesh(sizes), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=stage)
+    if loads:
+        load_on_mesh(trainer, path)
+        assert trainer.steps == first
+    data, losses = comms.along("dp"), []
+    for step in range(first, last):
+        tokens, targets = batch(step, 2 * ROWS * 2)
+        rows = len(tokens) // data.world_size
+        own = slice(rows * data.rank, rows * (data.rank + 1))
+        losses.append(trainer.step(tokens[own], targets[own]))
+    save_on_mesh(trainer, path)
+    return losses
+
+
+def test_a_checkpoint_of_one_mesh_loads_on_another(pool, tmp_path):
+    """Two steps on each of five meshes in a row, with other stages of ZeRO, are ten steps of one process."""
+    model, losses = whole_model(), []
+    optimizer = adamw(model.parameters())
+    for step in range(10):
+        loss = model(*batch(step, 2 * ROWS * 2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    seen = []
+    for number, (pp, dp, tp, stage) in enumerate(((2, 2, 1, 1), (1, 4, 1, 3), (2, 1, 2, 2), (1, 1, 1, 0), (4, 1, 1, 1))):
+        sizes = {"pp": pp, "dp": dp, "tp": tp}
+        results = pool(pp * dp * tp).run(steps_on_a_mesh, sizes, stage, tmp_path / "ck", number > 0, 2 * number, 2 * number + 2)
+        seen += results[0]
+    assert seen == pytest.approx(losses, rel=1e-9)
+    assert [path.name for path in tmp_path.iterdir()] == ["ck"]
+
+
+def refused_checkpoint(path, kind):
+    comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 1}), timeout=20)
+    trainer = Parallel3D(whole_model(tied=kind != "untied"), comms, adamw, 2)
+    try:
+        if kind == "cannot write":
+            save_on_mesh(trainer, path / "a file" / "ck")
+        load_on_mesh(trainer, path / ("none" if kind == "none" else "ck"))
+    except BadInput as error:
+        return str(error)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(pool, tmp_path):
+    pool(1).run(steps_on_a_mesh, {"pp": 1, "dp": 1, "tp": 1}, 1, tmp_path / "ck", False, 0, 1)
+    (tmp_path / "a file").write_text("")
+    for kind, sentence in (("none", "it is no checkpoint that save_on_mesh completed"), ("cannot write", "cannot write to"),
+                           ("untied", f"another model: it lacks {TIED}")):
+        assert all(sentence in said for said in pool(2).run(refused_checkpoint, tmp_path, kind)), kind

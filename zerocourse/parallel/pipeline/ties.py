@@ -30,6 +30,10 @@ class Ties:
             if comm.rank != members[0]:
                 weight.param.counts_in_norm = False
 
+    def is_copy(self, param: nn.Parameter) -> bool:
+        """Has another rank the first of it?"""
+        return any(weight.param is param and self.comm.rank != members[0] for weight, members in self.mine)
+
     @torch.no_grad()
     def start_equal(self) -> None:
         """Every copy gets the values of the first stage's."""
