@@ -328,3 +328,32 @@ def test_a_checkpoint_that_does_not_fit_is_refused(pool, tmp_path):
     for kind, sentence in (("none", "it is no checkpoint that save_on_mesh completed"), ("cannot write", "cannot write to"),
                            ("untied", f"another model: it lacks {TIED}")):
         assert all(sentence in said for said in pool(2).run(refused_checkpoint, tmp_path, kind)), kind
+
+
+def fails_to_save(path):
+    """Rank 1 alone cannot write."""
+    from zerocourse.parallel import mesh_checkpoint
+
+    comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 1}), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2)
+    write = mesh_checkpoint.save_file
+
+    def full(tensors, file):
+        raise OSError("no space left on device")
+
+    mesh_checkpoint.save_file = full if comms.rank else write
+    try:
+        save_on_mesh(trainer, path)
+    except BadInput as error:
+        return str(error)
+    finally:
+        mesh_checkpoint.save_file = write
+
+
+def test_a_save_that_fails_leaves_nothing(pool, tmp_path):
+    pool(2).run(steps_on_a_mesh, {"pp": 2, "dp": 1, "tp": 1}, 1, tmp_path / "ck", False, 0, 1)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "ck").iterdir()}
+    said = pool(2).run(fails_to_save, tmp_path / "ck")
+    assert all(each.startswith("rank 1 (pp 1, dp 0, tp 0) cannot write to") and "no space left" in each for each in said)
+    assert [path.name for path in tmp_path.iterdir()] == ["ck"]
+    assert {file.name: file.read_bytes() for file in (tmp_path / "ck").iterdir()} == before

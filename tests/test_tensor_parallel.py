@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.launch import RankError
 from zerocourse.models.gpt2 import GPT, GPTConfig
-from zerocourse.parallel.norms import clip_grad_norm
+from zerocourse.parallel.norms import audit, clip_grad_norm, grad_norm
 from zerocourse.parallel.tensor import (Columns, TensorPlan, counts_here, load_whole_state_dict, tensor_parallel,
                                         whole_state_dict)
 from zerocourse.parallel.tensor.cuts import Cut
@@ -436,3 +437,77 @@ def test_a_cut_covers_every_row_and_counts_each_once():
             cut.put(part, again, rank)
         assert torch.equal(again, whole)
     assert not hasattr(torch.nn.Parameter(torch.zeros(1)), "tensor_cut") and counts_here(torch.zeros(1), Comm())
+
+
+def seeded_by_rank():
+    torch.manual_seed(Comm().rank)
+    model = tensor_parallel(ours(), Comm())
+    return whole_state_dict(model, Comm())
+
+
+def test_ranks_that_were_seeded_differently_begin_alike(pool):
+    one, other = pool(2).run(seeded_by_rank)
+    torch.manual_seed(0)
+    assert all(torch.equal(one[name], other[name]) and torch.equal(one[name], value)
+               for name, value in ours().state_dict().items())
+
+
+def audited_llama():
+    import transformers
+
+    config = transformers.LlamaConfig(vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=1,
+                                      num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=T)
+    model = tensor_parallel(transformers.LlamaForCausalLM(config), Comm())
+    params = dict(model.named_parameters())
+    return audit(params, lambda: grad_norm(params.values(), [Comm()]), Comm())
+
+
+def test_key_value_copies_count_once(pool):
+    pytest.importorskip("transformers")
+    for counted in pool(4).run(audited_llama):
+        assert set(counted.values()) == {1}, counted
+
+
+def recomputed():
+    """Gradients with recomputation of every block, and what it adds to the bytes of a layer."""
+    plain, model = models()
+    comm = Comm()
+    tensor_parallel(model, comm)
+    tokens, targets = next(batches(1))
+    model(tokens, targets)
+    before = comm.elements.copy()
+    for module in model.h:
+        forward = module.forward
+        module.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
+    model(tokens, targets).backward()
+    sent = comm.elements["all_gather"] - before["all_gather"]
+    plain(tokens, targets).backward()
+    for param in model.parameters():
+        param.data = param.grad
+    return apart(whole_state_dict(model, comm), {name: param.grad for name, param in plain.named_parameters()}), sent
+
+
+def test_recomputation_sends_one_all_reduce_more(pool):
+    """Of the two in a layer's forward: torch stops computing again when the backward has what it needs, before the second."""
+    B = 2
+    outside = 2 * B * T * C + 2 * B * T  # embedding, head and loss, as all-gathers and halves of them
+    for difference, sent in pool(2).run(recomputed):
+        assert difference < 1e-13
+        assert sent - outside // 2 == L * 5 * B * T * C // 2
+
+
+def in_half():
+    torch.manual_seed(0)
+    model = ours().bfloat16()
+    comm = Comm()
+    plain = copy.deepcopy(model)
+    tensor_parallel(model, comm, sequence=True)
+    tokens, targets = next(batches(1))
+    loss = model(tokens, targets)
+    loss.backward()
+    return loss.item(), plain(tokens, targets).item(), loss.dtype, model.h[0].ln_1.weight.grad.dtype
+
+
+def test_half_precision(pool):
+    for ours_, theirs, dtype, of_gradient in pool(2).run(in_half):
+        assert ours_ == pytest.approx(theirs, rel=2e-3) and dtype == torch.float32 and of_gradient == torch.bfloat16

@@ -25,8 +25,8 @@ def tensor_parallel(model: nn.Module, comm: Comm | None = None, plan: TensorPlan
     ranks are together, bit for bit, one process's model. Called with targets (or labels), it computes the loss without
     gathering logits; without them it returns the whole logits.
 
-    Sends per layer and micro-batch 4 all-reduces of B·T·C elements, 8·B·T·C·(t - 1)/t in all, and half as many again
-    where activations are recomputed.
+    Sends per layer and micro-batch 4 all-reduces of B·T·C elements, 8·B·T·C·(t - 1)/t in all, and one more where the
+    layer is computed again for its backward (two, where that does not end before its last matrix, as torch's does).
 
     comm: by default of all ranks.   plan: which modules become what, for models that `plans` does not know.
     sequence: cut the tokens between the regions as well: norms, dropouts and residuals hold T/t tokens, and the same
