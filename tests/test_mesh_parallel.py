@@ -1,20 +1,22 @@
 """A mesh in real processes: TP × PP × ZeRO equals one process, sends by axis what the formulas say, and names its ranks."""
 
-import copy
+import json
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from zerocourse.errors import BadInput
 from zerocourse.layout.mesh import BETWEEN, INSIDE, Mesh
 from zerocourse.launch import RankError
+from zerocourse.launch.ranks import Ranks
 from zerocourse.models.gpt2 import GPT, GPTConfig
 from zerocourse.models.model_layers import model_layers
 from zerocourse.parallel.mesh_comms import MeshComms
 from zerocourse.parallel.mesh_checkpoint import load_on_mesh, save_on_mesh
 from zerocourse.parallel.norms import audit
-from zerocourse.parallel.pipeline import Pipeline, one_f_one_b, plan, zb_h1
+from zerocourse.parallel.pipeline import Pipeline, interleaved, one_f_one_b, plan, zb_h1
 from zerocourse.parallel.pipeline.sharded import shard_stages
 from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.parallel.which_axis import which_axis
@@ -67,9 +69,10 @@ def layer_values(model):
     return [param for layer in model_layers(model) for _, param in layer.named_parameters()]
 
 
-def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence):
+def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence, chunks=1):
     comms = MeshComms(Mesh.ordered("megatron", sizes, per_node=2), timeout=20)
-    trainer = Parallel3D(whole_model(tied), comms, adamw, micro_batches, stage=stage, sequence=sequence, clip=clip)
+    trainer = Parallel3D(whole_model(tied), comms, adamw, micro_batches, stage=stage, sequence=sequence, clip=clip,
+                         schedule=interleaved if chunks > 1 else one_f_one_b, chunks=chunks)
     data, losses, norms = comms.along("dp"), [], []
     rows = ROWS * micro_batches
     for step in range(steps):
@@ -86,15 +89,15 @@ def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence):
     return losses, norms, weights, comms.sent
 
 
-@pytest.mark.parametrize("sizes, stage, tied, sequence", (
-    ({"pp": 2, "tp": 2}, 1, True, False), ({"pp": 2, "dp": 2}, 0, True, False), ({"pp": 2, "dp": 2}, 1, True, False),
+@pytest.mark.parametrize("sizes, stage, tied, sequence, chunks", [each if len(each) == 5 else (*each, 1) for each in (
+    ({"pp": 2, "tp": 2}, 1, True, False), ({"pp": 2, "dp": 2}, 2, True, False, 2), ({"pp": 2, "dp": 2}, 0, True, False), ({"pp": 2, "dp": 2}, 1, True, False),
     ({"pp": 2, "dp": 2}, 2, True, False), ({"pp": 2, "dp": 2}, 3, True, False), ({"dp": 2, "tp": 2}, 3, False, True),
     ({"pp": 2, "dp": 2, "tp": 2}, 1, True, True), ({"pp": 2, "dp": 2, "tp": 2}, 3, False, False),
-))
-def test_equals_one_process(pool, sizes, stage, tied, sequence):
+)])
+def test_equals_one_process(pool, sizes, stage, tied, sequence, chunks):
     steps, clip, micro_batches = 2, 0.5, 2
     ranks = torch.Size(sizes.values()).numel()
-    results = pool(ranks).run(on_a_mesh, sizes, stage, micro_batches, steps, clip, tied, sequence)
+    results = pool(ranks).run(on_a_mesh, sizes, stage, micro_batches, steps, clip, tied, sequence, chunks)
     losses, norms, weights = one_process(steps, ROWS * micro_batches * sizes.get("dp", 1), clip, tied)
     seen = set()
     for rank, (ours, our_norms, values, _) in enumerate(results):
@@ -180,7 +183,7 @@ def failing(kind):
     trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=1)
     tokens, targets = batch(0, 2 * ROWS)
     if kind == "other samples" and comms.rank == 3:
-        targets = targets + 1
+        targets = targets.flip(0)  # the same rows, in another order
     if kind == "hangs" and comms.rank == 3:
         import time
 
@@ -201,8 +204,6 @@ def failing(kind):
     ("leaves", ("rank 3 (pp 1, dp 1, tp 0): ValueError: no more data", "because another rank left")),
 ))
 def test_a_fault_names_its_rank_with_its_coordinates(kind, sentences):
-    from zerocourse.launch.ranks import Ranks
-
     with Ranks(4, timeout=30) as ranks, pytest.raises(RankError) as raised:
         ranks.run(failing, kind)
     said = str(raised.value) + " ".join(failure.message for failure in raised.value.failures)
@@ -308,6 +309,9 @@ def test_a_checkpoint_of_one_mesh_loads_on_another(pool, tmp_path):
         results = pool(pp * dp * tp).run(steps_on_a_mesh, sizes, stage, tmp_path / "ck", number > 0, 2 * number, 2 * number + 2)
         seen += results[0]
     assert seen == pytest.approx(losses, rel=1e-9)
+    files = [file for file in (tmp_path / "ck").iterdir() if file.suffix == ".safetensors"]
+    written = [name for file in files for name in load_file(file)]
+    assert sorted(written) == sorted(json.loads((tmp_path / "ck" / "index.json").read_text())["files"]), "each of them once"
     assert [path.name for path in tmp_path.iterdir()] == ["ck"]
 
 
@@ -357,3 +361,39 @@ def test_a_save_that_fails_leaves_nothing(pool, tmp_path):
     assert all(each.startswith("rank 1 (pp 1, dp 0, tp 0) cannot write to") and "no space left" in each for each in said)
     assert [path.name for path in tmp_path.iterdir()] == ["ck"]
     assert {file.name: file.read_bytes() for file in (tmp_path / "ck").iterdir()} == before
+
+
+def overflowing(stage):
+    """An overflow on one rank of the mesh: which ranks see a norm that is not finite?"""
+    comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 2}), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=stage)
+    trainer.pipeline.step(*batch(0, 2 * ROWS))
+    if comms.rank == 3:
+        next(flat for module in trainer.pipeline.stages.values() for flat in module.zero.flats
+             if flat.counts_in_norm).grad_shard[0] = float("inf")
+    return float(trainer.pipeline.grad_norm())
+
+
+def test_an_overflow_on_one_rank_is_seen_by_all(pool):
+    """By it a loss scaler skips the step, which all ranks must do or none."""
+    for stage in (0, 1, 3):
+        assert pool(4).run(overflowing, stage) == [float("inf")] * 4
+
+
+def one_axis_disagrees():
+    """Rank 3 gathers along its tp axis more than its peer does."""
+    comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 2}), timeout=2)
+    from zerocourse.layout.rankmap import Layout
+
+    comm = comms.along("tp")
+    for elements in (8, 16 if comms.rank == 3 else 8):
+        comm.all_gather(torch.zeros(elements), Layout.split(elements, 2), "weights").wait()
+
+
+@pytest.mark.ranks_may_differ
+def test_ranks_that_disagree_along_one_axis_are_named_with_their_coordinates():
+    with Ranks(4, timeout=30) as ranks, pytest.raises(RankError) as raised:
+        ranks.run(one_axis_disagrees)
+    said = str(raised.value) + " ".join(failure.message for failure in raised.value.failures)
+    assert "rank 2 (pp 1, dp 0, tp 0) was in all_gather of weights (8 float32)" in said, said
+    assert "rank 3 (pp 1, dp 0, tp 1) was in all_gather of weights (16 float32)" in said

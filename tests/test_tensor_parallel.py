@@ -402,7 +402,7 @@ def test_what_cannot_be_cut_is_refused_with_a_sentence(pool, wrong):
 def given_other_samples():
     model = tensor_parallel(ours(), Comm())
     try:
-        model(torch.full((1, T), Comm().rank))
+        model(torch.arange(T).roll(Comm().rank)[None])  # the same tokens, in another order
     except BadInput as error:
         return str(error)
 
@@ -420,7 +420,7 @@ def odd_tokens():
 
 
 def test_ranks_of_one_group_read_the_same_samples(pool):
-    assert all("one tensor-parallel group were given different samples" in said for said in pool(2).run(given_other_samples))
+    assert all("rank 1 of the tensor-parallel group have parts of one model and were given different samples" in said.replace("rank 1 of the tensor-parallel group and rank 0", "rank 0 of the tensor-parallel group and rank 1") for said in pool(2).run(given_other_samples))
     assert all("was cut before" in said for said in pool(2).run(cut_twice))
     assert all("the 5 tokens of a sample among 2 ranks" in said for said in pool(2).run(odd_tokens))
 
@@ -452,20 +452,24 @@ def test_ranks_that_were_seeded_differently_begin_alike(pool):
                for name, value in ours().state_dict().items())
 
 
-def audited_llama():
+def audited_llama(planted):
     import transformers
 
     config = transformers.LlamaConfig(vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=1,
                                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=T)
     model = tensor_parallel(transformers.LlamaForCausalLM(config), Comm())
     params = dict(model.named_parameters())
+    for param in params.values():
+        param.counts_in_norm |= planted and hasattr(param, "tensor_cut")
     return audit(params, lambda: grad_norm(params.values(), [Comm()]), Comm())
 
 
 def test_key_value_copies_count_once(pool):
     pytest.importorskip("transformers")
-    for counted in pool(4).run(audited_llama):
+    for counted in pool(4).run(audited_llama, False):
         assert set(counted.values()) == {1}, counted
+    for counted in pool(4).run(audited_llama, True):
+        assert {name.split(".")[-2] for name, times in counted.items() if times == 2} == {"k_proj", "v_proj"}
 
 
 def recomputed():

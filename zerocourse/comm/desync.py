@@ -83,7 +83,7 @@ class DesyncReport:
                 return self._left(call)
             peers = self.where_peers_are(answers, "was", gone=not late)
         except RuntimeError:
-            return CollectiveError(f"{kind} {what}: rank {self.rank} was in {call}, and the other ranks could "
+            return CollectiveError(f"{kind} {what}: {self.names[self.rank]} was in {call}, and the other ranks could "
                                    "not be asked, because the process that kept the store is gone")
         ranks = sorted([(self.rank, f"{self.names[self.rank]} was in {call}"), *zip(self.peers, peers, strict=True)])
         calls = {(call, True), *((answer["call"], answer["here"]) for answer in answers.values() if answer["call"])}

@@ -18,6 +18,7 @@ from ..models.model_layers import model_layers
 from .mesh_comms import MeshComms
 from .pipeline import Pipeline, one_f_one_b, plan
 from .pipeline.sharded import shard_stages
+from .same_samples import check_same_samples
 from .tensor import tensor_parallel
 
 AXES = ("pp", "dp", "tp")
@@ -53,7 +54,8 @@ class Parallel3D:
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         """One optimizer step on this replica's rows. Returns the mean loss of all replicas, the same on every rank."""
         if not self.steps:
-            self.check_same_samples(inputs, targets)
+            ranks = self.comms.mesh.group_of(self.comms.rank, "pp", "tp")
+            check_same_samples((inputs, targets), self.replica, lambda member: self.comms.mesh.name(ranks[member]))
         loss = self.pipeline.step(inputs, targets)
         if self.clip is not None:
             self.norm = self.pipeline.clip_grad_norm(self.clip)
@@ -62,13 +64,3 @@ class Parallel3D:
         self.steps += 1
         data = self.comms.along("dp")
         return sum(data.all_gather_object(loss)) / data.world_size
-
-    def check_same_samples(self, *values: Tensor) -> None:
-        """Data differ from replica to replica, and not inside of one, which would train on a mixture of both."""
-        sums = [[list(value.shape), value.double().sum().item()] for value in values]
-        for member, others in enumerate(self.replica.all_gather_object(sums)):
-            if others != sums:
-                mesh, rank = self.comms.mesh, self.comms.rank
-                other = mesh.group_of(rank, "pp", "tp")[member]
-                raise BadInput(f"{mesh.name(rank)} and {mesh.name(other)} belong to one replica and were given different "
-                               "samples: those differ along dp alone")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...comm import Comm
 from ...errors import BadInput
+from ..same_samples import check_same_samples
 from . import regions
 from .cuts import Cut, counts_here, gathered, sum_over_copies
 from .masks import own_masks
@@ -209,11 +210,6 @@ def same_samples(model: nn.Module, comm: Comm) -> None:
 
     def before(model, args, kwargs):
         handle.remove()
-        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        sums = [[list(value.shape), value.detach().double().sum().item()] for value in inputs]
-        for rank, others in enumerate(comm.all_gather_object(sums)):
-            if others != sums:
-                raise BadInput(f"ranks {comm.rank} and {rank} of one tensor-parallel group were given different samples: "
-                               "data differ from group to group, and not inside of one")
+        check_same_samples((*args, *kwargs.values()), comm, "rank {} of the tensor-parallel group".format)
 
     handle = model.register_forward_pre_hook(before, with_kwargs=True)
