@@ -100,7 +100,28 @@ class Comm:
         return Handle(self, "reduce_scatter", unit, nbytes, call, tensor, works, finish,
                       backend.received_bytes(tensor, layout))
 
-    # -- from one rank to another: pipelines ---------------------------------------------------------------------------
+    # -- what every rank has for every other: Ulysses ------------------------------------------------------------------
+
+    def all_to_all(self, tensor: torch.Tensor, into: torch.Tensor, unit: str) -> Handle:
+        """Row r of `tensor` (N, ...) goes to rank r, and row r of `into` comes from rank r. Sends (N-1) of the N rows.
+
+        Both are contiguous, of one shape and dtype, and apart in memory. Until `wait` returns, `tensor` may not be
+        changed and `into` not be read. Raises BadInput for any other shape.
+        """
+        if tensor.shape != into.shape or tensor.dtype != into.dtype or tensor.shape[:1] != (self.world_size,):
+            raise BadInput(f"the all_to_all of {unit} on {self.world_size} ranks has a tensor of {tuple(tensor.shape)} "
+                           f"{tensor.dtype} and one of {tuple(into.shape)} {into.dtype}: both must have a row for each "
+                           "rank, the same shape and the same dtype")
+        call = self._next("all_to_all", unit, tensor)
+        real = tensor.numel() - tensor[self.rank].numel()
+        nbytes = self._count("all_to_all", tensor, real, real)
+        by_rank = (self.world_size, tensor.numel() // self.world_size)
+        rows, received = tensor.detach().view(by_rank), into.detach().view(by_rank)
+        with self._explained(call):
+            works, finish = self._backend(rows).all_to_all(rows, received, call)
+        return Handle(self, "all_to_all", unit, nbytes, call, rows, works, finish)
+
+    # -- from one rank to another: pipelines, rings ----------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, to: int, unit: str) -> Handle:
         """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit,
