@@ -24,4 +24,4 @@ def token_loss(logits_BTV: Tensor, targets_BT: Tensor, comm: Comm) -> Tensor:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = F.cross_entropy(logits, targets_BT.flatten(), ignore_index=NO_LABEL, reduction="sum")
     count = comm.all_reduce((targets_BT != NO_LABEL).sum())
-    return total * (comm.world_size / count.clamp(min=1))
+    return total * comm.world_size / count.clamp(min=1)  # from left to right: whole numbers are divided in fp32
