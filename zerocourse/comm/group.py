@@ -75,6 +75,7 @@ class Comm:
         nbytes = self._count("all_gather", tensor, others * layout.real(self.rank), others * (own.stop - own.start))
         with self._explained(call):
             works, finish = self._backend(tensor).all_gather(tensor, layout, call)
+        self._note_messages(works)
         return Handle(self, "all_gather", unit, nbytes, call, tensor, works, finish)
 
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, unit: str, into: torch.Tensor | None = None,
@@ -91,6 +92,7 @@ class Comm:
         backend = self._backend(tensor)
         with self._explained(call):
             works, add = backend.reduce_scatter(tensor, layout, into, call)
+        self._note_messages(works)
 
         def finish() -> None:
             result = add()
@@ -119,6 +121,7 @@ class Comm:
         rows, received = tensor.detach().view(by_rank), into.detach().view(by_rank)
         with self._explained(call):
             works, finish = self._backend(rows).all_to_all(rows, received, call)
+        self._note_messages(works)
         return Handle(self, "all_to_all", unit, nbytes, call, rows, works, finish)
 
     # -- from one rank to another: pipelines, rings ----------------------------------------------------------------------
@@ -136,7 +139,7 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {to: flat}, {})
-        self._note_messages(works)
+        self._note_messages(works, calls=0)
         return Handle(self, "send", unit, tensor.nbytes, call, flat, works, finish)
 
     def recv(self, tensor: torch.Tensor, source: int, unit: str) -> Handle:
@@ -145,12 +148,14 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {}, {source: flat})
-        self._note_messages(works)
+        self._note_messages(works, calls=0)
         return Handle(self, "recv", unit, 0, call, flat, works, finish)
 
-    def _note_messages(self, works: list) -> None:
+    def _note_messages(self, works: list, calls: int = 1) -> None:
+        """Let these works count as so many calls. A collective counts once on every rank, however many messages it is:
+        of a broadcast the first rank has more than the others, and a rank whose slice is empty has fewer."""
         if self.report is not None:  # a simulated Comm has no group
-            messages[self._group()] = messages.get(self._group(), 0) + len(works)
+            messages[self._group()] = messages.get(self._group(), 0) + len(works) - calls
 
     def _message(self, verb: str, source: int, to: int, unit: str, tensor: torch.Tensor) -> tuple[str, str]:
         """What this rank calls a message, and what both its ends call it: one of another size or number never matches.
@@ -248,6 +253,7 @@ class Comm:
         flat = values.detach().reshape(-1)  # a view of `values` if they are contiguous
         with self._explained(call):
             works, finish = start(flat, call)
+        self._note_messages(works)
         self.complete(works, call, flat)
         finish()
         if not in_one_piece:
