@@ -249,7 +249,7 @@ def check(found: list, expected: tuple[dict, list[float]], tolerance: float) -> 
         assert worst < tolerance
 
 
-@pytest.mark.parametrize("ranks, stages", ((2, (0, 1, 3)), (3, (3,)), (4, (1, 3))))
+@pytest.mark.parametrize("ranks, stages", ((2, (0, 1, 3)), (3, (0, 1, 3)), (4, (0, 1, 3))))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_under_zero_equals_one_process(pool, kind, ranks, stages):
     expected = alone("gpt", torch.float64)
