@@ -76,6 +76,7 @@ class Comm:
         nbytes = self._count("all_gather", tensor, others * layout.real(self.rank), others * (own.stop - own.start))
         with self._explained(call):
             works, finish = self._backend(tensor).all_gather(tensor, layout, call)
+        self._note_messages(works)
         return Handle(self, "all_gather", unit, nbytes, call, tensor, works, finish)
 
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, unit: str, into: torch.Tensor | None = None,
@@ -92,6 +93,7 @@ class Comm:
         backend = self._backend(tensor)
         with self._explained(call):
             works, add = backend.reduce_scatter(tensor, layout, into, call)
+        self._note_messages(works)
 
         def finish() -> None:
             result = add()
@@ -101,7 +103,29 @@ class Comm:
         return Handle(self, "reduce_scatter", unit, nbytes, call, tensor, works, finish,
                       backend.received_bytes(tensor, layout))
 
-    # -- from one rank to another: pipelines ---------------------------------------------------------------------------
+    # -- what every rank has for every other: Ulysses ------------------------------------------------------------------
+
+    def all_to_all(self, tensor: torch.Tensor, into: torch.Tensor, unit: str) -> Handle:
+        """Row r of `tensor` (N, ...) goes to rank r, and row r of `into` comes from rank r. Sends (N-1) of the N rows.
+
+        Both are contiguous, of one shape and dtype, and apart in memory. Until `wait` returns, `tensor` may not be
+        changed and `into` not be read. Raises BadInput for any other shape.
+        """
+        if tensor.shape != into.shape or tensor.dtype != into.dtype or tensor.shape[:1] != (self.world_size,):
+            raise BadInput(f"the all_to_all of {unit} on {self.world_size} ranks has a tensor of {tuple(tensor.shape)} "
+                           f"{tensor.dtype} and one of {tuple(into.shape)} {into.dtype}: both must have a row for each "
+                           "rank, the same shape and the same dtype")
+        call = self._next("all_to_all", unit, tensor)
+        real = tensor.numel() - tensor[self.rank].numel()
+        nbytes = self._count("all_to_all", tensor, real, real)
+        by_rank = (self.world_size, tensor.numel() // self.world_size)
+        rows, received = tensor.detach().view(by_rank), into.detach().view(by_rank)
+        with self._explained(call):
+            works, finish = self._backend(rows).all_to_all(rows, received, call)
+        self._note_messages(works)
+        return Handle(self, "all_to_all", unit, nbytes, call, rows, works, finish)
+
+    # -- from one rank to another: pipelines, rings ----------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, to: int, unit: str) -> Handle:
         """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit,
@@ -116,7 +140,7 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {to: flat}, {})
-        self._note_messages(works)
+        self._note_messages(works, calls=0)
         return Handle(self, "send", unit, tensor.nbytes, call, flat, works, finish)
 
     def recv(self, tensor: torch.Tensor, source: int, unit: str) -> Handle:
@@ -125,12 +149,14 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {}, {source: flat})
-        self._note_messages(works)
+        self._note_messages(works, calls=0)
         return Handle(self, "recv", unit, 0, call, flat, works, finish)
 
-    def _note_messages(self, works: list) -> None:
+    def _note_messages(self, works: list, calls: int = 1) -> None:
+        """Let these works count as so many calls. A collective counts once on every rank, however many messages it is:
+        of a broadcast the first rank has more than the others, and a rank whose slice is empty has fewer."""
         if self.report is not None:  # a simulated Comm has no group
-            messages[self._group()] = messages.get(self._group(), 0) + len(works)
+            messages[self._group()] = messages.get(self._group(), 0) + len(works) - calls
 
     def _message(self, verb: str, source: int, to: int, unit: str, tensor: torch.Tensor) -> tuple[str, str]:
         """What this rank calls a message, and what both its ends call it: one of another size or number never matches.
@@ -228,6 +254,7 @@ class Comm:
         flat = values.detach().reshape(-1)  # a view of `values` if they are contiguous
         with self._explained(call):
             works, finish = start(flat, call)
+        self._note_messages(works)
         self.complete(works, call, flat)
         finish()
         if not in_one_piece:
