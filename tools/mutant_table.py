@@ -75,7 +75,7 @@ MUTANTS = [
          "comm.py::test_two_comms_side_by_side_in_subgroups"),
         ("issued without sizes", "self.issued.append((verb, unit, tensor.numel(), tensor.dtype))",
          "self.issued.append((verb, unit, 0, None))", "comm.py::test_a_comm_remembers_what_it_issued_in_order"),
-        ("messages count as collectives", "messages[self._group()] = messages.get(self._group(), 0) + len(works)", "pass",
+        ("messages count as collectives", "messages[self._group()] = messages.get(self._group(), 0) + len(works) - calls", "pass",
          "messages.py::test_ranks_with_different_numbers_of_messages_live_on"),
         ("messages of one name are one", "self._calls[name] += 1", "self._calls[name] = 1",
          "messages.py::test_messages_arrive_and_are_counted"),
