@@ -397,3 +397,24 @@ def test_ranks_that_disagree_along_one_axis_are_named_with_their_coordinates():
     said = str(raised.value) + " ".join(failure.message for failure in raised.value.failures)
     assert "rank 2 (pp 1, dp 0, tp 0) was in all_gather of weights (8 float32)" in said, said
     assert "rank 3 (pp 1, dp 0, tp 1) was in all_gather of weights (16 float32)" in said
+
+
+def readme_says():
+    import contextlib
+    import io
+    import re
+    from pathlib import Path
+
+    code = next(block for block in re.findall("```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.S)
+                if "train_3d.py" in block)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):  # these ranks have a process group already
+        exec(re.sub(r"torch.distributed.(init|destroy)_process_group\(\)", "", code), {})
+    return said.getvalue().splitlines()
+
+
+def test_the_readmes_eight_ranks_train(pool):
+    results = pool(8).run(readme_says)
+    losses = [[line.split("loss ")[1].split(",")[0] for line in lines] for lines in results]
+    assert len(losses[0]) == 3 and all(each == losses[0] for each in losses)
+    assert all("'pp': " in line and "rank " in line for lines in results for line in lines)
