@@ -10,6 +10,7 @@ A rank that fails, and a rank that is waited for, is named with its coordinates:
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -68,13 +69,17 @@ class MeshComms:
 
     @property
     def sent(self) -> dict[str, int]:
-        """Bytes of data that this rank sent along each axis, or axes, without padding and metadata."""
-        return {"+".join(axes): sum(comm.sent.values()) for axes, comm in self._comms.items()}
+        """Bytes of data that this rank sent along each axis, without padding and metadata; along joined ones, where it did."""
+        return self._by_axis(lambda comm: comm.sent)
 
     @property
     def elements(self) -> dict[str, int]:
         """The same in elements."""
-        return {"+".join(axes): sum(comm.elements.values()) for axes, comm in self._comms.items()}
+        return self._by_axis(lambda comm: comm.elements)
+
+    def _by_axis(self, counts: Callable[[Comm], Counter]) -> dict[str, int]:
+        sums = {axes: sum(counts(comm).values()) for axes, comm in self._comms.items()}
+        return {"+".join(axes): total for axes, total in sums.items() if total or len(axes) == 1}
 
     @property
     def sent_over(self) -> dict[str, int]:
