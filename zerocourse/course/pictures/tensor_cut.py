@@ -38,7 +38,7 @@ def cuts_of(model: nn.Module, names: Sequence[str]) -> list[CutWeight]:
 
 def tensor_cut(weights: Sequence[CutWeight], between: Sequence[str] = (), parts: Sequence[str] = (),
                borders: bool = True) -> Shown:
-    """One or two weights that a tensor passes one after the other, as torch stores them: a row per output.
+    """One or two weights that a tensor passes one after the other, as torch stores them, with a row per output.
 
     between: what stands between each two of them, such as ("GELU",).   parts: names of the matrices side by side in one,
     where a rank has a piece of each, such as ("q", "k", "v").   borders: with f before and g after them.
@@ -57,7 +57,8 @@ def tensor_cut(weights: Sequence[CutWeight], between: Sequence[str] = (), parts:
             x = named_arrow(drawing, x, middle, between[number - 1])
         x = one_weight(drawing, weight, x, middle, scale, parts)
     if borders:
-        border(drawing, x, middle, "g", inward=False)
+        x = border(drawing, x, middle, "g", inward=False)
+    drawing.width = min(drawing.width, x + 2)
     words = " ".join(described(weight) for weight in weights)
     return Shown(words, svg=svg.still(drawing, "Which rank has which part", words))
 
