@@ -50,6 +50,18 @@ def test_words_say_who_has_what(pool):
     assert "<circle" not in tensor_cut(pool(2).run(cuts, *LAYERS)[0], ["attention"], borders=False).svg
 
 
+def test_weights_share_one_scale():
+    wide, tall = CutWeight("a.weight", (2, 4), Cut.even(0, 2, 2)), CutWeight("b.weight", (8, 4), Cut.even(1, 4, 2))
+    boxes = BOX.findall(tensor_cut([wide, tall], [""]).svg)
+    assert [(float(box[2]), float(box[3])) for box in boxes] == [(112, 28)] * 2 + [(56, 224)] * 2
+
+
+def test_the_picture_ends_where_the_drawing_does():
+    drawn = tensor_cut([CutWeight("a.weight", (4, 4), Cut.even(0, 4, 2))], borders=False).svg
+    right = max(float(x) + float(wide) for x, _, wide, *_ in BOX.findall(drawn))
+    assert right < float(re.search(r'viewBox="0 0 (\S+) ', drawn)[1]) < right + 10
+
+
 def test_what_is_not_there_is_not_drawn():
     weight = CutWeight("w.weight", (4, 4), Cut.even(0, 4, 2))
     with pytest.raises(BadInput, match="0 weights and 0 words"):

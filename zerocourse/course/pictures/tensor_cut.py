@@ -44,7 +44,7 @@ def tensor_cut(weights: Sequence[CutWeight], between: Sequence[str] = (), parts:
     where a rank has a piece of each, such as ("q", "k", "v").   borders: with f before and g after them.
     All weights are drawn on one scale. Raises BadInput where there is nothing to draw, or not one `between` per gap.
     """
-    if not weights or len(between) != len(weights) - 1:
+    if len(between) != len(weights) - 1:
         raise BadInput(f"there are {len(weights)} weights and {len(between)} words between them: there must be one weight "
                        "at least, and one word fewer than weights")
     scale = LONGEST / max(side for weight in weights for side in weight.shape)
