@@ -271,6 +271,24 @@ def test_a_norm_counts_every_element_once(pool):
         assert squared == pytest.approx(elements, rel=1e-12)
 
 
+def counted_everywhere():
+    """A norm that forgets the marks, and the names that it should count once."""
+    _, model = models(heads=4)
+    comm, params = Comm(), dict(tensor_parallel(model, Comm()).named_parameters())
+
+    def everything():
+        return comm.all_reduce(sum(param.grad.double().square().sum() for param in params.values())).sqrt()
+
+    return audit(params, everything, comm), [name for name, param in params.items() if hasattr(param, "tensor_cut")]
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_the_audit_names_what_every_rank_counts(pool, ranks):
+    """Four times, too, which is no digit in base 4."""
+    for counted, cut in pool(ranks).run(counted_everywhere):
+        assert cut and counted == {name: 1 if name in cut else ranks for name in counted}
+
+
 def saved_here():
     plain, model = models(heads=12)
     comm = Comm()

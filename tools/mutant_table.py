@@ -54,6 +54,8 @@ FP16 = "precision.py::test_fp16_trains_as_fp32_does_at_all_stages_under_any_scal
 OVERFLOW = "precision.py::test_trap_17_an_overflow_on_one_rank_is_one_everywhere"
 CONTEXT = "context_parallel.py::test_"
 SCALES = "precision.py::test_the_scale_follows_its_rules"
+DRAWN_CUT = "tensor_pictures.py::test_every_piece_of_every_rank_is_drawn_where_it_lies_in_the_weight"
+CUT_WORDS = "tensor_pictures.py::test_words_say_who_has_what"
 
 MUTANTS = [
     # -- comm ----------------------------------------------------------------------------------------------------------
@@ -1531,5 +1533,25 @@ MUTANTS = [
     *of("formulas/activations.py",
         ("tensor parallelism recomputes half", "8 + 4 * recompute", "8 + 2 * recompute",
          "claims.py::test_tensor_parallel_traffic_crosses_zero_3_at_four_and_a_half_widths"),
+    ),
+    *of("parallel/norms.py",
+        ("a digit for each, on any number of ranks", "if 4 ** digits > comm.world_size", "if True",
+         "tensor_parallel.py::test_the_audit_names_what_every_rank_counts[4]"),
+    ),
+    *of("course/pictures/tensor_cut.py",
+        ("columns are drawn as rows", "if weight.cut.dim == 0 else (left + at, top, long, out)",
+         "if True else (left + at, top, long, out)", DRAWN_CUT),
+        ("a scale for each weight", "max(side for weight in weights for side in weight.shape)", "max(weights[0].shape)",
+         "tensor_pictures.py::test_weights_share_one_scale"),
+        ("all pieces at the top", "at, long = rows.start * scale, len(rows) * scale", "at, long = 0, len(rows) * scale",
+         DRAWN_CUT),
+        ("a rank's own shape", "tuple(cut.shape(params[name]))", "tuple(params[name].shape)", CUT_WORDS),
+        ("columns are called rows", 'kind = "columns" if weight.cut.dim else "rows"', 'kind = "rows"', CUT_WORDS),
+        ("wider than what is drawn", "    drawing.width = min(drawing.width, x + 2)\n", "",
+         "tensor_pictures.py::test_the_picture_ends_where_the_drawing_does"),
+    ),
+    *of("course/tensor_peer.py",
+        ("three inputs for q, k and v", "plan |= {} if apart else", "plan |= {} if True else",
+         "tensor_pictures.py::test_torch_computes_the_same_with_so_many_collectives[one input for q, k and v-expected1]"),
     ),
 ]

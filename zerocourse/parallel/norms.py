@@ -6,7 +6,8 @@ is marked by `param.counts_in_norm = False` (tensor parallelism and the ties of 
 it). Count it on every rank and the norm is too large, so that everything is clipped too much; and nothing tells.
 
 `audit` tells. It gives parameter i the gradient 2^i in one element and 0 elsewhere. The squared norm is then the sum of
-c_i · 4^i, and its digits in base 4 say how often each parameter was counted (0 to 3 times).
+c_i · 4^i, and its digits in base 4 say how often each parameter was counted (0 to 3 times). On four ranks or more, each
+of which may count it, a parameter has two digits, or more.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ..comm import Comm
 from ..zero.ddp import DataParallel
 
-AT_ONCE = 10  # parameters in one norm: 4^10 and its digits are exact in fp32, after a square root, too
+DIGITS = 10  # in base 4, of one norm: 4^10 and its digits are exact in fp32, after a square root, too
 
 
 @torch.no_grad()
@@ -52,14 +53,14 @@ def audit(params: Mapping[str, nn.Parameter], norm: Callable[[], float | Tensor]
     comm: of all ranks.   stages: of ZeRO, where they have the gradients. All gradients are lost.
     """
     names = list(dict.fromkeys(name for names in comm.all_gather_object(list(params)) for name in names))
-    counted = {}
-    for first in range(0, len(names), AT_ONCE):
-        now = {name: 2.0 ** digit for digit, name in enumerate(names[first:first + AT_ONCE])}
+    counted, each = {}, next(digits for digits in range(1, DIGITS + 1) if 4 ** digits > comm.world_size)
+    for first in range(0, len(names), DIGITS // each):
+        now = {name: 2.0 ** (each * place) for place, name in enumerate(names[first:first + DIGITS // each])}
         plant({params[name]: value if has_first(params[name]) else 0.0 for name, value in now.items() if name in params},
               list(params.values()), stages)
         squared = round(float(norm()) ** 2)
         for name in now:
-            squared, counted[name] = divmod(squared, 4)
+            squared, counted[name] = divmod(squared, 4 ** each)
     return counted
 
 
