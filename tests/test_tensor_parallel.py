@@ -533,3 +533,12 @@ def in_half():
 def test_half_precision(pool):
     for ours_, theirs, dtype, of_gradient in pool(2).run(in_half):
         assert ours_ == pytest.approx(theirs, rel=2e-3) and dtype == torch.float32 and of_gradient == torch.bfloat16
+
+
+def test_torchs_own_trains_alike():
+    """The bench's two sides compute the same thing."""
+    from zerocourse.bench.tensor_speed import measure
+
+    found = measure(GPTConfig(1, 4, C, block_size=T, vocab_size=V, tied=False), 2, 2, 2)
+    assert len({round(each["loss"], 4) for each in found.values()}) == 1 and len(found) == 3
+    assert all(each["seconds"] > 0 and each["ratio"] > 0 for each in found.values()) and found["ours"]["ratio"] == 1
