@@ -776,7 +776,7 @@ def leaves(waiting_in: str, leaving: list[int]) -> tuple[float, str]:
 def test_only_the_first_reason_to_leave_is_kept():
     """A rank that failed because another one left has nothing to add."""
     report = object.__new__(desync.DesyncReport)  # without a group
-    report.rank, report.store = 1, dist.HashStore()
+    report.rank, report.names, report.store = 1, ["rank 0", "rank 1"], dist.HashStore()
     report.tell("the disk is full")
     report.tell("rank 0 is gone")
     assert json.loads(report.store.get("left")) == [False, "rank 1: the disk is full"]

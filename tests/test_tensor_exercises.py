@@ -32,7 +32,7 @@ def test_two_cut_layers_are_those_of_one_process():
 
 def test_a_cut_loss_is_torchs():
     for each in seen("16.3"):
-        assert each["loss"] == pytest.approx(each["_wanted"], rel=1e-4) and not each["too much"]
+        assert each["loss"] == pytest.approx(each["_wanted"], rel=1e-4) and each["gradient"] == 0 and not each["too much"]
 
 
 def test_each_part_is_counted_once():

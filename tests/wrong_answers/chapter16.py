@@ -43,14 +43,22 @@ def with_a_mean_of_its_own(logits_NV, targets_N, start, vocabulary, smoothing, c
         if start <= word < start + logits_NV.shape[1]:
             picked[n] = log_p[n, word - start]
     loss = -(1 - smoothing) * comm.all_reduce(picked) - smoothing * log_p.mean(dim=1)
-    return loss[targets_N != -100].mean()
+    counted = targets_N != -100
+    gradient = log_p.exp() - smoothing / logits_NV.shape[1]
+    for n, word in enumerate(targets_N.tolist()):
+        if start <= word < start + logits_NV.shape[1]:
+            gradient[n, word - start] -= 1 - smoothing
+    return loss[counted].mean(), gradient * counted[:, None] / counted.sum()
 
 
 @wrong("16.3", "gathered")
 def with_all_logits(logits_NV, targets_N, start, vocabulary, smoothing, comm):
     every = torch.zeros(len(targets_N), vocabulary)
     every[:, start:start + logits_NV.shape[1]] += logits_NV
-    return F.cross_entropy(comm.all_reduce(every), targets_N, label_smoothing=smoothing)
+    every = comm.all_reduce(every).requires_grad_()
+    loss = F.cross_entropy(every, targets_N, label_smoothing=smoothing)
+    gradient, = torch.autograd.grad(loss, every)
+    return loss.detach(), gradient[:, start:start + logits_NV.shape[1]]
 
 
 @wrong("16.4", "row biases are cut")

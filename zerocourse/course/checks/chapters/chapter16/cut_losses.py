@@ -21,8 +21,9 @@ def loss_on_a_rank(answer, scale, ignored, smoothing):
 
     case: logits up to {0:g}, the targets {1} not counted, smoothing {2} on {world} ranks
     loss: rank {rank} has the loss {got}, and {want} is right.
-    changed: the loss is right, but on rank {rank} `cut_loss` has changed its arguments: work on a copy.
-    too much: the loss is right, but rank {rank} sends {_each} numbers per token, and 3 are enough, or 4 with smoothing.
+    gradient: the loss is right, but rank {rank} has a gradient that is up to {got} away from the right one.
+    changed: all is right, but on rank {rank} `cut_loss` has changed its arguments: work on a copy.
+    too much: all is right, but rank {rank} sends {_each} numbers per token, and 3 are enough, or 4 with smoothing.
     """
     comm = WatchedComm()
     generator = torch.Generator().manual_seed(5)
@@ -33,12 +34,19 @@ def loss_on_a_rank(answer, scale, ignored, smoothing):
     start, stop = bounds[comm.rank], bounds[comm.rank + 1]
     given = logits_NV[:, start:stop].clone(), targets_N.clone()
     with Wire() as wire:
-        loss = answer(*given, start, V, smoothing, comm)
+        answered = answer(*given, start, V, smoothing, comm)
     per_token = numbers_per_token(wire.calls, len(targets_N), comm.world_size - 1)
-    if not isinstance(loss, (float, torch.Tensor)) or torch.is_tensor(loss) and loss.numel() != 1:
-        raise Wrong(f"it returned {a(loss)}: return the loss, a tensor of one number", MISUSED)
+    if not isinstance(answered, tuple) or len(answered) != 2 or not all(map(torch.is_tensor, answered)):
+        raise Wrong(f"it returned {a(answered)}: return a tuple of two tensors, the loss and the gradient", MISUSED)
+    loss, gradient_NV = answered
+    if loss.numel() != 1 or gradient_NV.shape != given[0].shape:
+        raise Wrong(f"the loss has the shape {tuple(loss.shape)} and the gradient {tuple(gradient_NV.shape)}: return one number, "
+                    f"and as many as this rank has logits, {tuple(given[0].shape)}", MISUSED)
+    whole_NV = logits_NV.clone().requires_grad_()
+    F.cross_entropy(whole_NV, targets_N, label_smoothing=smoothing).backward()
+    away = (gradient_NV - whole_NV.grad[:, start:stop]).abs().max().item()
     same = torch.equal(given[0], logits_NV[:, start:stop]) and torch.equal(given[1], targets_N)
-    return {"loss": round(float(loss), 4), "changed": not same,
+    return {"loss": round(float(loss), 4), "gradient": round(away, 4), "changed": not same,
             "too much": per_token > (4.5 if smoothing else 3.5),   # .5: for a count of targets
             "_each": round(per_token, 1), "_wanted": F.cross_entropy(logits_NV, targets_N, label_smoothing=smoothing).item()}
 
@@ -52,7 +60,10 @@ def gathered(logits_NV, targets_N, start, vocabulary, smoothing, comm):
     mine_NV = torch.zeros(len(logits_NV), vocabulary)
     mine_NV[:, start:start + logits_NV.shape[1]] = logits_NV
     dist.all_reduce(mine_NV)
-    return F.cross_entropy(mine_NV, targets_N, label_smoothing=smoothing)
+    mine_NV.requires_grad_()
+    loss = F.cross_entropy(mine_NV, targets_N, label_smoothing=smoothing)
+    loss.backward()
+    return loss.detach(), mine_NV.grad[:, start:start + logits_NV.shape[1]]
 
 
 def own_words_alone(logits_NV, targets_N, start, vocabulary, smoothing, comm):
@@ -92,6 +103,10 @@ def without_start(rows_N, here_N, width, start):
         "smoothing of one rank": {"rest": lambda rest_N, comm: rest_N},
         "no smoothing": {"smooth": lambda smoothing: 0.0},
         "twice the target": {"keep": lambda smoothing: 1.0},
+        "gradient of what does not count": {"ignored": lambda counts_N: torch.ones_like(counts_N)},
+        "gradient of the sum": {"share": lambda number: 1},
+        "gradient of a target elsewhere": {"own": lambda here_N: torch.ones_like(here_N)},
+        "gradient of a share of 1": {"taken": lambda smoothing: 1.0},
         "gathered": (gathered, When("too much")),
         "changed": {"shift": lambda logits_NV, most_N: logits_NV.sub_(most_N[:, None])},
     })
@@ -100,8 +115,9 @@ def cut_loss(logits_NV, targets_N, start, vocabulary, smoothing, comm, *,
              shift=lambda logits_NV, most_N: logits_NV - most_N[:, None], target=lambda target_N, comm: comm.all_reduce(target_N),
              look=lambda rows_N, here_N, width, start: (rows_N.where(here_N, 0), here_N), smooth=lambda smoothing: smoothing,
              rest=lambda rest_N, comm: comm.all_reduce(rest_N), keep=lambda smoothing: 1 - smoothing,
-             number=lambda counts_N: counts_N.sum(), counts=lambda targets_N: targets_N != -100):
-    """The mean loss, the same on every rank.
+             number=lambda counts_N: counts_N.sum(), counts=lambda targets_N: targets_N != -100, taken=None,
+             ignored=lambda counts_N: counts_N, share=lambda number: number, own=lambda here_N: here_N):
+    """The mean loss, the same on every rank, and the gradient of this rank's logits.
 
     no maximum: , because you did not subtract a maximum: exp(89) is too large for fp32.
     own maximum: You subtracted each rank's own maximum, so the exponentials that are added up do not belong together: all
@@ -118,13 +134,18 @@ def cut_loss(logits_NV, targets_N, start, vocabulary, smoothing, comm, *,
     smoothing of one rank: You added up this rank's logits alone: ε goes to the words of all ranks.
     no smoothing: You left out `smoothing`.
     twice the target: With smoothing the target itself has only the share 1 − ε, beside its share of ε / V.
+    gradient of what does not count: Targets that are −100 have no gradient: their rows are zeros.
+    gradient of the sum: The loss is a mean, so each gradient is divided by the number of targets that count.
+    gradient of a target elsewhere: You subtracted the target on a rank that does not have this word.
+    gradient of a share of 1: With smoothing 1 − ε is subtracted at the target, and not 1.
     gathered: You sent whole logits: the largest one, the sum of the exponentials and the target's are enough.
     changed: The backward needs the logits as they were.
     right: three numbers per token, or four with smoothing, in place of the logits of all words.
     """
     counts_N, width = counts(targets_N), logits_NV.shape[1]
     shifted_NV = shift(logits_NV, most(logits_NV.amax(1), comm))
-    sums_N = comm.all_reduce(shifted_NV.exp().sum(1))
+    exp_NV = shifted_NV.exp()
+    sums_N = comm.all_reduce(exp_NV.sum(1))
     rows_N = targets_N - start
     rows_N, here_N = look(rows_N, (rows_N >= 0) & (rows_N < width), width, start)
     target_N = target(shifted_NV.gather(1, rows_N[:, None])[:, 0] * here_N, comm)
@@ -133,4 +154,7 @@ def cut_loss(logits_NV, targets_N, start, vocabulary, smoothing, comm, *,
         loss_N = loss_N - smoothing * rest(shifted_NV.sum(1), comm) / words(vocabulary, width)
     elif smoothing:
         loss_N = sums_N.log() - target_N
-    return loss_N.where(counts_N, 0).sum() / number(counts_N)
+    gradient_NV = exp_NV / sums_N[:, None] - smoothing / words(vocabulary, width)
+    gradient_NV.scatter_add_(1, rows_N[:, None], -(taken or keep)(smoothing) * own(here_N)[:, None].float())
+    gradient_NV = gradient_NV * ignored(counts_N)[:, None] / share(number(counts_N))
+    return loss_N.where(counts_N, 0).sum() / number(counts_N), gradient_NV
