@@ -77,6 +77,7 @@ def train(mesh, which, steps=3, accumulation=1, plain=False):
             kept = 0 if plain else model.zero.plus_plus.kept_bytes
         optimizer.step()
         optimizer.zero_grad()
+        assert plain or not model.zero.plus_plus.kept_bytes, "the update has the copy's memory"
         losses.append(loss.item())
     sent = {axis: comms.sent[axis] - before[axis] for axis in comms.sent}
     padded = [flat.layout.padded for flat in model.zero.flats]
@@ -173,5 +174,36 @@ def test_the_wire_between_two_nodes_agrees():
     in_psi = {name: each["wire"] / (2 * config.params) for name, each in found.items()}
     expected = {"stage 3": 3.0, "in two hops": 2.0, "qwZ": 1.5, "hpZ": 1.5, "qgZ": 1.125, "ZeRO++": 0.375}
     for name, passes in expected.items():
-        assert passes < in_psi[name] < 1.05 * passes + 0.01, (name, in_psi)
+        assert 0.95 * passes < in_psi[name] < 1.05 * passes + 0.01, (name, in_psi)  # a packet may count for a neighbour
     assert abs(found["in two hops"]["loss"] - found["hpZ"]["loss"]) < 1e-3 and abs(found["ZeRO++"]["loss"] / found["stage 3"]["loss"] - 1) < 0.01
+
+
+def loads_a_state(node_copy, forward_before, how, folder):
+    """The loss after weights were written between two forwards."""
+    comms = MeshComms(Mesh(MESH), timeout=20)
+    model = model_of()
+    model, optimizer = zero_plus_plus(model, torch.optim.AdamW(model.parameters(), lr=1e-2), comms, False, node_copy, False)
+    tokens = torch.arange(8)[None]
+    if how == "checkpoint":
+        from zerocourse.engine.checkpoint import load_checkpoint, save_checkpoint
+
+        save_checkpoint(model, optimizer, folder / f"{node_copy}{forward_before}")
+        model(tokens, tokens).backward()
+        optimizer.step()
+    if forward_before:
+        model(tokens, tokens)
+    if how == "state dict":
+        zerocourse.load_state_dict(model, {name: 3 * value for name, value in model_of().state_dict().items()})
+    elif how == "checkpoint":
+        load_checkpoint(model, optimizer, folder / f"{node_copy}{forward_before}")
+    else:
+        with zerocourse.gathered(model.h[0], write=True):
+            model.h[0].mlp.c_fc.weight.data.mul_(3)
+    return model(tokens, tokens).item()
+
+
+@pytest.mark.parametrize("how", ("state dict", "checkpoint", "gathered"))
+def test_weights_that_are_written_are_gathered_anew(pool, how, tmp_path):
+    """DeepSpeed computed with the copy of before (its issue 7606)."""
+    losses = [pool(4).run(loads_a_state, node_copy, before, how, tmp_path) for node_copy in (False, True) for before in (False, True)]
+    assert all(each == losses[0] for each in losses), losses

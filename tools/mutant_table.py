@@ -783,6 +783,8 @@ MUTANTS = [
     ),
     *of("parallel/plusplus/plus_plus.py",
         ("a node's copy outlives the update", "        self.kept.clear()", "        pass", "plus_plus.py::test_training_stays_near"),
+        ("a node's copy outlives a load", "if version == flat.shard._version:", "if part is not None:",
+         "plus_plus.py::test_weights_that_are_written_are_gathered_anew"),
         ("nothing is kept", "        if self.node_copy:", "        if False:", "plus_plus.py::test_what_is_sent_between_nodes"),
         ("weights that are read are rounded", "        if not self.computes:", "        if False:",
          "plus_plus.py::test_all_ranks_compute_with_the_same_weights_and_keep_the_exact_ones"),

@@ -44,7 +44,8 @@ class ZeroPlusPlus:
     def __init__(self, node: Comm, nodes: Comm, weights: bool, node_copy: bool, gradients: bool):
         self.node, self.nodes = node, nodes
         self.weights, self.node_copy, self.gradients = weights, node_copy, gradients
-        self.kept: dict[FlatBuffer, Tensor] = {}  # by buffer this rank's part (padded / S,) of the node's copy
+        # By buffer: this rank's part (padded / S,) of the node's copy, and the version of the slice that it was made of.
+        self.kept: dict[FlatBuffer, tuple[Tensor, int]] = {}
         self.stage = lambda: None
 
     def ops(self) -> dict:
@@ -53,7 +54,7 @@ class ZeroPlusPlus:
     @property
     def kept_bytes(self) -> int:
         """Of the node's copy, on this rank."""
-        return sum(part.nbytes for part in self.kept.values())
+        return sum(part.nbytes for part, _ in self.kept.values())
 
     @property
     def computes(self) -> bool:
@@ -67,8 +68,9 @@ class ZeroPlusPlus:
         if not self.computes:
             return gather(flat.shard, flat.full, self.node, self.nodes, flat.name)
         layout = Layout.split(flat.layout.padded, self.node.world_size)
-        if flat in self.kept:
-            flat.full[layout.slice(self.node.rank)] = self.kept[flat]
+        part, version = self.kept.get(flat, (None, None))
+        if version == flat.shard._version:  # else somebody has written weights: loaded a state, say, which all ranks do
+            flat.full[layout.slice(self.node.rank)] = part
             return self.node.all_gather(flat.full, layout, flat.name)
         under_way = gather(flat.shard, flat.full, self.node, self.nodes, flat.name, 8 if self.weights else None)
         if self.node_copy:
@@ -76,7 +78,7 @@ class ZeroPlusPlus:
 
             def keep() -> None:
                 done()
-                self.kept[flat] = whole[layout.slice(self.node.rank)].clone()
+                self.kept[flat] = whole[layout.slice(self.node.rank)].clone(), flat.shard._version
 
             under_way.done = keep
         return under_way
