@@ -14,7 +14,7 @@ BUGS = (
         source="common", test="test_traps.py::test_trap_16_clipping",
         scene=Scene(clip=0.1), proof=gradient_is_the_unsharded_one,
         changes=(Change("zero.ddp:DataParallel.grad_norm",
-                        "(self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()", "total.sqrt()"),)),
+                        "(*[self.comm] * self.shards_optimizer, *self.groups.norm)", "self.groups.norm"),)),
     Bug("stale_gradients", "the optimizer steps with the gradient of the step before",
         symptom="Little at a small learning rate. At one that the unsharded model bears, the loss explodes.",
         instrument="the staleness meter: the update is one step late",
