@@ -148,8 +148,7 @@ class GPT(nn.Module):
             return logits_BTV
         return self.loss(logits_BTV, targets_BT)
 
-    @staticmethod
-    def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    def loss(self, logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean cross entropy, in fp32 whatever the weights are: a scaled loss soon overflows fp16."""
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 

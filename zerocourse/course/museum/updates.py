@@ -41,7 +41,7 @@ BUGS = (
         instrument="the first tensor on each rank that is not finite: one rank had it one step before the others",
         source="pytorch#116349, cosmos-rl#155", test="test_museum.py::test_every_target_counts",
         scene=Scene(padded=(2, 1)), proof=all_is_finite,
-        changes=(Change("models.gpt2:GPT.forward", f"return {LOSS})",
+        changes=(Change("models.gpt2:GPT.loss", f"return {LOSS})",
                         f'losses = {LOSS}, reduction="none")\n    counts = targets_BT.flatten() != 0\n'
                         "    return (losses * counts).sum() / counts.sum()"),)),
     Bug("own_overflow", "each rank decides by its own slice whether gradients overflow",
