@@ -8,7 +8,7 @@ as long as none is above 3. (For larger counts the digits are made wider.)
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,25 @@ def norm_counts(model: nn.Module, backward: Callable[[], object], norm: Callable
     The model's gradients are zeroed before and afterwards. Raises BadInput where a parameter's gradient does not come
     exactly once, and where the square is no whole number, so that it is no 2-norm of gradients that are averaged.
     """
-    if dtype not in BITS:
-        raise BadInput(f"norm_counts reads norms in float32 or float64, not {dtype}")
     params = {name: param for name, param in model.named_parameters() if param.requires_grad and param.numel()}
+    return counts_by_digits(list(params), lambda marks: marked_norm(model, params, marks, backward, norm, last), dtype,
+                            highest)
+
+
+def counts_by_digits(names: Sequence[str], norm_of: Callable[[dict[str, float]], float],
+                     dtype: torch.dtype = torch.float32, highest: int = 3) -> dict[str, int]:
+    """How often a norm counts each of `names`, read from its digits; dtype and highest as for `norm_counts`.
+
+    norm_of(marks): the norm when one element of each marked name has its mark as gradient, and every other element of
+        the model has 0. It is called once for every ten names, or fewer where counts above 3 make the digits wider.
+    """
+    if dtype not in BITS:
+        raise BadInput(f"the counts are read from norms in float32 or float64, not {dtype}")
     digit = next(bits for bits in range(2, 64, 2) if 2**bits > highest)  # bits: an even number, because 2^i is squared
     most, counts = BITS[dtype] // digit, {}
-    for start in range(0, len(params), most):
-        marks = {name: 2.0 ** (digit // 2 * place) for place, name in enumerate(list(params)[start : start + most])}
-        square = marked_norm(model, params, marks, backward, norm, last) ** 2
+    for start in range(0, len(names), most):
+        marks = {name: 2.0 ** (digit // 2 * place) for place, name in enumerate(names[start : start + most])}
+        square = norm_of(marks) ** 2
         if not math.isfinite(square) or abs(square - round(square)) > 0.25:
             raise BadInput(f"the square of the norm is {square}, where whole numbers were to be added up: norm() must "
                            "be the 2-norm of gradients that are averaged over the ranks")

@@ -5,9 +5,8 @@ have different parameters, or different parts of one. What an axis replicates is
 is marked by `param.counts_in_norm = False` (tensor parallelism and the ties of pipelines do so, and ZeRO's stages read
 it). Count it on every rank and the norm is too large, so that everything is clipped too much; and nothing tells.
 
-`audit` tells. It gives parameter i the gradient 2^i in one element and 0 elsewhere. The squared norm is then the sum of
-c_i · 4^i, and its digits in base 4 say how often each parameter was counted (0 to 3 times). On four ranks or more, each
-of which may count it, a parameter has two digits, or more.
+`audit` tells. It plants the gradients of `measure.norm_audit`, 2^i in one element of parameter i and 0 elsewhere, on a
+mesh, where a rank has only some of the parameters, or a part of each.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..comm import Comm
+from ..measure.norm_audit import counts_by_digits
 from ..zero.ddp import DataParallel
-
-DIGITS = 10  # in base 4, of one norm: 4^10 and its digits are exact in fp32, after a square root, too
 
 
 @torch.no_grad()
@@ -53,15 +51,13 @@ def audit(params: Mapping[str, nn.Parameter], norm: Callable[[], float | Tensor]
     comm: of all ranks.   stages: of ZeRO, where they have the gradients. All gradients are lost.
     """
     names = list(dict.fromkeys(name for names in comm.all_gather_object(list(params)) for name in names))
-    counted, each = {}, next(digits for digits in range(1, DIGITS + 1) if 4 ** digits > comm.world_size)
-    for first in range(0, len(names), DIGITS // each):
-        now = {name: 2.0 ** (each * place) for place, name in enumerate(names[first:first + DIGITS // each])}
-        plant({params[name]: value if has_first(params[name]) else 0.0 for name, value in now.items() if name in params},
+
+    def norm_of(marks: dict[str, float]) -> float:
+        plant({params[name]: mark if has_first(params[name]) else 0.0 for name, mark in marks.items() if name in params},
               list(params.values()), stages)
-        squared = round(float(norm()) ** 2)
-        for name in now:
-            squared, counted[name] = divmod(squared, 4 ** each)
-    return counted
+        return float(norm())
+
+    return counts_by_digits(names, norm_of, highest=comm.world_size)
 
 
 def has_first(param: Tensor) -> bool:
