@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from zerocourse.errors import BadInput
 from zerocourse.layout.mesh import BETWEEN, INSIDE, Mesh
@@ -35,6 +36,13 @@ def whole_model(tied=True):
         torch.set_default_dtype(torch.float32)
     model.loss = lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     return model
+
+
+def whole_llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=T, tie_word_embeddings=False)).double()
 
 
 def batch(step, rows):
@@ -107,6 +115,28 @@ def test_equals_one_process(pool, sizes, stage, tied, sequence, chunks):
             assert (value - expected).abs().max() < 1e-8, (rank, name)
             seen.add(name)
     assert seen == set(weights)
+
+
+def llama_on_a_mesh(sizes, sequence):
+    comms = MeshComms(Mesh.ordered("megatron", sizes, per_node=2), timeout=20)
+    trainer = Parallel3D(whole_llama(), comms, adamw, 2, sequence=sequence)
+    return [trainer.step(*batch(step, 2 * ROWS)) for step in range(3)]
+
+
+@pytest.mark.parametrize("sizes, sequence", (({"pp": 2, "tp": 2}, False), ({"pp": 2, "tp": 2}, True), ({"pp": 2}, False)))
+def test_a_llama_of_hugging_face(pool, sizes, sequence):
+    """Its loss is its own, which casts to fp32 where the head is whole."""
+    model = whole_llama()
+    optimizer, losses = adamw(model.parameters()), []
+    for step in range(3):
+        tokens, targets = batch(step, 2 * ROWS)
+        loss = F.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    for ours in pool(torch.Size(sizes.values()).numel()).run(llama_on_a_mesh, sizes, sequence):
+        assert ours == pytest.approx(losses, rel=1e-9 if "tp" in sizes else 1e-6)
 
 
 def traffic(stage, micro_batches):
@@ -212,19 +242,20 @@ def test_a_fault_names_its_rank_with_its_coordinates(kind, sentences):
 
 def wrong(kind):
     mesh = {"too small": Mesh({"dp": 1}), "no tp": Mesh({"pp": 1, "dp": 2}), "more": Mesh({"pp": 1, "dp": 1, "tp": 1, "cp": 2}),
-            "zb": Mesh({"pp": 2, "dp": 1, "tp": 1}), "not joined": Mesh({"pp": 2, "dp": 1, "tp": 1})}[kind]
+            "zb": Mesh({"pp": 2, "dp": 1, "tp": 1}), "no loss": Mesh({"pp": 2, "dp": 1, "tp": 1}), "not joined": Mesh({"pp": 2, "dp": 1, "tp": 1})}[kind]
     try:
         comms = MeshComms(mesh)
         if kind == "not joined":
             comms.along("pp", "dp")
-        Parallel3D(whole_model(), comms, adamw, 2, schedule=zb_h1 if kind == "zb" else one_f_one_b)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2)) if kind == "no loss" else whole_model()
+        Parallel3D(model, comms, adamw, 2, schedule=zb_h1 if kind == "zb" else one_f_one_b)
     except BadInput as error:
         return str(error)
 
 
 @pytest.mark.parametrize("kind, sentence", (
     ("too small", "has 1 ranks, and there are 2"), ("no tp", "it must have pp, dp and tp"), ("more", "no other of more than one rank: cp"),
-    ("zb", "zb_h1 has the action W"), ("not joined", "there is no Comm along pp and dp yet"),
+    ("zb", "zb_h1 has the action W"), ("no loss", "Sequential has no `loss(logits, targets)`"), ("not joined", "there is no Comm along pp and dp yet"),
 ))
 def test_what_cannot_be_put_together_is_refused(pool, kind, sentence):
     assert all(sentence in said for said in pool(2).run(wrong, kind))

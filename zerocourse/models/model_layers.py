@@ -67,13 +67,14 @@ class FirstOutput(nn.Module):
 
 class Rotated(nn.Module):
     """A block that is given the rotations of its queries and keys, which each stage computes again: they are no
-    weights."""
+    weights. With sequence parallelism x has T/t of the T tokens, and the attention, which is to be rotated, has all."""
 
     def __init__(self, block: nn.Module, rotary: nn.Module):
         super().__init__()
         self.block, self.rotary = block, rotary
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        places_1T = torch.arange(x_BTC.shape[1], device=x_BTC.device)[None]
+        tokens = x_BTC.shape[1] * getattr(self.block, "tokens_cut_by", 1)
+        places_1T = torch.arange(tokens, device=x_BTC.device)[None]
         out = self.block(x_BTC, position_ids=places_1T, position_embeddings=self.rotary(x_BTC, places_1T))
         return out[0] if isinstance(out, tuple) else out

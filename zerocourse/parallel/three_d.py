@@ -24,10 +24,21 @@ from .tensor import tensor_parallel
 AXES = ("pp", "dp", "tp")
 
 
+def loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """The model's loss(logits (B, T, V), targets (B, T)), a mean over the targets. Raises BadInput where it has none."""
+    if hasattr(model, "loss"):
+        return model.loss
+    if hasattr(model, "loss_function"):  # of Hugging Face, where labels are the tokens themselves unless they were shifted
+        return lambda logits, targets: model.loss_function(logits, None, vocab_size=logits.shape[-1], shift_labels=targets)
+    raise BadInput(f"{type(model).__name__} has no `loss(logits, targets)`, by which the last stage of a pipeline begins its "
+                   "backward: give it such a method")
+
+
 class Parallel3D:
     """A model trained by the ranks of a mesh with the axes "pp", "dp" and "tp", in any order. Collective.
 
-    model: whole, on every rank; its `loss(logits, targets)` is a mean.   optimizer(parameters): makes this rank's.
+    model: whole, on every rank; its `loss(logits, targets)` is a mean. Of Hugging Face's causal models the loss is known:
+    targets are the tokens after each.   optimizer(parameters): makes this rank's.
     micro_batches: m, into which each data-parallel rank's rows are cut.   stage: of ZeRO, 0 to 3, over "dp".
     schedule, chunks: of the pipeline (see `pipeline.plan`).   sequence: cut the tokens between tensor-parallel regions.
     clip: the most that the gradient's norm may be, None: any.   options: of `shard`.
@@ -47,7 +58,7 @@ class Parallel3D:
         if tensor.peers:
             tensor_parallel(model, tensor, sequence=sequence)
         schedule = plan(getattr(schedule, "__name__", "schedule"), schedule, pipe.world_size, micro_batches, chunks)
-        self.pipeline = Pipeline(model_layers(model), schedule, model.loss, pipe)
+        self.pipeline = Pipeline(model_layers(model), schedule, loss_of(model), pipe)
         self.optimizer = shard_stages(self.pipeline, optimizer, comms.groups("dp", norm=("pp", "tp")), stage, **options)
         self.norm: float | None = None  # of the last step's gradient, before it was clipped
 

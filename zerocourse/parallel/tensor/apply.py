@@ -62,8 +62,10 @@ def tensor_parallel(model: nn.Module, comm: Comm | None = None, plan: TensorPlan
     if plan.head is not None:
         cut_head(model, plan.head, cutter, sequence)
     if sequence:
-        first, block, _ = next(matches(model, {plan.blocks: None}))
+        (first, block, _), *rest = matches(model, {plan.blocks: None})
         enter(block, comm, first, regions.split)
+        for _, block, _ in rest:
+            block.tokens_cut_by = comm.world_size  # a block that is given all tokens' places must know how many there are
         for name, norm, _ in matches(model, dict.fromkeys(plan.norms)):
             for key, param in norm.named_parameters():
                 sum_gradients(param, comm, f"{name}.{key}")
