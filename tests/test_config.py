@@ -102,7 +102,8 @@ def test_defaults():
             "stage": 0, "reduce_bucket_size": 500_000_000, "overlap_comm": None,
             "offload_optimizer": {"device": "none", "nvme_path": None, "buffer_count": 4, "pin_memory": True,
                                   "ratio": 1.0},
-            "offload_param": {"device": "none", "nvme_path": None, "pin_memory": True}},
+            "offload_param": {"device": "none", "nvme_path": None, "pin_memory": True},
+            "zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_gradients": False},
         "aio": {"block_size": 1_048_576, "queue_depth": 8, "intra_op_parallelism": 1},
         "fp16": {"enabled": False, "auto_cast": False, "loss_scale": 0.0, "initial_scale_power": 16,
                  "loss_scale_window": 1000, "hysteresis": 2, "consecutive_hysteresis": False, "min_loss_scale": 1.0},
@@ -194,7 +195,8 @@ MUST = {
     **{f"zero_optimization.offload_{of}.{key}": must for of in ("optimizer", "param") for key, must in {
         "device": "one of 'none', 'cpu', 'nvme', or null", "nvme_path": "a string, or null", "pin_memory": FLAG}.items()},
     "zero_optimization.offload_optimizer.buffer_count": "an integer of at least 0",
-    "aio.block_size": COUNT, "aio.queue_depth": COUNT, "aio.intra_op_parallelism": COUNT,
+    "zero_optimization.zero_hpz_partition_size": COUNT, "zero_optimization.zero_quantized_weights": FLAG,
+    "zero_optimization.zero_quantized_gradients": FLAG, "aio.block_size": COUNT, "aio.queue_depth": COUNT, "aio.intra_op_parallelism": COUNT,
     "zero_optimization.offload_optimizer.ratio": "a number from 0 to 1",
 }
 
@@ -324,6 +326,9 @@ def test_several_mistakes_are_several_sentences(data):
      ["buffer_count is 1", "at least 2"]),
     (at("zero_optimization", {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "ratio": 0.5}}),
      ["ratio is 0.5", "'cpu' alone"]),
+    (at("zero_optimization", {"stage": 2, "zero_quantized_weights": True}), ["zero_quantized_weights is true at stage 2", "set the stage to 3"]),
+    (at("zero_optimization", {"stage": 3, "zero_hpz_partition_size": 2, "offload_optimizer": {"device": "cpu"}}),
+     ["zero_hpz_partition_size is 2 and zero_optimization.offload_optimizer.device is 'cpu'", "leave one of them out"]),
     (at("aio.block_size", 1000), ["aio.block_size is 1000", "a multiple of 4096"]),
     (at("aio.use_gds", True), ["aio.use_gds is not supported yet"]),
     (at("zero_optimization", {"stage": 0, "offload_optimizer": {"device": "cpu"}}), ["'cpu' at stage 0", "from stage 1 on"]),

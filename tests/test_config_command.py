@@ -71,6 +71,22 @@ def test_what_offload_does(capsys, file):
     assert states.endswith(f"a step moves {gb(4 * share)} over the link")
 
 
+def test_what_slow_links_do(capsys, file):
+    section = '"stage": 3, "zero_hpz_partition_size": 2, "zero_quantized_weights": true, "zero_quantized_gradients": true,'
+    of_four = file(FILE.replace('"stage": 3,', section))
+    found = {key["path"]: key["effect"] for key in explained(capsys, of_four, "--nproc", "4")["keys"]}
+    share, blocks = -(-GPT2.params // 4), -(-GPT2.params // 4 // 256)
+    sent = blocks * (256 + 4) + 2 * blocks * (128 + 4)
+    plain = 2 * 3 * 2 * share * 2
+    assert found["zero_optimization.zero_quantized_weights"] == (
+        f"of 2 nodes with 2 ranks each a rank sends {gb(sent)} to the others per step, where stage 3 alone sends {gb(plain)}")
+    assert found["zero_optimization.zero_hpz_partition_size"].startswith(f"each rank keeps {gb(GPT2.params)} of its node's copy")
+    alone = {key["path"]: key["effect"] for key in explained(capsys, of_four, "--nproc", "2")["keys"]}
+    assert alone["zero_optimization.zero_quantized_gradients"] == "all 2 ranks are on one node, so nothing goes between nodes"
+    of_three = file(FILE.replace('"stage": 3,', section.replace(": 2,", ": 3,")))
+    assert main(["config", of_three, "--nproc", "8"]) == 2 and "no whole number of nodes" in capsys.readouterr().err
+
+
 def test_json(capsys, file):
     out = explained(capsys, file())
     states = model_states(GPT2.params, 3, 2, LION)

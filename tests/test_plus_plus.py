@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 import zerocourse
 from zerocourse.bench import slow_nodes
 from zerocourse.errors import BadInput
+from zerocourse.formulas.states import FP32
+from zerocourse.formulas.two_hop_volumes import plus_plus_bytes
 from zerocourse.launch.link import why_not
 from zerocourse.layout.mesh import BETWEEN, Mesh
 from zerocourse.models.gpt2 import GPT, GPTConfig
@@ -17,7 +19,7 @@ from zerocourse.parallel.mesh_comms import MeshComms
 from zerocourse.parallel.plusplus import zero_plus_plus
 from zerocourse.parallel.plusplus.blocks import BLOCK, LARGEST, dequantize, payload_bytes, quantize
 
-ALL = {"weights": True, "node_copy": True, "gradients": True}
+ALL = {"quantized_weights": True, "node_copy": True, "quantized_gradients": True}
 NONE = dict.fromkeys(ALL, False)
 
 
@@ -138,16 +140,110 @@ def test_all_ranks_compute_with_the_same_weights_and_keep_the_exact_ones(pool):
     assert all(torch.equal(untouched[name], value) for name, value in model_of().state_dict().items())
 
 
-@pytest.mark.parametrize("which", ({"weights": True}, {"node_copy": True}, {"gradients": True}, ALL))
+@pytest.mark.parametrize("which", ({"quantized_weights": True}, {"node_copy": True}, {"quantized_gradients": True}, ALL))
 def test_training_stays_near(pool, which):
     plain = pool(4).run(train, MESH, NONE, steps=30)
     near = pool(4).run(train, MESH, NONE | which, steps=30)
     again = pool(4).run(train, MESH, NONE | which, steps=30)
     assert [each[0] for each in near] == [each[0] for each in again], "to the last bit, run by run"
-    bits = which.get("weights") or which.get("gradients")
+    bits = which.get("quantized_weights") or which.get("quantized_gradients")
     means = [torch.tensor([each[0] for each in results]).mean(0) for results in (plain, near)]
     assert means[0][-1] < 0.2 * means[0][0] and (means[1] - means[0]).abs().max() < (0.1 if bits else 1e-6)
     assert (near[0][0] != plain[0][0]) == bool(bits)
+
+
+# -- in the engine ------------------------------------------------------------------------------------------------------
+
+QUANTIZED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+
+
+def train_by_config(keys, spoiled=(), fp16=False):
+    """Losses, what was sent, exact weights, skipped steps. spoiled: steps at which rank 1 has an infinite gradient."""
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3} | keys, "optimizer": {"type": "AdamW"}}
+    config |= {"fp16": {"enabled": True, "loss_scale": 8}} if fp16 else {}
+    engine, *_ = zerocourse.initialize(model=model_of(), config=config)
+    generator, losses = torch.Generator().manual_seed(engine.global_rank), []
+    for step in range(3):
+        tokens = torch.randint(64, (4, 9), generator=generator)
+        loss = engine(tokens[:, :-1], tokens[:, 1:])
+        engine.backward(loss * (math.inf if step in spoiled and engine.global_rank == 1 else 1))
+        engine.step()
+        losses.append(loss.item())
+    return losses, engine.communication(), engine.state_dict(), engine.skipped_steps
+
+
+def test_the_configs_keys_are_zero_plus_plus(pool):
+    plain, copy, small = (pool(4).run(train_by_config, keys) for keys in (
+        {}, {"zero_hpz_partition_size": 2}, {"zero_hpz_partition_size": 2} | QUANTIZED))
+    for rank in range(4):
+        assert copy[rank][0] == plain[rank][0], "a copy of what was gathered is exact"
+        assert small[rank][0] != plain[rank][0] and small[rank][0] == pytest.approx(plain[rank][0], abs=0.05)
+        between = [results[rank][1]["bytes_by_link"][BETWEEN] for results in (copy, small)]
+        assert 0 < between[1] < 0.5 * between[0] < plain[rank][1]["sent_bytes"], between
+        assert small[rank][1]["sent_bytes"] == sum(small[rank][1]["bytes_by_link"].values())
+    assert "bytes_by_link" not in plain[0][1]
+
+
+def chosen(keys):
+    engine, *_ = zerocourse.initialize(model=model_of(), config={"train_batch_size": 8, "zero_optimization": {"stage": 3} | keys})
+    plus = engine.zero.plus_plus
+    return plus.node.world_size, plus.quantized_weights, plus.node_copy, plus.quantized_gradients
+
+
+@pytest.mark.parametrize("keys, want", (
+    ({"zero_hpz_partition_size": 2}, (2, False, True, False)), ({"zero_quantized_weights": True}, (4, True, False, False)),
+    ({"zero_quantized_gradients": True}, (4, False, False, True)),
+))
+def test_each_key_is_one_of_the_three(pool, keys, want):
+    """Without a copy a node has the ranks that were started on one machine."""
+    assert pool(4).run(chosen, keys) == [want] * 4
+
+
+def sent_in_a_step(which, accumulation):
+    """(inside, between) by the ledger in the second step, and by formula. Stage 3's own reduction is counted along both axes."""
+    comms = MeshComms(Mesh({"nodes": 2, "node": 2}, per_node=2), timeout=20)
+    model = model_of()
+    model, optimizer = zero_plus_plus(model, torch.optim.AdamW(model.parameters()), comms, **which)
+    for _ in range(2):
+        before = dict(comms.sent)
+        for _ in range(accumulation):
+            model(torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sent = {axis: total - before.get(axis, 0) for axis, total in comms.sent.items()}
+    slices = [flat.layout.padded // 4 for flat in model.zero.flats]
+    formula = plus_plus_bytes(slices, 2, 2, accumulation, **which, convention=FP32)
+    return sent, formula
+
+
+@pytest.mark.parametrize("which", (ALL, NONE, NONE | {"quantized_weights": True}, ALL | {"node_copy": False}))
+@pytest.mark.parametrize("accumulation", (1, 3))
+def test_a_step_sends_what_the_formula_says(pool, which, accumulation):
+    for sent, formula in pool(4).run(sent_in_a_step, which, accumulation):
+        assert sum(sent.values()) == formula.total
+        if which["quantized_gradients"]:
+            assert (sent["node"], sent["nodes"]) == (formula.inside, formula.between)
+
+
+def test_an_overflow_passes_through_four_bits(pool):
+    """One rank's infinite gradient: all ranks skip that step, and go on with the same weights."""
+    keys = {"zero_hpz_partition_size": 2} | QUANTIZED
+    results = pool(4).run(train_by_config, keys, spoiled=(1,), fp16=True)
+    for losses, _, state, skipped in results:
+        assert skipped == 1 and all(map(math.isfinite, losses))
+        assert all(torch.equal(value, results[0][2][name]) and value.isfinite().all() for name, value in state.items())
+
+
+def config_refused(keys):
+    try:
+        zerocourse.initialize(model=model_of(), config={"train_batch_size": 6, "zero_optimization": {"stage": 3} | keys})
+    except BadInput as error:
+        return str(error)
+
+
+def test_nodes_that_do_not_divide_the_ranks_are_refused(pool):
+    for said in pool(3).run(config_refused, {"zero_hpz_partition_size": 2}):
+        assert "zero_hpz_partition_size is 2, and 3 ranks are no whole number of nodes with 2 ranks each" in said
 
 
 def refused(axes, options):

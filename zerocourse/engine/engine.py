@@ -8,6 +8,7 @@
         engine.step()
 """
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,13 +22,13 @@ from ..comm import bootstrap as distributed
 from ..comm.group import Comm
 from ..data.sampler import ShardSampler
 from ..errors import BadInput
-from ..zero.shard import shard
 from .checkpoint.engine_checkpoint import EngineCheckpoints
 from .checkpoint.saving import Saving
 from .config import Config
 from .config.auto import known_values
 from .familiar import FamiliarNames
 from .half_precision import LossScaling, in_half, precision_of
+from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
 
@@ -94,8 +95,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         self.config, self.lr_scheduler = config, lr_scheduler
         zero = config.zero_optimization
         overlap = zero.overlap_comm is not False  # on unless it is switched off, at every stage
-        self.module, self.optimizer = shard(
-            model, optimizer, zero.stage, comm=comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
+        self.module, self.optimizer, self.mesh_comms = shard_over_nodes(
+            model, optimizer, config, comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
             precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed,
             weights=weights, offload=offload_of(config, delay_after))
         self.zero = self.module.zero
@@ -236,11 +237,14 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
 
     def communication(self) -> dict[str, int | dict[str, int]]:
         """Bytes that this rank has sent so far by collective, with padding and metadata counted apart.
+        With ZeRO++ `bytes_by_link` are those inside of a node and between nodes.
         With offload `link_bytes` are what has gone "down" to the host, and "up". With states on the disk `io_bytes` are
         what has been "read" and "written" so far, in whole blocks; what is under way counts when it is over (`zero.settle()`)."""
-        comm = self.zero.comm
-        return {"sent_bytes": sum(comm.sent.values()), "by_collective": dict(comm.sent),
-                "padding_bytes": comm.padding, "metadata_bytes": comm.metadata,
+        comms = [self.zero.comm, *([] if self.mesh_comms is None else map(self.mesh_comms.along, self.mesh_comms.mesh.axes))]
+        by_collective = sum((comm.sent for comm in comms), Counter())
+        return {"sent_bytes": sum(by_collective.values()), "by_collective": dict(by_collective),
+                "padding_bytes": sum(comm.padding for comm in comms), "metadata_bytes": sum(comm.metadata for comm in comms),
+                **({"bytes_by_link": self.mesh_comms.sent_over} if self.mesh_comms is not None else {}),
                 **({"link_bytes": dict(self.host_link.bytes)} if self.host_link is not None else {}),
                 **({"io_bytes": dict(self.disk.bytes)} if self.disk is not None else {})}
 

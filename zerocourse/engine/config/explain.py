@@ -6,14 +6,17 @@ import torch
 
 from ...formulas.activations import layer_activation_bytes
 from ...formulas.peak import gpt2_peak_bytes
+from ...formulas.shares import share_of
 from ...formulas.states import Convention, model_states
 from ...formulas.transformer import gpt2_block_params
+from ...formulas.two_hop_volumes import SentOver, plus_plus_bytes
 from ...formulas.units import gb
 from ...formulas.volumes import sent_bytes
 from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_gpt2_unit, needs, on_device
 from ...models.gpt2 import GPTConfig
 from ..half_precision import precision_of
 from .load import Config
+from .rules import nodes_of
 
 STATES = {"Adam": 2, "AdamW": 2, "Lion": 1, "SGD": 0}  # numbers that an optimizer keeps per parameter, in fp32
 
@@ -53,13 +56,39 @@ def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
     recompute = {0: "selective", model.n_layer: "full"}.get(checkpoints(config, model))
     zero = config.zero_optimization
     offloaded = stage > 0 and zero.offload_optimizer.device not in ("none", None)
-    known = recompute is not None and sent is added and not (offloaded and zero.offload_optimizer.ratio < 1)
+    known = recompute is not None and sent is added and not (offloaded and zero.offload_optimizer.ratio < 1) and not zero.has_slow_links
+    volume = sent_bytes(model.params, stage, ranks, accumulation, convention=as_sent)
+    if stage == 3 and zero.has_slow_links:
+        volume = between_nodes(config, model, ranks, accumulation).total
     peak = None if not known else gpt2_peak_bytes(
         model, stage, ranks, config.train_micro_batch_size_per_gpu, model.block_size, on_device(each, offloaded), recompute, overlap,
         overlap, accumulated=accumulation > 1, offloaded=offloaded,
         offloaded_parameters=offloaded and zero.offload_param.device not in ("none", None))
     return {"params": model.params, "stage": stage, "ranks": ranks, **asdict(states), "total_bytes": states.total_bytes,
-            "peak_bytes": peak, "sent_bytes": sent_bytes(model.params, stage, ranks, accumulation, convention=as_sent)}
+            "peak_bytes": peak, "sent_bytes": volume}
+
+
+def between_nodes(config: Config, model: GPTConfig, ranks: int, accumulation: int) -> SentOver:
+    """What a rank sends in a step of ZeRO++, as if all parameters were one buffer. Raises BadInput (see `nodes_of`)."""
+    zero, (sent, _) = config.zero_optimization, gradient_dtypes(config)
+    nodes, size = nodes_of(zero, ranks)
+    return plus_plus_bytes([share_of(model.params, ranks)], nodes, size, accumulation, zero.zero_quantized_weights,
+                           zero.zero_hpz_partition_size > 1, zero.zero_quantized_gradients,
+                           replace(convention(config), gradient=sent.itemsize))
+
+
+def slow_link_effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
+    """What ZeRO++'s keys keep from the links between nodes."""
+    section, zero = "zero_optimization.", config.zero_optimization
+    nodes, size = nodes_of(zero, ranks)
+    accumulation, as_sent = config.gradient_accumulation_steps, replace(convention(config), gradient=gradient_dtypes(config)[0].itemsize)
+    sent = between_nodes(config, model, ranks, accumulation).between
+    plain = sent_bytes(model.params, 3, ranks, accumulation, convention=as_sent) * (ranks - size) // max(ranks - 1, 1)
+    said = (f"of {nodes} nodes with {size} ranks each a rank sends {gb(sent)} to the others per step, where stage 3 alone sends {gb(plain)}"
+            if nodes > 1 else f"all {ranks} ranks are on one node, so nothing goes between nodes")
+    copy = convention(config).parameter * share_of(model.params, size)
+    return {f"{section}zero_hpz_partition_size": f"each rank keeps {gb(copy)} of its node's copy until the update; {said}",
+            f"{section}zero_quantized_weights": said, f"{section}zero_quantized_gradients": said}
 
 
 def checkpoints(config: Config, model: GPTConfig) -> int:
@@ -133,6 +162,8 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
     }
     if zero.offload_optimizer.device not in ("none", None):
         found |= offload_effects(config, now, model)
+    if zero.stage == 3 and zero.has_slow_links:
+        found |= slow_link_effects(config, model, ranks)
     calls = config.aio.queue_depth * config.aio.intra_op_parallelism
     found["aio"] = f"at most {calls} calls of {gb(config.aio.block_size)} are under way each way"
     if now["peak_bytes"] is not None:

@@ -50,6 +50,10 @@ WORKS = {
     "zero_optimization.offload_optimizer.buffer_count": "staging buffers between the host and the disk, of the parameters as well",
     "zero_optimization.offload_optimizer.ratio": "the share of the optimizer states that lies on the host, to the element (upstream "
                                                  "counts whole sub-groups of 1e9 elements); the rest is stepped on the device",
+    "zero_optimization.zero_hpz_partition_size": "ranks of a node, which together keep a copy of the weights from the forward to the "
+                                                 "update, so that the backward gathers nothing between nodes; 1: no copy",
+    "zero_optimization.zero_quantized_weights": "stage 3 gathers weights in 8 bits with a scale per block; what is updated and saved is exact",
+    "zero_optimization.zero_quantized_gradients": "stage 3 reduces gradients in 4 bits with a scale per block, in the nodes first, then between them",
     "aio": "how the disk is read and written",
     "aio.block_size": "bytes that one call reads or writes",
     "aio.queue_depth": "calls under way at a time, each way, times intra_op_parallelism",
@@ -203,9 +207,6 @@ NOT_YET = {
     "torch_autocast": "use bf16", "gradient_allreduce_op": "gradients are averaged: leave it out",
     "zero_optimization.cpu_offload": "leave it out", "zero_optimization.cpu_offload_param": "leave it out",
     "zero_optimization.zenflow": "leave it out",
-    **dict.fromkeys(("zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
-                     "zero_optimization.zero_hpz_partition_size"),
-                    "in your own loop zero_plus_plus (zerocourse.parallel.plusplus) does it: leave it out"),
     "bf16.bf16_master_weights_and_grads": "master weights are fp32: leave it out",
     "bf16.bf16_optimizer_states": "optimizer states are fp32: leave it out",
     "fp16.fp16_master_weights_and_grads": "master weights are fp32: leave it out",

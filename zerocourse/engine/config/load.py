@@ -133,8 +133,7 @@ def sort_out_type(given: dict, section: str, problems: dict[str, str]) -> None:
 
 
 SECTIONS = {path[: path.rindex(".") + 1] for path in WORKS if "." in path}
-OFF = {"zero_optimization.zero_hpz_partition_size": 1, "zero_optimization.mics_shard_size": -1,
-       "gradient_allreduce_op": "mean"}
+OFF = {"zero_optimization.mics_shard_size": -1, "gradient_allreduce_op": "mean"}
 
 
 def types(section: str) -> list[str]:

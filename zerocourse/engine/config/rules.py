@@ -1,9 +1,10 @@
 """Rules between the keys of a config: the batch sizes, and what cannot be switched on together."""
 
+import os
 from collections.abc import Callable, Iterator
 
 from ...errors import BadInput
-from .schema import ConfigFile
+from .schema import ConfigFile, ZeroConfig
 
 DISK_BLOCK = 4096  # bytes
 LEAST_BUFFERS = 2
@@ -82,6 +83,35 @@ def offloaded_states(config: ConfigFile) -> str | None:
     return None
 
 
+def over_slow_links(key: str) -> Callable[[ConfigFile], str | None]:
+    def rule(config: ConfigFile) -> str | None:
+        zero = config.zero_optimization
+        value = getattr(zero, key)
+        if value == type(zero).model_fields[key].default:
+            return None
+        given = f"zero_optimization.{key} is {str(value).lower()}"
+        if zero.stage < 3:
+            return f"{given} at stage {zero.stage}: ZeRO++ is stage 3 over slow links, so set the stage to 3 or leave it out"
+        if zero.offload_optimizer.device not in ("none", None):
+            return (f"{given} and zero_optimization.offload_optimizer.device is {zero.offload_optimizer.device!r}: ZeRO++ keeps its "
+                    "slices on the device, so leave one of them out")
+        return None
+
+    return rule
+
+
+def nodes_of(zero: ZeroConfig, ranks: int) -> tuple[int, int]:
+    """(nodes, ranks of each) of ZeRO++: a node has zero_hpz_partition_size ranks, and where it keeps no copy as many as the launcher
+    started on a machine. Raises BadInput where such nodes do not divide the ranks."""
+    size = zero.zero_hpz_partition_size
+    if size == 1:
+        size = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if ranks % size:
+        raise BadInput(f"zero_optimization.zero_hpz_partition_size is {zero.zero_hpz_partition_size}, and {ranks} ranks are no whole "
+                       f"number of nodes with {size} ranks each: set it to the number of ranks of a node")
+    return ranks // size, size
+
+
 def path_of_the_disk(section: str) -> Callable[[ConfigFile], str | None]:
     def rule(config: ConfigFile) -> str | None:
         offload = getattr(config.zero_optimization, section)
@@ -113,6 +143,8 @@ RULES = [  # with the keys that each looks at: when one of them is wrong by itse
     (wide_sums, ("data_types", "fp16", "bf16")),
     (offloaded_parameters, ("zero_optimization.offload_param", "zero_optimization.stage")),
     (offloaded_states, ("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "zero_optimization.stage")),
+    *((over_slow_links(key), (f"zero_optimization.{key}", "zero_optimization.stage", "zero_optimization.offload_optimizer"))
+      for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")),
     (path_of_the_disk("offload_param"), ("zero_optimization.offload_param",)),
     (path_of_the_disk("offload_optimizer"), ("zero_optimization.offload_optimizer",)),
     (whole_blocks, ("aio.block_size",)),

@@ -89,6 +89,14 @@ class ZeroConfig(Section):
     overlap_comm: bool | None = None  # None means on, at every stage
     offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
     offload_param: OffloadParamConfig = OffloadParamConfig()
+    zero_hpz_partition_size: whole(1) = 1
+    zero_quantized_weights: bool = False
+    zero_quantized_gradients: bool = False
+
+    @property
+    def has_slow_links(self) -> bool:
+        """Does one of ZeRO++'s keys ask for less between nodes?"""
+        return self.zero_hpz_partition_size > 1 or self.zero_quantized_weights or self.zero_quantized_gradients
 
 
 class ActivationCheckpointingConfig(Section):

@@ -15,13 +15,13 @@ from ..mesh_comms import MeshComms
 from .two_level import TwoHops, gather, reduce
 
 
-def zero_plus_plus(model: nn.Module, optimizer: Optimizer | None, comms: MeshComms, weights: bool = True,
-                   node_copy: bool = True, gradients: bool = True, **options) -> tuple[nn.Module, Optimizer | None]:
+def zero_plus_plus(model: nn.Module, optimizer: Optimizer | None, comms: MeshComms, quantized_weights: bool = True,
+                   node_copy: bool = True, quantized_gradients: bool = True, **options) -> tuple[nn.Module, Optimizer | None]:
     """`zerocourse.shard` at stage 3 over all ranks of a mesh {"nodes": n, "node": S}, the slowest axis first. Collective.
 
-    weights: gather them in 8 bits (qwZ). Master weights and states are exact, and so is `zerocourse.state_dict`.
+    quantized_weights: gather them in 8 bits (qwZ). Master weights and states are exact, and so is `zerocourse.state_dict`.
     node_copy: each node keeps what was gathered, cut among its ranks, until the next update, and gathers from there (hpZ):
-        2Ψ/S bytes more per rank in half precision.   gradients: reduce them in 4 bits (qgZ); False: as they are.
+        2Ψ/S bytes more per rank in half precision.   quantized_gradients: reduce them in 4 bits (qgZ).
     options: of `shard`. Raises BadInput for other axes, and with a rank_map: slices must be equal.
     """
     if [axis for axis, size in comms.mesh.sizes.items() if size > 1 or axis in ("nodes", "node")] != ["nodes", "node"]:
@@ -31,7 +31,7 @@ def zero_plus_plus(model: nn.Module, optimizer: Optimizer | None, comms: MeshCom
                       ("stage", "is stage 3")):
         if options.get(name) not in (None, "flat", 3):
             raise BadInput(f"{name} is {options[name]!r}: ZeRO++ {why}")
-    plus = ZeroPlusPlus(comms.along("node"), comms.along("nodes"), weights, node_copy, gradients)
+    plus = ZeroPlusPlus(comms.along("node"), comms.along("nodes"), quantized_weights, node_copy, quantized_gradients)
     model, optimizer = shard(model, optimizer, comm=comms.make("nodes", "node"), ops=plus.ops(), **options | {"stage": 3})
     plus.stage = weakref.ref(model.zero)
     model.zero.plus_plus = plus
@@ -41,15 +41,15 @@ def zero_plus_plus(model: nn.Module, optimizer: Optimizer | None, comms: MeshCom
 class ZeroPlusPlus:
     """What differs from stage 3: how parameters are gathered, gradients reduced, and what a node keeps between the two."""
 
-    def __init__(self, node: Comm, nodes: Comm, weights: bool, node_copy: bool, gradients: bool):
+    def __init__(self, node: Comm, nodes: Comm, quantized_weights: bool, node_copy: bool, quantized_gradients: bool):
         self.node, self.nodes = node, nodes
-        self.weights, self.node_copy, self.gradients = weights, node_copy, gradients
+        self.quantized_weights, self.node_copy, self.quantized_gradients = quantized_weights, node_copy, quantized_gradients
         # By buffer: this rank's part (padded / S,) of the node's copy, and the version of the slice that it was made of.
         self.kept: dict[FlatBuffer, tuple[Tensor, int]] = {}
         self.stage = lambda: None
 
     def ops(self) -> dict:
-        return {"unshard": self.unshard, "step": self.step} | ({"reduce": self.reduce} if self.gradients else {})
+        return {"unshard": self.unshard, "step": self.step} | ({"reduce": self.reduce} if self.quantized_gradients else {})
 
     @property
     def kept_bytes(self) -> int:
@@ -72,7 +72,7 @@ class ZeroPlusPlus:
         if version == flat.shard._version:  # else somebody has written weights: loaded a state, say, which all ranks do
             flat.full[layout.slice(self.node.rank)] = part
             return self.node.all_gather(flat.full, layout, flat.name)
-        under_way = gather(flat.shard, flat.full, self.node, self.nodes, flat.name, 8 if self.weights else None)
+        under_way = gather(flat.shard, flat.full, self.node, self.nodes, flat.name, 8 if self.quantized_weights else None)
         if self.node_copy:
             whole, done = flat.full, under_way.done
 
