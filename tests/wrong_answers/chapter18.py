@@ -1,0 +1,164 @@
+"""Wrong answers of chapter 18."""
+
+import itertools
+import math
+
+import torch
+
+from wrong_answers import wrong
+
+
+@wrong("18.1", "reversed")
+def first_axis_counts_first(rank, axis, order, sizes):
+    stride = 1
+    for name in order:
+        if name == axis:
+            break
+        stride *= sizes[name]
+    mine = rank // stride % sizes[axis]
+    return [rank + (at - mine) * stride for at in range(sizes[axis])]
+
+
+@wrong("18.1", "neighbours")
+def blocks_of_ranks(rank, axis, order, sizes):
+    start = rank // sizes[axis] * sizes[axis]
+    return list(range(start, start + sizes[axis]))
+
+
+@wrong("18.2", "base 4")
+def as_the_chapter_says(square, replicated, sizes):
+    wrong = {}
+    for name, axes in replicated.items():
+        count, square = square % 4, square // 4
+        if count == 0:
+            wrong[name] = None
+        elif count > 1:
+            for n in range(1, len(axes) + 1):
+                for some in itertools.combinations(axes, n):
+                    if math.prod(sizes[a] for a in some) == count:
+                        wrong.setdefault(name, some)
+            wrong.setdefault(name, None)
+    return wrong
+
+
+@wrong("18.2", "one axis")
+def a_single_culprit(square, replicated, sizes):
+    b, wrong = math.prod(sizes.values()) + 1, {}
+    for name, axes in replicated.items():
+        square, count = divmod(square, b)
+        if count == 0:
+            wrong[name] = None
+        if count > 1:
+            wrong[name] = tuple(axis for axis in axes if sizes[axis] == count)
+    return wrong
+
+
+@wrong("18.3", "a rank's share")
+def still_by_all_ranks(batch, rank, order, sizes):
+    share = len(batch) // math.prod(sizes.values())
+    coordinates = {}
+    for axis in reversed(order):
+        rank, coordinates[axis] = divmod(rank, sizes[axis])
+    return batch[share * coordinates["dp"]:share * (coordinates["dp"] + 1)]
+
+
+@wrong("18.3", "dropped")
+def whole_shares_alone(batch, rank, order, sizes):
+    for axis in reversed(order):
+        rank, at = divmod(rank, sizes[axis])
+        if axis == "dp":
+            share = len(batch) // sizes["dp"]
+            return batch[share * at:share * (at + 1)]
+
+
+@wrong("18.4", "one stage")
+def without_a_pipeline(measure):
+    ratio = measure(1, 2, 3, 5)[0]
+    found = {name for name, size in (("sum over dp", 2), ("sum over tp", 3), ("sum over micro-batches", 5)) if ratio.numerator % size == 0}
+    return found | ({"divided twice"} if ratio.denominator % 5 == 0 else set())
+
+
+@wrong("18.4", "two measurements")
+def one_question_each(measure):
+    found = set()
+    if measure(1, 2, 1, 1)[0] == 2:
+        found.add("sum over dp")
+    if measure(1, 1, 2, 1)[0] == 2:
+        found.add("sum over tp")
+    first, last = measure(2, 1, 1, 3)
+    if first != last:
+        found.add("each boundary")
+    if last == 3:
+        found.add("sum over micro-batches")
+    if last * 3 == 1:
+        found.add("divided twice")
+    return found
+
+
+@wrong("18.5", "overflow")
+def as_the_formula_says(out, sums, more_out, more_sums):
+    a, b = sums.exp(), more_sums.exp()
+    total = a + b
+    weight = torch.where(total > 0, a / total.clamp(min=1e-38), torch.zeros_like(a))
+    return out.float() * weight[:, None] + more_out.float() * (1 - weight)[:, None], total.log()
+
+
+@wrong("18.5", "nothing")
+def without_the_empty_row(out, sums, more_out, more_sums):
+    total = torch.logaddexp(sums, more_sums)
+    return (out.float() * (sums - total).exp()[:, None] + more_out.float() * (more_sums - total).exp()[:, None]), total
+
+
+@wrong("18.6", "everybody's keys")
+def no_causality_between_ranks(q, k, v, rank, ranks, pass_on):
+    blocks = []
+    for step in range(ranks):
+        scores = q @ k.T / math.sqrt(q.shape[1])
+        if step == 0:
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+        blocks.append((scores, v))
+        if step < ranks - 1:
+            k, v = pass_on(k), pass_on(v)
+    return torch.cat([s for s, _ in blocks], 1).softmax(-1) @ torch.cat([v for _, v in blocks])
+
+
+@wrong("18.6", "the wrong owner")
+def as_if_it_came_from_behind(q, k, v, rank, ranks, pass_on):
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    all_scores, values = [scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)], [v]
+    for step in range(1, ranks):
+        k, v = pass_on(k), pass_on(v)
+        if (rank + step) % ranks < rank:
+            all_scores.append(q @ k.T / math.sqrt(q.shape[1]))
+            values.append(v)
+    return torch.cat(all_scores, 1).softmax(-1) @ torch.cat(values)
+
+
+def mesh_by_rules(model, cluster, batch, tp_of, bytes_of):
+    ranks, best = cluster["nodes"] * cluster["per_node"], None
+    for tp in tp_of(cluster, ranks):
+        for pp in range(1, ranks // tp + 1):
+            if ranks % (tp * pp) or model["heads"] % tp or model["layers"] % pp or batch % (ranks // (tp * pp)):
+                continue
+            dp = ranks // (tp * pp)
+            m = batch // dp
+            key = ((pp - 1) / (m + pp - 1), tp)
+            if bytes_of(model, pp, dp, tp, m) <= cluster["memory"] and (best is None or key < best[0]):
+                best = key, {"pp": pp, "dp": dp, "tp": tp}
+    return best and best[1]
+
+
+def bytes_by_rules(model, pp, dp, tp, m, kept=min):
+    own = -(-12 * model["layers"] * model["width"] ** 2 // (pp * tp))
+    return 4 * own + math.ceil(12 * own / dp) + 34 * model["tokens"] * model["width"] * model["layers"] * kept(pp, m) // (pp * tp)
+
+
+@wrong("18.7", "tp between nodes")
+def any_tp(model, cluster, batch):
+    return mesh_by_rules(model, cluster, batch, lambda cluster, ranks: range(1, ranks + 1), bytes_by_rules)
+
+
+@wrong("18.7", "all in flight")
+def as_gpipe_does(model, cluster, batch):
+    inside = lambda cluster, ranks: [t for t in range(1, cluster["per_node"] + 1) if cluster["per_node"] % t == 0]  # noqa: E731
+    return mesh_by_rules(model, cluster, batch, inside, lambda *mesh: bytes_by_rules(*mesh, kept=lambda pp, m: m))
