@@ -12,8 +12,9 @@ from ..formulas.step_time import ADAM_TRAFFIC, PUBLISHING_TRAFFIC, state_traffic
 from ..formulas.transformer import block_flops
 from ..formulas.volumes import sent_bytes
 from ..formulas.what_fits import DEVICE, DISK, HOST, PLACES, Needs, needs, on_device
+from ..layout.mesh import INSIDE
 from .candidate import COMPUTED, AxisTraffic, Candidate, Evaluation
-from .mesh_parts import INSIDE, RankPart, bubble_seconds, end_parts, links, network_of
+from .mesh_parts import RankPart, bubble_seconds, end_parts, links, network_of
 from .question import Question
 
 KINDS = ("parameters", "gradients", "optimizer", "the rest, at the peak")
@@ -25,7 +26,8 @@ def computed(question: Question, candidate: Candidate, margin: float = 0.0) -> E
     Of a pipeline's two ends, memory is that of the one which needs more, and time that of the one which takes longer.
     """
     parts = end_parts(question.model, candidate)
-    need, part = max(((_needs(question, candidate, part), part) for part in parts), key=lambda each: each[0].device_bytes)
+    need, part = max(((_needs(question, candidate, part), part) for part in parts),
+                     key=lambda each: each[0].device_bytes)
     held = {DEVICE: need.device_bytes, HOST: need.host_bytes, DISK: need.disk_bytes}
     compute, exposed, bubble, traffic = max((_seconds(question, candidate, each, need) for each in parts),
                                             key=lambda times: times[0] + times[1])

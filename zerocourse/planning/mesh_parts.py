@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 
 from ..formulas.shares import shard_elements
-from ..layout.mesh import INSIDE, Mesh  # noqa: F401
+from ..layout.mesh import Mesh
 from ..simulation.clusters import Network
 from .candidate import INTERLEAVED, ONE_F_ONE_B, ZB_H1, Candidate
 from .model_sizes import ModelSizes
