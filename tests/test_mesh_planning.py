@@ -32,9 +32,15 @@ def test_bubble_and_in_flight_are_those_of_the_schedules_own_lists(schedule, com
 
 
 def test_an_uneven_pipeline_waits_for_its_slowest_rank():
-    way, slots = Candidate(1, 3, 1, 6, pipeline=3), [6, 3, 3]
-    timing = simulate(schedule_plan("1f1b", one_f_one_b, 3, 6), Costs([2, 1, 1], [4, 2, 2]))
-    assert 6 * max(slots) + bubble_seconds(way, slots) == timing.makespan
+    """Exactly where the last rank is slowest, as with a head; where the first is, it waits no longer than that."""
+    def both(slots):
+        costs = Costs([n // 3 for n in slots], [n * 2 // 3 for n in slots])
+        timing = simulate(schedule_plan("1f1b", one_f_one_b, 3, 6), costs)
+        return 6 * max(slots) + bubble_seconds(Candidate(1, 3, 1, 6, pipeline=3), slots), timing.makespan
+
+    assert len(set(both([3, 3, 6]))) == 1
+    formula, exact = both([6, 3, 3])
+    assert 6 * 6 <= exact <= formula
 
 
 def test_groups_that_talk_at_once_share_a_nodes_adapters():

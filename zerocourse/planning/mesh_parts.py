@@ -78,7 +78,8 @@ def bubble_share(candidate: Candidate) -> float:
 def bubble_seconds(candidate: Candidate, slots: Sequence[float]) -> float:
     """In which the slowest rank stands still. slots: seconds that each rank takes for one micro-batch, both ways.
 
-    The first micro-batch passes through all other ranks once, whatever the number of micro-batches.
+    The first micro-batch passes through all other ranks once, whatever the number of micro-batches. This is exact where
+    all ranks take as long or, under 1F1B, the last takes longest, as one with a head does; else it is an upper bound.
     """
     return (sum(slots) - max(slots)) * bubble_share(candidate)
 
