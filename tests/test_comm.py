@@ -30,6 +30,7 @@ import torch.distributed as dist
 from zerocourse.comm import Comm, add_in_order, backends, desync, fail_all, watch
 from zerocourse.comm.backends import gloo
 from zerocourse.comm.events import MOST_EVENTS, Recorder
+from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.layout.rankmap import Layout
 from zerocourse.launch.ranks import Ranks
@@ -122,6 +123,45 @@ def test_add_in_order_wherever_the_sum_goes(dtype, into):
     result = add_in_order(terms, target)
     assert torch.equal(result, expected_sum(layout, 3, dtype))
     assert target is None or result is target
+
+
+def exchange_rows(dtype: torch.dtype = torch.float32) -> tuple:
+    """Row r to rank r: what arrived, counts, events. Row r of rank s holds s, r, and where in the row."""
+    comm = Comm()
+    sent = torch.stack([torch.full((2, 3), 100 * comm.rank + 10 * to) for to in range(comm.world_size)]) + torch.arange(3)
+    sent, got = sent.to(dtype), torch.full((comm.world_size, 2, 3), -1, dtype=dtype)
+    before = sent.clone()
+    handle = comm.all_to_all(sent, got, "a")
+    handle.wait()
+    handle.wait()  # a second time is nothing
+    comm.all_to_all(torch.empty(comm.world_size, 0), torch.empty(comm.world_size, 0), "nothing").wait()
+    right = all(torch.equal(got[source], (100 * source + 10 * comm.rank + torch.arange(3)).expand(2, 3).to(dtype))
+                for source in range(comm.world_size))
+    return (right and torch.equal(sent, before), comm.elements["all_to_all"], comm.sent["all_to_all"],
+            comm.padding + comm.metadata, handle.nbytes, list(comm.issued)[0])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_all_to_all_brings_each_row_to_its_rank_and_counts_it(pool, world_size):
+    for dtype in DTYPES:
+        elements = 6 * (world_size - 1)
+        for seen in pool(world_size).run(exchange_rows, dtype):
+            assert seen == (True, elements, elements * dtype.itemsize, 0, elements * dtype.itemsize,
+                            ("all_to_all", "a", 6 * world_size, dtype))
+
+
+def test_all_to_all_wants_a_row_for_each_rank():
+    comm = SimulatedComm(1, 3)
+    for tensor, into in ((torch.ones(2, 4), torch.ones(2, 4)), (torch.ones(3, 4), torch.ones(3, 5)),
+                         (torch.ones(3, 4), torch.ones(3, 4).double()), (torch.tensor(1.0), torch.tensor(1.0))):
+        with pytest.raises(BadInput, match="all_to_all of heads on 3 ranks .*: both must have a row for each rank"):
+            comm.all_to_all(tensor, into, "heads")
+
+
+def test_a_simulated_all_to_all_is_counted_and_sends_nothing():
+    comm, got = SimulatedComm(1, 3), torch.empty(3, 2)
+    comm.all_to_all(torch.arange(6.0).view(3, 2), got, "a").wait()
+    assert comm.sent == {"all_to_all": 16} and got.tolist() == [[2.0, 3.0]] * 3
 
 
 def in_pieces(least: int) -> list:
@@ -513,7 +553,8 @@ def waits_long(verb: str) -> tuple[list[str], str]:
     layout, tensor = Layout.build({"a": (6,)}, comm.world_size), torch.zeros(6)
     calls = {"all_gather": lambda: comm.all_gather(tensor, layout, "a").wait(),
              "all_reduce": lambda: comm.all_reduce(tensor), "broadcast": lambda: comm.broadcast(tensor, "a"),
-             "all_gather_object": lambda: comm.all_gather_object(1)}
+             "all_gather_object": lambda: comm.all_gather_object(1),
+             "all_to_all": lambda: comm.all_to_all(torch.zeros(3, 2), torch.empty(3, 2), "a").wait()}
     said, sys.stderr = sys.stderr, io.StringIO()
     try:
         calls[verb]()
@@ -524,7 +565,7 @@ def waits_long(verb: str) -> tuple[list[str], str]:
         sys.stderr = said
 
 
-@pytest.mark.parametrize("verb", ["all_gather", "all_reduce", "broadcast", "all_gather_object"])
+@pytest.mark.parametrize("verb", ["all_gather", "all_to_all", "all_reduce", "broadcast", "all_gather_object"])
 def test_a_wait_says_what_it_waits_for_and_goes_on(spoiled, verb):
     found = spoiled[3].run(soon, waits_long, verb)
     late = 0 if verb == "broadcast" else 1
@@ -735,7 +776,7 @@ def leaves(waiting_in: str, leaving: list[int]) -> tuple[float, str]:
 def test_only_the_first_reason_to_leave_is_kept():
     """A rank that failed because another one left has nothing to add."""
     report = object.__new__(desync.DesyncReport)  # without a group
-    report.rank, report.store = 1, dist.HashStore()
+    report.rank, report.names, report.store = 1, ["rank 0", "rank 1"], dist.HashStore()
     report.tell("the disk is full")
     report.tell("rank 0 is gone")
     assert json.loads(report.store.get("left")) == [False, "rank 1: the disk is full"]
@@ -917,7 +958,7 @@ def as_on_nccl(rank: int, old_names: bool) -> tuple[list, dict]:
         hide_new_names()
     used = {}
     for name in ("all_gather_single", "reduce_scatter_single", "all_gather_into_tensor", "reduce_scatter_tensor",
-                 "batch_isend_irecv", "all_reduce", "broadcast"):
+                 "batch_isend_irecv", "all_reduce", "broadcast", "all_to_all_single"):
         def counting(*args, _of=getattr(dist, name, None), _name=name, **kwargs):
             used[_name] = used.get(_name, 0) + 1
             return _of(*args, **kwargs)
@@ -945,6 +986,7 @@ def as_on_nccl(rank: int, old_names: bool) -> tuple[list, dict]:
     wrong += [] if values == ([comm.world_size - 1, 0], 3) else [values]
     wrong += [] if comm.broadcast(torch.full((2, 2), rank), "b").sum().item() == 0 else ["broadcast"]
     comm.all_gather(torch.zeros(6), Layout.build({"a": (6,)}, 3), "z").wait()
+    wrong += [] if exchange_rows()[0] else ["all_to_all"]
     return wrong, used
 
 
@@ -953,7 +995,7 @@ def as_on_nccl(rank: int, old_names: bool) -> tuple[list, dict]:
 def test_the_path_of_nccl_with_both_names_of_its_collectives(old_names):
     gather = "all_gather_into_tensor" if old_names or not hasattr(dist, "all_gather_single") else "all_gather_single"
     found = forked(3, as_on_nccl, old_names)
-    assert found == {rank: ([], {"all_reduce": 2, "broadcast": 1, gather: 1}) for rank in range(3)}
+    assert found == {rank: ([], {"all_reduce": 2, "broadcast": 1, gather: 1, "all_to_all_single": 2}) for rank in range(3)}
 
 
 def as_on_a_shared_gpu(rank: int) -> list:
@@ -978,6 +1020,7 @@ def as_on_a_shared_gpu(rank: int) -> list:
     comm.broadcast(values, "values")
     own = {row.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()}
     wrong += [] if foreign and not own & set(foreign) else ["it was sent from the tensor itself"]
+    wrong += [] if exchange_rows()[0] else ["all_to_all"]
     return wrong + ([] if values.item() == 3 else [values])
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).parents[1] / "zerocourse"
-ROOMS = ("formulas", "layout", "comm", "measure", "init", "zero", "precision", "activations", "offload", "parallel",
-         "data", "models", "kernels", "classics", "simulation", "planning", "engine", "launch", "course", "bench",
+ROOMS = ("formulas", "layout", "comm", "measure", "init", "zero", "precision", "activations", "offload", "data",
+         "models", "kernels", "classics", "parallel", "simulation", "planning", "engine", "launch", "course", "bench",
          "commands")  # from the ground
 EVERYBODYS = "errors"  # the one file on top of the rooms that all of them may import
 LONGEST = 350  # lines of a file

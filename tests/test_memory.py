@@ -214,8 +214,8 @@ def test_volume_in_bytes():
 
 
 def test_bus_factors():
-    names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
-    assert [bus_factor(name, 4) for name in names] == [Fraction(3, 2), Fraction(3, 4), Fraction(3, 4), 1, 1]
+    names = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
+    assert [bus_factor(name, 4) for name in names] == [Fraction(3, 2), Fraction(3, 4), Fraction(3, 4), Fraction(3, 4), 1, 1]
 
 
 # --- activations ---

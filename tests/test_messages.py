@@ -13,6 +13,7 @@ from zerocourse.comm import Comm, watch
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.launch.ranks import Ranks
+from zerocourse.layout.rankmap import Layout
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,20 @@ def in_the_middle() -> int:
 def test_ranks_with_different_numbers_of_messages_live_on(pool):
     """Ranks that issue different numbers of collectives would be replaced, and a notebook's variables with them."""
     assert pool(3).run(in_the_middle) == pool(3).run(in_the_middle)
+
+
+def unequal_works() -> int:
+    """Collectives of which ranks have different numbers of messages: a broadcast, and slices of which one is empty."""
+    comm, layout = Comm(), Layout.build({"a": (4,)}, 3, {"a": 1})
+    comm.broadcast(torch.zeros(2), "a")
+    comm.all_gather(torch.zeros(layout.padded), layout, "a").wait()
+    comm.reduce_scatter(torch.zeros(layout.padded), layout, "a").wait()
+    comm.all_to_all(torch.zeros(3, 1), torch.zeros(3, 1), "a").wait()
+    return os.getpid()
+
+
+def test_ranks_live_on_after_collectives_of_different_numbers_of_messages(pool):
+    assert pool(3).run(unequal_works) == pool(3).run(unequal_works)
 
 
 def both(first: str, elements: int, timeout: float) -> tuple[float, str]:

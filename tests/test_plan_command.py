@@ -32,7 +32,7 @@ def test_the_choice_and_its_neighbours():
     assert f"micro-batch 4, in bf16, without recomputation: the peak is {gb(found.chosen.peak_bytes)} of the" in said
     assert said.startswith("Take ZeRO-1 on 8 ranks with ") and said.endswith(
         "(computed). The reason: no lower stage fits; ZeRO-1 sends 2 passes over all parameters where ZeRO-3 sends 3 "
-        "passes and is 0.8% faster, which counts as equal; recomputation is not needed; micro-batch 4 is the largest "
+        "passes and is 1.0% faster, which counts as equal; recomputation is not needed; micro-batch 4 is the largest "
         "power of two that fits.")
     for begins, other in (("data parallel", replace(way, stage=0)), ("micro-batch 8", replace(way, micro_batch=8)),
                           ("4 ranks", replace(way, ranks=4))):
@@ -52,7 +52,8 @@ def test_the_choice_and_its_neighbours():
 
 def test_the_reason_names_what_decides():
     tight = choice(plan(ask("gpt2-xl", "2xT4"), simulate=0))
-    assert "no lower stage fits" not in tight and "micro-batch 4 does not fit without recomputation" in tight
+    assert "no lower stage fits" in tight and "micro-batch 4 does not fit without recomputation" in tight
+    assert "no lower stage fits" not in choice(plan(ask("gpt2-xl", "8xA100"), simulate=0))
     assert "no lower stage fits" in choice(plan(ask("llama-13b", "8xA100"), simulate=0))
     away = choice(plan(ask("llama-7b", "2xT4", host=128 * 10**9), simulate=0))
     assert "no stage fits with all of it on the card" in away
@@ -167,7 +168,7 @@ def test_the_picture_is_drawn_to_scale():
     every = list(found.values())
     assert [bar.get_width() for bar in sent.patches] == pytest.approx([sum(each.sent.values()) / 1e9 for each in every])
     assert sum(bar.get_width() for bar in time.patches) == pytest.approx(sum(each.step_seconds for each in every))
-    assert "▸ ZeRO-2 needs 50.3 GB at the peak and fits" in figure.get_label()
+    assert "▸ ZeRO-2 needs 49.7 GB at the peak and fits" in figure.get_label()
     assert [line.get_xdata()[0] for line in memory.lines] == [80.0]
 
 

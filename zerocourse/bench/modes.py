@@ -97,13 +97,14 @@ def torch_zro(model: nn.Module, lr: float, mode: BenchMode, settings: BenchSetti
 def fsdp2(model: nn.Module, lr: float, mode: BenchMode, settings: BenchSettings, bucket: int) -> Trained:
     """`bucket` blocks are gathered as one."""
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
-    from ..simulation.fsdp2 import shard_by_fsdp2
-
+    options = {"reshard_after_forward": not mode.keep, "mesh": init_device_mesh("cpu", (settings.ranks,))}
     blocks = list(model.h)
-    groups = [blocks[first : first + bucket] for first in range(0, len(blocks), bucket)]
-    units = [group if len(group) > 1 else group[0] for group in groups]
-    shard_by_fsdp2(model, units, init_device_mesh("cpu", (settings.ranks,)), keep=mode.keep)
+    for first in range(0, len(blocks), bucket):
+        group = blocks[first : first + bucket]
+        fully_shard(group if len(group) > 1 else group[0], **options)
+    fully_shard(model, **options)
     return trained(model, adamw(model.parameters(), lr))
 
 

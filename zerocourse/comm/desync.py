@@ -6,7 +6,7 @@ of every other rank (see `watch`) answers it, also while that rank computes. Eve
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -25,10 +25,11 @@ MATCH = ("A send ends when its peer receives the same unit and size, and ranks t
 
 
 class DesyncReport:
-    """One rank's access to what the ranks of one Comm tell each other."""
+    """One rank's access to what the ranks of one Comm tell each other. names: of its ranks, as sentences say them."""
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, progress: CollectiveProgress):
+    def __init__(self, group: dist.ProcessGroup, rank: int, progress: CollectiveProgress, names: Sequence[str] | None = None):
         self.rank, self.progress = rank, progress
+        self.names = names or [f"rank {rank}" for rank in range(len(progress.ranks))]
         self.peers = [peer for peer in range(len(progress.ranks)) if peer != rank]
         # References of our own: the store must outlive the process group, which a rank that leaves destroys.
         store = dist.distributed_c10d._get_process_group_store(group)
@@ -53,14 +54,14 @@ class DesyncReport:
 
     def _where(self, peer: int, answer: dict | None, verb: str, gone: bool) -> str:
         if not (answer and answer["made"]) and not self.store.check([f"made/{peer}"]):
-            return f"rank {peer} has not made this Comm, which every rank of its group must make"
+            return f"{self.names[peer]} has not made this Comm, which every rank of its group must make"
         if answer is None:
-            return f"rank {peer} did not answer: its process is gone{'' if gone else ', or stands still'}"
+            return f"{self.names[peer]} did not answer: its process is gone{'' if gone else ', or stands still'}"
         if answer["call"]:
-            return f"rank {peer} {verb} in {answer['call']}{'' if answer['here'] else ' of another Comm'}"
+            return f"{self.names[peer]} {verb} in {answer['call']}{'' if answer['here'] else ' of another Comm'}"
         count, last = answer["completed"], answer["last"]
         done = f"completed {count}, the last was {last}" if last else "has completed none"
-        return (f"rank {peer} {verb} in no collective (it {done}): it may have ended its loop earlier, "
+        return (f"{self.names[peer]} {verb} in no collective (it {done}): it may have ended its loop earlier, "
                 "or still computes")
 
     # -- a collective that failed -------------------------------------------------------------------------------------
@@ -82,9 +83,9 @@ class DesyncReport:
                 return self._left(call)
             peers = self.where_peers_are(answers, "was", gone=not late)
         except RuntimeError:
-            return CollectiveError(f"{kind} {what}: rank {self.rank} was in {call}, and the other ranks could "
+            return CollectiveError(f"{kind} {what}: {self.names[self.rank]} was in {call}, and the other ranks could "
                                    "not be asked, because the process that kept the store is gone")
-        ranks = sorted([(self.rank, f"rank {self.rank} was in {call}"), *zip(self.peers, peers, strict=True)])
+        ranks = sorted([(self.rank, f"{self.names[self.rank]} was in {call}"), *zip(self.peers, peers, strict=True)])
         calls = {(call, True), *((answer["call"], answer["here"]) for answer in answers.values() if answer["call"])}
         all_waited = len(answers) == len(self.peers) and all(answer["call"] for answer in answers.values())
         rule = f". {MATCH}" if is_message else f". {ORDER}" if len(calls) > 1 else \
@@ -108,7 +109,7 @@ class DesyncReport:
     def tell(self, reason: str | Exception) -> None:
         """Write down why this rank leaves, for ranks that will wait for it in vain. Only the first reason is kept."""
         out_of_memory = isinstance(reason, OutOfMemory)  # whose sentence names the rank itself
-        said = [out_of_memory, f"{'' if out_of_memory else f'rank {self.rank}: '}{reason}"]
+        said = [out_of_memory, f"{'' if out_of_memory else f'{self.names[self.rank]}: '}{reason}"]
         with suppress(RuntimeError, ValueError):  # the store is gone, so nobody can read it
             self.store.compare_set("left", "", json.dumps(said))
             self.store.set(f"heard/{self.rank}", "")
@@ -116,7 +117,7 @@ class DesyncReport:
     def _left(self, call: str) -> CollectiveError | OutOfMemory:
         out_of_memory, reason = json.loads(self._get("left"))
         self.store.set(f"heard/{self.rank}", "")  # written after reading: now the rank that left may end the store
-        stopped = f"rank {self.rank} stopped in {call}, because another rank left: {reason}"
+        stopped = f"{self.names[self.rank]} stopped in {call}, because another rank left: {reason}"
         return OutOfMemory(stopped) if out_of_memory else CollectiveError(stopped)
 
     def heard(self) -> bool:

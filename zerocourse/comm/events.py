@@ -13,7 +13,7 @@ MOST_EVENTS = 100_000  # a rank that makes no steps, as in a long evaluation, fo
 class Event:
     """One thing that a rank did, with its beginning and end.
 
-    verb: forward, backward, all_gather, reduce_scatter, wait, reshard, step; down and up (to the host, and back); read and
+    verb: forward, backward, all_gather, reduce_scatter, all_to_all, wait, reshard, step; down and up (to the host, and back); read and
         write (a disk); send and recv (from rank to rank).
     unit: the part of the model it was done for.   start, end: seconds of the machine's monotonic clock, so that
     ranks on one machine share it. A collective runs from its issue to the moment it was known to be complete; the

@@ -7,7 +7,7 @@ into one slice for each rank (see `rankmap.Layout`).
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -32,6 +32,7 @@ class Comm:
     group: a torch process group, None for the default one. If there is none, the world has one rank.
     timeout: seconds that a wait may last; None means the group's own timeout (which NCCL always uses).
     recorder: records the events; None means a new one. The Comms of one stage share one recorder.
+    names: of its ranks, as errors name them; by default "rank 0" and so on.
     sent: bytes that this rank sent so far, by verb; elements: the same in elements of parameters or gradients, without
     padding; padding and metadata (agreement between ranks, norms, start-up) are bytes counted apart.
     issued: (verb, unit, elements, dtype) of the last collectives in order, which must be the same on every rank.
@@ -39,7 +40,7 @@ class Comm:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: float | None = None,
-                 recorder: Recorder | None = None):
+                 recorder: Recorder | None = None, names: Sequence[str] | None = None):
         alone = not dist.is_initialized()
         self.group = group
         self.rank = 0 if alone else dist.get_rank(group)
@@ -62,7 +63,7 @@ class Comm:
         self.progress = CollectiveProgress(self._name, dist.get_process_group_ranks(group) if self.peers else [0])
         self.issued = self.progress.issued
         if self.peers:
-            self.report = DesyncReport(group, self.rank, self.progress)
+            self.report = DesyncReport(group, self.rank, self.progress, names)
             failure.living.add(self)
             failure.tell_uncaught_exceptions()
             watch.start()
@@ -75,6 +76,7 @@ class Comm:
         nbytes = self._count("all_gather", tensor, others * layout.real(self.rank), others * (own.stop - own.start))
         with self._explained(call):
             works, finish = self._backend(tensor).all_gather(tensor, layout, call)
+        self._note_messages(works)
         return Handle(self, "all_gather", unit, nbytes, call, tensor, works, finish)
 
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, unit: str, into: torch.Tensor | None = None,
@@ -91,6 +93,7 @@ class Comm:
         backend = self._backend(tensor)
         with self._explained(call):
             works, add = backend.reduce_scatter(tensor, layout, into, call)
+        self._note_messages(works)
 
         def finish() -> None:
             result = add()
@@ -100,7 +103,29 @@ class Comm:
         return Handle(self, "reduce_scatter", unit, nbytes, call, tensor, works, finish,
                       backend.received_bytes(tensor, layout))
 
-    # -- from one rank to another: pipelines ---------------------------------------------------------------------------
+    # -- what every rank has for every other: Ulysses ------------------------------------------------------------------
+
+    def all_to_all(self, tensor: torch.Tensor, into: torch.Tensor, unit: str) -> Handle:
+        """Row r of `tensor` (N, ...) goes to rank r, and row r of `into` comes from rank r. Sends (N-1) of the N rows.
+
+        Both are contiguous, of one shape and dtype, and apart in memory. Until `wait` returns, `tensor` may not be
+        changed and `into` not be read. Raises BadInput for any other shape.
+        """
+        if tensor.shape != into.shape or tensor.dtype != into.dtype or tensor.shape[:1] != (self.world_size,):
+            raise BadInput(f"the all_to_all of {unit} on {self.world_size} ranks has a tensor of {tuple(tensor.shape)} "
+                           f"{tensor.dtype} and one of {tuple(into.shape)} {into.dtype}: both must have a row for each "
+                           "rank, the same shape and the same dtype")
+        call = self._next("all_to_all", unit, tensor)
+        real = tensor.numel() - tensor[self.rank].numel()
+        nbytes = self._count("all_to_all", tensor, real, real)
+        by_rank = (self.world_size, tensor.numel() // self.world_size)
+        rows, received = tensor.detach().view(by_rank), into.detach().view(by_rank)
+        with self._explained(call):
+            works, finish = self._backend(rows).all_to_all(rows, received, call)
+        self._note_messages(works)
+        return Handle(self, "all_to_all", unit, nbytes, call, rows, works, finish)
+
+    # -- from one rank to another: pipelines, rings ----------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, to: int, unit: str) -> Handle:
         """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit,
@@ -115,7 +140,7 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {to: flat}, {})
-        self._note_messages(works)
+        self._note_messages(works, calls=0)
         return Handle(self, "send", unit, tensor.nbytes, call, flat, works, finish)
 
     def recv(self, tensor: torch.Tensor, source: int, unit: str) -> Handle:
@@ -124,12 +149,14 @@ class Comm:
         flat = tensor.detach().view(-1)
         with self._explained(call):
             works, finish = self._backend(flat).exchange(name, {}, {source: flat})
-        self._note_messages(works)
+        self._note_messages(works, calls=0)
         return Handle(self, "recv", unit, 0, call, flat, works, finish)
 
-    def _note_messages(self, works: list) -> None:
+    def _note_messages(self, works: list, calls: int = 1) -> None:
+        """Let these works count as so many calls. A collective counts once on every rank, however many messages it is:
+        of a broadcast the first rank has more than the others, and a rank whose slice is empty has fewer."""
         if self.report is not None:  # a simulated Comm has no group
-            messages[self._group()] = messages.get(self._group(), 0) + len(works)
+            messages[self._group()] = messages.get(self._group(), 0) + len(works) - calls
 
     def _message(self, verb: str, source: int, to: int, unit: str, tensor: torch.Tensor) -> tuple[str, str]:
         """What this rank calls a message, and what both its ends call it: one of another size or number never matches.
@@ -227,6 +254,7 @@ class Comm:
         flat = values.detach().reshape(-1)  # a view of `values` if they are contiguous
         with self._explained(call):
             works, finish = start(flat, call)
+        self._note_messages(works)
         self.complete(works, call, flat)
         finish()
         if not in_one_piece:

@@ -184,7 +184,7 @@ def _look_at(thread: int, wait: Wait) -> bool:
     wait.question, wait.due = "", waited + REPEAT_SECONDS
     if waits.get(thread) is wait:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited))
-        sys.stderr.write(f"zerocourse: rank {wait.report.rank} has waited {waited:.3g} s, since {since}, for "
+        sys.stderr.write(f"zerocourse: {wait.report.names[wait.report.rank]} has waited {waited:.3g} s, since {since}, for "
                          f"{wait.call}: {others}\n")
         sys.stderr.flush()
     return False

@@ -14,8 +14,8 @@ from .states import ZERO, Convention
 def bus_factor(collective: str, ranks: int) -> Fraction:
     """What a rank sends in one collective, as a share of the whole buffer. Raises BadInput."""
     ring = Fraction(ranks - 1, positive("ranks", ranks))
-    factors = {"all_reduce": 2 * ring, "reduce_scatter": ring, "all_gather": ring, "broadcast": Fraction(1),
-               "reduce": Fraction(1)}
+    factors = {"all_reduce": 2 * ring, "reduce_scatter": ring, "all_gather": ring, "all_to_all": ring,
+               "broadcast": Fraction(1), "reduce": Fraction(1)}
     if collective not in factors:
         raise BadInput(f"There is no bus factor of {collective!r}: there is one of {', '.join(factors)}.")
     return factors[collective]

@@ -58,6 +58,10 @@ CONFIGS: dict[str, GPTConfig] = {
 
 
 class Attention(nn.Module):
+    """Causal self-attention. `attend` computes it, and context parallelism puts another function in its place."""
+
+    attend = staticmethod(F.scaled_dot_product_attention)
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.dropout
@@ -66,11 +70,11 @@ class Attention(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         B, T, C = x_BTC.shape
-        heads = self.c_attn(x_BTC).view(B, T, 3, self.n_head, C // self.n_head)
+        heads = self.c_attn(x_BTC).view(B, T, 3, -1, C // self.n_head)  # -1: a rank may have some of the heads only
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (B, H, T, C/H)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        y = self.attend(q, k, v, is_causal=True, dropout_p=dropout)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -126,21 +130,26 @@ class GPT(nn.Module):
         elif isinstance(module, nn.LayerNorm):
             module.reset_parameters()  # ones and zeros
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) in the weights' dtype; given targets, the mean cross entropy, a float32 scalar.
 
         Tokens and targets are int64 in 0..V-1; targets of -100 do not count. Raises BadInput when T > block_size.
+        positions_T: which rows of the position table the tokens have; None: 0 to T - 1, those of a whole sequence.
         """
         T = tokens_BT.shape[1]
         if T > self.config.block_size:
             raise BadInput(f"The model reads at most block_size = {self.config.block_size} tokens, not {T}.")
-        x_BTC = self.drop(self.wte(tokens_BT) + self.wpe(torch.arange(T, device=tokens_BT.device)))
+        positions_T = torch.arange(T, device=tokens_BT.device) if positions_T is None else positions_T
+        x_BTC = self.drop(self.wte(tokens_BT) + self.wpe(positions_T))
         for block in self.h:
             x_BTC = block(x_BTC)
         logits_BTV = self.lm_head(self.ln_f(x_BTC))
         if targets_BT is None:
             return logits_BTV
-        # In fp32 whatever the weights are: a scaled loss soon overflows fp16.
+        return self.loss(logits_BTV, targets_BT)
+
+    def loss(self, logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        """The mean cross entropy, in fp32 whatever the weights are: a scaled loss soon overflows fp16."""
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 
 

@@ -12,7 +12,7 @@ from .mesh_parts import schedules
 from .question import Question
 
 MARGIN = 0.05  # formulas may be so far from a peak: what they refuse by less is left to a simulation
-AS_FAST = 0.01  # rates that differ by less are taken for equal: no prediction of a step's time is as good as that
+AS_FAST = 0.02  # rates that differ by less are taken for equal: no prediction of a step is as good as that
 
 
 @dataclass(frozen=True)

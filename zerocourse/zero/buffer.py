@@ -61,6 +61,7 @@ class FlatBuffer:
         self.grad_shard: torch.Tensor | None = None
         self.work: Handle | None = None  # the bucket's reduction, while it is under way
         self.complete = False  # is every element of the bucket written?
+        self.counts_in_norm = all(getattr(param, "counts_in_norm", True) for param in params.values())
         self.trainable = 0  # parameters that record gradients now
         self.accumulators: dict[str, object] = {}  # by parameter: autograd's node that brings its gradient
         # Each a set of parameter names:

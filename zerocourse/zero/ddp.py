@@ -228,13 +228,17 @@ class DataParallel(Reducer):
     def grad_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient, the same on every rank.
 
-        Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local).
+        Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local), over
+        the groups of `Groups.norm`, too; what is replicated there, one of them counts (see `counts_in_norm`).
         """
         self.flush()
         precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
-        parts = [flat.gradient_norm(precise) for flat in self.flats if flat.grad_shard is not None and flat.grad_shard.numel()]
+        parts = [flat.gradient_norm(precise) for flat in self.flats
+                 if flat.counts_in_norm and flat.grad_shard is not None and flat.grad_shard.numel()]
         total = torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
-        return (self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()
+        for comm in (*[self.comm] * self.shards_optimizer, *self.groups.norm):
+            comm.all_reduce(total)
+        return total.sqrt()
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply all gradients, in place."""

@@ -5,6 +5,8 @@ With one group for both there is plain ZeRO: the buffer is cut among all ranks. 
 
     shard        ranks that hold different slices: gathers and reduce-scatters run here
     replicate    ranks that hold the same slice; the reduced slice is summed here once more; None: there are none
+    norm         ranks that hold other parameters of the same model, as other stages of a pipeline do, or other parts of
+                 matrices under tensor parallelism: a gradient's norm is over these groups, too
 """
 
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ class Groups:
 
     shard: Comm
     replicate: Comm | None = None
+    norm: tuple[Comm, ...] = ()
 
     @property
     def size(self) -> int:

@@ -63,6 +63,11 @@ class Gloo:
 
         return Transfer(works, add)
 
+    def all_to_all(self, rows: torch.Tensor, into: torch.Tensor, call: str) -> Transfer:
+        """Send row r of `rows` (N, n) to rank r, and fill row r of `into` (N, n) with what rank r sends."""
+        into[self.rank].copy_(rows[self.rank])
+        return self.exchange(call, {peer: rows[peer] for peer in self.peers}, {peer: into[peer] for peer in self.peers})
+
     def received_bytes(self, tensor: torch.Tensor, layout: Layout) -> int:
         """Bytes that a reduce-scatter of `tensor` (n,) takes beside it, until it is complete."""
         return len(self.peers) * tensor[layout.slice(self.rank)].nbytes

@@ -33,6 +33,9 @@ class Nccl(Gloo):
         return Transfer([scatter(summed, tensor, group=self.group, async_op=True)],
                         lambda: summed if into is None else into.copy_(summed))
 
+    def all_to_all(self, rows: torch.Tensor, into: torch.Tensor, call: str) -> Transfer:
+        return Transfer([dist.all_to_all_single(into, rows, group=self.group, async_op=True)], nothing)
+
     def received_bytes(self, tensor: torch.Tensor, layout: Layout) -> int:
         return tensor[layout.slice(self.rank)].nbytes if equal_slices(layout) else super().received_bytes(tensor, layout)
 

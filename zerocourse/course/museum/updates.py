@@ -14,7 +14,7 @@ BUGS = (
         source="common", test="test_traps.py::test_trap_16_clipping",
         scene=Scene(clip=0.1), proof=gradient_is_the_unsharded_one,
         changes=(Change("zero.ddp:DataParallel.grad_norm",
-                        "(self.comm.all_reduce(total) if self.shards_optimizer else total).sqrt()", "total.sqrt()"),)),
+                        "(*[self.comm] * self.shards_optimizer, *self.groups.norm)", "self.groups.norm"),)),
     Bug("stale_gradients", "the optimizer steps with the gradient of the step before",
         symptom="Little at a small learning rate. At one that the unsharded model bears, the loss explodes.",
         instrument="the staleness meter: the update is one step late",
@@ -41,7 +41,7 @@ BUGS = (
         instrument="the first tensor on each rank that is not finite: one rank had it one step before the others",
         source="pytorch#116349, cosmos-rl#155", test="test_museum.py::test_every_target_counts",
         scene=Scene(padded=(2, 1)), proof=all_is_finite,
-        changes=(Change("models.gpt2:GPT.forward", f"return {LOSS})",
+        changes=(Change("models.gpt2:GPT.loss", f"return {LOSS})",
                         f'losses = {LOSS}, reduction="none")\n    counts = targets_BT.flatten() != 0\n'
                         "    return (losses * counts).sum() / counts.sum()"),)),
     Bug("own_overflow", "each rank decides by its own slice whether gradients overflow",

@@ -198,11 +198,14 @@ CHANGES_NOTHING = {
 }
 
 NOT_YET = {
-    "pipeline": "leave it out", "aio.use_gds": "the disk is read into the host's memory: leave it out", "tensor_parallel": "leave it out",
+    "pipeline": "leave it out", "aio.use_gds": "the disk is read into the host's memory: leave it out", "tensor_parallel": "cut the model with zerocourse.parallel.tensor: leave it out",
     "expert_parallel": "leave it out",
     "torch_autocast": "use bf16", "gradient_allreduce_op": "gradients are averaged: leave it out",
     "zero_optimization.cpu_offload": "leave it out", "zero_optimization.cpu_offload_param": "leave it out",
     "zero_optimization.zenflow": "leave it out",
+    **dict.fromkeys(("zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
+                     "zero_optimization.zero_hpz_partition_size"),
+                    "in your own loop zero_plus_plus (zerocourse.parallel.plusplus) does it: leave it out"),
     "bf16.bf16_master_weights_and_grads": "master weights are fp32: leave it out",
     "bf16.bf16_optimizer_states": "optimizer states are fp32: leave it out",
     "fp16.fp16_master_weights_and_grads": "master weights are fp32: leave it out",
@@ -235,10 +238,7 @@ NEVER = {
     "wandb": "leave it out", "csv_monitor": "leave it out", "comet": "leave it out",
     "weight_quantization": "leave it out",
     "datastates": "leave it out", "use_data_before_expert_parallelism": "leave it out",
-    "zero_optimization.zero_quantized_weights": "leave it out",
-    "zero_optimization.zero_quantized_gradients": "leave it out",
     "zero_optimization.zero_quantized_nontrainable_weights": "leave it out",
-    "zero_optimization.zero_hpz_partition_size": "leave it out",
     "optimizer.params.max_grad_norm": "set gradient_clipping, at the top level",
     "optimizer.params.amsgrad": "DeepSpeed refuses it, too: leave it out",
     "optimizer.type.MuAdam": "give initialize an optimizer", "optimizer.type.MuAdamW": "give initialize an optimizer",

@@ -14,7 +14,7 @@ are spoiled by it.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...comm import Comm, fail_all
 from ...errors import BadInput, PipelineError, ZeroCourseError
+from ..norms import grad_norm
 from .actions import Action, Schedule, problems
 from .cutting import PipelineStage, cut, tied_weights
 from .deadlock import deadlock
@@ -48,18 +49,25 @@ class Pipeline:
         different sizes weigh what they should.   comm: of the ranks of this pipeline; by default of all ranks.
     cuts: the layers of each stage as ranges; by default stages of nearly equal length.   recompute, seed: see
     `PipelineStage`.   optimizer(parameters) -> Optimizer, and weights, a policy of `WeightVersions`: for plans with
-    STEP. Raises BadInput for a plan that is out of order or deadlocks, or does not fit the ranks and layers.
+    STEP.   norm: further ranks with other parameters, over which a norm is added up, too (tensor parallelism).
+    Raises BadInput for a plan that is out of order or deadlocks, or does not fit the ranks and layers.
     """
 
     def __init__(self, layers: Sequence[nn.Module], plan: Schedule, loss: Callable[[Tensor, Tensor], Tensor],
                  comm: Comm | None = None, cuts: Sequence[range] | None = None, count: Callable[[Tensor], int] = count_targets,
                  recompute: bool = False, seed: int | None = None,
-                 optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, weights: str = "stash"):
+                 optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, weights: str = "stash",
+                 norm: Sequence[Comm] = ()):
         self.plan, self.loss, self.count, self.comm = plan, loss, count, Comm() if comm is None else comm
         cuts = cut([1] * len(layers), plan.stages) if cuts is None else list(cuts)
         check(plan, self.comm, cuts, len(layers))
         stages = [PipelineStage(layers, numbers, recompute, seed) for numbers in cuts]
         self.stages = {stage: stages[stage] for stage in plan.stages_of(self.comm.rank)}
+        names: dict[nn.Parameter, str] = {}
+        for number, layer in enumerate(layers):
+            for name, param in layer.named_parameters():
+                names.setdefault(param, f"{number}.{name}")
+        self.names = {param: names[param] for stage in self.stages.values() for param in stage.parameters()}
         tied = tied_weights(stages, plan.owner)
         self.ties = Ties(tied, plan.owner, self.comm)
         self.actions = plan.actions[self.comm.rank]
@@ -75,6 +83,8 @@ class Pipeline:
                     "it needs an optimizer" if optimizer is None else f"{tied[0].name} may not be shared between ranks then"))
             self.versions = {number: WeightVersions(stage, weights) for number, stage in self.stages.items()}
             self.optimizers = {number: optimizer(list(stage.parameters())) for number, stage in self.stages.items()}
+        self.last_backward = {action.stage: action.micro_batch for action in self.actions if action.kind in "BI"}
+        self.norm, self.sharded = [self.comm, *norm], False  # sharded: by ZeRO, see `sharded.shard_stages`
         self.steps = 0
         self.kind_of_shape: dict[tuple, int] = {}
         self.ties.start_equal()
@@ -82,13 +92,8 @@ class Pipeline:
     # -- what users call ---------------------------------------------------------------------------------------------
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """This rank's parameters, each once, named as in `nn.Sequential(*layers)`."""
-        names: dict[nn.Parameter, str] = {}
-        for stage in self.stages.values():
-            for number, layer in zip(stage.numbers, stage.layers, strict=True):
-                for name, param in layer.named_parameters():
-                    names.setdefault(param, f"{number}.{name}")
-        return {name: param for param, name in names.items()}
+        """This rank's parameters, each once, named as in `nn.Sequential(*layers)`: a shared one as its first layer has it."""
+        return {name: param for param, name in self.names.items()}
 
     def parameters(self) -> list[nn.Parameter]:
         """This rank's parameters, each once: what its optimizer updates."""
@@ -108,6 +113,9 @@ class Pipeline:
         self.targets = micro_batches("targets", targets, self.plan.micro_batches) if has_last else []
         self.kinds = self.agree_on_kinds()
         self.shares = self.shares_of_micro_batches() if has_last else []
+        if self.sharded and self.ties.mine and self.has_gradients():
+            raise BadInput("gradients of an earlier batch are there, and weights are shared between stages: under ZeRO step the "
+                           "optimizer and call its zero_grad after each batch")
         self.ties.set_earlier_aside()
         run = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weight_gradients, "STEP": self.update,
                "SEND F": self.send_forward, "RECV F": self.receive_forward, "SEND B": self.send_backward,
@@ -123,20 +131,36 @@ class Pipeline:
                 fail_all(failed)
                 raise failed from error
         self.mail.finish()
-        self.ties.add_gradients()
+        if self.sharded:
+            for stage in self.stages.values():
+                stage.zero.flush()
+            self.ties.add_slices(list(self.stages.values()))
+        else:
+            self.ties.add_gradients()
         self.steps += 1
         total = torch.stack(self.losses).sum() if self.losses else torch.zeros((), device=self.device)
         return self.comm.all_reduce(total.double()).item()  # the others add zeros: it is known on the last rank only
 
+    def grad_norm(self) -> Tensor:
+        """The 2-norm of the gradients of all stages, the same on every rank. Collective."""
+        if not self.sharded:
+            return grad_norm(self.parameters(), self.norm)
+        return torch.stack([stage.zero.grad_norm() for stage in self.stages.values()]).square().sum().sqrt()
+
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale all gradients so that their 2-norm over all stages is `max_norm` at most. Returns the norm before."""
-        params = [param for param in self.parameters() if param.grad is not None]
-        squares = [param.grad.double().square().sum() for param in params if self.ties.counts_here(param)]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=self.device)
-        norm = self.comm.all_reduce(total).sqrt()
-        torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm.float())
+        norm = self.grad_norm()
+        if self.sharded:
+            for stage in self.stages.values():
+                stage.zero.clip_grad_norm_(max_norm, norm)
+        else:
+            params = [param for param in self.parameters() if param.grad is not None]
+            torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm.float())
         return norm.item()
+
+    def has_gradients(self) -> bool:
+        return any(flat.has_grad for stage in self.stages.values() for flat in stage.zero.flats)
 
     # -- before the list begins --------------------------------------------------------------------------------------
 
@@ -205,8 +229,8 @@ class Pipeline:
             gradients = [torch.ones((), dtype=self.losses[0].dtype, device=self.device) for _ in edges]
         splits = key in self.owed
         with self.comm.recorder.span("backward", f"{'I' if splits else 'B'}{micro_batch} of stage {stage}"):
-            with deferring(self.owed[key]) if splits else nullcontext():  # a layer may compute again
-                torch.autograd.backward(edges, gradients)
+            with deferring(self.owed[key]) if splits else nullcontext(), self.reducing(stage, micro_batch):
+                torch.autograd.backward(edges, gradients)  # a layer may compute again
         if stage in self.versions:
             self.versions[stage].collect(micro_batch)
         of_inputs = [torch.zeros_like(value) if value.grad is None else value.grad for value in values if value.requires_grad]
@@ -214,6 +238,14 @@ class Pipeline:
             self.gradients[stage - 1, micro_batch] = of_inputs
         elif stage:
             self.outbox["B", stage, micro_batch] = of_inputs
+
+    def reducing(self, stage: int, micro_batch: int) -> AbstractContextManager:
+        """Under ZeRO the gradients of micro-batches are added up here, and reduced in the last one's backward. From stage
+        2 on every backward reduces, because no full gradient is kept."""
+        if not self.sharded:
+            return nullcontext()
+        last = micro_batch == self.last_backward[stage]
+        return self.stages[stage].zero.backward_options(reduces=last, is_last=last)
 
     def weight_gradients(self, stage: int, micro_batch: int) -> None:
         with self.comm.recorder.span("backward", f"W{micro_batch} of stage {stage}"):

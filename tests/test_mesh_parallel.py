@@ -1,0 +1,420 @@
+"""A mesh in real processes: TP × PP × ZeRO equals one process, sends by axis what the formulas say, and names its ranks."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from zerocourse.errors import BadInput
+from zerocourse.layout.mesh import BETWEEN, INSIDE, Mesh
+from zerocourse.launch import RankError
+from zerocourse.launch.ranks import Ranks
+from zerocourse.models.gpt2 import GPT, GPTConfig
+from zerocourse.models.model_layers import model_layers
+from zerocourse.parallel.mesh_comms import MeshComms
+from zerocourse.parallel.mesh_checkpoint import load_on_mesh, save_on_mesh
+from zerocourse.parallel.norms import audit
+from zerocourse.parallel.pipeline import Pipeline, interleaved, one_f_one_b, plan, zb_h1
+from zerocourse.parallel.pipeline.sharded import shard_stages
+from zerocourse.parallel.three_d import Parallel3D
+from zerocourse.parallel.which_axis import which_axis
+from zerocourse.zero.consolidate import state_dict
+
+L, C, T, V, ROWS = 4, 16, 8, 23, 2  # ROWS: of a micro-batch
+TIED = f"{L + 1}.head.weight"  # is 0.wte.weight
+
+
+def whole_model(tied=True):
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = GPT(GPTConfig(L, 4, C, block_size=T, vocab_size=V, tied=tied))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.loss = lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return model
+
+
+def batch(step, rows):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(V, (2, rows, T), generator=generator)
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=1e-2)
+
+
+def one_process(steps, rows, clip, tied):
+    """Losses, norms and weights."""
+    model = whole_model(tied)
+    optimizer, losses, norms = adamw(model.parameters()), [], []
+    for step in range(steps):
+        tokens, targets = batch(step, rows)
+        loss = model(tokens, targets)
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms, {name: value.detach() for name, value in zip(names_of(whole_model(tied)), layer_values(model))}
+
+
+def names_of(model):
+    return [f"{number}.{name}" for number, layer in enumerate(model_layers(model)) for name, _ in layer.named_parameters()]
+
+
+def layer_values(model):
+    return [param for layer in model_layers(model) for _, param in layer.named_parameters()]
+
+
+def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence, chunks=1):
+    comms = MeshComms(Mesh.ordered("megatron", sizes, per_node=2), timeout=20)
+    trainer = Parallel3D(whole_model(tied), comms, adamw, micro_batches, stage=stage, sequence=sequence, clip=clip,
+                         schedule=interleaved if chunks > 1 else one_f_one_b, chunks=chunks)
+    data, losses, norms = comms.along("dp"), [], []
+    rows = ROWS * micro_batches
+    for step in range(steps):
+        tokens, targets = batch(step, rows * data.world_size)
+        own = slice(rows * data.rank, rows * (data.rank + 1))
+        losses.append(trainer.step(tokens[own], targets[own]))
+        norms.append(trainer.norm)
+    weights = {}
+    for module in trainer.pipeline.stages.values():
+        values = state_dict(module)
+        for name, param in module.named_parameters(remove_duplicate=False):
+            layer, _, rest = name.removeprefix("layers.").partition(".")
+            weights[f"{module.numbers[int(layer)]}.{rest}"] = (values[name], getattr(param, "tensor_cut", None), comms.along("tp").rank)
+    return losses, norms, weights, comms.sent
+
+
+@pytest.mark.parametrize("sizes, stage, tied, sequence, chunks", [each if len(each) == 5 else (*each, 1) for each in (
+    ({"pp": 2, "tp": 2}, 1, True, False), ({"pp": 2, "dp": 2}, 2, True, False, 2), ({"pp": 2, "dp": 2}, 0, True, False), ({"pp": 2, "dp": 2}, 1, True, False),
+    ({"pp": 2, "dp": 2}, 2, True, False), ({"pp": 2, "dp": 2}, 3, True, False), ({"dp": 2, "tp": 2}, 3, False, True),
+    ({"pp": 2, "dp": 2, "tp": 2}, 1, True, True), ({"pp": 2, "dp": 2, "tp": 2}, 3, False, False),
+)])
+def test_equals_one_process(pool, sizes, stage, tied, sequence, chunks):
+    steps, clip, micro_batches = 2, 0.5, 2
+    ranks = torch.Size(sizes.values()).numel()
+    results = pool(ranks).run(on_a_mesh, sizes, stage, micro_batches, steps, clip, tied, sequence, chunks)
+    losses, norms, weights = one_process(steps, ROWS * micro_batches * sizes.get("dp", 1), clip, tied)
+    seen = set()
+    for rank, (ours, our_norms, values, _) in enumerate(results):
+        assert ours == pytest.approx(losses, rel=1e-9) and our_norms == pytest.approx(norms, rel=1e-6), f"rank {rank}"
+        for name, (value, cut, at) in values.items():
+            expected = weights[name] if cut is None else cut.take(weights[name], at)
+            assert (value - expected).abs().max() < 1e-8, (rank, name)
+            seen.add(name)
+    assert seen == set(weights)
+
+
+def traffic(stage, micro_batches):
+    comms = MeshComms(Mesh({"pp": 2, "dp": 2, "tp": 1}, per_node=2), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, micro_batches, stage=stage)
+    trainer.step(*batch(0, ROWS * micro_batches))  # the first step tells the shapes, too
+    before = comms.elements["dp"], comms.elements["pp"]
+    trainer.step(*batch(1, ROWS * micro_batches))
+    own = sum(param.numel() for param in trainer.pipeline.parameters())
+    return own, comms.elements["dp"] - before[0], comms.elements["pp"] - before[1], comms.sent_over, comms.sent
+
+
+@pytest.mark.parametrize("stage, micro_batches, passes", ((0, 2, 2), (1, 2, 2), (1, 3, 2), (2, 2, 3), (2, 3, 4), (3, 2, 6), (3, 3, 9)))
+def test_what_zero_sends_in_a_pipeline(pool, stage, micro_batches, passes):
+    """2Ψ at stage 1, (m + 1)Ψ at stage 2, 3mΨ at stage 3, over the data-parallel axis; and the pipeline sends activations,
+    their gradients, and the slices of what is tied."""
+    results = pool(4).run(traffic, stage, micro_batches)
+    for replica in (0, 1), (2, 3):
+        own = results[replica[0]][0]
+        assert sum(results[rank][1] for rank in replica) == passes * own  # times N - 1, which is 1
+    tied = V * C
+    for pair in (0, 2), (1, 3):
+        sent = sum(results[rank][2] for rank in pair)
+        assert sent == 2 * micro_batches * ROWS * T * C + 2 * (tied if stage == 0 else tied // 2)
+    for _, _, _, over, sent in results:
+        assert over == {INSIDE: sent["dp"] + sent["tp"], BETWEEN: sent["pp"]}
+
+
+def audited(sizes, stage, planted):
+    comms = MeshComms(Mesh.ordered("megatron", sizes), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=stage)
+    pipeline = trainer.pipeline
+    if planted:
+        for module in pipeline.stages.values():
+            for flat in module.zero.flats:
+                flat.counts_in_norm = True
+    whole = comms.make("pp", "dp", "tp")
+    return audit(pipeline.named_parameters(), pipeline.grad_norm, whole, [module.zero for module in pipeline.stages.values()])
+
+
+@pytest.mark.parametrize("stage", (0, 1, 3))
+def test_a_norm_over_the_mesh_counts_each_parameter_once(pool, stage):
+    for counted in pool(8).run(audited, {"pp": 2, "dp": 2, "tp": 2}, stage, False):
+        assert counted.keys() == set(names_of(whole_model())) - {TIED} and set(counted.values()) == {1}
+
+
+def test_the_audit_names_what_is_counted_twice(pool):
+    """Without the marks, what tensor parallelism replicates counts twice, and the tied embedding once on each stage."""
+    counted = pool(4).run(audited, {"pp": 2, "tp": 2}, 1, True)[0]
+    twice = {name for name, times in counted.items() if times == 2}
+    assert {times for times in counted.values()} == {1, 2}
+    assert twice == {name for name in counted if "ln" in name or "wpe" in name or "norm" in name or "c_proj.bias" in name
+                     or name == "0.wte.weight"}
+
+
+def plain_norms():
+    """Without ZeRO the pipeline and tensor parallelism mark what counts as well."""
+    from zerocourse.parallel.tensor import tensor_parallel
+
+    comms = MeshComms(Mesh({"pp": 2, "tp": 2}), timeout=20)
+    model = tensor_parallel(whole_model(), comms.along("tp"))
+    pipeline = Pipeline(model_layers(model), plan("1f1b", one_f_one_b, 2, 2), model.loss, comms.along("pp"),
+                        norm=[comms.along("tp")])
+    return audit(pipeline.named_parameters(), pipeline.grad_norm, comms.make("pp", "tp"))
+
+
+def test_a_norm_without_zero_counts_each_parameter_once(pool):
+    for counted in pool(4).run(plain_norms):
+        assert len(counted) == len(names_of(whole_model())) - 1 and set(counted.values()) == {1}
+
+
+def failing(kind):
+    comms = MeshComms(Mesh({"pp": 2, "dp": 2, "tp": 1}), timeout=2)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=1)
+    tokens, targets = batch(0, 2 * ROWS)
+    if kind == "other samples" and comms.rank == 3:
+        targets = targets.flip(0)  # the same rows, in another order
+    if kind == "hangs" and comms.rank == 3:
+        import time
+
+        time.sleep(4)
+        return
+    if kind == "leaves" and comms.rank == 3:
+        from zerocourse.comm import fail_all
+
+        fail_all("ValueError: no more data")
+        raise ValueError("no more data")
+    trainer.step(tokens, targets)
+
+
+@pytest.mark.ranks_may_differ
+@pytest.mark.parametrize("kind, sentences", (
+    ("other samples", ("rank 3 (pp 1, dp 1, tp 0)", "rank 1 (pp 0, dp 1, tp 0)", "given different samples")),
+    ("hangs", ("rank 3 (pp 1, dp 1, tp 0)", "did not complete within 2 s")),
+    ("leaves", ("rank 3 (pp 1, dp 1, tp 0): ValueError: no more data", "because another rank left")),
+))
+def test_a_fault_names_its_rank_with_its_coordinates(kind, sentences):
+    with Ranks(4, timeout=30) as ranks, pytest.raises(RankError) as raised:
+        ranks.run(failing, kind)
+    said = str(raised.value) + " ".join(failure.message for failure in raised.value.failures)
+    assert all(sentence in said for sentence in sentences), said
+
+
+def wrong(kind):
+    mesh = {"too small": Mesh({"dp": 1}), "no tp": Mesh({"pp": 1, "dp": 2}), "more": Mesh({"pp": 1, "dp": 1, "tp": 1, "cp": 2}),
+            "zb": Mesh({"pp": 2, "dp": 1, "tp": 1}), "not joined": Mesh({"pp": 2, "dp": 1, "tp": 1})}[kind]
+    try:
+        comms = MeshComms(mesh)
+        if kind == "not joined":
+            comms.along("pp", "dp")
+        Parallel3D(whole_model(), comms, adamw, 2, schedule=zb_h1 if kind == "zb" else one_f_one_b)
+    except BadInput as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind, sentence", (
+    ("too small", "has 1 ranks, and there are 2"), ("no tp", "it must have pp, dp and tp"), ("more", "no other of more than one rank: cp"),
+    ("zb", "zb_h1 has the action W"), ("not joined", "there is no Comm along pp and dp yet"),
+))
+def test_what_cannot_be_put_together_is_refused(pool, kind, sentence):
+    assert all(sentence in said for said in pool(2).run(wrong, kind))
+
+
+def first_loss_after(sizes, planted):
+    """The loss after one step, which the gradients decide."""
+    comms = MeshComms(Mesh(sizes), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, lambda params: torch.optim.SGD(params, lr=1.0), 2, stage=1)
+    for module in trainer.pipeline.stages.values():
+        for flat in module.zero.flats:
+            if planted == "dp":  # the sum in place of the mean
+                flat.divisor = 1
+            if planted == "pp" and len(trainer.pipeline.stages) == 1 and comms.along("pp").rank:  # a scale per boundary
+                flat.divisor *= 2
+    tokens, targets = batch(0, 2 * ROWS * 2)
+    data = comms.along("dp")
+    rows = len(tokens) // data.world_size
+    own = slice(rows * data.rank, rows * (data.rank + 1))
+    trainer.step(tokens[own], targets[own])
+    return trainer.step(tokens[own], targets[own])
+
+
+@pytest.mark.parametrize("planted", ("none", "dp", "pp"))
+def test_the_axis_that_broke_is_named(pool, planted):
+    model = whole_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(2):
+        loss = model(*batch(0, 2 * ROWS * 2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def is_right(mesh):
+        losses = pool(mesh.world_size).run(first_loss_after, mesh.sizes, planted)
+        return all(abs(each - loss.item()) < 1e-9 for each in losses)
+
+    verdict = which_axis(Mesh({"pp": 2, "dp": 2, "tp": 2}), is_right)
+    if planted == "none":
+        assert str(verdict) == "the run on the mesh equals one process"
+    else:
+        assert verdict.broken == [planted] and str(verdict).startswith(f"the fault is along {planted}:")
+
+
+def test_a_fault_of_no_axis_or_of_several_is_told_so():
+    mesh = Mesh({"pp": 2, "tp": 2, "cp": 1})
+    assert "in no axis" in str(which_axis(mesh, lambda mesh: False))
+    assert "pp and tp together" in str(which_axis(mesh, lambda mesh: mesh.world_size < 4))
+    each = which_axis(mesh, lambda mesh: mesh.world_size == 1)
+    assert str(each) == "the run is wrong whichever axis is turned off: pp and tp are each wrong alone"
+
+
+def steps_on_a_mesh(sizes, stage, path, loads, first, last):
+    comms = MeshComms(Mesh(sizes), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=stage)
+    if loads:
+        load_on_mesh(trainer, path)
+        assert trainer.steps == first
+    data, losses = comms.along("dp"), []
+    for step in range(first, last):
+        tokens, targets = batch(step, 2 * ROWS * 2)
+        rows = len(tokens) // data.world_size
+        own = slice(rows * data.rank, rows * (data.rank + 1))
+        losses.append(trainer.step(tokens[own], targets[own]))
+    save_on_mesh(trainer, path)
+    return losses
+
+
+def test_a_checkpoint_of_one_mesh_loads_on_another(pool, tmp_path):
+    """Two steps on each of five meshes in a row, with other stages of ZeRO, are ten steps of one process."""
+    model, losses = whole_model(), []
+    optimizer = adamw(model.parameters())
+    for step in range(10):
+        loss = model(*batch(step, 2 * ROWS * 2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    seen = []
+    for number, (pp, dp, tp, stage) in enumerate(((2, 2, 1, 1), (1, 4, 1, 3), (2, 1, 2, 2), (1, 1, 1, 0), (4, 1, 1, 1))):
+        sizes = {"pp": pp, "dp": dp, "tp": tp}
+        results = pool(pp * dp * tp).run(steps_on_a_mesh, sizes, stage, tmp_path / "ck", number > 0, 2 * number, 2 * number + 2)
+        seen += results[0]
+    assert seen == pytest.approx(losses, rel=1e-9)
+    files = [file for file in (tmp_path / "ck").iterdir() if file.suffix == ".safetensors"]
+    written = [name for file in files for name in load_file(file)]
+    assert sorted(written) == sorted(json.loads((tmp_path / "ck" / "index.json").read_text())["files"]), "each of them once"
+    assert [path.name for path in tmp_path.iterdir()] == ["ck"]
+
+
+def refused_checkpoint(path, kind):
+    comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 1}), timeout=20)
+    trainer = Parallel3D(whole_model(tied=kind != "untied"), comms, adamw, 2)
+    try:
+        if kind == "cannot write":
+            save_on_mesh(trainer, path / "a file" / "ck")
+        load_on_mesh(trainer, path / ("none" if kind == "none" else "ck"))
+    except BadInput as error:
+        return str(error)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(pool, tmp_path):
+    pool(1).run(steps_on_a_mesh, {"pp": 1, "dp": 1, "tp": 1}, 1, tmp_path / "ck", False, 0, 1)
+    (tmp_path / "a file").write_text("")
+    for kind, sentence in (("none", "it is no checkpoint that save_on_mesh completed"), ("cannot write", "cannot write to"),
+                           ("untied", f"another model: it lacks {TIED}")):
+        assert all(sentence in said for said in pool(2).run(refused_checkpoint, tmp_path, kind)), kind
+
+
+def fails_to_save(path):
+    """Rank 1 alone cannot write."""
+    from zerocourse.parallel import mesh_checkpoint
+
+    comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 1}), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2)
+    write = mesh_checkpoint.save_file
+
+    def full(tensors, file):
+        raise OSError("no space left on device")
+
+    mesh_checkpoint.save_file = full if comms.rank else write
+    try:
+        save_on_mesh(trainer, path)
+    except BadInput as error:
+        return str(error)
+    finally:
+        mesh_checkpoint.save_file = write
+
+
+def test_a_save_that_fails_leaves_nothing(pool, tmp_path):
+    pool(2).run(steps_on_a_mesh, {"pp": 2, "dp": 1, "tp": 1}, 1, tmp_path / "ck", False, 0, 1)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "ck").iterdir()}
+    said = pool(2).run(fails_to_save, tmp_path / "ck")
+    assert all(each.startswith("rank 1 (pp 1, dp 0, tp 0) cannot write to") and "no space left" in each for each in said)
+    assert [path.name for path in tmp_path.iterdir()] == ["ck"]
+    assert {file.name: file.read_bytes() for file in (tmp_path / "ck").iterdir()} == before
+
+
+def overflowing(stage):
+    """An overflow on one rank of the mesh: which ranks see a norm that is not finite?"""
+    comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 2}), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=stage)
+    trainer.pipeline.step(*batch(0, 2 * ROWS))
+    if comms.rank == 3:
+        next(flat for module in trainer.pipeline.stages.values() for flat in module.zero.flats
+             if flat.counts_in_norm).grad_shard[0] = float("inf")
+    return float(trainer.pipeline.grad_norm())
+
+
+def test_an_overflow_on_one_rank_is_seen_by_all(pool):
+    """By it a loss scaler skips the step, which all ranks must do or none."""
+    for stage in (0, 1, 3):
+        assert pool(4).run(overflowing, stage) == [float("inf")] * 4
+
+
+def one_axis_disagrees():
+    """Rank 3 gathers along its tp axis more than its peer does."""
+    comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 2}), timeout=2)
+    from zerocourse.layout.rankmap import Layout
+
+    comm = comms.along("tp")
+    for elements in (8, 16 if comms.rank == 3 else 8):
+        comm.all_gather(torch.zeros(elements), Layout.split(elements, 2), "weights").wait()
+
+
+@pytest.mark.ranks_may_differ
+def test_ranks_that_disagree_along_one_axis_are_named_with_their_coordinates():
+    with Ranks(4, timeout=30) as ranks, pytest.raises(RankError) as raised:
+        ranks.run(one_axis_disagrees)
+    said = str(raised.value) + " ".join(failure.message for failure in raised.value.failures)
+    assert "rank 2 (pp 1, dp 0, tp 0) was in all_gather of weights (8 float32)" in said, said
+    assert "rank 3 (pp 1, dp 0, tp 1) was in all_gather of weights (16 float32)" in said
+
+
+def readme_says():
+    import contextlib
+    import io
+    import re
+    from pathlib import Path
+
+    code = next(block for block in re.findall("```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.S)
+                if "train_3d.py" in block)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):  # these ranks have a process group already
+        exec(re.sub(r"torch.distributed.(init|destroy)_process_group\(\)", "", code), {})
+    return said.getvalue().splitlines()
+
+
+def test_the_readmes_eight_ranks_train(pool):
+    results = pool(8).run(readme_says)
+    losses = [[line.split("loss ")[1].split(",")[0] for line in lines] for lines in results]
+    assert len(losses[0]) == 3 and all(each == losses[0] for each in losses)
+    assert all("'pp': " in line and "rank " in line for lines in results for line in lines)

@@ -1,0 +1,61 @@
+"""ZeRO inside a pipeline: the states of each pipeline stage are cut among the ranks that run the same one.
+
+    comms = MeshComms(Mesh({"pp": 2, "dp": 2}))
+    pipeline = Pipeline(layers, plan("1f1b", one_f_one_b, ranks=2, micro_batches=4), loss, comms.along("pp"))
+    optimizer = shard_stages(pipeline, lambda params: torch.optim.AdamW(params), comms.groups("dp", norm=("pp",)), stage=1)
+    pipeline.step(tokens, targets); pipeline.clip_grad_norm(1.0); optimizer.step(); optimizer.zero_grad()
+
+What ZeRO sends over the data-parallel axis, for Ψ elements of a rank's stages, m micro-batches and N ranks, per step:
+
+    stage 1   2Ψ(N - 1)/N          gradients are added up here, and reduced once, in the last micro-batch's backward
+    stage 2   (m + 1)Ψ(N - 1)/N    they are reduced for every micro-batch, because no full gradient is kept
+    stage 3   3mΨ(N - 1)/N         parameters are gathered for each forward and each backward, of every micro-batch
+
+That is why other systems refuse stages 2 and 3 in a pipeline. Here the ledger shows what they cost.
+"""
+
+from collections.abc import Callable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...comm import Comm
+from ...errors import BadInput
+from ...zero.groups import Groups
+from ...zero.shard import shard
+from .pipeline import Pipeline
+
+
+class StageOptimizers:
+    """The optimizers of this rank's pipeline stages, stepped as one. `step` is collective over the data-parallel axis."""
+
+    def __init__(self, optimizers: list[Optimizer]):
+        self.optimizers = optimizers
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+
+def shard_stages(pipeline: Pipeline, optimizer: Callable[[list[nn.Parameter]], Optimizer], data: Comm | Groups,
+                 stage: int = 1, **options) -> StageOptimizers:
+    """Shard every pipeline stage of this rank over the ranks of `data`, in place. Collective.
+
+    optimizer(parameters): makes the optimizer of one pipeline stage.   data: the ranks that run the same stages on other
+    samples; its `norm` has the pipeline's Comm, so that a norm is that of the whole model.   options: of `shard`.
+    Raises BadInput for a schedule that computes the weights' gradients apart (I and W), or that updates by itself (STEP):
+    ZeRO's stages see gradients as autograd brings them.
+    """
+    kinds = {action.kind for action in pipeline.actions} & {"W", "STEP"}
+    if kinds:
+        raise BadInput(f"{pipeline.plan.name} has the action {', '.join(sorted(kinds))}: under ZeRO the gradients of weights come "
+                       "with those of inputs, in B, and the optimizer steps after the batch; use gpipe, 1f1b or interleaved")
+    optimizers = []
+    for module in pipeline.stages.values():
+        optimizers.append(shard(module, optimizer(list(module.parameters())), stage=stage, comm=data, **options)[1])
+    pipeline.sharded = True
+    return StageOptimizers(optimizers)
