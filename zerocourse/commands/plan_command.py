@@ -3,9 +3,12 @@
   zerocourse plan --model llama-7b --cluster 8xA100
   zerocourse plan --model llama-7b --cluster 64x8xH100 --batch "4194304 tokens" --ranks 64 128 256 --price 2.50
   zerocourse plan --model gpt2-xl --cluster 2xT4 --host 32GB
+  zerocourse plan --model llama-70b --cluster 64x8xH100 --batch 1024 --mesh
 
 Formulas evaluate all candidates within a second: stages 0 to 3, the ranks, micro-batches, recomputation, and with
 --host and --disk the ways to offload. Simulations of the package's own stages then confirm the best, or refuse them.
+--mesh tries tensor and pipeline parallelism beside ZeRO, by formula alone, and needs --batch; without it only ZeRO is
+tried.
 Without --batch the best has the most tokens a second per card, and with it the most of all cards.
 """
 
@@ -43,6 +46,12 @@ def configure(parser):
                         help="of one card for one hour")
     parser.add_argument("--most-micro-batch", action=Checked, read=whole(1, 4096), default=64, metavar="B",
                         help="the largest micro-batch to try (default 64)")
+    parser.add_argument("--mesh", action="store_true",
+                        help="try tensor and pipeline parallelism too (default: ZeRO over all ranks); needs --batch")
+    parser.add_argument("--tensor", action=Checked, read=whole(1, MOST_RANKS), metavar="T",
+                        help="ranks of the tensor axis, which may leave a node (default: 1, with --mesh any in a node)")
+    parser.add_argument("--pipeline", action=Checked, read=whole(1, MOST_RANKS), metavar="P",
+                        help="ranks of the pipeline axis (default: 1, with --mesh any)")
     parser.add_argument("--simulate", action=Checked, read=whole(0, 20), default=3, metavar="K",
                         help="how many of the best to simulate, each a few seconds; 0: formulas alone (default 3)")
 
@@ -63,10 +72,10 @@ def run(args) -> Outcome:
 
     from ..planning import ask, plan  # here: torch takes two seconds to import
     from ..planning.question import Rates
-    from ..planning.reasons import choice, nothing_fits, why
+    from ..planning.reasons import by_axis, choice, nothing_fits, why
     question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host,
                    args.disk,
-                   args.price, args.most_micro_batch, Rates(disk=args.disk_rate))
+                   args.price, args.most_micro_batch, Rates(disk=args.disk_rate), args.mesh, args.tensor, args.pipeline)
     with tqdm(total=args.simulate, desc="simulated", disable=None, leave=False) as bar:
         found = plan(question, args.simulate, lambda done, of: bar.update(done - bar.n))
     asked = {"model": args.model, "params": question.model.params, "cluster": args.cluster, "seq": question.seq,
@@ -76,6 +85,8 @@ def run(args) -> Outcome:
         lines = nothing_fits(question)
         return Outcome("\n".join(lines), asked | {"chosen": None, "best": [], "why": lines}, ok=False)
     reasons, sentence = why(found), choice(found)
+    if axes := by_axis(found.chosen):
+        sentence += " On this mesh " + "; ".join(axes) + "."
     best = [row(each) for each in found.ranking[:SHOWN]]
     data = asked | {"chosen": best[0], "sentence": sentence, "why": reasons, "best": best}
     return Outcome(text(question, found, sentence, reasons), data)
@@ -89,6 +100,7 @@ def row(evaluation) -> dict:
             "sent_bytes_by_link": dict(evaluation.sent), "step_seconds": evaluation.step_seconds,
             "compute_seconds": evaluation.compute_seconds, "exposed_seconds": evaluation.exposed_seconds,
             "tokens_per_second": evaluation.tokens_per_second, "tokens_per_second_per_card": evaluation.tokens_per_card,
+            "traffic": [each._asdict() for each in evaluation.traffic], "bubble_seconds": evaluation.bubble,
             "cost_per_billion_tokens": evaluation.cost}
 
 

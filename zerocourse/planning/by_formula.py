@@ -1,4 +1,9 @@
-"""A candidate evaluated by formula: a fraction of a millisecond, and within some percent of its simulation."""
+"""A candidate evaluated by formula: a fraction of a millisecond, and within some percent of its simulation.
+
+On a mesh a rank is like one that trains its part of the model: fewer layers, of which it has a share. What the formulas
+assume besides: the collectives of tensor parallelism hide behind nothing; a pipeline's transfers hide behind the other
+micro-batches, except while it fills and drains; gathers and reductions of the data axis hide as they do without a mesh.
+"""
 
 from ..formulas.peak import states_peak
 from ..formulas.shares import padded_elements, share_of
@@ -6,36 +11,47 @@ from ..formulas.states import model_states
 from ..formulas.step_time import ADAM_TRAFFIC, PUBLISHING_TRAFFIC, state_traffic, step_time
 from ..formulas.transformer import block_flops
 from ..formulas.volumes import sent_bytes
-from ..formulas.what_fits import DEVICE, DISK, HOST, PLACES, needs, on_device
-from .candidate import COMPUTED, Candidate, Evaluation
+from ..formulas.what_fits import DEVICE, DISK, HOST, PLACES, Needs, needs, on_device
+from ..layout.mesh import INSIDE
+from .candidate import COMPUTED, AxisTraffic, Candidate, Evaluation
+from .mesh_parts import RankPart, bubble_seconds, end_parts, links, network_of
 from .question import Question
 
 KINDS = ("parameters", "gradients", "optimizer", "the rest, at the peak")
 
 
 def computed(question: Question, candidate: Candidate, margin: float = 0.0) -> Evaluation:
-    """margin: the share by which the peak may exceed the card's memory, because a simulation has the last word."""
-    device, host, disk, link, io = _needs(question, candidate)
-    held = {DEVICE: device, HOST: host, DISK: disk}
-    compute, exposed = _seconds(question, candidate, link, io)
+    """margin: the share by which the peak may exceed the card's memory, because a simulation has the last word.
+
+    Of a pipeline's two ends, memory is that of the one which needs more, and time that of the one which takes longer.
+    """
+    parts = end_parts(question.model, candidate)
+    need, part = max(((_needs(question, candidate, part), part) for part in parts),
+                     key=lambda each: each[0].device_bytes)
+    held = {DEVICE: need.device_bytes, HOST: need.host_bytes, DISK: need.disk_bytes}
+    compute, exposed, bubble, traffic = max((_seconds(question, candidate, each, need) for each in parts),
+                                            key=lambda times: times[0] + times[1])
     tokens = candidate.samples * question.seq
     budgets = question.budgets | {DEVICE: int(question.budgets[DEVICE] * (1 + margin))}
     missing = {place: held[place] - question.budgets[place] for place in PLACES if held[place] > budgets[place]}
-    params = question.model.params
-    wire = sent_bytes(params, candidate.stage, candidate.ranks, candidate.accumulation, convention=candidate.convention)
-    return Evaluation(candidate, COMPUTED, kinds_at_peak(question, candidate, device), held,
-                      sent_by_link(question, candidate, wire) | {HOST: link, DISK: io}, compute, exposed, tokens,
-                      question.cost(candidate.ranks, tokens, compute + exposed), missing)
+    return Evaluation(candidate, COMPUTED, kinds_at_peak(part.params, candidate, need.device_bytes), held,
+                      sent_by_link(traffic) | {HOST: need.link_bytes, DISK: need.io_bytes}, compute, exposed, tokens,
+                      question.cost(candidate.ranks, tokens, compute + exposed), missing,
+                      traffic if candidate.replica > 1 else (), bubble)
 
 
-def sent_by_link(question: Question, candidate: Candidate, nbytes: int) -> dict[str, int]:
-    """A ring goes through all nodes if it has more ranks than one: then its slowest link is between them."""
-    return {"inside" if candidate.ranks <= question.cluster.network.per_node else "between": nbytes}
+def sent_by_link(traffic: tuple[AxisTraffic, ...]) -> dict[str, int]:
+    """What leaves a node goes by its slowest link, so a ring that does so once counts as between nodes."""
+    sent: dict[str, int] = {}
+    for each in traffic:
+        where = "inside" if each.link == INSIDE else "between"
+        sent[where] = sent.get(where, 0) + each.nbytes
+    return sent
 
 
-def kinds_at_peak(question: Question, candidate: Candidate, peak: int) -> dict[str, int]:
+def kinds_at_peak(params: int, candidate: Candidate, peak: int) -> dict[str, int]:
     """Model states that stay on the device as the stage divides them, and what the peak adds to them."""
-    held = model_states(question.model.params, candidate.stage, candidate.ranks, candidate.convention)
+    held = model_states(params, candidate.stage, candidate.data, candidate.convention)
     stay = (held.parameters_bytes * (candidate.parameters == DEVICE),
             held.gradients_bytes * (candidate.optimizer == DEVICE),
             held.optimizer_bytes * (candidate.optimizer == DEVICE))
@@ -48,58 +64,85 @@ def kinds_at_peak(question: Question, candidate: Candidate, peak: int) -> dict[s
     return {name: kinds[name] for name in KINDS[:3]} | {KINDS[3]: left}
 
 
-def _needs(question: Question, candidate: Candidate) -> tuple[int, int, int, int, int]:
-    """Bytes on device, host and disk, over the link, and to and from the disk."""
-    model, ranks, offloaded = question.model, candidate.ranks, candidate.optimizer != DEVICE
+def _needs(question: Question, candidate: Candidate, part: RankPart) -> Needs:
+    """With the peak of a step on the device. Tokens of a sequence are divided by the tensor axis, and logits too."""
+    model, data, offloaded, t = question.model, candidate.data, candidate.optimizer != DEVICE, candidate.tensor
     convention = candidate.convention
     token, tokens = model.token(convention.parameter, candidate.recompute), candidate.micro_batch * question.seq
     kept = token.input if candidate.recompute else token.layer
-    before = padded_elements(model.before + model.after, ranks) - model.after
+    before = padded_elements(part.before + part.after, data) - part.after
+    whole_input = (t - 1) * token.input  # which sequence parallelism gathers for a layer's matrices
 
     def peak_with(**activations: int) -> int:
-        units = [padded_elements(model.block, ranks)] * model.layers
-        return states_peak((before, model.after), units, candidate.stage, ranks,
+        units = [padded_elements(part.block, data)] * part.layers
+        return states_peak((before, part.after), units, candidate.stage, data,
                            convention=on_device(convention, offloaded), accumulated=candidate.accumulation > 1,
                            offloaded=offloaded, offloaded_parameters=candidate.parameters != DEVICE, **activations)
 
-    in_blocks = peak_with(activations=kept * tokens, recomputed=(token.layer + token.passing - kept) * tokens,
-                          head=token.loss * tokens)
+    others = int((part.in_flight - 1) * part.layers * kept * tokens) // t
+    in_blocks = peak_with(activations=kept * tokens // t,
+                          recomputed=(token.layer + token.passing - kept + whole_input) * tokens // t,
+                          head=part.last * token.loss * tokens // t)
     # When the backward ends, the gradient of the embedding is not in its bucket yet. A tied one has two, and their sum.
-    at_the_end = peak_with() + convention.gradient * model.vocabulary * model.width * (3 if model.tied else 1)
-    peak = max(in_blocks, at_the_end)
-    largest = max(model.block, model.before + model.after)
-    need = needs(candidate.arrangement, model.params, ranks, convention, candidate.accumulation, device_peak=peak,
-                 largest_unit=largest)
-    return need.device_bytes, need.host_bytes, need.disk_bytes, need.link_bytes, need.io_bytes
+    embedding = part.first * model.vocabulary * model.width // t
+    at_the_end = peak_with() + convention.gradient * embedding * (3 if model.tied and part.last else 1)
+    return needs(candidate.arrangement, part.params, data, convention, candidate.accumulation,
+                 device_peak=max(in_blocks + others, at_the_end), largest_unit=max(part.block, part.before + part.after))
 
 
-def _seconds(question: Question, candidate: Candidate, link: int, io: int) -> tuple[float, float]:
-    """(computes, waits) of an optimizer step. What is offloaded moves after the backward, and nothing hides."""
+def _seconds(question: Question, candidate: Candidate, part: RankPart,
+             need: Needs) -> tuple[float, float, float, tuple[AxisTraffic, ...]]:
+    """(computes, waits, of that the bubble, what each axis sends) of an optimizer step. What is offloaded moves after
+    the backward, and nothing hides."""
     model, machine, network, rates = question.model, question.cluster.machine, question.cluster.network, question.rates
-    element, ranks, samples = candidate.convention.parameter, candidate.ranks, candidate.micro_batch
+    element, data, samples = candidate.convention.parameter, candidate.data, candidate.micro_batch
+    t, p, micro_batches = candidate.tensor, candidate.pipeline, candidate.accumulation
     tokens, token = samples * question.seq, model.token(candidate.convention.parameter, candidate.recompute)
 
     def layer(passes: int, block: int = model.block) -> float:
         flops = block_flops(block, model.width, question.seq, samples, passes)
-        return machine.seconds(flops, passes * element * block) + machine.seconds(0, tokens * moved * passes)
+        return machine.seconds(flops / t, passes * element * block / t) + machine.seconds(0, tokens * moved * passes / t)
 
     moved = token.moved_layer / (4 if candidate.recompute else 3)
-    forward = layer(1)
+    # A pass gathers a layer's input and scatters its output twice, around attention and around the feed-forward part.
+    slice_bytes = tokens * model.width * element // t
+    talk = 4 * network_of(network, 1).seconds((t - 1) * slice_bytes, t) if t > 1 else 0.0
+    forward = layer(1) + talk
     # Recomputation ends when all that the backward needs is there, which is before a block's last matrix.
-    backward = layer(2) + candidate.recompute * layer(1, model.block - model.inner * model.width)
-    head = (machine.seconds(6 * tokens * model.vocabulary * model.width, 0)
-            + machine.seconds(0, tokens * token.moved_loss))
-    owned = share_of(model.params, ranks)
-    states = machine.seconds(0, state_traffic(candidate.stage, element, model.params, owned, candidate.accumulation))
+    backward = (layer(2) + talk + candidate.recompute * (layer(1, model.block - model.inner * model.width) + talk))
+    head = (machine.seconds(6 * tokens * model.vocabulary * model.width / t, 0)
+            + machine.seconds(0, tokens * token.moved_loss / t))
+    owned = share_of(part.params, data)
+    states = machine.seconds(0, state_traffic(candidate.stage, element, part.params, owned, micro_batches))
     publishing = machine.seconds(0, PUBLISHING_TRAFFIC[element] * owned)
-    rest, away = candidate.accumulation * head + states, 0.0
+    rest, away = part.last * micro_batches * head + states, 0.0
     if candidate.optimizer != DEVICE:
-        rest -= machine.seconds(0, ADAM_TRAFFIC * (owned if candidate.stage else model.params))
-        away = link / rates.link + ADAM_TRAFFIC * owned / rates.host + (io / rates.disk if io else 0)
+        rest -= machine.seconds(0, ADAM_TRAFFIC * (owned if candidate.stage else part.params))
+        away = need.link_bytes / rates.link + ADAM_TRAFFIC * owned / rates.host
+        away += need.io_bytes / rates.disk if need.io_bytes else 0
 
     def seconds(numel: int) -> float:
-        return network.seconds((ranks - 1) * share_of(numel, ranks) * element, ranks) if ranks > 1 else 0.0
+        if data == 1 or not numel:
+            return 0.0
+        return network_of(network, t).seconds((data - 1) * share_of(numel, data) * element, data)
 
-    time = step_time(candidate.stage, candidate.accumulation, model.layers, forward, backward, rest, publishing,
-                     seconds(model.block), seconds(model.before) + seconds(model.after))
-    return time.compute, time.exposed + away
+    time = step_time(candidate.stage, micro_batches, part.layers, forward, backward, rest, publishing,
+                     seconds(part.block), seconds(part.before) + seconds(part.after))
+    talks = (2 + candidate.recompute) * micro_batches * part.layers
+    bubble, transfers, hop_bytes = 0.0, 0.0, 0
+    if p > 1:
+        even, more = divmod(model.layers, p)
+        slots = [(even + (rank < more)) * (forward + backward) + (rank == p - 1) * head for rank in range(p)]
+        mine = slots[0] if part.first else slots[-1]
+        bubble = micro_batches * (max(slots) - mine) + bubble_seconds(candidate, slots)
+        along = network_of(network, t * data)
+        inside = along.nodes(p) == 1
+        transfers = 2 * (p - 1) * (slice_bytes / along.rate(p) + (along.latency if inside else along.latency_between))
+        hop_bytes = (2 * candidate.chunks - (p == 2)) * micro_batches * slice_bytes
+    where = links(candidate, network.per_node)
+    wire = sent_bytes(part.params, candidate.stage, data, micro_batches, convention=candidate.convention)
+    traffic = (AxisTraffic("tensor", where["tensor"], 4 * talks * (t - 1) * slice_bytes, talks * talk),
+               AxisTraffic("pipeline", where["pipeline"], hop_bytes, transfers),
+               AxisTraffic("data", where["data"], wire, time.exposed))
+    waits = time.exposed + talks * talk + transfers + bubble + away
+    return time.compute - talks * talk, waits, bubble, tuple(each for each in traffic if each.axis == "data" or each.nbytes)

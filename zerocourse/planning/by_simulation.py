@@ -3,13 +3,14 @@
 from ..formulas.what_fits import DEVICE, DISK, HOST
 from ..simulation import SimulatedJob, simulate_time
 from .by_formula import KINDS, sent_by_link
-from .candidate import SIMULATED, Candidate, Evaluation
+from .candidate import SIMULATED, AxisTraffic, Candidate, Evaluation
+from .mesh_parts import links
 from .question import Question
 
 
 def can_be_simulated(candidate: Candidate) -> bool:
-    """A simulation has no host and no disk."""
-    return candidate.optimizer == DEVICE
+    """A simulation has no host and no disk, and neither tensor nor pipeline parallelism."""
+    return candidate.optimizer == DEVICE and candidate.replica == 1
 
 
 def simulated(question: Question, candidate: Candidate) -> Evaluation:
@@ -29,7 +30,8 @@ def simulated(question: Question, candidate: Candidate) -> Evaluation:
     at_peak, peak = two["peak_kinds"], two["peak_bytes"]
     kinds = {name: at_peak[name] for name in KINDS[:3]}
     over = peak - question.budgets[DEVICE]
-    sent = sent_by_link(question, candidate, of_step("sent_bytes")) | {HOST: 0, DISK: 0}
+    link = links(candidate, question.cluster.network.per_node)["data"]
+    sent = sent_by_link((AxisTraffic("data", link, of_step("sent_bytes"), exposed),)) | {HOST: 0, DISK: 0}
     kinds[KINDS[3]] = peak - sum(kinds.values())
     return Evaluation(candidate, SIMULATED, kinds, {DEVICE: peak, HOST: 0, DISK: 0},
                       sent, compute, exposed, tokens, question.cost(candidate.ranks, tokens, compute + exposed),

@@ -1,20 +1,25 @@
-"""A way to train, and what it comes to. Other kinds of parallelism become fields of `Candidate`; all else stays."""
+"""A way to train, and what it comes to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..formulas.states import FP32, ZERO, Convention
 from ..formulas.what_fits import DEVICE, Arrangement
 
 COMPUTED, SIMULATED = "computed", "simulated"
+ONE_F_ONE_B, INTERLEAVED, ZB_H1 = "1f1b", "interleaved", "zb-h1"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """stage: 0 to 3.   micro_batch: samples of one rank.   accumulation: micro-batches of an optimizer step.
+    """stage: 0 to 3.   micro_batch: samples of one replica.   accumulation: micro-batches of an optimizer step.
 
     half: bf16 with fp32 master weights; False: all in fp32.   recompute: activation checkpointing of every block.
     optimizer, parameters: the place of each, "device", "host" or "disk" (see `formulas.what_fits`).
+    tensor, pipeline: ranks along these axes of the mesh. All others are the data axis, over which the stage divides.
+        With tensor parallelism goes sequence parallelism.
+    schedule: of the pipeline, "1f1b", "interleaved" (with so many `chunks` of layers per rank), or "zb-h1".
     """
 
     stage: int
@@ -25,6 +30,20 @@ class Candidate:
     recompute: bool = False
     optimizer: str = DEVICE
     parameters: str = DEVICE
+    tensor: int = 1
+    pipeline: int = 1
+    schedule: str = ONE_F_ONE_B
+    chunks: int = 1
+
+    @property
+    def replica(self) -> int:
+        """Ranks that hold one copy of the model between them."""
+        return self.tensor * self.pipeline
+
+    @property
+    def data(self) -> int:
+        """Ranks along the data axis."""
+        return self.ranks // self.replica
 
     @property
     def arrangement(self) -> Arrangement:
@@ -37,13 +56,36 @@ class Candidate:
     @property
     def samples(self) -> int:
         """The global batch."""
-        return self.ranks * self.micro_batch * self.accumulation
+        return self.data * self.micro_batch * self.accumulation
+
+    @property
+    def mesh(self) -> str:
+        """"tensor 8 × pipeline 4, 1f1b × data 2"; empty where all ranks are the data axis."""
+        if self.replica == 1:
+            return ""
+        schedule = f"{self.schedule} {self.chunks}" if self.chunks > 1 else self.schedule
+        axes = [f"tensor {self.tensor}"] * (self.tensor > 1)
+        axes += [f"pipeline {self.pipeline}, {schedule}"] * (self.pipeline > 1)
+        return " × ".join([*axes, f"data {self.data}"])
 
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         batch = f"micro-batch {self.micro_batch}" + (f" × {self.accumulation}" if self.accumulation > 1 else "")
         dtype = "bf16" if self.half else "fp32"
-        return f"{self.arrangement}, {ranks}, {batch}, {dtype}" + ", recompute" * self.recompute
+        return f"{self.arrangement}, {ranks}{self.mesh and f' ({self.mesh})'}, {batch}, {dtype}" + ", recompute" * self.recompute
+
+
+class AxisTraffic(NamedTuple):
+    """What one axis of a mesh sends, per rank and optimizer step.
+
+    axis: "tensor", "pipeline" or "data".   link: as `Mesh.link` says it.   nbytes: bytes.
+    exposed: seconds in which the rank waits for them.
+    """
+
+    axis: str
+    link: str
+    nbytes: int
+    exposed: float
 
 
 @dataclass(frozen=True)
@@ -55,6 +97,7 @@ class Evaluation:
     sent: bytes by link: "inside" the node or "between" nodes, over the "host" link, and to and from the "disk".
     cost: of 10⁹ tokens, in the unit of the price; None without a price.
     missing: by place, the bytes by which it is too large.
+    traffic, bubble: what each axis of a mesh sends, and the seconds of the pipeline's bubble, which are exposed, too.
     """
 
     candidate: Candidate
@@ -67,6 +110,8 @@ class Evaluation:
     tokens: int
     cost: float | None = None
     missing: Mapping[str, int] = field(default_factory=dict)
+    traffic: tuple[AxisTraffic, ...] = ()
+    bubble: float = 0.0
 
     @property
     def fits(self) -> bool:

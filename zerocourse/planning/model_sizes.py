@@ -36,6 +36,10 @@ class ModelSizes:
         """Is the head the embedding?"""
         return self.after < self.vocabulary * self.width
 
+    @property
+    def kv_heads(self) -> int:
+        return self.kv_width // (self.width // self.heads)
+
     def token(self, element: int, recompute: bool) -> TokenCosts:
         """element: bytes of a number, 2 or 4."""
         if self.family == "gpt2":

@@ -7,7 +7,8 @@ from ..errors import BadInput
 from ..formulas.units import integer
 from ..formulas.what_fits import DEVICE, DISK, HOST
 from ..simulation.clusters import Cluster, find_cluster
-from .candidate import Evaluation
+from .candidate import Candidate, Evaluation
+from .mesh_parts import refusal
 from .model_sizes import ModelSizes, find_sizes
 
 MOST_MICRO_BATCH = 64
@@ -32,6 +33,7 @@ class Question:
     """batch: samples of an optimizer step, or None for any.   ranks: the world sizes to try.   budgets: bytes, by
     place.
 
+    tensors, pipelines: ranks to try along these axes of a mesh; 1 alone for ZeRO alone.
     halves: see `Candidate.half`.   price: of one card for one hour, in any unit.
     The best plan has the highest rate of all ranks if the batch is given, else the highest rate per card.
     """
@@ -47,6 +49,8 @@ class Question:
     price: float | None = None
     most_micro_batch: int = MOST_MICRO_BATCH
     rates: Rates = field(default_factory=Rates)
+    tensors: tuple[int, ...] = (1,)
+    pipelines: tuple[int, ...] = (1,)
 
     def rate(self, evaluation: Evaluation) -> float:
         """Tokens a second, of all ranks or of one card: what is to be high."""
@@ -60,12 +64,15 @@ class Question:
 def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[int, ...] | None = None,
         dtypes: tuple[str, ...] = ("bf16",), seq: int | None = None, memory: int | None = None, host: int = 0,
         disk: int = 0,
-        price: float | None = None, most_micro_batch: int = MOST_MICRO_BATCH, rates: Rates | None = None) -> Question:
+        price: float | None = None, most_micro_batch: int = MOST_MICRO_BATCH, rates: Rates | None = None,
+        mesh: bool = False, tensor: int | None = None, pipeline: int | None = None) -> Question:
     """The question in full. batch: samples, or "4M tokens".   ranks: without them powers of two up to the cluster's
     cards.
 
     memory: bytes of a card, if not all of what it has.   host, disk: bytes for each rank, with which offload is tried
-    too. Raises BadInput.
+    too.
+    mesh: try tensor and pipeline parallelism too: all sizes of a tensor group that a node holds, and all pipelines.
+    tensor, pipeline: pin that axis, with or without `mesh`. Raises BadInput.
     """
     sizes, known = find_sizes(model), find_cluster(cluster)
     seq = sizes.tokens if seq is None else integer(seq, "seq", 1, sizes.tokens)
@@ -79,13 +86,33 @@ def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[i
         ranks = tuple(2**power for power in range(known.cards.bit_length()))
     ranks = tuple(sorted({integer(number, "ranks", 1) for number in ranks}))
     samples = samples_of(batch, seq)
-    if samples is not None and not any(samples % number == 0 for number in ranks):
+    tensors, pipelines = axes_to_try(sizes, known.network.per_node, mesh, tensor, pipeline)
+    if samples is None and pipelines != (1,):
+        raise BadInput("a pipeline's bubble depends on how many micro-batches a step has: say with --batch how many "
+                       "samples that is, or leave pipelines out with --pipeline 1")
+    replicas = {t * p for t in tensors for p in pipelines}
+    if not any(number % replica == 0 for number in ranks for replica in replicas):
+        raise BadInput(f"{' or '.join(map(str, ranks))} ranks cannot hold replicas of {min(replicas)}: give a multiple "
+                       "of it with --ranks")
+    if samples is not None and replicas == {1} and not any(samples % number == 0 for number in ranks):
         raise BadInput(f"a batch of {samples} samples cannot be divided among {' or '.join(map(str, ranks))} ranks: "
                        f"it must be a multiple of {ranks[0]}")
     budgets = {DEVICE: known.machine.memory if memory is None else memory, HOST: host, DISK: disk}
     halves = tuple(DTYPES[name] for name in dict.fromkeys(dtypes))
     return Question(sizes, cluster, known, seq, samples, ranks, budgets, halves,
-                    price, integer(most_micro_batch, "most_micro_batch", 1), rates)
+                    price, integer(most_micro_batch, "most_micro_batch", 1), rates, tensors, pipelines)
+
+
+def axes_to_try(model: ModelSizes, per_node: int, mesh: bool, tensor: int | None,
+                pipeline: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(sizes of the tensor axis, sizes of the pipeline axis). Raises BadInput where a pinned one cannot be."""
+    pinned = Candidate(0, (tensor or 1) * (pipeline or 1), tensor=integer(tensor or 1, "tensor", 1),
+                       pipeline=integer(pipeline or 1, "pipeline", 1))
+    if (why := refusal(model, pinned)) is not None:
+        raise BadInput(why.rstrip("."))
+    tensors = tuple(t for t in range(1, per_node + 1) if not (model.heads % t or model.kv_heads % t or per_node % t))
+    return ((tensor,) if tensor else tensors if mesh else (1,),
+            (pipeline,) if pipeline else tuple(range(1, model.layers + 1)) if mesh else (1,))
 
 
 def samples_of(batch: int | str | None, seq: int) -> int | None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from ..formulas.units import gb
 from ..formulas.volumes import passes
 from ..formulas.what_fits import ARRANGEMENTS, DEVICE, PLACES
+from ..layout.mesh import INSIDE
 from .by_formula import computed
-from .candidate import COMPUTED, Candidate, Evaluation
+from .candidate import COMPUTED, ONE_F_ONE_B, Candidate, Evaluation
+from .mesh_parts import refusal, schedules
 from .question import Question
 from .search import AS_FAST, Plan, evaluate, sent_per_token
 
@@ -19,10 +21,22 @@ def choice(plan: Plan) -> str:
     best, card = plan.chosen, plan.question.budgets[DEVICE]
     way = best.candidate
     several = f", {way.accumulation} of them accumulated" if way.accumulation > 1 else ""
-    return (f"Take {way.arrangement} on {ranks_of(way)} with micro-batch {way.micro_batch}{several}, in {dtype(way)}, "
+    return (f"Take {way.arrangement} on {ranks_of(way)}{way.mesh and f' ({way.mesh})'} with micro-batch {way.micro_batch}{several}, in {dtype(way)}, "
             f"{'with' if way.recompute else 'without'} recomputation: the peak is {gb(best.peak_bytes)} of the card's "
             f"{gb(card)}, a step of {best.tokens:,} tokens takes {best.step_seconds:.3g} s, and a card does "
             f"{best.tokens_per_card:,.0f} tokens a second ({best.source}). The reason: {because(plan)}.")
+
+
+def by_axis(evaluation: Evaluation) -> list[str]:
+    """What each axis of a mesh sends, over which link, and what of it is waited for; and the bubble."""
+    lines = [f"the {each.axis} axis sends {gb(each.nbytes)} per rank and step, {each.link}, and the rank waits "
+             f"{each.exposed:.2g} s for it" for each in evaluation.traffic]
+    if evaluation.bubble:
+        lines.append(f"the pipeline's bubble is {evaluation.bubble:.2g} s, {evaluation.bubble / evaluation.step_seconds:.1%} "
+                     "of the step")
+    if evaluation.traffic and evaluation.traffic[0].axis == "tensor" and evaluation.traffic[0].link != INSIDE:
+        lines.append("the tensor axis leaves its node, where links are slower, and all of it is waited for")
+    return lines
 
 
 def because(plan: Plan) -> str:
@@ -73,6 +87,7 @@ def neighbours(plan: Plan) -> Iterator[tuple[str, Candidate]]:
             other = rebatched(question, way, micro_batch=micro_batch)
             yield f"micro-batch {micro_batch} instead of {way.micro_batch}", other
     yield f"{'without' if way.recompute else 'with'} recomputation", replace(way, recompute=not way.recompute)
+    yield from other_meshes(question, way)
     at = question.ranks.index(way.ranks)
     for number in (at - 1, at + 1):
         if 0 <= number < len(question.ranks):
@@ -83,20 +98,40 @@ def neighbours(plan: Plan) -> Iterator[tuple[str, Candidate]]:
         yield f"{dtype(other)} instead of {dtype(way)}", other
 
 
+def other_meshes(question: Question, way: Candidate) -> Iterator[tuple[str, Candidate]]:
+    """Half and twice as much along each axis of a mesh, as far as the question has them, and ZeRO alone."""
+    for axis, sizes in (("tensor", question.tensors), ("pipeline", question.pipelines)):
+        now = getattr(way, axis)
+        for size in (now // 2, 2 * now):
+            if size in sizes and way.optimizer == DEVICE:
+                yield f"{axis} {size} instead of {now}", rebatched(question, way, **{axis: size})
+    if way.replica > 1 and 1 in question.tensors and 1 in question.pipelines:
+        yield "ZeRO alone", rebatched(question, way, tensor=1, pipeline=1)
+
+
 def rebatched(question: Question, way: Candidate, **changes) -> Candidate:
     """The candidate with other ranks or micro-batch, accumulation following; 0 where the batch is not divided."""
     other = replace(way, **changes)
     if question.batch is None:
         return other
-    accumulation, left = divmod(question.batch, other.ranks * other.micro_batch)
-    return replace(other, accumulation=0 if left else accumulation)
+    other = replace(other, accumulation=1, schedule=ONE_F_ONE_B, chunks=1)
+    if refusal(question.model, other) is not None:
+        return replace(other, accumulation=0)
+    accumulation, left = divmod(question.batch, other.data * other.micro_batch)
+    other = replace(other, accumulation=0 if left else accumulation)
+    kept = way.schedule, way.chunks
+    if other.accumulation and kept in schedules(question.model, other.pipeline, other.accumulation):
+        other = replace(other, schedule=way.schedule, chunks=way.chunks)
+    return other
 
 
 def reason(plan: Plan, neighbour: Candidate) -> str:
     """Why it is not taken."""
     question = plan.question
+    if (why := refusal(question.model, neighbour)) is not None:
+        return why
     if neighbour.accumulation == 0:
-        return (f"{neighbour.ranks} × {neighbour.micro_batch} samples do not divide the batch of {question.batch}, so "
+        return (f"{neighbour.data} × {neighbour.micro_batch} samples do not divide the batch of {question.batch}, so "
                 "it is not possible.")
     if neighbour.micro_batch > question.most_micro_batch:
         return f"it was not tried, because the largest micro-batch to try is {question.most_micro_batch}."
@@ -172,6 +207,8 @@ def sends(best: Evaluation, other: Evaluation) -> str:
     if both[0] == both[1]:
         return f"both send {gb(both[0])} per rank and step" + (
             f", for {other.tokens:,} tokens rather than {best.tokens:,}" if other.tokens != best.tokens else "")
+    if best.candidate.replica > 1 or other.candidate.replica > 1:
+        return f"per rank and step it sends {gb(both[1])} and the choice {gb(both[0])}"
     return (f"per rank and step it sends {gb(both[1])} ({times(theirs)} over all parameters) and the choice "
             f"{gb(both[0])} ({times(ours)})")
 

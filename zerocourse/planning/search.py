@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ..formulas.what_fits import ARRANGEMENTS, PLACES, Arrangement
+from ..formulas.what_fits import ARRANGEMENTS, DEVICE, PLACES, Arrangement
 from .by_formula import computed
 from .by_simulation import can_be_simulated, simulated
-from .candidate import Candidate, Evaluation
+from .candidate import ONE_F_ONE_B, Candidate, Evaluation
+from .mesh_parts import schedules
 from .question import Question
 
 MARGIN = 0.05  # formulas may be so far from a peak: what they refuse by less is left to a simulation
@@ -36,14 +37,23 @@ class Plan:
 
 
 def candidates(question: Question) -> Iterator[Candidate]:
-    """Every one, refused or not. With a batch the micro-batches are those that divide it, and accumulation follows."""
+    """Every one, refused or not. With a batch the micro-batches are those that divide it, and accumulation follows.
+
+    On a mesh nothing is offloaded. Of one mesh, a schedule that holds less in flight comes before those with more.
+    """
     ways = product(arrangements(question), question.ranks, question.halves, (False, True))
     for where, ranks, half, recompute in ways:
-        for micro_batch in powers_of_two(question.most_micro_batch):
-            accumulation, left = divmod(question.batch or ranks * micro_batch, ranks * micro_batch)
-            if accumulation and not left:
-                yield Candidate(where.stage, ranks, micro_batch, accumulation, half, recompute, where.optimizer,
-                                where.parameters)
+        for tensor, pipeline in product(question.tensors, question.pipelines):
+            data, left_over = divmod(ranks, tensor * pipeline)
+            if left_over or not data or (tensor * pipeline > 1 and where.optimizer != DEVICE):
+                continue
+            for micro_batch in powers_of_two(question.most_micro_batch):
+                accumulation, left = divmod(question.batch or data * micro_batch, data * micro_batch)
+                if not accumulation or left:
+                    continue
+                for schedule, chunks in schedules(question.model, pipeline, accumulation):
+                    yield Candidate(where.stage, ranks, micro_batch, accumulation, half, recompute, where.optimizer,
+                                    where.parameters, tensor, pipeline, schedule, chunks)
 
 
 def arrangements(question: Question) -> list[Arrangement]:
@@ -86,19 +96,37 @@ def evaluate(question: Question, margin: float = 0.0) -> tuple[list[Evaluation],
     """(what fits, ranked; what does not; how many candidates there were), by formula.
 
     Of candidates that differ in the micro-batch alone, those after the first that is too large are not computed. One
-    that accumulates is not like one that does not, which keeps no gradients of earlier micro-batches.
+    that accumulates is not like one that does not, which keeps no gradients of earlier micro-batches. On a mesh neither
+    is computed what is slower than what fits already: recomputation, or stages 2 and 3, where the same does without.
     """
-    fitting, refused, too_large, count = [], [], set(), 0
+    fitting, refused, too_large, fits, count = [], [], set(), set(), 0
     for candidate in candidates(question):
         count += 1
-        family = replace(candidate, micro_batch=1, accumulation=min(candidate.accumulation, 2))
-        if family in too_large:
+        family = family_of(candidate)
+        if family in too_large or replace(family, schedule=ONE_F_ONE_B, chunks=1) in too_large or (
+                candidate.replica > 1 and any(each in fits for each in cheaper(candidate))):
             continue
         evaluation = computed(question, candidate, margin)
         (fitting if evaluation.fits else refused).append(evaluation)
-        if not evaluation.fits:
+        if evaluation.fits:
+            fits.add(candidate)
+        else:
             too_large.add(family)
     return ranked(question, fitting), refused, count
+
+
+def family_of(candidate: Candidate) -> Candidate:
+    """What it has in common with those that differ in the micro-batch alone. In a pipeline fewer micro-batches may be
+    in flight when they are larger, until there are so many that the pipeline is full."""
+    full = 2 if candidate.pipeline == 1 else 2 * candidate.pipeline * candidate.chunks
+    return replace(candidate, micro_batch=1, accumulation=min(candidate.accumulation, full))
+
+
+def cheaper(candidate: Candidate) -> Iterator[Candidate]:
+    """The same without recomputation, and on lower stages from the first on."""
+    if candidate.recompute:
+        yield replace(candidate, recompute=False)
+    yield from (replace(candidate, stage=stage) for stage in range(1, candidate.stage))
 
 
 def plan(question: Question, simulate: int = 3, progress: Callable[[int, int], None] = lambda done, of: None) -> Plan:

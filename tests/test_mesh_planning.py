@@ -1,0 +1,93 @@
+"""Plans over meshes: a pipeline's bubble and what is in flight, the links of each axis, and the pruned search."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from zerocourse.errors import BadInput
+from zerocourse.parallel.pipeline.actions import plan as schedule_plan
+from zerocourse.parallel.pipeline.makespan import Costs, simulate
+from zerocourse.parallel.pipeline.synchronous import interleaved, one_f_one_b
+from zerocourse.parallel.pipeline.zero_bubble import zb_h1
+from zerocourse.planning import Candidate, ask, candidates, computed
+from zerocourse.planning.mesh_parts import bubble_seconds, in_flight, links, network_of
+from zerocourse.planning.search import AS_FAST, evaluate
+from zerocourse.simulation.clusters import Network
+
+SMALL = ask("gpt2", "16x8xA100", batch=64, ranks=(16,), most_micro_batch=4, mesh=True)
+
+
+@pytest.mark.parametrize("schedule, compute, chunks",
+                         [("1f1b", one_f_one_b, 1), ("interleaved", interleaved, 2), ("zb-h1", zb_h1, 1)])
+@pytest.mark.parametrize("p, m", [(2, 4), (4, 8), (4, 16)])
+def test_bubble_and_in_flight_are_those_of_the_schedules_own_lists(schedule, compute, chunks, p, m):
+    way = Candidate(1, p, 1, m, pipeline=p, schedule=schedule, chunks=chunks)
+    lists = schedule_plan(schedule, compute, p, m, chunks)
+    timing = simulate(lists, Costs(1, 2, 1, 1))
+    slot = 3 * chunks
+    assert bubble_seconds(way, [slot] * p) == pytest.approx(float(timing.makespan - m * slot))
+    for rank in (0, p - 1):
+        assert in_flight(way, rank) == Fraction(timing.in_flight(rank), chunks)
+
+
+def test_an_uneven_pipeline_waits_for_its_slowest_rank():
+    """Exactly where the last rank is slowest, as with a head; where the first is, it waits no longer than that."""
+    def both(slots):
+        costs = Costs([n // 3 for n in slots], [n * 2 // 3 for n in slots])
+        timing = simulate(schedule_plan("1f1b", one_f_one_b, 3, 6), costs)
+        return 6 * max(slots) + bubble_seconds(Candidate(1, 3, 1, 6, pipeline=3), slots), timing.makespan
+
+    assert len(set(both([3, 3, 6]))) == 1
+    formula, exact = both([6, 3, 3])
+    assert 6 * 6 <= exact <= formula
+
+
+def test_groups_that_talk_at_once_share_a_nodes_adapters():
+    network = Network(8, 300e9, 200e9)
+    assert links(Candidate(1, 64, tensor=8, pipeline=4), 8) == {
+        "tensor": "inside a node", "data": "between nodes", "pipeline": "between nodes"}
+    assert network_of(network, 1).rate(16) == 200e9 and network_of(network, 8).rate(4) == 25e9
+    assert network_of(network, 4).rate(2) == 300e9 and network_of(network, 4).rate(4) == 50e9
+
+
+def test_what_each_axis_sends():
+    way = Candidate(1, 16, 1, 16, tensor=2, pipeline=2)  # data 4
+    sent = {each.axis: each.nbytes for each in computed(SMALL, way).traffic}
+    passed = 1024 * 768 * 2  # bytes of one micro-batch between layers: s b h in bf16
+    assert sent["tensor"] == 16 * 6 * 8 * passed // 2, "8 s b h (t - 1)/t for each of 6 layers and 16 micro-batches"
+    assert sent["pipeline"] == 16 * passed // 2, "an end of the pipeline sends one way, divided by the tensor axis"
+    again = {each.axis: each.nbytes for each in computed(SMALL, replace(way, stage=3)).traffic}
+    twice = {each.axis: each.nbytes for each in computed(SMALL, replace(way, stage=2)).traffic}
+    assert again["data"] * 2 == sent["data"] * 3 * 16 and twice["data"] * 2 == sent["data"] * (16 + 1)
+
+
+def test_a_mesh_divides_states_and_activations():
+    alone = Candidate(1, 16, 4, 1)
+    halved = Candidate(1, 16, 4, 2, tensor=2)
+    one, two = (computed(replace(SMALL, pipelines=(1,)), way) for way in (alone, halved))
+    assert 0.45 < two.kinds["parameters"] / one.kinds["parameters"] < 0.55
+    assert 0.4 < two.peak_bytes / one.peak_bytes < 0.6
+
+
+@pytest.mark.parametrize("memory", (2 * 10**9, 4 * 10**9, 80 * 10**9))
+def test_what_is_pruned_is_not_the_best(memory):
+    question = replace(SMALL, budgets=SMALL.budgets | {"device": memory})
+    fitting, _, _ = evaluate(question)
+    everything = [each for each in (computed(question, way) for way in candidates(question)) if each.fits]
+    fastest = max(everything, key=question.rate)
+    assert question.rate(fitting[0]) >= (1 - AS_FAST) * question.rate(fastest)
+
+
+def test_without_a_mesh_all_ranks_are_the_data_axis():
+    alone = ask("gpt2", "8xA100", batch=64)
+    assert {way.replica for way in candidates(alone)} == {1}
+    assert all(not each.traffic and not each.bubble for each in evaluate(alone)[0])
+
+
+@pytest.mark.parametrize("values, says", [
+    ({"tensor": 5}, "12 heads cannot be divided among 5 ranks"), ({"pipeline": 13}, "12 layers are too few for 13"),
+    ({"mesh": True, "batch": None}, "say with --batch"), ({"tensor": 4, "ranks": (6,)}, "cannot hold replicas of 4")])
+def test_what_cannot_be_is_refused(values, says):
+    with pytest.raises(BadInput, match=says):
+        ask("gpt2", "8xA100", **{"batch": 64, **values})
