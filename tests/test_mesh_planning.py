@@ -1,17 +1,20 @@
 """Plans over meshes: a pipeline's bubble and what is in flight, the links of each axis, and the pruned search."""
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
+from zerocourse.cli import main
 from zerocourse.errors import BadInput
 from zerocourse.parallel.pipeline.actions import plan as schedule_plan
 from zerocourse.parallel.pipeline.makespan import Costs, simulate
 from zerocourse.parallel.pipeline.synchronous import interleaved, one_f_one_b
 from zerocourse.parallel.pipeline.zero_bubble import zb_h1
 from zerocourse.planning import Candidate, ask, candidates, computed
-from zerocourse.planning.mesh_parts import bubble_seconds, in_flight, links, network_of
+from zerocourse.planning.mesh_parts import bubble_seconds, end_parts, heads_refused, in_flight, links, network_of
+from zerocourse.planning.published_meshes import RUNS, beside_published, table
 from zerocourse.planning.search import AS_FAST, evaluate
 from zerocourse.simulation.clusters import Network
 
@@ -75,8 +78,59 @@ def test_what_is_pruned_is_not_the_best(memory):
     question = replace(SMALL, budgets=SMALL.budgets | {"device": memory})
     fitting, _, _ = evaluate(question)
     everything = [each for each in (computed(question, way) for way in candidates(question)) if each.fits]
-    fastest = max(everything, key=question.rate)
-    assert question.rate(fitting[0]) >= (1 - AS_FAST) * question.rate(fastest)
+    assert len({each.candidate.kind for each in everything}) == 4
+    for kind in {each.candidate.kind for each in everything}:
+        ours, fastest = (max(map(question.rate, (each for each in some if each.candidate.kind == kind))) for some in (fitting, everything))
+        assert ours >= (1 - AS_FAST) * fastest, kind
+
+
+def test_key_value_heads_are_copied_where_ranks_outnumber_them():
+    """As `parallel.tensor` does: 2 of them on 4 ranks are two copies of both matrices."""
+    question = ask("llama-tiny", "8xA100", batch=64, tensor=4)
+    (part,) = end_parts(question.model, Candidate(0, 4, tensor=4))
+    (whole,) = end_parts(question.model, Candidate(0, 1))
+    assert 4 * part.block - whole.block == 2 * 64 * 32
+    assert heads_refused(replace(question.model, heads=6, kv_width=4 * question.model.width // 6), 3) is not None
+
+
+def test_the_best_of_each_kind(capsys):
+    words = "plan --model llama-7b --cluster 16x8xA100 --batch 64 --ranks 16 --mesh --simulate 0 --most-micro-batch 4".split()
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kinds = found["best_by_kind"]
+    assert list(kinds) == ["ZeRO alone", "tensor parallelism", "a pipeline", "tensor parallelism and a pipeline"]
+    assert found["chosen"] in kinds.values()
+    assert all((each["tensor"] > 1, each["pipeline"] > 1) == ("tensor" in kind, "pipeline" in kind) for kind, each in kinds.items())
+    fastest = max(each["tokens_per_second"] for each in kinds.values())
+    assert found["chosen"]["tokens_per_second"] >= (1 - AS_FAST) * fastest
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "The best of each kind:\n- ZeRO alone: " in said
+    assert main("plan --model gpt2 --cluster 8xA100 --batch 64 --simulate 0".split()) == 0
+    assert "The best of each kind" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_meshes_fit_and_come_near(name):
+    found = beside_published(name)
+    assert found["fits"] and 1.05 < found["ratio"] < 1.3, "too fast, because nothing but products and their traffic takes time"
+    run = RUNS[name]
+    model = ask(name, "8xA100").model
+    assert model.params == pytest.approx(float(name[9:-1]) * {"b": 1e9, "t": 1e12}[name[-1]], rel=0.02)
+    micro_batches = run.batch * run.tensor * run.pipeline // run.ranks
+    assert 0.9 < found["bubble"] * (micro_batches + run.pipeline - 1) / (run.pipeline - 1) < 2, "with the wait for the head"
+    assert 1 <= found["faster"] < 2 and f"{found['ratio']:.2f}" in table()
+
+
+def test_pinned_axes_and_what_would_help_where_nothing_fits(capsys):
+    assert main("plan --model llama-7b --cluster 8xA100 --batch 64 --tensor 2 --pipeline 2 --simulate 0 --json".split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {(each["tensor"], each["pipeline"]) for each in found["best"]} == {(2, 2)}
+    big = "plan --model llama-1t --cluster 8xA100 --batch 64 --card 1GB --simulate 0".split()
+    assert main(big) == 1 and "activations are not divided: --mesh divides both" in capsys.readouterr().out
+    assert main([*big, "--mesh"]) == 1
+    said = capsys.readouterr().out
+    assert "not divided" not in said and "the ranks of a node limit how far a model is divided" in said
 
 
 def test_without_a_mesh_all_ranks_are_the_data_axis():

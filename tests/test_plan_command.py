@@ -141,7 +141,8 @@ def test_a_plan_that_fails_has_status_1(capsys):
 
 # The widget -----------------------------------------------------------------------------------------------------------
 
-WAY = {"model": "llama-7b", "cluster": "8xA100", "stage": 2, "ranks": 8, "micro_batch": 2, "recompute": False}
+WAY = {"model": "llama-7b", "cluster": "8xA100", "stage": 2, "ranks": 8, "micro_batch": 2, "recompute": False, "tensor": 1, "pipeline": 1,
+       "accumulation": 1}
 
 
 def test_the_verdict():
@@ -154,6 +155,20 @@ def test_the_verdict():
     assert "With this micro-batch ZeRO-1 and ZeRO-2 and ZeRO-3 would fit." in said
     question, found = plan_widget.evaluations(**WAY | {"micro_batch": 64})
     assert "No stage fits so" in plan_widget.verdict(question, found["▸ ZeRO-2"], found)
+
+
+def test_the_verdict_on_a_mesh():
+    mesh = WAY | {"model": "llama-70b", "cluster": "64x8xH100", "ranks": 64, "stage": 1, "tensor": 8, "pipeline": 4, "accumulation": 16}
+    question, found = plan_widget.evaluations(**mesh)
+    said = plan_widget.verdict(question, found["▸ ZeRO-1"], found)
+    assert said.startswith("llama-70b on 64 ranks (tensor 8 × pipeline 4, 1f1b × data 2) of 64x8xH100, ZeRO-1 with micro-batch 2 × 16 and")
+    assert "the tensor axis sends" in said and "between nodes" in said and "the pipeline's bubble is" in said
+    question, found = plan_widget.evaluations(**WAY)
+    assert "On this mesh" not in plan_widget.verdict(question, found["▸ ZeRO-2"], found)
+    with pytest.raises(BadInput, match="64 ranks are no multiple of 8 × 32"):
+        plan_widget.evaluations(**mesh | {"pipeline": 32})
+    with pytest.raises(BadInput, match="12 heads cannot be divided among 8 ranks"):
+        plan_widget.evaluations(**mesh | {"model": "gpt2", "pipeline": 1})
 
 
 def test_the_picture_is_drawn_to_scale():
@@ -182,7 +197,11 @@ def test_a_saved_notebook_keeps_the_picture(monkeypatch):
     assert values == WAY
     for name, control in controls.items():
         for value in (control.values.values() if isinstance(control.values, dict) else control.values):
-            assert re.search(r"\d", describe(**values | {name: value}))
+            try:
+                assert re.search(r"\d", describe(**values | {name: value}))
+            except BadInput as error:  # the control shows the sentence in place of a verdict
+                assert name in ("ranks", "tensor", "pipeline")
+                assert "cannot be divided" in str(error) or "are no multiple of" in str(error)
     assert show.figure(draw(**values), describe(**values)) is not None
     with pytest.raises(BadInput, match="the planner does not offer 'bert'"):
         plan_widget.planner("bert")

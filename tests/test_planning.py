@@ -156,6 +156,16 @@ def test_what_is_pruned_is_nothing_that_fits(memory, host, batch):
     assert fitting[:1] == ranked(question, by_hand)[:1]
 
 
+def test_one_that_accumulates_says_nothing_of_one_that_does_not():
+    """Samples of 4 tokens: gradients of earlier micro-batches cost more than a larger micro-batch."""
+    question = replace(TINY, batch=8, seq=4)
+    accumulates, alone = Candidate(2, 2, 2, 2), Candidate(2, 2, 4, 1)
+    peaks = [computed(question, each).peak_bytes for each in (accumulates, alone)]
+    assert peaks[0] > peaks[1]
+    fitting = evaluate(on(question, sum(peaks) // 2))[0]
+    assert alone in {each.candidate for each in fitting}
+
+
 def test_a_batch_is_trained_whole():
     for each in candidates(replace(TINY, batch=24, ranks=(1, 2, 3, 4, 16))):
         assert each.samples == 24

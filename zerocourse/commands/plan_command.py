@@ -88,7 +88,8 @@ def run(args) -> Outcome:
     if axes := by_axis(found.chosen):
         sentence += " On this mesh " + "; ".join(axes) + "."
     best = [row(each) for each in found.ranking[:SHOWN]]
-    data = asked | {"chosen": best[0], "sentence": sentence, "why": reasons, "best": best}
+    kinds = {kind: each and row(each) for kind, each in found.best_by_kind().items()}
+    data = asked | {"chosen": best[0], "best_by_kind": kinds, "sentence": sentence, "why": reasons, "best": best}
     return Outcome(text(question, found, sentence, reasons), data)
 
 
@@ -117,6 +118,10 @@ def text(question, found, sentence: str, reasons: list[str]) -> str:
                      f"{gb(sum(each.sent.values())):>9}{each.step_seconds:>8.3g} s{each.exposed_seconds:>8.2g} s"
                      f"{each.tokens_per_second:>11,.0f}{each.tokens_per_card:>10,.0f}"
                      + (f"{each.cost:>12,.2f}" if priced else ""))
+    if question.has_meshes:
+        lines += ["", "The best of each kind:"]
+        for kind, each in found.best_by_kind().items():
+            lines.append(f"- {kind}: " + (f"{each.tokens_per_second:,.0f} tokens a second, {each.candidate}" if each else "nothing fits"))
     lines += ["", "Why not its neighbours?", *(f"- {line}" for line in reasons), "",
               "Simulated: the package's own stage, on tensors without memory. Computed: by formula, and not simulated.",
               f"Times are at {question.cluster.machine.efficiency:.0%} of the card's peak. What a framework and its "

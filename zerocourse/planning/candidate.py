@@ -46,6 +46,12 @@ class Candidate:
         return self.ranks // self.replica
 
     @property
+    def kind(self) -> str:
+        """Which axes its mesh has beside the data axis, in words."""
+        axes = ["tensor parallelism"] * (self.tensor > 1) + ["a pipeline"] * (self.pipeline > 1)
+        return " and ".join(axes) or "ZeRO alone"
+
+    @property
     def arrangement(self) -> Arrangement:
         return Arrangement(self.stage, self.optimizer, self.parameters)
 

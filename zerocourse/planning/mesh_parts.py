@@ -46,7 +46,9 @@ def end_parts(model: ModelSizes, candidate: Candidate) -> list[RankPart]:
     flight than the first, nor more layers. Where there is no pipeline, the one part."""
     t, p = candidate.tensor, candidate.pipeline
     even, more = divmod(model.layers, p)
-    block = shard_elements(model.block, t)
+    # Where ranks outnumber the heads of keys and values, each has one: so many copies of both matrices are there.
+    copies = 2 * model.width * model.kv_width * max(t // model.kv_heads - 1, 0)
+    block = shard_elements(model.block + copies, t)
     parts = []
     for rank in sorted({0, p - 1}):
         first, last = rank == 0, rank == p - 1
@@ -114,14 +116,21 @@ def network_of(network: Network, stride: int) -> Network:
     return replace(network, per_node=here, between=network.between * here / network.per_node)
 
 
+def heads_refused(model: ModelSizes, tensor: int) -> str | None:
+    """Why so many ranks cannot divide the heads. Where there are fewer heads of keys and values, several ranks have the same."""
+    if model.heads % tensor:
+        return f"{model.heads} heads cannot be divided among {tensor} ranks, because a head stays on one rank."
+    if model.kv_heads % tensor and tensor % model.kv_heads:
+        return (f"{model.kv_heads} heads of keys and values cannot be divided among {tensor} ranks, because a head stays on "
+                "one rank, and as many ranks must have each.")
+    return None
+
+
 def refusal(model: ModelSizes, candidate: Candidate) -> str | None:
     """Why the mesh cannot be, in one sentence; None if it can."""
     t, p, m = candidate.tensor, candidate.pipeline, candidate.accumulation
-    if model.heads % t:
-        return f"{model.heads} heads cannot be divided among {t} ranks, because a head stays on one rank."
-    if model.kv_heads % t:
-        return (f"{model.kv_heads} heads of keys and values cannot be divided among {t} ranks, because a head stays on "
-                "one rank.")
+    if (why := heads_refused(model, t)) is not None:
+        return why
     if p > model.layers:
         return f"{model.layers} layers are too few for {p} pipeline stages, of which each needs one."
     if candidate.ranks % (t * p):

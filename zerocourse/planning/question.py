@@ -8,7 +8,7 @@ from ..formulas.units import integer
 from ..formulas.what_fits import DEVICE, DISK, HOST
 from ..simulation.clusters import Cluster, find_cluster
 from .candidate import Candidate, Evaluation
-from .mesh_parts import refusal
+from .mesh_parts import heads_refused, refusal
 from .model_sizes import ModelSizes, find_sizes
 
 MOST_MICRO_BATCH = 64
@@ -51,6 +51,11 @@ class Question:
     rates: Rates = field(default_factory=Rates)
     tensors: tuple[int, ...] = (1,)
     pipelines: tuple[int, ...] = (1,)
+
+    @property
+    def has_meshes(self) -> bool:
+        """Is more than ZeRO alone tried?"""
+        return self.tensors != (1,) or self.pipelines != (1,)
 
     def rate(self, evaluation: Evaluation) -> float:
         """Tokens a second, of all ranks or of one card: what is to be high."""
@@ -110,7 +115,7 @@ def axes_to_try(model: ModelSizes, per_node: int, mesh: bool, tensor: int | None
                        pipeline=integer(pipeline or 1, "pipeline", 1))
     if (why := refusal(model, pinned)) is not None:
         raise BadInput(why.rstrip("."))
-    tensors = tuple(t for t in range(1, per_node + 1) if not (model.heads % t or model.kv_heads % t or per_node % t))
+    tensors = tuple(t for t in range(1, per_node + 1) if per_node % t == 0 and heads_refused(model, t) is None)
     return ((tensor,) if tensor else tensors if mesh else (1,),
             (pipeline,) if pipeline else tuple(range(1, model.layers + 1)) if mesh else (1,))
 

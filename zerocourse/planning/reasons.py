@@ -230,8 +230,9 @@ def nothing_fits(question: Question) -> list[str]:
     if ranks is not None:
         lines.append(f"With {ranks} ranks something would fit, by formula: --ranks {ranks}.")
     else:
-        lines.append(f"No number of ranks up to {MOST_RANKS:,} would do, because units are gathered whole and "
-                     "activations are not divided.")
+        lines.append(f"No number of ranks up to {MOST_RANKS:,} would do, because " + (
+            "units are gathered whole and activations are not divided: --mesh divides both." if not question.has_meshes else
+            "heads, layers and the ranks of a node limit how far a model is divided."))
     host = host_needed(question)
     if host is not None:
         lines.append(f"On {question.ranks[-1]} ranks offload would do, with {gb(host)} of host memory per rank: --host "

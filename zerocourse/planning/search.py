@@ -32,6 +32,15 @@ class Plan:
     def chosen(self) -> Evaluation | None:
         return self.ranking[0] if self.ranking else None
 
+    def best_by_kind(self) -> dict[str, Evaluation | None]:
+        """Of ZeRO alone, with tensor parallelism, with a pipeline and with both: the first of the ranking, None where none of
+        that kind fits; kinds that were not asked for are left out."""
+        found: dict[str, Evaluation | None] = dict.fromkeys(
+            Candidate(0, t * p, tensor=t, pipeline=p).kind for p in self.question.pipelines for t in self.question.tensors)
+        for each in reversed(self.ranking):
+            found[each.candidate.kind] = each
+        return found
+
     def find(self, candidate: Candidate) -> Evaluation | None:
         return next((each for each in (*self.ranking, *self.refused) if each.candidate == candidate), None)
 

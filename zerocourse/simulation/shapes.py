@@ -45,6 +45,10 @@ PUBLISHED_GPTS = {  # what published runs trained, with our GPT-2's positions an
     "mpt-13b": GPTConfig(40, 40, 5120, block_size=2048, vocab_size=50368),  # parameters to the last one
     "mpt-70b": GPTConfig(80, 64, 8192, block_size=2048, vocab_size=50368),
     "bloom-176b": GPTConfig(70, 112, 14336, block_size=2048, vocab_size=250680),  # arXiv 2211.05100, table 3
+    "megatron-39b": GPTConfig(48, 64, 8192, block_size=2048, vocab_size=51200),  # arXiv 2104.04473, table 1, as are these
+    "megatron-146b": GPTConfig(80, 96, 12288, block_size=2048, vocab_size=51200),
+    "megatron-530b": GPTConfig(105, 128, 20480, block_size=2048, vocab_size=51200),
+    "megatron-1t": GPTConfig(128, 160, 25600, block_size=2048, vocab_size=51200),
 }
 GPTS = CONFIGS | UNTIED | PUBLISHED_GPTS
 
