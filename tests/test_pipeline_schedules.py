@@ -82,6 +82,7 @@ def test_stages_on_one_rank_need_no_transfer():
     (lambda: plan("1f1b", one_f_one_b, 0, 4), "ranks is 0"),
     (lambda: plan("1f1b", one_f_one_b, 2, 0), "micro_batches is 0"),
     (lambda: plan("1f1b", one_f_one_b, 2, 2.0), "micro_batches is 2.0"),
+    (lambda: plan("1f1b", one_f_one_b, 2, 4, 2), "1f1b has one stage per rank, and chunks is 2"),
     (lambda: plan("interleaved", interleaved, 2, 3, 2), "a multiple of 2, and not 3"),
     (lambda: plan("2bw", pipedream_2bw, 3, 6, every=2), "at least the 3 ranks"),
     (lambda: plan("2bw", pipedream_2bw, 2, 5), "divide the micro-batches"),

@@ -64,7 +64,7 @@ def clip_plain(model):
 
 
 def apart(one, other):
-    return max((one[name] - other[name]).abs().max().item() for name in other)
+    return torch.stack([(one[name] - other[name]).abs().max() for name in other]).max().item()  # NaN, where one is
 
 
 def beside_one_process(sequence, heads, options):
