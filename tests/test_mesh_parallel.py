@@ -210,6 +210,25 @@ def test_a_fault_names_its_rank_with_its_coordinates(kind, sentences):
     assert all(sentence in said for sentence in sentences), said
 
 
+def dropped(mask):
+    """Ranks of one replica, seeded by their numbers, step a model with dropout."""
+    model, comms = whole_model(), MeshComms(Mesh({"pp": 1, "dp": 1, "tp": 2}), timeout=20)
+    model.h[0].drop.p = mask
+    trainer = Parallel3D(model, comms, adamw, 2)
+    torch.manual_seed(comms.rank)
+    try:
+        return trainer.step(*batch(0, 2 * ROWS))
+    except BadInput as error:
+        return str(error)
+
+
+def test_tensor_parallel_ranks_that_would_drop_other_activations_are_refused(pool):
+    one, other = pool(2).run(dropped, 0.1)
+    assert one.startswith("rank 0 (pp 0, dp 0, tp 0) and rank 1 (pp 0, dp 0, tp 1) have the same activations")
+    assert "give torch.manual_seed one number for all ranks of the group" in other
+    assert all(isinstance(loss, float) for loss in pool(2).run(dropped, 0.0))
+
+
 def wrong(kind):
     mesh = {"too small": Mesh({"dp": 1}), "no tp": Mesh({"pp": 1, "dp": 2}), "more": Mesh({"pp": 1, "dp": 1, "tp": 1, "cp": 2}),
             "zb": Mesh({"pp": 2, "dp": 1, "tp": 1}), "not joined": Mesh({"pp": 2, "dp": 1, "tp": 1})}[kind]
