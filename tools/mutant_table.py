@@ -53,6 +53,7 @@ CHOSEN = "precision.py::test_gradients_are_sent_and_added_up_in_the_dtypes_that_
 FP16 = "precision.py::test_fp16_trains_as_fp32_does_at_all_stages_under_any_scale"
 OVERFLOW = "precision.py::test_trap_17_an_overflow_on_one_rank_is_one_everywhere"
 CONTEXT = "context_parallel.py::test_"
+ORDER_OF = "mesh.py::test_each_system_places_its_ranks_in_its_own_order"
 SCALES = "precision.py::test_the_scale_follows_its_rules"
 DRAWN_CUT = "tensor_pictures.py::test_every_piece_of_every_rank_is_drawn_where_it_lies_in_the_weight"
 CUT_WORDS = "tensor_pictures.py::test_words_say_who_has_what"
@@ -665,6 +666,8 @@ MUTANTS = [
 """, """            yield (self.comm.rank - step) % self.comm.world_size, kv
             hop = self.pass_on(kv, "keys and values") if step < self.comm.world_size - 1 else None
 """, f"{CONTEXT}the_next_block_travels_while_this_one_is_computed"),
+        ("all ranks send first", '("send", "recv") if comm.rank % 2 == 0 else ("recv", "send")', '("send", "recv")',
+         f"{CONTEXT}ranks_of_a_ring_do_not_all_send_first"),
         ("dropout is left out", "if dropout_p or not is_causal:", "if not is_causal:", f"{CONTEXT}what_cannot_be_done_is_one_sentence"),
     ),
     *of("parallel/context/context_parallel.py",
@@ -738,6 +741,17 @@ MUTANTS = [
          "mesh_parallel.py::test_what_zero_sends_in_a_pipeline"),
         ("a stage's norm is that of the model", ".square().sum().sqrt()", ".sum()",
          "mesh_parallel.py::test_equals_one_process"),
+    ),
+    *of("layout/mesh.py",
+        ("nanotron's order as the others'", '("ep", "pp", "dp", "cp", "tp")', '("pp", "dp", "cp", "ep", "tp")', ORDER_OF),
+        ("torchtitan shards over nodes", '("pp", "dp_replicate", "dp_shard", "cp", "tp")',
+         '("pp", "dp_shard", "dp_replicate", "cp", "tp")', ORDER_OF),
+        ("Megatron's order from its slow end", '("pp", "dp", "cp", "tp"),  # rank', '("tp", "cp", "dp", "pp"),  # rank',
+         "mesh.py::test_megatrons_formula"),
+        ("a coordinate is of the fastest axis", "for name in reversed(self.axes):", "for name in self.axes:",
+         "mesh.py::test_coordinates_and_ranks_are_each_others_inverse"),
+        ("links are those of one group", "for ranks in self.groups(*axes)]", "for ranks in self.groups(*axes)[:1]]",
+         "mesh.py::test_megatrons_formula"),
     ),
     *of("parallel/mesh_comms.py",
         ("ranks have no coordinates", "[self.mesh.name(rank) for rank in ranks]", "None",
