@@ -204,6 +204,19 @@ def test_a_ring_of_three_ranks_is_named_without_the_rank_that_only_waits_for_it(
                                "ended without it")
 
 
+def test_a_second_send_of_a_kind_may_wait_for_the_first():
+    """As the pipeline's do, so that what was sent can be freed: a schedule may need sends that never wait."""
+    first, second = (Action("SEND F", 0, micro_batch) for micro_batch in range(2))
+    gradient = Action("SEND B", 2, 0)  # rank 0 has the stages 0 and 2
+    lists = [[first, second, gradient], [gradient.partner, first.partner, second.partner]]
+    needs = Schedule("planted", lists, [0, 1, 0], 2)
+    assert deadlock(needs) is None
+    assert deadlock(needs, "bounded") == (
+        "a ring of waits, with bounded sends: "
+        "rank 0 stands in SEND F1 of stage 0 until rank 1 does RECV F0 of stage 1; "
+        "rank 1 stands in RECV B0 of stage 1 until rank 0 does SEND B0 of stage 2")
+
+
 def test_planted_deadlocks_are_found_and_not_simulated():
     """Each rank waits for the other's gradient or activation before it sends its own."""
     right = plan("1f1b", one_f_one_b, 2, 2)

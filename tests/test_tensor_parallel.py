@@ -70,15 +70,15 @@ def apart(one, other):
 
 def beside_one_process(sequence, heads, options):
     plain, model = models(heads, **options)
-    comm = Comm()
+    comm, start = Comm(), {name: value.clone() for name, value in plain.state_dict().items()}
     tensor_parallel(model, comm, sequence=sequence)
     state = whole_state_dict(model, comm)
-    begun = all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
     tokens = next(batches(1))[0]
     logits = (model(tokens) - plain(tokens)).abs().max().item()
     seen = train(model, 2, lambda model: clip_grad_norm(model.parameters(), [comm], 0.5))
     expected = train(plain, 2, clip_plain)
     final = whole_state_dict(model, comm)
+    begun = all(torch.equal(state[name], value) for name, value in start.items())  # still: in memory of its own
     return begun, logits, seen, expected, apart(final, plain.state_dict()), {n: v.numel() for n, v in model.named_parameters()}
 
 
@@ -98,21 +98,23 @@ def test_equals_one_process(pool, ranks, sequence, options):
     assert all(size["h.0.mlp.c_proj.weight"] * ranks == 4 * C * C for size in sizes)
 
 
-def gradients_apart(sequence):
+def gradients_apart(sequence, own_loss):
     plain, model = models()
     comm = Comm()
     tensor_parallel(model, comm, sequence=sequence)
     tokens, targets = next(batches(1))
-    model(tokens, targets).backward()
-    plain(tokens, targets).backward()
+    for each in (model, plain):
+        loss = F.cross_entropy(each(tokens).flatten(0, 1), targets.flatten()) if own_loss else each(tokens, targets)
+        loss.backward()
     for param in model.parameters():
         param.data = param.grad
     return apart(whole_state_dict(model, comm), {name: param.grad for name, param in plain.named_parameters()})
 
 
-@pytest.mark.parametrize("sequence", (False, True))
-def test_gradients_are_those_of_one_process(pool, sequence):
-    assert max(pool(2).run(gradients_apart, sequence)) < 1e-13
+@pytest.mark.parametrize("sequence, own_loss", [*product((False, True), (False, True))])
+def test_gradients_are_those_of_one_process(pool, sequence, own_loss):
+    """Of the model's loss, and of one that is computed from the whole logits."""
+    assert all(each < 1e-13 for each in pool(3).run(gradients_apart, sequence, own_loss))
 
 
 def sent_by_layers(sequence, layers):
@@ -420,9 +422,10 @@ def llama_beside_one_process(kv_heads, tied, sequence):
     import transformers
 
     torch.manual_seed(0)
+    padding = next(batches(1))[0].max().item()  # a token that occurs, and that the last rank has
     config = transformers.LlamaConfig(vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=L,
                                       num_attention_heads=4, num_key_value_heads=kv_heads, max_position_embeddings=T,
-                                      tie_word_embeddings=tied, attn_implementation="sdpa", pad_token_id=None)
+                                      tie_word_embeddings=tied, attn_implementation="sdpa", pad_token_id=padding)
     model = transformers.LlamaForCausalLM(config).double()
     plain, comm = copy.deepcopy(model), Comm()
     tensor_parallel(model, comm, sequence=sequence)
@@ -430,6 +433,7 @@ def llama_beside_one_process(kv_heads, tied, sequence):
     equal = all(torch.equal(begun[name], value) for name, value in plain.state_dict().items())
     tokens, labels = next(batches(1))
     logits = (model(tokens).logits - plain(tokens).logits).abs().max().item()
+    per_item = [each(tokens, labels=labels, num_items_in_batch=7).loss.item() for each in (model, plain)]  # a Trainer's
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
     norms = []
     for tokens, labels in batches(2):
@@ -440,7 +444,7 @@ def llama_beside_one_process(kv_heads, tied, sequence):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    return equal, logits, norms, apart(whole_state_dict(model, comm), plain.state_dict())
+    return equal, logits, per_item, norms, apart(whole_state_dict(model, comm), plain.state_dict())
 
 
 @pytest.mark.parametrize("ranks, kv_heads, tied, sequence", ((2, 4, False, False), (2, 2, True, True), (4, 2, False, False),
@@ -448,8 +452,9 @@ def llama_beside_one_process(kv_heads, tied, sequence):
 def test_a_llama_of_hugging_face(pool, ranks, kv_heads, tied, sequence):
     """With 2 key-value heads on 4 ranks, two ranks have the same one: they add up its gradients, and one counts it."""
     pytest.importorskip("transformers")
-    for equal, logits, norms, difference in pool(ranks).run(llama_beside_one_process, kv_heads, tied, sequence):
-        assert equal and logits < 1e-6 and difference < 1e-6
+    results = pool(ranks).run(llama_beside_one_process, kv_heads, tied, sequence)
+    for equal, logits, (per_item, expected), norms, difference in results:
+        assert equal and logits < 1e-6 and difference < 1e-6 and per_item == pytest.approx(expected, rel=1e-5)
         for ours, theirs in norms:
             assert ours == pytest.approx(theirs, rel=1e-7)
 
