@@ -21,6 +21,7 @@ from zerocourse.parallel.pipeline.sharded import shard_stages
 from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.parallel.which_axis import which_axis
 from zerocourse.zero.consolidate import state_dict
+from zerocourse.zero.shard import shard
 
 L, C, T, V, ROWS = 4, 16, 8, 23, 2  # ROWS: of a micro-batch
 TIED = f"{L + 1}.head.weight"  # is 0.wte.weight
@@ -151,6 +152,29 @@ def audited(sizes, stage, planted):
 def test_a_norm_over_the_mesh_counts_each_parameter_once(pool, stage):
     for counted in pool(8).run(audited, {"pp": 2, "dp": 2, "tp": 2}, stage, False):
         assert counted.keys() == set(names_of(whole_model())) - {TIED} and set(counted.values()) == {1}
+
+
+def with_replicas(stage, planted):
+    """Two nodes hold replicas of what the two ranks of each cut."""
+    comms = MeshComms(Mesh({"nodes": 2, "node": 2}), timeout=20)
+    model = whole_model()
+    model, _ = shard(model, adamw(model.parameters()), stage=stage, comm=comms.groups("node", replicate="nodes"))
+    over = [comms.along("nodes")] if planted else []  # of what both nodes have
+
+    def norm():
+        squared = model.zero.grad_norm().square()
+        for comm in over:
+            comm.all_reduce(squared)
+        return squared.sqrt()
+
+    return audit(dict(model.named_parameters()), norm, comms.make("nodes", "node"), [model.zero])
+
+
+def test_a_norm_over_shards_within_replicas_counts_each_parameter_once(pool):
+    for stage in range(4):
+        for counted in pool(4).run(with_replicas, stage, False):
+            assert counted.keys() == dict(whole_model().named_parameters()).keys() and set(counted.values()) == {1}
+    assert set(pool(4).run(with_replicas, 3, True)[0].values()) == {2}, "added up over the replicas, too"
 
 
 def test_the_audit_names_what_is_counted_twice(pool):

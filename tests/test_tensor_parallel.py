@@ -12,8 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.launch import RankError
+from zerocourse.layout.mesh import Mesh
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, Attention, GPTConfig
+from zerocourse.parallel.mesh_comms import MeshComms
 from zerocourse.parallel.norms import audit, clip_grad_norm, grad_norm
 from zerocourse.parallel.tensor import (Columns, TensorPlan, counts_here, load_whole_state_dict, tensor_parallel,
                                         whole_state_dict)
@@ -102,10 +104,10 @@ def gradients_apart(sequence, own_loss):
     plain, model = models()
     comm = Comm()
     tensor_parallel(model, comm, sequence=sequence)
-    tokens, targets = next(batches(1))
-    for each in (model, plain):
-        loss = F.cross_entropy(each(tokens).flatten(0, 1), targets.flatten()) if own_loss else each(tokens, targets)
-        loss.backward()
+    for tokens, targets in batches(2):  # two micro-batches
+        for each in (model, plain):
+            loss = F.cross_entropy(each(tokens).flatten(0, 1), targets.flatten()) if own_loss else each(tokens, targets)
+            loss.backward()
     for param in model.parameters():
         param.data = param.grad
     return apart(whole_state_dict(model, comm), {name: param.grad for name, param in plain.named_parameters()})
@@ -457,6 +459,39 @@ def test_a_llama_of_hugging_face(pool, ranks, kv_heads, tied, sequence):
         assert equal and logits < 1e-6 and difference < 1e-6 and per_item == pytest.approx(expected, rel=1e-5)
         for ours, theirs in norms:
             assert ours == pytest.approx(theirs, rel=1e-7)
+
+
+def llama_under_zero(stage, sequence):
+    """Both tensor-parallel ranks have the one key-value head, and ZeRO divides it over the other axis."""
+    import transformers
+
+    torch.manual_seed(0)
+    comms = MeshComms(Mesh({"dp": 2, "tp": 2}), timeout=20)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=1, max_position_embeddings=T, attn_implementation="sdpa")).double()
+    plain, tensor, data = copy.deepcopy(model), comms.along("tp"), comms.along("dp")
+    tensor_parallel(model, tensor, sequence=sequence)
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.5), stage=stage,
+                             comm=comms.groups("dp", norm=("tp",)))
+    reference, norms = torch.optim.SGD(plain.parameters(), lr=0.5), []
+    for tokens, _ in batches(2):
+        own = tokens[data.rank:data.rank + 1]
+        model(own, labels=own).loss.backward()
+        F.cross_entropy(plain(tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        norms.append((model.zero.grad_norm().item(), clip_plain(plain).item()))
+        model.zero.clip_grad_norm_(0.5)
+        for each in (optimizer, reference):
+            each.step()
+            each.zero_grad()
+    return norms, apart(whole_state_dict(model, tensor, state_dict(model)), plain.state_dict())
+
+
+@pytest.mark.parametrize("stage, sequence", ((1, True), (3, False), (3, True)))
+def test_key_value_copies_under_zero(pool, stage, sequence):
+    pytest.importorskip("transformers")
+    for norms, difference in pool(4).run(llama_under_zero, stage, sequence):
+        assert difference < 1e-8 and all(ours == pytest.approx(theirs, rel=1e-9) for ours, theirs in norms)
 
 
 def refused(make, **options):
