@@ -361,6 +361,20 @@ def test_all_mistakes_are_named_at_once():
 
 # --- what else DeepSpeed's files hold ---
 
+def test_what_deepspeed_has_removed_is_gone_and_what_it_has_is_not():
+    """By 0.19.8. What it has still, or has anew, is served, ignored or refused, and never called gone or unknown."""
+    removed = ["zero_optimization.mics_shard_size", "zero_optimization.mics_hierarchical_params_gather",
+               "zero_optimization.zeropp_loco_param", "elasticity", "sparse_attention",
+               *(f"optimizer.type.{name}" for name in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb"))]
+    there = ["autotuning", "compression_training", "pipeline", "tensor_parallel", "compile", "optimizer.type.Muon",
+             *(f"zero_optimization.{key}" for key in (
+                 "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients", "zenflow",
+                 "offload_optimizer.super_offload", "compute_grad_norm", "parameter_alignment", "leaf_module",
+                 "save_muon_momentum_buffer_in_memory", "stage3_allgather_sequential",
+                 "stage3_use_all_reduce_for_fetch_params"))]
+    assert set(removed) <= GONE.keys() and set(there) <= KEYS.keys() - GONE.keys()
+
+
 NOTHING = [(path, kind) for kind, paths in CHANGES_NOTHING.items() for path in paths]
 GOOD = {"boolean": True, "integer": 7, "number": 0.5, "string": "WARN", "object": {"x": 1}}
 

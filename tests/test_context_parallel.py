@@ -171,6 +171,15 @@ def test_the_next_block_travels_while_this_one_is_computed(pool):
                     assert hop[2] <= block[2] and block[3] <= hop[3], "under way before it begins, taken after it ended"
 
 
+@pytest.mark.parametrize("ranks", (2, 3))
+def test_ranks_of_a_ring_do_not_all_send_first(pool, ranks):
+    """Where a send waits for its receive, as in NCCL, all of them would wait for each other: odd ranks receive first. A
+    layer makes N-1 hops forward, and twice as many back."""
+    for rank, events in enumerate(pool(ranks).run(order_of_events)):
+        hops = [verb for verb, _, start, _ in sorted(events, key=lambda event: event[2]) if verb in ("send", "recv")]
+        assert hops == (["recv", "send"] if rank % 2 else ["send", "recv"]) * 3 * (ranks - 1)
+
+
 # -- models under ZeRO -------------------------------------------------------------------------------------------------
 
 def model_of(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -213,6 +213,14 @@ def test_volume_in_bytes():
     assert sent_bytes(1001, 2, 4, 3, convention=one) == sent_elements(1001, 2, 4, 3)
 
 
+@pytest.mark.parametrize("width, tokens", ((768, 3_456), (8192, 36_864)))
+def test_tensor_parallelism_sends_less_than_stage_3_below_four_and_a_half_widths_of_tokens(width, tokens):
+    """Per layer, of 12·h² parameters: 8·T·h elements against 36·h²·G, so they are equal at T = 4.5·h·G."""
+    for accumulation in (1, 4):
+        zero = passes(3, accumulation).total * 12 * width**2
+        assert tensor_parallel_elements(1, tokens * accumulation, width, recompute=False) == zero
+
+
 def test_bus_factors():
     names = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
     assert [bus_factor(name, 4) for name in names] == [Fraction(3, 2), Fraction(3, 4), Fraction(3, 4), Fraction(3, 4), 1, 1]

@@ -44,6 +44,26 @@ def test_megatrons_formula():
     assert mesh.groups("tp")[0] == [0, 1, 2, 3] and mesh.groups("dp")[0] == [0, 4, 8] and mesh.groups("pp")[1] == [1, 13]
     assert mesh.link("tp") == INSIDE and mesh.link("dp") == mesh.link("pp") == BETWEEN
     assert Mesh({"dp": 4, "tp": 2}, per_node=4).link("dp") == BOTH
+    assert Mesh({"dp": 3, "tp": 2}, per_node=3).link("tp") == BOTH, "the second of three groups lies in two nodes"
+
+
+SLOWEST_FIRST = {"megatron": "pp dp cp tp", "deepspeed": "pp dp tp", "torchtitan": "pp dp_replicate dp_shard cp tp",
+                 "nanotron": "ep pp dp cp tp", "picotron": "dp pp cp tp"}
+
+
+@pytest.mark.parametrize("system", ORDERS)
+def test_each_system_places_its_ranks_in_its_own_order(system):
+    """And in all of them tensor-parallel ranks are neighbours, which share a node."""
+    axes = SLOWEST_FIRST[system].split()
+    sizes = dict(zip(axes, (2, 3, 2, 3, 2)))
+    mesh = Mesh.ordered(system, sizes, per_node=sizes["tp"])
+    for rank in range(mesh.world_size):
+        at, place = mesh.coordinates(rank), 0
+        for axis in axes:
+            place = place * sizes[axis] + at[axis]
+        assert place == rank
+    assert all(ranks == list(range(ranks[0], ranks[0] + sizes["tp"])) for ranks in mesh.groups("tp"))
+    assert mesh.link("tp") == INSIDE and {mesh.link(axis) for axis in axes[:-1]} == {BETWEEN}
 
 
 def test_the_same_numbers_make_other_neighbours_in_another_system():

@@ -22,6 +22,7 @@ from zerocourse.parallel.pipeline.sharded import shard_stages
 from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.parallel.which_axis import which_axis
 from zerocourse.zero.consolidate import state_dict
+from zerocourse.zero.shard import shard
 
 L, C, T, V, ROWS = 4, 16, 8, 23, 2  # ROWS: of a micro-batch
 TIED = f"{L + 1}.head.weight"  # is 0.wte.weight
@@ -183,6 +184,29 @@ def test_a_norm_over_the_mesh_counts_each_parameter_once(pool, stage):
         assert counted.keys() == set(names_of(whole_model())) - {TIED} and set(counted.values()) == {1}
 
 
+def with_replicas(stage, planted):
+    """Two nodes hold replicas of what the two ranks of each cut."""
+    comms = MeshComms(Mesh({"nodes": 2, "node": 2}), timeout=20)
+    model = whole_model()
+    model, _ = shard(model, adamw(model.parameters()), stage=stage, comm=comms.groups("node", replicate="nodes"))
+    over = [comms.along("nodes")] if planted else []  # of what both nodes have
+
+    def norm():
+        squared = model.zero.grad_norm().square()
+        for comm in over:
+            comm.all_reduce(squared)
+        return squared.sqrt()
+
+    return audit(dict(model.named_parameters()), norm, comms.make("nodes", "node"), [model.zero])
+
+
+def test_a_norm_over_shards_within_replicas_counts_each_parameter_once(pool):
+    for stage in range(4):
+        for counted in pool(4).run(with_replicas, stage, False):
+            assert counted.keys() == dict(whole_model().named_parameters()).keys() and set(counted.values()) == {1}
+    assert set(pool(4).run(with_replicas, 3, True)[0].values()) == {2}, "added up over the replicas, too"
+
+
 def test_the_audit_names_what_is_counted_twice(pool):
     """Without the marks, what tensor parallelism replicates counts twice, and the tied embedding once on each stage."""
     counted = pool(4).run(audited, {"pp": 2, "tp": 2}, 1, True)[0]
@@ -238,6 +262,25 @@ def test_a_fault_names_its_rank_with_its_coordinates(kind, sentences):
         ranks.run(failing, kind)
     said = str(raised.value) + " ".join(failure.message for failure in raised.value.failures)
     assert all(sentence in said for sentence in sentences), said
+
+
+def dropped(mask):
+    """Ranks of one replica, seeded by their numbers, step a model with dropout."""
+    model, comms = whole_model(), MeshComms(Mesh({"pp": 1, "dp": 1, "tp": 2}), timeout=20)
+    model.h[0].drop.p = mask
+    trainer = Parallel3D(model, comms, adamw, 2)
+    torch.manual_seed(comms.rank)
+    try:
+        return trainer.step(*batch(0, 2 * ROWS))
+    except BadInput as error:
+        return str(error)
+
+
+def test_tensor_parallel_ranks_that_would_drop_other_activations_are_refused(pool):
+    one, other = pool(2).run(dropped, 0.1)
+    assert one.startswith("rank 0 (pp 0, dp 0, tp 0) and rank 1 (pp 0, dp 0, tp 1) have the same activations")
+    assert "give torch.manual_seed one number for all ranks of the group" in other
+    assert all(isinstance(loss, float) for loss in pool(2).run(dropped, 0.0))
 
 
 def wrong(kind):

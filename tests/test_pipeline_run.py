@@ -110,7 +110,7 @@ def run(name: str, kind: str, rows: int, micro_batches: int, steps: int = 1, zer
 
 
 def difference(got: dict, expected: dict) -> float:
-    return max((got[name].double() - value.double()).abs().max().item() for name, value in expected.items())
+    return torch.stack([(got[name].double() - value.double()).abs().max() for name, value in expected.items()]).max().item()
 
 
 def merged(ranks: list, part: int = 0) -> dict:
@@ -141,6 +141,26 @@ def test_any_number_of_micro_batches_and_an_uneven_last_one(pool, micro_batches)
     assert ranks[1][1] == pytest.approx(losses, rel=1e-6)
     whole, _, _, _ = alone("untied", 7, 1)
     assert difference(merged(ranks), whole) < 1e-6
+
+
+def with_rows_that_do_not_count() -> tuple[float, dict]:
+    """Of 4 micro-batches the second and the last have no target that counts."""
+    comm = Comm()
+    pipeline = Pipeline(layers_of("untied"), schedule("1f1b", comm.world_size, 4), cross_entropy, comm)
+    tokens, targets = data_of("untied", 8)
+    targets[2:4] = targets[6:] = -100
+    return pipeline.step(tokens, targets), {name: param.grad for name, param in pipeline.named_parameters().items()}
+
+
+def test_a_micro_batch_without_targets_weighs_nothing(pool):
+    """Its own mean is NaN, which is not the batch's."""
+    model, (tokens, targets) = nn.Sequential(*layers_of("untied")), data_of("untied", 8)
+    targets[2:4] = targets[6:] = -100
+    loss = cross_entropy(model(tokens), targets)
+    loss.backward()
+    found = pool(2).run(with_rows_that_do_not_count)
+    assert all(each == pytest.approx(loss.item(), rel=1e-6) for each, _ in found)
+    assert difference(merged(found, 1), {name: param.grad for name, param in model.named_parameters()}) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ("llama", "hf gpt2"))
@@ -181,12 +201,12 @@ def test_a_pipeline_may_be_some_of_the_ranks(pool):
 
 # -- traps -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size, name", ((2, "1f1b"), (3, "1f1b"), (2, "interleaved"), (2, "zb-h1")))
 @pytest.mark.parametrize("zero", (True, False))
-def test_a_tied_weight_gets_the_sum_of_both_gradients(pool, world_size, zero):
-    """Its copies stay equal; and what earlier steps left in .grad is not added up again."""
-    gradients, losses, _, norm = alone("tied", 6, 3, steps=3, zero=zero)
-    ranks = pool(world_size).run(run, "1f1b", "tied", 6, 3, steps=3, zero=zero)
+def test_a_tied_weight_gets_the_sum_of_both_gradients(pool, world_size, name, zero):
+    """Its copies stay equal; and what earlier steps left in .grad is not added up, or divided, again."""
+    gradients, losses, _, norm = alone("tied", 6, 4, steps=3, zero=zero)
+    ranks = pool(world_size).run(run, name, "tied", 6, 4, steps=3, zero=zero)
     assert difference(merged(ranks), gradients) < 1e-6
     first, last = ranks[0][0]["0.wte.weight"], ranks[-1][0]["0.wte.weight"]
     assert torch.equal(first, last)
@@ -257,6 +277,8 @@ def test_batch_norm_sees_each_micro_batch_once(pool, name):
 
 def test_recomputation_draws_the_same_dropout(pool):
     """Masks depend on micro-batch and layer alone: neither the cut, nor the schedule, nor recomputation changes a bit."""
+    unseeded, again = (merged(pool(2).run(run, "1f1b", "dropout", 8, 4, recompute=recompute)) for recompute in (False, True))
+    assert all(torch.equal(again[name], gradient) for name, gradient in unseeded.items()), "also without a seed"
     plain, *others = [merged(pool(ranks).run(run, name, "dropout", 8, 4, steps=2, seed=3, recompute=recompute))
                       for ranks, name, recompute in ((2, "1f1b", False), (2, "1f1b", True), (2, "interleaved", False),
                                                      (2, "zb-h1", True), (3, "gpipe", True))]

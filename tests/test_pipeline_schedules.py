@@ -82,6 +82,7 @@ def test_stages_on_one_rank_need_no_transfer():
     (lambda: plan("1f1b", one_f_one_b, 0, 4), "ranks is 0"),
     (lambda: plan("1f1b", one_f_one_b, 2, 0), "micro_batches is 0"),
     (lambda: plan("1f1b", one_f_one_b, 2, 2.0), "micro_batches is 2.0"),
+    (lambda: plan("1f1b", one_f_one_b, 2, 4, 2), "1f1b has one stage per rank, and chunks is 2"),
     (lambda: plan("interleaved", interleaved, 2, 3, 2), "a multiple of 2, and not 3"),
     (lambda: plan("2bw", pipedream_2bw, 3, 6, every=2), "at least the 3 ranks"),
     (lambda: plan("2bw", pipedream_2bw, 2, 5), "divide the micro-batches"),
@@ -201,6 +202,19 @@ def test_a_ring_of_three_ranks_is_named_without_the_rank_that_only_waits_for_it(
     ended = ring._replace(actions=[*ring.actions[:1], [], *ring.actions[2:]])
     assert deadlock(ended) == ("rank 0 stands in RECV F0 of stage 4 until rank 1 does SEND F0 of stage 3, but rank 1's list has "
                                "ended without it")
+
+
+def test_a_second_send_of_a_kind_may_wait_for_the_first():
+    """As the pipeline's do, so that what was sent can be freed: a schedule may need sends that never wait."""
+    first, second = (Action("SEND F", 0, micro_batch) for micro_batch in range(2))
+    gradient = Action("SEND B", 2, 0)  # rank 0 has the stages 0 and 2
+    lists = [[first, second, gradient], [gradient.partner, first.partner, second.partner]]
+    needs = Schedule("planted", lists, [0, 1, 0], 2)
+    assert deadlock(needs) is None
+    assert deadlock(needs, "bounded") == (
+        "a ring of waits, with bounded sends: "
+        "rank 0 stands in SEND F1 of stage 0 until rank 1 does RECV F0 of stage 1; "
+        "rank 1 stands in RECV B0 of stage 1 until rank 0 does SEND B0 of stage 2")
 
 
 def test_planted_deadlocks_are_found_and_not_simulated():

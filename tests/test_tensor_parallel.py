@@ -12,7 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.launch import RankError
+from zerocourse.layout.mesh import Mesh
+from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, Attention, GPTConfig
+from zerocourse.parallel.mesh_comms import MeshComms
 from zerocourse.parallel.norms import audit, clip_grad_norm, grad_norm
 from zerocourse.parallel.tensor import (Columns, TensorPlan, counts_here, load_whole_state_dict, tensor_parallel,
                                         whole_state_dict)
@@ -64,20 +67,20 @@ def clip_plain(model):
 
 
 def apart(one, other):
-    return max((one[name] - other[name]).abs().max().item() for name in other)
+    return torch.stack([(one[name] - other[name]).abs().max() for name in other]).max().item()  # NaN, where one is
 
 
 def beside_one_process(sequence, heads, options):
     plain, model = models(heads, **options)
-    comm = Comm()
+    comm, start = Comm(), {name: value.clone() for name, value in plain.state_dict().items()}
     tensor_parallel(model, comm, sequence=sequence)
     state = whole_state_dict(model, comm)
-    begun = all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
     tokens = next(batches(1))[0]
     logits = (model(tokens) - plain(tokens)).abs().max().item()
     seen = train(model, 2, lambda model: clip_grad_norm(model.parameters(), [comm], 0.5))
     expected = train(plain, 2, clip_plain)
     final = whole_state_dict(model, comm)
+    begun = all(torch.equal(state[name], value) for name, value in start.items())  # still: in memory of its own
     return begun, logits, seen, expected, apart(final, plain.state_dict()), {n: v.numel() for n, v in model.named_parameters()}
 
 
@@ -97,21 +100,23 @@ def test_equals_one_process(pool, ranks, sequence, options):
     assert all(size["h.0.mlp.c_proj.weight"] * ranks == 4 * C * C for size in sizes)
 
 
-def gradients_apart(sequence):
+def gradients_apart(sequence, own_loss):
     plain, model = models()
     comm = Comm()
     tensor_parallel(model, comm, sequence=sequence)
-    tokens, targets = next(batches(1))
-    model(tokens, targets).backward()
-    plain(tokens, targets).backward()
+    for tokens, targets in batches(2):  # two micro-batches
+        for each in (model, plain):
+            loss = F.cross_entropy(each(tokens).flatten(0, 1), targets.flatten()) if own_loss else each(tokens, targets)
+            loss.backward()
     for param in model.parameters():
         param.data = param.grad
     return apart(whole_state_dict(model, comm), {name: param.grad for name, param in plain.named_parameters()})
 
 
-@pytest.mark.parametrize("sequence", (False, True))
-def test_gradients_are_those_of_one_process(pool, sequence):
-    assert max(pool(2).run(gradients_apart, sequence)) < 1e-13
+@pytest.mark.parametrize("sequence, own_loss", [*product((False, True), (False, True))])
+def test_gradients_are_those_of_one_process(pool, sequence, own_loss):
+    """Of the model's loss, and of one that is computed from the whole logits."""
+    assert all(each < 1e-13 for each in pool(3).run(gradients_apart, sequence, own_loss))
 
 
 def sent_by_layers(sequence, layers):
@@ -138,6 +143,30 @@ def test_a_layer_sends_eight_times_its_activations_with_and_without_sequence(poo
     a_layer = [(two[rank][0] - one[rank][0], two[rank][1] - one[rank][1]) for rank in range(ranks)]
     small = 6 * C * (ranks - 1) // ranks
     assert a_layer == [(4 * B * T * C * (ranks - 1) // ranks + small,) * 2] * ranks
+
+
+def kept_by_layers(sequence, layers):
+    """Bytes beside the model after a forward."""
+    torch.manual_seed(0)
+    comm, (tokens, targets) = Comm(), next(batches(1))
+    model = tensor_parallel(GPT(GPTConfig(layers, 12, C, block_size=T, vocab_size=V)), comm, sequence=sequence)
+    model(tokens, targets)
+    with Ledger(model) as ledger:
+        loss = model(tokens, targets)
+        return ledger.now().rest, loss.requires_grad
+
+
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+def test_a_layer_keeps_a_part_of_its_activations(pool, ranks):
+    """In units of B·T·C: inside of the regions 12/t, and the inputs of norms and regions, 4. With sequence the norms'
+    inputs are T/t tokens as well; those of regions are gathered for the forward, and stay for the weights' gradient."""
+    B, heads = 2, 12
+    unit, log_sums, statistics = 4 * B * T * C, 4 * B * heads * T // ranks, 2 * 4 * 2 * B * T
+    for sequence in (False, True):
+        one, two = (pool(ranks).run(kept_by_layers, sequence, layers) for layers in (1, 2))
+        units = 2 * unit + 14 * unit // ranks if sequence else 4 * unit + 12 * unit // ranks
+        expected = units + log_sums + (statistics // ranks if sequence else statistics)
+        assert [after[0] - before[0] for before, after in zip(one, two, strict=True)] == [expected] * ranks
 
 
 def test_outside_of_the_layers_there_are_the_embedding_the_head_and_three_numbers_a_token(pool):
@@ -180,9 +209,9 @@ def test_the_bias_of_a_row_layer_is_added_once(pool, scatter):
     assert pool(2).run(bias_alone, scatter) == [[1.0]] * 2
 
 
-def vocabulary_losses(smoothing, dtype):
+def vocabulary_losses(smoothing, dtype, size):
     comm, generator = Comm(), torch.Generator().manual_seed(3)
-    logits = (30 * torch.randn(2, 5, V, generator=generator, dtype=torch.float64)).to(dtype)
+    logits = (size * torch.randn(2, 5, V, generator=generator, dtype=torch.float64)).to(dtype)
     targets = torch.randint(V, (2, 5), generator=generator)
     targets[0, 1] = -100
     whole = logits.float().requires_grad_() if dtype == torch.bfloat16 else logits.clone().requires_grad_()
@@ -196,18 +225,20 @@ def vocabulary_losses(smoothing, dtype):
     return loss.item(), expected.item(), (own.grad - grad).abs().max().item()
 
 
-@pytest.mark.parametrize("smoothing, dtype, near", ((0.0, torch.float64, 1e-12), (0.1, torch.float64, 1e-12),
-                                                    (0.1, torch.float32, 1e-6), (0.0, torch.bfloat16, 1e-2)))
-def test_the_loss_is_torchs_on_every_rank(pool, smoothing, dtype, near):
-    """Label smoothing spreads over all V words: over each rank's own, the ranks would disagree about the loss."""
-    results = pool(3).run(vocabulary_losses, smoothing, dtype)
+@pytest.mark.parametrize("smoothing, dtype, near, size", (
+    (0.0, torch.float64, 1e-12, 30), (0.1, torch.float64, 1e-12, 30), (0.1, torch.float32, 1e-6, 30),
+    (0.0, torch.bfloat16, 1e-2, 30), (0.0, torch.float32, 1e-6, 1000)))
+def test_the_loss_is_torchs_on_every_rank(pool, smoothing, dtype, near, size):
+    """Label smoothing spreads over all V words: over each rank's own, the ranks would disagree about the loss. Where
+    logits are large, a target's probability is 0 in fp32, and the loss is not the logarithm of that."""
+    results = pool(3).run(vocabulary_losses, smoothing, dtype, size)
     for loss, expected, gradient in results:
         assert loss == results[0][0] and loss == pytest.approx(expected, rel=1e-6) and gradient < near
 
 
 def masks(sequence):
     """By rank: which of equal values a dropout lets pass in a region, and outside of it."""
-    _, model = models(dropout=0.5)
+    _, model = models(dropout=0.3)
     comm = Comm()
     tensor_parallel(model, comm, sequence=sequence)
     torch.manual_seed(7)
@@ -216,7 +247,7 @@ def masks(sequence):
     block = model.h[0]
 
     def seen(q, k, v, dropout_p=0.0, **options):
-        inside.append(tuple((F.dropout(torch.ones(16), dropout_p) != 0).tolist()))
+        inside.append(tuple((F.dropout(torch.ones(500), dropout_p) != 0).tolist()))
         return attention(q, k, v, dropout_p=0.0, **options)
 
     block.drop.register_forward_hook(lambda module, args, output: outside.append(
@@ -239,8 +270,31 @@ def test_masks_differ_where_activations_do_and_nowhere_else(pool):
     assert all(again for _, again, _ in results), "a second forward from the same state has the same masks"
     assert len(set(results[0][0])) == len(results[0][0]), "a layer's mask is not the next one's"
     assert results[0][2] == results[1][2]
+    passed = [value for inside, *_ in results for mask in inside for value in mask]
+    assert sum(passed) / len(passed) == pytest.approx(0.7, abs=0.04), "as many as in one process"
     results = pool(2).run(masks, True)
     assert results[0][2] != results[1][2], "with sequence the ranks have other tokens, so another mask"
+    passed = [value for *_, outside in results for value in outside]
+    assert len(passed) == 2 * T * C and sum(passed) / len(passed) == pytest.approx(0.7, abs=0.06)
+
+
+def seeded_apart(dropout):
+    """The loss of ranks whose random states differ, or what they say."""
+    model = tensor_parallel(models(dropout=dropout)[1], Comm())
+    torch.manual_seed(Comm().rank)
+    try:
+        return model(*next(batches(1))).item()
+    except BadInput as error:
+        return str(error)
+
+
+def test_ranks_that_would_drop_other_activations_of_the_same_are_refused(pool):
+    """Seeded by rank, as data-parallel ranks are, they would add up terms of different activations."""
+    one, other = (said.replace(" of the tensor-parallel group", "") for said in pool(2).run(seeded_apart, 0.3))
+    assert one.startswith("rank 0 and rank 1 have the same activations and would drop different ones")
+    assert other.startswith("rank 1 and rank 0") and "give torch.manual_seed one number" in other
+    one, other = pool(2).run(seeded_apart, 0.0)
+    assert one == other > 0, "without dropout nothing is drawn"
 
 
 def two_steps_apart():
@@ -263,12 +317,28 @@ def counted():
     for param in model.parameters():
         param.grad = torch.ones_like(param)
     norm = clip_grad_norm(model.parameters(), [comm], 1e9)
-    return norm ** 2, sum(param.numel() for param in plain.parameters())
+    whole = sum(param.numel() for param in plain.parameters())
+    replicated = sum(param.numel() for param in model.parameters() if not hasattr(param, "tensor_cut"))
+    for param in model.parameters():
+        param.counts_in_norm = True
+    return norm ** 2, whole, grad_norm(model.parameters(), [comm]).item() ** 2, replicated
 
 
 def test_a_norm_counts_every_element_once(pool):
-    for squared, elements in pool(3).run(counted):
+    """Counted on each rank, what is replicated would be there t times: √(S + t·R) in place of √(S + R)."""
+    for squared, elements, everywhere, replicated in pool(3).run(counted):
         assert squared == pytest.approx(elements, rel=1e-12)
+        assert replicated and everywhere == pytest.approx(elements + 2 * replicated, rel=1e-12)
+
+
+def test_the_audit_reads_its_digits_from_a_norm_in_fp32():
+    """25 parameters count three times each, the largest digit that one rank has, in a norm that is rounded to fp32."""
+    params = {str(number): torch.nn.Parameter(torch.zeros(2)) for number in range(25)}
+
+    def norm():
+        return (3 * sum(param.grad.double().square().sum() for param in params.values())).float().sqrt()
+
+    assert audit(params, norm, Comm()) == dict.fromkeys(params, 3)
 
 
 def counted_everywhere():
@@ -354,9 +424,10 @@ def llama_beside_one_process(kv_heads, tied, sequence):
     import transformers
 
     torch.manual_seed(0)
+    padding = next(batches(1))[0].max().item()  # a token that occurs, and that the last rank has
     config = transformers.LlamaConfig(vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=L,
                                       num_attention_heads=4, num_key_value_heads=kv_heads, max_position_embeddings=T,
-                                      tie_word_embeddings=tied, attn_implementation="sdpa", pad_token_id=None)
+                                      tie_word_embeddings=tied, attn_implementation="sdpa", pad_token_id=padding)
     model = transformers.LlamaForCausalLM(config).double()
     plain, comm = copy.deepcopy(model), Comm()
     tensor_parallel(model, comm, sequence=sequence)
@@ -364,6 +435,7 @@ def llama_beside_one_process(kv_heads, tied, sequence):
     equal = all(torch.equal(begun[name], value) for name, value in plain.state_dict().items())
     tokens, labels = next(batches(1))
     logits = (model(tokens).logits - plain(tokens).logits).abs().max().item()
+    per_item = [each(tokens, labels=labels, num_items_in_batch=7).loss.item() for each in (model, plain)]  # a Trainer's
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
     norms = []
     for tokens, labels in batches(2):
@@ -374,7 +446,7 @@ def llama_beside_one_process(kv_heads, tied, sequence):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    return equal, logits, norms, apart(whole_state_dict(model, comm), plain.state_dict())
+    return equal, logits, per_item, norms, apart(whole_state_dict(model, comm), plain.state_dict())
 
 
 @pytest.mark.parametrize("ranks, kv_heads, tied, sequence", ((2, 4, False, False), (2, 2, True, True), (4, 2, False, False),
@@ -382,10 +454,44 @@ def llama_beside_one_process(kv_heads, tied, sequence):
 def test_a_llama_of_hugging_face(pool, ranks, kv_heads, tied, sequence):
     """With 2 key-value heads on 4 ranks, two ranks have the same one: they add up its gradients, and one counts it."""
     pytest.importorskip("transformers")
-    for equal, logits, norms, difference in pool(ranks).run(llama_beside_one_process, kv_heads, tied, sequence):
-        assert equal and logits < 1e-6 and difference < 1e-6
+    results = pool(ranks).run(llama_beside_one_process, kv_heads, tied, sequence)
+    for equal, logits, (per_item, expected), norms, difference in results:
+        assert equal and logits < 1e-6 and difference < 1e-6 and per_item == pytest.approx(expected, rel=1e-5)
         for ours, theirs in norms:
             assert ours == pytest.approx(theirs, rel=1e-7)
+
+
+def llama_under_zero(stage, sequence):
+    """Both tensor-parallel ranks have the one key-value head, and ZeRO divides it over the other axis."""
+    import transformers
+
+    torch.manual_seed(0)
+    comms = MeshComms(Mesh({"dp": 2, "tp": 2}), timeout=20)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=1, max_position_embeddings=T, attn_implementation="sdpa")).double()
+    plain, tensor, data = copy.deepcopy(model), comms.along("tp"), comms.along("dp")
+    tensor_parallel(model, tensor, sequence=sequence)
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.5), stage=stage,
+                             comm=comms.groups("dp", norm=("tp",)))
+    reference, norms = torch.optim.SGD(plain.parameters(), lr=0.5), []
+    for tokens, _ in batches(2):
+        own = tokens[data.rank:data.rank + 1]
+        model(own, labels=own).loss.backward()
+        F.cross_entropy(plain(tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        norms.append((model.zero.grad_norm().item(), clip_plain(plain).item()))
+        model.zero.clip_grad_norm_(0.5)
+        for each in (optimizer, reference):
+            each.step()
+            each.zero_grad()
+    return norms, apart(whole_state_dict(model, tensor, state_dict(model)), plain.state_dict())
+
+
+@pytest.mark.parametrize("stage, sequence", ((1, True), (3, False), (3, True)))
+def test_key_value_copies_under_zero(pool, stage, sequence):
+    pytest.importorskip("transformers")
+    for norms, difference in pool(4).run(llama_under_zero, stage, sequence):
+        assert difference < 1e-8 and all(ours == pytest.approx(theirs, rel=1e-9) for ours, theirs in norms)
 
 
 def refused(make, **options):
@@ -403,6 +509,8 @@ def ours(heads=6):
 
 WRONG = {
     "5 ranks' heads": (lambda: ours(3), {}, "h.0.attn.c_attn: 3 heads cannot be divided among 2 ranks"),
+    "fewer words than ranks": (lambda: GPT(GPTConfig(1, 2, 4, block_size=T, vocab_size=1)), {},
+                       "wte: 1 rows cannot be cut among 2 ranks: each rank needs at least one"),
     "no plan": (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), {}, "there is no plan by which to cut a Sequential"),
     "no such name": (ours, {"plan": TensorPlan(("h.*.attention",), {}, {})}, "'h.*.attention', which matches no module"),
     "meta": (lambda: ours().to("meta"), {}, "wte.weight is on the meta device"),

@@ -18,7 +18,7 @@ from ..models.model_layers import model_layers
 from .mesh_comms import MeshComms
 from .pipeline import Pipeline, one_f_one_b, plan
 from .pipeline.sharded import shard_stages
-from .same_samples import check_same_samples
+from .same_samples import check_same_masks, check_same_samples
 from .tensor import tensor_parallel
 
 AXES = ("pp", "dp", "tp")
@@ -42,7 +42,8 @@ class Parallel3D:
     micro_batches: m, into which each data-parallel rank's rows are cut.   stage: of ZeRO, 0 to 3, over "dp".
     schedule, chunks: of the pipeline (see `pipeline.plan`).   sequence: cut the tokens between tensor-parallel regions.
     clip: the most that the gradient's norm may be, None: any.   options: of `shard`.
-    Raises BadInput for a mesh with other axes, and in the first step where ranks of one replica have different samples.
+    Raises BadInput for a mesh with other axes, and in the first step where ranks of one replica have different samples,
+    or tensor-parallel ranks would draw different dropout masks.
     """
 
     def __init__(self, model: nn.Module, comms: MeshComms, optimizer: Callable[[list[nn.Parameter]], Optimizer],
@@ -65,8 +66,11 @@ class Parallel3D:
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         """One optimizer step on this replica's rows. Returns the mean loss of all replicas, the same on every rank."""
         if not self.steps:
-            ranks = self.comms.mesh.group_of(self.comms.rank, "pp", "tp")
-            check_same_samples((inputs, targets), self.replica, lambda member: self.comms.mesh.name(ranks[member]))
+            mesh, rank = self.comms.mesh, self.comms.rank
+            replica, group = mesh.group_of(rank, "pp", "tp"), mesh.group_of(rank, "tp")
+            check_same_samples((inputs, targets), self.replica, lambda member: mesh.name(replica[member]))
+            check_same_masks(self.pipeline.stages.values(), self.comms.along("tp"),
+                             lambda member: mesh.name(group[member]))
         loss = self.pipeline.step(inputs, targets)
         if self.clip is not None:
             self.norm = self.pipeline.clip_grad_norm(self.clip)

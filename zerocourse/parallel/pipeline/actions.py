@@ -12,6 +12,7 @@ Names of this kind are used by torch.distributed.pipelining too. Split backward:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
 from typing import NamedTuple
 
 from ...errors import BadInput
@@ -110,11 +111,14 @@ def plan(name: str, compute: Compute, ranks: int, micro_batches: int, chunks: in
     """A schedule for all ranks, with its transfers.
 
     chunks: stages per rank, laid round and round, so that stage s is on rank s % ranks.
-    compute(ranks, micro_batches, rank, [chunks]): such as `one_f_one_b`. Raises BadInput for numbers below one.
+    compute(ranks, micro_batches, rank, [chunks]): such as `one_f_one_b`. Raises BadInput for numbers below one, and for several
+    chunks of a schedule that has one stage per rank.
     """
     for what, number in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks)):
         if not isinstance(number, int) or number < 1:
             raise BadInput(f"{what} is {number!r}: a pipeline needs a whole number of them, at least 1")
+    if chunks > 1 and "chunks" not in signature(compute).parameters:
+        raise BadInput(f"{name} has one stage per rank, and chunks is {chunks}: leave it at 1, or use interleaved")
     owner = [stage % ranks for stage in range(ranks * chunks)]
     extra = options | ({"chunks": chunks} if chunks > 1 else {})
     lists = [with_transfers(compute(ranks, micro_batches, rank, **extra), owner) for rank in range(ranks)]

@@ -202,8 +202,10 @@ class Pipeline:
             with deferring(self.owed.setdefault(key, [])) if splits else nullcontext():
                 output = self.compute(stage, micro_batch, values)
                 if stage == self.plan.stages - 1:
-                    output = self.loss(output, *self.targets[micro_batch]) * self.shares[micro_batch]
-                    self.losses.append(output.detach())
+                    share = self.shares[micro_batch]
+                    output = self.loss(output, *self.targets[micro_batch]) * share
+                    # Where no target counts, the mean is 0/0: NaN as a number, though its gradients are zeros.
+                    self.losses.append(output.detach() if share else torch.zeros_like(output.detach()))
         outputs = output if isinstance(output, tuple) else (output,)
         self.edges[key] = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
         if stage < self.plan.stages - 1:

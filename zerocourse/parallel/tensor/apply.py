@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...comm import Comm
 from ...errors import BadInput
-from ..same_samples import check_same_samples
+from ..same_samples import check_same_masks, check_same_samples
 from . import regions
 from .cuts import Cut, counts_here, gathered, sum_over_copies
 from .masks import own_masks
@@ -208,10 +208,13 @@ def causal_loss(own: Callable, logits: Tensor, labels: Tensor, vocab_size: int |
 
 
 def same_samples(model: nn.Module, comm: Comm) -> None:
-    """At its first call the model compares what the ranks were given, which must be the same on all of them."""
+    """At its first call the model compares what the ranks were given, which must be the same on all of them, and, where
+    it has dropout, their random states."""
 
     def before(model, args, kwargs):
         handle.remove()
-        check_same_samples((*args, *kwargs.values()), comm, "rank {} of the tensor-parallel group".format)
+        name = "rank {} of the tensor-parallel group".format
+        check_same_samples((*args, *kwargs.values()), comm, name)
+        check_same_masks([model], comm, name)
 
     handle = model.register_forward_pre_hook(before, with_kwargs=True)

@@ -38,6 +38,8 @@ class Cut:
         """
         rows = size // parts
         if groups is None:
+            if rows < ranks:
+                raise BadInput(f"{rows} rows cannot be cut among {ranks} ranks: each rank needs at least one")
             bounds = Layout.split(rows, ranks).bounds
             spans = [range(bounds[rank], bounds[rank + 1]) for rank in range(ranks)]
         else:
