@@ -98,12 +98,15 @@ def both(first: str, elements: int, timeout: float) -> tuple[float, str]:
 
 @pytest.mark.parametrize("first, elements", [("send", 16), ("send", 100_000), ("recv", 16)])
 def test_both_sending_or_both_receiving_first_deadlocks_at_every_size(spoiled, first, elements):
-    for rank, (seconds, words) in enumerate(spoiled.run(both, first, elements, 0.5)):
-        assert 0.5 <= seconds < 4
+    results = spoiled.run(both, first, elements, 0.5)
+    # On a busy machine one rank may reach its limit and end while the other is not there yet, which then sees that it broke off.
+    assert any(words.startswith("a message did not complete within 0.5 s") and seconds >= 0.5 for seconds, words in results)
+    for seconds, words in results:
+        assert seconds < 4 and words.startswith(("a message did not complete within 0.5 s", "a message broke off"))
         end = "to" if first == "send" else "from"
         for one in (0, 1):
             assert f"rank {one} was in {first} of F0 of stage 1 {end} rank {1 - one} ({elements:,} float32) #1" in words
-        assert words.startswith("a message did not complete within 0.5 s") and "A send ends when its peer receives" in words
+        assert "A send ends when its peer receives" in words
 
 
 def mismatch() -> str:

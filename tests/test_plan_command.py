@@ -142,7 +142,7 @@ def test_a_plan_that_fails_has_status_1(capsys):
 # The widget -----------------------------------------------------------------------------------------------------------
 
 WAY = {"model": "llama-7b", "cluster": "8xA100", "stage": 2, "ranks": 8, "micro_batch": 2, "recompute": False, "tensor": 1, "pipeline": 1,
-       "accumulation": 1}
+       "accumulation": 1, "offload": False}
 
 
 def test_the_verdict():
@@ -169,6 +169,17 @@ def test_the_verdict_on_a_mesh():
         plan_widget.evaluations(**mesh | {"pipeline": 32})
     with pytest.raises(BadInput, match="12 heads cannot be divided among 8 ranks"):
         plan_widget.evaluations(**mesh | {"model": "gpt2", "pipeline": 1})
+
+
+def test_the_verdict_on_offload():
+    way = WAY | {"model": "llama-13b", "stage": 3, "ranks": 2, "cluster": "8xA100", "offload": True}
+    question, found = plan_widget.evaluations(**way)
+    chosen = next(each for name, each in found.items() if name.startswith("▸ "))
+    on_card = plan_widget.evaluations(**way | {"offload": False})[1]["▸ ZeRO-3"]
+    assert chosen.candidate.optimizer == "host" and 0 < chosen.held["host"] <= plan_widget.HOST_BYTES
+    assert chosen.peak_bytes < on_card.peak_bytes and str(chosen.candidate.arrangement) == "ZeRO-3, optimizer on host"
+    with pytest.raises(BadInput, match="on a mesh nothing is offloaded"):
+        plan_widget.evaluations(**way | {"tensor": 2})
 
 
 def test_the_picture_is_drawn_to_scale():

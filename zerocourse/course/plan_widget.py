@@ -5,6 +5,7 @@ Tensor and pipeline parallelism are two more controls. A mesh that cannot be is 
 
 from ..errors import BadInput
 from ..formulas.units import gb
+from ..formulas.what_fits import DEVICE, HOST
 from ..planning import Candidate, Evaluation, Question, ask, computed
 from ..planning.mesh_parts import refusal
 from ..planning.reasons import by_axis, ranks_of, too_large
@@ -15,13 +16,18 @@ from .widgets import Control, explore
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-7b", "llama-13b", "llama-70b", "llama3-8b",
           "llama3-405b")
 RANKS = tuple(2**power for power in range(11))
+HOST_BYTES = 128 * 10**9  # of the host's memory, for each rank
 
 
 def evaluations(model: str, cluster: str, stage: int, ranks: int, micro_batch: int, recompute: bool, tensor: int = 1, pipeline: int = 1,
-                accumulation: int = 1, half: bool = True) -> tuple[Question, dict[str, Evaluation]]:
-    """The question, and all four stages of one way to train, by name. Raises BadInput, too, for a mesh that cannot be."""
-    question = ask(model, cluster, ranks=(ranks,))
-    ways = [Candidate(each, ranks, micro_batch, accumulation, half, recompute, tensor=tensor, pipeline=pipeline) for each in range(4)]
+                accumulation: int = 1, offload: bool = False, half: bool = True) -> tuple[Question, dict[str, Evaluation]]:
+    """The question, and all four stages of one way to train, by name. offload: the optimizer's states lie on the host, which has
+    HOST_BYTES for each rank, where a stage divides them. Raises BadInput, too, for a mesh that cannot be."""
+    question = ask(model, cluster, ranks=(ranks,), host=HOST_BYTES * offload)
+    ways = [Candidate(each, ranks, micro_batch, accumulation, half, recompute, HOST if offload and each else DEVICE, tensor=tensor,
+                      pipeline=pipeline) for each in range(4)]
+    if offload and tensor * pipeline > 1:
+        raise BadInput("on a mesh nothing is offloaded here: switch offload off, or set the tensor and the pipeline axis to 1")
     if (why := refusal(question.model, ways[0])) is not None:
         raise BadInput(why)
     return question, {("▸ " if way.stage == stage else "") + str(way.arrangement): computed(question, way)
@@ -45,7 +51,8 @@ def verdict(question: Question, chosen: Evaluation, others: dict[str, Evaluation
 
 
 def planner(model: str = "llama-7b", cluster: str = "8xA100", stage: int = 2, ranks: int = 8, micro_batch: int = 2,
-            recompute: bool = False, tensor: int = 1, pipeline: int = 1, accumulation: int = 1) -> None:
+            recompute: bool = False, tensor: int = 1, pipeline: int = 1, accumulation: int = 1,
+            offload: bool = False) -> None:
     """The controls, the verdict and the picture, which begin with these values. Raises BadInput for other values."""
     def describe(**values) -> str:
         question, found = evaluations(**values)
@@ -61,4 +68,5 @@ def planner(model: str = "llama-7b", cluster: str = "8xA100", stage: int = 2, ra
             ranks=Control(RANKS, ranks), micro_batch=Control(tuple(2**power for power in range(8)), micro_batch),
             stage=Control(range(4), stage), recompute=Control({"off": False, "on": True}, recompute),
             tensor=Control(RANKS[:4], tensor, label="tensor axis"), pipeline=Control(RANKS[:6], pipeline, label="pipeline axis"),
-            accumulation=Control(tuple(2**power for power in range(8)), accumulation, label="micro-batches"))
+            accumulation=Control(tuple(2**power for power in range(8)), accumulation, label="micro-batches"),
+            offload=Control({"off": False, "optimizer on the host": True}, offload))
