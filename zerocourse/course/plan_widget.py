@@ -46,8 +46,8 @@ def verdict(question: Question, chosen: Evaluation, others: dict[str, Evaluation
             " No stage fits so: take a smaller micro-batch, recomputation, more ranks, or more of them for one copy.")
     axes = "; ".join(by_axis(chosen))
     return begins + (f"it fits, with {gb(question.budgets['device'] - chosen.peak_bytes)} to spare. A step takes about "
-                     f"{chosen.step_seconds:.3g} s, of which the rank waits {chosen.exposed_seconds:.2g} s for its "
-                     f"link, and a card does {chosen.tokens_per_card:,.0f} tokens a second." + f" On this mesh {axes}." * bool(axes))
+                     f"{chosen.step_seconds:.3g} s, of which the rank waits {chosen.exposed_seconds:.2g} s"
+                     f"{'' if axes else ' for its link'}, and a card does {chosen.tokens_per_card:,.0f} tokens a second." + f" On this mesh {axes}." * bool(axes))
 
 
 def planner(model: str = "llama-7b", cluster: str = "8xA100", stage: int = 2, ranks: int = 8, micro_batch: int = 2,

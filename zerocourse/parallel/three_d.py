@@ -38,7 +38,8 @@ class Parallel3D:
     """A model trained by the ranks of a mesh with the axes "pp", "dp" and "tp", in any order. Collective.
 
     model: whole, on every rank; its `loss(logits, targets)` is a mean. Of Hugging Face's causal models the loss is known:
-    targets are the tokens after each.   optimizer(parameters): makes this rank's.
+    targets are the tokens after each. The replicas' losses count alike, as in data parallel training, also where they have
+    different numbers of targets that count.   optimizer(parameters): makes this rank's.
     micro_batches: m, into which each data-parallel rank's rows are cut.   stage: of ZeRO, 0 to 3, over "dp".
     schedule, chunks: of the pipeline (see `pipeline.plan`).   sequence: cut the tokens between tensor-parallel regions.
     clip: the most that the gradient's norm may be, None: any.   options: of `shard`.
