@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from .....layout.rankmap import Layout
 from ...exercise import exercise
 from ...trace import Trial
 from ...verdict import MISUSED, Wrong
@@ -32,9 +33,10 @@ def in_a_ring(answer, tokens, width):
         if not torch.is_tensor(tensor):
             raise Wrong(f"it passed on {a(tensor)}: pass on one tensor at a time", MISUSED)
         sizes.append(tensor.numel())
-        everybodys = [torch.empty_like(tensor) for _ in range(comm.world_size)]
-        torch.distributed.all_gather(everybodys, tensor.contiguous())
-        return everybodys[comm.rank - 1]
+        everybodys = tensor.new_zeros(comm.world_size, tensor.numel())  # gathered, as WatchedComm says who has not come
+        everybodys[comm.rank] = tensor.flatten()
+        comm.all_gather(everybodys.view(-1), Layout.split(everybodys.numel(), comm.world_size), "block").wait()
+        return everybodys[comm.rank - 1].view(tensor.shape)
 
     part = slice(tokens // comm.world_size * comm.rank, tokens // comm.world_size * (comm.rank + 1))
     out = answer(q[part], k[part], v[part], comm.rank, comm.world_size, pass_on)
@@ -67,10 +69,11 @@ def one_by_one(own, other):
         "unscaled": {"scale": lambda width: 1.0},
         "a mean": {"mean": True},
         "values stay": {"travels": "k"},
+        "stuck": {"while_needed": True},
     })
 def ring_attention(q, k, v, rank, ranks, pass_on, *, rounds=lambda ranks: ranks - 1, last_counts=True,
                    owner=lambda rank, step, ranks: (rank - step) % ranks, sees=lambda rank, of: of <= rank, diagonal=1,
-                   always=False, scale=math.sqrt, mean=False, travels="kv"):
+                   always=False, scale=math.sqrt, mean=False, travels="kv", while_needed=False):
     """Blocks come from the ranks before, one by one, and each is joined to the result.
 
     own block alone: You attended to this rank's tokens alone: those of the ranks before it count, too, and come by
@@ -88,12 +91,14 @@ def ring_attention(q, k, v, rank, ranks, pass_on, *, rounds=lambda ranks: ranks 
         masked.
     unscaled: You left out the division of the scores by the root of the width.
     a mean: You averaged the outputs of the blocks: join them as in 18.5.
+    stuck: All ranks must call `pass_on` equally often: a rank that needs no more blocks still passes on what the ranks behind it
+        need.
     values stay: You passed on the keys, and kept the values: keys and values belong together.
     right: each rank has held two blocks at a time, and no rank ever had all keys.
     """
     out, sums = torch.zeros_like(q), q.new_full((len(q),), -torch.inf)
     outs = []
-    for step in range(rounds(ranks) + 1):
+    for step in range((rank if while_needed else rounds(ranks)) + 1):
         if step:
             k = pass_on(k)
             v = pass_on(v) if "v" in travels else v
