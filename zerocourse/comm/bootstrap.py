@@ -14,6 +14,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
+def ranks_here(otherwise: int) -> int:
+    """How many ranks the launcher has started on this machine; outside torchrun what is given."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", otherwise))
+
+
 def device() -> torch.device:
     """This rank's device: the CPU, or a GPU, which ranks share if there are more ranks than GPUs."""
     if not torch.cuda.is_available():
