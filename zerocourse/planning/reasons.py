@@ -30,7 +30,7 @@ def choice(plan: Plan) -> str:
 def by_axis(evaluation: Evaluation) -> list[str]:
     """What each axis of a mesh sends, over which link, and what of it is waited for; and the bubble."""
     lines = [f"the {each.axis} axis sends {gb(each.nbytes)} per rank and step, {each.link}, and the rank waits "
-             f"{each.exposed:.2g} s for it" for each in evaluation.traffic]
+             f"{each.exposed:.2g} s for it" for each in evaluation.traffic if each.nbytes]
     if evaluation.bubble:
         lines.append(f"the pipeline's bubble is {evaluation.bubble:.2g} s, {evaluation.bubble / evaluation.step_seconds:.1%} "
                      "of the step")
