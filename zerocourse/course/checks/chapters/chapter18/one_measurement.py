@@ -86,7 +86,7 @@ def diagnose(measure, *, sizes=(2, 2, 3, 5), stage=-1, split=factors, again=Fals
     one mistake: You look for one mistake: there may be several at once, and then their factors multiply.
     too many ranks: Your mesh has more ranks than the 16 that you have.
     two measurements: You measured twice: a run costs hours, and with the right sizes one is enough.
-    right: with sizes that are different primes one table of norms names every mistake, and every pair of them.
+    right: with sizes that are different primes one table of norms names every mistake, and all that come together.
     """
     pp, dp, tp, micro_batches = sizes
     ratios = measure(pp, dp, tp, micro_batches)
