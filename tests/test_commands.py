@@ -188,6 +188,13 @@ def test_a_refused_command_leaves_no_process(tmp_path, survivors):
     assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir()) and not survivors(mark, 2)
 
 
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """`zerocourse list | head -1`: the reader goes before all is written."""
+    done = subprocess.run(f"{sys.executable} -m zerocourse list | sleep 0; exit ${{PIPESTATUS[0]}}", shell=True, timeout=60,
+                          executable="/bin/bash", env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 def test_every_option_of_every_command_that_takes_a_number_or_a_path_is_checked():
     """One that is plain text is checked by the command, and named here."""
     commands = build_parser()._subparsers._group_actions[0].choices

@@ -20,6 +20,7 @@ from worlds import STAGES, Block, Case, Recomputed, RecomputedReentrant, Stack, 
 
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
+from zerocourse.offload import HostOffload
 from zerocourse.zero.schedule import Prefetcher
 from zerocourse.zero.unit import Unit, cut_into_units
 
@@ -315,20 +316,23 @@ def test_a_module_that_calls_itself(pool, make):
 
 # -- groups ----------------------------------------------------------------------------------------------------------
 
-def hybrid(_, case: Case) -> tuple[worlds.Run, dict[str, int], list]:
-    """Two shards by two replicas: what came of the training, the bytes held, and what this rank sent in which order."""
+def hybrid(_, case: Case, backwards: tuple = (), offload: Callable = lambda: None) -> tuple[worlds.Run, dict[str, int], list, int]:
+    """Two shards by two replicas: what came of the training, the bytes held, what this rank sent in which order, and how
+    often it sent its slice to its replica in a step.   backwards: the options of each micro-batch's backward."""
     pairs = [dist.new_group(ranks, timeout=timedelta(seconds=3)) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
     rank, model = dist.get_rank(), case.make()
     with torch.no_grad():
         model.first.weight += rank  # as if each rank had built another model
     model, optimizer = shard(model, case.optimizer(model.parameters()), case.stage,
-                             shard_group=pairs[rank // 2], replicate_group=pairs[2 + rank % 2])
+                             shard_group=pairs[rank // 2], replicate_group=pairs[2 + rank % 2],
+                             offload=offload())
     losses, held = [], {}
     for step in range(case.steps):
         losses.append(0.0)
         for micro in range(case.accumulation):  # each is reduced at once
-            loss = case.loss(model, step, micro, rank) / case.accumulation  # the rows of all four ranks differ
-            loss.backward()
+            with model.zero.backward_options(**(backwards[micro] if backwards else {})):
+                loss = case.loss(model, step, micro, rank) / case.accumulation  # the rows of all four ranks differ
+                loss.backward()
             losses[-1] += loss.item()
         held = {"gradients": model.zero.memory(optimizer)["gradients_bytes"]}
         optimizer.step()
@@ -337,7 +341,8 @@ def hybrid(_, case: Case) -> tuple[worlds.Run, dict[str, int], list]:
     local = ("forward", "backward", "wait", "reshard", "step")
     order = [(event.verb, event.unit) for event in sorted(model.zero.recorder.events, key=lambda event: event.start)
              if event.verb not in local]
-    return worlds.Run(losses, state_dict(model), []), held, order
+    slices = case.steps * sum(flat.shard.nbytes for flat in model.zero.flats)
+    return worlds.Run(losses, state_dict(model), []), held, order, sum(model.zero.groups.replicate.sent.values()) / slices
 
 
 class UsedByOne(Stack):
@@ -364,9 +369,9 @@ def test_shards_within_replicas(pool):
         whole = sum(4 * param.numel() for param in case.make().parameters())
 
         def check(rank: int, value: tuple, case=case, whole=whole, first=ranks[0]["value"]) -> None:
-            run, held, order = value
+            run, held, order, _ = value
             worlds.check_near(run, worlds.exact(case)[rank], f"rank {rank}")
-            assert order == first[-1], f"rank {rank} issued {order}, rank 0 issued {first[-1]}"
+            assert order == first[2], f"rank {rank} issued {order}, rank 0 issued {first[2]}"
             for index, kind in enumerate(("optimizer", "gradients", "parameters")):
                 expected = whole // 2 if index < case.stage else whole
                 padding = 4 * 5  # an element in each of five rows
@@ -375,6 +380,29 @@ def test_shards_within_replicas(pool):
 
         complaints.append(judge(str(case), ranks, check, None))
     report(complaints)
+
+
+@pytest.mark.parametrize("stage", (1, 2, 3))
+@pytest.mark.parametrize("backwards, sums", (
+    (({"reduces": False}, {"reduces": False}, {}), 1), (({"is_last": False}, {"is_last": False}, {"is_last": True}), {1: 3, 2: 1, 3: 1}),
+    (({"reduces": False},) * 3, 1), (({}, {"reduces": False}, {}), {1: 2, 2: 3, 3: 3}), (({}, {}, {}), 3)))
+def test_replicas_are_summed_once_where_the_backwards_say_which_is_the_last(pool, stage, backwards, sums):
+    """Over the slow link a rank sends its slice once in an optimizer step, 2 (own)(R - 1)/R elements, however many
+    micro-batches there are; where no backward says so, or the sum has begun, each is summed for itself."""
+    [case] = of_stack(stages=(stage,), world_size=4, optimizer=worlds.sgd, accumulation=3)
+    ranks = pool(4).run(hybrid, None, case, backwards)
+    times = sums[stage] if isinstance(sums, dict) else sums
+    for rank, (run, _, order, sent) in enumerate(ranks):
+        worlds.check_near(run, worlds.exact(case)[rank], f"rank {rank}")
+        assert order == ranks[0][2], f"rank {rank} issued {order}, rank 0 issued {ranks[0][2]}"
+        assert sent == times, f"rank {rank} sent its slice {sent} times in a step, and not {times}"
+
+
+def test_replicas_are_summed_before_a_gradient_goes_to_the_host(pool):
+    [case] = of_stack(stages=(3,), world_size=4, optimizer=worlds.sgd, accumulation=2)
+    for rank, (run, *_, sent) in enumerate(pool(4).run(hybrid, None, case, ({"reduces": False}, {"is_last": True}), HostOffload)):
+        worlds.check_near(run, worlds.exact(case)[rank], f"rank {rank}")
+        assert sent == 1
 
 
 # -- frozen parameters -----------------------------------------------------------------------------------------------

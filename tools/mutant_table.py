@@ -49,6 +49,7 @@ FORGOTTEN = "passes.py::test_zero_grad_forgets_a_whole_backward"
 RENAMED = "checkpoints.py::test_killed_between_any_two_steps_of_the_renaming"
 TRAVELS = "checkpoints.py::test_training_goes_on_bitwise_at_any_number_of_ranks_stage_and_map"
 RESUMED = "resume.py::test_a_resumed_run_is_the_unbroken_one_bitwise"
+REPLICAS = "passes.py::test_replicas_are_summed_once_where_the_backwards_say_which_is_the_last"
 CHOSEN = "precision.py::test_gradients_are_sent_and_added_up_in_the_dtypes_that_were_chosen"
 FP16 = "precision.py::test_fp16_trains_as_fp32_does_at_all_stages_under_any_scale"
 OVERFLOW = "precision.py::test_trap_17_an_overflow_on_one_rank_is_one_everywhere"
@@ -216,13 +217,18 @@ MUTANTS = [
          "refusals.py::test_torchs_total_norm[True]"),
         ("1/N of a gradient is rounded once more",
          "gradient = gradient.to(torch.promote_types(gradient.dtype, self.bucket_dtype))", "pass", f"{CHOSEN}[3]"),
-        ("micro-batches are added up as they were sent", "self.sum_replicas(reduced).to(self.grad_dtype)",
-         "self.sum_replicas(reduced)", f"{CHOSEN}[2]"),
+        ("micro-batches are added up as they were sent", "reduced = reduced.to(self.grad_dtype)", "pass", f"{CHOSEN}[2]"),
+        ("every micro-batch is summed over the replicas", "self.lacks_replicas |= begins and self.postpones_replicas", "pass",
+         f"{REPLICAS}[backwards0-1-3]"),
+        ("a sum that has begun is summed again", "begins and self.postpones_replicas", "self.postpones_replicas",
+         f"{REPLICAS}[backwards3-sums3-3]"),
+        ("the replicas' sum is forgotten", "if not self.postpones_replicas:\n            self.add_replicas()", "pass",
+         "passes.py::test_replicas_are_summed_before_a_gradient_goes_to_the_host"),
         ("the bucket has the parameters' dtype", "dtype=self.bucket_dtype", "dtype=None", f"{CHOSEN}[2]"),
         ("unscaled in half precision", "if self.grad_shard.dtype in HALF:", "if False:",
          "precision.py::test_trap_18_the_loss_is_scaled_in_fp32_and_gradients_are_unscaled_in_fp32"),
-        ("the next gradients get the factor of the last", "self.grad_shard, self.grad_factor = None, None",
-         "self.grad_shard = None", f"{FP16}[2]"),
+        ("the next gradients get the factor of the last", "self.grad_shard, self.grad_factor, self.lacks_replicas = None, None, False",
+         "self.grad_shard, self.lacks_replicas = None, False", f"{FP16}[2]"),
         ("the factor is forgotten", "gradient *= self.grad_factor", "pass", f"{FP16}[2]"),
         ("gradients keep their graph", "param.grad.detach()", "param.grad",
          "passes.py::test_a_backward_that_records_itself"),
@@ -339,6 +345,12 @@ MUTANTS = [
         ("masters have fp32 gradients before the step",
          "if not flat.steps_masters:\n                flat.publish_gradients()", "flat.publish_gradients()",
          "stages.py::test_bytes_held[2]"),
+        ("the step forgets the replicas", "for flat in self.flats if sums_replicas else ():\n            flat.add_replicas()", "pass",
+         f"{REPLICAS}[backwards2-1-3]"),
+        ("the sum over replicas follows the backward that ends it",
+         "        flat.postpones_replicas = self.groups.replicate is not None and not self.sums_replicas\n        flat.work =",
+         "        for each in self.flats:\n            each.postpones_replicas = self.groups.replicate is not None and not self.sums_replicas\n        flat.work =",
+         f"{REPLICAS}[backwards1-sums1-2]"),
         ("a backward that is not the last agrees", "if self.reduces_now and self.is_last is not False:", "if self.reduces_now:",
          "passes.py::test_a_backward_that_is_not_the_last_leaves_the_agreement_to_it[1]"),
     ),

@@ -7,6 +7,7 @@ Exit status: 0, 1 (it ran, and what it checked failed), 2 (bad input: one senten
 import argparse
 import importlib
 import json
+import os
 import pkgutil
 import sys
 
@@ -49,5 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"zerocourse {args.command}: interrupted\n")
         return 130
     if not outcome.said_by_another:
-        print(json.dumps(outcome.data) if args.json else outcome.text)
+        try:
+            print(json.dumps(outcome.data) if args.json else outcome.text, flush=True)
+        except BrokenPipeError:  # `head` has seen enough; Python's own flush at its end would complain once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if outcome.ok else 1

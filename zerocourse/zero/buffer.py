@@ -61,6 +61,8 @@ class FlatBuffer:
         self.grad_shard: torch.Tensor | None = None
         self.work: Handle | None = None  # the bucket's reduction, while it is under way
         self.complete = False  # is every element of the bucket written?
+        self.postpones_replicas = False  # is the sum over the replicas left to a later backward, or to the step?
+        self.lacks_replicas = False  # is `grad_shard` still to be summed over them?
         self.counts_in_norm = all(getattr(param, "counts_in_norm", True) for param in params.values())
         self.trainable = 0  # parameters that record gradients now
         self.accumulators: dict[str, object] = {}  # by parameter: autograd's node that brings its gradient
@@ -222,8 +224,20 @@ class FlatBuffer:
 
     def accumulate(self, reduced: torch.Tensor) -> None:
         """Add a reduced slice (own,) to what earlier micro-batches left."""
-        reduced = self.sum_replicas(reduced).to(self.grad_dtype)
-        self.grad_shard = reduced if self.grad_shard is None else self.grad_shard.add_(reduced)
+        begins = self.grad_shard is None
+        self.lacks_replicas |= begins and self.postpones_replicas
+        if not self.lacks_replicas:
+            reduced = self.sum_replicas(reduced)
+        reduced = reduced.to(self.grad_dtype)
+        self.grad_shard = reduced if begins else self.grad_shard.add_(reduced)
+        if not self.postpones_replicas:
+            self.add_replicas()
+
+    def add_replicas(self) -> None:
+        """Sum over the replicas, at once, what micro-batches have left without that. It is sent in `reduce_dtype`."""
+        if self.lacks_replicas:
+            summed = self.sum_replicas(self.grad_shard.to(self.reduce_dtype))
+            self.grad_shard, self.lacks_replicas = summed.to(self.grad_dtype), False
 
     def publish_gradients(self) -> None:
         """Give each shard parameter its part of `grad_shard`. A parameter without a gradient on any rank keeps None.
@@ -278,7 +292,7 @@ class FlatBuffer:
         zeros = None if set_to_none else self.has_grad.copy()
         self.drop_bucket()
         self.withdraw_gradients()
-        self.grad_shard, self.grad_factor = None, None
+        self.grad_shard, self.grad_factor, self.lacks_replicas = None, None, False
         while self.deferred:
             self.params[self.deferred.pop()].grad = None
         self.has_grad.clear()

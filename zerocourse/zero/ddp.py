@@ -162,7 +162,8 @@ class DataParallel(Reducer):
         """What the backwards inside do, as a pipeline needs it for its micro-batches.
 
         reduces: reduce the gradients; False: only add them to the local ones, and the next backward that reduces sends the
-            sum (stages 0 and 1; from stage 2 on every backward reduces, so that no full gradient survives it).
+            sum (stages 0 and 1; from stage 2 on every backward reduces, so that no full gradient survives it, and only the
+            sum over the replicas of hybrid sharding waits).
         reshards: free the parameters that were gathered (stage 3); False: keep them for the next micro-batch.
         is_last: wait for the reductions, and give the optimizer its gradients; False: leave that to the step. True also says
             that the step comes next, so that gradients that are offloaded go down as soon as they are reduced.

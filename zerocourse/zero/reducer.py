@@ -92,7 +92,7 @@ class Reducer:
         self.needs_finish = True
         self.has_unused_gradients = True
         if self.reduces_now and self.is_last is not False:
-            self.finish()
+            self.finish(self.sums_replicas)
         self.forget_backward()
 
     # -- reductions ---------------------------------------------------------------------------------------------------
@@ -100,6 +100,11 @@ class Reducer:
     @property
     def reduces_now(self) -> bool:
         return self.reduces
+
+    @property
+    def sums_replicas(self) -> bool:
+        """Does this backward sum over the replicas, too? That link is the slow one, so it is used once in an optimizer step."""
+        return self.reduces and self.is_last is not False
 
     def ready_to_reduce(self, flat: FlatBuffer) -> bool:
         """Is the bucket at the head of the queue full? Yes, if all its parameters have got a gradient; or if autograd will
@@ -121,6 +126,7 @@ class Reducer:
             self.wait_for_oldest()
         flat.collect_deferred()
         flat.complete_bucket()
+        flat.postpones_replicas = self.groups.replicate is not None and not self.sums_replicas
         flat.work = self.ops.reduce(flat, self.comm)
         if flat.work is not None:
             self.in_flight.append(flat)
@@ -143,7 +149,7 @@ class Reducer:
             flat.work = None
             self.meter.recount(flat)
 
-    def finish(self) -> None:
+    def finish(self, sums_replicas: bool = True) -> None:
         """Reduce what is left (of earlier backwards, or deferred), and hand the gradients to the optimizer."""
         self.wait_for_reductions()
         for flat in self.flats:
@@ -151,7 +157,9 @@ class Reducer:
         for flat in agree(self):
             self.reduce(flat)
         self.wait_for_reductions()
-        self.needs_finish = False
+        for flat in self.flats if sums_replicas else ():
+            flat.add_replicas()
+        self.needs_finish = any(flat.lacks_replicas for flat in self.flats)
         for flat in self.flats:
             if not flat.steps_masters:
                 flat.publish_gradients()
