@@ -21,7 +21,7 @@ from zerocourse.parallel.pipeline import Pipeline, interleaved, one_f_one_b, pla
 from zerocourse.parallel.pipeline.sharded import shard_stages
 from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.parallel.which_axis import which_axis
-from zerocourse.zero.consolidate import state_dict
+from zerocourse.zero.whole.consolidate import state_dict
 from zerocourse.zero.shard import shard
 
 L, C, T, V, ROWS = 4, 16, 8, 23, 2  # ROWS: of a micro-batch

@@ -24,7 +24,7 @@ from zerocourse.parallel.tensor.regions import all_reduce, copy_in, reduce_out, 
 from zerocourse.parallel.tensor.row import RowLinear
 from zerocourse.parallel.tensor.vocabulary import cross_entropy
 from zerocourse.zero.shard import shard
-from zerocourse.zero.consolidate import state_dict
+from zerocourse.zero.whole.consolidate import state_dict
 
 L, C, T, V = 2, 24, 12, 31  # V: divisible by none of the numbers of ranks
 

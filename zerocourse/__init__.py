@@ -14,9 +14,10 @@ __version__ = "0.1.0"
 _HOME = {
     "initialize": "engine", "Engine": "engine",
     "init_distributed": "engine.familiar", "add_config_arguments": "engine.familiar",
-    "shard": "zero.shard", "state_dict": "zero.consolidate", "load_state_dict": "zero.consolidate", "gathered": "zero.consolidate",
+    "shard": "zero.shard", "gathered": "zero.whole.consolidate",
+    "state_dict": "zero.whole.consolidate", "load_state_dict": "zero.whole.consolidate",
     "save_checkpoint": "engine.checkpoint", "load_checkpoint": "engine.checkpoint",
-    "save_safetensors": "engine.checkpoint.safetensors_export", "load_safetensors": "zero.weights",
+    "save_safetensors": "engine.checkpoint.safetensors_export", "load_safetensors": "zero.whole.weights",
     "ZeroOptions": "zero.options", "Precision": "zero.options",
     "deferred_init": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
     "Ranks": "launch.ranks", "load_ipython_extension": "launch.magics",

@@ -108,7 +108,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("ranks that disagree", "refuse_what_is_not_plain", "zero.shard:check_same",
                    "The ranks compare what they were asked to do, because two that were given different models or "
                    "options would meet in a collective that never ends."),
-        Difference("whole parameters", "", "zero.consolidate:state_dict",
+        Difference("whole parameters", "", "zero.whole.consolidate:state_dict",
                    "A file or another program needs whole tensors under their own names, so the slices of all ranks "
                    "are put together again."),
     ),

@@ -18,7 +18,7 @@ from ..measure.ledger import Ledger
 from ..models.gpt2 import GPT, GPTConfig
 from ..offload import HostOffload
 from ..offload.offloaded_buffer import OffloadedBuffer
-from ..zero.consolidate import state_dict
+from ..zero.whole.consolidate import state_dict
 from ..zero.shard import shard
 from .resumes import TEXT
 

@@ -21,7 +21,7 @@ from ..engine.engine import Engine, initialize
 from ..engine.train import step
 from ..init.deferred import deferred_init
 from ..models.gpt2 import GPT, GPTConfig
-from ..zero.weights import publish
+from ..zero.whole.weights import publish
 from .museum.bug import Bug, Change
 
 MODEL = GPTConfig(2, 2, 32, block_size=32, vocab_size=256, dropout=0.1)

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..comm import bootstrap as distributed
 from ..errors import BadInput
-from ..zero.consolidate import load_state_dict, state_dict
+from ..zero.whole.consolidate import load_state_dict, state_dict
 from . import absent
 
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from ..comm import Comm
 from ..errors import BadInput
 from ..zero.buffer import FlatBuffer
-from ..zero.consolidate import load_state_dict
+from ..zero.whole.consolidate import load_state_dict
 from .tensor.cuts import gathered
 from .three_d import Parallel3D
 

@@ -3,7 +3,7 @@
 import importlib
 
 # DeepSpeed's names for what this package has. They are imported when asked for, because this room is imported without torch.
-_FAMILIAR = {"Init": "familiar_zero", "GatheredParameters": "familiar_zero"}
+_FAMILIAR = {"Init": "whole.familiar_zero", "GatheredParameters": "whole.familiar_zero"}
 
 
 def __getattr__(name: str):

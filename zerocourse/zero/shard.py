@@ -33,7 +33,7 @@ from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
 from .unit import Unit, cut_into_units, split_into_buffers
-from .weights import Reader, read_buffers, read_weights, readers_of, stored_names
+from .whole.weights import Reader, read_buffers, read_weights, readers_of, stored_names
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
 

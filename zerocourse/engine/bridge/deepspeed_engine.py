@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ...errors import BadInput
-from ...zero.consolidate import state_dict
+from ...zero.whole.consolidate import state_dict
 from .. import engine as engines
 from ..engine import Engine
 from .deferred_parameters import deferred

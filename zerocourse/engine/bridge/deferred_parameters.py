@@ -16,7 +16,7 @@ from ...comm import bootstrap
 from ...errors import BadInput
 from ...init.deferred import deferred_init
 from ...zero.extras.refusals import SHARDED
-from ...zero.weights import Reader
+from ...zero.whole.weights import Reader
 
 numbers = count()
 

@@ -15,7 +15,7 @@ from ...errors import BadInput
 from ...measure.tier_registry import place_beside
 from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
-from ...zero.weights import publish
+from ...zero.whole.weights import publish
 from . import checkpoint_folder as folders
 from .checkpoint_index import dtype_named
 from .optimizer_state import check_optimizer, set_groups, with_others

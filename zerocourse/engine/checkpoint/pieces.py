@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ...layout.rankmap import ShardRange
 from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
-from ...zero.consolidate import names
+from ...zero.whole.consolidate import names
 from ...zero.optimizer import elementwise_states
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ...errors import BadInput
-from ...zero.consolidate import state_dict
+from ...zero.whole.consolidate import state_dict
 from .checkpoint_folder import write_whole
 from .pieces import aliases
 from .saving import said, stage_of

@@ -91,7 +91,7 @@ def sum_over_copies(gradient: Tensor, cut: Cut, comm: Comm, unit: str) -> Tensor
 def whole_state_dict(model: nn.Module, comm: Comm, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The state dict of the model as it was before it was cut, in new memory, on every rank. Collective.
 
-    state: this rank's, where the model's own does not have the values, as under ZeRO (`zero.consolidate.state_dict`).
+    state: this rank's, where the model's own does not have the values, as under ZeRO (`zerocourse.state_dict`).
     """
     return {name: value.clone() if cut is None else gathered(value, cut, comm, name)
             for name, value, cut in entries(model, model.state_dict() if state is None else state)}

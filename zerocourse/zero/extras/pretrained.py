@@ -18,7 +18,7 @@ def collective(model: Callable[[], nn.Module], own: Callable) -> Callable:
     def save_pretrained(folder, *args, state_dict: dict | None = None, **kwargs) -> object:
         """Save whole weights, the config and what else belongs to it. Collective; every rank returns when the files are
         there."""
-        from ..consolidate import state_dict as consolidated  # which imports from here
+        from ..whole.consolidate import state_dict as consolidated  # which imports from here
 
         sharded, result, error = model(), None, None
         state = consolidated(sharded, rank_0_only=True) if state_dict is None else state_dict

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..errors import BadInput
-from ..init.safetensors_folder import SafetensorsFolder
-from .ddp import DataParallel
+from ...errors import BadInput
+from ...init.safetensors_folder import SafetensorsFolder
+from ..ddp import DataParallel
 
 Reader = Callable[[int, int], torch.Tensor]  # the elements [start, stop) of a parameter, in the order of its rows, 1-D
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager, nullcontext
 
 from torch import nn
 
-from ..errors import BadInput
-from ..init.deferred import deferred_init
+from ...errors import BadInput
+from ...init.deferred import deferred_init
+from ..extras.refusals import SHARDED
 from .consolidate import gathered
-from .extras.refusals import SHARDED
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from copy import deepcopy
 import torch
 from torch import nn
 
-from ..errors import BadInput
-from .ddp import DataParallel
-from .extras.refusals import SHARDED
-from .extras.written import checksum
-from .unit import Unit
+from ...errors import BadInput
+from ..ddp import DataParallel
+from ..extras.refusals import SHARDED
+from ..extras.written import checksum
+from ..unit import Unit
 
 EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # of what `get_extra_state` returns
 
