@@ -2,14 +2,14 @@
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS, LAB_ARGS   more arguments for the command
-#   WORKERS=2              for `make test`: run the tests in so many workers; by default one test after the other
+#   WORKERS=1              for `make test`: one test after the other; by default two workers share the tests, as a rank takes a core
 #   CHAPTERS=05            for `make notebooks`: the chapters, by number; all by default
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 TOUR_ARGS ?=
 PYTEST_ARGS ?=
-WORKERS ?=
+WORKERS ?= 2
 CHAPTERS ?=
 KAGGLE_USER ?= USERNAME
 LAB_ARGS ?=
@@ -27,7 +27,7 @@ tour: $(VENV)/.tour  ## the ZeRO stages side by side in two real processes (two 
 	$(VENV)/bin/python -m zerocourse tour $(TOUR_ARGS)
 
 test: $(VENV)/.test  ## the tests
-	$(VENV)/bin/python -m pytest $(if $(WORKERS),-n $(WORKERS) --dist loadfile) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadgroup) $(PYTEST_ARGS)
 
 test-quick: $(VENV)/.test  ## the tests to run while one works (under three minutes)
 	$(VENV)/bin/python -m pytest --quick $(PYTEST_ARGS)

@@ -1,6 +1,7 @@
 """What the tests share: quiet processes, a limit on each test, and ranks that are kept alive and keep one order."""
 
 import os
+import re
 import signal
 import time
 
@@ -51,10 +52,23 @@ def pytest_runtest_setup(item):
     OrderedRanks.may_differ = item.get_closest_marker("ranks_may_differ") is not None
 
 
+def group(item) -> str | None:
+    """What a worker of `make test` runs in one go: a file, whose tests share fixtures, or what the tests know of a chapter's
+    exercises, which share traces of mutants. None: the test stands alone, because it runs in a process of its own."""
+    name = item.name
+    if item.path.stem == "test_notebooks" or name.startswith("test_solutions_give_the_same_outputs_again"):
+        return None
+    chapter = re.search(r"\[(chapter\d\d)", name) if item.path.stem in ("test_checks", "test_exercises") else None
+    return chapter[1] if chapter else item.path.stem
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[item for item in items if not quick(item)])
         items[:] = filter(quick, items)
+    for item in items:
+        if (named := group(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(named))
     if config.pluginmanager.hasplugin("timeout"):
         for item in items:
             if not item.get_closest_marker("timeout"):

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
-from zerocourse.launch import LaunchInterrupted, LaunchTimeout, RankDied, RankError, Ranks, progress, report
+from zerocourse.launch import LaunchInterrupted, LaunchTimeout, RankDied, RankError, Ranks, magics, progress, report
 from zerocourse.launch.processes import jobs, parent, payload
 from zerocourse.launch.processes.fork_server import fork_server
 from zerocourse.launch.processes.listener import Lines, Listener
@@ -481,6 +481,25 @@ def test_who_failed_first():
         assert [f.rank for f in job.failed()] == [2, 1, 0]  # not alike: in order of time
     finally:
         job.close()
+
+
+@pytest.mark.parametrize("error", (None, OSError("no more processes")))
+def test_a_notebook_gets_ready_for_ranks_while_its_reader_reads(monkeypatch, error):
+    """The extension starts the fork server and waits for nothing; where none can be started the magics are there all the same."""
+    started, known = [], []
+
+    def start():
+        started.append(True)
+        if error:
+            raise error
+
+    class Shell:
+        def register_magic_function(self, magic, kind):
+            known.append(magic.__name__)
+
+    monkeypatch.setattr(magics, "start_fork_server", start)
+    magics.load_ipython_extension(Shell())
+    assert started == [True] and known == ["torchrun", "ranks"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")

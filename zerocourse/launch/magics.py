@@ -4,9 +4,11 @@
 """
 
 import argparse
+import contextlib
 import shlex
 
 from .launcher import launch
+from .processes.fork_server import start_fork_server
 from .processes.parent import current_parent
 from .processes.position import CELLS
 from .ranks import shared
@@ -37,7 +39,7 @@ def _number(ip) -> int:
 
 
 def load_ipython_extension(ip) -> None:
-    """Register the magics with an IPython shell."""
+    """Register the magics with an IPython shell, and get ready to start ranks."""
 
     def torchrun(line: str, cell: str) -> None:
         parser = _MagicParser("torchrun", "Run this cell as a script under torchrun; its argv is all else here.")
@@ -65,3 +67,5 @@ def load_ipython_extension(ip) -> None:
 
     for magic in (torchrun, ranks):
         ip.register_magic_function(magic, "cell")
+    with contextlib.suppress(OSError):  # whoever starts ranks will hear of it
+        start_fork_server()

@@ -1,6 +1,7 @@
 """A process that has imported torch and forks ranks on request, so that a rank starts in 0.2 s instead of 2 s.
 
-There is one for each parent, started with the first `Ranks`. It never computes and never touches a GPU, since
+There is one for each parent. It is started with the first `Ranks`, or in a notebook already by `%load_ext zerocourse`, so
+that it imports torch while the reader reads. It never computes and never touches a GPU, since
 neither threads nor a CUDA context survive a fork; if it notices that it has them it says so, and each rank is
 started as a new Python process. It ends with its parent, when its standard input closes.
 """
@@ -26,7 +27,7 @@ READ_AT_IMPORT = ("TORCH_", "TRITON_")  # the prefixes of variables that torch a
 
 
 class ForkServer:
-    """The parent's side. `usable` is False where forking would not be safe."""
+    """The parent's side. It is started at once, and waited for when it is first used."""
 
     def __init__(self, parent: Parent):
         boot = parent.folder / "boot.py"
@@ -38,8 +39,12 @@ class ForkServer:
                                             stdout=subprocess.PIPE, start_new_session=True, env=environment)
         self.lock, self.codes, self.requests = threading.Lock(), {}, itertools.count()
         self.settings = _import_settings(environment)
+
+    @functools.cached_property
+    def usable(self) -> bool:
+        """Is forking safe there? Waits until it has imported torch."""
         answer = self._receive()
-        self.usable = bool(answer and answer["safe"])
+        return bool(answer and answer["safe"])
 
     def fork(self, boot: str, environments: list[dict], cwd: str) -> list[int]:
         """Process ids of new ranks, each with its environment, that run `boot`."""
@@ -80,15 +85,21 @@ def _fork_server(pid: int) -> ForkServer:
     return ForkServer(current_parent())
 
 
-def fork_server(environment: Mapping[str, str]) -> ForkServer | None:
-    """The fork server of this process; None where forking is not safe or `environment` has other settings for torch."""
+def start_fork_server() -> ForkServer | None:
+    """The fork server of this process, which may still be importing torch; None where there can be none."""
     if sys.platform != "linux":
         return None
     server = _fork_server(os.getpid())
     if server.process.poll() is not None:
         _fork_server.cache_clear()
         server = _fork_server(os.getpid())
-    return server if server.usable and server.settings == _import_settings(environment) else None
+    return server
+
+
+def fork_server(environment: Mapping[str, str]) -> ForkServer | None:
+    """The fork server of this process; None where forking is not safe or `environment` has other settings for torch."""
+    server = start_fork_server()
+    return server if server and server.settings == _import_settings(environment) and server.usable else None
 
 
 def _import_settings(environment: Mapping[str, str]) -> dict[str, str]:

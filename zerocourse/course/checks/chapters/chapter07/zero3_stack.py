@@ -104,7 +104,7 @@ def stack_on_a_rank(shard_stack):
         optimizer = torch.optim.SGD(shards, lr=LR, momentum=MOMENTUM)
         for number, x in enumerate(data):
             calls.clear()
-            before = settled(ledger, others + 3 * share)  # shards, gradients, momentum
+            before = settled(ledger, others + 3 * share + block // 2)  # shards, gradients, momentum
             ledger.reset_peak()
             loss = loss_of(model, x)
             seen.setdefault("first loss", loss.detach())
@@ -127,7 +127,7 @@ def stack_on_a_rank(shard_stack):
         seen["_between"] = settled(ledger, others + 2 * share + block // 2) - others
         seen["step left"] = seen["_between"] > 2 * share + block // 2
         with torch.no_grad():
-            before = settled(ledger, others + 3 * share)
+            before = settled(ledger, others + 3 * share + block // 2)
             ledger.reset_peak()
             loss_of(model, data[0])
             seen["evaluation left"] = max(block // 2, settled(ledger, before + block // 2) - before)
