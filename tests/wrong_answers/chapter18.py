@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import torch
 
@@ -162,3 +163,66 @@ def any_tp(model, cluster, batch):
 def as_gpipe_does(model, cluster, batch):
     inside = lambda cluster, ranks: [t for t in range(1, cluster["per_node"] + 1) if cluster["per_node"] % t == 0]  # noqa: E731
     return mesh_by_rules(model, cluster, batch, inside, lambda *mesh: bytes_by_rules(*mesh, kept=lambda pp, m: m))
+
+
+def read_by_trying(measure, *sizes):
+    """Whatever set makes the ratios of this mesh, the largest first."""
+    pp, dp, tp, m = sizes
+    ratios = measure(*sizes)
+    names = {"sum over dp": dp, "sum over tp": tp, "sum over micro-batches": m, "divided twice": Fraction(1, m), "each boundary": 1}
+    for number in reversed(range(len(names) + 1)):
+        for some in itertools.combinations(names, number):
+            factor = math.prod((names[name] for name in some), start=Fraction(1))
+            stages = [factor / (m ** (pp - 1 - stage) if "each boundary" in some else 1) for stage in range(pp)]
+            if stages == ratios and not {"divided twice", "sum over micro-batches"} <= set(some):
+                return set(some)
+    return set()
+
+
+@wrong("18.4", "equal sizes")
+def two_of_everything(measure):
+    return read_by_trying(measure, 2, 2, 2, 2)
+
+
+@wrong("18.4", "a product")
+def six_is_two_times_three(measure):
+    return read_by_trying(measure, 2, 3, 2, 6)
+
+
+@wrong("18.4", "no boundary")
+def the_last_stage_alone(measure):
+    ratio = measure(2, 2, 3, 5)[-1]
+    sizes = {"sum over dp": 2, "sum over tp": 3, "sum over micro-batches": 5}
+    return {name for name, size in sizes.items() if ratio.numerator % size == 0} | (
+        {"divided twice"} if ratio.denominator % 5 == 0 else set())
+
+
+@wrong("18.5", "overflow")
+def by_plain_exponentials(out, sums, more_out, more_sums):
+    one, other = sums.exp(), more_sums.exp()
+    both = one + other
+    share = torch.where(both > 0, one / both, 0)
+    more = torch.where(both > 0, other / both, 0)
+    return share[:, None] * out.float() + more[:, None] * more_out.float(), both.log()
+
+
+@wrong("18.5", "no infinity")
+def nothing_is_very_little(out, sums, more_out, more_sums):
+    total = torch.logaddexp(sums, more_sums).clamp(min=-1e9)
+    return (sums - total).exp()[:, None] * out.float() + (more_sums - total).exp()[:, None] * more_out.float(), total
+
+
+@wrong("18.7", "as many as stages")
+def a_full_pipeline(model, cluster, batch):
+    ranks, fitting = cluster["nodes"] * cluster["per_node"], []
+    for pp, tp in itertools.product(range(1, ranks + 1), range(1, cluster["per_node"] + 1)):
+        if ranks % (pp * tp) or model["layers"] % pp or cluster["per_node"] % tp or model["heads"] % tp:
+            continue
+        dp = ranks // (pp * tp)
+        own = -(-12 * model["layers"] * model["width"] ** 2 // (pp * tp))
+        kept = 34 * model["tokens"] * model["width"] * model["layers"] // tp
+        if batch % dp == 0 and 4 * own - (-12 * own // dp) + kept <= cluster["memory"]:
+            fitting.append(((pp - 1) / (batch // dp + pp - 1), tp, pp, dp))
+    if fitting:
+        _, tp, pp, dp = min(fitting)
+        return {"pp": pp, "dp": dp, "tp": tp}

@@ -28,10 +28,12 @@ class When:
     """A mistake that is told by one thing seen, whatever else is: `When("bytes", operator.gt)`.
 
     judges(got, want) -> bool: is it this mistake? Asked where `what` is the first difference.
+    suffices: the mutants of the mistake are but examples, which take long, and run in the tests only.
     """
 
     what: str
     judges: Callable = lambda got, want: True
+    suffices: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,9 @@ def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Place) -> s
     of_first = {at for at in places if at[0] == first.what}
     levels = {0: set(places), 1: wrong, 3: of_first, 4: wrong & of_first}
     order, fits = list(exercise.mistakes), []
-    for code, form, mutant in _of_mutants(exercise, number):
+    compared = {(code, form) for code, form, _ in mutants(exercise)
+                if not any(isinstance(each, When) and each.suffices for each in exercise.mistakes[code])}
+    for code, form, mutant in _of_mutants(exercise, number, compared):
         like = set() if mutant.ended else \
             {at for at in places if trial.alike(at[0], got.value(*at), mutant.value(*at), nan=True)}
         if (level := next((level for level, needed in levels.items() if needed <= like), None)) is not None:

@@ -111,11 +111,11 @@ def compared(seen: list[list[dict]]) -> str:
 
 
 def sent_when(test):
-    return When("sent", lambda got, want: bool(got) and test(got))
+    return When("sent", lambda got, want: bool(got) and test(got), suffices=True)
 
 
 def peak_when(test):
-    return When("peak", lambda got, want: bool(got) and test(got))
+    return When("peak", lambda got, want: bool(got) and test(got), suffices=True)
 
 
 @exercise(

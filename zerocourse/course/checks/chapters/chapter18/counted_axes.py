@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 
 from ...exercise import exercise
 
@@ -36,19 +37,22 @@ def one_axis(count, axes, sizes):
     replaces=("zerocourse.measure.norm_audit:*", "zerocourse.parallel.norms:audit"),
     cases=[case(2, 1, 1, 1), case(1, 5, 1, 1), case(1, 1, 3, 2), case(10, 1, 15, 30), case(0, 1, 1, 6), case(1, 1, 1, 1),
            case(5, 1, 1, 2), case(6, 1, replicated={"a": ("dp", "tp"), "b": ("dp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),
-           case(6, 6, replicated={"a": ("dp", "pp"), "b": ("tp",)}, sizes={"dp": 2, "tp": 6, "pp": 3})],
+           case(6, 6, replicated={"a": ("dp", "pp"), "b": ("tp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),
+           case(*[1] * 15, 5, replicated={f"h.{number}": ("dp",) for number in range(16)})],  # above 2**53
     mistakes={
         "base 4": {"base": lambda sizes: 4},
         "the product": {"base": lambda sizes: math.prod(sizes.values())},
         "from the wrong end": {"places": lambda names: list(names)[::-1]},
-        "one axis": {"axes_of": one_axis},
+        "one axis": ({"axes_of": one_axis}, {"axes_of": lambda *some: one_axis(*some) or None}),
+        "in floats": {"left": lambda square, base: int(square / base)},
         "any axes": {"among": lambda axes, sizes: tuple(sizes)},
         "all that replicate": {"axes_of": lambda count, axes, sizes: axes},
         "never counted": {"missing": ()},
         "those that are right": {"tell_right": True},
     })
 def counted_over(square, replicated, sizes, *, base=lambda sizes: math.prod(sizes.values()) + 1, places=list, axes_of=chosen,
-                 among=lambda axes, sizes: axes, missing=None, tell_right=False):
+                 among=lambda axes, sizes: axes, missing=None, tell_right=False,
+                 left=operator.floordiv):
     """Digits in a base that is larger than any count, then the axes whose sizes multiply to the digit.
 
     base 4: You read digits in base 4: a parameter may be counted by every rank, and then a digit is larger than 3. The base
@@ -57,6 +61,7 @@ def counted_over(square, replicated, sizes, *, base=lambda sizes: math.prod(size
     from the wrong end: You gave the first digit to the last parameter: the first one has the lowest place.
     one axis: You looked for one axis with that size: a parameter may be counted over several, and then their sizes
         multiply.
+    in floats: You divided with `/`, which makes a float, and a float has no more than 53 bits: divide with `//`.
     any axes: You took axes along which the parameter is not replicated: there it is divided, and to add up is right.
     all that replicate: You named every axis that replicates the parameter: only those whose sizes multiply to the count
         have been added up.
@@ -66,7 +71,7 @@ def counted_over(square, replicated, sizes, *, base=lambda sizes: math.prod(size
     """
     found = {}
     for name in places(replicated):
-        square, count = divmod(square, base(sizes))
+        count, square = square % base(sizes), left(square, base(sizes))
         if count != 1 or tell_right:
             found[name] = missing if count == 0 else axes_of(count, among(replicated[name], sizes), sizes)
     return found

@@ -20,7 +20,8 @@ CASES = [
     (M70, cluster(2, 8, 80 * GB), 512), (M7, cluster(4, 4, 24 * GB), 64), (M70, cluster(16, 8, 40 * GB), 256),
     (model(32, 6144, 18), cluster(8, 4, 32 * GB), 64), (model(24, 2048, 16), cluster(2, 4, 80 * GB), 8),
     (model(32, 6144, 18), cluster(4, 6, 24 * GB), 48), (model(24, 5120, 16), cluster(8, 2, 12 * GB), 512),
-    (model(32, 5120, 20), cluster(8, 6, 16 * GB), 96), (model(24, 5120, 32), cluster(4, 8, 16 * GB), 60)]
+    (model(32, 5120, 20), cluster(8, 6, 16 * GB), 96), (model(24, 5120, 32), cluster(4, 8, 16 * GB), 60),
+    (model(32, 8192, 32), cluster(16, 4, 12 * GB), 8)]
 
 
 def held(model, pp, dp, tp, micro_batches, *, zero=lambda dp: dp, states_cut=True, in_flight=min, acts_cut=True, of_layers=True,
@@ -44,6 +45,7 @@ def held_with_all_cut(model, pp, dp, tp, micro_batches):
         "zero 3": {"bytes_of": held_with_all_cut},
         "weights whole": {"bytes_of": lambda *mesh: held(*mesh, states_cut=False)},
         "all in flight": {"bytes_of": lambda *mesh: held(*mesh, in_flight=lambda pp, m: m)},
+        "as many as stages": {"bytes_of": lambda *mesh: held(*mesh, in_flight=lambda pp, m: pp)},
         "one in flight": {"bytes_of": lambda *mesh: held(*mesh, in_flight=lambda pp, m: 1)},
         "activations not divided": {"bytes_of": lambda *mesh: held(*mesh, acts_cut=False)},
         "activations of all layers": {"bytes_of": lambda *mesh: held(*mesh, of_layers=False)},
@@ -64,6 +66,7 @@ def best_mesh(model, cluster, batch, *, bytes_of=held, inside=True, heads=True, 
     zero 3: You divided weights and gradients by `dp`, too: ZeRO-1 divides the optimizer's 12 bytes alone.
     weights whole: You counted all weights on every rank: a rank has 1/pp of the layers, and 1/tp of each.
     all in flight: You kept the activations of all micro-batches: under 1F1B the first stage keeps min(pp, m).
+    as many as stages: You kept the activations of pp micro-batches: where a step has fewer, there are only m of them.
     one in flight: You kept the activations of one micro-batch: under 1F1B the first stage keeps min(pp, m).
     activations not divided: You forgot that `tp` divides the activations, too.
     activations of all layers: You counted the activations of all layers: a rank has 1/pp of them.

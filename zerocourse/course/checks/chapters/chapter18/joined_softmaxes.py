@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ...exercise import exercise
+from ...harness import When
 from ...trace import Trial
 from ...verdict import MISUSED, Wrong
 from ...words import a
@@ -23,7 +24,8 @@ def joined(answer, kind):
 
     case: {0}
     dtype: it returned the output in {got}: halves that are joined P times must stay in fp32.
-    finite: the output or the log-sum-exp has NaN, or an infinity where there is none.
+    NaN: the output or the log-sum-exp has NaN.
+    infinite: the log-sum-exp of query {got} is {_sums}, and {_right} is right.
     output: the output is wrong.
     sums: the output is right, but the log-sum-exp is wrong, on which the next block is joined.
     changed: the result is right, but it changed its arguments.
@@ -51,8 +53,12 @@ def joined(answer, kind):
     if out.shape != (6, D) or sums.shape != (6,):
         raise Wrong(f"it returned shapes {list(out.shape)} and {list(sums.shape)}: {[6, D]} and [6] are right", MISUSED)
     seen = {"dtype": str(out.dtype)} if half else {}
-    seen["finite"] = bool(out.isfinite().all() and (sums.isfinite() == sums_T.isfinite()).all())
-    if seen["finite"]:
+    seen["NaN"] = kind if out.isnan().any() or sums.isnan().any() else None
+    unlike = (sums.isinf() != sums_T.isinf()).nonzero().flatten().tolist()
+    seen["infinite"] = unlike[0] if unlike else None
+    if unlike:
+        seen |= {"_sums": f"{sums[unlike[0]].item():g}", "_right": f"{sums_T[unlike[0]].item():.4g}"}
+    if not seen["NaN"] and not unlike:
         seen |= {"output": (out.double() - output_TD).detach(), "sums": (sums.double() - sums_T).nan_to_num(0, 0, 0)}
     return seen | {"changed": any(not torch.equal(old, new) for old, new in zip(before, [v for pair in given for v in pair]))}
 
@@ -66,6 +72,11 @@ def safe(sums_T, total_T):
     return (sums_T - total_T).exp().where(total_T > -torch.inf, 0)
 
 
+def clearly_infinite(query, _):
+    """Not a query that sees no key, where -inf is right."""
+    return query is not None and query != 2
+
+
 @exercise(
     "18.5", "Join two softmaxes", minutes=30, difficulty=2, answer="join",
     replaces=("zerocourse.parallel.context.score_block:*",),
@@ -75,7 +86,9 @@ def safe(sums_T, total_T):
         "mean": {"share": lambda sums, total: torch.full_like(sums, 0.5)},
         "sum": {"share": lambda sums, total: torch.ones_like(sums)},
         "by log-sum-exps": {"share": lambda sums, total: sums / (2 * total)},
-        "overflow": {"add": lambda sums, more: (sums.exp() + more.exp()).log()},
+        "overflow": ({"add": lambda sums, more: (sums.exp() + more.exp()).log()}, When("infinite", clearly_infinite),
+                     When("NaN", lambda got, want: got == "large scores")),
+        "no infinity": {"told": lambda sums, more, total: total.clamp(min=-1e9)},
         "nothing": {"share": lambda sums, total: (sums - total).exp()},
         "exchanged": {"swap": True},
         "sums of logarithms": {"told": lambda sums, more, total: sums + more},
@@ -92,6 +105,8 @@ def join(out, sums, more_out, more_sums, *, add=stable, share=safe, swap=False, 
     by log-sum-exps: You weighed by the log-sum-exps themselves: they are logarithms, so the weights are their exponentials.
     overflow: The exponential of a large log-sum-exp overflows, and that of a very small one is 0: subtract the larger one first
         (`torch.logaddexp` does).
+    no infinity: A query that sees no key of either block has the log-sum-exp -inf, the logarithm of 0. With a large negative
+        number in its place the next block is joined to keys that are not there.
     nothing: Where a query may see no key of either block both log-sum-exps are -inf, and -inf - (-inf) is NaN. Its output is
         0, and it may get keys from a later block.
     exchanged: You gave each block the weight of the other one.
