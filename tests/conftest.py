@@ -23,6 +23,7 @@ LIMIT_SECONDS = 120  # for a test that names none
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "ranks_may_differ: the ranks of `pool` issue different collectives on purpose")
+    config.addinivalue_line("markers", "xdist_group(name): what a worker runs in one go; known here for runs without pytest-xdist")
 
 
 def pytest_addoption(parser):
