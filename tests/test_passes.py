@@ -335,6 +335,8 @@ def hybrid(_, case: Case, backwards: tuple = (), offload: Callable = lambda: Non
                 loss.backward()
             losses[-1] += loss.item()
         held = {"gradients": model.zero.memory(optimizer)["gradients_bytes"]}
+        if case.clip:
+            model.zero.clip_grad_norm_(case.clip)
         optimizer.step()
         held |= {kind: model.zero.memory(optimizer)[f"{kind}_bytes"] for kind in ("optimizer", "parameters")}
         optimizer.zero_grad()
@@ -399,7 +401,8 @@ def test_replicas_are_summed_once_where_the_backwards_say_which_is_the_last(pool
 
 
 def test_replicas_are_summed_before_a_gradient_goes_to_the_host(pool):
-    [case] = of_stack(stages=(3,), world_size=4, optimizer=worlds.sgd, accumulation=2)
+    """With its norm, which is taken on the way."""
+    [case] = of_stack(stages=(3,), world_size=4, optimizer=worlds.sgd, accumulation=2, clip=0.05)
     for rank, (run, *_, sent) in enumerate(pool(4).run(hybrid, None, case, ({"reduces": False}, {"is_last": True}), HostOffload)):
         worlds.check_near(run, worlds.exact(case)[rank], f"rank {rank}")
         assert sent == 1
