@@ -1,5 +1,6 @@
 """The table of mutants still fits the package. Whether the tests kill them, `python -m tools.mutants` says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,18 @@ def test_every_mutant_still_applies():
         for test in mutant.tests:
             file, _, name = test.partition("::")
             assert f"def {name.partition('[')[0]}(" in (ROOT / "tests" / file).read_text(), f"{mutant.name}: there is no {test}"
+
+
+def test_every_mutant_names_tests_that_are_there(request):
+    """With their parameters, for all files that this session has collected whole."""
+    config = request.config
+    if config.getoption("--quick") or config.getoption("keyword") or any("::" in arg for arg in config.args):
+        pytest.skip("only a part of the tests was collected")
+    there = {re.sub(r"@[^]]*$", "", item.nodeid).partition("tests/")[2] for item in request.session.items}
+    functions, files = ({id.partition(end)[0] for id in there} for end in ("[", "::"))
+    gone = [f"{mutant.name}: {test}" for mutant in MUTANTS for test in mutant.tests
+            if test.partition("::")[0] in files and test not in there | functions]
+    assert not gone, gone
 
 
 @pytest.mark.parametrize("text, times", (("", 0), ("x = 1\nx = 1\n", 2)))
