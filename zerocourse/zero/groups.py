@@ -19,7 +19,8 @@ from ..layout.rankmap import Layout
 
 @dataclass(frozen=True)
 class Groups:
-    """The two process groups of a buffer, as this rank sees them. A collective over all ranks runs in one group, and then in the other."""
+    """The two process groups of a buffer, as this rank sees them. A collective over all ranks runs in one, and then in the
+    other."""
 
     shard: Comm
     replicate: Comm | None = None

@@ -56,7 +56,8 @@ def has_forward(module: nn.Module) -> bool:
 def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) -> list[Unit]:
     """The model's units in module order, the root first. Every parameter is in exactly one.
 
-    By default each entry of an outermost ModuleList is a unit (of a list of lists, each entry of the inner ones); `units` names modules or gives module classes instead.
+    By default each entry of an outermost ModuleList is a unit (of a list of lists, each entry of the inner ones); `units`
+    names modules or gives module classes instead.
     A parameter that several units share belongs to the root, and so does all that is in no unit.
     Raises BadInput for a name that is not a module of the model.
     """

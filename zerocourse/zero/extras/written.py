@@ -43,7 +43,8 @@ class WrittenParameters(Extra):
         for flat in self.apart:
             if flat.master._version != self.shard_versions[flat]:
                 names = ", ".join(dict.fromkeys(part.name for part in flat.shard_params))
-                raise BadInput(f"the optimizer's shards of {names} were written between its steps, which the model  would not see: write into the model, in `with zerocourse.gathered(module, write=True):`")
+                raise BadInput(f"the optimizer's shards of {names} were written between its steps, which the model would not "
+                               "see: write into the model, in `with zerocourse.gathered(module, write=True):`")
 
     def moved(self, flat: FlatBuffer) -> list[str]:
         """Names of the buffer's parameters whose version moved: they were written in place. What is freed was not."""
