@@ -13,6 +13,7 @@ import uuid
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -146,16 +147,16 @@ def test_when_one_rank_is_killed_in_a_save_the_other_hears_it_and_the_last_check
 # the ranks of an attempt
 
 def test_ranks_agree_on_an_attempt_whatever_earlier_ones_left():
-    """Attempts of 3, 2 and 3 ranks in one store; in the second rank 1 asks, and is gone before it is answered."""
-    store = dist.HashStore()
-    store.set("question of 1", "asked by a rank that is gone")
-    names = []
-    for ranks in (3, 2, 3):
+    """Attempts of 3, 2 and 3 ranks in one store, in which each finds a question of a rank that is gone, and answers it first."""
+    store, names = dist.HashStore(), []
+    for number, ranks in enumerate((3, 2, 3)):
+        store.set("question of 1", f"asked {number}")
         with ThreadPoolExecutor(ranks) as threads:
-            found = list(threads.map(lambda rank: agree_on_attempt(store, rank, ranks, 10), reversed(range(ranks))))
-        assert len(set(found)) == 1
-        names.append(found[0])
-        store.set("question of 1", "asked again")
+            found = [threads.submit(agree_on_attempt, store, 0, ranks, 10)]
+            store.wait([f"answer to asked {number}"], timedelta(seconds=10))
+            found += [threads.submit(agree_on_attempt, store, rank, ranks, 10) for rank in range(1, ranks)]
+            [name] = {each.result() for each in found}
+        names.append(name)
     assert len(set(names)) == 3
 
 
