@@ -174,7 +174,7 @@ def test_bytes_held(pool, world_size):
 
 
 def counted_quickly(case: Case) -> list[tuple[int, int]]:
-    """`bytes_held`, and the sum over the storages of `tensors()`: after a backward, as the optimizer steps, after it."""
+    """The meter's count, and the sum over the storages of `tensors()`: after a backward, as the optimizer steps, after it."""
     model, optimizer = worlds.sharded(case)
     found = []
 

@@ -335,7 +335,3 @@ class FlatBuffer:
     def received_bytes(self) -> int:
         """Bytes into which the other ranks' slices of the bucket arrive, while its reduction is under way."""
         return getattr(self.work, "received", 0)
-
-    @property
-    def bytes_held(self) -> int:
-        return sum(self.bytes_by_tensor.values())

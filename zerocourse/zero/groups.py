@@ -35,12 +35,6 @@ class Groups:
     def comms(self) -> list[Comm]:
         return [comm for comm in (self.shard, self.replicate) if comm is not None]
 
-    def all_reduce(self, values: torch.Tensor, op: str) -> torch.Tensor:
-        """The sum or maximum over all ranks of a small tensor, in place."""
-        for comm in self.comms:
-            comm.all_reduce(values, op)
-        return values
-
     def on_any_rank(self, flags: list[bool], device: torch.device) -> list[bool]:
         """Which of these flags are true on any rank."""
         for comm in self.comms:
