@@ -150,6 +150,19 @@ def test_freed_memory_reads_as_nan_also_after_a_write_to_other_freed_memory():
             assert all(found) and len(found) == 28, f"{found.count(False)} of {len(found)} reads were not NaN"
 
 
+def test_what_was_written_into_freed_memory_is_nan_again_when_it_is_freed_again():
+    tensor = torch.zeros(5000)
+    storage = FreeableStorage(tensor)
+    if not storage.readable:
+        pytest.skip("freed memory cannot be read on this system")
+    storage.free()
+    tensor.fill_(1.0)  # nobody keeps that
+    storage.allocate()
+    storage.free()
+    assert tensor.isnan().all()
+    storage.allocate()
+
+
 # -- functional calls -----------------------------------------------------------------------------------------------
 
 def called_with(model) -> torch.Tensor:

@@ -533,7 +533,7 @@ MUTANTS = [
     ),
     *of("zero/extras/nan_pages.py",
         ("a write into freed memory stays", "_libc()[0].madvise(self._address, self._nbytes, _DONTNEED)", "pass",
-         "outside.py::test_freed_memory_reads_as_nan_also_after_a_write_to_other_freed_memory"),
+         "outside.py::test_what_was_written_into_freed_memory_is_nan_again_when_it_is_freed_again"),
     ),
     *of("zero/extras/pool.py",
         ("the system may not take idle pages", "block.madvise(mmap.MADV_FREE)", "pass",
