@@ -403,7 +403,7 @@ def test_replicas_are_summed_once_where_the_backwards_say_which_is_the_last(pool
 def test_replicas_are_summed_before_a_gradient_goes_to_the_host(pool):
     """With its norm, which is taken on the way."""
     [case] = of_stack(stages=(3,), world_size=4, optimizer=worlds.sgd, accumulation=2, clip=0.05)
-    for rank, (run, *_, sent) in enumerate(pool(4).run(hybrid, None, case, ({"reduces": False}, {"is_last": True}), HostOffload)):
+    for rank, (run, *_, sent) in enumerate(pool(4).run(hybrid, None, case, ({"reduces": False}, {"reduces": False, "is_last": True}), HostOffload)):
         worlds.check_near(run, worlds.exact(case)[rank], f"rank {rank}")
         assert sent == 1
 

@@ -364,7 +364,7 @@ def summed_in(dtype: torch.dtype | None) -> torch.Tensor:
     model, _ = zerocourse.shard(Own(), stage=2, param_dtype=BF16, accumulate_dtype=dtype)
     for micro in range(16):
         (squares(model, 0, micro, dist.get_rank()) / 16).backward()
-    slices = [(flat.grad_shard, part) for flat in model.zero.flats for part in flat.shard_ranges]
+    slices = [(flat.grad_shard, part) for flat in model.zero.flats for part in flat.shard_params]
     return torch.cat([FlatBuffer.shard_view_of(slice, part).double() for slice, part in slices])
 
 
@@ -378,7 +378,7 @@ def sums() -> list[torch.Tensor]:
             gradients.append({name: param.grad.double() / 2 for name, param in model.named_parameters()})
     sharded, _ = zerocourse.shard(Own(), stage=2, param_dtype=BF16)
     exact = [sum(of[part.name].reshape(-1)[part.start:part.stop] for of in gradients)
-             for flat in sharded.zero.flats for part in flat.shard_ranges]
+             for flat in sharded.zero.flats for part in flat.shard_params]
     return [torch.cat(exact), summed_in(BF16), summed_in(FP32)]
 
 

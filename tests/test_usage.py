@@ -450,6 +450,9 @@ def takes_other_memory(model, optimizer):
     (lambda model: shard(model, ADAMW), "optimizer is the class AdamW.*model.parameters"),
     (lambda model: shard(model, units=["blocks.7"]), "units names 'blocks.7'.*'blocks.0'"),
     (lambda model: shard(model, units=[0]), "units names 0"),
+    (lambda model: shard(model, units=5), "units is 5: it must hold names or classes of modules"),
+    (lambda model: shard(model, stage=2.0), "stage is 2.0: it must be 0, 1, 2 or 3"),
+    (lambda model: shard(model, stage=True), "stage is True: it must be 0, 1, 2 or 3"),
     (lambda model: shard(model)[0].first.double(), "keeps its dtype and device"),
     (lambda model: shard(nn.Sequential(model.last, shard(model)[0].first)), "'0.weight' is in another sharded model"),
     (lambda model: shard(nn.ModuleDict({"zero": model})), "called `zero`.*rename"),
@@ -604,3 +607,9 @@ def test_a_deferred_model_takes_its_slices_one_unit_and_one_module_of_it(pool):
         slack = 25_000  # the state of the random generator, saved twice; padding
         while_drawn, when_cut = kept - block // 2 + block + module, kept + block
         assert when_cut <= peak <= max(while_drawn, when_cut) + slack
+
+
+def test_a_module_may_be_called_root():
+    model = nn.Module()
+    model.root, model.other = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert [unit.name for unit in cut_into_units(model, ["root"])] == ["root of all", "root"]

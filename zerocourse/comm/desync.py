@@ -16,7 +16,8 @@ from ..errors import CollectiveError, OutOfMemory
 from . import watch
 from .progress import CollectiveProgress
 
-COMPARE_SECONDS = 3.0  # seconds that a rank whose collective failed waits for the answers of the others
+COMPARE_SECONDS = 5.0  # seconds that a rank whose collective failed waits for the answers of the others: a watcher looks every
+# two seconds, and on a busy machine it takes its time
 HEARD_SECONDS = 1.0  # seconds that a leaving rank waits for the others to read why: its process may serve the store
 READ_SECONDS = 10.0  # seconds that rank 0 waits for the others to read objects, for the same reason
 ORDER = "Every rank must issue the same collectives in the same order"

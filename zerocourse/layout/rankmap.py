@@ -30,7 +30,7 @@ def round_robin(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
 
 
 def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
-    """Neighbours stay together: a tensor goes to the rank in whose N-th of all elements its middle lies."""
+    """Neighbours stay together: cut all elements into N equal parts, and a tensor goes to the rank whose part has its middle."""
     total, start, owner = sum(map(math.prod, shapes.values())), 0, {}
     for name, shape in shapes.items():
         twice_the_middle = 2 * start + math.prod(shape)
@@ -72,12 +72,10 @@ def owners(rank_map: str | RankMap | None, shapes: Mapping[str, Shape], world_si
     if not isinstance(answer, Mapping):
         raise BadInput(f"the rank map returned a {type(answer).__name__}: "
                        "it must return a dictionary with a rank for every parameter")
-    for name in answer:
-        if name not in shapes:
-            raise BadInput(f"the rank map names {name!r}, which is not a parameter of the model")
-    for name in shapes:
-        if name not in answer:
-            raise BadInput(f"the rank map dropped parameter {name!r}: it must give a rank to every parameter")
+    if invented := [name for name in answer if name not in shapes]:
+        raise BadInput(f"the rank map names {invented[0]!r}, which is not a parameter of the model")
+    if dropped := [name for name in shapes if name not in answer]:
+        raise BadInput(f"the rank map dropped parameter {dropped[0]!r}: it must give a rank to every parameter")
     return {name: checked_rank(answer[name], name, world_size) for name in shapes}
 
 
@@ -108,8 +106,8 @@ class Layout:
     """The order of parameters in one flat buffer, and where the buffer is cut. All numbers count elements.
 
     offset: name → where the parameter begins in the buffer.   numel: elements of parameters, without the padding.
-    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]). Of equal slices a range, because a list would be
-    long in a model of many buffers on many ranks.   padded: the length of the buffer, bounds[-1].
+    bounds: N + 1 positions; rank r owns [bounds[r], bounds[r + 1]). With equal slices it is a range,
+    because a list would be long for many ranks.   padded: the length of the buffer, bounds[-1].
     """
 
     shapes: dict[str, Shape]
@@ -121,7 +119,7 @@ class Layout:
     def build(cls, shapes: Mapping[str, Shape], world_size: int, owner: Mapping[str, int] | None = None) -> "Layout":
         """Equal slices, with padding at the end, when `owner` is None; otherwise whole tensors, sorted by owner."""
         names = sorted(shapes, key=owner.__getitem__) if owner else list(shapes)
-        offset, end, ends = {}, 0, {}  # ends: where the last parameter of each rank does
+        offset, end, ends = {}, 0, {}  # ends: by rank, where its last parameter ends
         for name in names:
             offset[name] = end
             end += math.prod(shapes[name])

@@ -101,7 +101,7 @@ class DiskBuffer(OffloadedBuffer):
     def take_states(self, optimizer: Optimizer) -> None:
         """The optimizer has made states, or has others than before: move them into the block, which grows if it has no
         place for them. The optimizer goes on with those in the block."""
-        parts = [*zip(self.shard_ranges, self.shard_params.values(), strict=True)]
+        parts = [*self.shard_params.items()]
         found = {(index, key): value for index, (_, part) in enumerate(parts)
                  for key, value in elementwise_states(optimizer, part).items()}
         new = {place: value for place, value in found.items() if value is not self.placed.get(place)}

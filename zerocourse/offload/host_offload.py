@@ -106,7 +106,7 @@ class HostOffload:
         return replace(ops, reduce=partial(self.reduce, ops.reduce), step=step, unshard=unshard)
 
     def attach(self, stage: DataParallel) -> None:
-        self.stage, self.link.recorder = stage, stage.recorder
+        self.stage, stage.offload, self.link.recorder = stage, self, stage.recorder
         # Where the slice of the parameters is the master weights, a write into the model changes them.
         stage.written.apart = [flat for flat in stage.written.apart if flat.shard is not flat.master]
         if self.delays:

@@ -3,10 +3,7 @@
 import importlib
 
 # DeepSpeed's names for what this package has. They are imported when asked for, because this room is imported without torch.
-_FAMILIAR = {"Init": "whole.familiar_zero", "GatheredParameters": "whole.familiar_zero"}
-
-
 def __getattr__(name: str):
-    if name in _FAMILIAR:
-        return getattr(importlib.import_module(f".{_FAMILIAR[name]}", __name__), name)
+    if name in ("Init", "GatheredParameters"):
+        return getattr(importlib.import_module(".whole.familiar_zero", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,14 +11,6 @@ import torch
 
 from ..errors import CollectiveError
 from .buffer import FlatBuffer
-from .groups import Groups
-
-
-def ask(groups: Groups, questions: dict[str, list[bool]], device: torch.device) -> dict[str, list[bool]]:
-    """Each question's flags, or-ed over all ranks. Collective: one message of a byte for each flag."""
-    on_host = "gloo" in groups.shard.backends  # to read the answer on a GPU would wait for all that it still computes
-    answers = iter(groups.on_any_rank(sum(questions.values(), []), torch.device("cpu") if on_host else device))
-    return {name: [next(answers) for _ in asked] for name, asked in questions.items()}
 
 
 def agree(stage) -> list[FlatBuffer]:
@@ -38,7 +30,9 @@ def agree(stage) -> list[FlatBuffer]:
                  "skipped": [bool(ran) and unit not in ran for unit in stage.units]}
     for extra in stage.extras:
         questions |= extra.questions()
-    answers = ask(stage.groups, questions, stage.device)
+    on_host = "gloo" in stage.comm.backends  # to read the answer on a GPU would wait for all that it still computes
+    flags = iter(stage.groups.on_any_rank(sum(questions.values(), []), torch.device("cpu") if on_host else stage.device))
+    answers = {name: [next(flags) for _ in asked] for name, asked in questions.items()}
     for unit, ran_somewhere, skipped in zip(stage.units[1:], answers["ran"][1:], answers["skipped"][1:], strict=True):
         if ran_somewhere and skipped:
             raise CollectiveError(f"unit {unit.name!r} ran on some ranks and was skipped on others (rank {stage.comm.rank} "

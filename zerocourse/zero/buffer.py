@@ -17,8 +17,7 @@ ranks, n elements in the padded buffer, and `own` this rank's slice of it:
 In stage 0 nothing is divided among ranks and `own` is the whole buffer.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -44,18 +43,17 @@ class FlatBuffer:
     precision: the dtypes of its gradients.   shards_gradients: is the bucket sent at once, and not added up in?
     """
 
-    def __init__(self, name: str, params: dict[str, nn.Parameter], layout: Layout, rank: int, shards_optimizer: bool,
-                 shards_parameters: bool, dtype: torch.dtype, groups: Groups | None = None,
-                 precision: Precision = Precision(), shards_gradients: bool = False):
+    def __init__(self, name: str, params: dict[str, nn.Parameter], layout: Layout, dtype: torch.dtype, stage, groups: Groups,
+                 precision: Precision = Precision()):
         self.name, self.layout, self.dtype, self.groups = name, layout, dtype, groups
         self.params = {key: params[key] for key in layout.shapes}  # in the buffer's order
-        self.shards_parameters = shards_parameters
+        self.shards_parameters = stage.shards_parameters
         # What a reduce-scatter writes on this rank, and what the optimizer updates: from stage 1 on they are the same.
-        self.reduce_slice = layout.slice(rank)
-        self.own = self.reduce_slice if shards_optimizer else slice(0, layout.padded)
-        self.divisor = groups.size if groups else len(layout.bounds) - 1  # gradients are averaged over so many ranks
+        self.reduce_slice = layout.slice(groups.shard.rank)
+        self.own = self.reduce_slice if stage.shards_optimizer else slice(0, layout.padded)
+        self.divisor = groups.size  # gradients are averaged over so many ranks
         self.reduce_dtype, self.grad_dtype = precision.of_gradients(dtype)
-        self.bucket_dtype = self.reduce_dtype if shards_gradients else self.grad_dtype
+        self.bucket_dtype = self.reduce_dtype if stage.shards_gradients else self.grad_dtype
         self.grad_factor: float | torch.Tensor | None = None  # to multiply half-precision gradients by, in fp32
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
@@ -76,7 +74,8 @@ class FlatBuffer:
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def begin(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Move the parameters into `full`, padded with zeros. Returns the views, still empty, of those on the meta device."""
+        """Move the parameters into `full`, padded with zeros. Returns views for those on the meta device, which
+        have no values yet."""
         exact = torch.float32 if self.dtype in HALF else self.dtype
         self.full = torch.zeros(self.layout.padded, dtype=exact, device=device)
         empty = {key: self.view_of(self.full, key) for key in self.params}
@@ -88,7 +87,7 @@ class FlatBuffer:
     def fill(self, equalise) -> None:
         """Build shard, master and shard_params from `full`, of which the parameters become views.
 
-        equalise(values): makes the values the same on all ranks (rank 0's).
+        equalise(values): gives every rank the values of rank 0.
         """
         exact = self.full
         equalise(exact)
@@ -97,8 +96,7 @@ class FlatBuffer:
         self.views = {key: self.view_of(self.full, key) for key in self.params}
         self.place(exact)
         updated = self.dtype.is_floating_point or self.dtype.is_complex
-        self.shard_ranges = self.ranges() if updated else []
-        self.shard_params = {part: nn.Parameter(self.master_of(part)) for part in self.shard_ranges}
+        self.shard_params = {part: nn.Parameter(self.master_of(part)) for part in (self.ranges() if updated else ())}
         self.show()
 
     def place(self, exact: torch.Tensor) -> None:
@@ -145,18 +143,18 @@ class FlatBuffer:
         if self.steps_masters:
             self.shard.copy_(self.master)
 
-    @contextmanager
-    def at_hand(self, writes: bool = False, optimizer: Optimizer | None = None) -> Iterator[None]:
+    def at_hand(self, writes: bool = False, optimizer: Optimizer | None = None) -> AbstractContextManager:
         """Inside, master weights and optimizer states have their values (and the shard, if the offload has its parameters too),
-        wherever they lie else.   writes: what is written into them is kept.   optimizer: has states that are new."""
-        yield
+        wherever they usually lie.   writes: what is written into them is kept.   optimizer: has states that are new."""
+        return nullcontext()
 
     def keep_written(self) -> None:
         """This rank's slice of what was written into `full`."""
         self.shard.copy_(self.full[self.own])
 
     def take_written(self, was_written: bool) -> None:
-        """Master weights whose rounded value is not what the model holds take over what it holds.
+        """Where the model holds something else than the rounded master weight, somebody has written it: that becomes the master
+        weight.
 
         was_written: has the model, or a user, been seen to write into the parameters?
         """
@@ -193,13 +191,14 @@ class FlatBuffer:
             self.collect(key, self.params[key])
 
     def open_bucket(self) -> None:
-        """Make room for gradients. Stages 0 and 1 keep the bucket after they have reduced it: zero all but this rank's slice, which
-        holds the sum, or the next reduction would count that sum N times. (With replicas, only the first keeps it.)"""
+        """Make room for gradients. Stages 0 and 1 keep the bucket after they have reduced it, and only this rank's slice of the sum
+        may count again, so the rest becomes zero: else the next reduction would add that sum N times. (Of replicas, only the
+        first keeps it.)"""
         if self.grad is None:
             self.grad = pool.empty(self.layout.padded, like=self.full, dtype=self.bucket_dtype)
             self.complete = False  # a user's own `reduce` may have set `grad` to None itself
         elif not self.unreduced:
-            kept = slice(0, 0) if self.groups and self.groups.replicate and self.groups.replicate.rank else self.reduce_slice
+            kept = slice(0, 0) if self.groups.replicate and self.groups.replicate.rank else self.reduce_slice
             self.grad[: kept.start].zero_()
             self.grad[kept.stop :].zero_()
 
@@ -220,21 +219,19 @@ class FlatBuffer:
 
     def sum_replicas(self, reduced: torch.Tensor) -> torch.Tensor:
         """The reduced slice (own,), added up over the ranks that hold the same slice, where there are some."""
-        return self.groups.sum_replicas(reduced, self.name) if self.groups else reduced
+        return self.groups.sum_replicas(reduced, self.name)
 
     def accumulate(self, reduced: torch.Tensor) -> None:
         """Add a reduced slice (own,) to what earlier micro-batches left."""
-        begins = self.grad_shard is None
-        self.lacks_replicas |= begins and self.postpones_replicas
-        if not self.lacks_replicas:
-            reduced = self.sum_replicas(reduced)
-        reduced = reduced.to(self.grad_dtype)
-        self.grad_shard = reduced if begins else self.grad_shard.add_(reduced)
+        if self.grad_shard is None and self.postpones_replicas:
+            self.lacks_replicas = True
+        reduced = (reduced if self.lacks_replicas else self.sum_replicas(reduced)).to(self.grad_dtype)
+        self.grad_shard = reduced if self.grad_shard is None else self.grad_shard.add_(reduced)
         if not self.postpones_replicas:
             self.add_replicas()
 
     def add_replicas(self) -> None:
-        """Sum over the replicas, at once, what micro-batches have left without that. It is sent in `reduce_dtype`."""
+        """Do the sum over the replicas that earlier micro-batches have postponed. It is sent in `reduce_dtype`."""
         if self.lacks_replicas:
             summed = self.sum_replicas(self.grad_shard.to(self.reduce_dtype))
             self.grad_shard, self.lacks_replicas = summed.to(self.grad_dtype), False
@@ -253,9 +250,9 @@ class FlatBuffer:
 
     def hand_out(self, gradient: torch.Tensor, names: set[str]) -> None:
         """Give each shard parameter its part of a gradient (own,); names: of the parameters that have one."""
-        for part in self.shard_ranges:
+        for part, param in self.shard_params.items():
             if part.name in names:
-                own_part = self.shard_params[part].grad = self.shard_view_of(gradient, part)
+                own_part = param.grad = self.shard_view_of(gradient, part)
                 setattr(own_part, SLICE, True)
 
     @staticmethod
@@ -268,7 +265,7 @@ class FlatBuffer:
         return norm if self.grad_factor is None else norm * self.grad_factor
 
     def scale_gradient(self, factor: float | torch.Tensor) -> None:
-        """Multiply `grad_shard`; in half precision when it becomes fp32, as the product may be too small for it."""
+        """Multiply `grad_shard`. Half precision is multiplied later, when it becomes fp32: here the product may be too small."""
         if self.grad_shard is None:
             return
         if self.grad_shard.dtype in HALF:
@@ -322,14 +319,12 @@ class FlatBuffer:
     @property
     def bytes_by_tensor(self) -> dict[str, int]:
         """Bytes of the tensors above, each storage counted once, without looking into any."""
-        shard, whole, master = self.shard.nbytes, self.storage.nbytes, self.master.nbytes
-        grad_shard = self.shard.numel() * self.grad_dtype.itemsize
         has_slice = self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)
-        copied = self.steps_masters and self.grad_dtype is not self.master.dtype
-        has_master_grads = copied and bool(self.handed_out)
-        return {"full": whole * self.gathered, "shard": shard * self.shards_parameters,
-                "bucket": getattr(self.grad_or_in_flight, "nbytes", 0), "grad_shard": grad_shard * has_slice,
-                "master": master * self.steps_masters, "master_grads": master * has_master_grads}
+        copied = self.steps_masters and self.grad_dtype is not self.master.dtype and bool(self.handed_out)
+        return {"full": self.storage.nbytes * self.gathered, "shard": self.shard.nbytes * self.shards_parameters,
+                "bucket": getattr(self.grad_or_in_flight, "nbytes", 0),
+                "grad_shard": self.shard.numel() * self.grad_dtype.itemsize * has_slice,
+                "master": self.master.nbytes * self.steps_masters, "master_grads": self.master.nbytes * copied}
 
     @property
     def received_bytes(self) -> int:

@@ -101,21 +101,16 @@ class DataParallel(Reducer):
         self.is_last: bool | None = None
         self.forward_stack: list[Unit] = []  # units whose forward is running, one inside the other
         self.last_pass = Pass()  # of the last forward
-        self.in_backward, self.backward_number, self.end_callback = False, -1, lambda: None
-        self.passes: list[Pass] = []  # those that the present backward goes through
-        self.queue: list[FlatBuffer] = []  # buckets that it is still to reduce, the next one first
-        self.turn: dict[FlatBuffer, int] = {}  # so many buckets are reduced before it, in all of this backward
-        self.n_reached = 0  # so many at the head of the queue belong to units that the backward has come to, or is past
-        self.reduced_buckets: set[FlatBuffer] = set()  # buckets whose reduction this backward has started
+        self.backward_number, self.end_callback, self.passes = -1, lambda: None, []
+        self.forget_backward()
         self.in_flight: list[FlatBuffer] = []  # buckets whose reduction is under way, the oldest first
         self.reducing: Counter[Unit] = Counter()  # the units of these, each with the number of its buckets
         self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
-        self.has_unused_gradients = False  # has a backward brought some since the last step?
+        self.has_unused_gradients = False  # has there been a backward since the last step?
         self.written = WrittenParameters(self)
         self.offload = None  # what keeps states in another memory (see `offload`), where there is one
         self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written]
-        passing = {"bucket": self.shards_gradients, "full": self.shards_parameters}  # what is held only for a while
-        self.meter = StageMeter(self.recorder, self.flats, in_flight=[name for name, passes in passing.items() if passes])
+        self.meter = StageMeter(self.recorder, self.flats, ["bucket"] * self.shards_gradients + ["full"] * self.shards_parameters)
         hooks.attach(self)
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -197,7 +192,7 @@ class DataParallel(Reducer):
                 extra.before_step()
             updated = [flat for flat in self.flats if flat.has_grad]
             result = self.ops.step(updated, self.comm, optimizer_step) if updated else optimizer_step()
-            for flat in updated:  # so that the backward of an older forward is told that its weights are gone
+            for flat in updated:  # so that the backward of an older forward raises: its weights have changed
                 increment_version(list(flat.params.values()))
         for extra in self.extras:
             extra.after_step()
@@ -230,7 +225,7 @@ class DataParallel(Reducer):
         """The 2-norm of the whole gradient, the same on every rank.
 
         Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local), over
-        the groups of `Groups.norm`, too; what is replicated there, one of them counts (see `counts_in_norm`).
+        the groups of `Groups.norm`, too; of what is replicated there, only one copy counts (see `counts_in_norm`).
         """
         self.flush()
         precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
@@ -259,8 +254,8 @@ class DataParallel(Reducer):
     # -- upkeep -------------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """A forward or backward ended in an exception: finish what is under way. All gradients since the last zero_grad go when
-        it was a backward: what it added to earlier micro-batches cannot be taken out again."""
+        """A forward or backward ended in an exception: finish what is under way. After a backward all gradients since the
+        last zero_grad are dropped, because what it added to earlier micro-batches cannot be taken out again."""
         if self.in_backward:
             self.zero_grad()
         self.forget_backward()

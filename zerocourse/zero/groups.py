@@ -19,8 +19,8 @@ from ..layout.rankmap import Layout
 
 @dataclass(frozen=True)
 class Groups:
-    """The two process groups of a buffer, as this rank sees them. A collective over all ranks runs in one, and then in the
-    other."""
+    """The two process groups of a buffer, as this rank sees them. To reach all ranks, a collective runs in one group and
+    then in the other."""
 
     shard: Comm
     replicate: Comm | None = None
@@ -41,11 +41,10 @@ class Groups:
             flags = comm.on_any_rank(flags, device)
         return flags
 
-    def broadcast(self, values: torch.Tensor, name: str) -> torch.Tensor:
+    def broadcast(self, values: torch.Tensor, name: str) -> None:
         """The first rank's values on all ranks, in place."""
         for comm in reversed(self.comms):
             comm.broadcast(values, name)
-        return values
 
     def all_gather_object(self, thing: object) -> list:
         """Every rank's object (anything that JSON can hold)."""

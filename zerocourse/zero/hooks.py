@@ -23,15 +23,53 @@ from .unit import Unit
 def attach(stage) -> None:
     """Register the hooks of every unit on its module and of every parameter that records gradients."""
     for unit in stage.units:
-        of_unit = set(unit.params.values())
-        unit.module.register_forward_pre_hook(_before(stage, unit), with_kwargs=True, prepend=True)
-        for module in unit.module.modules() if unit is not stage.root else ():
-            # The loss may use an intermediate value of a unit and not its output, so submodules with parameters are watched too.
-            own = set(module.parameters(recurse=False))
-            if own and module is not unit.module and own <= of_unit:
-                module.register_forward_hook(_watch_outputs(stage, unit))
-        unit.module.register_forward_hook(_after(stage, unit), always_call=True)
+        watch_module(stage, unit)
         watch_gradients(stage, unit)
+
+
+def watch_module(stage, unit: Unit) -> None:
+    """Call the stage before and after the unit's forward, and when the gradient of one of its outputs comes."""
+    of_unit, weak = set(unit.params.values()), weakref.ref(stage)
+
+    @eager
+    def before(module: nn.Module, args):
+        if current_backward() != -1:  # checkpointing computes the unit again
+            begin_backward(stage)
+        stage.pre_forward(unit)
+
+    @eager
+    def watch(module: nn.Module, args, output):
+        if not torch.is_grad_enabled():
+            return
+        of_pass = weak().active_pass
+
+        def begins(_):
+            begin_backward(weak())
+            weak().pre_backward(of_pass, unit)
+
+        for tensor in tensors_of(output):
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(begins)
+            if tensor._base is not None and tensor._base.grad_fn is not None:
+                # If a view is later changed in place, autograd gives it a new node; that of its base still takes part.
+                tensor._base.grad_fn.register_prehook(begins)
+
+    @eager
+    def after(module: nn.Module, args, output):
+        failed = output is None and sys.exc_info()[0] is not None
+        if not failed:
+            watch(module, args, output)
+            if unit is stage.root and torch.is_grad_enabled() and not tensors_of(output):
+                unit.keep_unsharded = True  # an object that we cannot look into: nobody knows when its backward comes
+        stage.post_forward(unit, failed)
+
+    unit.module.register_forward_pre_hook(before, prepend=True)
+    for module in unit.module.modules() if unit is not stage.root else ():
+        # The loss may use an intermediate value of a unit and not its output, so submodules with parameters are watched too.
+        own = set(module.parameters(recurse=False))
+        if own and module is not unit.module and own <= of_unit:
+            module.register_forward_hook(watch)
+    unit.module.register_forward_hook(after, always_call=True)
 
 
 def watch_gradients(stage, unit: Unit) -> None:
@@ -70,67 +108,15 @@ def _will_run(node) -> bool:
 
 def begin_backward(stage) -> None:
     """Once a backward: tell the stage, and have autograd call `end_backward` when all gradients are there."""
-    if stage.in_backward and stage.end_callback() is None:  # the backward before failed: it is gone, and its callback with it
+    if stage.in_backward and stage.end_callback() is None:  # the last backward failed, so autograd has dropped its callback
         stage.recover()
     if not stage.in_backward:
         stage.begin_backward()
-
-        def end():
-            stage.end_backward()
-
-        stage.end_callback = weakref.ref(end)  # autograd has the only reference
+        end = stage.end_backward  # a new bound method: autograd will have the only reference
+        stage.end_callback = weakref.ref(end)
         torch.autograd.Variable._execution_engine.queue_callback(end)
 
 
 def current_backward() -> int:
     """A number of the backward that this thread is inside of; -1 outside. Reentrant ones have numbers of their own."""
     return torch._C._current_graph_task_id()
-
-
-def _before(stage, unit: Unit):
-    @eager
-    def hook(module: nn.Module, args, kwargs):
-        if current_backward() != -1:  # checkpointing computes the unit again
-            begin_backward(stage)
-        stage.pre_forward(unit)
-
-    return hook
-
-
-def _after(stage, unit: Unit):
-    watch = _watch_outputs(stage, unit)
-
-    @eager
-    def hook(module: nn.Module, args, output):
-        failed = output is None and sys.exc_info()[0] is not None
-        if not failed:
-            watch(module, args, output)
-            if unit is stage.root and torch.is_grad_enabled() and not tensors_of(output):
-                unit.keep_unsharded = True  # an object that we cannot look into: nobody knows when its backward comes
-        stage.post_forward(unit, failed)
-
-    return hook
-
-
-def _watch_outputs(stage, unit: Unit):
-    """A forward hook: when a gradient of the output comes, the backward has come to the unit."""
-    stage = weakref.ref(stage)
-
-    @eager
-    def hook(module: nn.Module, args, output):
-        if not torch.is_grad_enabled():
-            return
-        of_pass = stage().active_pass
-
-        def begins(_):
-            begin_backward(stage())
-            stage().pre_backward(of_pass, unit)
-
-        for tensor in tensors_of(output):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(begins)
-            if tensor._base is not None and tensor._base.grad_fn is not None:
-                # If a view is later changed in place, autograd gives it a new node; that of its base still takes part.
-                tensor._base.grad_fn.register_prehook(begins)
-
-    return hook

@@ -4,7 +4,7 @@ Every rank trains the same model on its own data. The model is cut into *units*:
 (a block) is one, and the root is the rest. A unit's parameters lie in one flat buffer of n elements, padded so that N
 ranks can cut it into N equal slices: rank r owns slice r. Per unit, a rank has three tensors:
 
-    full    (n,)             the parameters; the modules' own are views of it
+    full    (n,)             all parameters of the unit; those in the modules are views of it
     grad    (n,)             this rank's gradients, divided by N; None when there are none
     shard   (n,) or (n/N,)   what the optimizer steps: all of `full` at stage 0, this rank's slice from stage 1 on;
                              `shard.grad`, of the same shape, is the gradient averaged over the ranks
@@ -22,7 +22,7 @@ A stage says what happens to a unit at six moments, and that is all there is to 
     elements held    4Ψ           2Ψ + 2Ψ/N        Ψ + 3Ψ/N         4Ψ/N
     elements sent    2Ψ           2Ψ               2Ψ               3Ψ        (each times (N-1)/N)
 
-Ψ is the number of parameters; each has a gradient and two states of Adam, and a step is one backward. (gloo has no
+Ψ is the number of parameters. Each has a gradient and two states of Adam, and a step has one backward. (gloo has no
 reduce-scatter of its own: it all-reduces, and sends more.)
 
 Mini is right for plain models. It refuses others with a sentence: weights tied over two units, parameters that are
@@ -113,7 +113,7 @@ class MiniStage0:
         """A parameter has its gradient: move it to `grad`. With the last one, the unit's backward is over."""
         if self.grad is None:
             self.grad = torch.zeros_like(self.full)
-        self.views(self.grad)[param].add_(param.grad, alpha=1 / world_size())  # the sum over the ranks is the average
+        self.views(self.grad)[param].add_(param.grad, alpha=1 / world_size())  # so the sum is the average
         param.grad = None
         self.arrived.add(param)
         if len(self.arrived) == len(self.params):
@@ -121,7 +121,7 @@ class MiniStage0:
             self.post_backward()
 
     def pre_step(self) -> None:
-        if self.arrived or self.grad is None and self.shard.grad is None:  # only some came, or none
+        if self.arrived or (self.grad is None and self.shard.grad is None):  # only some came, or none
             missing = next(name for name, param in self.params.items() if param not in self.arrived)
             raise BadInput(f"{missing!r} has no gradient at this step: call backward() first, with a loss that uses it")
         if self.grad is not None:
@@ -166,7 +166,7 @@ class MiniStage3(MiniStage2):
         self.reshard()
 
     def unshard(self) -> None:
-        """What autograd saved in the forward are views of `full`, so the same storage has to get its memory back."""
+        """Gather the parameters into the storage that they had: what autograd saved in the forward are views of it."""
         storage = self.full.untyped_storage()
         if storage.nbytes() == 0:
             storage.resize_(self.full.nbytes)
@@ -179,7 +179,7 @@ class MiniStage3(MiniStage2):
             param.data = self.full.new_empty(0)
 
     def post_forward(self) -> None:
-        if torch._C._current_graph_task_id() == -1:  # not inside a backward, where checkpointing runs forwards again
+        if torch._C._current_graph_task_id() == -1:  # in a backward, checkpointing runs the forward again, and needs the parameters after it
             self.reshard()
 
     def post_backward(self) -> None:
@@ -187,7 +187,7 @@ class MiniStage3(MiniStage2):
         self.reshard()
 
     pre_forward = pre_backward = unshard
-    post_step = reshard  # a unit unsharded by hand now holds outdated parameters
+    post_step = reshard  # a unit that somebody unsharded by hand has the values from before the step
 
 
 STAGES = (MiniStage0, MiniStage1, MiniStage2, MiniStage3)
@@ -223,7 +223,7 @@ def attach(unit: MiniStage0, module: nn.Module, optimizer: Optimizer) -> None:
         unit.post_forward()
         for tensor in output if isinstance(output, tuple) else [output]:
             if not isinstance(tensor, torch.Tensor):
-                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}, where mini looks for no "
+                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}, in which mini finds no "
                                "tensors: let it return a tensor, or a tuple of them")
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient: unit.pre_backward())
@@ -260,7 +260,7 @@ def block_names(module: nn.Module, prefix: str = "") -> list[str]:
 
 def refuse_what_is_not_plain(model: nn.Module, optimizer: Optimizer, stage: int) -> None:
     """Raise BadInput, a sentence, for what `zerocourse.shard` can do and mini cannot."""
-    if stage not in range(len(STAGES)):
+    if type(stage) is not int or stage not in range(len(STAGES)):
         raise BadInput(f"stage is {stage!r}: say 0, 1, 2 or 3")
     if hasattr(model, "mini_units"):
         raise BadInput(f"the {type(model).__name__} is sharded already: build a new one")

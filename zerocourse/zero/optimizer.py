@@ -30,16 +30,15 @@ class BufferedStep:
 
     def begin(self, masters: Sequence[FlatBuffer] = ()) -> None:
         """A step of the stage begins. Groups may have changed since the last one. masters: buffers with master weights."""
-        self.stepped = False  # has everything been stepped at once?
+        self.stepped = False  # has one call updated all buffers already?
         self.group_of = {part: index for index, group in enumerate(self.optimizer.param_groups) for part in group["params"]}
         self.masters = dict.fromkeys(masters)
 
     def __call__(self, *flats: FlatBuffer) -> object:
         at_once = not flats or is_seen_stepping(self.optimizer)
-        if at_once:
-            self.stepped, stepped = True, self.stepped
-            if flats and stepped:
-                return None
+        if at_once and flats and self.stepped:
+            return None
+        self.stepped |= at_once
         masters = self.masters if at_once else [flat for flat in flats if flat in self.masters]
         for flat in masters:
             flat.publish_gradients()
@@ -60,17 +59,11 @@ class BufferedStep:
         if not wanted:
             return None
         every = self.optimizer.param_groups
-        groups = [every[index] for index in wanted]
-        whole = [group["params"] for group in groups]
         try:
-            self.optimizer.param_groups = groups
-            for group, params in zip(groups, wanted.values(), strict=True):
-                group["params"] = params
+            self.optimizer.param_groups = [every[index] | {"params": parts} for index, parts in wanted.items()]
             return self.own_step()
         finally:
             self.optimizer.param_groups = every
-            for group, params in zip(groups, whole, strict=True):
-                group["params"] = params
 
 
 def elementwise_states(optimizer: Optimizer | None, part: nn.Parameter | None) -> dict[str, torch.Tensor]:

@@ -17,12 +17,12 @@ class ZeroOptions:
     bucket_size: the most elements reduced at once (a longer parameter goes alone); None: a unit at once.
     prefetch: units gathered ahead of the one that computes (stage 3).
     in_flight: units whose reductions may be under way while the backward computes. 0: it waits for each, so nothing
-        overlaps; 1: before the next reduction, and at stage 3 before the next gather, it waits for the last one (least
-        memory with overlap); n: it waits for the oldest when there are n.
+        overlaps; 1: it waits for the last reduction before it starts the next one, and at stage 3 before the next gather, too
+        (least memory with overlap); n: it waits for the oldest when there are n.
     reshard_after_forward: False keeps parameters from forward to backward (stage 3): 2Ψ sent instead of 3Ψ.
     agreement: at the end of each backward the ranks tell each other, in one small message, what only some of them know
         (who has a gradient, what was written or left over, which of the model's buffers changed). False saves the message,
-        trusts that all are alike, and leaves the model's buffers, such as batch statistics, to each rank.
+        assumes that all ranks would say the same, and leaves the model's buffers, such as batch statistics, to each rank.
     """
 
     bucket_size: int | None = None

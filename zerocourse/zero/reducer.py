@@ -46,13 +46,13 @@ class Reducer:
         self.meter.begin("backward", unit.name)
 
     def begin_pass(self, of_pass: Pass) -> None:
-        """This backward goes through the pass, too: its buckets join the queue, before those that come last."""
+        """The backward has come to one more forward: its buckets join the queue, before those that always come last."""
         self.passes.append(of_pass)
         last = {flat for unit in self.last_units for flat in unit.flats}
         joining = [flat for unit in [*of_pass.order, *self.last_units[::-1]] for flat in reversed(unit.flats) if flat.trainable]
-        queue = [flat for flat in dict.fromkeys([*self.queue, *joining]) if flat not in self.reduced_buckets]
-        self.queue = sorted(queue, key=lambda flat: flat in last)  # sorted() keeps the order of equals
-        self.turn = {flat: turn for turn, flat in enumerate(self.queue, len(self.reduced_buckets))}
+        waiting = [flat for flat in dict.fromkeys([*self.queue, *joining]) if self.turn.get(flat, self.n_started) >= self.n_started]
+        self.queue[self.n_started :] = sorted(waiting, key=lambda flat: flat in last)  # sorted() keeps the order of equals
+        self.turn = {flat: turn for turn, flat in enumerate(self.queue)}
 
     def finishes_last(self, unit: Unit) -> bool:
         """Are its gradients finished only at the end of the backward?"""
@@ -66,13 +66,13 @@ class Reducer:
         flat.awaited.discard(key)
         flat.ready.add(key)
         unit = self.unit_of[flat]
-        before = self.turn.get(flat, -1) - len(self.reduced_buckets)  # in the queue; below 0 when it is not there
+        turn = self.turn.get(flat, -1)
         is_container = any(unit in each.containers for each in self.passes)  # the backward may still come to units inside of it
-        if before >= self.n_reached and not is_container and not self.finishes_last(unit):
-            self.n_reached = before + 1
+        if turn >= self.n_reached and not is_container and not self.finishes_last(unit):
+            self.n_reached = turn + 1
         if raw_grad(param) is not None:  # else it was frozen after the forward, or an autograd function returned None
             if flat.work is not None and not flat.unreduced:
-                flat.deferred.add(key)  # to wait here could be for ever: another rank may not have this gradient at all
+                flat.deferred.add(key)  # do not wait here: a rank that has no such gradient would never join
             else:
                 opens = flat.grad is None
                 flat.collect(key, param)
@@ -104,20 +104,19 @@ class Reducer:
     @property
     def sums_replicas(self) -> bool:
         """Does this backward sum over the replicas, too? That link is the slow one, so it is used once in an optimizer step."""
-        return self.reduces and self.is_last is not False
+        return self.reduces if self.is_last is None else self.is_last
 
     def ready_to_reduce(self, flat: FlatBuffer) -> bool:
         """Is the bucket at the head of the queue full? Yes, if all its parameters have got a gradient; or if autograd will
         bring no more and is past this unit already. (Before that a reentrant checkpoint may still bring some: autograd
         does not know of its gradients until it has computed the unit again.)"""
-        return not flat.awaited and (len(flat.ready) >= flat.trainable or self.n_reached > 1)
+        return not flat.awaited and (len(flat.ready) >= flat.trainable or self.n_reached > self.n_started + 1)
 
     def launch(self) -> None:
         """Reduce the buckets at the head of the queue that are full."""
-        while self.reduces_now and self.queue and self.ready_to_reduce(self.queue[0]):
-            self.n_reached = max(0, self.n_reached - 1)
-            self.reduced_buckets.add(self.queue[0])
-            self.reduce(self.queue.pop(0))
+        while self.reduces_now and self.n_started < len(self.queue) and self.ready_to_reduce(self.queue[self.n_started]):
+            self.n_started += 1
+            self.reduce(self.queue[self.n_started - 1])
 
     def reduce(self, flat: FlatBuffer) -> None:
         """Start one bucket's reduction, once there is room among those in flight, and its own last one is over."""
@@ -142,7 +141,7 @@ class Reducer:
 
     def wait_for_oldest(self) -> None:
         flat = self.in_flight.pop(0)
-        self.reducing -= Counter([self.unit_of[flat]])  # without those of which none is left
+        self.reducing -= Counter([self.unit_of[flat]])  # `-=` drops units of which none is left
         try:
             flat.work.wait()
         finally:
@@ -167,11 +166,14 @@ class Reducer:
 
     def forget_backward(self) -> None:
         """Nothing of a backward is left over."""
-        self.in_backward, self.n_reached = False, 0
         for each in self.passes:
             each.had_backward = True
-        self.passes, self.queue, self.turn = [], [], {}
-        self.reduced_buckets.clear()
+        self.in_backward = False
+        self.passes: list[Pass] = []  # those that the present backward goes through
+        self.queue: list[FlatBuffer] = []  # the buckets that it reduces, in this order
+        self.turn: dict[FlatBuffer, int] = {}  # where in the queue a bucket stands
+        self.n_started = 0  # so many at the head of the queue have been started
+        self.n_reached = 0  # so many at the head of the queue belong to units that the backward has come to, or is past
         for flat in self.flats:
             flat.awaited.clear()
             flat.ready.clear()

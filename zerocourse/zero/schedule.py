@@ -22,7 +22,7 @@ class Pass:
         self.containers: set[Unit] = set()  # units whose forward contained another unit's
         self.had_backward = False
         self.ahead: list[Unit] = []  # units that the backward has still to visit, the next one first
-        self.unvisited: set[Unit] = set()  # the same
+        self.unvisited: set[Unit] = set()  # the same units, for a quick `in`
 
     def note(self, unit: Unit, inside: list[Unit]) -> None:
         """The unit has run, inside of those, the outermost first."""
@@ -34,7 +34,7 @@ class Pass:
     @property
     def order(self) -> list[Unit]:
         """The units in the order in which their gradients are finished: that in which their first calls began, reversed."""
-        return [unit for unit in reversed(self.begun) if unit in self.ran]  # without one whose forward began, and failed
+        return [unit for unit in reversed(self.begun) if unit in self.ran]  # a unit whose forward failed is left out
 
     def begin_visits(self) -> None:
         """The backward comes to each unit once, where its last call was."""

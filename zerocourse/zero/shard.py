@@ -6,7 +6,7 @@ one unit, and the module of it that is being drawn.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,7 +33,7 @@ from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
 from .unit import Unit, cut_into_units, split_into_buffers
-from .whole.weights import Reader, read_buffers, read_weights, readers_of, stored_names
+from .whole.weights import Reader, read_buffers, read_weights, readers_of
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
 
@@ -75,7 +75,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     Gradients live in the optimizer (`optimizer.param_groups[i]["params"][j].grad`), not in the model's parameters; clip
     with `model.zero.clip_grad_norm_`. Raises BadInput when ranks disagree on the model, and for settings that are not supported.
     """
-    if isinstance(stage, bool) or stage not in range(len(STAGES)):
+    if type(stage) is not int or stage not in range(len(STAGES)):
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
     if offload is not None:
         offload.check(stage, ops or {})
@@ -100,13 +100,13 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     assert_materializable(model)
     materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
     folder = SafetensorsFolder(weights) if isinstance(weights, str | Path) else None
-    readers = readers_of(folder, stored_names(model, folder)) if folder is not None else weights or {}
+    readers = readers_of(model, folder) if folder is not None else weights or {}
 
     with materializer.hiding():
         for unit in made:
             fill_unit(unit, stage_class, groups, owner, options, precision, materializer, readers.keys(),
                       FlatBuffer if offload is None else offload.buffer)
-    for module in model.modules():  # the parameters are there; `model.to(device)` would not take fake ones
+    for module in model.modules():  # `model.to(device)` refuses a model with fake parameters
         module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
     for name, buffer in model.named_buffers():
         groups.broadcast(buffer, f"buffer {name}")
@@ -115,7 +115,6 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     functions = sent_as_chosen(functions, flats)
     model.zero = stage_class(model, made, groups, options, functions if offload is None else offload.ops(functions))
     if offload is not None:
-        model.zero.offload = offload
         offload.attach(model.zero)
     model.zero_grad = model.zero.zero_grad
     if optimizer is not None:
@@ -142,10 +141,9 @@ def with_replicas(comm: Comm, replicate_group: dist.ProcessGroup | None) -> Grou
 
 def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
     """The operations of a stage with some functions replaced. Raises BadInput for a name that it does not have."""
-    names = [field.name for field in fields(ops)]
     for name in given:
-        if name not in names:
-            raise BadInput(f"ops has a function {name!r}, which no stage would call: there are {', '.join(names)}")
+        if name not in vars(ops):
+            raise BadInput(f"ops has a function {name!r}, which no stage would call: there are {', '.join(vars(ops))}")
     return replace(ops, **given)
 
 
@@ -162,8 +160,7 @@ def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict
         shapes = {key: param.shape for key, param in params.items()}
         layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes})
         dtype = precision.of(next(iter(params.values())))
-        unit.flats.append(make(name, params, layout, groups.shard.rank, stage.shards_optimizer,
-                               stage.shards_parameters, dtype, groups, precision, stage.shards_gradients))
+        unit.flats.append(make(name, params, layout, dtype, stage, groups, precision))
     places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
     for key in [key for key in places if key in read]:
         materializer.install(key, places[key])

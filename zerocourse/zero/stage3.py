@@ -12,11 +12,9 @@ from torch import nn
 from ..comm import Comm, Handle
 from . import hooks
 from .buffer import FlatBuffer
-from .ddp import StageOps, local_step
+from .ddp import local_step
 from .extras.hidden import Hiding
 from .extras.refusals import refuse_create_graph, same_number_of_forwards
-from .groups import Groups
-from .options import ZeroOptions
 from .schedule import Pass, Prefetcher
 from .stage2 import Stage2
 from .unit import Unit
@@ -42,13 +40,10 @@ class Stage3(Stage2):
     shards_parameters = True
     ops = replace(Stage2.ops, step=local_step, unshard=unshard, reshard=reshard)
 
-    def __init__(self, model: nn.Module, units: list[Unit], groups: Groups, options: ZeroOptions = ZeroOptions(),
-                 ops: StageOps | None = None):
-        self.current = units[0]  # the unit that computes
-        self.upcoming: list[Unit] = []  # those that are to be gathered meanwhile, and are not begun yet
-        self.prefetcher = Prefetcher(options.prefetch)
-        self.walk = Walk(self.enter, self.leave)
-        super().__init__(model, units, groups, options, ops)
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.current = self.root  # the unit that computes
+        self.prefetcher = Prefetcher(self.options.prefetch)
         self.hiding = Hiding(self.flats, self.gather_for_use)
 
     # -- gather and release -------------------------------------------------------------------------------------------
@@ -90,8 +85,8 @@ class Stage3(Stage2):
     def unshard_and_prefetch(self, unit: Unit, upcoming: list[Unit]) -> None:
         """Gather the unit, and start gathering those that come next (before the wait: the link is never idle).
 
-        In a backward with in_flight=1 they start later, when half of this unit's gradients are there: by then the reduction
-        of the unit before is over, and has given its memory back. On every rank: wait for the reduction of the unit before,
+        In a backward with in_flight=1 they start later, when half of this unit's gradients have come. By then the last unit's
+        reduction is over, and has given its memory back. On every rank: wait for the reduction of the unit before,
         start gathering the next, reduce this one.
         """
         self.start_upcoming()
@@ -134,13 +129,10 @@ class Stage3(Stage2):
         super().post_forward(unit, failed)
         if hooks.current_backward() != -1 or unit.forward_depth:
             return
-        keeps = torch.is_grad_enabled() and not failed
-        if unit is self.root:  # free also what was gathered ahead, or kept for another unit
-            for each in self.units if self.options.reshard_after_forward or not keeps else ():
-                if not (each.keep_unsharded and keeps):
-                    self.reshard_unit(each)
-        elif self.options.reshard_after_forward and not unit.keep_unsharded:
-            self.reshard_unit(unit)
+        no_backward = unit is self.root and (failed or not torch.is_grad_enabled())
+        for each in self.units if unit is self.root else [unit]:  # the root's end frees also what was gathered ahead, or kept
+            if no_backward or self.options.reshard_after_forward and not each.keep_unsharded:
+                self.reshard_unit(each)
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
@@ -163,7 +155,7 @@ class Stage3(Stage2):
     def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         entered = self.walk.entered
         if self.unit_of[flat] is self.root and not self.walk.has_units_ahead and not any(unit.awaits_gradients for unit in entered):
-            self.walk.leave_all()  # no unit follows the last one: a gradient of the root after all of its own says that it is over
+            self.walk.leave_all()  # nothing follows the last unit, so a root's gradient, after all of its own, tells that it is over
         super().on_gradient(flat, key, param)
         if self.upcoming and sum(2 * len(flat.awaited) - flat.trainable for flat in self.current.flats) <= 0:  # half are there
             self.start_upcoming()
@@ -181,7 +173,7 @@ class Stage3(Stage2):
         self.meter.end("backward", unit.name)
         self.launch()
         if self.reshards and not (unit.keep_unsharded or unit.forward_depth or self.walk.is_repeated(unit)):
-            self.reshard_unit(unit)  # units that ran more than once stay: a second gather would come on some ranks only
+            self.reshard_unit(unit)  # units that ran twice stay, since only some ranks would have to gather them again
 
     def end_backward(self) -> None:
         self.start_upcoming()
@@ -192,7 +184,8 @@ class Stage3(Stage2):
 
     def forget_backward(self) -> None:
         super().forget_backward()
-        self.upcoming, self.walk = [], Walk(self.enter, self.leave)
+        self.upcoming: list[Unit] = []  # units that are to be gathered while `current` computes, and are not begun yet
+        self.walk = Walk(self.enter, self.leave)
 
     # -- the optimizer ------------------------------------------------------------------------------------------------
 

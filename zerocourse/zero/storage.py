@@ -26,7 +26,7 @@ class FreeableStorage:
 
     @property
     def readable(self) -> bool:
-        """Does it read as NaN while free? Where it does not, reading it ends the process."""
+        """Does it read as NaN while it is free? If not, reading it then ends the process."""
         return self._nan is not None or self.storage.device.type == "meta"  # a fake tensor has nothing to read
 
     def free(self) -> None:

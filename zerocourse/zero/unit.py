@@ -4,6 +4,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import groupby
 
 from torch import nn
 
@@ -15,14 +16,14 @@ class Unit:
     """A part of the model that is gathered, used and freed as a whole."""
 
     def __init__(self, name: str, module: nn.Module, runs: list[dict[str, nn.Parameter]]):
-        self.name, self.runs = name, runs  # runs: consecutive parameters, between which there are none of another unit
+        self.name, self.runs = name, runs  # runs: parameters that follow one another in the model, without another unit's in between
         # Weak, because autograd graphs refer to units: a strong reference would close a cycle through C++, which Python's
         # garbage collector cannot see.
         self._module = weakref.ref(module)
         self.params = {key: param for run in runs for key, param in run.items()}
         self.flats: list[FlatBuffer] = []  # in the order of the parameters in the model
         self.forward_depth = 0  # forwards of it that are running, one inside the other
-        self.inner_backward = -1  # the number of the last backward inside another one (reentrant checkpointing) that came to it
+        self.inner_backward = -1  # the number of the last reentrant backward (of checkpointing) that has reached it
         self.gathers: list = []  # collectives under way that bring the parameters (stage 3)
         self.keep_unsharded = False  # something else than its module uses a parameter: it stays gathered as long as the root
 
@@ -63,14 +64,14 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
     """
     modules = dict(model.named_modules())
     if units is None:
-        # Of a list of lists, which are never called, the entries of the inner ones.
-        entries = [name for name, module in modules.items() if name and has_forward(module)
-                   and isinstance(modules.get(name.rpartition(".")[0]), nn.ModuleList)]
         chosen: dict[str, None] = {}
-        for name in entries:  # modules inside an entry come right after it
-            if not (chosen and name.startswith(f"{next(reversed(chosen))}.")):
+        for name, module in modules.items():  # modules inside an entry come right after it
+            is_entry = name and has_forward(module) and isinstance(modules.get(name.rpartition(".")[0]), nn.ModuleList)
+            if is_entry and not (chosen and name.startswith(f"{next(reversed(chosen))}.")):
                 chosen[name] = None
     else:
+        if not isinstance(units, str | type | Iterable):
+            raise BadInput(f"units is {units!r}: it must hold names or classes of modules")
         units = dict.fromkeys([units] if isinstance(units, str | type) else units)
         classes = tuple(unit for unit in units if isinstance(unit, type))
         for name in units:
@@ -82,20 +83,17 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
                                f"names that are: {', '.join(map(repr, near)) or 'none'}")
         chosen = dict.fromkeys(name for name, module in modules.items()
                                if name and (name in units or isinstance(module, classes) and has_forward(module)))
-    home: dict[nn.Parameter, set[str]] = {}
+    home: dict[nn.Parameter, str] = {}
     unit_of: dict[str, str] = {}
     for name, module in modules.items():  # a module comes after the one that it is in
         unit_of[name] = name if name in chosen else unit_of.get(name.rpartition(".")[0], "")
         for param in module.parameters(recurse=False):
-            home.setdefault(param, set()).add(unit_of[name])
-    parts: dict[str, list[dict[str, nn.Parameter]]] = {"": []} | {name: [] for name in chosen}
-    before = None
-    for name, param in model.named_parameters():
-        unit = next(iter(home[param])) if len(home[param]) == 1 else ""
-        if unit != before:
-            parts[unit].append({})
-        parts[unit][-1][name], before = param, unit
-    return [Unit(name or "root", modules[name], runs) for name, runs in parts.items() if runs or not name]
+            home[param] = unit_of[name] if home.get(param, unit_of[name]) == unit_of[name] else ""
+    runs: dict[str, list[dict[str, nn.Parameter]]] = {name: [] for name in ("", *chosen)}
+    for unit, run in groupby(model.named_parameters(), key=lambda named: home[named[1]]):
+        runs[unit].append(dict(run))
+    rest = "root" if "root" not in chosen else "root of all"  # a module may have that name
+    return [Unit(name or rest, modules[name], of_unit) for name, of_unit in runs.items() if of_unit or not name]
 
 
 def split_into_buffers(params: dict[str, nn.Parameter], bucket_size: int | None) -> list[dict[str, nn.Parameter]]:

@@ -53,7 +53,7 @@ class Walk:
         self.enter(unit)
 
     def leave_all(self, but: Unit | None = None) -> None:
-        """Leave all units that were entered. For the sake of the unit `but`, which follows, those that contain others stay."""
+        """Leave all units that were entered. Where the unit `but` comes next, those that contain others stay."""
         for unit in [unit for unit in self.entered if unit is not but]:
             if but is None or not any(unit in each.containers for each in self.passes):
                 self.entered.remove(unit)

@@ -1,7 +1,7 @@
 """Whole parameters from their slices, and back: all-gathers a unit at a time. Collective: every rank must call it."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 
 import torch
@@ -17,15 +17,15 @@ EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # of what `get_extra_st
 
 
 @contextmanager
-def whole(stage: DataParallel, unit: Unit) -> Iterator[None]:
-    """The unit's parameters are gathered inside."""
-    was = unit.gathered
-    if stage.shards_parameters:
-        stage.unshard_unit(unit)
+def whole(stage: DataParallel, *units: Unit) -> Iterator[None]:
+    """The parameters of these units are gathered inside (below stage 3 they always are)."""
+    fetched = [unit for unit in units if not unit.gathered]
     try:
+        for unit in fetched:
+            stage.unshard_unit(unit)
         yield
     finally:
-        if stage.shards_parameters and not was:
+        for unit in reversed(fetched):
             stage.reshard_unit(unit)
 
 
@@ -43,9 +43,7 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
                        f"{'several' if stages else 'none'}")
     stage = stages.pop()
     chosen = [(flat, key) for flat in stage.flats for key, param in flat.params.items() if param in params]
-    with ExitStack() as stack:
-        for unit in dict.fromkeys(stage.unit_of[flat] for flat, _ in chosen):
-            stack.enter_context(whole(stage, unit))
+    with whole(stage, *dict.fromkeys(stage.unit_of[flat] for flat, _ in chosen)):
         before = {key: checksum(flat.views[key]) for flat, key in chosen}
         yield
         with torch.no_grad():
@@ -89,7 +87,7 @@ def state_dict(model: nn.Module, rank_0_only: bool = False) -> dict[str, torch.T
         if isinstance(kept, nn.Parameter):
             state[name] = values[kept]
         elif isinstance(kept, torch.Tensor):
-            state[name] = kept.detach().clone()
+            state[name] = kept.detach().to("cpu" if rank_0_only else kept.device, copy=True)
         else:
             state[name] = deepcopy(kept)
     return state
@@ -125,7 +123,7 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                         flat.views[key].copy_(value)
                     with flat.at_hand(writes=True):
                         flat.keep_written()
-                        for part in flat.shard_ranges if flat.steps_masters else []:
+                        for part in flat.shard_params if flat.steps_masters else []:
                             if part.name in given:
                                 flat.master_of(part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
         stage.written.note_shards()

@@ -26,13 +26,13 @@ def load_safetensors(model: nn.Module, folder) -> int:
     that names parameters that are not there or have another shape.
     """
     weights = SafetensorsFolder(folder)
-    read_weights(model.zero, readers_of(weights, stored_names(model, weights)))
+    read_weights(model.zero, readers_of(model, weights))
     read_buffers(model, weights)
     return weights.bytes_read
 
 
-def stored_names(model: nn.Module, weights: SafetensorsFolder) -> dict[str, str]:
-    """By parameter (under its first name) the name in the folder. Raises BadInput for one that is not there."""
+def readers_of(model: nn.Module, weights: SafetensorsFolder) -> dict[str, Reader]:
+    """By parameter (under its first name) what reads it from the folder. Raises BadInput for one that is not there."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(param, []).append(name)
@@ -46,12 +46,7 @@ def stored_names(model: nn.Module, weights: SafetensorsFolder) -> dict[str, str]
         shape = weights.tensors[found[name]].shape
         if shape != tuple(param.shape):
             raise BadInput(f"{name!r} is {shape} in {weights.path}, and {tuple(param.shape)} in the model")
-    return found
-
-
-def readers_of(weights: SafetensorsFolder, stored: dict[str, str]) -> dict[str, Reader]:
-    """stored: by parameter the name in the folder."""
-    return {name: partial(weights.read, kept) for name, kept in stored.items()}
+    return {name: partial(weights.read, stored) for name, stored in found.items()}
 
 
 def read_weights(stage: DataParallel, readers: dict[str, Reader]) -> None:

@@ -9,6 +9,7 @@ from .....comm.group import Handle
 from .....errors import CollectiveError
 from .....layout.rankmap import Layout
 from .....zero.buffer import FlatBuffer
+from .....zero.groups import Groups
 from .....zero.stage3 import Stage3
 from ...exercise import exercise
 from ...harness import When
@@ -39,7 +40,7 @@ class GatherComm(WatchedComm):
 def freed_flat(comm, dtype=torch.float32):
     """A flat buffer as stage 3 has it between uses. Newly allocated memory is NaN: nobody finds old values by luck."""
     params = {"weight": nn.Parameter(torch.arange(1.0, NUMEL + 1))}
-    flat = FlatBuffer("h.0", params, Layout.build({"weight": (NUMEL,)}, comm.world_size), comm.rank, True, True, dtype)
+    flat = FlatBuffer("h.0", params, Layout.build({"weight": (NUMEL,)}, comm.world_size), dtype, Stage3, Groups(comm))
     flat.begin(torch.device("cpu"))
     flat.fill(lambda row: None)
     for param in flat.params.values():  # the right shape, and no memory of the buffer
