@@ -192,7 +192,7 @@ def in_bf16(own):
     def reduce(flat, comm):
         rows = [torch.empty_like(flat.grad) for _ in range(comm.world_size)]
         dist.all_gather(rows, flat.grad)
-        flat.drop_bucket()
+        flat.take_bucket()
         total = rows[0]
         for row in rows[1:]:
             total = total + row

@@ -81,7 +81,7 @@ def copied_back(flat, comm):
 def waits_for_the_last(flats, comm, optimizer_step):
     result = optimizer_step()
     for flat in flats:
-        flat.publish_shard()
+        flat.round_masters()
         handle = comm.all_gather(flat.full, flat.layout, flat.name)
     handle.wait()
     return result

@@ -50,7 +50,7 @@ def not_freed(params, bucket, layout, world_size):
 
 @wrong("6.4", "view")
 def keeps_a_view(flat, comm):
-    bucket = flat.drop_bucket()
+    bucket = flat.take_bucket()
     return comm.reduce_scatter(bucket, flat.layout, flat.name, into=bucket[flat.own], done=flat.accumulate)
 
 
@@ -58,7 +58,7 @@ def keeps_a_view(flat, comm):
 def dropped_late(flat, comm):
     def done(total):
         flat.accumulate(total)
-        flat.drop_bucket()
+        flat.take_bucket()
 
     return comm.reduce_scatter(flat.grad, flat.layout, flat.name, done=done)
 
@@ -171,7 +171,7 @@ class NoWorkNoCalls(_ByHand):
 
 @wrong("6.7", "copied late")
 def adds_out_of_place(flat, comm):
-    bucket = flat.drop_bucket()
+    bucket = flat.take_bucket()
     if getattr(flat, "received", None) is None:
         flat.received = torch.empty(bucket.numel() // comm.world_size)
 
@@ -184,4 +184,4 @@ def adds_out_of_place(flat, comm):
 
 @wrong("6.7", "own memory")
 def as_in_6_4(flat, comm):
-    return comm.reduce_scatter(flat.drop_bucket(), flat.layout, flat.name, done=flat.accumulate)
+    return comm.reduce_scatter(flat.take_bucket(), flat.layout, flat.name, done=flat.accumulate)

@@ -39,7 +39,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("a handle", "MiniStage0.reduce_gradient", "zero.ddp:all_reduce",
                    "The real one starts the sum and returns a handle instead of the result, because the sum can "
                    "travel while the backward computes the next unit."),
-        Difference("overlap, and one order", "MiniStage0.on_gradient", "zero.ddp:DataParallel.launch",
+        Difference("overlap, and one order", "MiniStage0.on_gradient", "zero.ddp:DataParallel.reduce_full_buckets",
                    "Gradients are reduced during the backward and not at the step, and strictly in one order, "
                    "because ranks that start the same collectives in different orders wait for each other for ever."),
         Difference("accumulation", "MiniStage0.add_to_shard", "zero.ddp:DataParallel.no_sync",
@@ -78,7 +78,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("keeping parameters", "MiniStage3.post_forward", "zero.stage3:Stage3.post_forward",
                    "With `reshard_after_forward=False` parameters stay until their backward, because who has the "
                    "memory can send 2Ψ instead of 3Ψ."),
-        Difference("checkpointing", "MiniStage3.post_forward", "zero.stage3:Stage3.use",
+        Difference("checkpointing", "MiniStage3.post_forward", "zero.stage3:Stage3.before_compute",
                    "A unit that is computed again inside the backward is gathered like any other but leaves the "
                    "recorded order alone, because its own backward follows at once."),
         Difference("freed memory reads as NaN", "MiniStage3.reshard", "zero.storage:FreeableStorage",
@@ -89,7 +89,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("tied weights", "cut", "zero.unit:cut_into_units",
                    "A weight of two units goes to the root, because the root is there as long as any unit computes, "
                    "and `units=` names other units, because not every model is a list of blocks."),
-        Difference("half precision", "MiniStage0.__init__", "zero.buffer:FlatBuffer.fill",
+        Difference("half precision", "MiniStage0.__init__", "zero.buffer:FlatBuffer.build",
                    "Beside a buffer in bf16 stands this rank's slice in fp32, because small updates to bf16 numbers "
                    "are lost in rounding."),
         Difference("gradients one can wait for", "MiniStage0.on_gradient", "zero.buffer:FlatBuffer.collect",

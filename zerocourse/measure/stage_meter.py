@@ -59,7 +59,7 @@ class StageMeter:
         for name, nbytes in held.items():
             self._bytes[self.kind_of[name]] += nbytes - (counted[name] if counted else 0)
         self._counted[buffer] = held
-        if buffer.work is not None:
+        if buffer.reduction is not None:
             self._changing[buffer] = None
         else:
             self._changing.pop(buffer, None)

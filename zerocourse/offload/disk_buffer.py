@@ -39,13 +39,13 @@ class DiskBuffer(OffloadedBuffer):
 
     # -- what lies where ----------------------------------------------------------------------------------------------
 
-    def fill(self, equalise) -> None:
-        super().fill(equalise)
+    def build(self, equalise) -> None:
+        super().build(equalise)
         self.write()
         self.block.wait()
         self.block.release()
 
-    def place(self, exact: torch.Tensor) -> None:
+    def make_shard(self, exact: torch.Tensor) -> None:
         own = exact[self.own]
         self.block = DiskBlock(self.name, own.numel(), self.files_with({}, own.dtype), self.offload.disk, self.tier)
         if self.block.nbytes:  # memory of its own: how large staging buffers must be is not known yet
@@ -139,9 +139,9 @@ class DiskBuffer(OffloadedBuffer):
             if not self.users and self.block.has_memory:
                 self.offload.keep(self)
 
-    def publish_shard(self) -> None:
+    def round_masters(self) -> None:
         with self.at_hand(writes=self.shard_is_on_host):
-            super().publish_shard()
+            super().round_masters()
             self.wait_for_link()
 
     def take_written(self, was_written: bool) -> None:

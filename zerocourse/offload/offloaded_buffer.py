@@ -79,7 +79,7 @@ class OffloadedBuffer(FlatBuffer):
         """So many elements at the head of the slice stay on the device with their states (see `partly_offloaded`)."""
         self.kept, self.sent, self.on_host = kept, slice(kept, self.real), slice(0, self.real - kept)  # the last in host's tensors
 
-    def place(self, exact: torch.Tensor) -> None:
+    def make_shard(self, exact: torch.Tensor) -> None:
         own, host = exact[self.own], self.tier
         copied = self.full.device if exact.dtype is self.dtype else None  # else the link copies what is rounded
         self.master = host.empty(own.numel() - self.kept, exact.dtype, copied, stays=True).copy_(own[self.kept :])
@@ -110,7 +110,7 @@ class OffloadedBuffer(FlatBuffer):
             values = self.tier.empty(values.numel(), self.dtype, self.full.device).copy_(values)
         return self.link.up(self.shard[self.sent], values[self.on_host], self.name)
 
-    def publish_shard(self) -> None:
+    def round_masters(self) -> None:
         transfer = self.start_publish()
         if transfer is not None:
             transfer.wait()
@@ -128,7 +128,7 @@ class OffloadedBuffer(FlatBuffer):
             if not self.shard_is_on_host:
                 held = self.tier.empty(self.master.numel(), self.dtype, self.full.device).zero_()
                 self.link.down(held[self.on_host], self.shard[self.sent], self.name).wait()
-            self.take(held)
+            self.adopt(held)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class OffloadedBuffer(FlatBuffer):
         norm = self.norm_of(slice, torch.float64 if slice.dtype in (torch.float64, torch.complex128) else torch.float32)
         self.landed.append(Landed(into, self.link.down(into[self.on_host], slice[self.sent], self.name), norm))
         self.grad_shard = into
-        self.drop_bucket()  # stages 1 and 2 keep none, then: the next micro-batch begins another
+        self.take_bucket()  # stages 1 and 2 keep none, then: the next micro-batch begins another
 
     def accumulate(self, reduced: torch.Tensor) -> None:
         if self.is_down:

@@ -29,8 +29,8 @@ class PartlyOffloadedBuffer(OffloadedBuffer):
         self.keep(self.real - offload.host_elements(self.real, trains))
         self.kept_grad: torch.Tensor | None = None
 
-    def place(self, exact: torch.Tensor) -> None:
-        super().place(exact)
+    def make_shard(self, exact: torch.Tensor) -> None:
+        super().make_shard(exact)
         self.kept_is_shard = exact.dtype is self.dtype
         self.kept_master = self.shard[: self.kept] if self.kept_is_shard else exact[self.own][: self.kept].clone()
 
@@ -56,7 +56,7 @@ class PartlyOffloadedBuffer(OffloadedBuffer):
     def take_written(self, was_written: bool) -> None:
         super().take_written(was_written)
         if not self.kept_is_shard:
-            self.take(self.shard[: self.kept], self.kept_master)
+            self.adopt(self.shard[: self.kept], self.kept_master)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 

@@ -43,21 +43,21 @@ class FlatBuffer:
     precision: the dtypes of its gradients.   shards_gradients: is the bucket sent at once, and not added up in?
     """
 
-    def __init__(self, name: str, params: dict[str, nn.Parameter], layout: Layout, dtype: torch.dtype, stage, groups: Groups,
+    def __init__(self, name: str, params: dict[str, nn.Parameter], layout: Layout, dtype: torch.dtype, stage_class, groups: Groups,
                  precision: Precision = Precision()):
         self.name, self.layout, self.dtype, self.groups = name, layout, dtype, groups
         self.params = {key: params[key] for key in layout.shapes}  # in the buffer's order
-        self.shards_parameters = stage.shards_parameters
+        self.shards_parameters = stage_class.shards_parameters
         # What a reduce-scatter writes on this rank, and what the optimizer updates: from stage 1 on they are the same.
         self.reduce_slice = layout.slice(groups.shard.rank)
-        self.own = self.reduce_slice if stage.shards_optimizer else slice(0, layout.padded)
+        self.own = self.reduce_slice if stage_class.shards_optimizer else slice(0, layout.padded)
         self.divisor = groups.size  # gradients are averaged over so many ranks
         self.reduce_dtype, self.grad_dtype = precision.of_gradients(dtype)
-        self.bucket_dtype = self.reduce_dtype if stage.shards_gradients else self.grad_dtype
+        self.bucket_dtype = self.reduce_dtype if stage_class.shards_gradients else self.grad_dtype
         self.grad_factor: float | torch.Tensor | None = None  # to multiply half-precision gradients by, in fp32
         self.grad: torch.Tensor | None = None
         self.grad_shard: torch.Tensor | None = None
-        self.work: Handle | None = None  # the bucket's reduction, while it is under way
+        self.reduction: Handle | None = None  # the bucket's reduction, while it is under way
         self.complete = False  # is every element of the bucket written?
         self.postpones_replicas = False  # is the sum over the replicas left to a later backward, or to the step?
         self.lacks_replicas = False  # is `grad_shard` still to be summed over them?
@@ -73,7 +73,7 @@ class FlatBuffer:
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
-    def begin(self, device: torch.device) -> dict[str, torch.Tensor]:
+    def make_full(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Move the parameters into `full`, padded with zeros. Returns views for those on the meta device, which
         have no values yet."""
         exact = torch.float32 if self.dtype in HALF else self.dtype
@@ -84,7 +84,7 @@ class FlatBuffer:
                 param.data = empty.pop(key).copy_(param.detach())
         return empty
 
-    def fill(self, equalise) -> None:
+    def build(self, equalise) -> None:
         """Build shard, master and shard_params from `full`, of which the parameters become views.
 
         equalise(values): gives every rank the values of rank 0.
@@ -94,12 +94,12 @@ class FlatBuffer:
         self.full = exact.to(self.dtype)
         self.storage = FreeableStorage(self.full)
         self.views = {key: self.view_of(self.full, key) for key in self.params}
-        self.place(exact)
+        self.make_shard(exact)
         updated = self.dtype.is_floating_point or self.dtype.is_complex
         self.shard_params = {part: nn.Parameter(self.master_of(part)) for part in (self.ranges() if updated else ())}
-        self.show()
+        self.show_full()
 
-    def place(self, exact: torch.Tensor) -> None:
+    def make_shard(self, exact: torch.Tensor) -> None:
         """Make shard and master. exact: the buffer (n,) before its values are rounded to the training dtype."""
         self.shard = self.full[self.own].clone() if self.shards_parameters else self.full[self.own]
         self.master = self.shard if exact.dtype is self.dtype else exact[self.own].clone()
@@ -123,7 +123,7 @@ class FlatBuffer:
         """The master weights (1-D) of a part of this rank's slice."""
         return self.shard_view_of(self.master, part)
 
-    def show(self) -> None:
+    def show_full(self) -> None:
         """Let the modules use `full`."""
         for key, param in self.params.items():
             param.data = self.views[key]
@@ -138,7 +138,7 @@ class FlatBuffer:
         """Does the optimizer step fp32 copies?"""
         return self.master is not self.shard
 
-    def publish_shard(self) -> None:
+    def round_masters(self) -> None:
         """After the optimizer's step: round the master weights into the slice that the others will receive."""
         if self.steps_masters:
             self.shard.copy_(self.master)
@@ -159,9 +159,9 @@ class FlatBuffer:
         was_written: has the model, or a user, been seen to write into the parameters?
         """
         if self.steps_masters:
-            self.take(self.shard)
+            self.adopt(self.shard)
 
-    def take(self, held: torch.Tensor, master: torch.Tensor | None = None) -> None:
+    def adopt(self, held: torch.Tensor, master: torch.Tensor | None = None) -> None:
         """held: what the model holds of this rank's slice (own,), or of the part of it that `master` has."""
         master = self.master if master is None else master
         changed = master.to(self.dtype) != held
@@ -212,7 +212,7 @@ class FlatBuffer:
         self.complete = True
         self.unreduced.clear()
 
-    def drop_bucket(self) -> torch.Tensor | None:
+    def take_bucket(self) -> torch.Tensor | None:
         bucket, self.grad = self.grad, None
         self.unreduced.clear()
         return bucket
@@ -281,13 +281,13 @@ class FlatBuffer:
 
     def withdraw_gradients(self) -> None:
         """Take the gradients from the shard parameters."""
-        for part in self.shard_params.values():
-            part.grad = None
+        for param in self.shard_params.values():
+            param.grad = None
 
     def clear_gradients(self, set_to_none: bool = True) -> None:
         """Forget the gradients; without set_to_none, those that were there become zeros."""
         zeros = None if set_to_none else self.has_grad.copy()
-        self.drop_bucket()
+        self.take_bucket()
         self.withdraw_gradients()
         self.grad_shard, self.grad_factor, self.lacks_replicas = None, None, False
         while self.deferred:
@@ -309,12 +309,12 @@ class FlatBuffer:
     @property
     def handed_out(self) -> list[torch.Tensor]:
         """The gradients of the shard parameters that have one."""
-        return [gradient for part in self.shard_params.values() if (gradient := raw_grad(part)) is not None]
+        return [gradient for param in self.shard_params.values() if (gradient := raw_grad(param)) is not None]
 
     @property
     def grad_or_in_flight(self) -> torch.Tensor | None:
         """The bucket, also while it is still being sent and `grad` is None already (from stage 2 on)."""
-        return getattr(self.work, "tensor", None) if self.grad is None else self.grad  # a user's own handle may have none
+        return getattr(self.reduction, "tensor", None) if self.grad is None else self.grad  # a user's own handle may have none
 
     @property
     def bytes_by_tensor(self) -> dict[str, int]:
@@ -329,4 +329,4 @@ class FlatBuffer:
     @property
     def received_bytes(self) -> int:
         """Bytes into which the other ranks' slices of the bucket arrive, while its reduction is under way."""
-        return getattr(self.work, "received", 0)
+        return getattr(self.reduction, "received", 0)

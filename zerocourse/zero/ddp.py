@@ -5,7 +5,7 @@ arXiv 1910.02054, section 3.1). Gradients are collected in one bucket per flat b
 on. What a stage does to a unit, and where:
 
                                  stages 0 and 1             stage 2                    stage 3
-    pre_forward   (use)                                                                all-gather parameters, prefetch
+    pre_forward   (before_compute)                                                     all-gather parameters, prefetch
     post_forward                                                                       free parameters
     pre_backward  (Walk.enter)                                                         all-gather parameters, prefetch
     on_gradient   (collect)      into the bucket            into the bucket            into the bucket
@@ -58,7 +58,7 @@ def local_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[...
     result = None
     for flat in flats:
         result = optimizer_step(flat)
-        flat.publish_shard()
+        flat.round_masters()
     return result
 
 
@@ -128,12 +128,12 @@ class DataParallel(Reducer):
         unit.forward_depth += 1
         if unit is not self.root:
             self.forward_stack.append(unit)
-        self.use(unit)
+        self.before_compute(unit)
         if torch.is_grad_enabled():
             hooks.watch_gradients(self, unit)
         self.meter.begin("forward", unit.name)
 
-    def use(self, unit: Unit) -> None:
+    def before_compute(self, unit: Unit) -> None:
         """The unit is about to compute its forward: its parameters must be there (below stage 3 they are)."""
 
     def post_forward(self, unit: Unit, failed: bool = False) -> None:

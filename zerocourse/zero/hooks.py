@@ -60,7 +60,7 @@ def watch_module(stage, unit: Unit) -> None:
         if not failed:
             watch(module, args, output)
             if unit is stage.root and torch.is_grad_enabled() and not tensors_of(output):
-                unit.keep_unsharded = True  # an object that we cannot look into: nobody knows when its backward comes
+                unit.stays_with_root = True  # an object that we cannot look into: nobody knows when its backward comes
         stage.post_forward(unit, failed)
 
     unit.module.register_forward_pre_hook(before, prepend=True)

@@ -90,7 +90,7 @@ class MiniStage0:
         self.grad: torch.Tensor | None = None
         self.arrived: set[nn.Parameter] = set()  # their gradient has arrived in this backward; emptied when all have
         self.show_full()
-        self.take_shard()
+        self.make_shard()
 
     def views(self, flat: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
         """Where each parameter, or its gradient, lies in a flat buffer (n,)."""
@@ -101,13 +101,13 @@ class MiniStage0:
         for param, view in self.views(self.full).items():
             param.data = view
 
-    def take_shard(self) -> None:
+    def make_shard(self) -> None:
         self.shard = self.full
 
-    def nothing(self) -> None:
+    def do_nothing(self) -> None:
         """What a stage does at most moments."""
 
-    pre_forward = post_forward = pre_backward = post_backward = post_step = nothing
+    pre_forward = post_forward = pre_backward = post_backward = post_step = do_nothing
 
     def on_gradient(self, param: nn.Parameter) -> None:
         """A parameter has its gradient: move it to `grad`. With the last one, the unit's backward is over."""
@@ -141,7 +141,7 @@ class MiniStage1(MiniStage0):
     An all-reduce is a reduce-scatter and then an all-gather; here the step runs between the two, and the traffic is the same.
     """
 
-    def take_shard(self) -> None:
+    def make_shard(self) -> None:
         self.shard = own_slice(self.full)
 
     def reduce_gradient(self) -> None:
@@ -161,7 +161,7 @@ class MiniStage2(MiniStage1):
 class MiniStage3(MiniStage2):
     """The parameters are sharded too: gathered before the unit computes, freed after, and empty in between."""
 
-    def take_shard(self) -> None:
+    def make_shard(self) -> None:
         self.shard = own_slice(self.full).clone()
         self.reshard()
 
@@ -239,13 +239,13 @@ def attach(unit: MiniStage0, module: nn.Module, optimizer: Optimizer) -> None:
 def cut(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
     """The parameters of each unit: {"h.0": {"h.0.ln.weight": ..., ...}, "h.1": ..., "": those of the root}."""
     units: dict[str, dict[str, nn.Parameter]] = {name: {} for name in [*block_names(model), ""]}
-    home: dict[nn.Parameter, str] = {}
+    home_name: dict[nn.Parameter, str] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        unit = next((block for block in units if name.startswith(f"{block}.")), "")
-        if param not in home:
-            home[param], units[unit][name] = unit, param
-        elif home[param] != unit:  # a weight that is tied within one unit is one parameter of it
-            raise BadInput(f"{name!r} is tied over two units, {home[param] or 'root'} and {unit or 'root'}: untie it")
+        unit_name = next((block for block in units if name.startswith(f"{block}.")), "")
+        if param not in home_name:
+            home_name[param], units[unit_name][name] = unit_name, param
+        elif home_name[param] != unit_name:  # a weight that is tied within one unit is one parameter of it
+            raise BadInput(f"{name!r} is tied over two units, {home_name[param] or 'root'} and {unit_name or 'root'}: untie it")
     return {name: params for name, params in units.items() if params}
 
 

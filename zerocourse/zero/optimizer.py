@@ -31,7 +31,7 @@ class BufferedStep:
     def begin(self, masters: Sequence[FlatBuffer] = ()) -> None:
         """A step of the stage begins. Groups may have changed since the last one. masters: buffers with master weights."""
         self.stepped = False  # has one call updated all buffers already?
-        self.group_of = {part: index for index, group in enumerate(self.optimizer.param_groups) for part in group["params"]}
+        self.group_of = {param: index for index, group in enumerate(self.optimizer.param_groups) for param in group["params"]}
         self.masters = dict.fromkeys(masters)
 
     def __call__(self, *flats: FlatBuffer) -> object:
@@ -53,37 +53,37 @@ class BufferedStep:
         """Step these buffers, as if the optimizer had no other parameters."""
         wanted: dict[int, list[nn.Parameter]] = {}
         for flat in flats:
-            for part in flat.shard_params.values():
-                if part in self.group_of:
-                    wanted.setdefault(self.group_of[part], []).append(part)
+            for param in flat.shard_params.values():
+                if param in self.group_of:
+                    wanted.setdefault(self.group_of[param], []).append(param)
         if not wanted:
             return None
         every = self.optimizer.param_groups
         try:
-            self.optimizer.param_groups = [every[index] | {"params": parts} for index, parts in wanted.items()]
+            self.optimizer.param_groups = [every[index] | {"params": params} for index, params in wanted.items()]
             return self.own_step()
         finally:
             self.optimizer.param_groups = every
 
 
-def elementwise_states(optimizer: Optimizer | None, part: nn.Parameter | None) -> dict[str, torch.Tensor]:
+def elementwise_states(optimizer: Optimizer | None, param: nn.Parameter | None) -> dict[str, torch.Tensor]:
     """The optimizer's states of a parameter that have an element for each of its elements, by name."""
-    state = optimizer.state.get(part, {}) if optimizer is not None and part is not None else {}
-    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == part.shape}
+    state = optimizer.state.get(param, {}) if optimizer is not None and param is not None else {}
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.shape == param.shape}
 
 
 def take_over(optimizer: Optimizer, stage) -> None:
     """Give the optimizer this rank's shard parameters, group by group, and route its calls."""
-    parts: dict[nn.Parameter, list[nn.Parameter]] = {}
+    shards: dict[nn.Parameter, list[nn.Parameter]] = {}  # of each parameter, those in this rank's slices
     for flat in stage.flats:
-        for where, part in flat.shard_params.items():
-            parts.setdefault(flat.params[where.name], []).append(part)
+        for part, shard_param in flat.shard_params.items():
+            shards.setdefault(flat.params[part.name], []).append(shard_param)
     shard_state(optimizer, stage)
     for group in optimizer.param_groups:
         if "param_names" in group:  # of an optimizer made from named_parameters()
             group["param_names"] = [name for name, param in zip(group["param_names"], group["params"], strict=True)
-                                    for _ in parts.get(param, ())]
-        group["params"] = [part for param in group["params"] for part in parts.get(param, ())]
+                                    for _ in shards.get(param, ())]
+        group["params"] = [shard for param in group["params"] for shard in shards.get(param, ())]
     buffered = BufferedStep(optimizer, stage.meter.recount)
 
     @wraps(buffered.own_step)  # a scheduler that was made before has set `_wrapped_by_lr_sched` on it
@@ -94,5 +94,5 @@ def take_over(optimizer: Optimizer, stage) -> None:
 
     optimizer._step_supports_amp_scaling = True  # GradScaler then calls `step` on every rank, which `refuse_scaler` sees
     optimizer.step = MethodType(step, optimizer)  # a scheduler that is made later looks for a method's __func__
-    optimizer.add_param_group = groups_added_later(optimizer, stage, parts)
+    optimizer.add_param_group = groups_added_later(optimizer, stage, shards)
     optimizer.zero_grad = stage.zero_grad

@@ -6,7 +6,7 @@ collectives of the ranks match, and no rank can wait for one that waits for it. 
     empty      `grad` is None (or holds sums, which stages 0 and 1 keep)
     filling    `collect` moves gradients into it as autograd brings them
     full       every gradient that autograd will bring has come (`ready_to_reduce`)
-    in flight  `launch` has found it at the head of the queue, full, and `reduce` has started its collective
+    in flight  `reduce_full_buckets` has found it at the head of the queue, full, and `reduce` has started its collective
     reduced    `wait_for_reductions` has seen the end of it: the sum is in `grad_shard`
 
 A gradient that comes while its bucket is in flight is deferred: it stays at its parameter until that is over.
@@ -56,7 +56,7 @@ class Reducer:
 
     def finishes_last(self, unit: Unit) -> bool:
         """Are its gradients finished only at the end of the backward?"""
-        return unit.keep_unsharded or unit is self.root
+        return unit.stays_with_root or unit is self.root
 
     @property
     def last_units(self) -> list[Unit]:
@@ -71,7 +71,7 @@ class Reducer:
         if turn >= self.n_reached and not is_container and not self.finishes_last(unit):
             self.n_reached = turn + 1
         if raw_grad(param) is not None:  # else it was frozen after the forward, or an autograd function returned None
-            if flat.work is not None and not flat.unreduced:
+            if flat.reduction is not None and not flat.unreduced:
                 flat.deferred.add(key)  # do not wait here: a rank that has no such gradient would never join
             else:
                 opens = flat.grad is None
@@ -80,7 +80,7 @@ class Reducer:
                     self.meter.recount(flat)
         if not unit.awaits_gradients:
             self.meter.end("backward", unit.name)
-        self.launch()
+        self.reduce_full_buckets()
 
     def end_backward(self) -> None:
         for unit in self.units:
@@ -88,7 +88,7 @@ class Reducer:
             for flat in unit.flats:
                 flat.awaited.clear()  # autograd had nothing to bring, after all
         self.n_reached = len(self.queue) + 1
-        self.launch()
+        self.reduce_full_buckets()
         self.needs_finish = True
         self.has_unused_gradients = True
         if self.reduces_now and self.is_last is not False:
@@ -112,7 +112,7 @@ class Reducer:
         does not know of its gradients until it has computed the unit again.)"""
         return not flat.awaited and (len(flat.ready) >= flat.trainable or self.n_reached > self.n_started + 1)
 
-    def launch(self) -> None:
+    def reduce_full_buckets(self) -> None:
         """Reduce the buckets at the head of the queue that are full."""
         while self.reduces_now and self.n_started < len(self.queue) and self.ready_to_reduce(self.queue[self.n_started]):
             self.n_started += 1
@@ -121,13 +121,13 @@ class Reducer:
     def reduce(self, flat: FlatBuffer) -> None:
         """Start one bucket's reduction, once there is room among those in flight, and its own last one is over."""
         self.wait_for_reductions(keep=max(0, self.options.in_flight - 1), but=self.unit_of[flat])
-        while flat.work is not None:
+        while flat.reduction is not None:
             self.wait_for_oldest()
         flat.collect_deferred()
         flat.complete_bucket()
         flat.postpones_replicas = self.groups.replicate is not None and not self.sums_replicas
-        flat.work = self.ops.reduce(flat, self.comm)
-        if flat.work is not None:
+        flat.reduction = self.ops.reduce(flat, self.comm)
+        if flat.reduction is not None:
             self.in_flight.append(flat)
             self.reducing[self.unit_of[flat]] += 1
         self.meter.recount(flat)
@@ -143,9 +143,9 @@ class Reducer:
         flat = self.in_flight.pop(0)
         self.reducing -= Counter([self.unit_of[flat]])  # `-=` drops units of which none is left
         try:
-            flat.work.wait()
+            flat.reduction.wait()
         finally:
-            flat.work = None
+            flat.reduction = None
             self.meter.recount(flat)
 
     def finish(self, sums_replicas: bool = True) -> None:

@@ -147,7 +147,7 @@ def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
     return replace(ops, **given)
 
 
-def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict[str, int] | None,
+def fill_unit(unit: Unit, stage_class: type[DataParallel], groups: Groups, owner: dict[str, int] | None,
               options: ZeroOptions, precision: Precision, materializer: Materializer, read: Collection[str] = (),
               make: Callable[..., FlatBuffer] = FlatBuffer) -> None:
     """Make the unit's flat buffers, and free everything of it that this rank does not own.
@@ -160,14 +160,14 @@ def fill_unit(unit: Unit, stage: type[DataParallel], groups: Groups, owner: dict
         shapes = {key: param.shape for key, param in params.items()}
         layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes})
         dtype = precision.of(next(iter(params.values())))
-        unit.flats.append(make(name, params, layout, dtype, stage, groups, precision))
-    places = {key: place for flat in unit.flats for key, place in flat.begin(materializer.device).items()}
+        unit.flats.append(make(name, params, layout, dtype, stage_class, groups, precision))
+    places = {key: place for flat in unit.flats for key, place in flat.make_full(materializer.device).items()}
     for key in [key for key in places if key in read]:
         materializer.install(key, places[key])
     for key, value in materializer.stream(unit.params):  # straight into the buffer: no second copy of the unit
         materializer.install(key, places[key].copy_(value))
     for flat in unit.flats:
         is_read = all(key in read for key in flat.params)
-        flat.fill(lambda values, name=flat.name, is_read=is_read: None if is_read else groups.broadcast(values, name))
-        if stage.shards_parameters:
+        flat.build(lambda values, name=flat.name, is_read=is_read: None if is_read else groups.broadcast(values, name))
+        if stage_class.shards_parameters:
             flat.storage.free()

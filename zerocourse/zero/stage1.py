@@ -28,7 +28,7 @@ def sharded_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[.
     result, handles = None, []
     for flat in flats:
         result = optimizer_step(flat)
-        flat.publish_shard()
+        flat.round_masters()
         handles.append(comm.all_gather(flat.full, flat.layout, flat.name))
     for handle in handles:
         handle.wait()

@@ -109,13 +109,13 @@ class Stage3(Stage2):
         if not (self.root.forward_depth or self.in_backward):
             return False
         unit = self.unit_of[flat]
-        unit.keep_unsharded = True
+        unit.stays_with_root = True
         self.unshard_unit(unit)
         return True
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def use(self, unit: Unit) -> None:
+    def before_compute(self, unit: Unit) -> None:
         """Gather it. Inside the model the next units are known; a unit that is called by itself, or computed again by
         activation checkpointing, has nothing after it that one could gather ahead."""
         if hooks.current_backward() != -1 or not self.root.forward_depth:
@@ -131,7 +131,7 @@ class Stage3(Stage2):
             return
         no_backward = unit is self.root and (failed or not torch.is_grad_enabled())
         for each in self.units if unit is self.root else [unit]:  # the root's end frees also what was gathered ahead, or kept
-            if no_backward or self.options.reshard_after_forward and not each.keep_unsharded:
+            if no_backward or self.options.reshard_after_forward and not each.stays_with_root:
                 self.reshard_unit(each)
 
     # -- backward -----------------------------------------------------------------------------------------------------
@@ -164,15 +164,15 @@ class Stage3(Stage2):
         """A reduction waits until the backward has left its unit, so that all ranks start it at the same point among the
         gathers, whichever parameters a rank has used. After the last gather full buckets are reduced at once."""
         unit = self.unit_of[flat]
-        if unit in self.walk.exited and not unit.keep_unsharded:
+        if unit in self.walk.exited and not unit.stays_with_root:
             return not flat.awaited
         return not self.walk.has_units_ahead and super().ready_to_reduce(flat)
 
     def leave(self, unit: Unit) -> None:
         self.start_upcoming()
         self.meter.end("backward", unit.name)
-        self.launch()
-        if self.reshards and not (unit.keep_unsharded or unit.forward_depth or self.walk.is_repeated(unit)):
+        self.reduce_full_buckets()
+        if self.reshards and not (unit.stays_with_root or unit.forward_depth or self.walk.is_repeated(unit)):
             self.reshard_unit(unit)  # units that ran twice stay, since only some ranks would have to gather them again
 
     def end_backward(self) -> None:

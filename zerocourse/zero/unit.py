@@ -25,7 +25,7 @@ class Unit:
         self.forward_depth = 0  # forwards of it that are running, one inside the other
         self.inner_backward = -1  # the number of the last reentrant backward (of checkpointing) that has reached it
         self.gathers: list = []  # collectives under way that bring the parameters (stage 3)
-        self.keep_unsharded = False  # something else than its module uses a parameter: it stays gathered as long as the root
+        self.stays_with_root = False  # something else than its module uses a parameter: it stays gathered as long as the root
 
     @property
     def module(self) -> nn.Module:

@@ -17,7 +17,7 @@ BUGS = (
         instrument="bytes held, by kind: the gradients take 4Ψ bytes and more per rank, not 4Ψ/N",
         source="common", test="test_stages.py::test_bytes_held",
         scene=Scene(stage=2), proof=bytes_are_the_formulas,
-        changes=(Change("zero.stage2:reduce_scatter_and_free", "flat.drop_bucket()", "flat.grad"),)),
+        changes=(Change("zero.stage2:reduce_scatter_and_free", "flat.take_bucket()", "flat.grad"),)),
     Bug("no_reshard", "the gathered parameters are never freed",
         symptom="Out of memory, in the stage that should need least. Where there is enough, the loss hardly falls.",
         instrument="bytes held, by kind; and bytes sent, because what was never freed is never gathered again",

@@ -50,10 +50,10 @@ def watched_build(config: GPTConfig, stage: int = 3, build: Callable[[GPTConfig]
         with deferred_init():
             model = build(config)
         moments = [Moment("deferred", "", ledger.alive)]
-        begin, fill, fill_unit = FlatBuffer.begin, FlatBuffer.fill, sharding.fill_unit
+        make_full, build_flat, fill_unit = FlatBuffer.make_full, FlatBuffer.build, sharding.fill_unit
 
         def begun(flat: FlatBuffer, device: torch.device) -> dict[str, torch.Tensor]:
-            places, unit = begin(flat, device), flat.name.partition("[")[0]
+            places, unit = make_full(flat, device), flat.name.partition("[")[0]
             if moments[-1][:2] == ("empty", unit):  # its buffer before this one
                 moments.pop()
             moments.append(Moment("empty", unit, ledger.alive))
@@ -63,7 +63,7 @@ def watched_build(config: GPTConfig, stage: int = 3, build: Callable[[GPTConfig]
             unit = flat.name.partition("[")[0]
             if moments[-1][:2] != ("whole", unit):  # all buffers of a unit are whole before the first of them is cut
                 moments.append(Moment("whole", unit, ledger.alive))
-            fill(flat, equalise)
+            build_flat(flat, equalise)
 
         def unit_filled(unit, *args, **kwargs) -> None:
             fill_unit(unit, *args, **kwargs)
@@ -71,7 +71,7 @@ def watched_build(config: GPTConfig, stage: int = 3, build: Callable[[GPTConfig]
             units[unit.name] = [(flat.layout.padded * each, flat.own.start * each, flat.own.stop * each) for each, flat in sizes]
             moments.append(Moment("slice", unit.name, ledger.alive))
 
-        with mock.patch.multiple(FlatBuffer, begin=begun, fill=filled), mock.patch.object(sharding, "fill_unit", unit_filled):
+        with mock.patch.multiple(FlatBuffer, make_full=begun, build=filled), mock.patch.object(sharding, "fill_unit", unit_filled):
             sharding.shard(model, None, stage)
     return Made(moments, units)
 

@@ -85,7 +85,7 @@ class ZeroPlusPlus:
 
     def reduce(self, flat: FlatBuffer, comm: Comm) -> TwoHops:
         """Sum this rank's slice of the bucket over all ranks, in 4 bits."""
-        bucket = flat.drop_bucket()
+        bucket = flat.take_bucket()
         return reduce(bucket, self.node, self.nodes, flat.name, 4, lambda total: flat.accumulate(total.to(bucket.dtype)))
 
     def step(self, flats: list[FlatBuffer], comm: Comm, optimizer_step) -> object:

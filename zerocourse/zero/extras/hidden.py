@@ -89,7 +89,7 @@ class Hiding:
     def show(self, flat: FlatBuffer) -> None:
         for param in flat.params.values():
             param.__class__ = self.own[param]
-        flat.show()
+        flat.show_full()
 
 
 def use(flat: weakref.ref, key: str, gather_for_use: weakref.WeakMethod, operation: str) -> None:

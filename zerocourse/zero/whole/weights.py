@@ -76,7 +76,7 @@ def publish(stage: DataParallel) -> None:
     where this rank has all of them."""
     with torch.no_grad():
         for flat in stage.flats:
-            flat.publish_shard()
+            flat.round_masters()
             if flat.gathered:
                 with flat.at_hand():
                     flat.full[flat.own].copy_(flat.shard)

@@ -88,7 +88,7 @@ def also_gathered(flat, comm, handle):
 
 
 def dropped(flat, total):
-    flat.drop_bucket()
+    flat.take_bucket()
     return total
 
 
@@ -253,10 +253,10 @@ def update_and_gather(flats, comm, optimizer_step, *, update=lambda optimizer_st
     under way: Wait for each handle: the next forward reads these parameters.
     order: Every rank must call the same collectives, in the same order: NCCL pairs them by their order, and would mix
         up the buffers.
-    published late: Only its own slice is new: you called flat.publish_shard() after the gather had started, so the
-        others got old values. Publish first.
+    published late: Only its own slice is new: you called flat.round_masters() after the gather had started, so the
+        others got old values. Round first.
     not published: Nothing moved: the optimizer updates the fp32 master weights here, so after the update round
-        them into the slice, with flat.publish_shard(), and gather then.
+        them into the slice, with flat.round_masters(), and gather then.
     own slice alone: Only its own slice is new: gather into `flat.full` itself.
     result lost: return it. With a closure it is the loss.
     stuck: A rank that owns nothing of a buffer gathers it too.
@@ -265,12 +265,12 @@ def update_and_gather(flats, comm, optimizer_step, *, update=lambda optimizer_st
     result, handles = None if gather_first else update(optimizer_step, flats), []
     for flat in gathers(flats, comm):
         if publish == "first":
-            flat.publish_shard()
+            flat.round_masters()
         handles.append(comm.all_gather(target(flat), flat.layout, flat.name))
     result = update(optimizer_step, flats) if gather_first else result
     for handle in waits(handles):
         handle.wait()
     if publish == "late":
         for flat in flats:
-            flat.publish_shard()
+            flat.round_masters()
     return returns(result)

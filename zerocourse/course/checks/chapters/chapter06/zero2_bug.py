@@ -136,7 +136,7 @@ def reduce_repaired(flat, comm: Comm, *, take=lambda flat, total: flat.accumulat
     stuck: A rank that owns nothing of a buffer reduces it too.
     right: every micro-batch counts once, the receive buffer is made once, and GPT-2 trains as it should.
     """
-    bucket = flat.drop_bucket()
+    bucket = flat.take_bucket()
     if not hasattr(flat, "received"):
         flat.received = torch.zeros(flat.own.stop - flat.own.start)
     if not takes_part(flat, comm):

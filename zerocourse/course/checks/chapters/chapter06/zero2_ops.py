@@ -36,7 +36,7 @@ def dropped_on_a_rank(answer, numel, micros):
     """
     comm, dropped = WatchedComm(), []
     flat, = flats_of([(numel,)], 2, comm)
-    drop, flat.drop_bucket = flat.drop_bucket, lambda: dropped.append(True) or drop()
+    drop, flat.take_bucket = flat.take_bucket, lambda: dropped.append(True) or drop()
     for micro in range(micros):
         dropped.clear()
         give_gradient(flat, numbers(numel, comm.rank) * (micro + 1))
@@ -51,11 +51,11 @@ def dropped_on_a_rank(answer, numel, micros):
 
 
 def no_collective(flat, comm):
-    flat.accumulate(flat.drop_bucket()[flat.own].clone())
+    flat.accumulate(flat.take_bucket()[flat.own].clone())
 
 
 def all_reduced(flat, comm):
-    flat.accumulate(comm.all_reduce(flat.drop_bucket())[flat.own].clone())
+    flat.accumulate(comm.all_reduce(flat.take_bucket())[flat.own].clone())
 
 
 def also_gathered(flat, comm, handle):
@@ -65,7 +65,7 @@ def also_gathered(flat, comm, handle):
 
 def own_gradient(flat, comm):
     flat.accumulate(flat.grad[flat.own].clone())
-    return comm.reduce_scatter(flat.drop_bucket(), flat.layout, flat.name)
+    return comm.reduce_scatter(flat.take_bucket(), flat.layout, flat.name)
 
 
 def by_hand(flat):
@@ -74,7 +74,7 @@ def by_hand(flat):
 
 
 def remembered(flat):
-    flat.kept = flat.drop_bucket()
+    flat.kept = flat.take_bucket()
     return flat.kept
 
 
@@ -106,11 +106,11 @@ def replaced(flat, total):
         "view": {"into": lambda flat, bucket: bucket[flat.own]},
         "last reference": {"drop": remembered},
         "dropped late": {"drop": lambda flat: flat.grad,
-                         "take": lambda flat, total: flat.drop_bucket() is None or flat.accumulate(total)},
+                         "take": lambda flat, total: flat.take_bucket() is None or flat.accumulate(total)},
         "by hand": {"drop": by_hand},
         "stuck": {"takes_part": lambda flat, comm: flat.layout.real(comm.rank)},
     })
-def reduce_and_drop(flat, comm: Comm, *, drop=lambda flat: flat.drop_bucket(), times=lambda comm: 1,
+def reduce_and_drop(flat, comm: Comm, *, drop=lambda flat: flat.take_bucket(), times=lambda comm: 1,
                     into=lambda flat, bucket: None, take=lambda flat, total: flat.accumulate(total),
                     after=lambda flat, comm, handle: handle, takes_part=lambda flat, comm: True):
     """times: of the bucket before it is reduced.   into: where the sum goes.   take: what is done with it when it
@@ -122,7 +122,7 @@ def reduce_and_drop(flat, comm: Comm, *, drop=lambda flat: flat.drop_bucket(), t
     waits: The backward stands still meanwhile: return the handle at once, and let the stage wait for it.
     handle lost: Nobody can wait for it: return the handle.
     sum lost: who takes the sum when it arrives? Give the reduce-scatter a function, done=...
-    never dropped: This rank needs its slice alone: take the bucket out with flat.drop_bucket().
+    never dropped: This rank needs its slice alone: take the bucket out with flat.take_bucket().
     whole bucket: its slice alone is wanted.
     replaced: You replaced the sum of the earlier micro-batches: add the new one to it, with flat.accumulate.
     divided again: You divided by the number of ranks again: the gradients in the bucket are divided already.
@@ -133,7 +133,7 @@ def reduce_and_drop(flat, comm: Comm, *, drop=lambda flat: flat.drop_bucket(), t
     view: Let the sum have memory of its own: leave out `into`.
     last reference: somebody still refers to it. The handle must have the last reference.
     dropped late: the next gradients would be added to what is being sent. Drop it before you return.
-    by hand: The flat buffer also notes which gradients are in its bucket: flat.drop_bucket() takes the bucket out, and
+    by hand: The flat buffer also notes which gradients are in its bucket: flat.take_bucket() takes the bucket out, and
         clears these notes as well.
     stuck: A rank that owns nothing of a buffer reduces it too.
     right: no full gradient outlives its reduction, micro-batches add up, and GPT-2 trains with it.

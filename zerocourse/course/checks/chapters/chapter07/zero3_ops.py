@@ -41,8 +41,8 @@ def freed_flat(comm, dtype=torch.float32):
     """A flat buffer as stage 3 has it between uses. Newly allocated memory is NaN: nobody finds old values by luck."""
     params = {"weight": nn.Parameter(torch.arange(1.0, NUMEL + 1))}
     flat = FlatBuffer("h.0", params, Layout.build({"weight": (NUMEL,)}, comm.world_size), dtype, Stage3, Groups(comm))
-    flat.begin(torch.device("cpu"))
-    flat.fill(lambda row: None)
+    flat.make_full(torch.device("cpu"))
+    flat.build(lambda row: None)
     for param in flat.params.values():  # the right shape, and no memory of the buffer
         param.data = torch.full((), float("nan"), dtype=dtype).expand(param.shape)
     flat.storage.free()
@@ -113,7 +113,7 @@ def reshard_on_a_rank(unshard, reshard, step):
     flat.storage.allocate()
     full, storage, shard_bytes = flat.full, flat.full.untyped_storage(), flat.shard.nbytes
     row = full.copy_(torch.arange(len(full))).clone()  # no longer what the shard holds: to write it back would show
-    flat.show()
+    flat.show_full()
     reshard(flat)
     lost = not torch.is_tensor(flat.shard) or flat.shard.untyped_storage().nbytes() < shard_bytes
     seen = {"shard lost": lost, "held": storage.nbytes()}
@@ -239,7 +239,7 @@ def gathered_in_step(flat, comm):
     })
 def operations(*, allocate=lambda flat: flat.storage.allocate(), place=own_slice, gather=gathered,
                after=lambda flat, handle: handle, reshard=lambda flat: flat.storage.free(),
-               update=lambda optimizer_step, flats: optimizer_step(), publish=lambda flat: flat.publish_shard(),
+               update=lambda optimizer_step, flats: optimizer_step(), publish=lambda flat: flat.round_masters(),
                late=True, bring=nothing, returns=lambda result: result):
     """The three, in their order. late: are the master weights published after the update?
 
@@ -271,7 +271,7 @@ def operations(*, allocate=lambda flat: flat.storage.allocate(), place=own_slice
     whole in step: A rank updates its slice, which needs no whole parameters, and the next `unshard` brings it to the
         others.
     not published: A model in bf16 did not change. Its optimizer steps `flat.master`, in fp32: after the update, and not
-        before, `flat.publish_shard()` must round that into `flat.shard`.
+        before, `flat.round_masters()` must round that into `flat.shard`.
     result lost: Return what `optimizer_step()` returned: with a closure it is the loss.
     some kept: Some buffer was there still, so nobody gathered it again: `reshard` frees every buffer that it is given.
     stuck: A gather may not sit behind an `if` that is not true on every rank.
