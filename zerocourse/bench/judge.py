@@ -84,7 +84,7 @@ def noise(races: list[Race]) -> list[str]:
         if control is None:
             continue
         if control.rounds < FEWEST_ROUNDS:
-            reasons.append(f"only {control.rounds} round{"s" * (control.rounds != 1)} ({names}): it takes {FEWEST_ROUNDS} to judge")
+            reasons.append(f"only {control.rounds} round{'s' * (control.rounds != 1)} ({names}): it takes {FEWEST_ROUNDS} to judge")
         elif not (control.spread <= NOISE and abs(control.median - 1) <= BIAS):  # so that NaN is noise
             reasons.append(f"{BASELINE} against itself took {control.median:.2f} of its own time, with quartiles "
                          f"{control.spread:.2f} apart ({names}): more than {BIAS:.2f} off 1, or {NOISE:.2f} apart, is "

@@ -179,7 +179,8 @@ class MiniStage3(MiniStage2):
             param.data = self.full.new_empty(0)
 
     def post_forward(self) -> None:
-        if torch._C._current_graph_task_id() == -1:  # in a backward, checkpointing runs the forward again, and needs the parameters after it
+        # In a backward, checkpointing runs the forward again, and needs the parameters after it.
+        if torch._C._current_graph_task_id() == -1:
             self.reshard()
 
     def post_backward(self) -> None:
