@@ -51,7 +51,9 @@ def steps(config: GPTConfig, rounds: int) -> dict[str, dict[str, float]]:
         tokens = torch.randint(config.vocab_size, (2, config.block_size + 1), generator=generator)
         for name, (model, optimizer) in models.items():
             meet.on_any_rank([False], tokens.device)
-            before, began = on_the_wire(), time.perf_counter()
+            before = on_the_wire()
+            meet.on_any_rank([False], tokens.device)  # no rank of the node begins before both have read the counter
+            began = time.perf_counter()
             loss = model(tokens[:, :-1], tokens[:, 1:])
             loss.backward()
             optimizer.step()
