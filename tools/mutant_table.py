@@ -1099,7 +1099,7 @@ MUTANTS = [
         ("iterating the loader draws from the model's generator", ", generator=torch.Generator())", ")", f"{RESUMED}[3-False]"),
     ),
     *of("engine/bridge/stand_in.py",
-        ("what is missing has no reason of its own", "MISSING.get(below) or absent", "absent",
+        ("what is missing has no reason of its own", "reason(name) or ", "",
          "trainer.py::test_what_is_missing_is_said"),
         ("DeepSpeed is replaced under way", 'if "deepspeed" in sys.modules:', "if False:",
          "trainer.py::test_deepspeed_itself_is_not_replaced_under_way"),

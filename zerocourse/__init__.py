@@ -31,8 +31,8 @@ def __getattr__(name: str):
         return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     if name in _ROOMS:
         return importlib.import_module(f".{name}", __name__)
-    absent = importlib.import_module(".engine.absent", __name__) if not name.startswith("_") else None
-    said = absent and absent.refusal("zerocourse", name, absent.OF_THE_PACKAGE)
+    table = importlib.import_module(".engine.compatibility", __name__) if not name.startswith("_") else None
+    said = table and table.refusal("zerocourse", f"deepspeed.{name}")
     raise AttributeError(said or f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from ..comm import bootstrap as distributed
 from ..errors import BadInput
 from ..zero.whole.consolidate import load_state_dict, state_dict
-from . import absent
+from .compatibility import refusal
 
 
 def init_distributed(dist_backend: str | None = None, timeout: timedelta | float | None = None, **_) -> None:
@@ -122,7 +122,7 @@ class FamiliarNames:
 
     def __getattr__(self, name: str):
         """What the engine does not have, its model may: `engine.generate(...)`, `engine.config`."""
-        said = absent.refusal("the engine", name, absent.OF_THE_ENGINE)
+        said = refusal("the engine", f"engine.{name}")
         if said is not None or name.startswith("_") or name == "module":
             raise AttributeError(said or f"{type(self).__name__!r} object has no attribute {name!r}")
         try:

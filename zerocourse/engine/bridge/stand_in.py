@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from ...comm import bootstrap
 from ...errors import BadInput
-from .. import absent, familiar
+from .. import familiar
+from ..compatibility import reason
 from ..schedules import SCHEDULES
 from .deepspeed_engine import DeepSpeedEngine, initialize
 from .deferred_parameters import GatheredParameters, Init
@@ -67,9 +68,6 @@ MODULES: dict[str, dict[str, object]] = {
     "deepspeed.utils": {"logger": logging.getLogger("deepspeed")},
     "deepspeed.zero": {"Init": Init, "GatheredParameters": GatheredParameters},
 }
-MISSING = {
-    "ops": "its optimizers are for offload, where the engine steps torch's own on the host: name the optimizer by its type",
-}
 
 
 class StandInDistribution(importlib.metadata.Distribution):
@@ -110,8 +108,7 @@ def _attribute(module: str, name: str) -> object:
 
 def refusal(name: str) -> str:
     """One sentence on a name of DeepSpeed that is not there."""
-    below = name.split(".")[1]
-    instead = MISSING.get(below) or absent.OF_THE_PACKAGE.get(below, "use the public names of zerocourse")
+    instead = reason(name) or "use the public names of zerocourse"
     return f"zerocourse, which stands in for DeepSpeed here, has no {name!r}: {instead}"
 
 

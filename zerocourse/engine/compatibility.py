@@ -1,0 +1,152 @@
+"""Which names of DeepSpeed there are here: what runs, what changes nothing, what is refused and why. It communicates nothing.
+
+One row a name, sorted, and each once: docs/compatibility.md is written from it (`python -m tools.compatibility`), a name that is
+refused raises the row's sentence, and a test holds each row to the code. The keys of a config have a table of their own,
+`config.keys`. Names are those of a script that says `import deepspeed` and `engine, *_ = deepspeed.initialize(...)`.
+A name that ends in `(argument=)` is an argument.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Fate(Enum):
+    RUNS = "runs"
+    NOTHING = "changes nothing"  # accepted, for scripts that call it
+    REFUSED = "refused"
+
+
+class DeepSpeedName(NamedTuple):
+    name: str
+    fate: Fate
+    why: str = ""  # a remark on what runs; of the others the reason
+    instead: str = ""  # of what is refused: the nearest way
+
+
+def runs(name: str, remark: str = "") -> DeepSpeedName:
+    return DeepSpeedName(name, Fate.RUNS, remark)
+
+
+def nothing(name: str, why: str) -> DeepSpeedName:
+    return DeepSpeedName(name, Fate.NOTHING, why)
+
+
+def refused(name: str, why: str, instead: str) -> DeepSpeedName:
+    return DeepSpeedName(name, Fate.REFUSED, why, instead)
+
+
+ROWS = [
+    refused("deepspeed.DeepSpeedConfig", "initialize reads the config itself", "zerocourse.engine.config.Config.load(file, world_size)"),
+    runs("deepspeed.DeepSpeedEngine", "the class of what the bridge's initialize returns; without the bridge it is zerocourse.Engine"),
+    refused("deepspeed.OnDevice", "models are built without memory in another way", "use zerocourse.zero.Init or zerocourse.deferred_init"),
+    refused("deepspeed.PipelineModule", "there are no pipelines in the engine", "use zerocourse.parallel.pipeline"),
+    runs("deepspeed.__version__", "the bridge gives the version of DeepSpeed whose names it has, and `+zerocourse`"),
+    runs("deepspeed.accelerator.get_accelerator"),
+    runs("deepspeed.add_config_arguments"),
+    refused("deepspeed.add_tuning_arguments", "schedules have no arguments of their own", "give initialize lr_scheduler="),
+    refused("deepspeed.checkpointing", "every stage works with torch's own", "use torch.utils.checkpoint, or the config's "
+            "activation_checkpointing"),
+    runs("deepspeed.comm.barrier"),
+    runs("deepspeed.comm.get_rank"),
+    runs("deepspeed.comm.get_world_size"),
+    runs("deepspeed.comm.init_distributed"),
+    runs("deepspeed.comm.is_initialized"),
+    runs("deepspeed.init_distributed"),
+    refused("deepspeed.init_inference", "the engine has no inference of its own", "run the model under torch.no_grad()"),
+    runs("deepspeed.initialize"),
+    refused("deepspeed.initialize(mpu=)", "the engine has data parallelism alone", "zerocourse.shard(..., shard_group=...)"),
+    refused("deepspeed.moe", "there are no experts across ranks in the engine", "keep all experts on each rank"),
+    refused("deepspeed.ops", "its optimizers are for offload, where the engine steps torch's own on the host",
+            "name the optimizer by its type, or use torch.optim.AdamW(fused=True)"),
+    runs("deepspeed.runtime.lr_schedules.VALID_LR_SCHEDULES"),
+    refused("deepspeed.tp_model_init", "there is no tensor parallelism in the engine", "use zerocourse.parallel.tensor"),
+    runs("deepspeed.utils.logger"),
+    runs("deepspeed.zero.GatheredParameters"),
+    runs("deepspeed.zero.Init"),
+    refused("engine.allreduce_gradients", "the stages reduce gradients in backward()", "leave it out"),
+    refused("engine.autotuning_enabled", "nothing is tuned by itself", "`zerocourse plan` says what fits"),
+    runs("engine.backward"),
+    runs("engine.bfloat16_enabled"),
+    refused("engine.compile", "the engine compiles nothing", "call torch.compile on the model before initialize"),
+    refused("engine.curriculum_enabled_legacy", "samples are the data loader's", "choose samples in your data loader"),
+    runs("engine.destroy"),
+    runs("engine.device"),
+    runs("engine.dynamic_loss_scale"),
+    refused("engine.eigenvalue", "it is not computed", "leave it out"),
+    runs("engine.eval"),
+    refused("engine.eval_batch", "there are no pipelines in the engine", "call engine.eval() and engine(batch)"),
+    refused("engine.flops_profiler", "there is none", "use torch.profiler"),
+    runs("engine.forward"),
+    runs("engine.fp16_enabled"),
+    runs("engine.get_global_grad_norm"),
+    runs("engine.get_lr"),
+    runs("engine.get_mom"),
+    runs("engine.global_rank"),
+    runs("engine.global_samples"),
+    runs("engine.global_steps"),
+    runs("engine.gradient_accumulation_steps"),
+    runs("engine.gradient_clipping"),
+    runs("engine.is_gradient_accumulation_boundary"),
+    runs("engine.load_checkpoint"),
+    runs("engine.load_state_dict"),
+    runs("engine.local_rank"),
+    runs("engine.loss_scale"),
+    runs("engine.micro_steps"),
+    runs("engine.module"),
+    refused("engine.monitor", "the engine writes no metrics", "log the losses and engine.get_global_grad_norm() yourself"),
+    runs("engine.named_parameters"),
+    runs("engine.no_sync"),
+    refused("engine.offload_states", "states do not move while a training runs",
+            "the config's offload_optimizer keeps them on the host for good"),
+    runs("engine.optimizer"),
+    runs("engine.parameters"),
+    refused("engine.quantizer", "nothing is quantised", "leave it out"),
+    refused("engine.reload_states", "states do not move while a training runs",
+            "the config's offload_optimizer keeps them on the host for good"),
+    runs("engine.save_16bit_model"),
+    runs("engine.save_checkpoint"),
+    runs("engine.save_fp16_model"),
+    refused("engine.set_custom_curriculum_learning_schedule", "samples are the data loader's", "choose samples in your data loader"),
+    refused("engine.set_data_post_process_func", "the engine does not touch batches", "change the batch before engine(batch)"),
+    runs("engine.set_gradient_accumulation_boundary"),
+    refused("engine.set_train_batch_size", "the sizes are set when the engine is made",
+            "initialize a new engine with another config, and load_checkpoint into it"),
+    refused("engine.set_train_micro_batch_size", "the sizes are set when the engine is made",
+            "initialize a new engine with another config, and load_checkpoint into it"),
+    runs("engine.skipped_steps"),
+    refused("engine.sparse_allreduce", "embeddings with sparse gradients are reduced like dense ones", "leave it out"),
+    runs("engine.state_dict"),
+    runs("engine.step"),
+    refused("engine.timers", "there are none", "use engine.zero.recorder, or torch.profiler"),
+    runs("engine.train"),
+    refused("engine.train_batch", "there are no pipelines in the engine", "call engine(batch), backward and step"),
+    runs("engine.train_batch_size"),
+    runs("engine.train_micro_batch_size_per_gpu"),
+    runs("engine.was_step_applied"),
+    runs("engine.world_size"),
+    runs("engine.zero_grad"),
+    runs("engine.zero_optimization"),
+    runs("engine.zero_optimization_stage"),
+]
+BY_NAME = {row.name: row for row in ROWS}
+
+
+def reason(name: str) -> str | None:
+    """Why a name is refused, and what to do instead: its own row's, or that of the module that it would be in. None without one."""
+    while name:
+        row = BY_NAME.get(name)
+        if row is not None and row.fate is Fate.REFUSED:
+            return f"{row.why}; {row.instead}"
+        name = name.rpartition(".")[0]
+    return None
+
+
+def refusal(who: str, name: str) -> str | None:
+    """One sentence on a name of DeepSpeed that is not there, or None where DeepSpeed has no such name, or none that we know of.
+
+    who: what was asked, in words.   name: as in the table.
+    """
+    said = reason(name)
+    if said is None and any(f"{row.name}.".startswith(f"{name}.") for row in ROWS):
+        said = "it is there for scripts that import deepspeed, so run them with `zerocourse run`"
+    return f"{who} has no {name.rpartition('.')[2]!r}, which DeepSpeed has: {said}" if said is not None else None
