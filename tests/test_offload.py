@@ -233,6 +233,16 @@ def test_the_rest_stays_on_the_device(pool):
             assert kept == (device, 12 * share + 4 * padding), (dtype, ratio)
 
 
+def test_a_unit_that_keeps_all_of_its_slice_counts_in_the_norm(pool):
+    """Also when what goes down is nothing: clipping and the overflow of fp16 see its gradient."""
+    cases = [(Case(stage, accumulation=1 + (stage == 1), clip=0.05, steps=STEPS), True, [{"ratio": ratio} for ratio in (0, 0.02)])
+             for stage in (1, 2, 3)]
+    pool(2).run(equals_the_plain_run, cases)
+    plain, found = (pool(2).run(by_config, {"stage": 2} | section, FP16) for section in ({}, {"offload_optimizer": {"device": "cpu", "ratio": 0}}))
+    for ours, other in zip(found, plain, strict=True):
+        assert ours[:2] == other[:2] and ours[3] == other[3] > 0, "losses, norms, and skipped steps"
+
+
 def within(budget: int | None, offload: HostOffload | None) -> int:
     """The peak on the device of two steps with Adam, in this process."""
     case = Case(2, 1, optimizer=torch.optim.Adam)
@@ -556,6 +566,110 @@ def test_a_delayed_update_and_a_step_that_is_skipped():
     never, expected = late_in_fp16([0, 1, 3, 4])
     assert (skipped, never) == (1, 0)
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+class Entry(OneHot):
+    """Its backward needs its weights."""
+
+    def forward(self, k: int):
+        return self.x[k] + 0 * self.x.square().sum()
+
+
+class Hot(torch.nn.Module):
+    """The same in a unit."""
+
+    def __init__(self):
+        super().__init__()
+        self.hot = torch.nn.ModuleList([Entry()])
+
+    def forward(self, k: int):
+        return self.hot[0](k)
+
+
+def two_late_steps(stage: int, parameters: bool):
+    """A model of which x[0] and x[1] have moved by -0.5, the last one not yet, and its optimizer."""
+    model = Hot()
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.5), stage,
+                             offload=HostOffload(delay_after=0, parameters=parameters))
+    for k in range(2):
+        model(k).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def evaluations(stage: int, parameters: bool) -> dict[str, float]:
+    """What forwards between the steps see of x[1]."""
+    found = {}
+    for who in ("training", "without gradients", "in eval mode", "a unit"):
+        model, optimizer = two_late_steps(stage, parameters)
+        model.train(who != "in eval mode")
+        with torch.set_grad_enabled(who in ("training", "in eval mode")):
+            found[who] = (model.hot[0] if who == "a unit" else model)(1).item()
+    model, optimizer = two_late_steps(stage, parameters)
+    loss = model(2)
+    with torch.no_grad():
+        found["before the backward of another"] = model(1).item()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        found["after it"] = model(2).item()
+    return found
+
+
+@pytest.mark.parametrize("stage, parameters", ((1, False), (3, False), (3, True)))
+def test_an_evaluation_sees_all_steps(pool, stage, parameters):
+    """But the weights of a forward with gradients stay until its backward."""
+    for found in pool(2).run(evaluations, stage, parameters):
+        assert found == {"training": 0.0, "without gradients": -0.5, "in eval mode": -0.5, "a unit": -0.5,
+                         "before the backward of another": 0.0, "after it": -0.5}
+
+
+def gathered_late(stage: int, parameters: bool) -> tuple[list[list[float]], str]:
+    """x as `gathered` shows it; after a write; after the next two steps, of which one is late. What an older backward raises."""
+    model, optimizer = two_late_steps(stage, parameters)
+    with gathered(model.hot[0]):
+        found = [model.hot[0].x.tolist()]
+    model(2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with gathered(model.hot[0], write=True), torch.no_grad():
+        model.hot[0].x.fill_(5.0)
+    found.append(state_dict(model)["hot.0.x"].tolist())
+    for k in (3, 4):
+        model(k).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    older = model(5)
+    found.append(state_dict(model)["hot.0.x"].tolist())
+    try:
+        older.backward()
+    except RuntimeError as error:
+        return found, str(error)
+    return found, ""
+
+
+def test_gathered_under_a_delay_shows_all_steps_and_keeps_what_is_written(pool):
+    for stage, parameters in ((1, False), (2, False), (3, False), (3, True)):
+        for found, said in pool(2).run(gathered_late, stage, parameters):
+            assert found == [[-0.5] * 2 + [0.0] * 6, [5.0] * 8, [5.0] * 3 + [4.5] * 2 + [5.0] * 3], (stage, parameters)
+            assert "modified by an inplace operation" in said, "the weights of that forward are gone"
+
+
+def writes_in_a_forward() -> str:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), Clamped(6, 6))
+    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, offload=HostOffload(delay_after=0))
+    try:
+        for _ in range(3):
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except BadInput as error:
+        return str(error)
+
+
+def test_a_forward_that_writes_its_weights_cannot_be_delayed(pool):
+    assert all("written into parameters of 'root'" in said and "without a delay" in said for said in pool(2).run(writes_in_a_forward))
 
 
 # -- checkpoints, the engine, writes ---------------------------------------------------------------------------------

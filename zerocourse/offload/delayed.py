@@ -6,18 +6,31 @@ The first steps are not delayed, because the loss moves fast then. At the first 
 updated; from then on each step first brings up what the last step's gradients made, and hands its own to the host, together
 with what belongs to them: hyper-parameters such as the learning rate, the loss scale, the factor of clipping.
 Source: Ren et al. 2021, arXiv 2101.06840, section 5.2.
+
+So a training forward computes with weights that lack the last step. Whoever looks at the model between the steps gets all
+steps: `state_dict`, a save, `gathered`, and an evaluation, which is a forward without gradients, or of a model in eval mode.
+Each of them applies the update first, which is collective at every stage, and what the training goes on with is then one
+update newer. An evaluation between a forward with gradients and its backward leaves the weights alone, because the backward
+needs those of its forward.
 """
 
 import threading
+import weakref
 from collections.abc import Callable
 from copy import copy
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ..comm import Comm
+from ..errors import BadInput
 from ..zero.buffer import FlatBuffer
+from ..zero.extras.compiled import eager
 from ..zero.extras.optimizer_habits import is_seen_stepping
+from ..zero.extras.outputs import tensors_of
+from ..zero.extras.stack import is_running
+from ..zero.hooks import current_backward
 from ..zero.optimizer import BufferedStep
 from .offloaded_buffer import OffloadedBuffer
 
@@ -47,6 +60,55 @@ class DelayedUpdate:
             with torch.no_grad():
                 raising = [(flat, flat.start_publish()) for flat in pending.flats]
                 self.offload.finish(raising, [], self.offload.stage.comm)
+
+    def settle(self) -> None:
+        """Between the steps: the same, and the backward of an older forward raises, since its weights have changed. Raises
+        BadInput inside of a forward or a backward, whose weights must stay as they are."""
+        stage = self.offload.stage
+        if self.pending is None:
+            return
+        if self.computes():
+            raise BadInput("the weights are asked for inside of a forward or a backward, while an update of them is delayed "
+                           "(delay_after): ask before it or after it")
+        if stage.shards_parameters:
+            stage.reshard_all()  # what is gathered has the old values
+        flats = self.pending.flats
+        self.flush()
+        stage.written.note_update(flats)
+
+    def computes(self) -> bool:
+        """Is the model's forward or a backward running now? (One that was interrupted has left its mark, and is not.)"""
+        root = self.offload.stage.root
+        return current_backward() != -1 or bool(root.forward_depth) and is_running(root.module)
+
+    def watch_evaluations(self, stage) -> None:
+        """From now on a forward that is no training settles first, whichever part of the model it begins with."""
+        awaiting: weakref.WeakSet[AwaitedBackward] = weakref.WeakSet()
+
+        @eager
+        def before(module: nn.Module, args) -> None:
+            evaluates = not (torch.is_grad_enabled() and stage.model.training)
+            if self.pending is not None and evaluates and not awaiting and not self.computes():
+                self.settle()
+
+        @eager
+        def after(module: nn.Module, args, output) -> None:
+            if self.computes() or not torch.is_grad_enabled():
+                return
+            backward = AwaitedBackward()
+            awaiting.add(backward)
+            for tensor in tensors_of(output):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(lambda _, backward=backward: awaiting.discard(backward))
+
+        for module in stage.model.modules():
+            if module is stage.root.module or next(module.parameters(recurse=False), None) is not None:
+                module.register_forward_pre_hook(before, prepend=True)
+                module.register_forward_hook(after)
+
+
+class AwaitedBackward:
+    """Of a forward with gradients: it lives for as long as it may come, because the graph alone refers to it."""
 
 
 class UpdateUnderWay:

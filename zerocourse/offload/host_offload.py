@@ -48,7 +48,7 @@ class HostOffload:
     What is written into the model outside of a forward must be written inside `zerocourse.gathered(..., write=True)`: a write
     through `param.data` is not seen, because to compare all parameters with the master weights they would have to go down.
     delay_after: from this number of steps on, each update is applied one step late, while the model computes the next
-        gradients (see `delayed`); None: never.
+        gradients (see `delayed`, also for what an evaluation sees); None: never.
     """
 
     disk = None  # a `DiskOffload` has one
@@ -111,6 +111,7 @@ class HostOffload:
         stage.written.apart = [flat for flat in stage.written.apart if flat.shard is not flat.master]
         if self.delays:
             stage.written.apart = []  # their update may be under way at any time
+            self.delayed.watch_evaluations(stage)
             for flat in stage.flats:
                 for part in flat.shard_params.values():
                     part._has_gradient = lambda: False  # the stage's next gradients are not those of the update under way
@@ -118,7 +119,7 @@ class HostOffload:
     def settle(self) -> None:
         """Apply what has been delayed. Collective, at the same step on every rank."""
         if self.delayed is not None:
-            self.delayed.flush()
+            self.delayed.settle()
 
     # -- the operations -----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..errors import BadInput
 from ..zero.buffer import FlatBuffer
 from ..zero.optimizer import BufferedStep
 from .host_link import LinkTransfer
@@ -122,7 +123,11 @@ class OffloadedBuffer(FlatBuffer):
         return self.link.up(own[: self.real], self.shard[: self.real], self.name)
 
     def take_written(self, was_written: bool) -> None:
-        """What is compared crosses the link, so it is compared only where a write was seen: one through `param.data` is not."""
+        """What is compared crosses the link, so it is compared only where a write was seen: one through `param.data` is not.
+        Raises BadInput, on all ranks, while a delayed update is under way, which would undo the write."""
+        if was_written and self.is_updating:
+            raise BadInput(f"a forward has written into parameters of {self.name!r} (max_norm=, clamp_), while an update of them was "
+                           "delayed (delay_after): train such a model without a delay")
         if was_written and self.shard is not self.master:
             held = self.shard
             if not self.shard_is_on_host:

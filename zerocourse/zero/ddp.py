@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from ..comm import Comm, Handle
@@ -192,8 +191,7 @@ class DataParallel(Reducer):
                 extra.before_step()
             updated = [flat for flat in self.flats if flat.has_grad]
             result = self.ops.step(updated, self.comm, optimizer_step) if updated else optimizer_step()
-            for flat in updated:  # so that the backward of an older forward raises: its weights have changed
-                increment_version(list(flat.params.values()))
+            self.written.note_update(updated)
         for extra in self.extras:
             extra.after_step()
         self.has_unused_gradients = False
@@ -229,8 +227,8 @@ class DataParallel(Reducer):
         """
         self.flush()
         precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
-        parts = [flat.gradient_norm(precise) for flat in self.flats
-                 if flat.counts_in_norm and flat.grad_shard is not None and flat.grad_shard.numel()]
+        parts = [flat.gradient_norm(precise) for flat in self.flats  # an offload's `grad_shard` may lack what stays on the device
+                 if flat.counts_in_norm and flat.grad_shard is not None and flat.own.stop > flat.own.start]
         total = torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
         for comm in (*[self.comm] * self.shards_optimizer, *self.groups.norm):
             comm.all_reduce(total)

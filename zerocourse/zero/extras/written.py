@@ -8,9 +8,11 @@ Who writes into the optimizer's shards writes one rank's slice, of which the oth
 """
 
 import zlib
+from collections.abc import Iterable
 from itertools import compress
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ...errors import BadInput
 from ..buffer import FlatBuffer
@@ -90,12 +92,14 @@ class WrittenParameters(Extra):
         self.seen.clear()
 
     def after_step(self) -> None:
-        """The step itself moved the versions of what it updated by one."""
-        for flat in self.flats:
-            if flat.has_grad:
-                for key in flat.params:
-                    self.versions[flat][key] += 1
         self.note_shards()
+
+    def note_update(self, flats: Iterable[FlatBuffer]) -> None:
+        """The optimizer has changed these weights: the backward of an older forward raises, and nobody has written them."""
+        for flat in flats:
+            increment_version(list(flat.params.values()))
+            for key in flat.params:
+                self.versions[flat][key] += 1
 
 
 def checksum(tensor: torch.Tensor) -> int:

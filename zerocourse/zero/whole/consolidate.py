@@ -35,6 +35,7 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
 
     write: what rank 0 wrote into them is kept, on all ranks. Without it they are there to be read: raises BadInput at the end
     that names a parameter which was written. At stages 0 to 2 parameters are always whole, and the rest is the same.
+    An update that an offload has delayed is applied first.
     """
     params = {param for part in modules for param in ([part] if isinstance(part, nn.Parameter) else part.parameters())}
     stages = {getattr(param, SHARDED)() for param in params if hasattr(param, SHARDED)}
@@ -42,6 +43,7 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
         raise BadInput("gathered() takes modules or parameters of one sharded model, and these are of "
                        f"{'several' if stages else 'none'}")
     stage = stages.pop()
+    stage.settle()
     chosen = [(flat, key) for flat in stage.flats for key, param in flat.params.items() if param in params]
     with whole(stage, *dict.fromkeys(stage.unit_of[flat] for flat, _ in chosen)):
         before = {key: checksum(flat.views[key]) for flat, key in chosen}
