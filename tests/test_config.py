@@ -97,7 +97,7 @@ def test_sizes_that_do_not_fit(given, world_size, words):
 def test_defaults():
     assert load({"train_batch_size": 8}).as_dict() == {
         "train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0, "bf16": {"enabled": False}, "communication_data_type": None,
+        "managed_gradient_accumulation": True, "gradient_clipping": 1.0, "bf16": {"enabled": False, "check_grad_overflow": True}, "communication_data_type": None,
         "zero_optimization": {
             "stage": 0, "reduce_bucket_size": 500_000_000, "overlap_comm": None,
             "offload_optimizer": {"device": "none", "nvme_path": None, "buffer_count": 4, "pin_memory": True,
@@ -184,7 +184,7 @@ MUST = {
     "gradient_accumulation_steps": f"{COUNT}, or null", "gradient_clipping": SIZE,
     "zero_optimization.stage": "an integer from 0 to 3", "zero_optimization.reduce_bucket_size": COUNT,
     "zero_optimization.overlap_comm": "true or false, or null",
-    "bf16.enabled": FLAG, "fp16.enabled": FLAG, "fp16.auto_cast": FLAG, "fp16.loss_scale": SIZE,
+    "managed_gradient_accumulation": FLAG, "bf16.enabled": FLAG, "bf16.check_grad_overflow": FLAG, "fp16.enabled": FLAG, "fp16.auto_cast": FLAG, "fp16.loss_scale": SIZE,
     "fp16.initial_scale_power": "an integer from 0 to 127", "fp16.loss_scale_window": COUNT, "fp16.hysteresis": COUNT,
     "fp16.consecutive_hysteresis": FLAG, "fp16.min_loss_scale": "a number above 0",
     "communication_data_type": "one of 'fp32', 'fp16', 'bf16', or null",

@@ -484,3 +484,38 @@ def test_the_config_is_not_changed_and_warns_once(alone):
 def test_the_local_rank_comes_from_the_launcher(alone, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert distributed.local_rank() == 3 and make().local_rank == 3
+
+
+def updates_by_script(stage: int, offload: str = "none") -> list[torch.Tensor]:
+    """A script that counts micro-batches itself, 3 for each update but one, where it makes 1. Returns the weights."""
+    zero = {"stage": stage, "offload_optimizer": {"device": offload}} if stage else {"stage": stage}
+    engine, *_ = initialize(Net(), sgd, config=settings(0, dist.get_world_size(), 3) | {
+        "zero_optimization": zero, "managed_gradient_accumulation": False})
+    number = 0
+    for window in (3, 1, 3):
+        for _ in range(window):
+            engine.backward(engine(rows(number, engine.global_rank)))
+            assert not engine.is_gradient_accumulation_boundary()
+            number += 1
+        engine.step()
+        assert engine.was_step_applied()
+    assert engine.global_steps == 3
+    with pytest.raises(BadInput, match="set_gradient_accumulation_boundary was called, .* managed_gradient_accumulation is false"):
+        engine.set_gradient_accumulation_boundary(True)
+    return list(engine.state_dict().values())
+
+
+def test_every_step_updates_where_the_script_counts_micro_batches(pool):
+    model, ranks = Net(), 2
+    optimizer, number = sgd(model.parameters()), 0
+    for window in (3, 1, 3):
+        for _ in range(window):
+            for rank in range(ranks):
+                (model(rows(number, rank)) / (3 * ranks)).backward()
+            number += 1
+        optimizer.step()
+        optimizer.zero_grad()
+    wanted = list(model.state_dict().values())
+    for stage, offload in [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "cpu")]:
+        for found in pool(ranks).run(updates_by_script, stage, offload):
+            assert all(torch.allclose(*pair, rtol=1e-5, atol=1e-6) for pair in zip(found, wanted, strict=True)), (stage, offload)

@@ -16,6 +16,7 @@ from zerocourse.errors import BadInput, LossScaleError
 from zerocourse.measure.storages import raw_grad
 from zerocourse.models.gpt2 import CONFIGS
 from zerocourse.precision import DynamicLossScaler, LossScaler
+from zerocourse.precision.loss_scaler import LONGEST_ROW
 from zerocourse.precision.fp8 import cast, mx_cast, mx_scales, simulate
 from zerocourse.zero.buffer import FlatBuffer
 from zerocourse.zero.extras.refusals import refuse_emulated_bf16
@@ -73,6 +74,18 @@ def test_a_static_scale_stays():
     dynamic = DynamicLossScaler()
     dynamic.load_state_dict(scaler.state_dict())
     assert dynamic.loss_scale == 2**16
+
+
+def test_a_static_scale_does_not_skip_for_ever():
+    scaler = LossScaler(2.0**100)
+    for _ in range(2):  # a good step begins the count anew
+        for _ in range(LONGEST_ROW - 1):
+            scaler.update(True)
+        scaler.update(False)
+    for _ in range(LONGEST_ROW - 1):
+        scaler.update(True)
+    with pytest.raises(LossScaleError, match="overflowed in 20 steps in a row at the loss scale 1.26765e.30, which is static"):
+        scaler.update(True)
 
 
 # -- fp16 through the engine -------------------------------------------------------------------------------------------
@@ -244,6 +257,34 @@ def test_trap_17_an_overflow_on_one_rank_is_one_everywhere(pool):
             assert all(norm < 100 for norm in found["norms"]), "the norm is that of the last good step"
         assert here["norms"] == there["norms"]
         assert all(torch.equal(value, there["state"][name]) for name, value in here["state"].items())
+
+
+def bad_batches(stage: int, accumulation: int, checks: bool | None, kind: float, width: str | None = None) -> tuple:
+    """bf16, where the second of four updates has inf or NaN on the last rank: what moved, and what was counted."""
+    bf16 = {"enabled": True} | ({} if checks is None else {"check_grad_overflow": checks})
+    engine = zerocourse.initialize(Net(), adamw, lr_scheduler=halving, config={
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": accumulation, "bf16": bf16,
+        "zero_optimization": {"stage": stage}, "data_types": {"grad_accum_dtype": width}})[0]
+    finite, overflow = [], []
+    for step in range(4):
+        for micro in range(accumulation):
+            bad = step == 1 and micro == 0 and engine.global_rank == engine.world_size - 1
+            engine.backward(engine(net_rows(step, engine.global_rank).bfloat16()).float() * (kind if bad else 1))
+            engine.step()
+        finite.append(all(value.isfinite().all().item() for value in engine.state_dict().values()))
+        overflow.append(getattr(engine.optimizer, "overflow", None))
+    return finite, overflow, engine.skipped_steps, engine.global_steps, round(engine.optimizer.param_groups[0]["lr"], 9)
+
+
+def all_bad_batches() -> list[tuple]:
+    return [bad_batches(stage, accumulation, checks, kind, width) for stage in STAGES
+            for accumulation, checks, kind, width in [(1, None, float("inf"), None), (2, True, float("nan"), "fp32")]]
+
+
+def test_in_bf16_a_step_with_inf_or_nan_is_skipped_on_all_ranks(pool):
+    assert pool(2).run(all_bad_batches) == [[([True] * 4, [False, True, False, False], 1, 4, 0.00125)] * 8] * 2
+    unchecked = pool(2).run(bad_batches, 2, 1, False, float("inf"))
+    assert unchecked == [([True, False, False, False], [None] * 4, 0, 4, 0.000625)] * 2
 
 
 def at_the_minimum() -> str:

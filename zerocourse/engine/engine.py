@@ -139,7 +139,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         if not loss.requires_grad:
             raise BadInput("engine.backward got a loss without a gradient: compute it by engine(...), not under "
                            "no_grad, and do not detach it")
-        if self._has_gradients:
+        if self._has_gradients and self.config.managed_gradient_accumulation:
             raise BadInput("engine.backward was called twice without engine.step between: call step after every "
                            "backward, it updates at the end of a window only")
         loss = self.in_fp32(loss)
@@ -158,21 +158,23 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
     def step(self) -> None:
         """At the end of a window clip, update, free the gradients and step the scheduler; else only count.
 
-        In fp16 a window whose gradients overflow, on any rank, is counted and otherwise skipped: parameters, optimizer
-        and scheduler stay as they are, and the loss scale may fall; LossScaleError is raised when it cannot.
+        A window whose gradients have inf or NaN, on any rank, is counted and otherwise skipped in half precision (see
+        `skipped_steps`): parameters, optimizer and scheduler stay as they are. In fp16 the loss scale may fall; LossScaleError
+        is raised when it cannot. Where the config says managed_gradient_accumulation: false, every call updates.
         Raises BadInput without an optimizer, or without a backward before it.
         """
         if self.optimizer is None:
             raise BadInput("engine.step has no optimizer: give initialize one")
         if not self._has_gradients:
             raise BadInput("engine.step was called without engine.backward before it: there are no new gradients")
-        update, self._has_gradients = self.is_gradient_accumulation_boundary(), False
+        managed = self.config.managed_gradient_accumulation
+        update, self._has_gradients = not managed or self.is_gradient_accumulation_boundary(), False
         self._window += 1
         self.micro_steps += 1
         self._updated = update
         if not update:
             return
-        if self._scales and self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
+        if self._scales and managed and self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
             self.zero.scale_gradients(self.gradient_accumulation_steps() / self._window)
         norm = self.zero.grad_norm()
         self._updated = not self.overflows(norm)
@@ -190,13 +192,18 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         self.update_scale(overflow=not self._updated)
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Is the present micro-batch the last of its window?"""
+        """Is the present micro-batch the last of its window? Never, before `step` says so, where the script counts them itself."""
+        if not self.config.managed_gradient_accumulation:
+            return False
         if self._boundary is not None:
             return self._boundary
         return self._window + 1 >= self.gradient_accumulation_steps()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Set the boundary yourself, until the next update. For a last window that is shorter than the others."""
+        """Set the boundary yourself, until the next update. For a last window that is shorter than the others. Raises BadInput."""
+        if not self.config.managed_gradient_accumulation:
+            raise BadInput("engine.set_gradient_accumulation_boundary was called, and the config's managed_gradient_accumulation is "
+                           "false: every engine.step() updates, so leave out the call, or the key")
         self._boundary = is_boundary
 
     def _forget_window(self) -> None:

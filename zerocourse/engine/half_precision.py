@@ -37,9 +37,10 @@ def in_half(inputs: object) -> object:
 
 
 class LossScaling:
-    """What an engine has of the loss scale. Its other attributes are the engine's. Without fp16 nothing happens here.
+    """What an engine has of the loss scale, and of steps that are skipped. Its other attributes are the engine's.
 
-    loss_scaler: in fp16 a `LossScaler`, else None.   skipped_steps: steps whose gradients overflowed.
+    loss_scaler: in fp16 a `LossScaler`, else None.   skipped_steps: steps whose gradients had inf or NaN. In fp16 they are always
+    skipped, in bf16 unless `bf16.check_grad_overflow` is false, in fp32 never.
     The optimizer shows DeepSpeed's `overflow` (was the last step skipped?), `loss_scale` and `cur_scale`.
     """
 
@@ -59,7 +60,10 @@ class LossScaling:
 
         So the ranks agree: a slice with inf or NaN makes its rank's part of the norm inf or NaN, and with it the whole.
         """
-        return self.loss_scaler is not None and not norm.isfinite().item()
+        return self.skips_overflows() and not norm.isfinite().item()
+
+    def skips_overflows(self) -> bool:
+        return self.loss_scaler is not None or (self.config.bf16.enabled and self.config.bf16.check_grad_overflow)
 
     def unscale_gradients(self, norm: torch.Tensor) -> torch.Tensor:
         """Divide the gradients by the loss scale, in fp32. Returns their norm, which was `norm`."""
@@ -70,15 +74,15 @@ class LossScaling:
 
     def update_scale(self, overflow: bool) -> None:
         """A step is over. Raises LossScaleError."""
+        self.skipped_steps += overflow
         if self.loss_scaler is not None:
-            self.skipped_steps += overflow
             self.loss_scaler.update(overflow)
-            self.show_scale(overflow)
+        self.show_scale(overflow)
 
     def show_scale(self, overflow: bool) -> None:
-        if self.loss_scaler is not None and self.optimizer is not None:
+        if self.optimizer is not None and self.skips_overflows():
             self.optimizer.overflow = overflow
-            self.optimizer.loss_scale = self.optimizer.cur_scale = self.loss_scaler.loss_scale
+            self.optimizer.loss_scale = self.optimizer.cur_scale = self.loss_scale()
 
     def loss_scale(self) -> float:
         """The present factor on the loss; 1 without fp16."""

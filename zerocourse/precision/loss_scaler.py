@@ -9,10 +9,12 @@ NaN: that step is skipped, and the factor becomes smaller. Source: Micikevicius 
 from ..errors import BadInput, LossScaleError
 
 FACTOR = 2.0  # a power of two, so that scaling rounds nothing
+LONGEST_ROW = 20  # skipped steps in a row under a static scale: a dynamic one would have come down from 2^16 to 1 meanwhile
 
 
 class LossScaler:
-    """A loss scale that stays as it is. A step whose gradients overflow is skipped all the same."""
+    """A loss scale that stays as it is. A step whose gradients overflow is skipped all the same, but not for ever: after
+    `LONGEST_ROW` such steps in a row nothing will ever train."""
 
     dynamic = False
 
@@ -20,9 +22,18 @@ class LossScaler:
         if not 0 < loss_scale < float("inf"):
             raise BadInput(f"the loss scale is {loss_scale}: it must be a finite number above 0")
         self.loss_scale = float(loss_scale)
+        self.skipped_in_a_row = 0
 
     def update(self, overflow: bool) -> None:
-        """A step is over. overflow: did any gradient, on any rank, overflow, so that the step was skipped?"""
+        """A step is over. Raises LossScaleError when too many in a row were skipped.
+
+        overflow: did any gradient, on any rank, overflow, so that the step was skipped?
+        """
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if overflow else 0
+        if self.skipped_in_a_row >= LONGEST_ROW:
+            raise LossScaleError(f"gradients have overflowed in {self.skipped_in_a_row} steps in a row at the loss scale "
+                                 f"{self.loss_scale:g}, which is static (fp16.loss_scale): set it to 0, so that it adapts, or to a "
+                                 "smaller number, and look for inf or NaN in the data")
 
     def state_dict(self) -> dict[str, float]:
         """Empty: a static scale comes from the config."""

@@ -88,7 +88,8 @@ class DeepSpeedEngine:
 
     def _finish_micro_batch(self) -> None:
         """accelerate calls `step` at the end of a window alone, and the engine counts every micro-batch by one."""
-        if self.engine._has_gradients and not self.engine.is_gradient_accumulation_boundary():
+        managed = self.engine.config.managed_gradient_accumulation  # else a step would update
+        if managed and self.engine._has_gradients and not self.engine.is_gradient_accumulation_boundary():
             self.engine.step()
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:

@@ -35,6 +35,8 @@ WORKS = {
     "train_batch_size": "samples in an optimizer step, over all ranks: micro-batch × accumulation × ranks",
     "train_micro_batch_size_per_gpu": "samples that each rank computes at a time, on which activations depend",
     "gradient_accumulation_steps": "micro-batches per optimizer step, whose gradients are averaged",
+    "managed_gradient_accumulation": "engine.step counts micro-batches and updates at the end of a window; false: every engine.step updates, "
+                                     "and the script counts",
     "gradient_clipping": "the largest 2-norm of the whole gradient, over all ranks; 0 means no clipping",
     "zero_optimization": "what the ranks divide among them instead of keeping copies",
     "zero_optimization.stage": "0 is data parallel; 1 divides the optimizer states, 2 also the gradients, 3 also the "
@@ -60,6 +62,8 @@ WORKS = {
     "aio.intra_op_parallelism": "a factor of queue_depth: each call has a thread here",
     "bf16": "training in bfloat16 with fp32 master weights",
     "bf16.enabled": "parameters and gradients in bfloat16, 2 bytes each; the optimizer keeps fp32 master weights",
+    "bf16.check_grad_overflow": "a step whose gradients have inf or NaN, on any rank, is skipped and counted in engine.skipped_steps, at every "
+                                "stage (upstream: at stages 1 and 2; at 0 and 3 such a step makes all weights NaN there)",
     "fp16": "training in float16 with fp32 master weights and a loss scale",
     "fp16.enabled": "parameters and gradients in float16, 2 bytes each; the optimizer keeps fp32 master weights",
     "fp16.auto_cast": "casts the model's floating-point inputs to float16",
@@ -130,10 +134,8 @@ CHANGES_NOTHING = {
         "zero_force_ds_cpu_optimizer": "there is no other optimizer than torch's",
         "dataloader_drop_last": "samples that do not fill a batch are always left out of an epoch",
         "disable_allgather": "parameters are always all-gathered",
-        "managed_gradient_accumulation": "engine.step always counts micro-batches",
         "disable_python_gc": "Python's garbage collector is left alone",
         "bf16.immediate_grad_update": "master weights are updated in engine.step",
-        "bf16.check_grad_overflow": "bfloat16 has fp32's range",
         "activation_checkpointing.synchronize_checkpoint_boundary": "nothing waits at a block's end",
         "activation_checkpointing.profile": "times are on the timeline (zerocourse.measure)",
         "optimizer.legacy_fusion": "there is one implementation",

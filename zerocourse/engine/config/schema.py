@@ -51,6 +51,7 @@ class Fp16Config(Section):
 
 class Bf16Config(Section):
     enabled: bool = False
+    check_grad_overflow: bool = True
 
 
 class DataTypesConfig(Section):
@@ -204,6 +205,7 @@ class ConfigFile(Section):
     train_batch_size: whole(1) | None = None
     train_micro_batch_size_per_gpu: whole(1) | None = None
     gradient_accumulation_steps: whole(1) | None = None
+    managed_gradient_accumulation: bool = True
     gradient_clipping: NotNegative = 1.0  # the largest 2-norm of the gradient; 0 means no clipping
     zero_optimization: ZeroConfig = ZeroConfig()
     aio: AioConfig = AioConfig()
