@@ -119,7 +119,8 @@ def test_adamw_in_bf16_keeps_fp32_means_also_through_a_state_dict(interpreter):
 
 
 def neighbours():
-    from zerocourse.kernels.adamw import FusedAdamW, fused_adamw
+    from zerocourse.kernels.adamw import FusedAdamW
+    from zerocourse.kernels.adamw_kernel import fused_adamw
 
     sizes = []
 
@@ -273,7 +274,7 @@ def test_layer_norm_equals_its_plain_twin_and_names_what_is_wrong(interpreter):
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 def bytes_of_adamw():
-    from zerocourse.kernels import adamw, traffic
+    from zerocourse.kernels import adamw, adamw_kernel, traffic
 
     def state(n, dtype):
         return *torch.ones(2, n, dtype=dtype), *torch.zeros(2, n), 1, *SETTINGS.values()
@@ -281,7 +282,7 @@ def bytes_of_adamw():
     n = 70_001
     for dtype in (torch.float32, torch.bfloat16):
         arguments = state(n, dtype)
-        counted = traffic.of_triton(lambda arguments=arguments: adamw.fused_adamw(*arguments))
+        counted = traffic.of_triton(lambda arguments=arguments: adamw_kernel.fused_adamw(*arguments))
         assert counted == traffic.adamw_bytes(n, dtype.itemsize)
     arguments = state(n, torch.float32)
     plain = traffic.of_torch(lambda: adamw.adamw(*arguments))
@@ -333,13 +334,19 @@ def test_the_interpreter_is_never_the_default(pool):
     pool(1).run(without_interpreter)
 
 
-def test_without_triton_the_package_works_and_the_kernels_say_what_is_missing(monkeypatch):
+def test_without_triton_the_plain_step_works_and_the_kernels_say_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("backend", "adamw"):
+    for name in ("backend", "adamw", "adamw_kernel"):
         monkeypatch.delitem(sys.modules, f"zerocourse.kernels.{name}", raising=False)
-    import zerocourse.kernels  # noqa: F401
+    from zerocourse.kernels.adamw import FusedAdamW, adamw
+
+    mine, torchs = (torch.nn.Parameter(torch.arange(4.0)) for _ in range(2))
+    for param, optimizer in ((mine, FusedAdamW([mine], update=adamw)), (torchs, torch.optim.AdamW([torchs]))):
+        param.grad = torch.ones(4)
+        optimizer.step()
+    close(mine, torchs)
     with pytest.raises(BadInput, match="triton, which is not installed"):
-        import zerocourse.kernels.adamw  # noqa: F401
+        FusedAdamW([mine])
 
 
 def test_bandwidth_is_refused_where_it_cannot_be_measured(interpreter):

@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
+import lab_kernel
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -24,12 +26,26 @@ SECONDS = 300  # for one notebook, on a busy machine
 PNG = base64.b64encode(b"\x89PNG").decode()
 
 
-def nbval(path: Path) -> subprocess.CompletedProcess:
-    """Run a notebook again and compare its tagged cells."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-o", f"timeout={SECONDS}",
-         "--nbval-lax", "--nbval-current-env", "--nbval-sanitize-with", ROOT / "tests" / "nbval_sanitize.cfg", path],
-        cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+WANTS = "wants-"  # begins the tag of a chapter's first text: a package that it can use beside those that `make lab` installs
+OTHERS_WANT = {"transformers", "triton"}  # also where they are not installed here
+
+
+def wanted_packages(path: Path) -> list[str]:
+    return [tag.removeprefix(WANTS) for tag in nbformat.read(path, as_version=4).cells[0].metadata.get("tags", [])
+            if tag.startswith(WANTS)]
+
+
+def nbval(path: Path, everything: bool = False) -> subprocess.CompletedProcess:
+    """Run a notebook again and compare its tagged cells, in a kernel that sees what `make lab` installs.
+
+    everything: the kernel sees all that is installed here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        kernel = ["--nbval-current-env"] if everything else ["--nbval-kernel-name", lab_kernel.NAME]
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-o", f"timeout={SECONDS}",
+             "--nbval-lax", *kernel, "--nbval-sanitize-with", ROOT / "tests" / "nbval_sanitize.cfg", path],
+            cwd=ROOT, env=lab_kernel.add_kernel(Path(folder)), capture_output=True, text=True, timeout=SECONDS)
 
 
 # the course
@@ -49,6 +65,48 @@ def test_is_in_order(name):
 def test_gives_the_same_outputs_again(name):
     ended = nbval(CHAPTERS[name])
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", [name for name, path in CHAPTERS.items() if wanted_packages(path)])
+@pytest.mark.timeout(SECONDS + 20)
+def test_gives_the_same_outputs_with_the_packages_that_it_wants(name):
+    """A chapter whose first text has a tag such as `wants-transformers` goes on without them, and here it runs with them."""
+    for package in wanted_packages(CHAPTERS[name]):
+        pytest.importorskip(package)
+    ended = nbval(CHAPTERS[name], everything=True)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+
+
+@EVERY_CHAPTER
+def test_says_what_it_wants_beside_the_lab(name):
+    """Each import of a module that `make lab` does not install is of a package that the first text names, in words and by its
+    tag, and a cell says what it leaves out where the package is not there."""
+    notebook = nbformat.read(CHAPTERS[name], as_version=4)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    imported = set(re.findall(r"^ *(?:import|from) (\w+)", code, re.M)) - {"deepspeed"}  # which is ours, in scripts
+    wanted = wanted_packages(CHAPTERS[name])
+    assert imported & (lab_kernel.hidden_modules() | OTHERS_WANT) == set(wanted)
+    for package in wanted:
+        assert package in notebook.cells[0].source and f"{package} is not installed" in code
+
+
+def test_the_kernel_and_its_ranks_see_what_the_lab_has(tmp_path):
+    notebook = sound()
+    notebook.cells[1].source = "import importlib.util, nbformat\nfrom zerocourse.launch import Ranks, launch"
+    notebook.cells[2].source = """def there():
+    try:
+        import nbval
+    except ModuleNotFoundError as error:
+        return str(error), importlib.util.find_spec("nbval")
+
+import sys
+there(), *Ranks(1).run(there), *launch(there, nproc=1)"""
+    said = repr((("No module named 'nbval'", None),) * 3)
+    notebook.cells[2].outputs[0].data["text/plain"] = said.replace("), (", "),\n (")
+    path = tmp_path / "01_hidden.ipynb"
+    write(notebook, path)
+    ended = nbval(path)
+    assert ended.returncode == 0, ended.stdout
 
 
 @EVERY_CHAPTER

@@ -47,14 +47,12 @@ def test_formulas_are_near_the_simulation(way):
 
 @pytest.mark.parametrize("way", (Candidate(1, 8, 2), Candidate(3, 8, 4, half=False, recompute=True)), ids=str)
 def test_a_llama_keeps_what_its_operations_keep(way):
-    pytest.importorskip("transformers")
     question = ask("llama-tiny", "8xA100", ranks=(8,))
     assert computed(question, way).peak_bytes == pytest.approx(simulated(question, way).peak_bytes, rel=MARGIN)
 
 
 def test_a_llama_of_real_size_is_near_its_simulation():
     """Its time, too. In a tiny one, matrix products also wait for memory, which the formula does not count."""
-    pytest.importorskip("transformers")
     question, way = ask("llama3-8b", "64x8xH100", ranks=(64,)), Candidate(3, 64, 1, recompute=True)
     by_formula, by_run = computed(question, way), simulated(question, way)
     assert by_formula.peak_bytes == pytest.approx(by_run.peak_bytes, rel=MARGIN)

@@ -19,7 +19,6 @@ STAGES = 1, 2, 3
                                           (scale_study.timed_job(8), scale_study.CLUSTER)))
 def test_what_is_recorded_is_simulated_again(job, cluster):
     """To the byte, and where there is a clock to the last bit. Red after a change to stages or clusters: record it again."""
-    pytest.importorskip("transformers")
     assert scale_study.simulated(job, cluster) == scale_study.recorded(job, cluster)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerocourse.cli import main
@@ -12,7 +13,9 @@ from zerocourse.comm import Comm
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.errors import BadInput
 from zerocourse.formulas.volumes import passes
-from zerocourse.simulation import SimulatedJob, run_job, simulate, simulate_time
+from zerocourse.models.llama import Llama
+from zerocourse.models.model_layers import model_layers
+from zerocourse.simulation import SimulatedJob, one_rank, run_job, shapes, simulate, simulate_time
 from zerocourse.simulation.clusters import Cluster, Machine, Network
 from zerocourse.zero.groups import Groups
 
@@ -89,14 +92,59 @@ def test_ranks_in_nodes_gather_over_the_fast_link():
 
 
 def test_a_llama_holds_and_sends_what_real_ranks_do(pool):
-    """Its attention has no mask on fake tensors either, so that also the peak is the same."""
-    pytest.importorskip("transformers")
     jobs = [replace(TINY, model="llama-tiny", stage=stage, **way)
             for stage, way in ((0, WAYS[0]), (3, WAYS[0]), (3, WAYS[1]))]
     for rank, measured in enumerate(pool(2).run(in_real_ranks, jobs)):
         for job, real in zip(jobs, measured, strict=True):
             ours = simulate(replace(job, rank=rank))
             assert {name: ours[name] for name in COUNTED} == {name: real[name] for name in COUNTED}, job
+
+
+def hugging_face(shape):
+    """The same as a `LlamaForCausalLM`.
+
+    Its attention is transformers' own "sdpa" under another name, for which transformers makes no mask. For "sdpa" itself it
+    reads the positions to see that none is needed, and fake tensors cannot be read.
+    """
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+    with torch.random.fork_rng():
+        return LlamaForCausalLM(LlamaConfig(
+            attn_implementation="causal_sdpa", num_hidden_layers=shape.layers, hidden_size=shape.width,
+            intermediate_size=shape.inner, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+            vocab_size=shape.vocabulary, max_position_embeddings=shape.tokens, use_cache=False))
+
+
+def test_a_llama_is_hugging_faces(monkeypatch):
+    """Names and shapes of its parameters in their order, its loss and gradients, and the bytes that a rank holds and sends."""
+    pytest.importorskip("transformers")
+    shape = shapes.LLAMAS["llama-tiny"]
+    torch.manual_seed(0)
+    ours, theirs = Llama(shape), hugging_face(shape)
+    assert ([(name, param.shape) for name, param in ours.named_parameters()]
+            == [(name, param.shape) for name, param in theirs.named_parameters()])
+    theirs.load_state_dict(ours.state_dict())
+    tokens = torch.randint(shape.vocabulary, (2, shape.tokens))
+    losses = ours(tokens), theirs(input_ids=tokens, labels=tokens).loss
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+    cut = nn.Sequential(*model_layers(ours))  # as a pipeline takes it
+    torch.testing.assert_close(cut(tokens), theirs(input_ids=tokens).logits)
+
+    jobs = [SimulatedJob("llama-tiny", 2, 4, half=True, accumulation=2),
+            SimulatedJob("llama-tiny", 3, 4, half=True, recompute=True, micro_batch=3)]
+    mine = [simulate(job) for job in jobs]
+    known = shapes.find_model("llama-tiny")._replace(
+        make=lambda: hugging_face(shape), loss=lambda model, tokens: model(input_ids=tokens, labels=tokens).loss)
+    monkeypatch.setattr(one_rank, "find_model", lambda name: known)
+    for job, result in zip(jobs, mine, strict=True):
+        assert {name: result[name] for name in COUNTED} == {name: simulate(job)[name] for name in COUNTED}
 
 
 def test_the_memory_of_a_reduction_is_the_backends():

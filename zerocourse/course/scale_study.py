@@ -5,7 +5,6 @@ again, in about half an hour, and with `clusters` those that say how long a step
 that cluster have changed.
 """
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -71,11 +70,6 @@ def recorded(job: SimulatedJob, cluster: str | None = None) -> dict:
 @cache
 def _everything_recorded() -> dict[tuple[SimulatedJob, str | None], dict]:
     return {(SimulatedJob(**each["job"]), each["cluster"]): each["result"] for each in json.loads(FILE.read_text())}
-
-
-def can_simulate() -> bool:
-    """Whether a Llama can be built here, which takes transformers."""
-    return importlib.util.find_spec("transformers") is not None
 
 
 def simulated(job: SimulatedJob, cluster: str | None = None) -> dict:

@@ -1,14 +1,15 @@
 """Triton kernels where they are worth it, each beside the same computation in plain PyTorch, and the bytes both move.
 
-    adamw       FusedAdamW: one kernel over each stretch of a flat shard
-    layernorm   layer_norm, forward and backward
-    traffic     counts the bytes that PyTorch operations, and kernels in the interpreter, read and write
-    bandwidth   measure_bandwidth: on a GPU, ours and torch's as a fraction of what the memory can do
+    adamw         FusedAdamW: one update of each stretch of a flat shard, by the kernel or in plain PyTorch
+    adamw_kernel  fused_adamw, that kernel
+    layernorm     layer_norm, forward and backward
+    traffic       counts the bytes that PyTorch operations, and kernels in the interpreter, read and write
+    bandwidth     measure_bandwidth: on a GPU, ours and torch's as a fraction of what the memory can do
 
 Both kernels do a few operations per element, and a GPU could do hundreds in the time in which the element comes from
 memory. So what counts is how often memory is read and written, and a fused kernel does both only once.
 
 They are compiled for a GPU. If TRITON_INTERPRET=1 is in the environment before triton is first imported, they also run
 on a CPU, in Triton's interpreter, which is a thousand times slower than PyTorch and meant for reading and debugging.
-Nothing here is imported before it is used, so the rest of the package does not need triton.
+Nothing here is imported before it is used, so the rest of the package does not need triton; nor does `adamw`.
 """

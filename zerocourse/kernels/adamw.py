@@ -8,8 +8,8 @@ With p a parameter's element, g its gradient, m and v the running means of g and
     p = p - lr/(1 - beta1^t) · m / (sqrt(v)/sqrt(1 - beta2^t) + eps)
 
 Every element is updated on its own, so one program can take 4096 of them wherever they lie. It reads p, g, m and v (16
-bytes) and writes p, m and v (12 bytes). PyTorch's single operations, in `adamw`, write intermediate results to memory
-and read them again.
+bytes) and writes p, m and v (12 bytes): that is the kernel, in `adamw_kernel`. PyTorch's single operations, in `adamw`,
+write intermediate results to memory and read them again. Nothing here needs triton but FusedAdamW's default.
 Source: Loshchilov and Hutter 2019 (arXiv 1711.05101), Kingma and Ba 2015 (arXiv 1412.6980).
 """
 
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from ..errors import BadInput
-from .backend import INTERPRETED, autotuned, check_device, tl, triton
 
 
 def adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int, lr: float,
@@ -35,51 +34,22 @@ def adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t:
     p.addcdiv_(m, spread, value=-lr / (1 - beta1**t))
 
 
-@triton.jit
-def adamw_kernel(p_ptr, g_ptr, m_ptr, v_ptr, n, kept, step_size, one_minus_beta1, beta2, one_minus_beta2,
-                 root_correction2, eps, magnitude: tl.constexpr, BLOCK: tl.constexpr):
-    """One program updates BLOCK neighbouring elements. It computes in fp32, whatever the dtype of p and g."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # int64: a shard may have more than 2³¹ elements
-    inside = at < n
-    p = tl.load(p_ptr + at, mask=inside).to(tl.float32)
-    g = tl.load(g_ptr + at, mask=inside).to(tl.float32)
-    m = tl.load(m_ptr + at, mask=inside)
-    v = tl.load(v_ptr + at, mask=inside)
-    m = m + one_minus_beta1 * (g - m)
-    v = beta2 * v + one_minus_beta2 * (g * g)
-    p = p * kept - step_size * m / (tl.sqrt(v) / root_correction2 + eps)
-    tl.store(p_ptr + at, p.to(p_ptr.dtype.element_ty), mask=inside)
-    tl.store(m_ptr + at, m, mask=inside)
-    tl.store(v_ptr + at, v, mask=inside)
-
-
 MEANS = ("exp_avg", "exp_avg_sq")  # as torch names m and v in an optimizer's state
-CONFIGS = ([triton.Config({"BLOCK": 1 << 16})] if INTERPRETED else  # in the interpreter a program costs a millisecond
-           [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in
-            ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8), (8192, 16))])
-_run = autotuned(adamw_kernel, CONFIGS, key=["magnitude"], restore_value=("p_ptr", "m_ptr", "v_ptr"))
-
-
-def fused_adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int, lr: float,
-                betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """One step by the kernel, in place. All are (n,) and contiguous; p and g fp32, bf16 or fp16; m and v fp32."""
-    check_device(p)
-    n, (beta1, beta2) = p.numel(), betas
-    _run(lambda config: (triton.cdiv(n, config["BLOCK"]),), p, g, m, v, n, 1 - lr * weight_decay, lr / (1 - beta1**t),
-         1 - beta1, beta2, 1 - beta2, (1 - beta2**t) ** 0.5, eps, n.bit_length())
 
 
 class FusedAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW by `fused_adamw`: the same numbers to a few units in the last place, the same state dict.
+    """torch.optim.AdamW stretch by stretch: the same numbers to a few units in the last place, the same state dict.
 
     The means are fp32, also for parameters in half precision. Parameters that are neighbours in memory, as in a flat
-    shard, and whose gradients and means are neighbours too, are updated by one kernel together.
-    update: the function that makes the step, `fused_adamw` or `adamw`.
-    Raises BadInput for a parameter that is not dense, or is not on a device where the kernel can run.
+    shard, and whose gradients and means are neighbours too, are updated by one call together.
+    update: the function that makes the step, such as `adamw`; None: the kernel, `fused_adamw`, which needs triton.
+    Raises BadInput for a parameter that is not dense, or is not on a device where the kernel can run, and without triton.
     """
 
     def __init__(self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 1e-2, update: Callable[..., None] = fused_adamw):
+                 weight_decay: float = 1e-2, update: Callable[..., None] | None = None):
+        if update is None:
+            from .adamw_kernel import fused_adamw as update  # only here, so that the plain step runs without triton
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
         self.update = update
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import BadInput
-from .adamw import fused_adamw
+from .adamw_kernel import fused_adamw
 from .backend import INTERPRETED, triton
 from .layernorm import layer_norm, plain_layer_norm
 from .traffic import adamw_bytes, layer_norm_bytes

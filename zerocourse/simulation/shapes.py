@@ -1,4 +1,4 @@
-"""Models by name that a simulation can train: the course's GPT-2, and Llama as Hugging Face builds it, up to 10¹² parameters.
+"""Models by name that a simulation can train: the course's GPT-2 and its Llama, up to 10¹² parameters.
 
 The Llama shapes are those of the published configurations; `llama-128b` and `llama-1t` are of the same proportions, and nobody's.
 """
@@ -8,21 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
 from ..models.gpt2 import CONFIGS, GPT, GPTConfig
-
-
-class LlamaShape(NamedTuple):
-    layers: int
-    width: int
-    inner: int  # of the feed-forward part
-    heads: int
-    kv_heads: int  # of keys and values
-    vocabulary: int
-    tokens: int  # of a sample, by default
+from ..models.llama import Llama, LlamaShape
 
 
 LLAMAS = {
@@ -63,36 +53,14 @@ class KnownModel(NamedTuple):
 
 
 def find_model(name: str) -> KnownModel:
-    """Raises BadInput for a name that is not known, or a Llama where transformers is not installed."""
+    """Raises BadInput for a name that is not known."""
     if name in GPTS:
         config = GPTS[name]
         return KnownModel(lambda: GPT(config), lambda model, tokens: model(tokens, tokens), config.block_size,
                           config.vocab_size)
     if name in LLAMAS:
         shape = LLAMAS[name]
-        return KnownModel(lambda: llama(shape), lambda model, tokens: model(input_ids=tokens, labels=tokens).loss, shape.tokens,
-                          shape.vocabulary)
+        return KnownModel(lambda: Llama(shape), lambda model, tokens: model(tokens), shape.tokens, shape.vocabulary)
     known = [*GPTS, *LLAMAS]
     near = difflib.get_close_matches(name, known, n=1)
     raise BadInput(f"there is no model {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"))
-
-
-def llama(shape: LlamaShape) -> nn.Module:
-    """A `LlamaForCausalLM`, its values random.
-
-    Its attention is transformers' own "sdpa" under another name, for which transformers makes no mask. For "sdpa" itself it
-    reads the positions to see that none is needed, and where they are fake tensors, which cannot be read, it makes one of
-    T x T values, which changes the peak.
-    """
-    try:
-        from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    except ImportError:
-        raise BadInput("a Llama is built by transformers, which is not installed: install it, or take a GPT-2") from None
-    AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
-    config = LlamaConfig(attn_implementation="causal_sdpa", num_hidden_layers=shape.layers, hidden_size=shape.width,
-                         intermediate_size=shape.inner, num_attention_heads=shape.heads,
-                         num_key_value_heads=shape.kv_heads, vocab_size=shape.vocabulary,
-                         max_position_embeddings=shape.tokens, use_cache=False)
-    with torch.random.fork_rng():
-        return LlamaForCausalLM(config)

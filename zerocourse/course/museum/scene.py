@@ -15,6 +15,7 @@ from torch import nn
 from ...comm import Comm
 from ...engine import Engine, initialize
 from ...errors import CollectiveError
+from ...kernels.adamw import FusedAdamW, adamw
 from ...measure.norm_audit import norm_counts
 from ...measure.not_finite import NotFinite
 from ...measure.staleness import staleness
@@ -84,8 +85,6 @@ def optimizer_of(scene: Scene, params: Iterable[nn.Parameter]) -> torch.optim.Op
         return torch.optim.SGD(params, lr=scene.lr)
     if scene.optimizer == "adamw":
         return torch.optim.AdamW(params, lr=scene.lr, weight_decay=0.5)
-    from ...kernels.adamw import FusedAdamW, adamw  # only here, because it imports triton where there is one
-
     return FusedAdamW(params, lr=scene.lr, weight_decay=0.5, update=adamw)
 
 

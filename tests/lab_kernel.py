@@ -1,0 +1,58 @@
+"""A Jupyter kernel that sees what `make lab` installs, the package with its extra `notebooks`, and nothing else of this environment."""
+
+import functools
+import json
+import os
+import re
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+NAME = "what-the-lab-has"
+HOOK = Path(__file__).parent / "only_what_the_lab_has"
+IN_EVERY_ENVIRONMENT = {"pip", "zerocourse"}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed_with(extra: str) -> set[str]:
+    """The distributions that the package needs with that extra, and what they need, as they say here, in normal form."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting = [(Requirement(text), "") for text in project["dependencies"] + project["optional-dependencies"][extra]]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        wanted, of_extra = waiting.pop()
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": of_extra}):
+            continue
+        for each in ("", *wanted.extras):
+            if (at := (normal(wanted.name), each)) not in seen:
+                seen.add(at)
+                try:
+                    waiting += [(Requirement(text), each) for text in requires(wanted.name) or []]
+                except PackageNotFoundError:  # for another system or an older Python
+                    pass
+    return {name for name, _ in seen}
+
+
+@functools.cache
+def hidden_modules() -> frozenset[str]:
+    """The top-level modules that only distributions bring which the lab does not install."""
+    there = installed_with("notebooks") | IN_EVERY_ENVIRONMENT
+    return frozenset(module for module, names in packages_distributions().items() if not there & set(map(normal, names)))
+
+
+def add_kernel(folder: Path) -> dict[str, str]:
+    """Write the kernel NAME into `folder`; returns the environment in which Jupyter finds it."""
+    kernel = folder / "kernels" / NAME
+    kernel.mkdir(parents=True)
+    path = os.pathsep.join([str(HOOK), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    (kernel / "kernel.json").write_text(json.dumps({
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": NAME, "language": "python",
+        "env": {"PYTHONPATH": path, "HIDDEN_MODULES": ",".join(sorted(hidden_modules()))}}))
+    return os.environ | {"JUPYTER_PATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("JUPYTER_PATH")])])}
