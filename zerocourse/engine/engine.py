@@ -31,6 +31,7 @@ from .half_precision import LossScaling, in_half, precision_of
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
+from .user_backward import UserLoss
 
 
 def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimizer] | None = None,
@@ -87,7 +88,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     return engine, optimizer, loader, lr_scheduler
 
 
-class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
+class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
     """A model under a stage of ZeRO, its optimizer, and where the training stands."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, config: Config, comm: Comm, lr_scheduler=None,
@@ -107,7 +108,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         self.global_steps = self.micro_steps = self.skipped_steps = 0
         self.begin_scaling()
         self._window = 0  # the number of micro-batches since the last update
-        self._has_gradients = False  # of a backward whose step is still to come
+        self.n_backwards = 0  # since the last step: several add up, as the two losses of a discriminator do
+        self._adds_up = False  # did the last micro-batch that updated have several?
         self._spoiled = False  # a backward failed, so the gradients of this window must not be used
         self._scales = True  # are the losses of this window divided by the number of its micro-batches?
         self._boundary: bool | None = None  # set by the user
@@ -116,44 +118,58 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         self._sampler: ShardSampler | None = None  # of the loader
         self._saving: Saving | None = None  # a checkpoint that is being written in the background
         self._to_note: Path | None = None  # where it is to be noted as the latest
+        self.begin_watching()
 
     def __call__(self, *args, **kwargs):
-        if self._spoiled:
+        if self._spoiled or self.zero.backward_failed:
             self.zero.zero_grad()
-            self._window, self._spoiled = 0, False
+            self._forget_window()
         if self.config.fp16.auto_cast:
             args, kwargs = in_half(args), in_half(kwargs)
         return self.module(*args, **kwargs)
 
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool = True) -> torch.Tensor:
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Add this micro-batch's gradients, so that those of a window are averaged. Returns the loss over the number of
         micro-batches; in fp16 what is differentiated is that times the loss scale, in fp32.
 
+        Called several times before a `step`, the gradients of all these losses add up: they are of one micro-batch.
         scale_wrt_gas: False adds them as they are, because the loss is a share of the window's already.
+        retain_graph: keep what the forward has saved, for another backward through it.
         After an exception the window begins again with the next forward. Raises BadInput for what is not a loss.
         """
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise BadInput(f"engine.backward needs the loss, a tensor with one element, not {_say(loss)}")
-        if not loss.requires_grad:
-            raise BadInput("engine.backward got a loss without a gradient: compute it by engine(...), not under "
-                           "no_grad, and do not detach it")
-        if self._has_gradients and self.config.managed_gradient_accumulation:
-            raise BadInput("engine.backward was called twice without engine.step between: call step after every "
-                           "backward, it updates at the end of a window only")
+        self.check_loss(loss, "backward")
         loss = self.in_fp32(loss)
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
-        self._scales = scale_wrt_gas
+        self.begin_micro_batch(scale_wrt_gas)
         try:
-            is_last = self.is_gradient_accumulation_boundary()
-            with self.zero.backward_options(is_last=True) if is_last else self.zero.no_sync():
-                self.scale_loss(scaled).backward()
+            self.in_engine_backward = True
+            self.scale_loss(scaled).backward(retain_graph=retain_graph)
         except BaseException:
             self._spoiled = True
             raise
-        self._has_gradients = True
+        finally:
+            self.in_engine_backward = False
+        self.n_backwards += 1
         return scaled
+
+    def begin_micro_batch(self, scales: bool = True) -> None:
+        """Gradients come. A script that says itself which backward is the last calls `step` only after that one: each of the
+        others is a micro-batch of its own."""
+        self._end_micro_batch()
+        self._scales = scales and (self._scales or not (self._window or self.n_backwards))
+
+    def _end_micro_batch(self) -> None:
+        if self.n_backwards and self._boundary is False:
+            self.step()
+
+    def reduces_next(self) -> bool:
+        """Are the gradients of the next backward to be reduced at once, because `step` will use them?
+
+        Not where the last update had several backwards before it: then the step reduces their sum.
+        """
+        return self.is_gradient_accumulation_boundary() and not self._adds_up and not self._keeps_local
 
     def step(self) -> None:
         """At the end of a window clip, update, free the gradients and step the scheduler; else only count.
@@ -165,15 +181,15 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         """
         if self.optimizer is None:
             raise BadInput("engine.step has no optimizer: give initialize one")
-        if not self._has_gradients:
-            raise BadInput("engine.step was called without engine.backward before it: there are no new gradients")
-        managed = self.config.managed_gradient_accumulation
-        update, self._has_gradients = not managed or self.is_gradient_accumulation_boundary(), False
+        self.check_gradients()
+        managed, several = self.config.managed_gradient_accumulation, self.n_backwards > 1
+        update, self.n_backwards = not managed or self.is_gradient_accumulation_boundary(), 0
         self._window += 1
         self.micro_steps += 1
         self._updated = update
         if not update:
             return
+        self._adds_up = several
         if self._scales and managed and self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
             self.zero.scale_gradients(self.gradient_accumulation_steps() / self._window)
         norm = self.zero.grad_norm()
@@ -186,7 +202,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
             self.optimizer.step()
         self.optimizer.zero_grad()
         self.global_steps += 1
-        self._window, self._boundary = 0, None
+        self._window, self._boundary, self._n_scaled = 0, None, 0
         if self._updated and self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.update_scale(overflow=not self._updated)
@@ -200,15 +216,20 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
         return self._window + 1 >= self.gradient_accumulation_steps()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Set the boundary yourself, until the next update. For a last window that is shorter than the others. Raises BadInput."""
+        """Set the boundary yourself, until the next update. For a last window that is shorter than the others.
+
+        With False each backward is a micro-batch, whether or not `step` is called after it. Raises BadInput.
+        """
         if not self.config.managed_gradient_accumulation:
             raise BadInput("engine.set_gradient_accumulation_boundary was called, and the config's managed_gradient_accumulation is "
                            "false: every engine.step() updates, so leave out the call, or the key")
+        self._end_micro_batch()
         self._boundary = is_boundary
 
     def _forget_window(self) -> None:
         """The next micro-batch is the first of a window."""
-        self._window, self._has_gradients, self._spoiled, self._boundary = 0, False, False, None
+        self._window, self.n_backwards, self._spoiled, self._boundary = 0, 0, False, None
+        self._n_scaled, self._lacks_scale = 0, False
 
     def loader(self, dataset: Dataset, collate_fn: Callable | None = None) -> DataLoader:
         """This rank's micro-batches of a map-style dataset, reshuffled every epoch. A checkpoint has the position in it."""
@@ -254,7 +275,3 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling):
                 **({"bytes_by_link": self.mesh_comms.sent_over} if self.mesh_comms is not None else {}),
                 **({"link_bytes": dict(self.host_link.bytes)} if self.host_link is not None else {}),
                 **({"io_bytes": dict(self.disk.bytes)} if self.disk is not None else {})}
-
-
-def _say(loss: object) -> str:
-    return f"one of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"

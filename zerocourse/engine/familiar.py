@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -76,9 +77,15 @@ class FamiliarNames:
         """Samples of all ranks in the updates so far, if no window was cut short."""
         return self.global_steps * self.train_batch_size()
 
-    def no_sync(self):
-        """Backwards inside only add to the local gradients (stages 0 and 1)."""
-        return self.zero.no_sync()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside only add to the local gradients, and the step sends their sum. From stage 2 on, where DeepSpeed refuses
+        it, each backward still sends its gradients, since no rank keeps whole ones: the result is the same."""
+        before, self._keeps_local = self._keeps_local, True
+        try:
+            yield
+        finally:
+            self._keeps_local = before
 
     def zero_optimization(self) -> bool:
         return self.zero_stage > 0

@@ -200,7 +200,7 @@ class DataParallel(Reducer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, on this rank; without `set_to_none` those that were there become zeros."""
-        if self.in_backward and hooks.current_backward() == -1:  # that backward failed
+        if self.backward_failed:
             self.forget_backward()
         self.wait_for_reductions()
         self.needs_finish = False

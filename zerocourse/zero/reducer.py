@@ -31,6 +31,8 @@ class Reducer:
 
     def begin_backward(self) -> None:
         self.in_backward, self.backward_number = True, hooks.current_backward()
+        for extra in self.extras:
+            extra.before_backward()
         for flat in self.flats:
             flat.apply_factor()
             flat.awaited = hooks.awaited(flat)
@@ -83,6 +85,8 @@ class Reducer:
         self.reduce_full_buckets()
 
     def end_backward(self) -> None:
+        for extra in self.extras:
+            extra.after_backward()
         for unit in self.units:
             self.meter.end("backward", unit.name)
             for flat in unit.flats:
@@ -94,6 +98,11 @@ class Reducer:
         if self.reduces_now and self.is_last is not False:
             self.finish(self.sums_replicas)
         self.forget_backward()
+
+    @property
+    def backward_failed(self) -> bool:
+        """Has the last backward ended in an exception, so that `end_backward` was not called?"""
+        return self.in_backward and hooks.current_backward() == -1
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 

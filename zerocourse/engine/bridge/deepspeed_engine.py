@@ -74,24 +74,6 @@ class DeepSpeedEngine:
     def eval(self):
         return self.train(False)
 
-    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        self._finish_micro_batch()
-        self.engine.set_gradient_accumulation_boundary(is_boundary)
-
-    def backward(self, loss, retain_graph: bool = False, scale_wrt_gas: bool = True):
-        """See `Engine.backward`.   scale_wrt_gas: False when the loss is divided by the whole window's tokens already."""
-        if retain_graph:
-            raise BadInput("engine.backward got retain_graph=True: a stage frees what a backward has used, so add the losses up "
-                           "and call backward once")
-        self._finish_micro_batch()
-        return self.engine.backward(loss, scale_wrt_gas)
-
-    def _finish_micro_batch(self) -> None:
-        """accelerate calls `step` at the end of a window alone, and the engine counts every micro-batch by one."""
-        managed = self.engine.config.managed_gradient_accumulation  # else a step would update
-        if managed and self.engine._has_gradients and not self.engine.is_gradient_accumulation_boundary():
-            self.engine.step()
-
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         return True  # whether or not the config says so: whole weights are always to be had
 

@@ -26,7 +26,7 @@ class EngineCheckpoints:
         """
         if exclude_frozen_parameters:
             raise BadInput("exclude_frozen_parameters=True is not supported: a checkpoint has all parameters of its model")
-        done = self._window + self._has_gradients
+        done = self._window + bool(self.n_backwards)
         if done:
             raise BadInput(f"save_checkpoint was called after {done} of {self.gradient_accumulation_steps()} micro-batches of "
                            "a window, whose gradients a checkpoint does not hold: save after the engine.step() that updates")

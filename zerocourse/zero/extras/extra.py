@@ -16,6 +16,12 @@ class Extra:
     def before_reshard(self, flat: FlatBuffer) -> None:
         """Stage 3 is about to free the buffer's parameters."""
 
+    def before_backward(self) -> None:
+        """A backward begins: no gradient has come yet."""
+
+    def after_backward(self) -> None:
+        """Autograd has brought all gradients of this backward; not all are reduced."""
+
     def questions(self) -> dict[str, list[bool]]:
         """For the agreement at the end of a backward."""
         return {}
