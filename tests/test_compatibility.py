@@ -85,8 +85,8 @@ def test_a_name_of_the_engine_is_there_or_says_why_not(pool):
 
 
 CALLS = {  # by the row of an argument that is refused: a call with it, and the words of its sentence
-    "deepspeed.initialize(mpu=)": (lambda: zerocourse.initialize(nn.Linear(2, 2), config={"train_batch_size": 1}, mpu=object()), "mpu="),
-}
+    f"deepspeed.initialize({name}=)": (lambda name=name: zerocourse.initialize(nn.Linear(2, 2), config={}, **{name: object()}), f"{name}=")
+    for name in ("mesh_param", "mpu")}
 
 
 def test_each_refused_argument_is_tried():

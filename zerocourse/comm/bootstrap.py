@@ -1,12 +1,18 @@
 """Starts the process group: nccl where every rank of this machine has a GPU of its own, gloo everywhere else."""
 
 import os
+import socket
+import warnings
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from ..errors import BadInput
 from .attempt import MEET_SECONDS, agree_on_attempt
+from .launchers import PORT, missing_variables
+
+BOTH = "cpu:gloo,cuda:nccl"
 
 
 def local_rank() -> int:
@@ -26,27 +32,59 @@ def device() -> torch.device:
     return torch.device("cuda", local_rank() % torch.cuda.device_count())
 
 
-def init(timeout_seconds: float = 120) -> None:
+def init(timeout_seconds: float = 120, backend: str | None = None, init_method: str | None = None, rank: int = -1,
+         world_size: int = -1, port: int = PORT, discover: bool = True) -> None:
     """Initialise `torch.distributed` for this rank, and select its GPU. A process group that exists is used as it is.
 
-    Under torchrun the ranks are torchrun's. Outside it there is one rank, which needs neither a port nor a file.
+    The ranks are those of the launcher: torchrun, DeepSpeed's, mpirun or srun (see `launchers`), whose missing variables are set
+    for the script, too. Without one there is one rank, which needs neither a port nor a file.
     A collective that waits longer than `timeout_seconds` raises an error.
+
+    backend: nccl or gloo; by default what the machine allows.   init_method, rank, world_size: as torch has them, instead of what
+    the launcher says.   port, discover: see `launchers.missing_variables`.
+    Raises BadInput where the variables and arguments do not say who the ranks are.
     """
+    if not dist.is_initialized():
+        os.environ.update(missing_variables(os.environ, port, discover))
     here = device()
     if here.type == "cuda":
         torch.cuda.set_device(here)
     if dist.is_initialized():
         return
     timeout = timedelta(seconds=timeout_seconds)
-    if "RANK" not in os.environ:
-        dist.init_process_group(_backend(1), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    alone = "RANK" not in os.environ or (os.environ["WORLD_SIZE"] == "1" and "MASTER_ADDR" not in os.environ)
+    if alone and init_method is None and rank == world_size == -1:
+        dist.init_process_group(_backend(1, backend), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    store, rank, world_size = _meet(init_method or "env://", rank, world_size, timeout)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and init_method is None:
         # After an elastic restart the agent's store still holds the addresses of ranks that are gone.
         store = dist.PrefixStore(agree_on_attempt(store, rank, world_size, min(timeout_seconds, MEET_SECONDS)), store)
-    dist.init_process_group(_backend(int(os.environ["LOCAL_WORLD_SIZE"])), store=store, rank=rank,
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        os.environ["LOCAL_WORLD_SIZE"] = str(_count_ranks_here(store, world_size))
+    dist.init_process_group(_backend(int(os.environ["LOCAL_WORLD_SIZE"]), backend), store=store, rank=rank,
                             world_size=world_size, timeout=timeout)
+
+
+def _meet(init_method: str, rank: int, world_size: int, timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """(store, rank, world size); -1 stands for what the environment says. Raises BadInput where neither does."""
+    if init_method != "env://":
+        rank = int(os.environ.get("RANK", -1)) if rank < 0 else rank
+        world_size = int(os.environ.get("WORLD_SIZE", -1)) if world_size < 0 else world_size
+    try:
+        return next(dist.rendezvous(init_method, rank, world_size, timeout=timeout))
+    except ValueError as error:  # an argument, or a variable, that is missing
+        raise BadInput(f"the ranks cannot meet by init_method={init_method!r}, rank={rank} and world_size={world_size}: {error}") from error
+
+
+def _count_ranks_here(store: dist.Store, world_size: int) -> int:
+    """How many ranks have this machine's name. Waits for all of them."""
+    here = f"zerocourse/machine/{socket.gethostname()}"
+    store.add(here, 1)
+    if store.add("zerocourse/arrived", 1) == world_size:
+        store.set("zerocourse/all", "1")
+    store.wait(["zerocourse/all"])
+    return store.add(here, 0)
 
 
 def run_id() -> str:
@@ -59,6 +97,16 @@ def max_restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
 
 
-def _backend(local_world_size: int) -> str:
+def _backend(local_world_size: int, asked: str | None = None) -> str:
+    """Warns where nccl is asked for and cannot be. Raises BadInput for a backend over which the stages do not communicate."""
+    if asked not in (None, "gloo", "nccl", BOTH):
+        raise BadInput(f"the backend is {str(asked)[:60]!r}: it must be 'nccl' or 'gloo', or left out, and then follows from the machine")
+    if asked == "gloo":
+        return asked
     gpus = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
-    return "cpu:gloo,cuda:nccl" if gpus >= local_world_size else "gloo"
+    if gpus >= local_world_size:
+        return BOTH
+    if asked is not None:
+        warnings.warn(f"the backend is {asked!r}, and {local_world_size} ranks of this machine have {gpus} GPUs: they communicate over gloo",
+                      stacklevel=4)
+    return "gloo"

@@ -26,7 +26,7 @@ from .checkpoint.engine_checkpoint import EngineCheckpoints
 from .checkpoint.saving import Saving
 from .config import Config
 from .config.auto import known_values
-from .familiar import FamiliarNames
+from .familiar import FamiliarNames, require_group
 from .half_precision import LossScaling, in_half, precision_of
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
@@ -38,10 +38,11 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
                model_parameters=None, training_data: Dataset | None = None, lr_scheduler=None,
                config: dict | str | Path | None = None, args=None, collate_fn: Callable | None = None, mpu=None,
                dist_init_required: bool | None = None, config_params: dict | str | Path | None = None,
-               seed: int = 0, weights: str | Path | dict[str, Callable] | None = None, delay_after: int | None = None):
+               seed: int = 0, weights: str | Path | dict[str, Callable] | None = None, delay_after: int | None = None,
+               distributed_port: int = distributed.PORT, mesh_param=None):
     """Returns (engine, optimizer, loader, scheduler), as DeepSpeed's `initialize` does. Collective.
 
-    An existing process group is used. Under torchrun one is started. Otherwise there is one rank.
+    An existing process group is used. Under a launcher one is started. Otherwise there is one rank.
     optimizer: an optimizer over the model's parameters, or a function that makes one from `model_parameters`
         (parameters or parameter groups; by default all of the model's). Without it the config's section makes one.
     training_data: a map-style dataset; the loader gives each rank its own micro-batches.
@@ -50,6 +51,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     args: the arguments that DeepSpeed's launcher gives scripts; their `deepspeed_config` counts without a `config`.
         Hugging Face's TrainingArguments say what "auto" means in the config.
     collate_fn: makes a batch of samples, for the loader.   config_params: DeepSpeed's older name of `config`.
+    dist_init_required: False says that there is a process group already.   distributed_port: see `init_distributed`.
     seed: of the values that parameters on the meta device get.
     weights: a local folder of safetensors, from which each rank reads the slices it owns. See `zerocourse.shard`.
     delay_after: from this number of steps on each update is made one step late (see `offload.delayed`), where the config
@@ -58,14 +60,15 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     """
     if not isinstance(model, nn.Module):
         raise BadInput(f"initialize needs model=, a torch.nn.Module, not a {type(model).__name__}")
-    if mpu is not None:
-        raise BadInput("initialize got mpu=, and the engine has data parallelism alone: shard the model with zerocourse.shard(..., "
+    if mpu is not None or mesh_param is not None:
+        raise BadInput(f"initialize got {'mpu' if mpu is not None else 'mesh_param'}=, and the engine has data parallelism alone: shard the model with zerocourse.shard(..., "
                        "shard_group=...) on the ranks that hold the same part of it")
     config = config_params if config is None else config
     config = getattr(args, "deepspeed_config", None) if config is None else config
     if config is None:
         raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
-    distributed.init(timeout_seconds=1800)  # torch's default, because one rank may write a checkpoint meanwhile
+    require_group(dist_init_required)
+    distributed.init(timeout_seconds=1800, port=distributed_port)  # torch's default, because one rank may write a checkpoint meanwhile
     comm = Comm()
     resolved = Config.load(config, comm.world_size, known_values(args, hyper_parameters(optimizer)))
     of_ranks = comm.all_gather_object(resolved.as_dict())

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..comm import bootstrap as distributed
@@ -15,15 +16,33 @@ from ..zero.whole.consolidate import load_state_dict, state_dict
 from .compatibility import refusal
 
 
-def init_distributed(dist_backend: str | None = None, timeout: timedelta | float | None = None, **_) -> None:
-    """Start the process group from torchrun's variables, or one rank outside it. An existing group is used as it is.
+def init_distributed(dist_backend: str | None = None, auto_mpi_discovery: bool = True, distributed_port: int = distributed.PORT,
+                     verbose: bool = True, timeout: timedelta | float | None = None, init_method: str | None = None,
+                     dist_init_required: bool | None = None, config: object = None, rank: int = -1, world_size: int = -1) -> None:
+    """Start the process group from the launcher's variables, or one rank without a launcher. An existing group is used as it is.
 
-    dist_backend: accepted and not used, because the backend follows from the machine: nccl where each rank has a GPU,
-    else gloo.
+    dist_backend: nccl or gloo; by default nccl where each rank has a GPU, else gloo, which also takes nccl's place, with a
+        warning, where nccl cannot be.
+    auto_mpi_discovery: look at the variables of mpirun and srun, too.   distributed_port: where rank 0 listens, if MASTER_PORT
+        does not say so.
     timeout: of a collective, in seconds or as a timedelta; by default half an hour.
+    init_method, rank, world_size: as torch.distributed has them, instead of what the launcher says.
+    dist_init_required: False says that there is a group already.   verbose, config: change nothing; there are no log messages.
+    Raises BadInput where the arguments and the launcher do not say who the ranks are, or say something else than the existing group.
     """
+    require_group(dist_init_required)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    distributed.init(1800 if seconds is None else seconds)
+    distributed.init(1800 if seconds is None else seconds, dist_backend, init_method, rank, world_size, distributed_port,
+                     auto_mpi_discovery)
+    for name, given, there in ("rank", rank, dist.get_rank()), ("world_size", world_size, dist.get_world_size()):
+        if given not in (-1, there):
+            raise BadInput(f"init_distributed got {name}={given}, and the process group that exists has {name} {there}")
+
+
+def require_group(dist_init_required: bool | None) -> None:
+    """Raises BadInput where the script says that it has started the process group, and has not."""
+    if dist_init_required is False and not dist.is_initialized():
+        raise BadInput("dist_init_required is False, and there is no process group yet: start one, or leave the argument out")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ VERSION = "0.19.8+zerocourse"  # the DeepSpeed whose names these are: transforme
 
 
 def init_distributed(*args, **kwargs) -> None:
-    """As zerocourse's; accelerate's `auto_mpi_discovery` and the like change nothing."""
+    """As zerocourse's, and accelerate gets to know the group."""
     familiar.init_distributed(*args, **kwargs)
     is_initialized()
 
