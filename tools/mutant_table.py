@@ -48,6 +48,7 @@ BY_HAND = "optimizers.py::test_a_schedule_by_hand"
 FRAGMENTS = "activations.py::test_checkpointing_is_what_fragments"
 CHECKPOINTED = "checkpointing.py::test_the_key_is_applied_and_changes_no_bit"
 FORGOTTEN = "passes.py::test_zero_grad_forgets_a_whole_backward"
+FLIPPED = "damaged_checkpoints.py::test_any_flipped_bit_is_one_sentence_for_load_and_for_every_command"
 RENAMED = "checkpoints.py::test_killed_between_any_two_steps_of_the_renaming"
 TRAVELS = "checkpoints.py::test_training_goes_on_bitwise_at_any_number_of_ranks_stage_and_map"
 RESUMED = "resume.py::test_a_resumed_run_is_the_unbroken_one_bitwise"
@@ -1151,10 +1152,14 @@ MUTANTS = [
          f"{RENAMED}[remove]"),
     ),
     *of("engine/checkpoint/checkpoint_index.py",
-        ("contents are not compared", "checksum_of(file) != expected[\"crc32\"]", "False",
-         "checkpoints.py::test_the_command_line"),
+        ("contents are not compared", "elif contents and not all(", "elif False and not all(", "checkpoints.py::test_the_command_line"),
+        ("the index is not compared with its checksum", "if own is None or", "if False and",
+         "damaged_checkpoints.py::test_damage_that_one_rank_meets_is_the_same_sentence_on_all[an_edited_index]"),
         ("sizes are not compared", "file.stat().st_size != expected[\"bytes\"]", "False",
          "checkpoints.py::test_what_is_no_whole_checkpoint_is_named"),
+    ),
+    *of("engine/checkpoint/source.py",
+        ("what is read is not checked", "if span not in self.checked and not", "if False and not", FLIPPED),
     ),
     *of("engine/checkpoint/pieces.py",
         ("rounded weights are saved", "flat.master_of(part), flat)", "flat.shard_view_of(flat.shard, part), flat)", f"{TRAVELS}[adamw-bf16]"),
@@ -1167,7 +1172,10 @@ MUTANTS = [
     ),
     *of("engine/checkpoint/loading.py",
         ("nothing is published", "    publish(stage)\n", "", f"{TRAVELS}[momentum-bf16]"),
-        ("random states are not restored", "set_random_states(reading.object(own), stage.device)", "pass", f"{RESUMED}[2-True]"),
+        ("random states are not restored", "set_random_states(states, stage.device)", "pass", f"{RESUMED}[2-True]"),
+        ("a checkpoint is checked while it is taken over", "        reading.check_all()\n", "", FLIPPED),
+        ("an error that nobody expected is one rank's", "except Exception as caught:  # of any type", "except BadInput as caught:  # of any type",
+         "damaged_checkpoints.py::test_damage_that_one_rank_meets_is_the_same_sentence_on_all[not_tensors]"),
         ("steps that were never made are kept", "state.pop(part, None)", "pass",
          "checkpoints.py::test_states_that_the_checkpoint_has_not_are_gone"),
     ),

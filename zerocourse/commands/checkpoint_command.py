@@ -7,7 +7,8 @@
 
 `convert` writes the weights as safetensors, which Hugging Face's from_pretrained reads beside a config.json. It reads
 our checkpoints and those of DeepSpeed's ZeRO, and of the latter it also makes one of ours (--to zerocourse), with the
-optimizer.
+optimizer. All of them check what they read. `ls` names broken checkpoints beside the others, and `verify` what is wrong in
+one: exit status 1.
 """
 
 from pathlib import Path
@@ -50,26 +51,31 @@ def _ls(args) -> Outcome:
     from ..engine.checkpoint.source import Source
 
     last, rows = folders.latest(args.path), []
-    data = {"checkpoints": {}, "latest": last, "torn": folders.torn_in(args.path)}
+    data = {"checkpoints": {}, "latest": last, "torn": folders.torn_in(args.path), "broken": {}}
     for name in folders.all_in(args.path):
         try:
             held = data["checkpoints"][name] = summary(Source(folders.must_read(args.path / name)))
-        except BadInput as error:
-            rows.append(f"{name}  {error}")
+        except (BadInput, OSError) as error:
+            data["broken"][name] = str(error)
+            rows.append(f"{name:20} broken: {error}")
             continue
         said = f"saved by {held['ranks']} ranks at stage {held['stage']}{', the latest' if name == last else ''}"
         rows.append(f"{name:20} {held['params']:>15,} parameters  {gb(held['bytes']):>10}  {said}")
     rows += [f"{name:20} what a killed save left: no checkpoint" for name in data["torn"]]
-    return Outcome("\n".join(rows) or f"there is no checkpoint in {args.path}", data)
+    return Outcome("\n".join(rows) or f"there is no checkpoint in {args.path}", data, ok=not data["broken"])
 
 
 def _verify(args) -> Outcome:
     from ..engine.checkpoint import checkpoint_folder as folders
-    from ..engine.checkpoint.checkpoint_index import damage, read_index
+    from ..engine.checkpoint.checkpoint_index import FORMATS, damage, read_index
 
     folder = folders.must_read(args.path)
-    problems = list(damage(folder, read_index(folder)))
-    return Outcome("\n".join(problems) or f"{args.path} is whole", {"problems": problems}, ok=not problems)
+    index = read_index(folder)
+    problems, data = list(damage(folder, index)), {}
+    if index["format"] < FORMATS[-1]:
+        data["note"] = f"{folder / folders.INDEX} is of an earlier version and has no checksum of its own, so no damage in it is seen"
+    text = "\n".join([*(problems or [f"{args.path} is whole"]), *data.values()])
+    return Outcome(text, {"problems": problems} | data, ok=not problems)
 
 
 def _convert(args) -> Outcome:

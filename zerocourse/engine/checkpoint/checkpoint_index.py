@@ -2,25 +2,27 @@
 
 The files are those of torch's distributed checkpoint (DCP), so that torch's own tools read them. DCP's `.metadata` is a
 pickle, though, and whoever loads a pickle runs what it says. So the same facts stand in `index.json` too, with sizes
-and checksums of the files, and that is what we read:
+and checksums, and that is what we read:
 
-    {"format": 1, "about": {...},
+    {"format": 2, "about": {...},
      "tensors": {NAME: {"size": [n], "dtype": "float32",
-                        "chunks": [{"offset": [0], "sizes": [k], "file": ..., "at": ..., "bytes": ...}]}},
-     "objects": {NAME: {"file": ..., "at": ..., "bytes": ...}},
-     "files": {"__0_0.distcp": {"bytes": ..., "crc32": ...}}}
+                        "chunks": [{"offset": [0], "sizes": [k], "file": ..., "at": ..., "bytes": ..., "crc32": ...}]}},
+     "objects": {NAME: {"file": ..., "at": ..., "bytes": ..., "crc32": ...}},
+     "files": {"__0_0.distcp": {"bytes": ...}}, "crc32": ...}
 
-Each rank makes the part of what it wrote, and `merge` puts the parts together. All numbers are in bytes but for `size`,
-`offset` and `sizes`, which are in elements.
+The last checksum is that of the text before it. Each rank makes the part of what it wrote, and `merge` puts the parts
+together. All numbers are in bytes but for `size`, `offset` and `sizes`, which are in elements. Format 1, of earlier
+versions, has checksums of files alone, and none of its own.
 """
 
 import json
+import re
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -33,9 +35,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from ...errors import BadInput
 from .checkpoint_folder import INDEX
+from .checksums import checksum_of, is_as_written, span_of
+from .index_form import dtype_named, name_of, problem_of
 
-FORMAT = 1
-READ_BYTES = 1 << 24  # at once
+FORMATS = 1, 2  # that are read; the last one is written
+OWN_CHECKSUM = re.compile(rb', "crc32": (\d+)}$')  # how the text of an index ends
 
 
 def part_of(folder: Path, tensors: dict[MetadataIndex, tuple[torch.dtype, torch.Size, torch.Size]],
@@ -46,6 +50,7 @@ def part_of(folder: Path, tensors: dict[MetadataIndex, tuple[torch.dtype, torch.
     for each in written:
         stored = each.storage_data
         where = {"file": stored.relative_path, "at": stored.offset, "bytes": stored.length}
+        where |= {"crc32": checksum_of(folder / stored.relative_path, stored.offset, stored.length)}
         if each.index in tensors:
             dtype, size, sizes = tensors[each.index]
             begun = {"size": list(size), "dtype": name_of(dtype), "chunks": []}
@@ -54,13 +59,13 @@ def part_of(folder: Path, tensors: dict[MetadataIndex, tuple[torch.dtype, torch.
         else:
             part["objects"][each.index.fqn] = where
     for name in {each.storage_data.relative_path for each in written}:
-        part["files"][name] = {"bytes": (folder / name).stat().st_size, "crc32": checksum_of(folder / name)}
+        part["files"][name] = {"bytes": (folder / name).stat().st_size}
     return part
 
 
 def merge(parts: Iterable[dict], about: dict) -> dict:
     """The index of the whole checkpoint."""
-    index: dict = {"format": FORMAT, "about": about, "tensors": {}, "objects": {}, "files": {}}
+    index: dict = {"format": FORMATS[-1], "about": about, "tensors": {}, "objects": {}, "files": {}}
     for part in parts:
         for name, entry in part["tensors"].items():
             index["tensors"].setdefault(name, entry | {"chunks": []})["chunks"] += entry["chunks"]
@@ -71,14 +76,31 @@ def merge(parts: Iterable[dict], about: dict) -> dict:
     return index
 
 
+def text_of(index: dict) -> str:
+    """The index as it stands in its file, with its own checksum."""
+    text = json.dumps(index)
+    return f'{text[:-1]}, "crc32": {zlib.crc32(text.encode())}}}'
+
+
 def read_index(folder: Path) -> dict:
-    """Raises BadInput when it cannot be read."""
+    """Raises BadInput when it cannot be read, or is not as it was written."""
+    text = (folder / INDEX).read_bytes()
     try:
-        index = json.loads((folder / INDEX).read_text())
-        if index["format"] != FORMAT:
-            raise BadInput(f"{folder} has the format {index['format']}, and this version of zerocourse reads {FORMAT}")
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise BadInput(f"{folder / INDEX} is damaged: {error}") from error
+        index = json.loads(text)
+        if index["format"] not in FORMATS:
+            raise BadInput(f"{folder} has the format {index['format']!r:.20}, and this version of zerocourse reads "
+                           f"{' and '.join(map(str, FORMATS))}")
+        if index["format"] > 1:
+            own = OWN_CHECKSUM.search(text)
+            if own is None or zlib.crc32(text[:own.start()] + b"}") != int(own[1]):
+                raise BadInput(f"{folder / INDEX} is damaged: it has another checksum than what was written")
+        problem = problem_of(index)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        if isinstance(error, BadInput):
+            raise
+        problem = f"{error} is not there" if isinstance(error, KeyError) else str(error)
+    if problem:
+        raise BadInput(f"{folder / INDEX} is damaged: {problem}")
     return index
 
 
@@ -98,15 +120,6 @@ def metadata_of(index: dict) -> Metadata:
     return Metadata(described, storage_data=stored)
 
 
-class SafeReader(FileSystemReader):
-    """DCP's reader, which knows where the pieces are from the index and never opens DCP's pickle."""
-
-    def __init__(self, folder: Path, index: dict):
-        super().__init__(folder)
-        self.metadata = metadata_of(index)
-        self.set_up_storage_reader(self.metadata, is_coordinator=False)
-
-
 def check_sizes(folder: Path, index: dict) -> None:
     """Raises BadInput that names a file which is missing or has not the bytes that were written."""
     for problem in damage(folder, index, contents=False):
@@ -115,30 +128,13 @@ def check_sizes(folder: Path, index: dict) -> None:
 
 def damage(folder: Path, index: dict, contents: bool = True) -> Iterable[str]:
     """What is wrong with the files, in words: missing ones, sizes, and with `contents`, which reads all, checksums."""
+    spans = {span_of(where, index["files"]) for where in index["objects"].values()}
+    spans |= {span_of(chunk, index["files"]) for entry in index["tensors"].values() for chunk in entry["chunks"]}
     for name, expected in index["files"].items():
         file = folder / name
         if not file.is_file():
             yield f"{name} is missing"
         elif file.stat().st_size != expected["bytes"]:
             yield f"{name} has {file.stat().st_size:,} bytes and was written with {expected['bytes']:,}"
-        elif contents and checksum_of(file) != expected["crc32"]:
+        elif contents and not all(is_as_written(folder, span) for span in spans if span.file == name):
             yield f"{name} has another checksum than what was written"
-
-
-def checksum_of(file: Path) -> int:
-    total = 0
-    with file.open("rb") as stream:
-        while block := stream.read(READ_BYTES):
-            total = zlib.crc32(block, total)
-    return total
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_named(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise BadInput(f"the checkpoint has a tensor of the dtype {name!r}, which this torch does not know")
-    return dtype

@@ -1,6 +1,5 @@
 """What one rank writes into a checkpoint, and what makes a whole of all ranks' parts. It communicates nothing."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,8 @@ from torch.optim import Optimizer
 
 from ...zero.ddp import DataParallel
 from . import checkpoint_folder as folders
-from .checkpoint_index import merge, metadata_of, name_of, part_of
+from .checkpoint_index import merge, metadata_of, part_of, text_of
+from .index_form import name_of
 from .optimizer_state import group_settings, small_states
 from .pieces import Piece, aliases, buffers, pieces_to_write, rank_of
 from .safe_objects import packed, random_states
@@ -89,5 +89,5 @@ def make_whole(path: Path, parts: list[dict], about: dict) -> None:
     metadata = metadata_of(index)
     stored = [WriteResult(name, where.length, where) for name, where in metadata.storage_data.items()]
     FileSystemWriter(partial).finish(metadata, [stored])  # DCP's own index, for its tools
-    folders.write_whole(partial / folders.INDEX, json.dumps(index))
+    folders.write_whole(partial / folders.INDEX, text_of(index))
     folders.commit(path)

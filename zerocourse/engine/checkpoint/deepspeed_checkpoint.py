@@ -16,7 +16,7 @@ import torch
 
 from ...errors import BadInput
 from . import checkpoint_folder as folders
-from .checkpoint_index import name_of
+from .index_form import name_of
 from .content import Content, make_whole
 from .pieces import Piece, state_name
 

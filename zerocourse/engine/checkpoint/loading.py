@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.optim import Optimizer
 
-from ...errors import BadInput
+from ...errors import BadInput, ZeroCourseError
 from ...measure.tier_registry import place_beside
 from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from ...zero.whole.weights import publish
 from . import checkpoint_folder as folders
-from .checkpoint_index import dtype_named
+from .index_form import dtype_named
 from .optimizer_state import check_optimizer, set_groups, with_others
 from .pieces import Piece, buffers, pieces_to_read, rank_of, state_name
 from .safe_objects import set_random_states
@@ -37,24 +37,38 @@ def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
     stage = stage_of(model)
     finish_earlier(stage)
     stage.settle()
+    own, path, reading, error = f"random/{rank_of(stage)}", Path(path), None, None
     try:
-        reading, error = Reading(stage, optimizer, folders.must_read(Path(path))), None
-    except (BadInput, OSError) as caught:
-        error = said(caught)
-    raise_any(stage, error)  # the others would wait
+        reading = Reading(stage, optimizer, folders.must_read(path))
+        reading.check_all()
+        extra, modules = reading.object("extra"), reading.object("modules")
+        again = random and reading.about["ranks"] == stage.groups.size and own in reading.index["objects"]
+        states = reading.object(own) if again else None
+    except Exception as caught:  # of any type, because the others would wait
+        error = unreadable(caught, path)
+    raise_any(stage, error)
     stage.zero_grad()
     try:
         reading.read()
-    except (RuntimeError, OSError, ValueError) as caught:
-        error = f"{said(caught)}, while it was read: what the model holds now is of no use, so load a whole checkpoint"
+        for name, state in modules.items():
+            stage.model.get_submodule(name).set_extra_state(state)
+        if optimizer is not None:
+            set_groups(optimizer, reading.groups)
+        if states is not None:
+            set_random_states(states, stage.device)
+    except Exception as caught:
+        error = f"{unreadable(caught, path)}; what the model holds now is of no use, so load a whole checkpoint"
     raise_any(stage, error)
     publish(stage)
-    if optimizer is not None:
-        set_groups(optimizer, reading.groups)
-    own = f"random/{rank_of(stage)}"
-    if random and reading.about["ranks"] == stage.groups.size and own in reading.index["objects"]:
-        set_random_states(reading.object(own), stage.device)
-    return reading.object("extra")
+    return extra
+
+
+def unreadable(error: Exception, path: Path) -> str:
+    """One sentence, also where a damaged checkpoint has led to one of Python's own errors."""
+    if isinstance(error, ZeroCourseError | OSError):
+        return said(error)
+    return (f"the checkpoint {path} cannot be loaded, because it is damaged or has something that this version does not "
+            f"expect: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
 def raise_any(stage: DataParallel, error: str | None) -> None:
@@ -78,6 +92,17 @@ class Reading(Source):
                 self.saved |= self.object(f"states/{rank}")
             check_optimizer(self.about, self.saved, self.groups, optimizer, stage)
 
+    def check_all(self) -> None:
+        """Read all that this rank will take over, and change nothing."""
+        for flat in self.stage.flats:
+            for part in flat.ranges():
+                self.check(f"model/{part.name}", part.start, part.stop)
+            for part in flat.shard_params if self.optimizer is not None else ():
+                for key in self.saved.get(part.name, {}).get("tensors", ()):
+                    self.check(state_name(part.name, key), part.start, part.stop)
+        for name in buffers(self.stage.model):
+            self.check(f"buffer/{name}")
+
     def read(self) -> None:
         with torch.no_grad():
             for flat in self.stage.flats:  # one after the other: only one may fit into memory
@@ -91,8 +116,6 @@ class Reading(Source):
             for name, buffer in buffers(self.stage.model).items():
                 items += self.items(Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach()))
             self.fetch(items)
-        for name, state in self.object("modules").items():
-            self.stage.model.get_submodule(name).set_extra_state(state)
 
     def optimizer_items(self, flat: FlatBuffer) -> list[ReadItem]:
         """Give the optimizer empty states of a buffer to be filled, of the names and dtypes that were saved."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .checkpoint_index import dtype_named
+from .index_form import dtype_named
 from .safetensors_export import SHARD_BYTES, LazyTensor, cast, nbytes, write_safetensors
 from .source import Source
 
@@ -22,7 +22,7 @@ def export(source: Source, folder: Path, dtype: torch.dtype | None = None, shard
         wanted = dtype or trained  # a master weight is as exact as the wanted dtype has use for
         weights[name] = LazyTensor(nbytes(shape, trained, dtype), partial(parameter, source, name, shape, wanted))
     for name, shape in source.about["buffers"].items():
-        own = dtype_named(source.index["tensors"][f"buffer/{name}"]["dtype"])
+        own = dtype_named(source.entry(f"buffer/{name}")["dtype"])
         weights[name] = LazyTensor(nbytes(shape, own, dtype), partial(buffer, source, name, dtype))
     return write_safetensors(weights, folder, shard_bytes)
 

@@ -28,7 +28,7 @@ def packed(value: object, called: str) -> io.BytesIO:
     return stream
 
 
-def unpacked(stream: io.BytesIO) -> object:
+def unpacked(stream: io.IOBase) -> object:
     return torch.load(stream, weights_only=True, map_location="cpu")
 
 
