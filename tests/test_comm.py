@@ -10,6 +10,7 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import signal
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import weakref
@@ -26,8 +28,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from zerocourse.comm import Comm, add_in_order, backends, desync, fail_all, watch
+from zerocourse import shard
+from zerocourse.comm import Comm, add_in_order, backends, desync, fail_all, mutual_waits, watch
 from zerocourse.comm.backends import gloo
 from zerocourse.comm.events import MOST_EVENTS, Recorder
 from zerocourse.comm.simulated import SimulatedComm
@@ -644,6 +648,102 @@ def test_a_loop_that_ended_earlier_is_not_called_another_order(spoiled, afterwar
         assert "rank 1 was in all_gather_object #1 of another Comm" in words
 
 
+class Skipping(nn.Module):
+    """Its middle block is left out where `skip` says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x, skip: bool):
+        for number, block in enumerate(self.blocks):
+            x = x if skip and number == 1 else x + torch.tanh(block(x))
+        return x.square().mean()
+
+
+def skips(stage: int) -> tuple[float, str]:
+    """Rank 0 skips a block in the second step: after how many seconds which error."""
+    model, _ = shard(Skipping(), stage=stage, comm=Comm(dist.new_group(), timeout=30))
+    begun = time.monotonic()
+    try:
+        for step in range(2):
+            model(torch.ones(2, 6), skip=step == 1 and dist.get_rank() == 0).backward()
+            model.zero_grad()
+    except CollectiveError as error:
+        return time.monotonic() - begun, str(error)
+    return 0.0, ""
+
+
+@pytest.mark.parametrize("stage", (0, 1, 2, 3))
+def test_a_block_that_one_rank_skips_ends_the_step_at_once_on_all_ranks(spoiled, stage):
+    verb = "all_gather" if stage == 3 else "reduce_scatter"
+    for seconds, words in spoiled[3].run(skips, stage):
+        assert seconds < 5, "about one second, of a time limit of 30"
+        assert words.startswith(f"a collective can never complete: rank 0 was in {verb} of blocks.0 ")
+        assert re.search(f"; rank [12] was in {verb} of blocks.1 \\(42 float32\\) #", words)
+        assert f". {desync.ORDER}, so all must run the same units of a model" in words
+
+
+def waits_in_another() -> tuple[float, str]:
+    """Each rank waits in another Comm."""
+    comms = [Comm(dist.new_group(), timeout=30) for _ in range(2)]
+    for comm in comms:
+        comm.all_reduce(torch.zeros(1))
+    begun = time.monotonic()
+    try:
+        comms[dist.get_rank()].all_reduce(torch.zeros(1))
+    except CollectiveError as error:
+        return time.monotonic() - begun, str(error)
+    return 0.0, ""
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups(spoiled):
+    for seconds, words in spoiled[2].run(waits_in_another):
+        assert seconds < 5 and words.startswith("a collective can never complete: rank ")
+        assert all(f"rank {rank} was in all_reduce_sum (1 float32) #2" in words for rank in range(2)) and " of another Comm" in words
+
+
+def hasty(fn, *args):
+    """`fn(*args)` on a rank whose watcher looks for proofs all the time."""
+    before = mutual_waits.PROVE_SECONDS, watch.WAITING_SECONDS
+    mutual_waits.PROVE_SECONDS, watch.WAITING_SECONDS = 0.0, 0.001
+    watch.start()
+    try:
+        return fn(*args)
+    finally:
+        mutual_waits.PROVE_SECONDS, watch.WAITING_SECONDS = before
+
+
+def slow_and_in_order() -> int:
+    """Ranks that pause by turns, with several collectives in flight, in two Comms; in the end each from a thread of its own,
+    in an order of their own."""
+    rank, layout = dist.get_rank(), Layout.build({"a": (5,)}, dist.get_world_size())
+    comms, dice = [Comm(timeout=30), Comm(timeout=30)], random.Random(rank)
+
+    def calls(comm: Comm, count: int, first: float = 0.0) -> None:
+        time.sleep(first)
+        for number in range(count):
+            handles = [comm.all_gather(torch.zeros(layout.padded), layout, unit) for unit in ("a", f"b{number % 3}")]
+            time.sleep(dice.choice((0, 0, 0.002, 0.01)))
+            for handle in handles[:: dice.choice((1, -1))]:
+                handle.wait()
+            comm.all_reduce(torch.zeros(1))
+
+    for number in range(30):
+        calls(comms[number % 2], 1)
+    threads = [threading.Thread(target=calls, args=(comm, 5, 0.05 * ((rank + number) % 2))) for number, comm in enumerate(comms)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(comm.progress.completed for comm in comms)
+
+
+def test_slowness_proves_nothing(pool):
+    for world_size in (2, 3):
+        assert pool(world_size).run(hasty, slow_and_in_order) == [3 * (30 + 2 * 5)] * world_size
+
+
 def makes_it_alone(others_have_one: bool) -> list[str]:
     """Rank 0 makes a Comm that no other rank makes; without any Comm, the others have nobody who could answer."""
     desync.COMPARE_SECONDS, said, group = 1, sys.stderr, dist.new_group()
@@ -1034,7 +1134,6 @@ def trains_under_old_names(rank: int) -> tuple[list, list]:
     hide_new_names()
     for name in [name for name in sys.modules if name.partition(".")[0] == "zerocourse"]:
         del sys.modules[name]
-    from zerocourse import shard
     from zerocourse.models.gpt2 import build_model
 
     def losses(model, optimizer, rows):

@@ -18,6 +18,7 @@ from .progress import CollectiveProgress
 
 COMPARE_SECONDS = 5.0  # seconds that a rank whose collective failed waits for the answers of the others: a watcher looks every
 # two seconds, and on a busy machine it takes its time
+PROOF_SECONDS = 2.0  # seconds that a rank with the proof that it waits in vain waits for the answers of the others
 HEARD_SECONDS = 1.0  # seconds that a leaving rank waits for the others to read why: its process may serve the store
 READ_SECONDS = 10.0  # seconds that rank 0 waits for the others to read objects, for the same reason
 ORDER = "Every rank must issue the same collectives in the same order"
@@ -32,6 +33,7 @@ class DesyncReport:
         self.rank, self.progress = rank, progress
         self.names = names or [f"rank {rank}" for rank in range(len(progress.ranks))]
         self.peers = [peer for peer in range(len(progress.ranks)) if peer != rank]
+        self.proof = ""  # the sentence about a wait that can never end, where it is proved
         # References of our own: the store must outlive the process group, which a rank that leaves destroys.
         store = dist.distributed_c10d._get_process_group_store(group)
         self.store, self.questions = dist.PrefixStore(f"zerocourse {progress.name}", store), watch.question_store()
@@ -65,6 +67,30 @@ class DesyncReport:
         return (f"{self.names[peer]} {verb} in no collective (it {done}): it may have ended its loop earlier, "
                 "or still computes")
 
+    # -- a wait that can never end ------------------------------------------------------------------------------------
+
+    def is_proved(self) -> bool:
+        """Has a rank written a proof down?"""
+        return self.questions.check([f"proof {self.progress.name}"])
+
+    def prove(self, call: str, of_peer: str) -> None:
+        """It is proved that this rank waits in vain (see `mutual_waits`): write down where each rank is, for those of this Comm
+        and of the one in which the peer waits, which has this name."""
+        if not self.is_proved():
+            question, until = self.ask(), time.monotonic() + PROOF_SECONDS
+            while len(answers := self.answers(question)) < len(self.peers) and time.monotonic() < until:
+                watch.answer_questions()  # the others may ask at the same time
+                time.sleep(0.01)
+            where = {self.rank: f"{self.names[self.rank]} was in {call}"}
+            where |= {peer: self._where(peer, answer, "was", gone=False) for peer, answer in answers.items()}
+            for name in {self.progress.name, of_peer}:
+                self.questions.set(f"proof {name}", "a collective can never complete: " + "; ".join(where[rank] for rank in sorted(where))
+                                   + f". {ORDER}, so all must run the same units of a model")
+        self.proof = self._get_proof()
+
+    def _get_proof(self) -> str:
+        return self.questions.get(f"proof {self.progress.name}").decode()
+
     # -- a collective that failed -------------------------------------------------------------------------------------
 
     def explain(self, call: str, error: Exception, timeout: timedelta) -> CollectiveError | OutOfMemory:
@@ -79,6 +105,8 @@ class DesyncReport:
         what = f"did not complete within {timeout.total_seconds():g} s" if late else "broke off"
         try:
             self.store.set(f"failed/{self.rank}", call)
+            if self.is_proved():
+                return CollectiveError(self._get_proof())
             answers = self._collect_answers(self.ask())
             if self.somebody_left:
                 return self._left(call)
@@ -143,7 +171,7 @@ class DesyncReport:
         meet()
         until, pause = time.monotonic() + timeout.total_seconds(), 0.001
         while not self.store.check(keys):
-            if time.monotonic() >= until or self.somebody_left:
+            if time.monotonic() >= until or self.proof or self.somebody_left:
                 raise RuntimeError("timed out")
             time.sleep(pause)  # the store's own wait prints warnings when its time is up
             pause = min(0.05, 2 * pause)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import get_ident
 
 import torch
 import torch.distributed as dist
@@ -52,7 +53,6 @@ class Comm:
         self.backends = "" if alone else dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
         self.recorder = Recorder(self.rank) if recorder is None else recorder
         self.sent, self.elements, self.padding, self.metadata = Counter(), Counter(), 0, 0
-        self._calls: Counter = Counter()
         self._by_device: dict[str, backends.Gloo] = {}
         self._name, self.report = "alone", None
         if self.peers:
@@ -61,7 +61,7 @@ class Comm:
             _opened[group] = _opened.get(group, 0) + 1
             self._name = f"{group.group_name}.{_opened[group]}"
         self.progress = CollectiveProgress(self._name, dist.get_process_group_ranks(group) if self.peers else [0])
-        self.issued = self.progress.issued
+        self.issued, self._calls = self.progress.issued, self.progress.calls
         if self.peers:
             self.report = DesyncReport(group, self.rank, self.progress, names)
             failure.living.add(self)
@@ -277,6 +277,7 @@ class Comm:
         else:
             self.issued.append((verb, unit, tensor.numel(), tensor.dtype))
             call += f" ({tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')})"
+        self.progress.threads.add(get_ident())
         self._calls[call] += 1
         return f"{call} #{self._calls[call]}"
 
@@ -287,7 +288,7 @@ class Comm:
         waits: this thread waits inside the block, and the watcher must know it.
         """
         if waits:
-            watch.begin(self.report, call)
+            watch.begin(self.report, call, self)
         try:
             yield
         except RuntimeError as error:

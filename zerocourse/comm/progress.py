@@ -1,7 +1,7 @@
 """What this rank has issued and completed in each Comm, for peers that wait for it and tests that compare ranks."""
 
 import weakref
-from collections import deque
+from collections import Counter, deque
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,15 @@ class CollectiveProgress:
     issued: (verb, unit, elements, dtype) of the last collectives, in the order in which they were issued.
     completed: how many are complete (on NCCL: are left to the GPU);   last: the call of the latest of them.
     failed: the call that did not complete, if one did not.
+    calls: how often each call was issued, by what it is called without its number.   threads: those that have issued any.
     """
 
     def __init__(self, name: str, ranks: list[int]):
         self.name, self.ranks = name, ranks  # the members of the group, by their ranks in the world
         self.issued: deque[tuple[str, str, int, torch.dtype | None]] = deque(maxlen=ISSUED)
         self.completed, self.last, self.failed = 0, "", ""
+        self.calls: Counter[str] = Counter()
+        self.threads: set[int] = set()
         if len(ranks) > 1:
             known[name] = self
             recent.append(self)
@@ -29,6 +32,11 @@ class CollectiveProgress:
     def complete(self, call: str) -> None:
         self.completed += 1
         self.last, self.failed = call, ""
+
+    def has_issued(self, call: str) -> bool:
+        """Has this rank issued a collective that another one calls so?"""
+        name, _, number = call.rpartition(" #")
+        return self.calls[name] >= int(number)
 
 
 # A peer may ask about a Comm that was freed with its model, when the function that trained it returned.

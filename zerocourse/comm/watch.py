@@ -3,7 +3,8 @@
 When a wait has lasted `NOTICE_SECONDS`, a line on stderr says what it waits for, since when, and where the other ranks
 are; another follows every `REPEAT_SECONDS`. To know that, the waiting rank's watcher writes a question into the store,
 and the watchers of the other ranks answer it, also while their main threads compute. While nobody waits long, a watcher
-reads one key of the store every `LOOK_SECONDS`, and a collective costs an entry in a dictionary.
+reads one key of the store every `LOOK_SECONDS`, and a collective costs an entry in a dictionary. A wait that provably can
+never end is broken off (see `mutual_waits`).
 
 The waiting thread cannot do this itself. gloo ends a transfer whose wait has reached its time limit, so a wait cannot
 be cut into slices. On NCCL the host does not wait for a collective, and NCCL's own watchdog reports those that hang.
@@ -18,19 +19,24 @@ import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from . import mutual_waits
 from .progress import CollectiveProgress, known
 
 if TYPE_CHECKING:
     from .desync import DesyncReport
+    from .group import Comm
 
 NOTICE_SECONDS = 10.0  # until a wait says that it waits
 REPEAT_SECONDS = 60.0  # until it says so again
 LOOK_SECONDS = 2.0  # between two looks of the watcher: it answers within this time
 QUICK_SECONDS = 0.05  # the same while a question is open
+WAITING_SECONDS = 0.25  # the same while a thread of this rank waits, and between two looks at whether one does
+SHORT = timedelta(seconds=2)  # a time limit that comes as soon as a proof
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +48,7 @@ class Wait:
 
     report: "DesyncReport"
     call: str
+    comm: "Comm"
     since: float  # on the monotonic clock, as all times here
     due: float | None = None
     question: str = ""
@@ -56,9 +63,9 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def begin(report: "DesyncReport", call: str) -> None:
+def begin(report: "DesyncReport", call: str, comm: "Comm") -> None:
     """This thread begins to wait."""
-    waits[threading.get_ident()] = Wait(report, call, time.monotonic())
+    waits[threading.get_ident()] = Wait(report, call, comm, time.monotonic())
 
 
 def end() -> None:
@@ -86,11 +93,17 @@ def _end() -> None:
 
 
 def _run() -> None:
+    busy, looked = True, 0.0
     while not _stop.is_set():
-        busy = _answer_questions()
-        for thread, wait in list(waits.items()):
+        now, current = time.monotonic(), list(waits.items())
+        is_time = busy or now - looked >= LOOK_SECONDS
+        busy = answer_questions() if current or is_time else False
+        looked = now if is_time else looked
+        for thread, wait in current:
             busy |= _look_at(thread, wait)
-        _wake.wait(QUICK_SECONDS if busy else LOOK_SECONDS)
+            if len(current) == 1 and (is_time or now - wait.since < mutual_waits.LATER_SECONDS):
+                _break_off_in_vain(thread, wait)
+        busy |= _wake.wait(QUICK_SECONDS if busy else min(LOOK_SECONDS, WAITING_SECONDS))
         _wake.clear()
 
 
@@ -108,7 +121,7 @@ def ask(store: dist.Store, progress: CollectiveProgress) -> str:
     return f"answer {number}"
 
 
-def _answer_questions() -> bool:
+def answer_questions() -> bool:
     """Answer what was asked since the last look. Returns whether anything was."""
     with suppress(RuntimeError, ValueError, KeyError, AttributeError):  # the group may be destroyed at any moment
         world = dist.group.WORLD
@@ -163,6 +176,22 @@ def where_i_am(name: str) -> dict:
     elsewhere = [wait.call for wait in now if wait.report.progress is not mine]
     return {"made": mine is not None, "here": bool(calls), "call": (calls + elsewhere or [""])[0],
             "completed": mine.completed if mine else 0, "last": mine.last if mine else ""}
+
+
+# -- waits that never end ---------------------------------------------------------------------------------------------
+
+def _break_off_in_vain(thread: int, wait: Wait) -> None:
+    """End a wait of which it is proved that nothing else can: it fails, and `DesyncReport.explain` has the sentence."""
+    is_message = wait.call.startswith(("send of ", "recv of "))
+    if is_message or wait.report.proof or wait.comm.timeout <= SHORT or time.monotonic() - wait.since < mutual_waits.PROVE_SECONDS:
+        return
+    with suppress(RuntimeError, ValueError, AssertionError):  # the store or the group has ended
+        if _server_is_gone(dist.group.WORLD):
+            return
+        name = wait.report.progress.name if wait.report.is_proved() else mutual_waits.comm_of_peer(wait, thread)
+        if name is not None:
+            wait.report.prove(wait.call, name)
+            wait.comm.disconnect()
 
 
 # -- notices ---------------------------------------------------------------------------------------------------------

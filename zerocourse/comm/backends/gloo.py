@@ -99,11 +99,11 @@ class Gloo:
     def disconnect(self) -> None:
         """Close this rank's connections of the group, so that a peer that waits at one of them notices at once.
 
-        gloo closes all of them when a wait at one has run out of time. To destroy the group would not do: its
-        connections stay as long as anything refers to it, and a traceback does.
+        gloo closes all of them when a wait at one has run out of time, but none when that one is closed already. To destroy
+        the group would not do: its connections stay as long as anything refers to it, and a traceback does.
         """
         never_sent = torch.empty(1)
-        for peer in self.peers[:1]:
+        for peer in self.peers:
             with suppress(RuntimeError):  # the time is up
                 dist.irecv(never_sent, group=self.group, group_src=peer, tag=NEVER_SENT).wait(timedelta(milliseconds=1))
 
