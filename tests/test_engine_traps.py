@@ -73,29 +73,46 @@ def test_trap_24_saved_at_three_ranks_and_loaded_at_fewer(pool, tmp_path):
 
 # -- 25: half a window -----------------------------------------------------------------------------------------------
 
-def half_a_window(folder: str) -> list[tuple[dict, dict]]:
-    """By stage: the parameters after a checkpoint and an update, and after half another window in front of both."""
+def half_a_window(folder: str) -> list[list[dict]]:
+    """By stage: the parameters after an update; the same after a load that gives up half another window, of a checkpoint from
+    within that window; and those of an engine that has saved in the middle of the window and goes on."""
     found = []
     for stage in (0, 1, 2, 3):
         states = []
-        for begun in (False, True):
+        for way in ("whole", "loaded", "goes on"):
             engine = engine_of(stage, accumulation=3)
-            engine.save_checkpoint(folder)
-            if begun:
+            if way == "loaded":
                 update(engine, 5, range(2))
-                with pytest.raises(BadInput, match="after 2 of 3 micro-batches of a window"):
-                    engine.save_checkpoint(folder)
-                engine.load_checkpoint(folder)
-            update(engine, 0)
+                engine.save_checkpoint(folder, tag=way)
+                engine.load_checkpoint(folder, tag=way)
+            update(engine, 0, range(2))
+            if way == "goes on":
+                engine.save_checkpoint(folder, tag=way)
+            update(engine, 0, range(2, 3))
             assert engine.global_steps == 1 and engine.is_gradient_accumulation_boundary() is False
             states.append(engine.state_dict())
         found.append(states)
     return found
 
 
-def test_trap_25_a_window_that_a_load_interrupts_leaves_no_gradients(pool, tmp_path):
-    for stage, (exact, got) in enumerate(pool(2).run(half_a_window, str(tmp_path))[0]):
-        same(got, exact, f"stage {stage}", rtol=0, atol=0)
+def test_trap_25_a_checkpoint_within_a_window_has_no_gradients_of_it(pool, tmp_path):
+    for stage, (exact, *others) in enumerate(pool(2).run(half_a_window, str(tmp_path))[0]):
+        for got in others:
+            same(got, exact, f"stage {stage}", rtol=0, atol=0)
+
+
+def saved_under_a_delay(folder: str) -> str:
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 3,
+              "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    engine = initialize(Stack(), torch.optim.AdamW, config=config, delay_after=0)[0]
+    engine.backward(engine(rows(0, 0, engine.global_rank)).square().mean())
+    with pytest.raises(BadInput) as caught:
+        engine.save_checkpoint(folder)
+    return str(caught.value)
+
+
+def test_trap_25_under_a_delay_a_save_waits_for_the_update(pool, tmp_path):
+    assert all("within a window under a delayed update" in said for said in pool(2).run(saved_under_a_delay, str(tmp_path)))
 
 
 # -- 27: a tensor kept after its release -----------------------------------------------------------------------------

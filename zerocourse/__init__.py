@@ -10,12 +10,21 @@ import importlib
 
 __version__ = "0.1.0"
 
+_ONE_PARAMETER = [f"safe_{verb}_{part}_{what}" for verb in ("get", "set") for part in ("full", "local")
+                  for what in ("fp32_param", "grad", "optimizer_state")] + ["safe_update_full_grad_vectorized"]
+_LEAVES = ["set_z3_leaf_modules", "unset_z3_leaf_modules", "get_z3_leaf_modules", "set_z3_leaf_module", "set_z3_leaf_modules_by_name",
+           "set_z3_leaf_modules_by_suffix", "z3_leaf_module", "z3_leaf_parameter"]
+_ZERO_TO_FP32 = ["get_fp32_state_dict_from_zero_checkpoint", "load_state_dict_from_zero_checkpoint",
+                 "convert_zero_checkpoint_to_fp32_state_dict"]
 # Where each public name lives. It is imported when it is asked for: the formulas need no torch, and torch takes seconds.
 _HOME = {
     "initialize": "engine", "Engine": "engine",
     "init_distributed": "engine.familiar", "add_config_arguments": "engine.familiar",
     "shard": "zero.shard", "gathered": "zero.whole.consolidate",
     "state_dict": "zero.whole.consolidate", "load_state_dict": "zero.whole.consolidate",
+    "fp32_state_dict": "zero.whole.fp32_weights",
+    **dict.fromkeys(_ONE_PARAMETER, "zero.whole.one_parameter"), **dict.fromkeys(_LEAVES, "engine.leaf_modules"),
+    **dict.fromkeys(_ZERO_TO_FP32, "engine.checkpoint.zero_to_fp32"), "RepeatingLoader": "data.repeating",
     "save_checkpoint": "engine.checkpoint", "load_checkpoint": "engine.checkpoint",
     "save_safetensors": "engine.checkpoint.safetensors_export", "load_safetensors": "zero.whole.weights",
     "ZeroOptions": "zero.options", "Precision": "zero.options",

@@ -28,6 +28,7 @@ from .config import Config
 from .config.auto import known_values
 from .familiar import FamiliarNames, require_group
 from .half_precision import LossScaling, in_half, precision_of
+from .leaf_modules import units_with_leaves
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
@@ -102,7 +103,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         self.module, self.optimizer, self.mesh_comms = shard_over_nodes(
             model, optimizer, config, comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
             precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed,
-            weights=weights, offload=offload_of(config, delay_after))
+            weights=weights, offload=offload_of(config, delay_after), units=units_with_leaves(model))
         self.zero = self.module.zero
         self.host_link = None if self.zero.offload is None else self.zero.offload.link
         self.disk = None if self.zero.offload is None else self.zero.offload.disk

@@ -142,6 +142,11 @@ class FamiliarNames:
 
     save_fp16_model = save_16bit_model
 
+    def empty_partition_cache(self) -> None:
+        """Free parameters that are gathered outside of a forward (stage 3)."""
+        if self.zero.shards_parameters:
+            self.zero.reshard_all()
+
     def destroy(self) -> None:
         """Wait for a checkpoint in the background. Collective."""
         self.wait_for_checkpoint()

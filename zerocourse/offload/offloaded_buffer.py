@@ -22,11 +22,12 @@ from .host_link import LinkTransfer
 
 @dataclass
 class Landed:
-    """A gradient (own,) on the host, or on its way there. norm: its 2-norm, taken on the device while it was there."""
+    """A gradient (own,) on the host, or on its way there. norm: its 2-norm, taken on the device while it was there; None when the
+    gradient has changed since."""
 
     values: torch.Tensor
     transfer: LinkTransfer
-    norm: torch.Tensor
+    norm: torch.Tensor | None
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Gradient:
             each.transfer.wait(notes)
         for each in more:
             first.values[:real].add_(each.values[:real])
+            first.norm = None
         del self.landed[1:]
         return first.values
 
@@ -163,6 +165,15 @@ class OffloadedBuffer(FlatBuffer):
         self.grad_shard = Gradient(self.landed, None, set()).total(self.on_host.stop)
         return self.grad_shard
 
+    def reduced_gradient(self) -> torch.Tensor | None:
+        """(own,), on the host."""
+        self.apply_factor()
+        return None if self.grad_shard is None else self.host_gradient()
+
+    def gradient_was_written(self) -> None:
+        if self.landed:
+            self.landed[0].norm = None
+
     def publish_gradients(self) -> None:
         """Nothing: they are still coming down. The step gives the optimizer each buffer's when its turn comes."""
 
@@ -188,8 +199,9 @@ class OffloadedBuffer(FlatBuffer):
             super().withdraw_gradients()
 
     def gradient_norm(self, dtype: torch.dtype) -> torch.Tensor:
-        if self.is_down and len(self.landed) == 1 and self.landed[0].norm.dtype is dtype:
-            norm = self.landed[0].norm
+        taken = self.landed[0].norm if self.is_down and len(self.landed) == 1 else None
+        if taken is not None and taken.dtype is dtype:
+            norm = taken
         else:
             norm = self.landed_norm(dtype) if self.landed else self.norm_of(self.grad_shard, dtype)
         return norm if self.grad_factor is None else norm * self.grad_factor
@@ -205,7 +217,7 @@ class OffloadedBuffer(FlatBuffer):
     def apply_factor(self) -> None:
         if self.grad_factor is not None and self.landed:
             self.host_gradient()
-            self.landed[0].norm = self.landed[0].norm * self.grad_factor
+            self.landed[0].norm = None if self.landed[0].norm is None else self.landed[0].norm * self.grad_factor
             if isinstance(self.grad_factor, torch.Tensor):
                 self.grad_factor = self.grad_factor.to(self.grad_shard.device)
         super().apply_factor()

@@ -66,6 +66,11 @@ class PartlyOffloadedBuffer(OffloadedBuffer):
             self.kept_grad = kept.clone() if self.kept_grad is None else self.kept_grad.add_(kept)
         super().send_down()
 
+    def reduced_gradient(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """((kept,) on the device, (own - kept,) on the host)"""
+        on_host = super().reduced_gradient()
+        return None if on_host is None else (self.kept_grad, on_host)
+
     def gradient_for_step(self) -> tuple[torch.Tensor, torch.Tensor]:
         """((kept,) on the device, (own - kept,) on the host)"""
         return scaled(self.kept_grad, self.kept_master.dtype, self.grad_factor), super().gradient_for_step()

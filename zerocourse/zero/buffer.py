@@ -255,6 +255,16 @@ class FlatBuffer:
                 own_part = param.grad = self.shard_view_of(gradient, part)
                 setattr(own_part, SLICE, True)
 
+    def reduced_gradient(self) -> torch.Tensor | None:
+        """This rank's slice of the gradient so far, which may be written (see `gradient_was_written`)."""
+        self.apply_factor()
+        return self.grad_shard
+
+    def gradient_was_written(self) -> None:
+        """By somebody outside of a step."""
+        if not self.steps_masters:
+            self.publish_gradients()
+
     @staticmethod
     def norm_of(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return torch.linalg.vector_norm(torch.view_as_real(gradient) if gradient.is_complex() else gradient, dtype=dtype)

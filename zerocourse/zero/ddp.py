@@ -107,6 +107,7 @@ class DataParallel(Reducer):
         self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
         self.has_unused_gradients = False  # has there been a backward since the last step?
         self.written = WrittenParameters(self)
+        self.optimizer: Optimizer | None = None  # that steps this model
         self.offload = None  # what keeps states in another memory (see `offload`), where there is one
         self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written]
         self.meter = StageMeter(self.recorder, self.flats, ["bucket"] * self.shards_gradients + ["full"] * self.shards_parameters)

@@ -96,3 +96,4 @@ def take_over(optimizer: Optimizer, stage) -> None:
     optimizer.step = MethodType(step, optimizer)  # a scheduler that is made later looks for a method's __func__
     optimizer.add_param_group = groups_added_later(optimizer, stage, shards)
     optimizer.zero_grad = stage.zero_grad
+    stage.optimizer = optimizer

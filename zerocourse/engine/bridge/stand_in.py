@@ -9,16 +9,16 @@ import importlib.metadata
 import importlib.util
 import logging
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
 
-from ...comm import bootstrap
 from ...errors import BadInput
 from .. import familiar
 from ..compatibility import reason
 from ..schedules import SCHEDULES
+from . import helper_names
 from .deepspeed_engine import DeepSpeedEngine, initialize
 from .deferred_parameters import GatheredParameters, Init
 
@@ -54,8 +54,6 @@ def clone_tensors_for_torch_save(state: dict, device: torch.device | str = "cpu"
 MODULES: dict[str, dict[str, object]] = {
     "deepspeed": {"__version__": VERSION, "initialize": initialize, "DeepSpeedEngine": DeepSpeedEngine,
                   "init_distributed": init_distributed, "add_config_arguments": familiar.add_config_arguments},
-    "deepspeed.accelerator": {"get_accelerator": lambda: SimpleNamespace(
-        current_device_name=lambda: str(bootstrap.device()), device_name=lambda index=None: bootstrap.device().type)},
     "deepspeed.checkpoint": {},
     "deepspeed.checkpoint.utils": {"clone_tensors_for_torch_save": clone_tensors_for_torch_save},
     "deepspeed.comm": {"is_initialized": is_initialized, "init_distributed": init_distributed,
@@ -68,6 +66,8 @@ MODULES: dict[str, dict[str, object]] = {
     "deepspeed.utils": {"logger": logging.getLogger("deepspeed")},
     "deepspeed.zero": {"Init": Init, "GatheredParameters": GatheredParameters},
 }
+for module, names in helper_names.MODULES.items():
+    MODULES[module] = MODULES.get(module, {}) | names
 
 
 class StandInDistribution(importlib.metadata.Distribution):

@@ -21,15 +21,17 @@ class EngineCheckpoints:
         What is saved: all that `zerocourse.save_checkpoint` saves, the scheduler, the number of steps, the position in
         the training data that `initialize` was given, and `client_state` as rank 0 has it.
         tag: `global_stepN` by default.   asynchronous: write in the background. `latest` then follows when the
-        checkpoint is whole, which the next save or load, or `engine.wait_for_checkpoint()`, waits for. Raises BadInput
-        between the first and the last micro-batch of a window.
+        checkpoint is whole, which the next save or load, or `engine.wait_for_checkpoint()`, waits for.
+        Between the micro-batches of a window the weights of the last update are saved, and not the gradients so far, as in
+        DeepSpeed: who loads the checkpoint begins the window anew, with the samples that follow. Raises BadInput.
         """
         if exclude_frozen_parameters:
             raise BadInput("exclude_frozen_parameters=True is not supported: a checkpoint has all parameters of its model")
-        done = self._window + bool(self.n_backwards)
-        if done:
-            raise BadInput(f"save_checkpoint was called after {done} of {self.gradient_accumulation_steps()} micro-batches of "
-                           "a window, whose gradients a checkpoint does not hold: save after the engine.step() that updates")
+        if not isinstance(save_dir, str | Path) or not str(save_dir):
+            raise BadInput(f"save_checkpoint got {save_dir!r} for a folder: name the one that checkpoints are to be in")
+        if (self._window or self.n_backwards) and self.zero.offload is not None and self.zero.offload.delays:
+            raise BadInput("save_checkpoint was called within a window under a delayed update (delay_after), which a save applies: save "
+                           "after the engine.step() that updates")
         tag = f"global_step{self.global_steps}" if tag is None else str(tag)
         tags = self.zero.groups.all_gather_object(tag)
         if len(set(tags)) > 1 or Path(tag).name != tag:
@@ -38,7 +40,7 @@ class EngineCheckpoints:
         self.wait_for_checkpoint()
         state = {"engine": {name: getattr(self, name) for name in COUNTS}, "client": client_state or {}}
         state |= {name: part.state_dict() for name, part in self._parts().items()}
-        self._saving = save_checkpoint(self.module, self.optimizer, Path(save_dir, tag), state, asynchronous)
+        self._saving = save_checkpoint(self.module, self.optimizer, Path(save_dir, tag), state, asynchronous, leaves_gradients=True)
         self._to_note = Path(save_dir) if save_latest else None
         if not asynchronous:
             self.wait_for_checkpoint()

@@ -30,7 +30,7 @@ _under_way: "WeakKeyDictionary[DataParallel, Saving]" = WeakKeyDictionary()  # o
 
 
 def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, extra: object = None,
-                    asynchronous: bool = False) -> "Saving":
+                    asynchronous: bool = False, leaves_gradients: bool = False) -> "Saving":
     """Save a model that `shard` returned, with its optimizer, as the folder `path`. Collective: every rank must call
     it.
 
@@ -42,11 +42,12 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
 
     asynchronous: copy everything in memory, write in the background, and return at once; the checkpoint is there after
         `wait()` of what is returned. Without it, it is there when this returns.
-    Raises BadInput for gradients that no step has used, and CheckpointError when a rank cannot write.
+    leaves_gradients: gradients that no step has used stay where they are, and are not in the checkpoint.
+    Raises BadInput for such gradients otherwise, and CheckpointError when a rank cannot write.
     """
     stage, path = stage_of(model), Path(path)
     finish_earlier(stage)
-    if stage.in_backward or stage.has_unused_gradients:
+    if stage.in_backward or stage.has_unused_gradients and not leaves_gradients:
         raise BadInput("there are gradients that no step has used, and a checkpoint holds none: save after optimizer.step()")
     stage.settle()
     with torch.no_grad():  # what somebody wrote into the model, the master weights take over now

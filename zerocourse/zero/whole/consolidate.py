@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ...errors import BadInput
+from ..buffer import FlatBuffer
 from ..ddp import DataParallel
 from ..extras.refusals import SHARDED
 from ..extras.written import checksum
@@ -120,12 +121,16 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
         for unit in stage.units:
             with whole(stage, unit):
                 for flat in unit.flats:
-                    given = {key: by_param[param] for key, param in flat.params.items() if param in by_param}
-                    for key, value in given.items():
-                        flat.views[key].copy_(value)
-                    with flat.at_hand(writes=True):
-                        flat.keep_written()
-                        for part in flat.shard_params if flat.steps_masters else []:
-                            if part.name in given:
-                                flat.master_of(part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
+                    write_whole(flat, {key: by_param[param] for key, param in flat.params.items() if param in by_param})
         stage.written.note_shards()
+
+
+def write_whole(flat: FlatBuffer, given: dict[str, torch.Tensor]) -> None:
+    """Whole values of some of a gathered buffer's parameters, the same on every rank: for the model rounded, for the optimizer not."""
+    for key, value in given.items():
+        flat.views[key].copy_(value)
+    with flat.at_hand(writes=True):
+        flat.keep_written()
+        for part in flat.shard_params if flat.steps_masters else []:
+            if part.name in given:
+                flat.master_of(part).copy_(given[part.name].reshape(-1)[part.start : part.stop])
