@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import transformers
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from worlds import gpt
@@ -16,6 +17,7 @@ from zerocourse.formulas.volumes import bus_factor
 from zerocourse.parallel.context import (RingAttention, Ulysses, context_parallel, cut_tokens, parts_of, positions_of, rejoin,
                                          shifted, token_loss)
 from zerocourse.parallel.context.context_parallel import KINDS
+from zerocourse.parallel.context.in_hugging_face import attend_in_hugging_face
 
 T = 24  # tokens: a multiple of 2 x 2, 2 x 3 and 2 x 4
 ORDER = {kind: "zigzag" if kind == "ring" else "contiguous" for kind in KINDS}
@@ -70,19 +72,20 @@ def test_what_cannot_be_done_is_one_sentence(call, sentence):
 
 # -- attention ---------------------------------------------------------------------------------------------------------
 
-def heads_of(heads: int, kv_heads: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Queries, keys, values and the output's gradient of two whole sequences."""
+def heads_of(heads: int, kv_heads: int, dtype: torch.dtype, width: int = 4) -> list[torch.Tensor]:
+    """Queries, keys, values and the output's gradient of two whole sequences.   width: of a head of values."""
     generator = torch.Generator().manual_seed(3)
-    return [torch.randn(2, number, T, 4, generator=generator, dtype=torch.float64).to(dtype)
-            for number in (heads, kv_heads, kv_heads, heads)]
+    return [torch.randn(2, number, T, D, generator=generator, dtype=torch.float64).to(dtype)
+            for number, D in ((heads, 4), (kv_heads, 4), (kv_heads, width), (heads, width))]
 
 
-def attention_of_a_rank(kind: str, heads: int, kv_heads: int, dtype: torch.dtype, order: str | None = None) -> tuple:
+def attention_of_a_rank(kind: str, heads: int, kv_heads: int, dtype: torch.dtype, order: str | None = None,
+                        width: int = 4) -> tuple:
     """This rank's output and gradients of (queries, keys, values), elements and bytes sent forward and back, blocks."""
     comm = Comm()
     attend = KINDS[kind](comm, "attention", **({"order": order} if order else {}))
     mine = positions_of(comm.rank, comm.world_size, T, attend.order)
-    q, k, v, gradient = (tensor[:, :, mine] for tensor in heads_of(heads, kv_heads, dtype))
+    q, k, v, gradient = (tensor[:, :, mine] for tensor in heads_of(heads, kv_heads, dtype, width))
     inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     out = attend(*inputs)
     forward = comm.elements.total(), comm.sent.total()
@@ -92,8 +95,8 @@ def attention_of_a_rank(kind: str, heads: int, kv_heads: int, dtype: torch.dtype
     return [out.detach(), *(each.grad for each in inputs)], *zip(forward, back), blocks, comm.metadata + comm.padding
 
 
-def attention_alone(heads: int, kv_heads: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    q, k, v, gradient = heads_of(heads, kv_heads, dtype)
+def attention_alone(heads: int, kv_heads: int, dtype: torch.dtype, width: int = 4) -> list[torch.Tensor]:
+    q, k, v, gradient = heads_of(heads, kv_heads, dtype, width)
     inputs = [tensor.double().requires_grad_() for tensor in (q, k, v)]
     out = F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
     out.backward(gradient.double())
@@ -113,6 +116,14 @@ def test_attention_and_its_gradients_are_those_of_one_process(pool, kind, ranks,
         for index, expected in enumerate(attention_alone(heads, kv_heads, dtype)):
             whole = rejoin([tensors[index] for tensors, *_ in found], ORDER[kind], dim=2)
             assert whole.dtype == dtype and gap(whole, expected) < tolerance, (index, dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_may_be_narrower_than_keys(pool, kind):
+    """As in the attention of DeepSeek V3, whose keys have a part for positions that its values do not."""
+    found = pool(2).run(attention_of_a_rank, kind, 4, 2, torch.float64, None, 3)
+    for index, expected in enumerate(attention_alone(4, 2, torch.float64, 3)):
+        assert gap(rejoin([tensors[index] for tensors, *_ in found], ORDER[kind], dim=2), expected) < 1e-12, index
 
 
 @pytest.mark.parametrize("ranks, heads, kv_heads, sent_kv_heads", ((2, 4, 4, 4), (3, 6, 3, 3), (3, 6, 2, 6), (4, 4, 1, 4)))
@@ -310,10 +321,67 @@ def test_calls_that_would_be_silently_wrong_are_refused():
     long = context_parallel(gpt(block_size=8), SimulatedComm(0, 2))
     with pytest.raises(BadInput, match="2 ranks have 16 tokens of a sequence together, and GPT has 8 positions"):
         long(tokens, positions_T=position_ids[0])
+    with pytest.raises(BadInput, match="are on the meta device.*after `shard`"):
+        context_parallel(model_of("llama").to("meta"), Comm())
     windowed = model_of("llama")
     windowed.config.sliding_window = 4
     with pytest.raises(BadInput, match="sliding_window=4"):
         context_parallel(windowed, Comm())
+
+
+SMALL = COMMON | {"hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+                  "max_position_embeddings": 64}
+GROUPED = SMALL | {"num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("name, config, sentence", [
+    ("GPTJ", {"vocab_size": 29, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}, "mixes tokens in .*attn"),
+    ("GPTNeo", {"vocab_size": 29, "hidden_size": 24, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]],
+                "max_position_embeddings": 64}, "mixes tokens in .*attn"),
+    ("Falcon", SMALL | {"alibi": False}, "mixes tokens in .*self_attention"),
+    ("Falcon", SMALL | {"alibi": True}, "mixes tokens in .*self_attention"),
+    ("Lfm2", GROUPED | {"full_attn_idxs": [0]}, "mixes tokens in model.layers.1.conv"),
+    ("Llama4", GROUPED | {"head_dim": 6, "intermediate_size_mlp": 16, "num_local_experts": 2, "moe_layers": [],
+                          "no_rope_layers": [1, 1], "attention_chunk_size": 32}, "the mask of model.layers.0.self_attn is not the plain"),
+    ("GptOss", GROUPED | {"head_dim": 6, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 128,
+                          "layer_types": ["full_attention"] * 2}, "sliding_window=128"),
+    ("Bart", {"vocab_size": 29, "d_model": 24, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 16,
+              "max_position_embeddings": 64}, "other queries or keys in model.decoder.layers.0.self_attn for a part"),
+])
+def test_tokens_that_meet_outside_of_our_attention_are_refused(name, config, sentence):
+    """Each rank would mix its own tokens alone, or leave a part of the mask out, and no loss would tell. The model stays
+    as it was."""
+    config = getattr(transformers, f"{name}TextConfig" if name == "Llama4" else f"{name}Config")(**config)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    attention = config._attn_implementation
+    with pytest.raises(BadInput, match=sentence):
+        context_parallel(model, Comm())
+    assert config._attn_implementation == attention and model.training
+    assert not any(hasattr(module, "attend") for module in model.modules())
+
+
+def test_what_attention_is_given_beside_tokens_is_not_left_out():
+    """Such as the sinks of GPT-OSS, a bias by distance, and another's frequencies for long sequences."""
+    module, tensors = model_of("llama").model.layers[0].self_attn, heads_of(4, 2, torch.float32)[:3]
+    module.attend = Ulysses(Comm(), "layer 0")
+    for given, sentence in [({"s_aux": torch.zeros(4)}, "layer 0 is called with s_aux"),
+                            ({"attention_mask": torch.zeros(1, 1, T, T)}, "the mask of layer 0 is not the plain causal one"),
+                            ({"is_causal": False}, "attends to tokens that come later")]:
+        with pytest.raises(BadInput, match=sentence):
+            attend_in_hugging_face(module, *tensors, **given)
+    plain, _ = attend_in_hugging_face(module, *tensors, position_ids=torch.arange(T))
+    assert gap(plain.transpose(1, 2), attention_alone(4, 2, torch.float32)[0]) < 1e-6
+
+
+def test_frequencies_that_depend_on_the_longest_position_of_a_rank_are_refused():
+    """Phi-3's of 128k: a rank whose tokens all come early would take those of short sequences, and others those of long."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 3, "long_factor": [4.0] * 3,
+            "original_max_position_embeddings": 16}
+    config = transformers.Phi3Config(**GROUPED | {"max_position_embeddings": 64, "rope_parameters": rope,
+                                                  "original_max_position_embeddings": 16})
+    model = context_parallel(transformers.Phi3ForCausalLM(config), SimulatedComm(0, 2))
+    with pytest.raises(BadInput, match="have 18 tokens of a sequence together, and Phi3ForCausalLM has 16 positions"):
+        model(torch.zeros(1, 9).long(), position_ids=torch.arange(9)[None])
 
 
 def test_one_rank_alone_needs_no_messages():

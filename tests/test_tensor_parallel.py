@@ -435,7 +435,8 @@ def llama_beside_one_process(kv_heads, tied, sequence):
     equal = all(torch.equal(begun[name], value) for name, value in plain.state_dict().items())
     tokens, labels = next(batches(1))
     logits = (model(tokens).logits - plain(tokens).logits).abs().max().item()
-    per_item = [each(tokens, labels=labels, num_items_in_batch=7).loss.item() for each in (model, plain)]  # a Trainer's
+    per_item = [each(tokens, labels=labels, num_items_in_batch=7, label_smoothing=0.1).loss.item()  # a Trainer's number, and what
+                for each in (model, plain)]  # their loss does not know
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
     norms = []
     for tokens, labels in batches(2):
@@ -496,11 +497,20 @@ def test_key_value_copies_under_zero(pool, stage, sequence):
 
 def refused(make, **options):
     model = make()
+    before = [(param, param.shape) for param in model.parameters()]
     try:
         tensor_parallel(model, Comm(), **options)
     except BadInput as error:
+        assert all(now is then and now.shape == shape for now, (then, shape) in zip(model.parameters(), before, strict=True))
         return str(error)
     return "nothing"
+
+
+def one_head_of_hugging_face():
+    import transformers
+
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
 
 
 def ours(heads=6):
@@ -509,6 +519,11 @@ def ours(heads=6):
 
 WRONG = {
     "5 ranks' heads": (lambda: ours(3), {}, "h.0.attn.c_attn: 3 heads cannot be divided among 2 ranks"),
+    "fewer heads than ranks": (lambda: ours(1), {}, "h.0.attn.c_proj: 1 query heads cannot be divided among 2 ranks, because a head "
+                               "that several ranks have would be added up several times: use a number of ranks that divides 1"),
+    "fewer heads than ranks, Llama": (one_head_of_hugging_face, {}, "o_proj: 1 query heads cannot be divided among 2 ranks"),
+    "no loss": (lambda: torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2)}), {"plan": TensorPlan((), {}, {}, head="head")},
+                "ModuleDict has no `loss(logits, targets)` to replace"),
     "fewer words than ranks": (lambda: GPT(GPTConfig(1, 2, 4, block_size=T, vocab_size=1)), {},
                        "wte: 1 rows cannot be cut among 2 ranks: each rank needs at least one"),
     "no plan": (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), {}, "there is no plan by which to cut a Sequential"),

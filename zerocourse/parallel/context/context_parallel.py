@@ -11,18 +11,18 @@ The weights are whole on every rank or cut by ZeRO, which takes these ranks for 
 import inspect
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from ...comm import Comm
-from ...errors import BadInput
+from ...errors import BadInput, ZeroCourseError
+from .in_hugging_face import longest, register
 from .ring_attention import RingAttention
+from .trial import TOKENS, try_token_by_token
 from .ulysses import Ulysses
 
 KINDS = {"ulysses": Ulysses, "ring": RingAttention}
-HUGGING_FACE = "zerocourse_context"  # what its models know our attention as
 POSITIONS = ("positions_T", "position_ids")
 LABELS = ("targets_BT", "labels")
-LONGEST = ("block_size", "max_position_embeddings")  # in a model's config
 
 
 def context_parallel(model: nn.Module, comm: Comm, kind: str = "ring") -> nn.Module:
@@ -31,8 +31,9 @@ def context_parallel(model: nn.Module, comm: Comm, kind: str = "ring") -> nn.Mod
     model: of `models.gpt2`, or of Hugging Face. From now on it takes this rank's tokens with their positions
         (`positions_T` or `position_ids`), and no labels and no mask: see `cut_tokens` and `token_loss`.
     kind: "ulysses" (tokens cut contiguously) or "ring" (zigzag).
-    Raises BadInput for another kind or model, for attention that is not plain and causal, and, at each call, for tokens
-    without positions, for labels, for an attention mask, and for a sequence that is longer than the model's positions.
+    Raises BadInput for another kind or model, for attention that is not plain and causal, for layers of Hugging Face's that
+    mix tokens otherwise (see `trial`, which runs a few tokens), and, at each call, for tokens without positions, for labels,
+    for an attention mask, and for a sequence that is longer than the model's positions.
     """
     if kind not in KINDS:
         raise BadInput(f"kind is {kind!r}: it must be {' or '.join(map(repr, KINDS))}")
@@ -41,31 +42,36 @@ def context_parallel(model: nn.Module, comm: Comm, kind: str = "ring") -> nn.Mod
     if not layers:
         raise BadInput(f"{type(model).__name__} has no causal attention that context_parallel knows: it takes a GPT of "
                        "zerocourse.models.gpt2, or a decoder of Hugging Face")
+    attends = {name: KINDS[kind](comm, name) for name in layers}
     if hasattr(model, "set_attn_implementation"):
-        use_in_hugging_face(model)
+        use_in_hugging_face(model, layers)
     for name, module in layers.items():
-        module.attend = KINDS[kind](comm, name)
+        module.attend = attends[name]
     model.register_forward_pre_hook(partial(check_call, world_size=comm.world_size), with_kwargs=True)
     return model
 
 
-def use_in_hugging_face(model: nn.Module) -> None:
-    """Register our attention with transformers, which makes no mask for it."""
-    from transformers import AttentionInterface
-
+def use_in_hugging_face(model: nn.Module, layers: dict[str, nn.Module]) -> None:
+    """Let the model call our attention, if that is all it needs; else it stays as it was."""
+    before, kind = model.config._attn_implementation, type(model).__name__
     for setting in ("sliding_window", "attn_logit_softcapping"):
         if getattr(model.config, setting, None):
-            raise BadInput(f"the config of {type(model).__name__} has {setting}={getattr(model.config, setting)!r}: "
-                           "context_parallel has plain causal attention only, and would leave it out")
-    AttentionInterface.register(HUGGING_FACE, attend_in_hugging_face)
-    model.set_attn_implementation(HUGGING_FACE)
-
-
-def attend_in_hugging_face(module: nn.Module, query_BHtD: Tensor, key_BKtD: Tensor, value_BKtD: Tensor,
-                           attention_mask: Tensor | None = None, dropout: float = 0.0, scaling: float | None = None,
-                           **others) -> tuple[Tensor, None]:
-    """As transformers calls it; the output is (B, t, H, D)."""
-    return module.attend(query_BHtD, key_BKtD, value_BKtD, dropout_p=dropout, scale=scaling).transpose(1, 2), None
+            raise BadInput(f"the config of {kind} has {setting}={getattr(model.config, setting)!r}: context_parallel has plain "
+                           "causal attention only, and would leave it out")
+    if any(param.is_meta for param in model.parameters()):
+        raise BadInput(f"the parameters of {kind} are on the meta device, and context_parallel tries the model on a few tokens: call "
+                       "it after `shard`, which gives them values")
+    register()
+    try:
+        try_token_by_token(model, layers)
+    except BaseException as error:
+        model.set_attn_implementation(before)
+        for module in layers.values():
+            del module.attend
+        if isinstance(error, ZeroCourseError) or not isinstance(error, Exception):
+            raise
+        raise BadInput(f"{kind} cannot run on {TOKENS} tokens with their position_ids, by which context_parallel tries it: "
+                       f"{type(error).__name__}: {error}") from error
 
 
 def check_call(model: nn.Module, args: tuple, kwargs: dict, world_size: int) -> None:
@@ -83,7 +89,7 @@ def check_call(model: nn.Module, args: tuple, kwargs: dict, world_size: int) -> 
         raise BadInput("context_parallel has the causal mask only, and would leave the attention_mask out: pad on the right, "
                        "where targets of -100 are enough, and pass none")
     tokens = given[next(name for name in POSITIONS if name in given)].shape[-1] * world_size
-    longest = next((getattr(model.config, name) for name in LONGEST if hasattr(model.config, name)), tokens)
-    if tokens > longest:
+    most = longest(model.config) or tokens
+    if tokens > most:
         raise BadInput(f"{world_size} ranks have {tokens} tokens of a sequence together, and {type(model).__name__} has "
-                       f"{longest} positions")
+                       f"{most} positions")

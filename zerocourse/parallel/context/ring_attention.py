@@ -97,9 +97,9 @@ class AroundTheRing(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ring: RingAttention, scale: float) -> Tensor:
         queries = ring.split(q)
         merged: list[tuple[Tensor, Tensor] | None] = [None] * len(queries)  # (output, lse) of each of this rank's parts
-        for owner, kv in ring.travelling(torch.stack([k, v])):
+        for owner, kv in ring.travelling(together(k, v)):
             with ring.comm.recorder.span("forward", f"{ring.name}, keys of rank {owner}"):
-                keys, values = (ring.split(each) for each in kv)
+                keys, values = (ring.split(each) for each in apart(kv, k, v))
                 for mine, theirs, diagonal in ring.visible(owner):
                     block = block_forward(queries[mine], keys[theirs], values[theirs], scale, diagonal)
                     merged[mine] = block if merged[mine] is None else merge(*merged[mine], *block)
@@ -117,10 +117,10 @@ class AroundTheRing(torch.autograd.Function):
         mine_of = [ring.split(each) for each in (gradient, q, out, lse)]
         dq = torch.zeros_like(q, dtype=lse.dtype)
         own, hop = None, None
-        for owner, kv in ring.travelling(torch.stack([k, v])):
+        for owner, kv in ring.travelling(together(k, v)):
             dkv = torch.zeros_like(kv, dtype=lse.dtype)
             with ring.comm.recorder.span("backward", f"{ring.name}, keys of rank {owner}"):
-                keys, values, dkeys, dvalues = (ring.split(each) for each in (*kv, *dkv))
+                keys, values, dkeys, dvalues = (ring.split(each) for each in (*apart(kv, k, v), *apart(dkv, k, v)))
                 for mine, theirs, diagonal in ring.visible(owner):
                     part_gradient, query, part_out, part_lse = (parts[mine] for parts in mine_of)
                     shares = block_backward(part_gradient, query, keys[theirs], values[theirs], part_out, part_lse,
@@ -135,4 +135,16 @@ class AroundTheRing(torch.autograd.Function):
             hop = ring.pass_on(dkv, "gradients of keys and values")
         if hop is not None:
             own += hop.wait()
-        return dq.to(q.dtype), own[0].to(k.dtype), own[1].to(v.dtype), None, None
+        dk, dv = apart(own, k, v)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def together(k_BKtD: Tensor, v_BKtD: Tensor) -> Tensor:
+    """Keys and values in one message (1-D), because the widths of their heads may differ."""
+    return torch.cat([k_BKtD.flatten(), v_BKtD.flatten()])
+
+
+def apart(kv: Tensor, k_BKtD: Tensor, v_BKtD: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the two in a message; those given have their shapes."""
+    k, v = kv.split([k_BKtD.numel(), v_BKtD.numel()])
+    return k.view(k_BKtD.shape), v.view(v_BKtD.shape)

@@ -33,20 +33,25 @@ def tensor_parallel(model: nn.Module, comm: Comm | None = None, plan: TensorPlan
     sequence: cut the tokens between the regions as well: norms, dropouts and residuals hold T/t tokens, and the same
     number of elements is sent.
     Afterwards an optimizer, or `shard(model, optimizer, comm=...)` over another axis, takes `model.parameters()`.
-    Raises BadInput for names that match nothing, heads that the ranks do not divide, and parameters on the meta device.
+    Raises BadInput for names that match nothing, query heads that the ranks do not divide (of keys and values there may be
+    fewer than ranks, if they divide the ranks), and parameters on the meta device.
     """
     comm = Comm() if comm is None else comm
     plan = plan_of(model, comm.world_size) if plan is None else plan
     check(model, plan, sequence)
+    cutter = Cutter(model, comm)
+    columns = [(layer, cutter.cut(name, 0, layer.out_features, columns.parts, columns.groups))
+               for name, layer, columns in matches(model, plan.columns)]
+    rows = [(name, layer, cutter.cut_inputs(name, layer, groups)) for name, layer, groups in matches(model, plan.rows)]
+    for name, layer, _ in matches(model, dict.fromkeys(filter(None, (plan.embedding, plan.head)))):
+        cutter.cut(name, 0, len(layer.weight))  # raises before anything is changed, too
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         comm.broadcast(value.data, name)
-    cutter = Cutter(model, comm)
-    for name, layer, columns in matches(model, plan.columns):
-        cut = cutter.cut(name, 0, layer.out_features, columns.parts, columns.groups)
+    for layer, cut in columns:
         cutter.replace(layer, cut, "weight", "bias")
         layer.out_features = len(layer.weight)
-    for name, layer, groups in matches(model, plan.rows):
-        cutter.replace(layer, cutter.cut(name, 1, layer.in_features, 1, groups), "weight")
+    for name, layer, cut in rows:
+        cutter.replace(layer, cut, "weight")
         model.set_submodule(name, RowLinear(layer.weight, layer.bias, comm, name, sequence))
         if sequence and layer.bias is not None:
             sum_gradients(layer.bias, comm, f"{name}.bias")
@@ -82,6 +87,11 @@ def check(model: nn.Module, plan: TensorPlan, sequence: bool) -> None:
                            "values first")
         if hasattr(param, "tensor_cut"):
             raise BadInput(f"parameter {name} was cut before: a model is cut once, when it is still whole")
+    for _ in matches(model, dict.fromkeys((*plan.entered, *plan.attributes, *plan.random, *(*plan.norms, *plan.dropouts) * sequence))):
+        pass  # raises for a name without a module, before anything is changed
+    if plan.head and not (hasattr(model, "loss_function") or hasattr(model, "loss")):
+        raise BadInput(f"the plan cuts the head {plan.head}, and {type(model).__name__} has no `loss(logits, targets)` to replace: "
+                       "leave the head whole (head=None), or compute the loss in such a method")
     if sequence and not (plan.blocks and plan.head):
         raise BadInput("sequence parallelism begins at the first block and ends at the head: the plan must name both")
 
@@ -109,6 +119,14 @@ class Cutter:
             return Cut.even(dim, size, self.comm.world_size, parts, groups)
         except BadInput as error:
             raise BadInput(f"{name}: {error}") from None
+
+    def cut_inputs(self, name: str, layer: nn.Linear, groups: int | None) -> Cut:
+        """Of a row layer, in whose sum each input must be once: only keys and values may be on several ranks."""
+        cut = self.cut(name, 1, layer.in_features, groups=groups)
+        if cut.has_copies:
+            raise BadInput(f"{name}: {groups} query heads cannot be divided among {self.comm.world_size} ranks, because a head that "
+                           f"several ranks have would be added up several times: use a number of ranks that divides {groups}")
+        return cut
 
     def replace(self, module: nn.Module, cut: Cut, *names: str) -> None:
         for name in names:
@@ -163,11 +181,8 @@ def cut_head(model: nn.Module, name: str, cutter: Cutter, sequence: bool) -> Non
     own = partial(cross_entropy, start=cut.by_rank[comm.rank][0].start, vocabulary=vocabulary, comm=comm)
     if hasattr(model, "loss_function"):  # of Hugging Face
         model.loss_function = partial(causal_loss, own)
-    elif hasattr(model, "loss"):
-        model.loss = own
     else:
-        raise BadInput(f"the plan cuts the head {name}, and {type(model).__name__} has no `loss(logits, targets)` to replace: "
-                       "leave the head whole (head=None), or compute the loss in such a method")
+        model.loss = own
 
     def whole_logits(model, args, output):
         """What is returned without a loss."""
@@ -197,14 +212,14 @@ class WholeLogits(torch.autograd.Function):
 
 def causal_loss(own: Callable, logits: Tensor, labels: Tensor, vocab_size: int | None = None,
                 num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,
-                shift_labels: Tensor | None = None, label_smoothing: float = 0.0, **_) -> Tensor:
-    """In place of a Hugging Face model's loss: the token after each is its target, and the last one has none."""
+                shift_labels: Tensor | None = None, **_) -> Tensor:
+    """In place of a Hugging Face model's loss: the token after each is its target, and the last one has none. What it does
+    not know, such as label_smoothing, is ignored, as transformers does."""
     if shift_labels is None:
         shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     if num_items_in_batch is None:
-        return own(logits, shift_labels, **options)
-    return own(logits, shift_labels, reduction="sum", **options) / num_items_in_batch
+        return own(logits, shift_labels, ignore_index=ignore_index)
+    return own(logits, shift_labels, ignore_index=ignore_index, reduction="sum") / num_items_in_batch
 
 
 def same_samples(model: nn.Module, comm: Comm) -> None:
