@@ -347,6 +347,7 @@ GROUPED = SMALL | {"num_key_value_heads": 2}
                           "layer_types": ["full_attention"] * 2}, "sliding_window=128"),
     ("Bart", {"vocab_size": 29, "d_model": 24, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 16,
               "max_position_embeddings": 64}, "other queries or keys in model.decoder.layers.0.self_attn for a part"),
+    ("Roberta", SMALL | {"is_decoder": True, "type_vocab_size": 1}, "or does not place the first one at 0"),
 ])
 def test_tokens_that_meet_outside_of_our_attention_are_refused(name, config, sentence):
     """Each rank would mix its own tokens alone, or leave a part of the mask out, and no loss would tell. The model stays

@@ -90,11 +90,13 @@ def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence, chunks=1
         losses.append(trainer.step(tokens[own], targets[own]))
         norms.append(trainer.norm)
     weights = {}
-    for module in trainer.pipeline.stages.values():
+    for module in trainer.pipeline.sharded_modules:
         values = state_dict(module)
         for name, param in module.named_parameters(remove_duplicate=False):
-            layer, _, rest = name.removeprefix("layers.").partition(".")
-            weights[f"{module.numbers[int(layer)]}.{rest}"] = (values[name], getattr(param, "tensor_cut", None), comms.along("tp").rank)
+            inside, _, layer = name.rpartition("layers.")
+            number, _, rest = layer.partition(".")
+            numbers = module.get_submodule(inside.rstrip(".")).numbers
+            weights[f"{numbers[int(number)]}.{rest}"] = (values[name], getattr(param, "tensor_cut", None), comms.along("tp").rank)
     return losses, norms, weights, comms.sent
 
 
@@ -102,6 +104,7 @@ def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence, chunks=1
     ({"pp": 2, "tp": 2}, 1, True, False), ({"pp": 2, "dp": 2}, 2, True, False, 2), ({"pp": 2, "dp": 2}, 0, True, False), ({"pp": 2, "dp": 2}, 1, True, False),
     ({"pp": 2, "dp": 2}, 2, True, False), ({"pp": 2, "dp": 2}, 3, True, False), ({"dp": 2, "tp": 2}, 3, False, True),
     ({"pp": 2, "dp": 2, "tp": 2}, 1, True, True), ({"pp": 2, "dp": 2, "tp": 2}, 3, False, False),
+    *(({"pp": 1, "dp": 2, "tp": 1}, stage, True, False, 2) for stage in range(4)),  # both chunks, which share a weight, on one rank
 )])
 def test_equals_one_process(pool, sizes, stage, tied, sequence, chunks):
     steps, clip, micro_batches = 2, 0.5, 2

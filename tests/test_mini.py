@@ -303,7 +303,7 @@ def mixed() -> nn.Module:
     (tied_to_root, "'h.1.ln_extra.weight' is tied over two units, root and h.1"),
     (same_block_twice, "'blocks.3.up.weight' is tied over two units, blocks.0 and root"),
     (frozen, "'first.bias' is frozen"),
-    (mixed, "'blocks.1.up.weight' is torch.float64, and the first parameter torch.float32"),
+    (mixed, "'blocks.1.up.weight' is torch.float64: mini trains every parameter, and all in one dtype, here torch.float32"),
 ])
 def test_models_that_are_not_plain(make, sentence):
     for stage in STAGES:
@@ -332,6 +332,24 @@ def test_optimizers_that_are_not_of_the_model():
     mini_shard(model, worlds.sgd(params), 3)
     with refusal("the Stack is sharded already"):
         mini_shard(model, worlds.sgd(params), 3)
+
+
+@pytest.mark.parametrize("kind", (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon, type("Ours", (torch.optim.Adafactor,), {})))
+def test_optimizers_that_look_at_whole_tensors(kind):
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    for stage in STAGES:
+        with refusal(f"{kind.__name__} looks at whole tensors"):
+            mini_shard(model, kind(model.parameters()), stage)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_that_are_clipped_where_there_are_none(stage):
+    """torch's clip_grad_norm_ would find no gradient at the parameters, and clip nothing in silence."""
+    model, optimizer = sharded(Stack(), stage)
+    worlds.squares(model, 0, 0, 0).backward()
+    with refusal("mini has gradients in its units alone, and does not clip them"):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
 
 
 @pytest.mark.parametrize("stage", (-1, 4, "3", None, True, 2.0))

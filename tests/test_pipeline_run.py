@@ -541,6 +541,30 @@ def test_a_shape_that_changes_without_its_input_is_said():
             assert "stage 0 made (2, 4) float32, and of an input of the same shape before (2, 2) float32" in words
 
 
+def weighted_targets() -> tuple[float, dict]:
+    """The loss, and the gradients, of targets that are each a tuple: values, and what each row weighs."""
+    comm, (x, target) = Comm(), (torch.randn(5, width, generator=torch.Generator().manual_seed(width)) for width in (6, 2))
+    pairs = [(target[:3], torch.ones(3, 1)), (target[3:], torch.full((2, 1), 3.0))]  # 3 rows, and 2
+    pipeline = Pipeline(layers_of("stack"), schedule("1f1b", comm.world_size, 2), weighted, comm)
+    loss = pipeline.step([x[:3], x[3:]], pairs)
+    return loss, {name: param.grad for name, param in pipeline.named_parameters().items()}
+
+
+def weighted(output: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return ((output - target).square() * weight).mean()
+
+
+def test_a_target_may_be_a_tuple(pool):
+    x, target = (torch.randn(5, width, generator=torch.Generator().manual_seed(width)) for width in (6, 2))
+    model = nn.Sequential(*layers_of("stack"))
+    loss = weighted(model(x), target, torch.tensor([1.0] * 3 + [3.0] * 2)[:, None])
+    loss.backward()
+    found = pool(2).run(weighted_targets)
+    gradients = merged([(grads,) for _, grads in found])
+    assert [each for each, _ in found] == pytest.approx([loss.item()] * 2)
+    assert all(torch.allclose(gradients[name], param.grad, atol=1e-6) for name, param in model.named_parameters())
+
+
 # -- without a flush: PipeDream --------------------------------------------------------------------------------------
 
 RATE, WIDTHS = 0.1, [4, 5, 3, 2]
@@ -557,11 +581,13 @@ def rows(micro_batches: int):
             torch.randn(2 * micro_batches, WIDTHS[-1], generator=generator))
 
 
-def without_flush(compute, micro_batches: int, weights: str) -> tuple[dict, list[int]]:
+def without_flush(compute, micro_batches: int, weights: str, calls: int = 1) -> tuple[dict, list[int]]:
+    """The micro-batches run in so many calls of `step`."""
     comm = Comm()
-    pipeline = Pipeline(bends(), plan("", compute, comm.world_size, micro_batches), F.mse_loss, comm, weights=weights,
+    pipeline = Pipeline(bends(), plan("", compute, comm.world_size, micro_batches // calls), F.mse_loss, comm, weights=weights,
                         optimizer=lambda params: torch.optim.SGD(params, lr=RATE))
-    pipeline.step(*rows(micro_batches))
+    for inputs, targets in zip(*(values.tensor_split(calls) for values in rows(micro_batches))):
+        pipeline.step(inputs, targets)
     return ({name: param.detach() for name, param in pipeline.named_parameters().items()},
             [versions.most for versions in pipeline.versions.values()])
 
@@ -593,8 +619,10 @@ def test_pipedream_is_a_training_with_delays(pool):
     assert difference(merged(found), delayed([0, 0, 0], 9)) > 1e-3
 
 
-def test_2bw_is_late_by_one_update_everywhere(pool):
-    found = pool(3).run(without_flush, pipedream_2bw, 12, "two versions")
+@pytest.mark.parametrize("calls", (1, 2, 4))
+def test_2bw_is_late_by_one_update_everywhere(pool, calls):
+    """Also by the last update of the call before, and where a call has one update only."""
+    found = pool(3).run(without_flush, pipedream_2bw, 12, "two versions", calls)
     expected = delayed([1, 1, 1], 12, every=3)
     assert all(torch.equal(merged(found)[name], value) for name, value in expected.items())
     assert [most for _, most in found] == [[2], [2], [2]]

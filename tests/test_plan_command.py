@@ -12,7 +12,7 @@ from zerocourse.course.plots_plan import plan_figure
 from zerocourse.errors import BadInput
 from zerocourse.formulas.units import gb
 from zerocourse.planning import Candidate, ask, computed, plan
-from zerocourse.planning.reasons import choice, fewest_ranks, host_needed, nothing_fits, reason, why
+from zerocourse.planning.reasons import choice, decides, fewest_ranks, host_needed, nothing_fits, reason, why
 from zerocourse.planning.search import evaluate
 
 LLAMA = ask("llama-7b", "8xA100")
@@ -48,6 +48,21 @@ def test_the_choice_and_its_neighbours():
     three = saying(sentences, "ZeRO-3 instead")
     assert "be as fast" in three
     assert "it sends 35.4 GB (3 passes over all parameters) and the choice 23.6 GB (2 passes)" in three
+
+
+def test_what_is_said_to_decide_is_so():
+    """The choice may need more memory than what is nearly as fast: then that is no reason for it."""
+    found = plan(ask("gpt2", "8xA100", batch=64, seq=512), simulate=0)
+    best = found.chosen
+    way = replace(best.candidate, recompute=False)
+    for ours, theirs, sentence in (
+            ({"held": {"device": 3 * 10**9}}, {"held": {"device": 4 * 10**9}}, "the choice needs less: its peak is 3 GB rather than 4"),
+            ({}, {"compute_seconds": 1.01 * best.compute_seconds, "held": {"device": 10**9}}, "% faster, though its peak is"),
+            ({}, {"candidate": replace(way, recompute=True)}, "the choice computes no forward a second time"),
+            ({}, {"candidate": replace(way, stage=way.stage + 1)}, "the lower stage is the simpler one"),
+            ({}, {"candidate": replace(way, stage=way.stage - 1), "held": {"device": 10**9}}, "a simulation put the choice first")):
+        one, other = replace(best, candidate=way), replace(best, candidate=way)
+        assert sentence in decides(found.question, replace(one, **ours), replace(other, **theirs)), sentence
 
 
 def test_the_reason_names_what_decides():

@@ -116,7 +116,7 @@ def check(trainer: Parallel3D, files: dict[str, str], path: Path) -> None:
 
 
 def stages(trainer: Parallel3D) -> Iterator[tuple[nn.Module, Optimizer]]:
-    return zip(trainer.pipeline.stages.values(), trainer.optimizer.optimizers, strict=True)
+    return zip(trainer.pipeline.sharded_modules, trainer.optimizer.optimizers, strict=True)
 
 
 def whole_tensors(trainer: Parallel3D) -> Iterator[dict[str, Tensor]]:

@@ -170,15 +170,24 @@ def slower(question: Question, best: Evaluation, other: Evaluation) -> str:
 
 
 def decides(question: Question, best: Evaluation, other: Evaluation) -> str:
-    """What makes the choice simpler than what is as fast, in the order of `search.simpler`."""
+    """What makes the choice simpler than what is as fast, in the order of `search.simpler`; else by how little it is faster."""
     ours, theirs = best.candidate, other.candidate
     if ours.ranks != theirs.ranks:
         return f"{theirs.ranks} ranks do " + ("less in all" if theirs.ranks < ours.ranks else "no more in all")
     if sent_per_token(other) > sent_per_token(best):
         return sends(best, other)
-    if ours.stage != theirs.stage:
-        return f"both send {gb(sum(best.sent.values()))} per rank and step, and the lower stage is the simpler one"
-    return f"the choice waits less or needs less: its peak is {gb(best.peak_bytes)} rather than {gb(other.peak_bytes)}"
+    sent = [sum(each.sent.values()) for each in (best, other)]
+    if ours.stage < theirs.stage and sent[0] == sent[1]:
+        return f"both send {gb(sent[0])} per rank and step, and the lower stage is the simpler one"
+    if theirs.recompute and not ours.recompute:
+        return "the choice computes no forward a second time"
+    peaks = f"its peak is {gb(best.peak_bytes)} rather than {gb(other.peak_bytes)}"
+    if best.peak_bytes < other.peak_bytes:
+        return f"the choice needs less: {peaks}"
+    ours, theirs = question.rate(best), question.rate(other)
+    if ours > theirs:
+        return f"the choice is {ours / theirs - 1:.1%} faster, though {peaks}: here {cause(best, other)}"
+    return f"a simulation put the choice first, though {peaks}"
 
 
 def cause(best: Evaluation, other: Evaluation) -> str:

@@ -26,9 +26,10 @@ A stage says what happens to a unit at six moments, and that is all there is to 
 reduce-scatter of its own: it all-reduces, and sends more.)
 
 Mini is right for plain models. It refuses others with a sentence: weights tied over two units, parameters that are
-frozen or unused, mixed dtypes, several parameter groups. It overlaps nothing: while a collective runs, nobody computes.
-It does not clip gradients, average batch statistics, or recover from an exception in the middle of a step; the stages
-proper, `zerocourse.shard`, do all of that. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
+frozen or unused, mixed dtypes, several parameter groups, an optimizer that looks at whole tensors, clipped gradients. It
+overlaps nothing: while a collective runs, nobody computes. It does not average batch statistics, or recover from an
+exception in the middle of a step; the stages proper, `zerocourse.shard`, do all of that.
+Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
 """
 
 import torch
@@ -47,8 +48,7 @@ def world_size() -> int:
 
 def own_slice(flat: torch.Tensor) -> torch.Tensor:
     """Rank r owns slice r: a view (n/N,) of (n,)."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    return flat.chunk(world_size())[rank]
+    return flat.chunk(world_size())[dist.get_rank() if dist.is_initialized() else 0]
 
 
 def all_reduce(flat: torch.Tensor) -> torch.Tensor:
@@ -71,6 +71,15 @@ def all_gather(flat: torch.Tensor, shard: torch.Tensor) -> None:
     own_slice(flat).copy_(shard)
     if dist.is_initialized():
         dist.all_gather(list(flat.chunk(world_size())), shard)
+
+
+class MiniParameter(nn.Parameter):
+    """Its gradient is in its unit: who looks for it here, as `clip_grad_norm_` does, would go on without one."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "grad" and torch._C._current_graph_task_id() == -1:  # outside of a backward
+            raise BadInput("mini has gradients in its units alone, and does not clip them: use zerocourse.shard")
+        return super().__getattribute__(name)
 
 
 # -- the stages --------------------------------------------------------------------------------------------------------
@@ -104,15 +113,11 @@ class MiniStage0:
     def make_shard(self) -> None:
         self.shard = self.full
 
-    def do_nothing(self) -> None:
-        """What a stage does at most moments."""
-
-    pre_forward = post_forward = pre_backward = post_backward = post_step = do_nothing
+    pre_forward = post_forward = pre_backward = post_backward = post_step = lambda self: None  # a stage has something for some
 
     def on_gradient(self, param: nn.Parameter) -> None:
         """A parameter has its gradient: move it to `grad`. With the last one, the unit's backward is over."""
-        if self.grad is None:
-            self.grad = torch.zeros_like(self.full)
+        self.grad = torch.zeros_like(self.full) if self.grad is None else self.grad
         self.views(self.grad)[param].add_(param.grad, alpha=1 / world_size())  # so the sum is the average
         param.grad = None
         self.arrived.add(param)
@@ -209,8 +214,7 @@ def mini_shard(model: nn.Module, optimizer: Optimizer, stage: int) -> tuple[nn.M
 
     def zero_grad(set_to_none: bool = True) -> None:
         for unit in model.mini_units:
-            unit.grad = unit.shard.grad = None
-            unit.arrived.clear()
+            unit.grad, unit.shard.grad, unit.arrived = None, None, set()
 
     model.zero_grad = optimizer.zero_grad = zero_grad
     optimizer.param_groups[0]["params"] = [unit.shard for unit in model.mini_units]
@@ -224,14 +228,14 @@ def attach(unit: MiniStage0, module: nn.Module, optimizer: Optimizer) -> None:
         unit.post_forward()
         for tensor in output if isinstance(output, tuple) else [output]:
             if not isinstance(tensor, torch.Tensor):
-                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}, in which mini finds no "
-                               "tensors: let it return a tensor, or a tuple of them")
+                raise BadInput(f"{unit.name or 'root'} returns a {type(tensor).__name__}: let it return a tensor, or a tuple of them")
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient: unit.pre_backward())
 
     module.register_forward_pre_hook(lambda *_: unit.pre_forward())
     module.register_forward_hook(after_forward)
     for param in unit.params.values():
+        param.__class__ = MiniParameter
         param.register_post_accumulate_grad_hook(unit.on_gradient)
     optimizer.register_step_pre_hook(lambda *_: unit.pre_step())
     optimizer.register_step_post_hook(lambda *_: unit.post_step())
@@ -267,10 +271,11 @@ def refuse_what_is_not_plain(model: nn.Module, optimizer: Optimizer, stage: int)
         raise BadInput(f"the {type(model).__name__} is sharded already: build a new one")
     first = next(model.parameters())
     for name, param in model.named_parameters():
-        if not param.requires_grad:
-            raise BadInput(f"{name!r} is frozen, and mini trains every parameter: unfreeze it")
-        if param.dtype != first.dtype:
-            raise BadInput(f"{name!r} is {param.dtype}, and the first parameter {first.dtype}: give all one dtype")
+        if not param.requires_grad or param.dtype != first.dtype:
+            raise BadInput(f"{name!r} is {param.dtype if param.requires_grad else 'frozen'}: mini trains every parameter, and all in "
+                           f"one dtype, here {first.dtype}")
+    if {"Adafactor", "LBFGS", "Lamb", "Muon", "SparseAdam"} & {kind.__name__ for kind in type(optimizer).__mro__}:
+        raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank steps slices: use one such as AdamW")
     groups, states = optimizer.param_groups, len(optimizer.state)
     if len(groups) > 1 or states:
         raise BadInput(f"the optimizer has {len(groups)} groups and {states} states: build a new one with one group")

@@ -38,7 +38,8 @@ def attend_in_hugging_face(module: nn.Module, query_BHtD: Tensor, key_BKtD: Tens
         if value is not None and name not in HARMLESS:
             raise BadInput(f"{module.attend.name} is called with {name}: context_parallel has plain causal attention only, and "
                            "would leave it out")
-    return module.attend(query_BHtD, key_BKtD, value_BKtD, dropout_p=dropout, scale=scaling).transpose(1, 2), None
+    out_BHtD = module.attend(query_BHtD, key_BKtD, value_BKtD, dropout_p=dropout, scale=scaling)
+    return out_BHtD.transpose(1, 2).contiguous(), None  # some models take a view of it
 
 
 def plain_and_causal(mask_function: Callable, config: object, device: torch.device = torch.device("cpu"), **_) -> Tensor:

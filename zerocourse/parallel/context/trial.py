@@ -4,8 +4,8 @@ In place of attention stands a function that lets no token see another. Then two
 
     a token that is NaN makes no other one NaN       else something that stays on a rank mixes tokens: attention that does
                                                      not go through transformers' interface, a convolution, a recurrence
-    a part of the tokens, with its positions, has    else something counts tokens or positions from the rank's own first
-    the queries and keys that it has in the whole
+    a part of the tokens, with its positions, has    else something counts tokens from the rank's own first, or begins to count
+    the queries and keys that it has in the whole    positions elsewhere than at 0
 
 And what is handed to attention beside queries, keys and values must say plain causal attention, at any length. One process
 alone finds all of that, without a message; under ZeRO the forwards gather parameters as others do.
@@ -47,11 +47,11 @@ def try_token_by_token(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     positions = torch.arange(TOKENS, device=tokens.device)[None]
     part = positions_of(0, 2, TOKENS, "zigzag").to(tokens.device)  # 0, 1, 6 and 7
 
-    def run(where: Tensor) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+    def run(where: Tensor, **options: Tensor) -> tuple[Tensor, list[tuple[str, Tensor]]]:
         """The logits, and each query and key by its layer."""
         for each in attention.values():
             each.queries_and_keys.clear()
-        logits = model(tokens[:, where], position_ids=positions[:, where], use_cache=False).logits
+        logits = model(tokens[:, where], use_cache=False, **options).logits
         return logits, [(each.name, tensor) for each in attention.values() for pair in each.queries_and_keys for tensor in pair]
 
     def taint(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
@@ -63,16 +63,16 @@ def try_token_by_token(model: nn.Module, layers: dict[str, nn.Module]) -> None:
         model.set_attn_implementation(HUGGING_FACE)
         if not logits.isfinite().all():
             raise BadInput(f"{kind} computes NaN or inf of plain tokens: give it its values before context_parallel tries it")
-        _, cut = run(part)
+        _, cut = run(part, position_ids=positions[:, part])
         for (name, of_whole), (_, of_part) in zip(whole, cut, strict=True):
             apart = (of_whole[:, :, part] - of_part).abs().max()
             if apart > 2 * torch.finfo(of_whole.dtype).eps ** 0.5 * of_whole.abs().max():
-                raise BadInput(f"{kind} computes other queries or keys in {name} for a part of a sequence than for the whole: "
-                               "something before it counts tokens from this rank's first, or mixes them")
+                raise BadInput(f"{kind} computes other queries or keys in {name} for a part of a sequence with its position_ids than "
+                               "for the whole: something before it mixes tokens, or does not place the first one at 0")
         hook = embedding.register_forward_hook(taint)
         try:
             with watching(model) as spread:
-                tainted, _ = run(positions[0])
+                tainted, _ = run(positions[0], position_ids=positions)
         finally:
             hook.remove()
         if others(tainted).isnan().any():

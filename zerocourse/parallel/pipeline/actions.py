@@ -79,7 +79,9 @@ class Schedule(NamedTuple):
         return [stage for stage, owner in enumerate(self.owner) if owner == rank]
 
     def peer(self, transfer: Action) -> int:
-        """The rank at a transfer's other end."""
+        """The rank at a transfer's other end. Raises BadInput where there is none."""
+        if not 0 <= transfer.other_stage < self.stages:
+            raise BadInput(f"{transfer} has no other end: there are {self.stages} stages, numbered from 0")
         return self.owner[transfer.other_stage]
 
 
@@ -135,10 +137,14 @@ def problems(plan: Schedule) -> Iterator[str]:
             twice = next(action for at, action in enumerate(actions) if place[action] != at)
             yield f"rank {rank} does {twice} twice"
         for action in actions:
-            if not 0 <= action.stage < plan.stages or plan.owner[action.stage] != rank:
+            if action.kind not in COMPUTES + TRANSFERS:
+                yield f"rank {rank} has {action}, and {action.kind!r} is none of {', '.join(COMPUTES + TRANSFERS)}"
+            elif not 0 <= action.stage < plan.stages or plan.owner[action.stage] != rank:
                 yield f"rank {rank} has {action}, and does not have stage {action.stage}"
             elif not 0 <= action.micro_batch < plan.micro_batches:
                 yield f"rank {rank} has {action}, and there are {plan.micro_batches} micro-batches, numbered from 0"
+            elif action.is_transfer and not (0 <= action.other_stage < plan.stages and plan.owner[action.other_stage] != rank):
+                yield f"rank {rank} has {action}, and there is no other rank at its other end"
         for stage in plan.stages_of(rank):
             for micro_batch in range(plan.micro_batches):
                 yield from problems_of(plan, place, rank, stage, micro_batch)
@@ -149,16 +155,16 @@ def problems_of(plan: Schedule, place: dict[Action, int], rank: int, stage: int,
     def at(kind: str) -> int | None:
         return place.get(Action(kind, stage, micro_batch))
 
-    whole, halves = at("B") is not None, at("I") is not None and at("W") is not None
+    backwards = [kind for kind in "BIW" if at(kind) is not None]
     name = f"micro-batch {micro_batch} in stage {stage} on rank {rank}"
     if at("F") is None:
         yield f"{name} has no F"
         return
-    if whole == halves:
+    if backwards not in (["B"], ["I", "W"]):
         yield f"{name} must have either one B, or an I and a W"
         return
-    backward = "B" if whole else "I"
-    order = [("F", backward), *([] if whole else [("I", "W")])]
+    backward = backwards[0]
+    order = [("F", backward), *zip(backwards, backwards[1:]), *[(backwards[-1], "STEP")] * (at("STEP") is not None)]
     if stage and plan.owner[stage - 1] != rank:
         order += [("RECV F", "F"), (backward, "SEND B")]
     if stage + 1 < plan.stages and plan.owner[stage + 1] != rank:

@@ -20,13 +20,13 @@ def deadlock(plan: Schedule, sends: str = "buffered") -> str | None:
     same rank, is received, so that one at most is under way (as `Pipeline` does it).   "blocking": a send waits until
     the other rank has come to its receive, and a rank does one transfer after the other.   "paired": the same, but
     transfers that stand next to each other in a list are started together, as by `torch.distributed.batch_isend_irecv`.
+    Raises BadInput for another kind of sends, and for a transfer that has no other end.
     """
     if sends not in SENDS:
         raise BadInput(f"sends is {sends!r}: it must be one of {', '.join(SENDS)}")
     groups = [grouped(actions, together=sends == "paired") for actions in plan.actions]
     before = {action: earlier for actions in plan.actions for action, earlier in sends_before(plan, actions)}
     at = [0] * plan.ranks
-    begun: set[Action] = {action for rank in range(plan.ranks) for action in now(groups, at, rank)}
 
     def awaited(action: Action) -> Action | None:
         """What must have begun on the other rank before this action can end; None: nothing."""
@@ -41,13 +41,22 @@ def deadlock(plan: Schedule, sends: str = "buffered") -> str | None:
         return [action for action in now(groups, at, rank)
                 if (needed := awaited(action)) is not None and needed not in begun]
 
+    def begin(rank: int) -> None:
+        """What the rank has come to is under way; but a bounded send is so only when the one before it is received."""
+        held = waiting(rank) if sends == "bounded" else ()
+        begun.update(action for action in now(groups, at, rank) if not (action in held and action.kind.startswith("SEND")))
+
+    begun: set[Action] = set()
+    for rank in range(plan.ranks):
+        begin(rank)
     moved = True
     while moved:
         moved = False
         for rank in range(plan.ranks):
             while at[rank] < len(groups[rank]) and not waiting(rank):
-                at[rank] += 1
                 begun.update(now(groups, at, rank))
+                at[rank] += 1
+                begin(rank)
                 moved = True
     stuck = [rank for rank in range(plan.ranks) if at[rank] < len(groups[rank])]
     if not stuck:

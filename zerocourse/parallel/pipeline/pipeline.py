@@ -35,8 +35,9 @@ MicroBatches = Tensor | Sequence[Tensor | tuple[Tensor, ...]] | None
 Key = tuple[int, int]  # stage, micro-batch
 
 
-def count_targets(targets: Tensor) -> int:
-    """What a mean over the targets divides by: class numbers but those of -100, or the rows of anything else."""
+def count_targets(targets: Tensor, *others: Tensor) -> int:
+    """What a mean over the targets divides by: class numbers but those of -100, or the rows of anything else. Of several
+    tensors the first one counts."""
     return len(targets) if targets.is_floating_point() else int((targets != -100).sum())
 
 
@@ -44,17 +45,17 @@ class Pipeline:
     """A model cut into stages, of which this rank runs its own as the plan says. Collective, like all its methods.
 
     layers: of the whole model; each takes what the one before returned. Weights may be shared between layers.
-    loss(output, target): a mean over the micro-batch.   count(target): what that mean divides by, so that micro-batches
-    of
-        different sizes weigh what they should.   comm: of the ranks of this pipeline; by default of all ranks.
+    loss(output, target): a mean over the micro-batch.   count(target): what that mean divides by, so that micro-batches of
+        different sizes weigh what they should. Both are given all tensors of a target that is a tuple.
+    comm: of the ranks of this pipeline; by default of all ranks.
     cuts: the layers of each stage as ranges; by default stages of nearly equal length.   recompute, seed: see
     `PipelineStage`.   optimizer(parameters) -> Optimizer, and weights, a policy of `WeightVersions`: for plans with
     STEP.   norm: further ranks with other parameters, over which a norm is added up, too (tensor parallelism).
     Raises BadInput for a plan that is out of order or deadlocks, or does not fit the ranks and layers.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], plan: Schedule, loss: Callable[[Tensor, Tensor], Tensor],
-                 comm: Comm | None = None, cuts: Sequence[range] | None = None, count: Callable[[Tensor], int] = count_targets,
+    def __init__(self, layers: Sequence[nn.Module], plan: Schedule, loss: Callable[..., Tensor],
+                 comm: Comm | None = None, cuts: Sequence[range] | None = None, count: Callable[..., int] = count_targets,
                  recompute: bool = False, seed: int | None = None,
                  optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, weights: str = "stash",
                  norm: Sequence[Comm] = ()):
@@ -83,8 +84,9 @@ class Pipeline:
                     "it needs an optimizer" if optimizer is None else f"{tied[0].name} may not be shared between ranks then"))
             self.versions = {number: WeightVersions(stage, weights) for number, stage in self.stages.items()}
             self.optimizers = {number: optimizer(list(stage.parameters())) for number, stage in self.stages.items()}
-        self.last_backward = {action.stage: action.micro_batch for action in self.actions if action.kind in "BI"}
-        self.norm, self.sharded = [self.comm, *norm], False  # sharded: by ZeRO, see `sharded.shard_stages`
+        self.norm = [self.comm, *norm]
+        self.sharded: dict[int, nn.Module] = {}  # by ZeRO: what has each of this rank's stages, see `sharded.shard_stages`
+        self.last_backward: dict[nn.Module, Key] = {}  # of each of these
         self.steps = 0
         self.kind_of_shape: dict[tuple, int] = {}
         self.ties.start_equal()
@@ -132,9 +134,9 @@ class Pipeline:
                 raise failed from error
         self.mail.finish()
         if self.sharded:
-            for stage in self.stages.values():
-                stage.zero.flush()
-            self.ties.add_slices(list(self.stages.values()))
+            for module in self.sharded_modules:
+                module.zero.flush()
+            self.ties.add_slices(self.sharded_modules)
         else:
             self.ties.add_gradients()
         self.steps += 1
@@ -145,22 +147,27 @@ class Pipeline:
         """The 2-norm of the gradients of all stages, the same on every rank. Collective."""
         if not self.sharded:
             return grad_norm(self.parameters(), self.norm)
-        return torch.stack([stage.zero.grad_norm() for stage in self.stages.values()]).square().sum().sqrt()
+        return torch.stack([module.zero.grad_norm() for module in self.sharded_modules]).square().sum().sqrt()
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale all gradients so that their 2-norm over all stages is `max_norm` at most. Returns the norm before."""
         norm = self.grad_norm()
         if self.sharded:
-            for stage in self.stages.values():
-                stage.zero.clip_grad_norm_(max_norm, norm)
+            for module in self.sharded_modules:
+                module.zero.clip_grad_norm_(max_norm, norm)
         else:
             params = [param for param in self.parameters() if param.grad is not None]
             torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm.float())
         return norm.item()
 
+    @property
+    def sharded_modules(self) -> list[nn.Module]:
+        """What ZeRO has sharded here, each once."""
+        return list(dict.fromkeys(self.sharded.values()))
+
     def has_gradients(self) -> bool:
-        return any(flat.has_grad for stage in self.stages.values() for flat in stage.zero.flats)
+        return any(flat.has_grad for module in self.sharded_modules for flat in module.zero.flats)
 
     # -- before the list begins --------------------------------------------------------------------------------------
 
@@ -172,6 +179,8 @@ class Pipeline:
         self.outbox: dict[tuple[str, int, int], list[Tensor]] = {}  # what is to be sent
         self.owed: dict[Key, Owed] = {}
         self.losses: list[Tensor] = []
+        for versions in self.versions.values():
+            versions.begin()
 
     def agree_on_kinds(self) -> list[int]:
         """A number for each micro-batch, the same where the inputs have the same shapes, so that all ranks know which
@@ -185,7 +194,7 @@ class Pipeline:
 
     def shares_of_micro_batches(self) -> list[float]:
         """What each micro-batch's mean loss weighs in its batch's: by its targets, not 1/m."""
-        counts = [self.count(target) for (target,) in self.targets]
+        counts = [self.count(*target) for target in self.targets]
         shares, start = [], 0
         for end in [last + 1 for last in self.ends] or [len(counts)]:
             shares += [count / max(sum(counts[start:end]), 1) for count in counts[start:end]]
@@ -217,10 +226,12 @@ class Pipeline:
 
     def compute(self, stage: int, micro_batch: int, values: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         options = {"micro_batch": micro_batch, "step": self.steps}
+        if (module := self.sharded.get(stage, self.stages[stage])) is not self.stages[stage]:
+            return module(*values, stage=stage, **options)
         if stage not in self.versions:
-            return self.stages[stage](*values, **options)
+            return module(*values, **options)
         batch = sum(end < micro_batch for end in self.ends)
-        return run_with(self.stages[stage], self.versions[stage].take(micro_batch, batch), values, options)
+        return run_with(module, self.versions[stage].take(micro_batch, batch), values, options)
 
     def backward(self, stage: int, micro_batch: int) -> None:
         """B, or I: where the list has I and W, the linear layers of this micro-batch defer their weights' gradients."""
@@ -246,8 +257,9 @@ class Pipeline:
         2 on every backward reduces, because no full gradient is kept."""
         if not self.sharded:
             return nullcontext()
-        last = micro_batch == self.last_backward[stage]
-        return self.stages[stage].zero.backward_options(reduces=last, is_last=last)
+        module = self.sharded[stage]
+        last = (stage, micro_batch) == self.last_backward[module]
+        return module.zero.backward_options(reduces=last, is_last=last)
 
     def weight_gradients(self, stage: int, micro_batch: int) -> None:
         with self.comm.recorder.span("backward", f"W{micro_batch} of stage {stage}"):

@@ -35,6 +35,7 @@ class WeightVersions:
         self.updates = 0
         self.versions: dict[int, Version] = {0: self.seen()}  # by the number of updates in them
         self.of_micro_batch: dict[int, int] = {}
+        self.before = 0  # updates before the micro-batches that are under way were numbered
         self.most = 1
 
     def seen(self) -> Version:
@@ -42,9 +43,15 @@ class WeightVersions:
         updates."""
         return {name: param.data.requires_grad_(param.requires_grad) for name, param in self.module.named_parameters()}
 
+    def begin(self) -> None:
+        """Micro-batches are numbered from 0 again, and none is under way, also where the last ones failed."""
+        self.before = self.updates
+        self.of_micro_batch.clear()
+        self.forget()
+
     def take(self, micro_batch: int, batch: int) -> Version:
-        """The version for a micro-batch's forward. batch: how many updates its batch comes after."""
-        number = max(batch - 1, 0) if self.policy == "two versions" else self.updates
+        """The version for a micro-batch's forward. batch: how many updates since `begin` its batch comes after."""
+        number = max(self.before + batch - 1, 0) if self.policy == "two versions" else self.updates
         self.of_micro_batch[micro_batch] = number
         return self.versions[number]
 
