@@ -56,7 +56,7 @@ def test_what_is_said_to_decide_is_so():
     best = found.chosen
     way = replace(best.candidate, recompute=False)
     for ours, theirs, sentence in (
-            ({"held": {"device": 3 * 10**9}}, {"held": {"device": 4 * 10**9}}, "the choice needs less: its peak is 3 GB rather than 4"),
+            ({"held": {"device": 3 * 10**9}}, {"held": {"device": 4 * 10**9}}, "the choice needs less: its peak is 3.00 GB rather than 4.00"),
             ({}, {"compute_seconds": 1.01 * best.compute_seconds, "held": {"device": 10**9}}, "% faster, though its peak is"),
             ({}, {"candidate": replace(way, recompute=True)}, "the choice computes no forward a second time"),
             ({}, {"candidate": replace(way, stage=way.stage + 1)}, "the lower stage is the simpler one"),

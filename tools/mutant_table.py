@@ -609,7 +609,7 @@ MUTANTS = [
          "pipeline_schedules.py::test_what_makes_no_schedule_is_refused"),
         ("an action may come twice", "if len(place) < len(actions):", "if False:",
          "pipeline_schedules.py::test_a_wrong_order_is_a_sentence"),
-        ("W may come before I", '*zip(backwards, backwards[1:])', "",
+        ("W may come before I", '*zip(backwards, backwards[1:]), ', "",
          "pipeline_schedules.py::test_a_wrong_order_is_a_sentence"),
     ),
     *of("parallel/pipeline/synchronous.py",
