@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_config import at, mistakes
+from test_config import at, finite, mistakes
 
 from zerocourse.cli import main
 from zerocourse.engine.config.json_schema import json_schema
@@ -163,7 +163,7 @@ def test_every_malformed_config_ends_the_command_with_status_2_and_a_sentence(ca
     for base, path, value, must in mistakes():
         status = main(["config", file(json.dumps(at(path, value, base)))])
         said = capsys.readouterr()
-        if status != 2 or said.out or f"it must be {must}" not in said.err or said.err.count("\n") != 1:
+        if status != 2 or said.out or f"it must be {finite(must, value)}" not in said.err or said.err.count("\n") != 1:
             wrong[path, str(value)] = status, said
     assert not wrong
 

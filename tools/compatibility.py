@@ -10,7 +10,7 @@ from pathlib import Path
 
 import zerocourse
 from zerocourse.engine.compatibility import ROWS, Fate, DeepSpeedName
-from zerocourse.engine.config.keys import KEYS, REFUSED, SERVED_LATER, Group
+from zerocourse.engine.config.keys import KEYS, REFUSED, Group
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "compatibility.md"
 
@@ -41,17 +41,16 @@ def names_of(fate: Fate) -> str:
 
 
 def keys_of(*groups: Group) -> str:
-    served_later = {path: (Group.NOT_YET, does) for path, does in SERVED_LATER.items()}
-    keys = {path: (key.group, key.does) for path, key in KEYS.items()} | served_later
-    kept = sorted((path, *of) for path, of in keys.items() if of[0] in groups)
+    kept = sorted((path, key.group.value, key.does) for path, key in KEYS.items() if key.group in groups)
     if len(groups) == 1:
         return table("key", "remark", rows=((f"`{path}`", does) for path, _, does in kept))
-    return table("key", "it is", "reason, or what to do", rows=((f"`{path}`", group.value, does) for path, group, does in kept))
+    return table("key", "it is", "reason, or what to do", rows=((f"`{path}`", group, does) for path, group, does in kept))
 
 
 def tables() -> dict[str, str]:
     return {**{f"names: {fate.value}": names_of(fate) for fate in Fate},
             "keys: works": keys_of(Group.WORKS), "keys: changes nothing": keys_of(Group.CHANGES_NOTHING),
+            "keys: old forms": keys_of(Group.TRANSLATED),
             "keys: refused": keys_of(*REFUSED)}
 
 

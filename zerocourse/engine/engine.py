@@ -29,6 +29,7 @@ from .config.auto import known_values
 from .familiar import FamiliarNames, require_group
 from .half_precision import LossScaling, in_half, precision_of
 from .leaf_modules import units_with_leaves
+from .monitors import Monitors
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
@@ -111,6 +112,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         self.device, self.zero_stage = self.zero.device, zero.stage
         self.global_steps = self.micro_steps = self.skipped_steps = 0
         self.begin_scaling()
+        self.monitors = Monitors(config, self.global_rank)
         self._window = 0  # the number of micro-batches since the last update
         self.n_backwards = 0  # since the last step: several add up, as the two losses of a discriminator do
         self._adds_up = False  # did the last micro-batch that updated have several?
@@ -147,6 +149,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         loss = self.in_fp32(loss)
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
         self.begin_micro_batch(scale_wrt_gas)
+        self.monitors.note(scaled)
         try:
             self.in_engine_backward = True
             self.scale_loss(scaled).backward(retain_graph=retain_graph)
@@ -196,6 +199,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         self._adds_up = several
         if self._scales and managed and self._window != self.gradient_accumulation_steps():  # a short last window: average over what there is
             self.zero.scale_gradients(self.gradient_accumulation_steps() / self._window)
+        if self.config.gradient_allreduce_op == "sum":
+            self.zero.scale_gradients(self.world_size)
         norm = self.zero.grad_norm()
         self._updated = not self.overflows(norm)
         if self._updated:
@@ -210,6 +215,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         if self._updated and self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.update_scale(overflow=not self._updated)
+        self.monitors.write(self)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Is the present micro-batch the last of its window? Never, before `step` says so, where the script counts them itself."""
@@ -240,7 +246,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise BadInput(f"training_data is a {type(dataset).__name__} without a length or an index: it must be a "
                            "map-style dataset")
-        self._sampler = ShardSampler(len(dataset), self.global_rank, self.world_size, self.train_micro_batch_size_per_gpu())
+        self._sampler = ShardSampler(len(dataset), self.global_rank, self.world_size, self.train_micro_batch_size_per_gpu(),
+                                     drop_last=self.config.dataloader_drop_last)
         # A generator of its own: each iteration draws a number, and a run that is resumed begins one more of them.
         return DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate_fn, generator=torch.Generator())
 

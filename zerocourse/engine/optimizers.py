@@ -26,10 +26,9 @@ def build_optimizer(config: Config, params: Iterable) -> Optimizer | None:
     offloaded = config.zero_optimization.offload_optimizer.device not in ("none", None)
     if offloaded and config.optimizer.type in ("Adam", "AdamW"):
         settings["fused"] = True
-    if config.optimizer.type == "Adam":
-        kind = torch.optim.AdamW if settings.pop("adam_w_mode") else torch.optim.Adam
-    else:
-        kind = {"AdamW": torch.optim.AdamW, "Lion": Lion, "SGD": torch.optim.SGD}[config.optimizer.type]
+    decouples = settings.pop("adam_w_mode", True) or config.optimizer.type == "AdamW"
+    kind = {"Adam": torch.optim.AdamW if decouples else torch.optim.Adam, "AdamW": torch.optim.AdamW, "Lion": Lion,
+            "SGD": torch.optim.SGD}[config.optimizer.type]
     return kind(params, **settings)
 
 

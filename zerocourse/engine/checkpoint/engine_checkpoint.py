@@ -34,6 +34,12 @@ class EngineCheckpoints:
                            "after the engine.step() that updates")
         tag = f"global_step{self.global_steps}" if tag is None else str(tag)
         tags = self.zero.groups.all_gather_object(tag)
+        validation = self.config.checkpoint.tag_validation
+        if len(set(tags)) > 1 and validation != "Fail":
+            tag = tags[0]
+            if validation == "Warn":
+                warnings.warn(f"the ranks gave save_checkpoint different tags, and rank 0's counts: {', '.join(map(repr, tags))}", stacklevel=2)
+            tags = [tag]
         if len(set(tags)) > 1 or Path(tag).name != tag:
             raise BadInput(f"the tag of a checkpoint is {' and '.join(map(repr, sorted(set(tags))))}: it must be one "
                            "folder's name, the same on every rank")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...errors import BadInput
 
+NAMES = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null"}  # in JSON
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,\n]|[^\s{}\[\]:,"]+')
 
 
@@ -33,14 +34,14 @@ def parse(text: str, path: Path) -> dict:
     except ValueError as error:  # a number of more than 4300 digits
         raise BadInput(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise BadInput(f"{path} holds a {type(config).__name__}: a config is a JSON object")
+        raise BadInput(f"{path} holds {NAMES[type(config)]}: a config is a JSON object")
     return config
 
 
 def keys_by_line(text: str) -> list[tuple[str, int]]:
-    """(path, line) of every key in a valid JSON text, in the order of the text; lines count from 1."""
+    """(path, line) of every key in a valid JSON text, in the order of the text; lines count from 1, entries of lists from 0."""
     found, line, before = [], 1, ""
-    around: list[str] = []  # for each object or list that the token is in, its key that came last
+    around: list[str | int] = []  # for each object that the token is in, its key that came last; for each list the number of its entry
     for token in TOKEN.findall(text):
         if token == "\n":
             line += 1
@@ -50,9 +51,11 @@ def keys_by_line(text: str) -> list[tuple[str, int]]:
             around[-1] = key
             found.append((".".join(map(str, around)), line))
         elif token in "{[":
-            around.append("")
+            around.append("" if token == "{" else 0)
         elif token in "}]":
             around.pop()
+        elif token == "," and isinstance(around[-1], int):
+            around[-1] += 1
         before = token
     return found
 

@@ -5,11 +5,12 @@ nothing. Keys that are refused may stand there switched off.
 """
 
 from .auto import AUTO, FROM_ARGS, LEFT_OUT
-from .keys import KEYS, SERVED_LATER, Group
+from .keys import KEYS, ONLY, Group
 from .load import OFF
 from .schema import ConfigFile
 
 LEFT_OUT_OF_IT = {"$ref", "$defs", "title", "discriminator", "description"}  # of what pydantic says
+COMMENTS = "^([_#$]|//|[Cc][Oo][Mm][Mm][Ee][Nn][Tt][Ss]?$)"  # the names that `old_forms` leaves out
 SWITCHED_OFF = [{"enum": [None, False]}, {"type": "object", "maxProperties": 0},
                 {"type": "object", "properties": {"enabled": {"const": False}}, "required": ["enabled"]},
                 {"type": "object", "properties": {"device": {"enum": ["none", None]}}, "required": ["device"]}]
@@ -35,6 +36,7 @@ def expanded(part: dict, path: str, definitions: dict) -> dict:
                   for name, each in part["properties"].items()}
         of_table = [key for key, each in KEYS.items()
                     if key.rpartition(".")[0] == path and each.group is not Group.WORKS]
+        part["patternProperties"] = {COMMENTS: {}}
         part["properties"] = inside | {key.removeprefix(prefix): unserved(key) for key in of_table}
     return part
 
@@ -45,22 +47,20 @@ def described(part: dict, path: str) -> dict:
     if "properties" in part or "oneOf" in part or any("oneOf" in each for each in part.get("anyOf", ())):
         also = [None, False]  # a section that is not there
     default = {"default": part.pop("default")} if "default" in part else {}
-    later = {"deprecated": True} if path in SERVED_LATER else {}
     if also:
         part = {"anyOf": [*(part["anyOf"] if "anyOf" in part else [part]), {"enum": also}]}
-    return {"description": says(path)} | default | later | part
-
-
-def says(path: str) -> str:
-    if path in SERVED_LATER:
-        return f"{Group.NOT_YET.value}: {SERVED_LATER[path]}"
-    return KEYS[path].does
+    return {"description": KEYS[path].does} | default | part
 
 
 def unserved(path: str) -> dict:
     """The schema of a key that changes nothing, or that is refused."""
     key = KEYS[path]
     about = {"description": f"{key.group.value}: {key.does}"}
+    if path in ONLY:
+        return about | {"enum": [ONLY[path], int(ONLY[path]), None, AUTO]}
+    also = [None, 0, 1] if key.kind == "boolean" else [None]
     if key.group is Group.CHANGES_NOTHING:
-        return about | {"anyOf": [{"type": key.kind}, {"enum": [None, AUTO]}]}
-    return about | {"deprecated": True, "anyOf": SWITCHED_OFF + ([{"const": OFF[path]}] if path in OFF else [])}
+        return about | {"anyOf": [{"type": key.kind}, {"enum": [*also, AUTO]}]}
+    if key.group is Group.TRANSLATED:
+        return about | {"deprecated": True, "anyOf": [{"type": key.kind}, {"enum": also}]}
+    return about | {"deprecated": True, "anyOf": SWITCHED_OFF + [{"const": value} for value in OFF.get(path, ())]}

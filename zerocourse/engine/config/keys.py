@@ -3,6 +3,7 @@
 A path is the keys from the top level down, joined by dots: "zero_optimization.stage". Sentences continue "KEY: ...".
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,6 +11,7 @@ from enum import Enum
 class Group(Enum):
     WORKS = "works"
     CHANGES_NOTHING = "changes nothing here"  # accepted, with one warning for all of them
+    TRANSLATED = "an old form"  # accepted, with a warning that says what it is now (see `old_forms`)
     NOT_YET = "not supported yet"  # refused, unless switched off; so are the next two
     GONE = "gone upstream"
     NEVER = "not supported"
@@ -22,21 +24,15 @@ class Key:
     kind: str | None = None  # JSON's type, of a key that changes nothing; None: anything
 
 
-# Keys that are read and checked, but that no code serves yet. Take a key out when its code is there: it works then.
-SERVED_LATER = {
-    "activation_checkpointing.partition_activations":
-        "only ranks that compute the same activations, those of a tensor-parallel group, have something to divide, and the "
-        "engine's are all data-parallel: leave it out",
-    "activation_checkpointing.contiguous_memory_optimization":
-        "it lays partitioned checkpoints side by side, and nothing is partitioned here: leave it out",
-}
-
 WORKS = {
     "train_batch_size": "samples in an optimizer step, over all ranks: micro-batch × accumulation × ranks",
     "train_micro_batch_size_per_gpu": "samples that each rank computes at a time, on which activations depend",
     "gradient_accumulation_steps": "micro-batches per optimizer step, whose gradients are averaged",
     "managed_gradient_accumulation": "engine.step counts micro-batches and updates at the end of a window; false: every engine.step updates, "
                                      "and the script counts",
+    "gradient_allreduce_op": "mean divides the sum of the ranks' gradients by their number; sum does not",
+    "dataloader_drop_last": "true leaves samples that do not fill a batch of all ranks out of an epoch; false fills the last batch up with samples "
+                            "of its beginning (upstream: false by default, and the last batch is shorter)",
     "gradient_clipping": "the largest 2-norm of the whole gradient, over all ranks; 0 means no clipping",
     "zero_optimization": "what the ranks divide among them instead of keeping copies",
     "zero_optimization.stage": "0 is data parallel; 1 divides the optimizer states, 2 also the gradients, 3 also the "
@@ -83,7 +79,7 @@ WORKS = {
     "optimizer.params.betas": "how much of the averages of the gradient and of its square is kept in each step",
     "optimizer.params.eps": "added to the divisor of Adam's update",
     "optimizer.params.weight_decay": "how fast weights shrink, per unit of learning rate",
-    "optimizer.params.adam_w_mode": "decoupled weight decay (AdamW); false means L2 regularisation, in the gradient",
+    "optimizer.params.adam_w_mode": "decoupled weight decay (AdamW); false means L2 regularisation, in the gradient, of Adam alone: \"AdamW\" always decouples",
     "optimizer.params.momentum": "how much of the last update SGD keeps; above 0 it holds one average per parameter",
     "optimizer.params.dampening": "how much of a new gradient SGD's momentum leaves out",
     "optimizer.params.nesterov": "SGD looks one step ahead along its momentum",
@@ -113,14 +109,19 @@ WORKS = {
     "scheduler.params.lr_range_test_step_size": "steps between two learning rates",
     "scheduler.params.lr_range_test_step_rate": "how fast the learning rate rises",
     "scheduler.params.lr_range_test_staircase": "the learning rate rises in stairs",
+    **{section: f"writes the loss, the learning rate and the loss scale of each step {where}" for section, where in {
+        "csv_monitor": "into CSV files", "tensorboard": "for TensorBoard, where it is installed"}.items()},
+    **{f"{section}.{key}": does for section in ("csv_monitor", "tensorboard") for key, does in {
+        "enabled": "switches it on", "output_path": "the folder, by default the present one",
+        "job_name": "the folder in that folder"}.items()},
+    "checkpoint.tag_validation": "what happens when the ranks give save_checkpoint different tags: Fail (the default) refuses them; Warn and "
+                                 "Ignore take rank 0's (upstream the ranks' files then lie in different folders)",
     "checkpoint": "how checkpoints are written; their folder and tag are arguments of engine.save_checkpoint",
     "activation_checkpointing": "blocks keep their inputs alone, and backward computes the rest again; upstream this "
                                 "section changes nothing in Hugging Face models, here it is applied to every model",
     "activation_checkpointing.enabled": "false switches the section off (a key of ours, which DeepSpeed ignores)",
     "activation_checkpointing.number_checkpoints": "the first so many blocks are checkpointed; null means all",
-    "activation_checkpointing.partition_activations": "ranks of a tensor-parallel group divide the checkpoints",
     "activation_checkpointing.cpu_checkpointing": "checkpoints wait in the host's memory",
-    "activation_checkpointing.contiguous_memory_optimization": "checkpoints lie in one buffer",
 }
 
 # By JSON's type.
@@ -129,22 +130,27 @@ CHANGES_NOTHING = {
         "wall_clock_breakdown": "times are on the timeline (zerocourse.measure)",
         "memory_breakdown": "engine.memory() has the bytes by kind",
         "dump_state": "`zerocourse config` shows the resolved config",
-        "prescale_gradients": "each rank always divides its gradient by the number of ranks before the sum",
+        "prescale_gradients": "gradients are averaged either way: each rank divides its own before the sum",
         "zero_allow_untested_optimizer": "every element-wise optimizer works",
         "zero_force_ds_cpu_optimizer": "there is no other optimizer than torch's",
-        "dataloader_drop_last": "samples that do not fill a batch are always left out of an epoch",
         "disable_allgather": "parameters are always all-gathered",
         "disable_python_gc": "Python's garbage collector is left alone",
-        "bf16.immediate_grad_update": "master weights are updated in engine.step",
+        "bf16.immediate_grad_update": "gradients are added to the sum of their window as they come",
         "activation_checkpointing.synchronize_checkpoint_boundary": "nothing waits at a block's end",
         "activation_checkpointing.profile": "times are on the timeline (zerocourse.measure)",
         "optimizer.legacy_fusion": "there is one implementation",
+        "activation_checkpointing.partition_activations": "only ranks that compute the same activations, those of a tensor-parallel group, "
+                                                          "have something to divide",
+        "activation_checkpointing.contiguous_memory_optimization": "it lays partitioned checkpoints side by side, and nothing is partitioned",
+        "optimizer.params.bias_correction": "Adam's averages are always corrected for their start at 0",
         "optimizer.params.torch_adam": "it is always torch's",
         "optimizer.params.fp32_optimizer_states": "the states are fp32",
         "optimizer.params.set_grad_none": "gradients are always freed",
         "zero_optimization.offload_optimizer.pipeline_read": "the next buffers are always read while one is updated",
         "zero_optimization.offload_optimizer.pipeline_write": "the last buffers are always written while one is updated",
         "zero_optimization.offload_optimizer.fast_init": "states are written when they are first there",
+        "zero_optimization.offload_optimizer.super_offload": "the host steps buffer by buffer while others are on their way",
+        "aio.use_gds": "the disk is read into the host's memory",
         "aio.single_submit": "each call is submitted by itself",
         "aio.overlap_events": "calls always overlap",
         "zero_optimization.contiguous_gradients": "gradients always lie in flat buffers",
@@ -152,15 +158,19 @@ CHANGES_NOTHING = {
         "zero_optimization.use_multi_rank_bucket_allreduce": "stages 1 to 3 always reduce-scatter",
         "zero_optimization.allgather_partitions": "slices are always all-gathered",
         "zero_optimization.round_robin_gradients": "slices are equal",
-        "zero_optimization.load_from_fp32_weights": "checkpoints hold master weights",
+        "zero_optimization.load_from_fp32_weights": "master weights are always loaded as they were saved",
         "zero_optimization.elastic_checkpoint": "a checkpoint can be loaded at any number of ranks",
-        "zero_optimization.legacy_stage1": "there is one stage 1",
-        "zero_optimization.ignore_unused_parameters": "unused parameters are always found",
+        "zero_optimization.legacy_stage1": "there is one stage 1, here and upstream",
+        "zero_optimization.ignore_unused_parameters": "unused parameters are always found, and trained as one process would; false asks upstream "
+                                                      "for an error where there are some",
         "zero_optimization.memory_efficient_linear": "torch's linear layers are used as they are",
+        "sparse_gradients": "the gradients of embeddings are reduced like others",
+        "use_data_before_expert_parallelism": "there are no experts across ranks in the engine",
+        "zero_optimization.gather_16bit_weights_on_model_save": "engine.state_dict() is always whole",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save": "engine.state_dict() is always whole",
         "zero_optimization.stage3_gather_fp16_weights_on_model_save": "engine.state_dict() is always whole",
-        "zero_optimization.stage3_use_all_reduce_for_fetch_params": "slices are always all-gathered",
-        "zero_optimization.stage3_allgather_sequential": "a unit is gathered as a whole",
+        **{f"zero_optimization.{prefix}{key}": why for prefix in ("stage3_", "") for key, why in {
+            "use_all_reduce_for_fetch_params": "slices are always all-gathered", "allgather_sequential": "a unit is gathered as a whole"}.items()},
         "zero_optimization.override_module_apply": "Module.apply works as it is",
         "zero_optimization.pipeline_loading_checkpoint": "each rank reads its own slices",
         "zero_optimization.log_trace_cache_warnings": "there is no such cache",
@@ -169,7 +179,7 @@ CHANGES_NOTHING = {
         "zero_optimization.parameter_alignment": "slices are padded to equal lengths only",
         "zero_optimization.cpu_offload_use_pin_memory": "offload_optimizer.pin_memory has replaced it",
         "checkpoint.load_universal": "every checkpoint can be loaded at any number of ranks",
-        "checkpoint.use_node_local_storage": "the folder is the one that save_checkpoint is given",
+        "checkpoint.use_node_local_storage": "a checkpoint is one folder, which the ranks of all machines see",
         "checkpoint.checkpoint_serialization": "checkpoints have one format",
     },
     "integer": {
@@ -179,43 +189,60 @@ CHANGES_NOTHING = {
         "zero_optimization.offload_param.max_in_cpu": "what is read ahead of its gather is all that stays in the host's memory",
         "zero_optimization.allgather_bucket_size": "a unit is gathered as a whole",
         "zero_optimization.sub_group_size": "the step goes buffer by buffer",
-        "zero_optimization.stage3_prefetch_bucket_size": "the next unit is gathered ahead",
-        "zero_optimization.stage3_param_persistence_threshold": "small parameters are divided like the others",
-        "zero_optimization.stage3_model_persistence_threshold": "small parameters are divided like the others",
-        "zero_optimization.stage3_max_live_parameters": "the unit that computes is whole, and the next one",
-        "zero_optimization.stage3_max_reuse_distance": "a unit is freed when it has computed",
-        "zero_optimization.stage3_module_granularity_threshold": "a unit is a block of the model",
+        **{f"zero_optimization.{prefix}{key}": why for prefix in ("stage3_", "") for key, why in {  # DeepSpeed takes both names
+            "prefetch_bucket_size": "the next unit is gathered ahead",
+            "param_persistence_threshold": "small parameters are divided like the others",
+            "model_persistence_threshold": "small parameters are divided like the others",
+            "max_live_parameters": "the unit that computes is whole, and the next one",
+            "max_reuse_distance": "a unit is freed when it has computed",
+            "module_granularity_threshold": "a unit is a block of the model"}.items()},
         "vocabulary_size": "the model is used as it is",
     },
     "number": {
-        "gradient_predivide_factor": "each rank always divides its gradient by the number of ranks before the sum",
+        "zero_optimization.offload_optimizer.cpuadam_cores_perc": "the step on the host has torch's threads",
+        "gradient_predivide_factor": "gradients are averaged either way: each rank divides its own before the sum",
     },
     "string": {
+        "cuda_visible_devices": "which GPUs a rank sees is the launcher's, by CUDA_VISIBLE_DEVICES",
         "log_level": "there are no log messages",
-        "checkpoint.tag_validation": "ranks that disagree on a tag are always refused",
         "seq_parallel_communication_data_type": "there is no sequence parallelism in the engine",
     },
     "object": {
         "checkpoint.parallel_write": "all ranks always write",
         "checkpoint.writer": "there is one writer",
+        "comet": "the engine writes to csv_monitor and tensorboard alone",
+        "comms_logger": "engine.communication() counts",
+        "flops_profiler": "no profile is printed: use torch.profiler",
+        "wandb": "the engine writes to csv_monitor and tensorboard alone",
         "timers": "times are on the timeline (zerocourse.measure)",
         "zero_optimization.leaf_module": "units can be chosen with zerocourse.shard",
     },
 }
 
+# What a key that changes nothing must be, where its other value would change something.
+ONLY = {"optimizer.params.bias_correction": True, "zero_optimization.load_from_fp32_weights": True,
+        "checkpoint.use_node_local_storage": False, "zero_optimization.legacy_stage1": False}
+
+TRANSLATED = {  # by JSON's type
+    "boolean": {
+        "zero_optimization.cpu_offload": "zero_optimization.offload_optimizer: {\"device\": \"cpu\"}",
+        "zero_optimization.cpu_offload_param": "zero_optimization.offload_param: {\"device\": \"cpu\"}",
+    },
+    "object": {"bfloat16": "bf16"},
+}
+
 NOT_YET = {
-    "pipeline": "leave it out", "aio.use_gds": "the disk is read into the host's memory: leave it out", "tensor_parallel": "cut the model with zerocourse.parallel.tensor: leave it out",
-    "expert_parallel": "leave it out",
-    "torch_autocast": "use bf16", "gradient_allreduce_op": "gradients are averaged: leave it out",
-    "zero_optimization.cpu_offload": "leave it out", "zero_optimization.cpu_offload_param": "leave it out",
-    "zero_optimization.zenflow": "leave it out",
+    "pipeline": "there are no pipelines in the engine: leave it out, or use zerocourse.parallel.pipeline",
+    "tensor_parallel": "there is no tensor parallelism in the engine: leave it out, or cut the model with zerocourse.parallel.tensor",
+    "expert_parallel": "there are no experts across ranks in the engine: leave it out",
+    "torch_autocast": "parameters and gradients have one dtype: use bf16",
+    "zero_optimization.zenflow": "the host steps all gradients together: leave it out",
     "bf16.bf16_master_weights_and_grads": "master weights are fp32: leave it out",
     "bf16.bf16_optimizer_states": "optimizer states are fp32: leave it out",
     "fp16.fp16_master_weights_and_grads": "master weights are fp32: leave it out",
-    "data_types.param_dtype": "use bf16", "data_types.buffer_dtype": "buffers keep their dtype: leave it out",
-    "data_types.keep_in_fp32_modules": "leave it out",
-    "zero_optimization.offload_optimizer.super_offload": "leave it out",
-    "zero_optimization.offload_optimizer.cpuadam_cores_perc": "leave it out",
+    "data_types.param_dtype": "use bf16",
+    "data_types.buffer_dtype": "buffers keep their dtype: leave it out",
+    "data_types.keep_in_fp32_modules": "all parameters have one dtype: leave it out",
     "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon needs whole matrices: leave it out",
     "optimizer.type.Muon": "it orthogonalises whole matrices, and a stage steps flat slices, in which a matrix is cut; "
                            "it would need a rank map of whole tensors, so use AdamW",
@@ -224,27 +251,35 @@ NOT_YET = {
 }
 
 GONE = {  # since DeepSpeed 0.19.8
-    "elasticity": "engine.load_checkpoint loads at any number of ranks", "sparse_attention": "leave it out",
-    "sparse_gradients": "leave it out", "amp": "use bf16", "nebula": "leave it out", "graph_harvesting": "leave it out",
-    "progressive_layer_drop": "leave it out", "eigenvalue": "leave it out", "curriculum_learning": "leave it out",
+    "elasticity": "engine.load_checkpoint loads at any number of ranks",
+    "sparse_attention": "attention is the model's own: leave it out",
+    "amp": "use bf16",
+    "nebula": "checkpoints are files: leave it out",
+    "graph_harvesting": "no CUDA graphs are made: leave it out",
+    "progressive_layer_drop": "every layer runs in every step: leave it out",
+    "eigenvalue": "it is not computed: leave it out",
+    "curriculum_learning": "samples are the data loader's: leave it out",
     "zero_optimization.mics_shard_size": "give zerocourse.shard a shard_group and a replicate_group",
     "zero_optimization.mics_hierarchical_params_gather": "leave it out",
-    "zero_optimization.zeropp_loco_param": "leave it out",
-    "optimizer.type.OneBitAdam": "use Adam", "optimizer.type.ZeroOneAdam": "use Adam",
-    "optimizer.type.OneBitLamb": "use AdamW",
+    "zero_optimization.zeropp_loco_param": "the errors of quantised gradients are not carried on: leave it out",
+    "optimizer.type.OneBitAdam": "its momentum is sent in 1 bit, with the error carried on: use Adam",
+    "optimizer.type.ZeroOneAdam": "its momentum is sent in 1 bit, with the error carried on: use Adam",
+    "optimizer.type.OneBitLamb": "its momentum is sent in 1 bit, with the error carried on: use AdamW",
 }
 
 NEVER = {
-    "autotuning": "`zerocourse memory` computes what fits", "compression_training": "leave it out",
-    "data_efficiency": "leave it out", "hybrid_engine": "leave it out", "compile": "call torch.compile on the model",
-    "flops_profiler": "leave it out", "comms_logger": "engine.communication() counts", "tensorboard": "leave it out",
-    "wandb": "leave it out", "csv_monitor": "leave it out", "comet": "leave it out",
-    "weight_quantization": "leave it out",
-    "datastates": "leave it out", "use_data_before_expert_parallelism": "leave it out",
-    "zero_optimization.zero_quantized_nontrainable_weights": "leave it out",
+    "autotuning": "nothing is tuned by itself: `zerocourse plan` says what fits, so leave it out",
+    "compression_training": "nothing is quantised, pruned or distilled: leave it out",
+    "data_efficiency": "samples are the data loader's, and every token goes through every layer: leave it out",
+    "hybrid_engine": "the engine generates with the model's own generate: leave it out",
+    "compile": "the engine compiles nothing: call torch.compile on the model before initialize",
+    "weight_quantization": "nothing is quantised: leave it out",
+    "datastates": "checkpoints are written by one writer: leave it out",
+    "zero_optimization.zero_quantized_nontrainable_weights": "frozen parameters are kept in full: leave it out",
     "optimizer.params.max_grad_norm": "set gradient_clipping, at the top level",
     "optimizer.params.amsgrad": "DeepSpeed refuses it, too: leave it out",
-    "optimizer.type.MuAdam": "give initialize an optimizer", "optimizer.type.MuAdamW": "give initialize an optimizer",
+    "optimizer.type.MuAdam": "give initialize an optimizer",
+    "optimizer.type.MuAdamW": "give initialize an optimizer",
     "optimizer.type.MuSGD": "give initialize an optimizer",
 }
 
@@ -253,12 +288,28 @@ KEYS: dict[str, Key] = (
     {path: Key(Group.WORKS, does) for path, does in WORKS.items()}
     | {path: Key(Group.CHANGES_NOTHING, why, kind) for kind, keys in CHANGES_NOTHING.items()
        for path, why in keys.items()}
+    | {path: Key(Group.TRANSLATED, f"write {now}", kind) for kind, keys in TRANSLATED.items() for path, now in keys.items()}
     | {path: Key(group, instead) for group, keys in zip(REFUSED, (NOT_YET, GONE, NEVER), strict=True)
        for path, instead in keys.items()})
 
 
 def is_off(value: object) -> bool:
-    """Whether a value switches its feature off: `{"enabled": false}`, `{"device": "none"}`, false, null or nothing."""
-    if isinstance(value, dict):
-        return not value or value.get("enabled") is False or value.get("device", "") in ("none", None)
-    return value is None or value is False
+    """Whether a value switches its feature off: `{"enabled": false}`, `{"device": "none"}`, false, null or nothing; or an object of
+    objects, none of which is enabled."""
+    if not isinstance(value, dict):
+        return value is None or value is False
+    if not value or "device" in value:
+        return not value or value["device"] in ("none", None)
+    if "enabled" in value:
+        return value["enabled"] is False
+    switches = list(switches_in(value))
+    return bool(switches) and not any(switches)
+
+
+def switches_in(value: dict) -> Iterator[object]:
+    """The values of all keys `enabled`, however deep."""
+    for key, each in value.items():
+        if key == "enabled":
+            yield each
+        elif isinstance(each, dict):
+            yield from switches_in(each)

@@ -1,6 +1,7 @@
 """Reads a ds_config and checks it as a whole, so that all that is wrong with it is said at once."""
 
 import copy
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,11 @@ from pydantic import ValidationError
 
 from ...errors import BadInput
 from . import auto, json_file
-from .keys import KEYS, SERVED_LATER, WORKS, Group, is_off
+from .keys import KEYS, ONLY, WORKS, Group, is_off
+from .old_forms import SWITCHES, translate, without_comments
 from .problems import BY_TYPE, by_keys, choices, get, shown
-from .rules import SIZES, batch_sizes, broken, concerns
-from .schema import ConfigFile, Section
+from .rules import SIZES, batch_sizes, broken
+from .schema import ConfigFile
 
 KINDS = {"boolean": (bool, "true or false"), "integer": (int, "an integer"), "number": ((int, float), "a number"),
          "string": (str, "a string"), "object": (dict, "an object")}
@@ -30,10 +32,14 @@ class Config(ConfigFile):
         """Read a dictionary or a JSON file, for this many ranks. Raises BadInput with a line for each problem.
 
         known: values of keys that are "auto", by path (see `auto.known_values`).
-        Warns once of keys that DeepSpeed knows and that change nothing here, with their names.
+        Warns of old forms, with what they mean, and once of keys that DeepSpeed knows and that change nothing here, with
+        their names.
         """
         text, given = read(config)
-        problems = auto.resolve(given, known or {})
+        problems: dict[str, str] = {}
+        given = without_comments(given, problems)
+        problems |= auto.resolve(given, known or {})
+        notes = translate(given, problems)
         ignored = sort_out(given, problems)
         checked = check(given, problems)
         wrong = set(problems)
@@ -44,15 +50,13 @@ class Config(ConfigFile):
                 sizes = batch_sizes(*(getattr(checked, name) for name in SIZES), world_size)
             except BadInput as error:
                 problems[SIZES[0]] = str(error)
-        for path, instead in SERVED_LATER.items():
-            if is_on(checked, path) and not any(concerns(other, path) for other in problems):
-                problems[path] = f"{path} is {Group.NOT_YET.value}: {instead}"
         twice = json_file.duplicates(text)
         if problems or twice:
             raise BadInput("\n".join(placed([*twice.items(), *problems.items()], text, config)))
         if ignored:
-            warnings.warn(f"these keys of the config change nothing here and are ignored: {', '.join(ignored)}",
-                          stacklevel=3)
+            notes.append(f"these keys of the config change nothing here and are ignored: {', '.join(ignored)}")
+        for note in notes:
+            warnings.warn(note, stacklevel=3)
         return cls(**dict(checked) | dict(zip(SIZES, sizes, strict=True)))
 
     def as_dict(self) -> dict:
@@ -63,7 +67,9 @@ class Config(ConfigFile):
 def read(config: object) -> tuple[str, dict]:
     """The file's text and what is in it; of a dictionary no text and a copy."""
     if not isinstance(config, dict | str | Path):
-        raise BadInput(f"the config is a {type(config).__name__}: it must be a dictionary or a JSON file's path")
+        kind = type(config).__name__
+        what = "None" if config is None else f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+        raise BadInput(f"the config is {what}: it must be a dictionary or a JSON file's path")
     if isinstance(config, dict):
         return "", copy.deepcopy(config)
     text = json_file.read_text(Path(config))
@@ -104,11 +110,14 @@ def sort_out(given: dict, problems: dict[str, str]) -> list[str]:
                 continue
             del section[key]
             if group is Group.CHANGES_NOTHING:
-                if fits(value, kind):
-                    ignored.append(path)
-                else:
+                if not fits(value, kind):
                     problems[path] = f"{path} is {shown(value)}: it must be {KINDS[kind][1]}"
-            elif not is_off(value) and (value != OFF.get(path) or isinstance(value, bool)):
+                elif value is not None and value != ONLY.get(path, value):
+                    must = str(ONLY[path]).lower()
+                    problems[path] = f"{path} is {shown(value)}: it must be {must}, or left out, because {does}"
+                else:
+                    ignored.append(path)
+            elif not is_off(value) and (value not in OFF.get(path, ()) or isinstance(value, bool)):
                 problems[path] = f"{path} is {group.value}: {does}"
 
     visit(given, "")
@@ -133,7 +142,7 @@ def sort_out_type(given: dict, section: str, problems: dict[str, str]) -> None:
 
 
 SECTIONS = {path[: path.rindex(".") + 1] for path in WORKS if "." in path}
-OFF = {"zero_optimization.mics_shard_size": -1, "gradient_allreduce_op": "mean"}
+OFF = {"zero_optimization.mics_shard_size": [-1], "tensor_parallel": [{"autotp_size": 0}, {"autotp_size": 1}]}
 
 
 def types(section: str) -> list[str]:
@@ -145,7 +154,9 @@ def fits(value: object, kind: str) -> bool:
     if value is None:
         return True
     if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
+        return value.is_integer() or math.isinf(value)
+    if kind == "boolean" and isinstance(value, int):
+        return value in SWITCHES
     return isinstance(value, KINDS[kind][0]) and (isinstance(value, bool) == (kind == "boolean"))
 
 
@@ -172,12 +183,3 @@ def take_out(given: dict, keys: tuple) -> bool:
         del given[key]
     return bool(there)
 
-
-def is_on(config: ConfigFile, path: str) -> bool:
-    """Does the config ask for what this key does?"""
-    value: object = config
-    for key in path.split("."):
-        value = getattr(value, key, None)
-    if isinstance(value, Section) and not hasattr(value, "enabled") and not hasattr(value, "device"):
-        return value != type(value)()
-    return not is_off(value.model_dump() if isinstance(value, Section) else value)

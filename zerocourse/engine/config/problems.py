@@ -10,7 +10,7 @@ from functools import cache
 from pydantic import ValidationError
 
 from .keys import KEYS, REFUSED, Group
-from .schema import ConfigFile
+from .schema import LARGEST, MOST, ConfigFile
 
 LONGEST = 60  # characters of a value in a sentence
 BY_TYPE = ("optimizer", "scheduler")  # sections whose `params` depend on their `type`
@@ -32,7 +32,7 @@ def by_keys(error: ValidationError, given: dict) -> dict[tuple, str]:
             while len(keys) > 1 and ".".join(map(str, keys)) not in KEYS:
                 keys = keys[:-1]  # an entry of a list, or one of the forms that a value may have
             path = ".".join(keys)
-            sentence = f"{path} is {shown(get(given, path))}: it must be {wanted(path, given)}"
+            sentence = f"{path} is {shown(get(given, path))}: it must be {must_be(each, path, given)}"
         found.setdefault(keys, sentence)
     return found
 
@@ -70,7 +70,7 @@ def unknown(section: str, key: object, given: dict) -> str:
                  if path.rpartition(".")[2] == key and each.group not in REFUSED and path.rpartition(".")[0] != section]
     if section.endswith(".params"):
         of = f" of {get(given, section.removesuffix('params') + 'type')}"
-    sentence = f"{section or 'the config'} has the unknown key {key!r}"
+    sentence = f"{section or 'the config'} has the unknown key {shown(key)}"
     if "." in str(key) and key in KEYS:
         return f"{sentence}; it belongs in {key.rpartition('.')[0]}, as {key.rpartition('.')[2]!r}"
     if close:
@@ -136,6 +136,16 @@ def of_type(part: dict, name: object) -> dict:
     return next((each for each in options if each["properties"].get("type", {}).get("const") == name), options[0])
 
 
+def must_be(error: dict, path: str, given: dict) -> str:
+    """What would be right, with what is not said where nobody comes near it: that a number is finite, and not beyond all bounds."""
+    limit = error.get("ctx", {}).get("le", 0)
+    if error["type"] == "less_than_equal" and limit >= MOST or limit == LARGEST:
+        return f"at most {limit:.3g}"
+    if error["type"] == "value_error":
+        return "the path of a file, without NUL and without halves of characters"
+    return wanted(path, given).replace("a number", "a finite number", error["type"] == "finite_number")
+
+
 def wanted(path: str, given: dict) -> str:
     """What a key may be, in words: "an integer from 0 to 3"."""
     part = plain(find(path, given))
@@ -162,6 +172,6 @@ def bounds(part: dict) -> str:
         return f" from {part['minimum']:g} to below {part['exclusiveMaximum']:g}"
     if "exclusiveMinimum" in part:
         return f" above {part['exclusiveMinimum']:g}"
-    if "maximum" in part:
+    if part.get("maximum", MOST) < min(MOST, LARGEST):
         return f" from {part['minimum']:g} to {part['maximum']:g}"
-    return f" of at least {part['minimum']:g}" if "minimum" in part else ""
+    return f" of at least {part['minimum']:g}" if part.get("minimum", -MOST) > -MOST else ""

@@ -8,6 +8,7 @@ from .schema import ConfigFile, ZeroConfig
 
 DISK_BLOCK = 4096  # bytes
 LEAST_BUFFERS = 2
+SMALLEST_SCALE = 1e-37  # its inverse is a number in fp32
 SIZES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
@@ -41,6 +42,40 @@ def one_precision(config: ConfigFile) -> str | None:
     return None
 
 
+def scales_in_fp32(config: ConfigFile) -> str | None:
+    """The loss is multiplied and the gradients are divided in fp32, so a scale and its inverse must be numbers there."""
+    fp16 = config.fp16
+    if not fp16.enabled:
+        return None
+    if 0 < fp16.loss_scale < SMALLEST_SCALE:
+        return f"fp16.loss_scale is {fp16.loss_scale:g}: it must be 0, for a dynamic one, or at least {SMALLEST_SCALE:g}"
+    if fp16.min_loss_scale < SMALLEST_SCALE:
+        return f"fp16.min_loss_scale is {fp16.min_loss_scale:g}: it must be at least {SMALLEST_SCALE:g}"
+    if not fp16.loss_scale and fp16.min_loss_scale > 2.0**fp16.initial_scale_power:
+        return (f"fp16.min_loss_scale is {fp16.min_loss_scale:g}, above the first scale, 2^{fp16.initial_scale_power} = "
+                f"{2.0**fp16.initial_scale_power:g} (fp16.initial_scale_power): it must not be larger")
+    return None
+
+
+def rates_of_groups(config: ConfigFile) -> str | None:
+    """Lists of rates have one for each parameter group, whose number only `initialize` knows."""
+    params = None if config.scheduler is None else config.scheduler.params
+    lists = {name: value for name, value in (params or ()) if isinstance(value, list)}
+    empty = next((name for name, value in lists.items() if not value), None)
+    if empty is not None:
+        return f"scheduler.params.{empty} is []: it must have a rate for each parameter group"
+    if len(set(map(len, lists.values()))) > 1:
+        said = " and ".join(f"scheduler.params.{name} has {len(value)} rates" for name, value in lists.items())
+        return f"{said}: each must have one for each parameter group"
+    return None
+
+
+def one_reduction(config: ConfigFile) -> str | None:
+    if config.gradient_allreduce_op == "sum" and config.zero_optimization.stage == 3:
+        return "gradient_allreduce_op is 'sum' at stage 3, for which DeepSpeed has no sum: use 'mean', and a larger learning rate"
+    return None
+
+
 def wide_sums(config: ConfigFile) -> str | None:
     trains = "fp16" if config.fp16.enabled else "bf16" if config.bf16.enabled else "fp32"
     added = config.data_types.grad_accum_dtype
@@ -48,14 +83,6 @@ def wide_sums(config: ConfigFile) -> str | None:
         return None
     return (f"data_types.grad_accum_dtype is {added!r}, and the model trains in {trains}: gradients must be added up "
             f"in {'that or in ' * (trains != 'fp32')}'fp32'")
-
-
-def offloaded_parameters(config: ConfigFile) -> str | None:
-    zero = config.zero_optimization
-    if zero.offload_param.device not in ("none", None) and zero.stage < 3:
-        return (f"zero_optimization.offload_param.device is {zero.offload_param.device!r} at stage {zero.stage}: "
-                "parameters can be offloaded at stage 3 only")
-    return None
 
 
 def offloaded_states(config: ConfigFile) -> str | None:
@@ -77,9 +104,6 @@ def offloaded_states(config: ConfigFile) -> str | None:
         if states.device == "nvme" and states.buffer_count < LEAST_BUFFERS:
             return (f"zero_optimization.offload_optimizer.buffer_count is {states.buffer_count}: the disk needs at least "
                     f"{LEAST_BUFFERS} staging buffers, and 4 to read, step and write at once")
-    elif of_params not in ("none", None) and zero.stage == 3:
-        return (f"zero_optimization.offload_param.device is {of_params!r} and zero_optimization.offload_optimizer.device is 'none': "
-                f"parameters are offloaded together with their optimizer states, so set both to {of_params!r}")
     return None
 
 
@@ -140,8 +164,10 @@ def nesterov_needs_momentum(config: ConfigFile) -> str | None:
 
 RULES = [  # with the keys that each looks at: when one of them is wrong by itself, the rule is silent
     (one_precision, ("fp16", "bf16")),
+    (scales_in_fp32, ("fp16",)),
+    (rates_of_groups, ("scheduler",)),
+    (one_reduction, ("gradient_allreduce_op", "zero_optimization.stage")),
     (wide_sums, ("data_types", "fp16", "bf16")),
-    (offloaded_parameters, ("zero_optimization.offload_param", "zero_optimization.stage")),
     (offloaded_states, ("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "zero_optimization.stage")),
     *((over_slow_links(key), (f"zero_optimization.{key}", "zero_optimization.stage", "zero_optimization.offload_optimizer"))
       for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")),

@@ -5,7 +5,7 @@ Names and defaults are DeepSpeed's (0.19.8). What a key does stands in `keys`; r
 
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 Name, Params = TypeVar("Name"), TypeVar("Params")
 
@@ -15,16 +15,31 @@ def whole_number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def whole(least: int, most: int | None = None):
+LARGEST, MOST = 2**63 - 1, 1e38  # of integers and of numbers: what 64 bits hold, and fp32
+
+
+def whole(least: int, most: int = LARGEST):
     """The type of an integer in that range."""
     return Annotated[int, Field(ge=least, le=most), BeforeValidator(whole_number)]
 
 
-Positive, Real = Annotated[float, Field(gt=0, allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+def file_path(value: str) -> str:
+    """Raises ValueError for what cannot be the path of a file: NUL, or half of a character."""
+    if "\0" in value:
+        raise ValueError
+    value.encode()  # raises UnicodeEncodeError, which is one
+    return value
+
+
+Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
+Real = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]  # of an average, so below 1
 Pair = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # JSON has lists only
 Betas = Annotated[tuple[Fraction, Fraction], Pair]
+Capital = BeforeValidator(lambda value: value.capitalize() if isinstance(value, str) else value)
+Small = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+FilePath = Annotated[str, AfterValidator(file_path)]
 Rates = NotNegative | list[NotNegative]  # one for all parameter groups, or one for each
 Dtype = Literal["fp32", "fp16", "bf16"]
 Device = Literal["none", "cpu", "nvme"]
@@ -62,7 +77,7 @@ class DataTypesConfig(Section):
 
 class OffloadOptimizerConfig(Section):
     device: Device | None = "none"
-    nvme_path: str | None = None
+    nvme_path: FilePath | None = None
     buffer_count: whole(0) = 4
     pin_memory: bool = True
     ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -70,7 +85,7 @@ class OffloadOptimizerConfig(Section):
 
 class OffloadParamConfig(Section):
     device: Device | None = "none"
-    nvme_path: str | None = None
+    nvme_path: FilePath | None = None
     pin_memory: bool = True
 
 
@@ -105,26 +120,31 @@ class ActivationCheckpointingConfig(Section):
 
     enabled: bool = True
     number_checkpoints: whole(1) | None = None  # None: every block
-    partition_activations: bool = False
     cpu_checkpointing: bool = False
-    contiguous_memory_optimization: bool = False
 
 
 class CheckpointConfig(Section):
-    """`checkpoint`: DeepSpeed's keys in it change nothing here."""
+    """`checkpoint`: most of DeepSpeed's keys in it change nothing here."""
+
+    tag_validation: Annotated[Literal["Fail", "Warn", "Ignore"], Capital] = "Fail"
+
+
+class MonitorConfig(Section):
+    """`csv_monitor` and `tensorboard`: where a step's loss, learning rate and loss scale are written."""
+
+    enabled: bool = False
+    output_path: FilePath = ""
+    job_name: FilePath = "DeepSpeedJobName"
 
 
 # The optimizer and its schedule ---------------------------------------------------------------------------------------
 
-class AdamWParams(Section):
+class AdamParams(Section):
     lr: NotNegative = 1e-3
     betas: Betas = (0.9, 0.999)
     eps: NotNegative = 1e-8
     weight_decay: NotNegative = 0.0  # DeepSpeed's default, where torch's AdamW has 0.01
-
-
-class AdamParams(AdamWParams):
-    adam_w_mode: bool = True  # DeepSpeed's default: "Adam" is AdamW unless this is switched off
+    adam_w_mode: bool = True  # DeepSpeed's default: "Adam" is AdamW unless this is switched off, and "AdamW" always
 
 
 class LionParams(Section):
@@ -191,7 +211,7 @@ class Typed(Section, Generic[Name, Params]):
 
 
 OptimizerConfig = Annotated[
-    Typed[Literal["Adam"], AdamParams] | Typed[Literal["AdamW"], AdamWParams] | Typed[Literal["Lion"], LionParams]
+    Typed[Literal["Adam"], AdamParams] | Typed[Literal["AdamW"], AdamParams] | Typed[Literal["Lion"], LionParams]
     | Typed[Literal["SGD"], SGDParams], Field(discriminator="type")]
 SchedulerConfig = Annotated[
     Typed[Literal["WarmupLR"], WarmupLRParams] | Typed[Literal["WarmupDecayLR"], WarmupDecayLRParams]
@@ -206,6 +226,8 @@ class ConfigFile(Section):
     train_micro_batch_size_per_gpu: whole(1) | None = None
     gradient_accumulation_steps: whole(1) | None = None
     managed_gradient_accumulation: bool = True
+    gradient_allreduce_op: Annotated[Literal["mean", "sum"], Small] = "mean"
+    dataloader_drop_last: bool = True
     gradient_clipping: NotNegative = 1.0  # the largest 2-norm of the gradient; 0 means no clipping
     zero_optimization: ZeroConfig = ZeroConfig()
     aio: AioConfig = AioConfig()
@@ -217,3 +239,5 @@ class ConfigFile(Section):
     scheduler: SchedulerConfig | None = None
     activation_checkpointing: ActivationCheckpointingConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
+    csv_monitor: MonitorConfig = MonitorConfig()
+    tensorboard: MonitorConfig = MonitorConfig()
