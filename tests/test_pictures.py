@@ -20,7 +20,8 @@ from zerocourse.course.pictures import becoming_real, holdings, padding, ring_tu
 from zerocourse.errors import BadInput
 from zerocourse.models.gpt2 import GPTConfig
 
-IMAGE = re.compile(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)" width="([\d.]+)" style="max-width:100%; height:auto">')
+IMAGE = re.compile(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)" width="([\d.]+)" style="max-width:100%; height:auto; '
+                   r'box-sizing:border-box; padding:8px; background-color:white">')
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=8, block_size=T, vocab_size=V)
 MODELS = {"plain": gpt, "half": lambda: gpt().bfloat16(), "frozen": lambda: frozen(gpt())}
 

@@ -119,6 +119,14 @@ def test_side_by_side_marks_only_what_differs():
     assert [show.ADDED in cell for cell in cells].index(True) == 7 and html.count(show.ADDED) == 1
 
 
+def test_code_has_colours_of_its_own_and_is_not_broken_inside_words():
+    """JupyterLab's dark theme makes <code> white, and its narrow pages break it anywhere, unless the element itself says else."""
+    for shown, breaks in ((show.source(words), "white-space:pre"), (show.difference(Stage1, Stage2), show.AT_SPACES)):
+        styles = re.findall(r'<pre style="([^"]*)"><code style="([^"]*)">', shown.html)
+        assert styles and all("color:#222222" in outer and "color:#222222" in inner for outer, inner in styles)
+        assert all(outer.endswith(breaks) and inner.endswith(breaks) and "overflow-x:auto" in outer for outer, inner in styles)
+
+
 def test_the_staleness_figure_says_where_its_curves_end():
     shown = show.figure(staleness_figure({0: [0.5, 1e-3], 4: [0.5, 20.0]}))
     assert "1e-03 with 0, 2e+01 with 4." in shown.text

@@ -6,9 +6,7 @@ from html import escape
 from pkgutil import resolve_name
 
 from ..errors import BadInput
-from .show import Shown, code_of, coloured, file_of, pre
-
-CELL = "vertical-align:top; text-align:left; padding:0"
+from .show import AT_SPACES, COLUMN, Shown, code_of, coloured, file_of, pre
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def mini_beside(topic: int | str) -> Shown:
                  for code in (difference.mini_code, difference.real_code)]
         text += [f"== {difference.what}", difference.why, *(f"\n# {title}\n{code}" for title, code in codes), ""]
         heads = "".join(f'<th style="text-align:left"><code>{escape(title)}</code></th>' for title, _ in codes)
-        cells = "".join(f'<td style="{CELL}">{pre(coloured(code))}</td>' for _, code in codes)
+        cells = "".join(f'<td style="{COLUMN}">{pre(coloured(code), AT_SPACES)}</td>' for _, code in codes)
         html.append(f"<div><b>{escape(difference.what)}.</b> {escape(difference.why)}</div>"
                     f"<table><tr>{heads}</tr><tr>{cells}</tr></table>")
     return Shown("\n".join(text).rstrip(), "".join(html))

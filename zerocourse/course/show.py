@@ -22,7 +22,11 @@ from ..errors import BadInput
 from ..layout.image import image
 
 ROOT = Path(__file__).parents[2]
-CODE = "margin:0; padding:0 6px; text-align:left; line-height:1.3; color:#222222; background-color:#f8f8f8"
+# Colours on their own ground, also in a dark theme, whose rules for <code> would make its letters white. (JupyterLab takes
+# `inherit` away where it does not trust.) A line is broken nowhere, or, in one of two columns, at spaces: never inside a word.
+CODE = "margin:0; padding:0 6px; text-align:left; line-height:1.3; color:#222222; background-color:#f8f8f8; overflow-x:auto"
+COLUMN = "vertical-align:top; text-align:left; padding:0; background-color:#f8f8f8"  # of a table, also where it has no line
+WHOLE_LINES, AT_SPACES = ("white-space:pre", "white-space:pre-wrap; word-break:normal; overflow-wrap:normal")
 COLORS = 128  # of a figure's palette: enough for the edges of letters
 REMOVED, ADDED = "#ffd7d5", "#ccffd8"
 WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)"')
@@ -120,8 +124,8 @@ def table(rows: Sequence[Mapping[str, object]], caption: str = "") -> Shown:
 
     text = "\n".join([*([caption, ""] if caption else []), line(head), line(["-" * width for width in widths]),
                       *map(line, body)])
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return Shown(text, f"<table>{title}<thead>{row_of('th', head)}</thead><tbody>"
+    title = f"<div>{escape(caption)}</div>" if caption else ""  # a <caption> would be no wider than its table
+    return Shown(text, f"{title}<table><thead>{row_of('th', head)}</thead><tbody>"
                  + "".join(row_of("td", cells) for cells in body) + "</tbody></table>")
 
 
@@ -223,9 +227,10 @@ def coloured(code: str) -> list[str]:
     return html.removesuffix("\n").split("\n")
 
 
-def pre(lines: Sequence[str]) -> str:
+def pre(lines: Sequence[str], breaks: str = WHOLE_LINES) -> str:
     """Lines as they stand, in the letters of code, which nbconvert's pages give to <code> alone."""
-    return f'<pre style="{CODE}"><code style="padding:0; background-color:transparent">' + ("\n".join(lines) or " ") + "</code></pre>"
+    return (f'<pre style="{CODE}; {breaks}"><code style="padding:0; color:#222222; background-color:transparent; {breaks}">'
+            + ("\n".join(lines) or " ") + "</code></pre>")
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, right_title: str) -> str:
@@ -239,7 +244,7 @@ def side_by_side(left: Sequence[str], right: Sequence[str], left_title: str, rig
         marked = [f"{sign} {line}".rstrip() for line in lines]
         if color:
             marked = [f'<span style="background-color:{color}">{line}</span>' for line in marked]
-        return f'<td style="vertical-align:top; text-align:left; padding:0">{pre(marked)}</td>'
+        return f'<td style="{COLUMN}">{pre(marked, AT_SPACES)}</td>'
 
     def head(title):
         return f'<th style="text-align:left"><code>{escape(title)}</code></th>'

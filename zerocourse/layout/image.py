@@ -13,6 +13,7 @@ def image(picture: str | bytes, alt: str, width: float | None = None) -> str:
     on narrow pages, and JupyterLab hides it in notebooks that it does not trust. An image in HTML has none of these faults.
     """
     kind, data = ("png", picture) if isinstance(picture, bytes) else ("svg+xml", picture.encode())
+    margin = "" if kind == "png" else "; box-sizing:border-box; padding:8px; background-color:white"  # which a dark page needs
     size = "" if width is None else f' width="{width:g}"'
     return (f'<img src="data:image/{kind};base64,{b64encode(data).decode()}" alt="{escape(alt)}"{size}'
-            ' style="max-width:100%; height:auto">')
+            f' style="max-width:100%; height:auto{margin}">')
