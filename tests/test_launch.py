@@ -317,6 +317,14 @@ def kernel(tmp_path):
     kernel.close()
 
 
+def test_an_error_names_the_cell_also_when_it_runs_again(kernel):
+    """With another cell between, which is the last that is new."""
+    for number in (2, 4):  # the first was the extension's
+        said = kernel.run("%%ranks --nproc 1\n1 / 0")
+        kernel.run("'between'")
+        assert f"Cell In[{number}], line 2" in said, said
+
+
 @linux
 def test_interrupting_a_cell(kernel, survivors):
     """A collective without its peer, data loaders, a rank that ignores signals, processes of its own: all are ended."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from zerocourse.errors import BadInput
 from zerocourse.launch import LaunchInterrupted, LaunchTimeout, RankDied, RankError, Ranks, magics, progress, report
+from zerocourse.launch import ranks as ranks_module
 from zerocourse.launch.processes import jobs, parent, payload
 from zerocourse.launch.processes.fork_server import fork_server
 from zerocourse.launch.processes.listener import Lines, Listener
@@ -394,6 +395,24 @@ def ended(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def test_idle_ranks_leave_and_come_back(monkeypatch):
+    said = []
+    monkeypatch.setattr(ranks_module, "GRACE_SECONDS", 0.2)
+    with Ranks(2, idle=0.3, echo=said.append, timeout=60) as ranks:
+        ranks.run(os.getpid)
+        first = ranks.pids
+        assert all(map(ended, first.values())) and said == []
+        assert ranks.run(dist.get_world_size) == [2, 2] and not set(first.values()) & set(ranks.pids.values())
+
+
+def test_ranks_that_hold_variables_stay(monkeypatch):
+    monkeypatch.setattr(ranks_module, "GRACE_SECONDS", 0.0)
+    with Ranks(1, idle=0.1, timeout=60) as ranks:
+        ranks.exec("x = 5")
+        time.sleep(0.5)
+        assert ranks.exec("x") == [5]
 
 
 def test_interrupting_stops_the_ranks_and_the_next_use_starts_them(survivors, tmp_path):

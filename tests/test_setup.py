@@ -41,6 +41,15 @@ def requirements(*extras: str) -> dict[str, Requirement]:
     return parsed
 
 
+def test_a_notebook_names_the_packages_that_are_not_there(monkeypatch):
+    """All that chapters import are looked for, before anything of the package is imported that needs one."""
+    assert set(zerocourse._NEEDED) == {*(Requirement(each).name for each in PROJECT["dependencies"]), "ipywidgets"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("cloudpickle", "tqdm") else name)
+    with pytest.raises(ModuleNotFoundError, match="needs cloudpickle, tqdm, not installed here: run %pip install cloudpickle tqdm"):
+        zerocourse.load_ipython_extension(None)
+
+
+
 def pins() -> dict[str, Version]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return {canonicalize_name(name): Version(version) for name, version in

@@ -7,6 +7,7 @@ or, without any config: `model, optimizer = zerocourse.shard(model, optimizer, s
 """
 
 import importlib
+import importlib.util
 
 __version__ = "0.1.0"
 
@@ -29,10 +30,21 @@ _HOME = {
     "save_safetensors": "engine.checkpoint.safetensors_export", "load_safetensors": "zero.whole.weights",
     "ZeroOptions": "zero.options", "Precision": "zero.options",
     "deferred_init": "init.deferred", "materialize_model": "init.deferred", "Ledger": "measure.ledger", "Comm": "comm",
-    "Ranks": "launch.ranks", "load_ipython_extension": "launch.magics",
+    "Ranks": "launch.ranks",
 }
 _ROOMS = ("zero",)  # rooms that are named as such, for `deepspeed.zero.Init`
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", "load_ipython_extension", *_HOME]
+# What chapters import, all from package indexes under the same name. A wheel that is installed alone, as on Kaggle, brings none.
+_NEEDED = ("torch", "numpy", "cloudpickle", "matplotlib", "pydantic", "safetensors", "tqdm", "ipywidgets")
+
+
+def load_ipython_extension(shell) -> None:
+    """`%load_ext zerocourse`: `launch.magics`. Raises ModuleNotFoundError where a package is missing that chapters need."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(f"the course needs {', '.join(missing)}, not installed here: run %pip install "
+                                  f"{' '.join(missing)} and restart the kernel")
+    importlib.import_module(".launch.magics", __name__).load_ipython_extension(shell)
 
 
 def __getattr__(name: str):

@@ -6,6 +6,7 @@
 import argparse
 import contextlib
 import shlex
+import sys
 
 from .launcher import launch
 from .processes.fork_server import start_fork_server
@@ -34,8 +35,16 @@ class _MagicParser(argparse.ArgumentParser):
 
 
 def _number(ip) -> int:
-    """The number of the running cell. Depending on its version, IPython counts before or after a cell."""
-    return next(reversed(getattr(ip.compile, "_filename_map", {}).values()), ip.execution_count)
+    """The number of the running cell: that of the code on the stack, which is the cell's, by IPython's own table of codes.
+
+    IPython counts before or after a cell, depending on its version; and a text that runs again keeps its place in the table.
+    """
+    numbers, frame = getattr(ip.compile, "_filename_map", {}), sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename in numbers:
+            return numbers[frame.f_code.co_filename]
+        frame = frame.f_back
+    return ip.execution_count
 
 
 def load_ipython_extension(ip) -> None:
@@ -54,7 +63,7 @@ def load_ipython_extension(ip) -> None:
                                         timeout=options.timeout, only=options.only, quiet=options.quiet)
 
     def ranks(line: str, cell: str) -> None:
-        parser = _MagicParser("ranks", "Run this cell on ranks that are kept alive; they keep its variables.")
+        parser = _MagicParser("ranks", "Run this cell on ranks that are kept alive; they keep its variables until the kernel ends or --restart.")
         parser.add_argument("--restart", action="store_true", help="begin with new ranks, without variables")
         options = parser.parse_args(shlex.split(line))
         pool = shared(options.nproc)

@@ -17,6 +17,8 @@ from .processes.listener import free_port
 from .processes.parent import cores
 
 START_SECONDS = 120  # seconds to import torch from a slow disk and start the process group
+IDLE_SECONDS = 600.0  # after which ranks that hold nothing leave: each has a few hundred MB
+GRACE_SECONDS = 5.0  # later than that they leave, so that none leaves while it is given work
 RANKS_A_CORE = 4  # more of them only on purpose
 PEERS_SECONDS = {"call": 0.3, "cell": 1.0}  # seconds that the others have to return after one rank failed
 
@@ -30,15 +32,17 @@ class Ranks:
     rank that died or is stuck, or any failure in `run`. `timeout` (seconds, without the start of the ranks) is the
     default of each call, `env` adds to the environment, `only` is the ranks whose lines `echo` shows, `quiet`
     shows none, `init=False` leaves the process group to the caller, `fork=False` starts each rank as a new Python.
+    Ranks without work for `idle` seconds (None: for ever) leave, and the next call starts new ones; ranks that have run a
+    cell stay, because they hold its variables.
     `as_json=True`: values come back as JSON and no pickle of a rank's is ever loaded, for ranks that run code of people
     whom the caller does not trust; what a function returns must be of numbers, strings, lists and dictionaries then.
     """
 
     def __init__(self, nproc: int = 2, *, timeout: float | None = None, env=None, echo=print, quiet: bool = False,
                  only=None, init: bool = True, fork: bool = True, oversubscribe: bool = False,
-                 as_json: bool = False):
+                 as_json: bool = False, idle: float | None = IDLE_SECONDS):
         self.nproc, self.timeout, self.env, self.init, self.fork = nproc, timeout, env, init, fork
-        self.as_json = as_json
+        self.as_json, self.idle, self._last_used = as_json, idle, 0.0
         self.echo, self.quiet, self.only = echo, quiet, only  # may be changed between calls
         self._job, self._has_variables, self._lock = None, False, threading.Lock()
         check_nproc(nproc, oversubscribe)
@@ -94,6 +98,7 @@ class Ranks:
             job.send({"kind": kind})
             self._wait(job, limit, PEERS_SECONDS[kind])
             values = job.values(payload.load_json if self.as_json else payload.load)
+            self._last_used = time.monotonic()
         except KeyboardInterrupt:
             self.close()
             raise LaunchInterrupted(f"interrupted: all {self.nproc} ranks were stopped") from None
@@ -126,7 +131,9 @@ class Ranks:
         job.drain()
 
     def _living(self) -> Job | None:
-        """The job, unless one of its ranks has died since it was last used."""
+        """The job, unless one of its ranks has died since it was last used, or all have left, or are about to."""
+        if self._job and self.idle is not None and not self._has_variables and time.monotonic() - self._last_used > self.idle:
+            self.close()
         if self._job:
             self._job.poll(0)
             if self._job.gone:
@@ -161,7 +168,8 @@ class Ranks:
             job.close()
 
     def _start_processes(self, job: Job, port: int) -> None:
-        boot = job.boot(kind="serve", init=self.init, as_json=self.as_json)
+        idle = None if self.idle is None else self.idle + GRACE_SECONDS
+        boot = job.boot(kind="serve", init=self.init, as_json=self.as_json, idle=idle)
         world = {"WORLD_SIZE": self.nproc, "LOCAL_WORLD_SIZE": self.nproc, "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": port}
         environments = [{**job.env, **{key: str(value) for key, value in world.items()}, "RANK": str(rank),

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from dataclasses import asdict
+from typing import NoReturn
 
 from .position import current_position
 
@@ -50,9 +51,14 @@ class Connection:
                         self.requests.put(request)
         except OSError:
             pass
-        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-            os.killpg(os.getpgrp(), signal.SIGKILL)  # data-loader workers too, which look for us only every 5 s
-        os._exit(1)
+        end_session()
+
+
+def end_session() -> NoReturn:
+    """End this rank and what it has started."""
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # data-loader workers too, which look for us only every 5 s
+    os._exit(1)
 
 
 def _connect(spec: dict, use: str) -> socket.socket:

@@ -6,28 +6,39 @@ For a function the rank is as if new. A cell sees the variables of the cells bef
 import ast
 import gc
 import os
+import queue
 import sys
 import types
 
 from ..worker import attempt, begin, done, load_work, process_group, progress, report, send_done
 from . import payload
+from .connection import end_session
 
 NEW_SEED = 67280421310721  # the seed of torch in a new process
 MESSAGES = f"{__name__.partition('.')[0]}.comm.progress"  # the module that counts them
 
 
 def serve(spec: dict, connection) -> None:
-    """Answer requests one after another, with the process group up and variables of cells kept."""
+    """Answer requests one after another, with the process group up and variables of cells kept.
+
+    After `spec["idle"]` seconds without a request the rank ends, unless it has run a cell, whose variables it holds.
+    """
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")
     if not attempt(_prepare, spec, vars(main_module)):
         os._exit(1)
     connection.send("ready")
+    idle = spec["idle"]
     while True:
-        request = connection.requests.get()
+        try:
+            request = connection.requests.get(timeout=idle)
+        except queue.Empty:
+            end_session()
         if not attempt(_answer, spec, request, vars(main_module)):
             send_done(ok=False, calls=_collective_calls())
         if request["kind"] == "call":
             _forget()
+        else:
+            idle = None
 
 
 def _prepare(spec: dict, namespace: dict) -> None:
