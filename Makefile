@@ -14,10 +14,11 @@ CHAPTERS ?=
 KAGGLE_USER ?= USERNAME
 LAB_ARGS ?=
 # It opens at chapter 00, and shows all folders. JupyterLab refuses to run as root, as one is in a container, unless told.
-LAB := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
+LAB := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --LabApp.news_url=None --Application.log_level=WARN \
+    $(if $(filter 0,$(shell id -u)),--allow-root)
 
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 NEEDED := zerocourse needs Python 3.11, 3.12 or 3.13
 
 help:  ## say what there is
@@ -33,8 +34,10 @@ test-quick: $(VENV)/.test  ## the tests to run while one works (under three minu
 	$(VENV)/bin/python -m pytest --quick $(PYTEST_ARGS)
 
 lab: $(VENV)/.lab  ## the course in JupyterLab
-	@$(VENV)/bin/jupyter trust notebooks/*.ipynb  # pictures are shown without it too; HTML that is trusted is shown as it is written
-	$(VENV)/bin/python -m jupyterlab $(LAB) $(LAB_ARGS)
+	@# Pictures are shown without it too; HTML that is trusted is shown as it is written.
+	@$(VENV)/bin/jupyter trust notebooks/*.ipynb exercises/*.ipynb >/dev/null
+	@echo "JupyterLab starts, and opens chapter 00 in your browser. Otherwise open one of the addresses below. Ctrl-C twice ends it."
+	@$(VENV)/bin/python -m jupyterlab $(LAB) $(LAB_ARGS)
 
 notebooks: $(VENV)/.test  ## run every chapter again, in place
 	$(VENV)/bin/python -m tools.notebooks run $(CHAPTERS)
@@ -42,7 +45,7 @@ notebooks: $(VENV)/.test  ## run every chapter again, in place
 pictures: $(VENV)/.test  ## draw the picture of the README again
 	$(VENV)/bin/python -m zerocourse.course.pictures.story
 
-kaggle: $(VENV)/.test  ## what one uploads to Kaggle, in output/kaggle (KAGGLE_USER=your account)
+kaggle: $(VENV)/.lab  ## what one uploads to Kaggle, in output/kaggle (KAGGLE_USER=your account)
 	$(VENV)/bin/python -m tools.kaggle --user $(KAGGLE_USER)
 
 exercises: $(VENV)/.test  ## write exercises/ anew from solutions/
@@ -60,15 +63,19 @@ $(VENV)/.torch: constraints.txt
 	    { echo "$(NEEDED), and there is no $(PYTHON) here: name another with make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit( \
 	    "$(NEEDED), and $(PYTHON) is %d.%d: name another with make PYTHON=python3.12" % v)'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@echo "The environment $(VENV) is made, once. That takes 3 to 10 minutes and a download of about 0.5 GB, or 3 GB with CUDA, which is"
+	@echo "what pip takes on Linux unless TORCH_INDEX names the CPU builds (README.md)."
+	@$(PYTHON) -m venv $(VENV)
+	@echo "torch is installed ..."
+	@$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@touch $@
 
 # One stamp for each set of packages, so that the tour does not wait for JupyterLab.
 $(VENV)/.lab: EXTRAS := [notebooks]
 $(VENV)/.test: EXTRAS := [test,triton]
 $(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
+	@echo "zerocourse$(EXTRAS) and what it needs are installed ..."
+	@$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
 
 .PHONY: help tour test test-quick lab notebooks kaggle exercises env clean

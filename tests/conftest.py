@@ -6,6 +6,7 @@ import signal
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: several ranks share a core
+os.environ["COLUMNS"] = "250"  # commands say each sentence on a line; tests/test_terminal.py makes the page narrow
 
 import pytest
 import torch

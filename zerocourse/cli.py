@@ -13,6 +13,7 @@ import sys
 
 from . import __version__, commands
 from .commands.arguments import CommandParser
+from .commands.terminal import coloured, fitted, paragraphs
 from .errors import BadInput, ZeroCourseError
 
 ENDING = "_command"  # of the modules in `commands` that are commands
@@ -27,12 +28,17 @@ def build_parser() -> CommandParser:
         if not info.name.endswith(ENDING):
             continue
         module = importlib.import_module(f"{commands.__name__}.{info.name}")
-        sub = subparsers.add_parser(info.name.removesuffix(ENDING), help=module.HELP, description=module.__doc__,
+        sub = subparsers.add_parser(info.name.removesuffix(ENDING), help=module.HELP, description=paragraphs(module.__doc__),
                                     formatter_class=argparse.RawDescriptionHelpFormatter)
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
         module.configure(sub)
         sub.set_defaults(run=module.run)
     return parser
+
+
+def said(outcome: commands.Outcome) -> str:
+    """For people; the user's own output, and a schema, as they are."""
+    return outcome.text if outcome.verbatim else coloured(fitted(outcome.text))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     if not outcome.said_by_another:
         try:
-            print(json.dumps(outcome.data) if args.json else outcome.text, flush=True)
+            print(json.dumps(outcome.data) if args.json else said(outcome), flush=True)
         except BrokenPipeError:  # `head` has seen enough; Python's own flush at its end would complain once more
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if outcome.ok else 1

@@ -21,6 +21,7 @@ from ..course.machine import available_bytes
 from ..data.text import read_tokens, write_tokens
 from ..errors import ZeroCourseError
 from ..launch.processes.parent import current_parent
+from ..launch.progress_bar import progress_bar
 from ..launch.ranks import Ranks
 from .meters import bring_loopback_up, build_heap_meter, private_network
 from .settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings
@@ -121,9 +122,7 @@ def new_ranks(settings: BenchSettings, nproc: int | None = None) -> Ranks:
 
 
 def progress_line(quiet: bool):
-    from tqdm.auto import tqdm
-
-    return tqdm(disable=quiet, file=sys.stderr, bar_format="{desc} [{elapsed}]")
+    return progress_bar(wanted=not quiet, file=sys.stderr, bar_format="{desc} [{elapsed}]")
 
 
 # Times, as a user would meet them -------------------------------------------------------------------------------------

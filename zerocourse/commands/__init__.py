@@ -16,4 +16,5 @@ class Outcome:
     text: str  # for people, printed on stdout
     data: dict = field(default_factory=dict)  # for programs, printed on stdout instead with --json
     ok: bool = True  # False: it ran, and what it checked failed (exit status 1)
+    verbatim: bool = False  # the text is not for reading alone: printed as it is, however wide
     said_by_another: bool = False  # under torchrun rank 0 prints it, and this rank prints nothing

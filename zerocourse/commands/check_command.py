@@ -1,7 +1,7 @@
 """Grades the answers to exercises: those in exercises/ here, in one notebook, or in a whole class's notebooks.
 
-  zerocourse check                                   every notebook in exercises/
-  zerocourse check 1.1 1.2                           these answers in exercises/
+  zerocourse check                  every notebook in exercises/
+  zerocourse check 1.1 1.2          these answers in exercises/
   zerocourse check --answers my/01_memory_math.ipynb
   zerocourse check --folder submitted --csv grades.csv
 
@@ -21,6 +21,7 @@ from ..course.grading.notebook import ids_of, read_cells
 from ..course.grading.student import Limits
 from ..errors import BadInput
 from ..launch.processes.parent import cores
+from ..launch.progress_bar import progress_bar
 from . import Outcome
 from .arguments import Checked, check_file, path, refuse_ignored, seconds, size, whole
 
@@ -91,8 +92,7 @@ def _ids(path: Path) -> list[str]:
 
 def _bar(total: int, unit: str):
     """A progress bar on stderr, if that is a terminal."""
-    from tqdm import tqdm
-    return tqdm(total=total, unit=unit, disable=None, file=sys.stderr)
+    return progress_bar(total, unit=unit, file=sys.stderr)
 
 
 def _folder(args, limits: Limits) -> Outcome:

@@ -33,7 +33,7 @@ def run(args) -> Outcome:
     if args.schema:
         refuse_ignored(args.given, ("--model", "--nproc", "--auto"), "with --schema, which reads no file")
         from ..engine.config.json_schema import json_schema
-        return Outcome(json.dumps(json_schema(), indent=2, ensure_ascii=False), json_schema())
+        return Outcome(json.dumps(json_schema(), indent=2, ensure_ascii=False), json_schema(), verbatim=True)
     if args.file is None:
         raise BadInput("FILE is missing: name a ds_config.json, or ask for its --schema")
     from ..engine.config import Config

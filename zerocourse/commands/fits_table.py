@@ -6,6 +6,7 @@ from ..formulas.states import CONVENTIONS
 from ..formulas.units import both, gb
 from ..formulas.what_fits import ARRANGEMENTS, DEVICE, PLACES, Arrangement, Needs, cheapest, largest_that_fits
 from . import Outcome
+from .terminal import table
 
 
 def what_fits(args, needed: dict[Arrangement, Needs], params: int) -> Outcome:
@@ -26,15 +27,13 @@ def text(args, found: dict) -> str:
     budgets = ", ".join(f"{place} {both(found[f'{place}_budget_bytes'])}" for place in PLACES)
     verdicts = ["fits" if row["fits"] else "; ".join(f"{place} {gb(nbytes)} short" for place, nbytes in row["missing_bytes"].items())
                 for row in found["arrangements"]]
-    wide = 3 + max(map(len, verdicts))
-    lines = [f"{name}{found['params']:,} parameters on {ranks} rank{'s' * (ranks > 1)}; each rank may use: {budgets}", "",
-             f"{'':34}{'device':>9}{'host':>9}{'disk':>9}{'link':>10}{'disk I/O':>10}{'sent':>9}   {'fits?':<{wide}}largest"]
+    lines = [f"{name}{found['params']:,} parameters on {ranks} rank{'s' * (ranks > 1)}; each rank may use: {budgets}", ""]
+    rows = [["", "device", "host", "disk", "link", "disk I/O", "sent", "fits?", "largest"]]
     for row, verdict in zip(found["arrangements"], verdicts, strict=True):
-        held = "".join(f"{gb(row[f'{place}_bytes']) if row[f'{place}_bytes'] else '-':>9}" for place in PLACES)
-        moved = "".join(f"{gb(row[key]) if row[key] else '-':>{width}}" for key, width in
-                        (("link_bytes", 10), ("io_bytes", 10), ("sent_bytes", 9)))
-        mark = ">" if row["name"] == found["cheapest"] else " "
-        lines.append(f"{mark} {row['name']:32}{held}{moved}   {verdict:<{wide}}{row['largest_params'] / 1e9:.3g}B")
+        moved = [*(f"{place}_bytes" for place in PLACES), "link_bytes", "io_bytes", "sent_bytes"]
+        rows.append([f"{'>' if row['name'] == found['cheapest'] else ' '} {row['name']}",
+                     *(gb(row[key]) if row[key] else "-" for key in moved), verdict, f"{row['largest_params'] / 1e9:.3g}B"])
+    lines += table(rows, "<>>>>>><>")
     best = next((row for row in found["arrangements"] if row["name"] == found["cheapest"]), None)
     if best is None:
         lines += ["", "Nothing fits: give it more ranks, or more memory."]

@@ -24,6 +24,6 @@ def run(args) -> Outcome:
     data = {id: {"title": each.title, "minutes": each.minutes, "difficulty": each.difficulty, "chapter": each.chapter}
             for id, each in listed.items()}
     width = max((len(each.title) for each in listed.values()), default=0)
-    rows = [f"{id:>5}  {each.title:{width}}  {each.minutes:3} minutes  {each.stars}" for id, each in listed.items()]
+    rows = [f"{id:>5}  {each.title:{width}}  {each.minutes:3} min  {each.stars}" for id, each in listed.items()]
     hours = sum(each.minutes for each in listed.values()) / 60
     return Outcome("\n".join([*rows, "", f"{len(listed)} exercises, about {hours:.0f} hours"]), data)

@@ -20,6 +20,7 @@ from ..formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, large
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
 from .fits_table import what_fits
+from .terminal import table
 
 HELP = "bytes that each rank holds and sends at each stage, by formula"
 STAGES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -111,17 +112,17 @@ def _text(args, stages: list[dict]) -> str:
     convention, card, params = CONVENTIONS[args.convention], args.card, stages[0]["params"]
     name = f"{args.model}: " if args.model else ""
     lines = [f"{name}{params:,} parameters on {args.ranks} ranks, {sum(convention.sizes)} bytes per parameter "
-             "({} parameter + {} gradient + {} optimizer)".format(*convention.sizes), "",
-             f"{'':16}{'parameters':>11}{'gradients':>11}{'optimizer':>11}  {'total a rank':{BAR + 22}}"
-             f"{'sent a step':>12}   {'peak' if args.model else ''}".rstrip()]
+             "({} parameter + {} gradient + {} optimizer)".format(*convention.sizes), ""]
+    rows = [["", "parameters", "gradients", "optimizer", "total a rank", "sent a step", "peak" if args.model else "",
+             f"on {both(card)}"]]
     for row in stages:
         total, peak = row["total_bytes"], row["peak_bytes"]
         bar = "#" * max(1, round(BAR * total / stages[0]["total_bytes"]))
         verdict = "fits" if (peak or total) <= card else "too large"
-        lines.append(f"{'>' if row['stage'] == args.stage else ' '} {STAGES[row['stage']]:14}"
-                     f"{gb(row['parameters_bytes']):>11}{gb(row['gradients_bytes']):>11}"
-                     f"{gb(row['optimizer_bytes']):>11}  {bar:{BAR}} {both(total):21}{gb(row['sent_bytes']):>12}   "
-                     f"{both(peak) + ', ' if peak else ''}{verdict}")
+        rows.append([f"{'>' if row['stage'] == args.stage else ' '} {STAGES[row['stage']]}", gb(row["parameters_bytes"]),
+                     gb(row["gradients_bytes"]), gb(row["optimizer_bytes"]), both(total), gb(row["sent_bytes"]),
+                     both(peak) if peak else "", f"{bar:{BAR}}  {verdict}"])
+    lines += table([row[:6] + row[6 + (not args.model):] for row in rows], "<>>>>>" + ">" * bool(args.model) + "<")
     largest = largest_params(card, args.stage, args.ranks, convention)
     fewest = fewest_ranks(params, args.stage, card, convention)
     needed = f"{fewest} rank{'s' * (fewest > 1)} or more" if fewest else "a larger card on any number of ranks"
@@ -133,11 +134,11 @@ def _text(args, stages: list[dict]) -> str:
 
 
 def _table1() -> Outcome:
-    table = paper_table1()
-    lines = ["Model states a rank in GB at stage 1 / 2 / 3 (ZeRO paper, Table 1)", "",
-             f"{'ranks':>5}" + "".join(f"{name:>26}" for name in table[1])]
-    for ranks, models in table.items():
+    computed = paper_table1()
+    rows = [["ranks", *computed[1]]]
+    for ranks, models in computed.items():
         cells = (" / ".join(f"{nbytes / 1e9:.2f}".rstrip("0").rstrip(".") for nbytes in stages)
                  for stages in models.values())
-        lines.append(f"{ranks:>5}" + "".join(f"{cell:>26}" for cell in cells))
-    return Outcome("\n".join(lines), table)
+        rows.append([str(ranks), *cells])
+    head = "Model states a rank in GB at stage 1 / 2 / 3 (ZeRO paper, Table 1)"
+    return Outcome("\n".join([head, "", *table(rows, ">" * len(rows[0]))]), computed)

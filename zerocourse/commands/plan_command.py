@@ -17,6 +17,7 @@ from dataclasses import asdict
 from ..formulas.units import gb
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, positive, size, whole
+from .terminal import table
 
 HELP = "which stage, how many ranks and which micro-batch to train with on a cluster, and why"
 SHOWN = 5  # rows of the table
@@ -68,16 +69,19 @@ class CheckedAll(Checked):
 
 
 def run(args) -> Outcome:
-    from tqdm import tqdm
-
+    from ..launch.progress_bar import progress_bar
     from ..planning import ask, plan  # here: torch takes two seconds to import
     from ..planning.question import Rates
     from ..planning.reasons import by_axis, choice, nothing_fits, why
     question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host,
                    args.disk,
                    args.price, args.most_micro_batch, Rates(disk=args.disk_rate), args.mesh, args.tensor, args.pipeline)
-    with tqdm(total=args.simulate, desc="simulated", disable=None, leave=False) as bar:
-        found = plan(question, args.simulate, lambda done, of: bar.update(done - bar.n))
+    with progress_bar(args.simulate, leave=False, bar_format="simulating {n_fmt} of {total_fmt}: {desc} [{elapsed}]") as bar:
+        def show(done: int, candidate) -> None:
+            bar.n = done + 1
+            bar.set_description_str(str(candidate))
+
+        found = plan(question, args.simulate, show)
     asked = {"model": args.model, "params": question.model.params, "cluster": args.cluster, "seq": question.seq,
              "batch": question.batch, "ranks": list(question.ranks), "card_bytes": question.budgets["device"],
              "considered": found.considered}
@@ -107,17 +111,14 @@ def row(evaluation) -> dict:
 
 def text(question, found, sentence: str, reasons: list[str]) -> str:
     shown, priced = found.ranking[:SHOWN], question.price is not None
-    wide = max(len(str(each.candidate)) for each in shown)
     lines = [f"{question.model.name}, {question.model.params:,} parameters, samples of {question.seq:,} tokens, on "
-             f"{question.cluster_name}: {found.considered:,} candidates", "", sentence, "",
-             f"{'':{wide + 2}}{'':>11}{'peak':>9}{'sent':>9}{'step':>10}{'waits':>10}{'tokens/s':>11}{'per card':>10}"
-             + f"{'10⁹ tokens':>12}" * priced]
+             f"{question.cluster_name}: {found.considered:,} candidates", "", sentence, ""]
+    rows = [["", "", "peak", "sent", "step", "waits", "tokens/s", "per card", "10⁹ tokens"]]
     for each in shown:
-        mark = ">" if each is found.chosen else " "
-        lines.append(f"{mark} {each.candidate!s:{wide}}{each.source:>11}{gb(each.peak_bytes):>9}"
-                     f"{gb(sum(each.sent.values())):>9}{each.step_seconds:>8.3g} s{each.exposed_seconds:>8.2g} s"
-                     f"{each.tokens_per_second:>11,.0f}{each.tokens_per_card:>10,.0f}"
-                     + (f"{each.cost:>12,.2f}" if priced else ""))
+        rows.append([f"{'>' if each is found.chosen else ' '} {each.candidate}", each.source, gb(each.peak_bytes),
+                     gb(sum(each.sent.values())), f"{each.step_seconds:.3g} s", f"{each.exposed_seconds:.2g} s",
+                     f"{each.tokens_per_second:,.0f}", f"{each.tokens_per_card:,.0f}", f"{each.cost:,.2f}" if priced else ""])
+    lines += table([row[:8 + priced] for row in rows], "<" + ">" * (7 + priced))
     if question.has_meshes:
         lines += ["", "The best of each kind:"]
         for kind, each in found.best_by_kind().items():

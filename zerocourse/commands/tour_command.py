@@ -13,8 +13,10 @@ from ..errors import BadInput
 from ..formulas.units import gb
 from . import Outcome
 from .arguments import MOST_SEED, Checked, check_folder, path, whole
+from .terminal import table as aligned
 
 HELP = "train one GPT-2 in five ways on real ranks, and check bytes and losses against the formulas"
+WIDE = 120  # columns of the table in a file
 
 
 def configure(parser):
@@ -48,11 +50,11 @@ def run(args) -> Outcome:
     modes = measure(settings)
     verdict = list(checks(settings, modes))
     wanted = {mode: expected(settings, mode) for mode in modes}
-    text = table(settings, modes, wanted, verdict)
+    text = table(settings, modes, wanted, verdict, WIDE)
     summary = {"ok": all(check.ok for check in verdict),
                "modes": {mode: summarise(ranks) for mode, ranks in modes.items()}}
     write(args.out, text, summary, modes, wanted, args.trace)
-    return Outcome(f"{text}\n\nwritten to {args.out}/", summary, summary["ok"])
+    return Outcome(f"{table(settings, modes, wanted, verdict)}\n\nwritten to {args.out}/", summary, summary["ok"])
 
 
 def check(settings) -> None:
@@ -107,18 +109,19 @@ def summarise(ranks: list[dict]) -> dict:
             "losses": mean_losses(ranks), "step_seconds": max(got["step_seconds"] for got in ranks)}
 
 
-def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdict: list) -> str:
-    """One line per rank, and below each mode a line with its formulas."""
+def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdict: list, wide: int | None = None) -> str:
+    """One line per rank, and below each mode a line with its formulas. wide: columns of the page; None: the terminal's."""
     columns = ("parameters", "gradients", "optimizer", "total", "peak", "sent")
-    head = f"{'':8}{'':9}" + "".join(f"{name:>11}" for name in ("parameters", "gradients", "optimizer", "together", "peak", "sent/step"))
     lines = [f"GPT-2 with {settings.model.params:,} parameters, fp32 AdamW, {settings.ranks} ranks × {settings.micro_batch} samples "
-             f"× {settings.model.block_size} tokens; bytes per rank", "", f"{head}{'last loss':>11}{'ms/step':>9}", ""]
+             f"× {settings.model.block_size} tokens; bytes per rank", ""]
+    rows = [["", "parameters", "gradients", "optimizer", "together", "peak", "sent/step", "last loss", "ms/step"]]
     for mode, ranks in modes.items():
         for rank, got in enumerate(ranks):
             got = got | {"total_bytes": sum(got[f"{kind}_bytes"] for kind in columns[:3])}
-            lines.append(f"{mode if rank == 0 else '':8}{f'rank {rank}':9}" + "".join(f"{gb(got[f'{name}_bytes']):>11}" for name in columns)
-                         + f"{got['losses'][-1]:11.6f}{got['step_seconds'] * 1e3:9.0f}")
-        lines.append(f"{'':8}{'formula':9}" + "".join(f"{gb(wanted[mode][f'{name}_bytes']):>11}" for name in columns))
+            rows.append([f"{mode if rank == 0 else '':8}rank {rank}", *(gb(got[f"{name}_bytes"]) for name in columns),
+                         f"{got['losses'][-1]:.6f}", f"{got['step_seconds'] * 1e3:.0f}"])
+        rows.append([f"{'':8}formula", *(gb(wanted[mode][f"{name}_bytes"]) for name in columns), "", ""])
+    lines += aligned(rows, "<" + ">" * 8, wide)
     wrong = [check for check in verdict if not check.ok]
     lines += ["", f"{len(verdict) - len(wrong)} of {len(verdict)} checks hold: bytes to the last one, peaks within 10 %, "
               "losses equal one process's"]

@@ -71,17 +71,16 @@ def run(args) -> Outcome:
     if not dist.is_torchelastic_launched():
         settings = prepare(args, args.ranks)
         return outcome(args, settings, launched(settings, args.ranks, args.max_restarts))
-    from tqdm import tqdm
-
     from ..comm import bootstrap
     from ..engine.train import train
+    from ..launch.progress_bar import progress_bar
 
     refuse_ignored(args.given, ("--nproc", "--ranks"), "under torchrun, which says how many ranks there are")
     refuse_ignored(args.given, ("--max-restarts",), "under torchrun, which has a --max-restarts of its own")
     bootstrap.init(timeout_seconds=1800)  # as the engine does, because one rank may write a checkpoint meanwhile
     rank, ranks = dist.get_rank(), dist.get_world_size()
     settings = prepare(args, ranks, writes=rank == 0)
-    with tqdm(total=settings.steps, disable=rank > 0) as bar:
+    with progress_bar(settings.steps, wanted=rank == 0) as bar:
         got = train(settings, lambda row: (bar.update(row["step"] - bar.n), bar.set_postfix(loss=f"{row['loss']:.3f}")))
     of_ranks: list = [None] * ranks
     dist.all_gather_object(of_ranks, got)

@@ -20,6 +20,7 @@ from ..errors import BadInput
 from .processes import payload
 from .processes.failures import LaunchError, LaunchInterrupted
 from .processes.jobs import Job, Results
+from .progress_bar import progress_bar
 from .ranks import check_nproc, line_printer
 
 PEERS_SECONDS = 0.7  # seconds after one rank failed until the others count as stuck
@@ -191,8 +192,7 @@ class _ProgressBar:
     def move(self, rank: int, step: int, total: int, info: dict) -> None:
         if self.wanted and self.bar is None:
             with contextlib.suppress(ImportError):
-                from tqdm.auto import tqdm
-                self.bar = tqdm(total=total)
+                self.bar = progress_bar(total, initial=step)  # its rate is of what it has seen
             self.wanted = self.bar is not None
         if self.bar is not None:
             self.bar.total, self.bar.n = total, step

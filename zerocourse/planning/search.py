@@ -138,17 +138,17 @@ def cheaper(candidate: Candidate) -> Iterator[Candidate]:
     yield from (replace(candidate, stage=stage) for stage in range(1, candidate.stage))
 
 
-def plan(question: Question, simulate: int = 3, progress: Callable[[int, int], None] = lambda done, of: None) -> Plan:
+def plan(question: Question, simulate: int = 3, progress: Callable[[int, Candidate], None] = lambda done, candidate: None) -> Plan:
     """simulate: how many candidates that fit are to be confirmed; 0: formulas alone.
 
-    progress: called with how many of them are done.
+    progress: called with how many of them are done, and the one that is looked at next.
     """
     fitting, refused, count = evaluate(question, MARGIN if simulate else 0.0)
     confirmed: list[Evaluation] = []
     waiting = list(fitting)
     while waiting and len(confirmed) < simulate:
-        progress(len(confirmed), simulate)
         first = waiting.pop(0)
+        progress(len(confirmed), first.candidate)
         look = simulated if can_be_simulated(first.candidate) else computed
         evaluation = look(question, first.candidate)
         (confirmed if evaluation.fits else refused).append(evaluation)
