@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from zerocourse.activations import checkpoint_blocks
+from zerocourse.activations import checkpoint_blocks, saving
 from zerocourse.engine import initialize
 from zerocourse.errors import BadInput
 from zerocourse.models.gpt2 import build_model
@@ -137,6 +137,18 @@ def test_what_cannot_be_checkpointed_is_refused():
     with pytest.raises(BadInput, match="asks for every block"):
         initialize(nn.Linear(2, 2), config={"train_batch_size": 1,
                                             "activation_checkpointing": {"number_checkpoints": None}})
+
+
+def test_blocks_with_batch_statistics_may_keep_their_products():
+    """The copies of the statistics, on which a block is computed again, are no part of what selective checkpointing sees."""
+    found = []
+    for context in ({}, {"context": saving()}):
+        model = Habits()
+        checkpoint_blocks(model, **context)
+        torch.manual_seed(5)
+        model(torch.ones(4, 5) * torch.arange(4)[:, None]).backward()
+        found.append([*(param.grad for param in model.parameters() if param.requires_grad), *model.buffers()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_names_and_the_cache():

@@ -570,3 +570,57 @@ def test_a_simulated_cast_lets_gradients_through():
     rounded = simulate(x)
     (rounded * torch.tensor([0.3, 1.0])).sum().backward()
     assert rounded.tolist() == [0.1015625, 3.0] and x.grad.tolist() == [0.3125, 1.0]
+
+
+# -- the model's buffers -------------------------------------------------------------------------------------------------
+
+class Normed(nn.Module):
+    """Batch statistics in a unit, and a buffer that is no statistics."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), nn.BatchNorm1d(6, affine=False)])
+        self.register_buffer("frequencies", torch.tensor([1 / 3]))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return (x * self.frequencies.to(x.dtype)).float().square().mean()
+
+
+def normed(half: str, stage: int, folder: str) -> dict:
+    """Two steps in half precision, a save, and the same again in fp32, from it."""
+    found = {}
+    for precision in ({half: {"enabled": True}}, {}):
+        config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+                  "zero_optimization": {"stage": stage}, **precision}
+        engine, *_ = zerocourse.initialize(model=(model := Normed()), model_parameters=model.parameters(), config=config)
+        if found:
+            engine.load_checkpoint(folder)
+            found["loaded"] = {name: each.float() for name, each in model.named_buffers()}
+            break
+        dtype = torch.bfloat16 if half == "bf16" else torch.float16
+        for step in range(2):
+            rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(step + 10 * engine.global_rank))
+            engine.backward(engine(rows.to(dtype)))
+            engine.step()
+        found["dtypes"] = [each.dtype for each in model.buffers() if each.is_floating_point()]
+        found["trained"] = {name: each.float() for name, each in model.named_buffers()}
+        model.eval()
+        with torch.no_grad():
+            found["evaluated"] = engine(rows.to(dtype)).isfinite().item()
+        engine.save_checkpoint(folder)
+    return found
+
+
+@pytest.mark.parametrize("half, stage", (("bf16", 3), ("fp16", 1)))
+def test_running_statistics_follow_their_weights(pool, tmp_path, half, stage):
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[half]
+    first, second = pool(2).run(normed, half, stage, str(tmp_path))
+    for found in (first, second):
+        fp32 = torch.float32
+        assert found["dtypes"] == [fp32, dtype, dtype, fp32, fp32], "that of the weights; without any, and others, as they were"
+        assert found["evaluated"] and found["trained"]["blocks.0.1.running_mean"].abs().sum() > 0
+        assert all(torch.equal(value, first["trained"][name]) and torch.equal(value, found["loaded"][name])
+                   for name, value in found["trained"].items())

@@ -17,6 +17,7 @@ from worlds import STAGES, Stack, rows, squares
 
 from zerocourse import shard
 from zerocourse.errors import BadInput
+from zerocourse.init.deferred import deferred_init
 from zerocourse.launch.processes.failures import RankError
 
 # -- gradients that no backward brought ------------------------------------------------------------------------------
@@ -231,6 +232,23 @@ def test_compiled_models(pool, way):
     by_stage(pool, compiled, check, "compile", args=(way,), stages=(2, 3), timeout=5 * SECONDS)
 
 
+def test_a_second_compiled_model_of_a_class():
+    """A cell that is run again; the compiler keeps what it has of the first."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # else it would give up with a warning
+        losses = []
+        for stage in (1, 1, 3):
+            model = torch.compile(Stack(), backend="eager")
+            model, optimizer = shard(model, plain_sgd(model.parameters()), stage)
+            for step in range(2):
+                loss = squares(model, step, 0, 0)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+    assert losses == [losses[0]] * 3
+
+
 # -- what else is refused --------------------------------------------------------------------------------------------
 
 def stale(comm, stage, make: Callable) -> str:
@@ -368,3 +386,30 @@ def test_a_rank_that_leaves_the_loop_early(pool):
         assert ranks[1]["error"] is None, f"stage {stage}: {ranks[1]['error']}"
         complaints += [said and f"stage {stage}: {said}" for said in stuck(ranks, 1, "(?!.*must run the same units)")]
     report(complaints)
+
+
+def over_one_memory(kind: str) -> nn.Module:
+    model = nn.Module()
+    model.a, model.b = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+    memory = torch.zeros(6, 12)
+    if kind == "columns":  # of one matrix: no element is in both
+        model.a.weight.data, model.b.weight.data = memory[:, :6], memory[:, 6:]
+    elif kind == "rows":
+        model.a.weight.data, model.b.weight.data = memory.view(12, 6)[:6], memory.view(12, 6)[6:]
+    elif kind == "overlapping columns":
+        model.a.weight.data, model.b.weight.data = memory[:, :6], memory[:, 5:11]
+    else:
+        model.b.weight.data = model.a.weight.data.t() if kind == "transposed" else model.a.weight.data
+    return model
+
+
+def test_two_parameters_over_one_memory():
+    for kind in ("assigned", "transposed", "overlapping columns"):
+        with pytest.raises(BadInput, match="'a.weight' and 'b.weight' are two objects over one memory.*one nn.Parameter"):
+            shard(over_one_memory(kind), stage=1)
+    with deferred_init():
+        model = nn.ModuleList([nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)])
+    for kind in ("columns", "rows"):
+        shard(over_one_memory(kind), stage=1)
+    for other in (model, nn.LSTM(3, 4, num_layers=2)):
+        shard(other, stage=1)

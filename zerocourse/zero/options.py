@@ -44,7 +44,8 @@ class Precision:
 
     param_dtype: what fp32 parameters and their gradients become, torch.bfloat16 or torch.float16. None: they keep their
         dtype, as parameters of any other dtype always do. Parameters in half precision, whether they came so or became so,
-        have fp32 master weights, which the optimizer steps.
+        have fp32 master weights, which the optimizer steps. Of the model's buffers the running statistics of a BatchNorm
+        follow its weights, and no others.
     reduce_dtype: in which gradients are sent, and on NCCL added up over the ranks (on gloo half precision is added in
         fp32, and the sum rounded). None: that of the parameters.
     accumulate_dtype: in which the gradients of micro-batches are added up, and kept until the step. torch.float32 for

@@ -23,6 +23,7 @@ from .buffer import FlatBuffer
 from .ddp import DataParallel, StageOps
 from .extras.encoder import gather_for_encoder
 from .extras.gradients import mark_parameters
+from .extras.model_buffers import cast_statistics
 from .extras.pretrained import save_together
 from .extras.reduce_dtype import sent_as_chosen
 from .extras.refusals import check_same, check_trainable, describe, refuse_emulated_bf16, refuse_habits
@@ -108,6 +109,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
                       FlatBuffer if offload is None else offload.buffer)
     for module in model.modules():  # `model.to(device)` refuses a model with fake parameters
         module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
+    cast_statistics(model)
     for name, buffer in model.named_buffers():
         groups.broadcast(buffer, f"buffer {name}")
     flats = [flat for unit in made for flat in unit.flats]

@@ -1,17 +1,16 @@
 """Hooks that torch.compile leaves alone. Needed by: torch.compile(model), before or after shard."""
 
-import torch
+from torch._C._dynamo import eval_frame
 
 
 def eager(hook):
-    """torch.compile breaks its graph at this function and runs it as it is. (Its own decorator would load the compiler.)"""
-    uncompiled = None
+    """torch.compile breaks its graph at this function, and runs it, and whatever it calls, as it is.
 
-    def call(*args):
-        nonlocal uncompiled
-        if not torch.compiler.is_compiling():
-            return hook(*args)
-        uncompiled = uncompiled or torch.compiler.disable(hook)
-        return uncompiled(*args)
-
-    return call
+    These are the two marks that `torch.compiler.disable` would leave, without the compiler, which that would load. A wrapper
+    that calls it later would be compiled itself, once for all hooks: it would be guarded by the closure of one of them, fail
+    for the next model, and be compiled anew for each hook until the compiler gives up.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    hook._torchdynamo_disable = True
+    eval_frame.set_code_exec_strategy(hook.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return hook

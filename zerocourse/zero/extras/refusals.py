@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import BadInput, CollectiveError
+from .shared_memory import refuse_shared_memory
 
 NOT_ELEMENTWISE = {"lbfgs", "adafactor", "muon", "sparseadam", "shampoo", "soap", "lamb", "lars"}
 SHARDED = "_zerocourse_sharded"  # the mark of a parameter that a stage has in its flat buffers, and of its shards
@@ -39,6 +40,7 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
                            "shard it then")
         if hasattr(param, SHARDED):
             raise BadInput(f"parameter {name!r} is in another sharded model already: shard the model that holds all of it")
+    refuse_shared_memory(model)
     if next(model.parameters(), None) is None:
         raise BadInput(f"{kind} has no parameters, so there is nothing to train")
     if {base.__name__.lower() for base in type(optimizer).__mro__} & NOT_ELEMENTWISE:
