@@ -407,6 +407,16 @@ def test_idle_ranks_leave_and_come_back(monkeypatch):
         assert ranks.run(dist.get_world_size) == [2, 2] and not set(first.values()) & set(ranks.pids.values())
 
 
+def test_idle_ranks_are_not_used_again():
+    """Also before they have left: one might leave while it is given work."""
+    with Ranks(1, idle=0.05, timeout=60) as ranks:
+        ranks.run(os.getpid)
+        first = ranks.pids
+        time.sleep(0.1)
+        ranks.run(os.getpid)
+        assert ranks.pids != first
+
+
 def test_ranks_that_hold_variables_stay(monkeypatch):
     monkeypatch.setattr(ranks_module, "GRACE_SECONDS", 0.0)
     with Ranks(1, idle=0.1, timeout=60) as ranks:
