@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import zerocourse
 from zerocourse.errors import BadInput
 from zerocourse.measure.ledger import Ledger
 from zerocourse.init.deferred import Materializer, assert_materializable, deferred_init, materialize_model
@@ -404,7 +405,7 @@ def test_bias_that_init_weights_forgets_is_what_torch_gives():
 class Gate(nn.Module):
     def __init__(self, dtype=torch.float32):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(3, dtype=dtype), requires_grad=dtype.is_floating_point)
+        self.scale = nn.Parameter(torch.empty(3, dtype=dtype), requires_grad=dtype.is_floating_point)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int32])
@@ -614,3 +615,72 @@ def test_one_seed_gives_one_model_on_every_device():
     on_gpu = materialize_model(sketch(Net), device="cuda")
     assert all(tensor.is_cuda for tensor in on_gpu.state_dict().values())
     assert same(on_gpu.cpu(), materialize_model(sketch(Net)))
+
+
+# -- values that __init__ gives ----------------------------------------------------------------------------------------
+
+class Learned(nn.Module):
+    """Parameters whose values are made in `__init__`, beside some that only initialisers fill."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(3) * 0.5 + torch.arange(3.0))
+        self.scale = nn.Parameter(torch.full((2, 2), 0.25, dtype=torch.bfloat16))
+        self.drawn = nn.Parameter(torch.empty(2, 3).normal_())
+        self.lost = nn.Parameter(torch.empty(2), requires_grad=False)
+        self.layer = nn.Linear(3, 2)
+        self.tied = self.token
+
+    def _init_weights(self, module):
+        if module is self:
+            with torch.no_grad():
+                self.lost.fill_(7.0)
+
+
+def test_values_that_init_gives_arrive():
+    with deferred_init():
+        torch.manual_seed(5)
+        model = Learned()
+    assert all(param.is_meta for param in model.parameters())
+    torch.manual_seed(5)
+    plain = Learned()
+    materialize_model(model)
+    for name in ("token", "scale", "drawn"):
+        assert torch.equal(getattr(model, name), getattr(plain, name)) and getattr(model, name).dtype is getattr(plain, name).dtype
+    assert model.tied is model.token and model.lost.tolist() == [7.0, 7.0]
+    assert not any(name.startswith("_zerocourse") for param in model.parameters() for name in vars(param))
+
+
+def given_on_two_ranks() -> dict:
+    with deferred_init():
+        torch.manual_seed(torch.distributed.get_rank())  # rank 0's count
+        model = Learned()
+    return zerocourse.state_dict(zerocourse.shard(model, stage=3)[0])
+
+
+def test_values_that_init_gives_are_rank_0s(pool):
+    torch.manual_seed(0)
+    plain = Learned()
+    for state in pool(2).run(given_on_two_ranks):
+        assert torch.equal(state["drawn"], plain.drawn) and torch.equal(state["token"], plain.token)
+
+
+def half_filled(tensor):
+    tensor[:2].fill_(1)
+    return tensor
+
+
+@pytest.mark.parametrize("make", [lambda: torch.empty(4), lambda: torch.empty(8)[:4] * 2, lambda: torch.Tensor(4),
+                                  lambda: torch.empty(2, 4)[:1].fill_(1).expand(2, 4).new_empty(2), lambda: half_filled(torch.empty(4)),
+                                  lambda: torch.empty(2, 4).copy_(torch.ones(4))[0].new_empty(4)])
+def test_memory_that_nobody_filled_has_no_values(make):
+    class Unfilled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.ones(4)  # whose memory the next tensor may get
+            self.scale = nn.Parameter(make())
+
+    with deferred_init():
+        model = Unfilled()
+    with pytest.raises(BadInput, match="scale of Unfilled has no values"):
+        materialize_model(model)

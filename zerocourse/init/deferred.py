@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import BadInput
+from .given_values import VALUES, GivenValues
 from .initializers import InitFn, initialise, is_unset, misses_values, unset
 
 # -- building -------------------------------------------------------------------------------------------------------
@@ -35,12 +36,13 @@ def deferred_init() -> Iterator[None]:
 
     Each parameter keeps its class, its attributes and its ties: one object registered in two places stays one object.
     What `__init__` does to fill parameters (`reset_parameters()`, `nn.init`) costs nothing and does nothing. At most
-    one parameter has memory at a time, while `__init__` creates it. Other threads are not affected, and deferred_init
+    one parameter has memory at a time, while `__init__` creates it, and those that get values there and then, as by
+    `nn.Parameter(torch.ones(4))`, keep them until the model is materialised (see `given_values`). Other threads are not affected, and deferred_init
     may be nested. Lazy modules are left as they are.
 
     Raises BadInput, with the module and the line, when an `__init__` reads a parameter's values.
     """
-    builder, twins = threading.get_ident(), WeakTensorKeyDictionary()
+    builder, twins, given = threading.get_ident(), WeakTensorKeyDictionary(), GivenValues()
 
     def on_meta(module: nn.Module, name: str, param: nn.Parameter) -> nn.Parameter | None:
         if param.is_meta or threading.get_ident() != builder:
@@ -49,11 +51,14 @@ def deferred_init() -> Iterator[None]:
             return None
         if param not in twins:
             twins[param] = _twin(param, torch.empty_like(param, device="meta"))
+            if param in given:
+                setattr(twins[param], VALUES, param.detach())
         return twins[param]
 
     handle = register_module_parameter_registration_hook(on_meta)
     try:
-        yield
+        with given:
+            yield
     except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
         if not misses_values(error):
             raise
@@ -154,6 +159,8 @@ class Materializer:
         for param in keys:  # one after the other, so that the fp32 values of each are freed at once
             value, shape = drawn.pop(param), self.params[param]
             if shape.is_meta:
+                if hasattr(shape, VALUES) and (value is None or is_unset(value)):
+                    value = getattr(shape, VALUES)
                 self._check(value, shape, f"{param} of {type(module).__name__}", tried)
                 values[param] = value.detach().to(self.device, shape.dtype)
         return values
@@ -175,6 +182,7 @@ class Materializer:
         for module in lists:
             module._flat_weight_refs = []  # it has weak references to the parameter, which would forbid the swap
         param = self.params[name]
+        vars(param).pop(VALUES, None)
         try:
             # .data has its own version counter: writes elsewhere in the memory of `value` are not counted.
             torch.utils.swap_tensors(param, _twin(param, value.data))
