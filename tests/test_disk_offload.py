@@ -88,6 +88,33 @@ def test_the_engine_counts_what_the_disk_moves(tmp_path):
     assert "io_bytes" not in initialize(model=worlds.gpt(), config={"train_batch_size": 2})[0].communication()
 
 
+def lions(config: dict) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of three steps with the package's Lion, whose only average lies where the config says."""
+    engine, *_ = initialize(model=worlds.gpt(), config={
+        "train_micro_batch_size_per_gpu": worlds.SIZE, "optimizer": {"type": "Lion", "params": {"lr": 1e-2, "weight_decay": 0.1}},
+        "gradient_clipping": 0.3, **config})
+    losses = []
+    for number in range(3):
+        loss = worlds.gpt_loss(engine, number, 0, engine.global_rank)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses, engine.state_dict()
+
+
+@pytest.mark.parametrize("stage, dtype", ((1, "fp32"), (2, "bf16"), (3, "fp32")))
+def test_lion_of_a_config_is_the_same_on_host_and_disk(pool, tmp_path, stage, dtype):
+    """The package's own optimizer says that it may step one buffer after the other, as torch's may."""
+    config = {"bf16": {"enabled": True}} if dtype == "bf16" else {}
+    expected = pool(2).run(lions, config | {"zero_optimization": {"stage": stage}})
+    nvme = {"device": "nvme", "nvme_path": str(tmp_path)}
+    for places in ({"offload_optimizer": {"device": "cpu"}}, {"offload_optimizer": nvme},
+                   {"offload_optimizer": nvme, "offload_param": nvme})[:3 if stage == 3 else 2]:
+        for (losses, weights), (right, plain) in zip(pool(2).run(lions, config | {"zero_optimization": {"stage": stage, **places}}),
+                                                     expected, strict=True):
+            assert losses == right and all(torch.equal(weights[name], value) for name, value in plain.items()), places
+
+
 def test_the_budgets_of_host_and_disk_are_kept(tmp_path):
     for budgets, tier in (({"host_budget": 40_000}, "host"), ({"disk_budget": 20_000}, "disk")):
         with pytest.raises(OutOfMemory, match=f"rank 0 ran out of {tier} memory"):

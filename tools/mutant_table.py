@@ -517,6 +517,8 @@ MUTANTS = [
          "traps.py::test_trap_09_a_buffer_that_grows"),
     ),
     *of("zero/extras/optimizer_habits.py",
+        ("only torch's own step in parts", 'vars(kind).get("steps_in_parts", False)', "False",
+         "disk_offload.py::test_lion_of_a_config_is_the_same_on_host_and_disk"),
         ("states of whole parameters stay", "optimizer.state.pop(param, None)", "pass",
          "passes.py::test_an_optimizer_with_a_state_before_shard[False-adamw]"),
         ("a state is a view of the whole one", ".to(part, copy=True)", ".to(part)",

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 class Lion(Optimizer):
     """An element-wise optimizer: a slice of a parameter is updated as it would be inside of the whole."""
 
+    steps_in_parts = True  # several calls, each with some of the gradients, are one step: so its states may lie on a disk
+
     def __init__(self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})

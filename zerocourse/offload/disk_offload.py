@@ -100,7 +100,8 @@ class DiskOffload(HostOffload):
         if is_seen_stepping(optimizer):
             raise BadInput(f"{type(optimizer).__name__} is not torch's own, or has hooks, and so must step all parameters at "
                            "once: with the states on the disk they are stepped one buffer after the other, so take an "
-                           "optimizer of torch.optim without step hooks, or offload to the host")
+                           "optimizer of torch.optim without step hooks, offload to the host, or say steps_in_parts = True in "
+                           "the optimizer's class if several calls of its step may be one")
         waiting = self.waiting = deque(flats)
         try:
             for flat in flats:

@@ -13,10 +13,13 @@ from .refusals import known_to, ours
 
 
 def is_seen_stepping(optimizer: Optimizer) -> bool:
-    """Would somebody notice several calls in one step? An optimizer that is not torch's may count them, and so may hooks."""
+    """Would somebody notice several calls in one step? An optimizer that is not torch's may count them, unless its own class
+    says `steps_in_parts`, and so may hooks."""
     hooks = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
              torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks]
-    return not type(optimizer).__module__.startswith("torch.optim") or any(hook is not ours for each in hooks for hook in each.values())
+    kind = type(optimizer)
+    in_parts = kind.__module__.startswith("torch.optim") or vars(kind).get("steps_in_parts", False)
+    return not in_parts or any(hook is not ours for each in hooks for hook in each.values())
 
 
 def shard_state(optimizer: Optimizer, stage) -> None:
