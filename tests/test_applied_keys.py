@@ -109,6 +109,46 @@ def test_a_monitor_that_cannot_write_or_is_not_installed_is_said(tmp_path, monke
         zerocourse.initialize(nn.Linear(2, 2), config={"train_batch_size": 1, "tensorboard": {"enabled": True, "output_path": str(tmp_path)}})
 
 
+# -- leaf modules -----------------------------------------------------------------------------------------------------
+
+class Experts(nn.Module):
+    """Two layers, each with two experts: a unit is a layer, unless leaves are named."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+
+        def forward(self, x):
+            return sum(expert(x) for expert in self.experts)
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(self.Layer() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def leaves() -> list[list[str]]:
+    found = []
+    for leaf in ({}, {"classes": ["torch.nn.modules.linear.Linear"]}, {"names": ["layers.1.experts.0"]}, {"name_suffixes": "0.experts.1"}):
+        engine, *_ = engine_of(model=Experts, stage=3, zero={"leaf_module": leaf})
+        found.append(sorted(unit.name for unit in engine.zero.units))
+    with pytest.warns(UserWarning, match="leaf_module: Experts has no module 'nowhere'"):
+        zerocourse.initialize(Experts(), sgd, config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {
+            "stage": 3, "leaf_module": {"names": ["nowhere"]}}})
+    return found
+
+
+def test_the_config_names_leaf_modules(pool):
+    usual = ["layers.0", "layers.1", "root"]
+    assert pool(2).run(leaves) == [[usual, sorted(["root", *(f"layers.{layer}.experts.{expert}" for layer in range(2) for expert in range(2))]),
+                                    sorted([*usual, "layers.1.experts.0"]), sorted([*usual, "layers.0.experts.1"])]] * 2
+
+
 # -- inference with parameters that lie elsewhere (ZeRO-Inference) --------------------------------------------------------
 
 def infers(device: str, folder: str, half: bool) -> tuple[bool, dict]:

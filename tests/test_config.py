@@ -105,6 +105,7 @@ def test_defaults():
             "offload_optimizer": {"device": "none", "nvme_path": None, "buffer_count": 4, "pin_memory": True,
                                   "ratio": 1.0},
             "offload_param": {"device": "none", "nvme_path": None, "pin_memory": True},
+            "leaf_module": {"classes": [], "names": [], "name_suffixes": []},
             "zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_gradients": False},
         "aio": {"block_size": 1_048_576, "queue_depth": 8, "intra_op_parallelism": 1},
         "fp16": {"enabled": False, "auto_cast": False, "loss_scale": 0.0, "initial_scale_power": 16,
@@ -162,6 +163,7 @@ BAD = {  # what a value must be: values that are not
     "one of 'log', 'linear'": ["cosine", "Log", None, 1],
     "a string, or null": [1, ["x"]],
     "a string": [1, None, ["x"]],
+    "a list of strings": [1, None, [1], {}],
     "one of 'mean', 'sum'": ["max", 1, True, None],
     "one of 'Fail', 'Warn', 'Ignore'": ["Perhaps", 1, True, None],
 }
@@ -197,6 +199,7 @@ MUST = {
     "data_types.grad_accum_dtype": "one of 'fp32', 'fp16', 'bf16', or null",
     "activation_checkpointing.enabled": FLAG, "activation_checkpointing.cpu_checkpointing": FLAG,
     "gradient_allreduce_op": "one of 'mean', 'sum'", "dataloader_drop_last": FLAG,
+    **{f"zero_optimization.leaf_module.{key}": "a list of strings" for key in ("classes", "names", "name_suffixes")},
     "checkpoint.tag_validation": "one of 'Fail', 'Warn', 'Ignore'",
     **{f"{section}.{key}": must for section in ("csv_monitor", "tensorboard")
        for key, must in {"enabled": FLAG, "output_path": "a string", "job_name": "a string"}.items()},

@@ -1,6 +1,8 @@
 """What a config makes: optimizers with DeepSpeed's defaults, schedules with its numbers, in the loop as by hand."""
 
+import copy
 import math
+import re
 import warnings
 
 import pytest
@@ -145,6 +147,32 @@ def test_one_rate_for_each_parameter_group():
     assert schedule.get_last_lr() == [0.75, 1.0]
     with pytest.raises(BadInput, match="warmup_max_lr is a list of 3 rates: the optimizer has 2 parameter groups"):
         SCHEDULES["WarmupLR"](optimizer, warmup_max_lr=[1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("kind, params, said", [
+    ("WarmupLR", {"warmup_num_steps": 0}, "WarmupLR: warmup_num_steps is 0: it must be an integer of at least 1"),
+    ("WarmupLR", {"warmup_num_steps": -5}, "warmup_num_steps is -5"),
+    ("WarmupLR", {"warmup_num_steps": None}, "warmup_num_steps is None: it must be an integer"),
+    ("WarmupLR", {"warmup_type": "cosine"}, "warmup_type is 'cosine': it must be one of 'log', 'linear'"),
+    ("WarmupLR", {"warmup_min_lr": -1.0}, "warmup_min_lr is -1.0: it must be a number of at least 0"),
+    ("WarmupLR", {"warmup_max_lr": [0.1, 0.2]}, "warmup_max_lr is a list of 2 rates: the optimizer has 1 parameter groups"),
+    ("WarmupDecayLR", {}, "total_num_steps is missing"),
+    ("WarmupDecayLR", {"total_num_steps": 9, "warmup_num_steps": 1.5}, "WarmupDecayLR: warmup_num_steps is 1.5"),
+    ("WarmupCosineLR", {"total_num_steps": -1}, "WarmupCosineLR: total_num_steps is -1"),
+    ("OneCycle", {"cycle_min_lr": (0.1, 0.1), "cycle_max_lr": (0.2, 0.2, 0.2)}, "cycle_min_lr has 2 rates and cycle_max_lr has 3"),
+    ("OneCycle", {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_first_step_size": 0}, "cycle_first_step_size is 0"),
+    ("LRRangeTest", {"lr_range_test_step_size": 0}, "LRRangeTest: lr_range_test_step_size is 0"),
+])
+def test_a_schedule_that_cannot_be_is_refused(kind, params, said):
+    with pytest.raises(BadInput, match=re.escape(said)):
+        SCHEDULES[kind](torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), **params)
+
+
+def test_a_schedule_needs_an_optimizer_and_can_be_copied():
+    with pytest.raises(BadInput, match="WarmupLR needs a torch optimizer, not a Linear"):
+        SCHEDULES["WarmupLR"](nn.Linear(1, 1))
+    schedule = SCHEDULES["WarmupLR"](torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), 0.0, 0.2, 10)
+    assert copy.deepcopy(schedule).get_lr() == schedule.get_lr()
 
 
 def test_deepspeeds_own_give_the_same_where_it_is_installed():

@@ -28,7 +28,7 @@ from .config import Config
 from .config.auto import known_values
 from .familiar import FamiliarNames, require_group
 from .half_precision import LossScaling, in_half, precision_of
-from .leaf_modules import units_with_leaves
+from .leaf_modules import set_leaves_of, units_with_leaves
 from .monitors import Monitors
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
@@ -79,6 +79,7 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
         if other is not None:
             raise BadInput(f"the ranks disagree on the config: {key} is {value} on rank 0 and "
                            f"{of_ranks[other][key]} on rank {other}; give every rank the same")
+    set_leaves_of(resolved, model)
     optimizer = choose_optimizer(resolved, optimizer, model, model_parameters)
     lr_scheduler = choose_scheduler(resolved, lr_scheduler, optimizer)
     checkpointing, packing = resolved.activation_checkpointing, None

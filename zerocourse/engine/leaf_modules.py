@@ -5,12 +5,14 @@ Such a module, for example a layer of experts of which each token takes a few, b
 They are set before `initialize`. (`zerocourse.shard` takes units= itself.)
 """
 
+import warnings
 from collections.abc import Iterable
 
 from torch import nn
 
 from ..errors import BadInput
 from ..zero.unit import cut_into_units, has_forward
+from .config import Config
 
 LEAF = "_z3_leaf"  # DeepSpeed's own mark, which libraries look at
 PARAMETER = "ds_z3_leaf_module"
@@ -56,6 +58,21 @@ def z3_leaf_module(model: nn.Module) -> bool:
 def z3_leaf_parameter(model: nn.Parameter) -> bool:
     """Is this parameter in a leaf?"""
     return getattr(model, PARAMETER, False)
+
+
+def set_leaves_of(config: Config, model: nn.Module) -> None:
+    """Make leaves of the modules that the config names. Warns of what it names and the model has not."""
+    leaf = config.zero_optimization.leaf_module
+    if config.zero_optimization.stage < 3 or leaf == type(leaf)():
+        return
+    found = set_z3_leaf_modules(model, leaf.classes, raise_if_not_found=False)
+    for wanted, setter in ((leaf.names, set_z3_leaf_modules_by_name), (leaf.name_suffixes, set_z3_leaf_modules_by_suffix)):
+        modules, missing = setter(model, wanted, raise_if_not_found=False)
+        found += modules
+        if missing:
+            warnings.warn(f"zero_optimization.leaf_module: {type(model).__name__} has no module {' or '.join(map(repr, missing))}", stacklevel=3)
+    if leaf.classes and not found:
+        warnings.warn(f"zero_optimization.leaf_module: {type(model).__name__} has no module of the classes {', '.join(leaf.classes)}", stacklevel=3)
 
 
 def of_classes(model: nn.Module, classes: Iterable[type | str], must: bool) -> list[nn.Module]:

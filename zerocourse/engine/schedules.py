@@ -8,18 +8,31 @@ for all parameter groups, or a list with one for each.
 
 import math
 from collections.abc import Sequence
+from inspect import signature
 
 from torch.optim import Optimizer
 
 from ..errors import BadInput
+from .config.load import check_section
 
 Rate = float | Sequence[float]
 
 
 class LRSchedule:
-    """What the schedules have in common. A subclass says in `rates` what each parameter group's rate is at a count."""
+    """What the schedules have in common. A subclass says in `rates` what each parameter group's rate is at a count.
+
+    Raises BadInput, with a line for each, for arguments that a config's section could not have either.
+    """
+
+    def __new__(cls, *args, **kwargs):
+        if args or kwargs:  # not in a copy
+            given = signature(cls.__init__).bind_partial(None, *args, **kwargs).arguments
+            check_section("scheduler", cls.__name__, {name: value for name, value in given.items() if name not in ("self", "optimizer")})
+        return super().__new__(cls)
 
     def __init__(self, optimizer: Optimizer):
+        if not hasattr(optimizer, "param_groups"):
+            raise BadInput(f"{type(self).__name__} needs a torch optimizer, not a {type(optimizer).__name__}")
         self.optimizer, self.last_batch_iteration = optimizer, -1
 
     def rates(self, count: int) -> list[float]:

@@ -48,6 +48,10 @@ WORKS = {
     "zero_optimization.offload_optimizer.buffer_count": "staging buffers between the host and the disk, of the parameters as well",
     "zero_optimization.offload_optimizer.ratio": "the share of the optimizer states that lies on the host, to the element (upstream "
                                                  "counts whole sub-groups of 1e9 elements); the rest is stepped on the device",
+    "zero_optimization.leaf_module": "modules that stage 3 gathers and frees as a whole, whatever they compute inside, such as layers of experts",
+    "zero_optimization.leaf_module.classes": "by their classes' names",
+    "zero_optimization.leaf_module.names": "by their own names",
+    "zero_optimization.leaf_module.name_suffixes": "by the ends of their names",
     "zero_optimization.zero_hpz_partition_size": "ranks of a node, which together keep a copy of the weights from the forward to the "
                                                  "update, so that the backward gathers nothing between nodes; 1: no copy",
     "zero_optimization.zero_quantized_weights": "stage 3 gathers weights in 8 bits with a scale per block; what is updated and saved is exact",
@@ -215,7 +219,6 @@ CHANGES_NOTHING = {
         "flops_profiler": "no profile is printed: use torch.profiler",
         "wandb": "the engine writes to csv_monitor and tensorboard alone",
         "timers": "times are on the timeline (zerocourse.measure)",
-        "zero_optimization.leaf_module": "units can be chosen with zerocourse.shard",
     },
 }
 

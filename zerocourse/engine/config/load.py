@@ -173,6 +173,16 @@ def check(given: dict, problems: dict[str, str]) -> ConfigFile:
                     take_out(given, keys[:1])  # without what is missing the whole section means nothing
 
 
+def check_section(section: str, name: str, params: dict) -> None:
+    """Raises BadInput where a section with this type could not have these parameters. A tuple is as good as a list."""
+    listed = {key: list(value) if isinstance(value, tuple) else value for key, value in params.items()}
+    problems: dict[str, str] = {}
+    checked = check({section: {"type": name, "params": listed}}, problems)
+    problems |= broken(checked, set(problems))
+    if problems:
+        raise BadInput("\n".join(f"{name}: {sentence.replace(f'{section}.params.', '')}" for sentence in problems.values()))
+
+
 def take_out(given: dict, keys: tuple) -> bool:
     """Remove the key to which these lead. Was it there?"""
     *sections, last = keys

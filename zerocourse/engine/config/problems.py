@@ -163,6 +163,8 @@ def described(part: dict) -> str:
         return f"{'an integer' if kind == 'integer' else 'a number'}{bounds(part)}"
     if kind == "array" and "prefixItems" in part:
         return f"a list of {len(part['prefixItems'])} numbers{bounds(part['prefixItems'][0])}"
+    if kind == "array" and part["items"].get("type") == "string":
+        return "a list of strings"
     return {"boolean": "true or false", "string": "a string", "object": "an object",
             "array": "a list of such numbers, one for each parameter group"}[kind]
 

@@ -39,6 +39,7 @@ Pair = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) els
 Betas = Annotated[tuple[Fraction, Fraction], Pair]
 Capital = BeforeValidator(lambda value: value.capitalize() if isinstance(value, str) else value)
 Small = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 FilePath = Annotated[str, AfterValidator(file_path)]
 Rates = NotNegative | list[NotNegative]  # one for all parameter groups, or one for each
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -97,6 +98,14 @@ class AioConfig(Section):
     intra_op_parallelism: whole(1) = 1
 
 
+class LeafModuleConfig(Section):
+    """`leaf_module`: modules that are units of their own at stage 3."""
+
+    classes: Texts = []
+    names: Texts = []
+    name_suffixes: Texts = []
+
+
 class ZeroConfig(Section):
     """`zero_optimization`. Bucket sizes are in elements."""
 
@@ -105,6 +114,7 @@ class ZeroConfig(Section):
     overlap_comm: bool | None = None  # None means on, at every stage
     offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
     offload_param: OffloadParamConfig = OffloadParamConfig()
+    leaf_module: LeafModuleConfig = LeafModuleConfig()
     zero_hpz_partition_size: whole(1) = 1
     zero_quantized_weights: bool = False
     zero_quantized_gradients: bool = False
