@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
+from zerocourse.launch import progress_bar
 from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, Ranks, launch, progress, report
 from zerocourse.launch.processes import jobs, parent
 from zerocourse.launch.processes.listener import free_port
@@ -47,7 +48,8 @@ def work(x, y=0):
     return {"env": env, "tensor": tensor, "y": y, "big": torch.ones(5_000_000)}
 
 
-def test_a_function(capfd):
+def test_a_function(capfd, monkeypatch):
+    monkeypatch.setattr(progress_bar, "is_watched", lambda: True)  # it is no terminal
     shown, before = [], set(parent.current_parent().folder.iterdir())
     results = launch(work, 1, y=2, env={"EXTRA": 7, "OMP_NUM_THREADS": 1}, only=1, echo=shown.append, timeout=60)
     assert len(results) == 2 and [r["y"] for r in results] == [2, 2]
@@ -315,6 +317,22 @@ def kernel(tmp_path):
     kernel = Kernel(tmp_path)
     yield kernel
     kernel.close()
+
+
+def test_a_cell_that_takes_long_says_so_to_who_sits_there(kernel):
+    """The line appears, goes on, and is empty at the end; a program that executes the notebook gets none."""
+    kernel.run("from zerocourse.launch import working_line\nworking_line.AFTER_SECONDS = working_line.EVERY_SECONDS = 0.2\nimport time")
+    for program in (False, True):
+        lines, request = [], kernel.client.execute("time.sleep(0.7)", allow_stdin=not program)
+        while True:
+            message = kernel.client.get_iopub_msg(timeout=30)
+            if message["parent_header"].get("msg_id") == request:
+                if message["msg_type"] in ("display_data", "update_display_data"):
+                    lines.append(message["content"]["data"]["text/plain"])
+                if message["content"].get("execution_state") == "idle":
+                    break
+        assert lines[-1:] == ([] if program else [""])
+        assert len(lines) >= 3 * (not program) and all(line.startswith("working … ") for line in lines[:-1]), lines
 
 
 def test_an_error_names_the_cell_also_when_it_runs_again(kernel):

@@ -526,9 +526,12 @@ def test_a_notebook_gets_ready_for_ranks_while_its_reader_reads(monkeypatch, err
         def register_magic_function(self, magic, kind):
             known.append(magic.__name__)
 
+        class events:
+            register = staticmethod(lambda event, function: known.append(event))
+
     monkeypatch.setattr(magics, "start_fork_server", start)
     magics.load_ipython_extension(Shell())
-    assert started == [True] and known == ["torchrun", "ranks"]
+    assert started == [True] and known == ["torchrun", "ranks", "pre_run_cell", "post_run_cell"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")

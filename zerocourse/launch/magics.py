@@ -13,6 +13,7 @@ from .processes.fork_server import start_fork_server
 from .processes.parent import current_parent
 from .processes.position import CELLS
 from .ranks import shared
+from .working_line import show_long_cells
 
 
 class _MagicParser(argparse.ArgumentParser):
@@ -48,7 +49,7 @@ def _number(ip) -> int:
 
 
 def load_ipython_extension(ip) -> None:
-    """Register the magics with an IPython shell, and get ready to start ranks."""
+    """Register the magics with an IPython shell, show which cells take long, and get ready to start ranks."""
 
     def torchrun(line: str, cell: str) -> None:
         parser = _MagicParser("torchrun", "Run this cell as a script under torchrun; its argv is all else here.")
@@ -76,5 +77,6 @@ def load_ipython_extension(ip) -> None:
 
     for magic in (torchrun, ranks):
         ip.register_magic_function(magic, "cell")
+    show_long_cells(ip)
     with contextlib.suppress(OSError):  # whoever starts ranks will hear of it
         start_fork_server()
