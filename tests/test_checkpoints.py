@@ -195,14 +195,20 @@ def test_a_save_in_the_background_has_what_was_there_when_it_began(pool, tmp_pat
 
 def one_rank_cannot_write(folder: str, asynchronous: bool) -> str:
     model, optimizer = prepared()
-    save_checkpoint(model, optimizer, f"{folder}/a", extra="good")
+    for name in "ab":
+        save_checkpoint(model, optimizer, f"{folder}/{name}", extra="good")
 
     def full(content, where):
-        raise OSError(28, "No space left on device")
+        Path(where, f"__{content.rank}_0.distcp").write_text("half")
+        try:
+            raise OSError(28, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 704")  # as torch puts it when it closes its file
 
     with mock.patch.object(Content, "write", full) if dist.get_rank() == 1 else nullcontext():
         with pytest.raises(CheckpointError) as caught:
             save_checkpoint(model, optimizer, f"{folder}/a", asynchronous=asynchronous).wait()
+    assert sorted(os.listdir(folder)) == ["a", "b"], "nothing of it is left"
     train_on(model, optimizer, 1)
     assert load_checkpoint(model, optimizer, f"{folder}/a") == "good"
     save_checkpoint(model, optimizer, f"{folder}/a", extra="better")
@@ -213,8 +219,10 @@ def one_rank_cannot_write(folder: str, asynchronous: bool) -> str:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_when_one_rank_cannot_write_all_hear_it_and_the_last_checkpoint_stays(pool, tmp_path, asynchronous):
     for said in pool(2).run(one_rank_cannot_write, str(tmp_path), asynchronous):
-        assert said == f"the checkpoint {tmp_path}/a was not saved: rank 1: OSError: [Errno 28] No space left on device"
-    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+        assert said.startswith(f"the checkpoint {tmp_path}/a was not saved: rank 1: there is no space left in {tmp_path}: of the "
+                               "checkpoint this rank writes 2.23 kB, and ")
+        assert said.endswith(" are free; remove what is not needed there, such as the older b, or save to another disk")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "b"]
 
 
 # -- killed ----------------------------------------------------------------------------------------------------------
@@ -279,7 +287,7 @@ def test_a_save_that_is_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path)
             assert (state["momentum_buffer"] == number).all()
     child.stdin.close()
     child.wait()
-    assert leftovers <= {"c", "c.partial", "c.replaced"}
+    assert leftovers <= {"c", "c.partial", "c.replaced", "c.lock"}
     save_checkpoint(model, optimizer, path)
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
 

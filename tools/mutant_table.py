@@ -48,6 +48,7 @@ BY_HAND = "optimizers.py::test_a_schedule_by_hand"
 FRAGMENTS = "activations.py::test_checkpointing_is_what_fragments"
 CHECKPOINTED = "checkpointing.py::test_the_key_is_applied_and_changes_no_bit"
 FORGOTTEN = "passes.py::test_zero_grad_forgets_a_whole_backward"
+ALONE = "saving_alone.py::test_"
 FLIPPED = "damaged_checkpoints.py::test_any_flipped_bit_is_one_sentence_for_load_and_for_every_command"
 RENAMED = "checkpoints.py::test_killed_between_any_two_steps_of_the_renaming"
 TRAVELS = "checkpoints.py::test_training_goes_on_bitwise_at_any_number_of_ranks_stage_and_map"
@@ -1214,6 +1215,10 @@ MUTANTS = [
         ("what a killed save left stays", "        if beside(path, ending).exists():\n", "        if False:\n",
          f"{RENAMED}[remove]"),
     ),
+    *of("engine/checkpoint/folder_lock.py",
+        ("two processes hold one lock", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", f"{ALONE}the_second_of_two_saves_under_one_name_is_one_sentence_on_every_rank"),
+        ("a lock stays", "self.file.unlink()  # while", "pass  # while", f"{ALONE}the_second_of_two_saves_under_one_name_is_one_sentence_on_every_rank"),
+    ),
     *of("engine/checkpoint/checkpoint_index.py",
         ("contents are not compared", "elif contents and not all(", "elif False and not all(", "checkpoints.py::test_the_command_line"),
         ("the index is not compared with its checksum", "if own is None or", "if False and",
@@ -1245,8 +1250,13 @@ MUTANTS = [
     *of("engine/checkpoint/saving.py",
         ("a save in the background copies nothing", "content.detach()", "pass",
          "checkpoints.py::test_a_save_in_the_background_has_what_was_there_when_it_began"),
-        ("a rank that fails is not heard", "self.error = said(error)\n            try:", "pass\n            try:",
+        ("a rank that fails is not heard", "self.error = self.why(error)\n            with suppress", "pass\n            with suppress",
          "checkpoints.py::test_when_one_rank_cannot_write_all_hear_it_and_the_last_checkpoint_stays[True]"),
+        ("a failed save leaves its files", "                folders.abandon(self.path)\n", "",
+         "checkpoints.py::test_when_one_rank_cannot_write_all_hear_it_and_the_last_checkpoint_stays[False]"),
+        ("an interrupted save keeps its lock", "                self.lock.release()\n                raise\n", "                raise\n",
+         f"{ALONE}a_lock_is_held_from_the_beginning_of_a_save_to_its_end_and_no_longer"),
+        ("rank 0 waits in a folder that is gone", "if not self.partial.is_dir():", "if False:", f"{ALONE}nobody_waits_for_what_was_removed[True]"),
         ("gradients are forgotten", "stage.in_backward or stage.has_unused_gradients", "stage.in_backward",
          "checkpoints.py::test_what_cannot_be_saved_is_refused_before_anything_is_written"),
     ),

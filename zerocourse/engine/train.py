@@ -6,7 +6,8 @@ Shapes: B samples in a micro-batch, T tokens in a sample.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,17 +15,23 @@ import torch
 
 from ..data.text import TextDataset
 from ..data.tokens import TokenStream, open_tokens
+from ..errors import BadInput
 from ..init.deferred import deferred_init
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
 from ..models.gpt2 import GPT, GPTConfig
 from .checkpoint import checkpoint_folder as folders
+from .checkpoint.folder_lock import FolderLock
 from .engine import Engine, initialize
 
 COLUMNS = ("step", "epoch", "samples", "loss", "learning_rate", "gradient_norm", "step_seconds", "tokens_per_second")
 """What is known of every step. The loss is the mean over the whole batch, before the update; samples count from the
 run's beginning."""
 BYTES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "peak_bytes", "sent_bytes", "total_bytes")  # of a rank
+
+
+LOCK = "train.lock"  # in the folder of the checkpoints
+EARLIER_ATTEMPT_SECONDS = 60.0  # a disk of the network may notice late that the rank that held the lock is gone
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
     (a step, or None), `device`, and the bytes of this rank: `parameters_bytes`, `gradients_bytes` (just before the
     update), `optimizer_bytes`, their sum as `total_bytes`, `peak_bytes` and `sent_bytes`, all of the run's second step
     (or of its only one; None where a run was resumed that had made its last step). Raises
-    BadInput when there is no checkpoint to resume, or it is of another model or text.
+    BadInput when there is no checkpoint to resume, when it is of another model or text, and while another run has the
+    folder of the checkpoints.
     """
     torch.manual_seed(settings.seed)
     with deferred_init():
@@ -73,6 +81,33 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
     dataset = open_dataset(settings)
     stream = TokenStream(dataset, engine.global_rank, engine.world_size, engine.train_micro_batch_size_per_gpu(),
                          engine.gradient_accumulation_steps(), settings.seed)
+    with alone(engine, settings):
+        return run(engine, stream, settings, tell)
+
+
+@contextmanager
+def alone(engine: Engine, settings: TrainSettings) -> Iterator[None]:
+    """No other run writes checkpoints into the folder meanwhile. Collective. Raises BadInput, on every rank, if one does."""
+    if settings.checkpoints is None:
+        yield
+        return
+    lock = FolderLock(Path(settings.checkpoints, LOCK), "trains with the checkpoints of this folder",
+                      "let it end, or name another folder", settings.run)
+    with lock:
+        error = None
+        if engine.global_rank == 0:
+            try:
+                lock.take(EARLIER_ATTEMPT_SECONDS)
+            except (BadInput, OSError) as caught:
+                error = str(caught)
+        for each in engine.zero.groups.all_gather_object(error):
+            if each is not None:
+                raise BadInput(each)
+        yield
+
+
+def run(engine: Engine, stream: TokenStream, settings: TrainSettings, tell: Callable[[dict], None]) -> dict:
+    """The steps of `train`."""
     rows, resumed_from = [], None
     if settings.resumes:
         _, client = engine.load_checkpoint(settings.checkpoints)
@@ -90,7 +125,7 @@ def train(settings: TrainSettings, tell: Callable[[dict], None] = lambda row: No
             loss = step(engine, batches)
         seconds = time.perf_counter() - began
         samples += engine.train_batch_size()
-        speed = engine.train_batch_size() * dataset.block_size / seconds
+        speed = engine.train_batch_size() * stream.dataset.block_size / seconds
         rows.append(as_row((number, stream.epoch, samples, loss, rate, engine.get_global_grad_norm(), seconds, speed)))
         tell(rows[-1])
         if settings.checkpoints is not None and (number % settings.save_every == 0 or number == settings.steps):

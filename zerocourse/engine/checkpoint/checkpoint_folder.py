@@ -6,18 +6,22 @@ disk has everything, the index comes last, and the folder is renamed to `NAME`. 
     before the index    `NAME` is what it was, and `NAME.partial` is rubbish, which the next save removes
     after the index     `NAME.partial` is a whole checkpoint, which counts where there is no older `NAME` (`settle`)
 
-An older checkpoint of the same name is moved to `NAME.replaced` first, and is removed last.
+An older checkpoint of the same name is moved to `NAME.replaced` first, and is removed last. One process at a time saves
+under a name: it holds `NAME.lock` from before it makes the folder until the folder has its name (`folder_lock`).
 """
 
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import BadInput
+from .folder_lock import FolderLock
 
 INDEX = "index.json"  # a folder with it is a whole checkpoint
-PARTIAL, REPLACED = ".partial", ".replaced"
+PARTIAL, REPLACED, LOCK = ".partial", ".replaced", ".lock"
 NUMBERED = re.compile(r"global_step\d+")  # the names that an engine gives checkpoints by itself
 LATEST = "latest"  # the file beside the checkpoints that names the last one, as DeepSpeed has it
 
@@ -30,19 +34,36 @@ def is_whole(path: Path) -> bool:
     return (path / INDEX).is_file()
 
 
+def lock_of(path: Path) -> FolderLock:
+    return FolderLock(beside(path, LOCK), "is saving under this name", "save under another one, or when it is done")
+
+
+@contextmanager
+def written_alone(path: Path) -> Iterator[Path]:
+    """For one process that writes a whole checkpoint: the folder to write into, until `commit`; removed when it fails."""
+    with lock_of(path) as lock:
+        lock.take()
+        partial = begin(path)
+        try:
+            yield partial
+        except Exception:
+            abandon(path)
+            raise
+
+
 def begin(path: Path) -> Path:
-    """An empty folder to write the checkpoint into. One process alone may call it."""
+    """An empty folder to write the checkpoint into. Only the process that holds the lock may call it."""
     settle(path)
     if path.exists() and not is_whole(path) and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path} is there and is not a checkpoint of zerocourse: save to another path")
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = beside(path, PARTIAL)
     partial.mkdir()
     return partial
 
 
 def commit(path: Path) -> None:
-    """`NAME.partial`, which has its index now, takes the place of `NAME`. One process alone may call it."""
+    """`NAME.partial`, which has its index now, takes the place of `NAME`. Only the process that holds the lock may
+    call it."""
     partial, replaced = beside(path, PARTIAL), beside(path, REPLACED)
     sync(partial)
     if path.exists():
@@ -52,8 +73,20 @@ def commit(path: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def abandon(path: Path) -> None:
+    """Remove what a save that failed has written. The last good checkpoint has its name again. Only the process that
+    holds the lock may call it, when no rank writes any more."""
+    partial, replaced = beside(path, PARTIAL), beside(path, REPLACED)
+    if not path.exists() and is_whole(replaced):
+        replaced.rename(path)
+    if partial.exists():
+        (partial / INDEX).unlink(missing_ok=True)  # so that half of it is never taken for a whole checkpoint
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def settle(path: Path) -> None:
-    """Finish what a killed save left: rename what is whole, remove what is not. One process alone may call it."""
+    """Finish what a killed save left: rename what is whole, remove what is not. Only the process that holds the lock may
+    call it."""
     whole = to_read(path)
     if whole is not None and whole != path:
         if path.exists():
@@ -123,6 +156,8 @@ def latest(folder: Path) -> str | None:
         return (folder / LATEST).read_text().strip() or None
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{folder / LATEST} is damaged, and names no checkpoint: write the name of one into it") from error
 
 
 def set_latest(folder: Path, name: str) -> None:

@@ -29,6 +29,11 @@ class Content:
         self.pieces = {MetadataIndex(piece.tensor, piece.offset): piece for piece in pieces}
         self.objects = {MetadataIndex(name): packed(value, name) for name, value in objects.items()}
 
+    @property
+    def nbytes(self) -> int:
+        """Of this rank's pieces of tensors."""
+        return sum(piece.values.nbytes for piece in self.pieces.values())
+
     def detach(self) -> None:
         """Copy all tensors to memory that nobody else writes."""
         self.pieces = {index: replace(piece, values=piece.copied(), flat=None) for index, piece in self.pieces.items()}

@@ -207,4 +207,5 @@ def convert(folder: Path, path: Path) -> None:
     objects = {f"states/{rank}": states if rank == 0 else {} for rank in range(theirs.ranks)}
     objects |= {"extra": extra, "groups": theirs.settings or None, "modules": {}}
     content = Content(0, theirs.pieces(), objects, about)
-    make_whole(path, [content.write(folders.begin(path))], about)
+    with folders.written_alone(path) as partial:
+        make_whole(path, [content.write(partial)], about)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -78,8 +79,14 @@ def write_safetensors(tensors: dict[str, LazyTensor], folder: Path, shard_bytes:
         names = [FILE]
     for name, shard in zip(names, shards, strict=True):
         draft = folder / f"{name}.draft"
-        save_file({key: tensor.make() for key, tensor in shard.items()}, draft, metadata={"format": "pt"})
-        draft.replace(folder / name)
+        try:
+            save_file({key: tensor.make() for key, tensor in shard.items()}, draft, metadata={"format": "pt"})
+        except SafetensorError as error:  # what the system said, in words of its own
+            raise BadInput(f"{folder / name} cannot be written: {error}") from error
+        else:
+            draft.replace(folder / name)
+        finally:
+            draft.unlink(missing_ok=True)
     if len(shards) > 1:
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         total = sum(tensor.nbytes for tensor in tensors.values())

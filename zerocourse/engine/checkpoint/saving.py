@@ -2,17 +2,20 @@
 
 What happens in which order, so that a process can be killed at any moment (see `checkpoint_folder`):
 
-    rank 0 makes the folder NAME.partial         all ranks agree that it is there
+    rank 0 locks the name, makes the folder NAME.partial, and all ranks agree that it is there
     every rank writes and syncs its pieces, and then `part_R.json`, which says what it wrote
     (all ranks agree that all have written; in the background rank 0 waits for the files instead)
-    rank 0 puts the parts together in the index, and renames the folder
-    all ranks agree that it is there, or raise the error of the one that could not write
+    rank 0 puts the parts together in the index, renames the folder, and unlocks the name
+    all ranks agree that it is there, or raise the error of the one that could not write, and remove what was written
 """
 
+import errno
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -21,11 +24,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...errors import BadInput, ZeroCourseError
+from ...formulas.units import gb
 from ...zero.ddp import DataParallel
 from . import checkpoint_folder as folders
 from .content import Content, content_of, make_whole
 
 POLL_SECONDS = 0.02
+SEEN_SECONDS = 60.0  # until what another rank has written and synced is seen here, on a disk of the network
+NO_SPACE = errno.ENOSPC, errno.EDQUOT
 _under_way: "WeakKeyDictionary[DataParallel, Saving]" = WeakKeyDictionary()  # of each stage the save in the background
 
 
@@ -92,12 +98,15 @@ class Saving:
         self.limit = stage.groups.shard.timeout.total_seconds()
         self.thread: threading.Thread | None = None
         self.error: str | None = None
+        self.own_part: dict = {}
+        self.nbytes = content.nbytes
         self.over = False
-        self.agree(lambda: folders.begin(path), only_rank_0=True)
+        self.lock = folders.lock_of(path)  # rank 0 takes it
+        self.agree(self.begin, only_rank_0=True)
 
     def now(self) -> None:
         self.agree(self.write)
-        self.agree(self.commit, only_rank_0=True)
+        self.agree(lambda: self.commit(min(self.limit, SEEN_SECONDS)), only_rank_0=True)
         self.over = True
 
     def in_background(self) -> None:
@@ -114,46 +123,81 @@ class Saving:
 
     # -- each rank's work -----------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """On rank 0: nobody else saves under this name from now on. Raises BadInput when somebody does."""
+        self.lock.take()
+        folders.begin(self.path)
+
     def write(self) -> None:
         """Write what this rank has, and say what it was."""
-        part = self.content.write(self.partial)
-        folders.write_whole(self.partial / f"part_{self.content.rank}.json", json.dumps(part))
+        try:
+            self.own_part = self.content.write(self.partial)
+            if self.content.rank:
+                folders.write_whole(self.note_of(self.content.rank), json.dumps(self.own_part))
+        except Exception:
+            self.make_room()
+            raise
         self.content.pieces.clear()
 
-    def commit(self) -> None:
-        """On rank 0: all parts are there, or come within the time limit. Make the index, and rename the folder."""
-        parts = [self.part(rank) for rank in range(self.ranks)]
+    def make_room(self) -> None:
+        """Remove what this rank has written, so that there is room to say that it failed."""
+        for file in self.partial.glob(f"__{self.content.rank}_*"):
+            file.unlink(missing_ok=True)
+
+    def commit(self, seconds: float) -> None:
+        """On rank 0: all parts are there, or come within so many seconds. Make the index, and rename the folder."""
+        parts = [self.own_part, *(self.part(rank, seconds) for rank in range(1, self.ranks))]
         if any("error" in part for part in parts):
             return  # that rank says so itself, when all ranks are asked
-        for rank in range(self.ranks):
-            (self.partial / f"part_{rank}.json").unlink()
+        for rank in range(1, self.ranks):
+            self.note_of(rank).unlink()
         make_whole(self.path, parts, self.content.about)
+        self.lock.release()
 
-    def part(self, rank: int) -> dict:
-        """What a rank wrote, or its error. Raises CheckpointError when it says nothing within the time limit."""
-        file, until = self.partial / f"part_{rank}.json", time.monotonic() + self.limit
-        while not file.exists():
+    def note_of(self, rank: int) -> Path:
+        """The file in which a rank says what it wrote, or its error; nothing, when there was no room for that."""
+        return self.partial / f"part_{rank}.json"
+
+    def part(self, rank: int, seconds: float) -> dict:
+        """What a rank wrote, or its error. Raises CheckpointError when it can say nothing any more, or does not."""
+        note, until = self.note_of(rank), time.monotonic() + seconds
+        while not note.exists():
+            if not self.partial.is_dir():
+                raise CheckpointError(f"somebody has removed {self.partial} while ranks were writing into it")
             if time.monotonic() > until:
-                raise CheckpointError(f"rank {rank} has not written its part within {self.limit:.0f} s (do all ranks see "
-                                      "this disk?)")
+                raise CheckpointError(f"rank {rank} has not written its part within {seconds:.0f} s (do all ranks see this "
+                                      "disk?)")
             time.sleep(POLL_SECONDS)
-        return json.loads(file.read_text())
+        return json.loads(note.read_text() or '{"error": ""}')
 
     def try_all(self) -> None:
         """Write and commit, without a word to the other ranks but files."""
         try:
             self.write()
         except Exception as error:
-            self.error = said(error)
-            try:
-                folders.write_whole(self.partial / f"part_{self.content.rank}.json", json.dumps({"error": self.error}))
-            except OSError:
-                pass  # then rank 0 waits as long as it may
+            self.error = self.why(error)
+            with suppress(OSError):  # rank 0, which waits, sees that the folder is gone, or waits as long as it may
+                self.note_of(self.content.rank).touch()
+                folders.write_whole(self.note_of(self.content.rank), json.dumps({"error": self.error}))
         if self.content.rank == 0 and self.error is None:
             try:
-                self.commit()
+                self.commit(self.limit)
             except Exception as error:
-                self.error = said(error)
+                self.error = self.why(error)
+
+    def why(self, error: Exception) -> str:
+        """One sentence; for a full disk with what to do. Of several errors that follow from one another torch raises the
+        last."""
+        cause: BaseException | None = error
+        while cause is not None and getattr(cause, "errno", None) not in NO_SPACE:
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            return said(error)
+        folder = self.path.parent
+        there = ", ".join([name for name in folders.all_in(folder) if name != self.path.name][:3])
+        return (f"there is no space left in {folder}: of the checkpoint this rank writes {gb(self.nbytes)}, and "
+                f"{gb(shutil.disk_usage(folder).free)} are free; remove what is not needed there"
+                f"{f', such as the older {there}' if there else ''}, or save to another disk")
 
     # -- together -------------------------------------------------------------------------------------------------------
 
@@ -165,13 +209,22 @@ class Saving:
             try:
                 work()
             except Exception as error:
-                self.error = said(error)
+                self.error = self.why(error)
+            except BaseException:  # Ctrl-C: what was written stays, as if the process had been killed
+                self.lock.release()
+                raise
         self.raise_any()
 
     def raise_any(self) -> None:
-        for rank, error in enumerate(self.groups.all_gather_object(self.error)):
-            if error is not None:
-                raise CheckpointError(f"the checkpoint {self.path} was not saved: rank {rank}: {error}")
+        """The errors of all ranks are known, and none of them writes any more."""
+        errors = self.groups.all_gather_object(self.error)
+        if any(error is not None for error in errors):
+            if self.lock.held:
+                folders.abandon(self.path)
+                self.lock.release()
+            self.groups.all_gather_object("removed")
+            rank, error = next((rank, error) for rank, error in enumerate(errors) if error is not None)
+            raise CheckpointError(f"the checkpoint {self.path} was not saved: rank {rank}: {error}")
 
 
 def said(error: Exception) -> str:
