@@ -572,6 +572,38 @@ def test_a_simulated_cast_lets_gradients_through():
     assert rounded.tolist() == [0.1015625, 3.0] and x.grad.tolist() == [0.3125, 1.0]
 
 
+def window(stage: int, reduce_dtype) -> dict[str, torch.Tensor]:
+    """This rank's gradients of three micro-batches in bf16, added up in fp32, and after them the parameters of a step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    model, _ = zerocourse.shard(model, stage=stage, units=[nn.Linear], param_dtype=torch.bfloat16,
+                                accumulate_dtype=torch.float32, reduce_dtype=reduce_dtype)
+    for micro in range(3):
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(micro + 9 * model.zero.comm.rank)).bfloat16()
+        with model.zero.backward_options(is_last=True) if micro == 2 else model.zero.no_sync():
+            model(x).float().square().mean().backward()
+    return {flat.name: flat.grad_shard[: flat.layout.numel] for flat in model.zero.flats}
+
+
+def all_windows(reduce_dtype) -> list[dict[str, torch.Tensor]]:
+    return [window(stage, reduce_dtype) for stage in STAGES]
+
+
+def test_which_stages_round_the_sum_of_micro_batches(pool):
+    """Those that send it: 0 and 1, to what it is sent in. On one rank nothing is sent, so all stages are bitwise alike."""
+    for reduce_dtype in (None, torch.float32):
+        first, *others = all_windows(reduce_dtype)
+        assert all(torch.equal(value, other[name]) for other in others for name, value in first.items())
+        assert any((value.bfloat16().float() != value).any() for value in first.values()), "a sum in fp32"
+    narrow, wide = (pool(2).run(all_windows, reduce_dtype) for reduce_dtype in (None, torch.float32))
+    for rank in range(2):
+        for stage, rounded in enumerate((True, True, False, False)):
+            for name, value in narrow[rank][stage].items():
+                assert rounded == bool((value.bfloat16().float() == value).all()), (stage, name)
+        for name, value in wide[rank][1].items():
+            assert all(torch.allclose(value, wide[rank][stage][name], rtol=1e-5, atol=1e-8) for stage in (2, 3))
+
+
 # -- the model's buffers -------------------------------------------------------------------------------------------------
 
 class Normed(nn.Module):

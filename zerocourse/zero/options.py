@@ -51,6 +51,8 @@ class Precision:
     accumulate_dtype: in which the gradients of micro-batches are added up, and kept until the step. torch.float32 for
         half-precision parameters costs 4 bytes an element instead of 2: in the whole bucket at stages 0 and 1, in this
         rank's slice from stage 2 on. None: the wider of the parameters' and reduce_dtype.
+        Stages 0 and 1 send the sum of a step's micro-batches, rounded to reduce_dtype; stages 2 and 3 send each by itself,
+        and do not round their sum. On one rank, or with reduce_dtype=torch.float32, too, no stage rounds anything.
     """
 
     param_dtype: torch.dtype | None = None

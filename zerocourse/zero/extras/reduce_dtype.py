@@ -2,7 +2,8 @@
 
 Stages 0 and 1 add micro-batches up in the bucket, so it has the accumulation's dtype. For its reduction a copy in
 `reduce_dtype` takes its place, and the sum is widened again. From stage 2 on the bucket is sent as it arrives, so it
-has `reduce_dtype` from the start, and only the slice is added up.
+has `reduce_dtype` from the start, and only the slice is added up. So stages 0 and 1 round the sum of the micro-batches when
+they send it, where the others round each one, and their sum not at all. Where nothing is sent, on one rank, nothing is rounded.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +31,7 @@ class Widened:
 
 def sent_as_chosen(ops, flats: Iterable[FlatBuffer]):
     """The operations of a stage; where buffers need it, their `reduce` sends in `reduce_dtype`."""
-    if all(flat.bucket_dtype is flat.reduce_dtype for flat in flats):
+    if all(flat.bucket_dtype is flat.reduce_dtype or flat.groups.size == 1 for flat in flats):
         return ops
     return replace(ops, reduce=in_reduce_dtype(ops.reduce))
 
