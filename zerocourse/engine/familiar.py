@@ -87,6 +87,10 @@ class FamiliarNames:
         groups = self.optimizer.param_groups if self.optimizer is not None else []
         return [group.get("momentum", group.get("betas")) for group in groups]
 
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """(train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps)"""
+        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
+
     def was_step_applied(self) -> bool:
         """Did the last `step()` update the parameters?"""
         return self._updated
