@@ -130,8 +130,6 @@ def conventions(folder: str) -> None:
     engine.save_checkpoint(folder, tag=7)
     with pytest.raises(BadInput, match="the tag of a checkpoint is '0' and '1': .*the same on every rank"):
         engine.save_checkpoint(folder, tag=str(dist.get_rank()))
-    with pytest.raises(BadInput, match="exclude_frozen_parameters=True is not supported"):
-        engine.save_checkpoint(folder, exclude_frozen_parameters=True)
     with pytest.raises(BadInput, match="must be one folder's name"):
         engine.save_checkpoint(folder, tag="a/b")
     with pytest.raises(BadInput, match="none is not a checkpoint: .*beside it: 7, best|best, 7"):

@@ -88,15 +88,24 @@ ROWS = [
     refused("deepspeed.initialize(mpu=)", "the engine has data parallelism alone", "zerocourse.shard(..., shard_group=...)"),
     runs("deepspeed.log_dist"),
     refused("deepspeed.moe", "there are no experts across ranks in the engine", "keep all experts on each rank"),
-    refused("deepspeed.ops", "its optimizers are for offload, where the engine steps torch's own on the host",
-            "name the optimizer by its type, or use torch.optim.AdamW(fused=True)"),
+    runs("deepspeed.ops.adam.DeepSpeedCPUAdam", "torch's fused Adam and AdamW, by adamw_mode; bias_correction=False, amsgrad=True and "
+         "fp32_optimizer_states=False are refused"),
+    runs("deepspeed.ops.adam.FusedAdam", "the same, by adam_w_mode"),
+    refused("deepspeed.ops.transformer", "its kernels are DeepSpeed's own", "use torch's modules, such as nn.TransformerEncoderLayer"),
     runs("deepspeed.runtime.dataloader.RepeatingLoader"),
+    runs("deepspeed.runtime.engine.DeepSpeedEngine", "the class of what the bridge's initialize returns, a torch module around the model"),
     runs("deepspeed.runtime.lr_schedules.VALID_LR_SCHEDULES"),
+    runs("deepspeed.runtime.zero.partition_parameters.ZeroParamStatus", "parameters of stage 3 have ds_status, ds_id, ds_shape and ds_numel"),
     refused("deepspeed.tp_model_init", "there is no tensor parallelism in the engine", "use zerocourse.parallel.tensor"),
     runs("deepspeed.utils.OnDevice", "device=meta is zero.Init"),
     runs("deepspeed.utils.RepeatingLoader"),
     runs("deepspeed.utils.get_z3_leaf_modules"),
+<<<<<<< HEAD
     runs("deepspeed.utils.log_dist"),
+=======
+    refused("deepspeed.utils.groups", "its groups are of sequence parallelism and experts, which the engine has not",
+            "use zerocourse.parallel, or torch.distributed"),
+>>>>>>> f8cc1a7 (The Trainer saves at every stage, LoRA too: the bridge's engine is a torch module, checkpoints may leave frozen parameters out and be loaded over their values, a model runs inside gathered(), and generating() gathers once for many forwards)
     runs("deepspeed.utils.logger"),
     runs("deepspeed.utils.safe_get_full_fp32_param"),
     runs("deepspeed.utils.safe_get_full_grad", "times the loss scale in fp16, as in DeepSpeed"),
@@ -156,7 +165,12 @@ ROWS = [
     runs("engine.gradient_clipping"),
     runs("engine.is_gradient_accumulation_boundary"),
     runs("engine.load_checkpoint"),
+<<<<<<< HEAD
     refused("engine.load_module_state_dict", "at stage 3 DeepSpeed's takes slices", "engine.load_state_dict(state) takes whole tensors"),
+=======
+    runs("engine.load_checkpoint(load_module_strict=)", "False leaves as they are what the checkpoint lacks, and warns unless it was "
+         "left out on purpose"),
+>>>>>>> f8cc1a7 (The Trainer saves at every stage, LoRA too: the bridge's engine is a torch module, checkpoints may leave frozen parameters out and be loaded over their values, a model runs inside gathered(), and generating() gathers once for many forwards)
     runs("engine.load_state_dict"),
     runs("engine.local_rank"),
     runs("engine.loss_scale"),
@@ -176,6 +190,7 @@ ROWS = [
             "the config's offload_optimizer keeps them on the host for good"),
     runs("engine.save_16bit_model"),
     runs("engine.save_checkpoint"),
+    runs("engine.save_checkpoint(exclude_frozen_parameters=)"),
     runs("engine.save_fp16_model"),
     runs("engine.scale", "for a script that calls backward() itself"),
     refused("engine.set_custom_curriculum_learning_schedule", "samples are the data loader's", "choose samples in your data loader"),

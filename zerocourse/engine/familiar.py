@@ -124,13 +124,15 @@ class FamiliarNames:
         """Set parameters and persistent buffers from whole tensors, the same on every rank. Collective."""
         load_state_dict(self.module, state)
 
-    def save_16bit_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin") -> bool:
+    def save_16bit_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin",
+                         exclude_frozen_parameters: bool = False) -> bool:
         """Write whole weights as one file of torch's that `torch.load` reads, floats in 16 bits (fp32 becomes bf16).
         Collective.
 
         Rank 0 holds all of it meanwhile, and writes. Returns True when the file is there, on every rank.
         """
-        state, file, error = state_dict(self.module, rank_0_only=True), Path(save_dir, save_filename), None
+        state = state_dict(self.module, rank_0_only=True, exclude_frozen=exclude_frozen_parameters)
+        file, error = Path(save_dir, save_filename), None
         if self.global_rank == 0:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)

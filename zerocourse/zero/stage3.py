@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..comm import Comm, Handle
+from ..errors import BadInput
 from . import hooks
 from .buffer import FlatBuffer
 from .ddp import local_step
@@ -65,7 +66,9 @@ class Stage3(Stage2):
             self.hiding.show(flat)
 
     def reshard_unit(self, unit: Unit) -> None:
-        """Free the unit's parameters."""
+        """Free the unit's parameters, unless somebody holds them."""
+        if unit.holds:
+            return
         if unit.gathers:  # never free memory that a collective still writes to
             self.unshard_unit(unit)
         for flat in unit.flats:
@@ -190,6 +193,9 @@ class Stage3(Stage2):
     # -- the optimizer ------------------------------------------------------------------------------------------------
 
     def step(self, *args) -> object:
+        if any(unit.holds for unit in self.units):
+            raise BadInput("the optimizer's step was called inside gathered() or generating(), which hold the parameters of before: "
+                           "step when the context has ended")
         self.reshard_all()
         return super().step(*args)
 

@@ -25,6 +25,7 @@ class Unit:
         self.forward_depth = 0  # forwards of it that are running, one inside the other
         self.inner_backward = -1  # the number of the last reentrant backward (of checkpointing) that has reached it
         self.gathers: list = []  # collectives under way that bring the parameters (stage 3)
+        self.holds = 0  # contexts that keep its parameters gathered, one inside the other (see `whole`)
         self.stays_with_root = False  # something else than its module uses a parameter: it stays gathered as long as the root
 
     @property

@@ -47,38 +47,53 @@ def write_alone(model: nn.Module) -> None:
     model.save_pretrained = save_pretrained
 
 
-class DeepSpeedEngine:
-    """Our engine, and what accelerate and the Trainer ask of DeepSpeed's beyond it.
+def of_engine(name: str) -> property:
+    return property(lambda self: getattr(self.engine, name))
+
+
+class DeepSpeedEngine(nn.Module):
+    """Our engine as a torch module around the model, which DeepSpeed's is, and what accelerate and the Trainer ask of it.
 
     engine: ours, which has every other attribute.   config: as `initialize` got it; the Trainer reads the stage there.
     """
 
     def __init__(self, engine: Engine, config: object):
+        super().__init__()
         self.engine, self.module = engine, engine.module
         self.config = config if isinstance(config, dict) else engine.config.as_dict()
+        if self.optimizer is not None:
+            self.optimizer.parameter_offload = NoHooks()
 
-    def __call__(self, *args, **kwargs):
+    def forward(self, *args, **kwargs):
         return self.engine(*args, **kwargs)
 
-    forward = __call__
-
     def __getattr__(self, name: str):
-        if name == "engine":  # while __init__ has not run, as in a copy
-            raise AttributeError(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "engine":  # while __init__ has not run, as in a copy
+                raise
         return getattr(self.engine, name)
 
-    def train(self, mode: bool = True):
-        self.engine.train(mode)
-        return self
-
-    def eval(self):
-        return self.train(False)
+    # What a torch module answers for itself, and the engine for all ranks.
+    compile, zero_grad, state_dict, load_state_dict, parameters, named_parameters = map(
+        of_engine, ("compile", "zero_grad", "state_dict", "load_state_dict", "parameters", "named_parameters"))
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         return True  # whether or not the config says so: whole weights are always to be had
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict:
         """Whole weights in their training dtype, on rank 0; the others get an empty dictionary. Collective."""
-        if exclude_frozen_parameters:
-            raise BadInput("exclude_frozen_parameters=True is not supported: save all weights of the model")
-        return state_dict(self.module, rank_0_only=True)
+        return state_dict(self.module, rank_0_only=True, exclude_frozen=exclude_frozen_parameters)
+
+
+class NoHooks:
+    """What TRL looks for at the optimizer to take DeepSpeed's hooks off before a model generates under GatheredParameters,
+    and to put them on again. A forward inside of ours frees nothing, so there are none."""
+
+    def __init__(self):
+        self.module, self.forward_hooks, self.backward_hooks = nn.Module(), [], []
+        self.module.ds_external_parameters = list  # of none
+
+    def _register_deepspeed_module(self, module: nn.Module) -> None:
+        """The hooks are where they were."""

@@ -18,7 +18,8 @@ from ...errors import BadInput
 from .. import familiar
 from ..compatibility import reason
 from ..schedules import SCHEDULES
-from . import helper_names
+from . import helper_names, parameter_status
+from .adam import DeepSpeedCPUAdam, FusedAdam
 from .deepspeed_engine import DeepSpeedEngine, initialize
 from .deferred_parameters import GatheredParameters, Init
 
@@ -58,11 +59,15 @@ MODULES: dict[str, dict[str, object]] = {
     "deepspeed.checkpoint.utils": {"clone_tensors_for_torch_save": clone_tensors_for_torch_save},
     "deepspeed.comm": {"is_initialized": is_initialized, "init_distributed": init_distributed,
                        "get_rank": dist.get_rank, "get_world_size": dist.get_world_size, "barrier": dist.barrier},
+    "deepspeed.ops": {},
+    "deepspeed.ops.adam": {"DeepSpeedCPUAdam": DeepSpeedCPUAdam, "FusedAdam": FusedAdam},
     "deepspeed.runtime": {},
+    "deepspeed.runtime.engine": {"DeepSpeedEngine": DeepSpeedEngine},
     "deepspeed.runtime.lr_schedules": {"VALID_LR_SCHEDULES": list(SCHEDULES)},
     "deepspeed.runtime.zero": {},
     # transformers replaces this function while zero.Init builds a model. Ours has no such function to call.
-    "deepspeed.runtime.zero.partition_parameters": {"zero_wrapper_for_fp_tensor_constructor": None},
+    "deepspeed.runtime.zero.partition_parameters": {"zero_wrapper_for_fp_tensor_constructor": None,
+                                                    "ZeroParamStatus": parameter_status.ZeroParamStatus},
     "deepspeed.utils": {"logger": logging.getLogger("deepspeed")},
     "deepspeed.zero": {"Init": Init, "GatheredParameters": GatheredParameters},
 }
@@ -118,4 +123,5 @@ def install() -> None:
         if any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
             return
         raise BadInput("DeepSpeed itself has been imported in this process: install the stand-in before anything imports it")
+    parameter_status.install()
     sys.meta_path.insert(0, StandInFinder())

@@ -1,6 +1,6 @@
 """What one rank writes into a checkpoint, and what makes a whole of all ranks' parts. It communicates nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from . import checkpoint_folder as folders
 from .checkpoint_index import merge, metadata_of, part_of, text_of
 from .index_form import name_of
 from .optimizer_state import group_settings, small_states
-from .pieces import Piece, aliases, buffers, pieces_to_write, rank_of
+from .pieces import Piece, aliases, buffers, frozen, pieces_to_write, rank_of
 from .safe_objects import packed, random_states
 
 
@@ -62,23 +62,25 @@ def described(piece: Piece) -> TensorWriteData:
                            TensorProperties(piece.values.dtype), torch.Size(piece.size))
 
 
-def content_of(stage: DataParallel, optimizer: Optimizer | None, extra: object) -> Content:
+def content_of(stage: DataParallel, optimizer: Optimizer | None, extra: object, exclude_frozen: bool = False) -> Content:
     """This rank's content. Raises BadInput for what a checkpoint cannot hold."""
+    without = frozen(stage.model) if exclude_frozen else set()
     rank = rank_of(stage)
     objects = {f"random/{rank}": random_states(stage.device), f"states/{rank}": small_states(stage, optimizer)}
     if rank == 0:
         objects |= {"extra": extra, "groups": group_settings(optimizer), "modules": extra_states(stage.model)}
-    return Content(rank, pieces_to_write(stage, optimizer), objects, about(stage, optimizer))
+    return Content(rank, pieces_to_write(stage, optimizer, without), objects, about(stage, optimizer, without))
 
 
-def about(stage: DataParallel, optimizer: Optimizer | None) -> dict:
-    """What the index says about the model and the run that saved it."""
+def about(stage: DataParallel, optimizer: Optimizer | None, without: Set[str]) -> dict:
+    """What the index says about the model and the run that saved it.   without: parameters that are left out."""
     flat_of = {key: flat for flat in stage.flats for key in flat.params}
     parameters = {name: {"shape": list(param.shape), "dtype": name_of(flat_of[name].dtype)}
-                  for name, param in stage.model.named_parameters()}
+                  for name, param in stage.model.named_parameters() if name not in without}
     return {"torch": torch.__version__, "ranks": stage.groups.size, "stage": stage.number,
             "optimizer": type(optimizer).__name__ if optimizer is not None else None, "parameters": parameters,
-            "aliases": aliases(stage.model),
+            "excluded": sorted(without),
+            "aliases": {name: first for name, first in aliases(stage.model).items() if first not in without},
             "buffers": {name: list(each.shape) for name, each in buffers(stage.model).items()}}
 
 

@@ -20,13 +20,13 @@ class EngineCheckpoints:
 
         What is saved: all that `zerocourse.save_checkpoint` saves, the scheduler, the number of steps, the position in
         the training data that `initialize` was given, and `client_state` as rank 0 has it.
+        exclude_frozen_parameters: leave out what does not require gradients, as of a base model under LoRA. Load such a
+        checkpoint with `load_module_strict=False` into a model that has those values.
         tag: `global_stepN` by default.   asynchronous: write in the background. `latest` then follows when the
         checkpoint is whole, which the next save or load, or `engine.wait_for_checkpoint()`, waits for.
         Between the micro-batches of a window the weights of the last update are saved, and not the gradients so far, as in
         DeepSpeed: who loads the checkpoint begins the window anew, with the samples that follow. Raises BadInput.
         """
-        if exclude_frozen_parameters:
-            raise BadInput("exclude_frozen_parameters=True is not supported: a checkpoint has all parameters of its model")
         if not isinstance(save_dir, str | Path) or not str(save_dir):
             raise BadInput(f"save_checkpoint got {save_dir!r} for a folder: name the one that checkpoints are to be in")
         if (self._window or self.n_backwards) and self.zero.offload is not None and self.zero.offload.delays:
@@ -46,7 +46,8 @@ class EngineCheckpoints:
         self.wait_for_checkpoint()
         state = {"engine": {name: getattr(self, name) for name in COUNTS}, "client": client_state or {}}
         state |= {name: part.state_dict() for name, part in self._parts().items()}
-        self._saving = save_checkpoint(self.module, self.optimizer, Path(save_dir, tag), state, asynchronous, leaves_gradients=True)
+        self._saving = save_checkpoint(self.module, self.optimizer, Path(save_dir, tag), state, asynchronous, leaves_gradients=True,
+                                       exclude_frozen=exclude_frozen_parameters)
         self._to_note = Path(save_dir) if save_latest else None
         if not asynchronous:
             self.wait_for_checkpoint()
@@ -69,12 +70,12 @@ class EngineCheckpoints:
                         load_module_only: bool = False) -> tuple[str | None, dict | None]:
         """Continue from `load_dir/tag`, by default the one that `load_dir/latest` names. Collective.
 
+        load_module_strict: False leaves parameters and buffers that the checkpoint lacks as they are, and passes over what the
+        model has not, with a warning that names them.
         Returns (path, client_state), or (None, None) with a warning when there is no `latest`. The number of ranks, the
         stage and the precision may be others than at saving; random states are restored if the number of ranks is the
         same.
         """
-        if not load_module_strict:
-            raise BadInput("load_module_strict=False is not supported: a checkpoint is loaded into the model it is of")
         self.wait_for_checkpoint()
         tag = folders.latest(Path(load_dir)) if tag is None else str(tag)
         if tag is None:
@@ -83,7 +84,8 @@ class EngineCheckpoints:
             return None, None
         path = Path(load_dir, tag)
         alone = load_module_only or not load_optimizer_states
-        state = load_checkpoint(self.module, None if alone else self.optimizer, path, random=not load_module_only)
+        state = load_checkpoint(self.module, None if alone else self.optimizer, path, random=not load_module_only,
+                                strict=load_module_strict)
         if not isinstance(state, dict) or "engine" not in state:
             raise BadInput(f"{path} was saved by zerocourse.save_checkpoint, without an engine: load it with "
                            "zerocourse.load_checkpoint")

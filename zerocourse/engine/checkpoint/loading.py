@@ -4,6 +4,7 @@ shows them.
 Nothing depends on how the checkpoint was written: number of ranks, stage, rank map and precision may be others.
 """
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -25,21 +26,23 @@ from .saving import finish_earlier, said, stage_of
 from .source import Source
 
 
-def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, random: bool = True) -> object:
+def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, random: bool = True,
+                    strict: bool = True) -> object:
     """Continue from the checkpoint `path`: the model that `shard` returned, and its optimizer, become what was saved.
     Collective.
 
     optimizer: None loads the model alone.   random: give each rank its random states too, if there are as many ranks as
-    then. Returns the `extra` that was saved. Gradients are forgotten. Raises BadInput, on every rank and before
-    anything changes, when there is no whole checkpoint, when it is damaged, or when it is of another model or
-    optimizer.
+    then.   strict: False leaves parameters and buffers that the checkpoint lacks as they are, and passes over what the model
+    has not, with a warning; what was left out on purpose (`exclude_frozen`) goes without one.
+    Returns the `extra` that was saved. Gradients are forgotten. Raises BadInput, on every rank and before anything changes,
+    when there is no whole checkpoint, when it is damaged, or when it is of another model or optimizer.
     """
     stage = stage_of(model)
     finish_earlier(stage)
     stage.settle()
     own, path, reading, error = f"random/{rank_of(stage)}", Path(path), None, None
     try:
-        reading = Reading(stage, optimizer, folders.must_read(path))
+        reading = Reading(stage, optimizer, folders.must_read(path), strict)
         reading.check_all()
         extra, modules = reading.object("extra"), reading.object("modules")
         again = random and reading.about["ranks"] == stage.groups.size and own in reading.index["objects"]
@@ -50,8 +53,8 @@ def load_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
     stage.zero_grad()
     try:
         reading.read()
-        for name, state in modules.items():
-            stage.model.get_submodule(name).set_extra_state(state)
+        for name in modules.keys() if strict else modules.keys() & dict(stage.model.named_modules()).keys():
+            stage.model.get_submodule(name).set_extra_state(modules[name])
         if optimizer is not None:
             set_groups(optimizer, reading.groups)
         if states is not None:
@@ -81,10 +84,10 @@ def raise_any(stage: DataParallel, error: str | None) -> None:
 class Reading(Source):
     """What this rank reads, and where to."""
 
-    def __init__(self, stage: DataParallel, optimizer: Optimizer | None, folder: Path):
+    def __init__(self, stage: DataParallel, optimizer: Optimizer | None, folder: Path, strict: bool = True):
         super().__init__(folder)
         self.stage, self.optimizer = stage, optimizer
-        check_names(self.about, stage)
+        self.absent = check_names(self.about, stage, strict)
         if optimizer is not None:
             self.groups = self.object("groups")
             self.saved = {}
@@ -95,25 +98,25 @@ class Reading(Source):
     def check_all(self) -> None:
         """Read all that this rank will take over, and change nothing."""
         for flat in self.stage.flats:
-            for part in flat.ranges():
+            for part in [part for part in flat.ranges() if part.name not in self.absent]:
                 self.check(f"model/{part.name}", part.start, part.stop)
             for part in flat.shard_params if self.optimizer is not None else ():
                 for key in self.saved.get(part.name, {}).get("tensors", ()):
                     self.check(state_name(part.name, key), part.start, part.stop)
-        for name in buffers(self.stage.model):
+        for name in buffers(self.stage.model).keys() - self.absent:
             self.check(f"buffer/{name}")
 
     def read(self) -> None:
         with torch.no_grad():
             for flat in self.stage.flats:  # one after the other: only one may fit into memory
                 with flat.at_hand(writes=True, optimizer=self.optimizer):
-                    items = [item for piece in pieces_to_read(flat) for item in self.items(piece)]
+                    items = [item for piece in pieces_to_read(flat, self.absent) for item in self.items(piece)]
                     if self.optimizer is not None:
                         items += self.optimizer_items(flat)
                     self.fetch(items)
                     self.targets.clear()
             items = []
-            for name, buffer in buffers(self.stage.model).items():
+            for name, buffer in [each for each in buffers(self.stage.model).items() if each[0] not in self.absent]:
                 items += self.items(Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach()))
             self.fetch(items)
 
@@ -124,7 +127,7 @@ class Reading(Source):
         for where, part in flat.shard_params.items():
             saved = self.saved.get(where.name, {})
             state.pop(part, None)
-            if part not in group_of or not (saved["tensors"] or saved["others"]):
+            if part not in group_of or not (saved.get("tensors") or saved.get("others")):
                 continue  # it has not been stepped yet
             state[part] = with_others(saved["others"], group_of[part], part)
             for key in saved["tensors"]:
@@ -136,17 +139,30 @@ class Reading(Source):
         return items
 
 
-def check_names(about: dict, stage: DataParallel) -> None:
-    """Raise BadInput that names what the checkpoint lacks, has too much, or has in another shape."""
+def check_names(about: dict, stage: DataParallel, strict: bool = True) -> set[str]:
+    """Names of the model that the checkpoint lacks, which are none if it is strict.
+
+    Raises BadInput that names what has another shape and, if it is strict, what the checkpoint lacks or has too much; warns of
+    these if it is not.
+    """
     shape_now = {name: list(param.shape) for name, param in stage.model.named_parameters()}
     shape_now |= {name: list(buffer.shape) for name, buffer in buffers(stage.model).items()}
     shape_then = {name: said["shape"] for name, said in about["parameters"].items()} | about["buffers"]
+    excluded = set() if strict else set(about.get("excluded", ()))
     for what, has, lacks in (("lacks", shape_now, shape_then), ("has what the model has not:", shape_then, shape_now)):
-        missing = [name for name in has if name not in lacks]
+        missing = [name for name in has if name not in lacks and name not in excluded]
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise BadInput(f"the checkpoint is of another model: it {what} {', '.join(map(repr, missing[:3]))}{more}")
-    for name, shape in shape_now.items():
-        if shape_then[name] != shape:
+            said = f"the checkpoint is of another model: it {what} {', '.join(map(repr, missing[:3]))}{more}"
+            if not strict:
+                warnings.warn(f"{said}; the rest was loaded", stacklevel=4)
+            elif missing[0] in about.get("excluded", ()):
+                raise BadInput(f"the checkpoint was saved without frozen parameters, such as {missing[0]!r}: load it with "
+                               "strict=False (load_module_strict=False) into a model that has their values")
+            else:
+                raise BadInput(said)
+    for name in [name for name in shape_now if name in shape_then]:
+        if shape_then[name] != shape_now[name]:
             raise BadInput(f"the checkpoint is of another model: {name!r} is {tuple(shape_then[name])} there, and "
-                           f"{tuple(shape)} in the model")
+                           f"{tuple(shape_now[name])} in the model")
+    return shape_now.keys() - shape_then.keys()

@@ -13,7 +13,7 @@ from ...zero.ddp import DataParallel
 from .pieces import elementwise, stepped_range
 
 OWN_KEYS = ("params", "param_names")  # of a parameter group, which are not hyper-parameters
-STEPPED = {"Adam": "AdamW"}  # optimizers that keep the same states under the same names
+STEPPED = dict.fromkeys(("Adam", "DeepSpeedCPUAdam", "FusedAdam"), "AdamW")  # optimizers that keep the same states under the same names
 
 
 def small_states(stage: DataParallel, optimizer: Optimizer | None) -> dict[str, dict]:

@@ -10,7 +10,7 @@ here, in the order of their elements, because a cut may go through the middle of
     buffer/NAME             a persistent buffer of the model, in its own shape, as rank 0 has it
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -46,18 +46,23 @@ def model_piece(flat: FlatBuffer, part: ShardRange) -> Piece:
     return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,), flat.master_of(part), flat)
 
 
-def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterator[Piece]:
-    """This rank's share of everything, each element of which one rank alone writes."""
+def frozen(model: nn.Module) -> set[str]:
+    """Names of the parameters that do not require gradients, as those of a base model under LoRA."""
+    return {name for name, param in model.named_parameters() if not param.requires_grad}
+
+
+def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None, without: Set[str] = frozenset()) -> Iterator[Piece]:
+    """This rank's share of everything, each element of which one rank alone writes.   without: these parameters."""
     replicate = stage.groups.replicate
     if replicate is not None and replicate.rank:
         return
     if rank_of(stage) == 0:
         for name, buffer in buffers(stage.model).items():
             yield Piece(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer.detach())
-    for flat in stage.flats:
+    for flat in [flat for flat in stage.flats if flat.params.keys() - without]:
         share = flat.reduce_slice  # also where every rank holds everything
         with flat.at_hand():  # what has no memory cannot be cut
-            for part in flat.ranges(share):
+            for part in [part for part in flat.ranges(share) if part.name not in without]:
                 yield model_piece(flat, part)
                 for key, state in elementwise(flat, part, optimizer).items():
                     first = part.start - stepped_range(flat, part).start
@@ -65,9 +70,9 @@ def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None) -> Iterato
                                 state[first : first + part.stop - part.start], flat)
 
 
-def pieces_to_read(flat: FlatBuffer) -> Iterator[Piece]:
-    """What this rank holds of a buffer's parameters."""
-    for part in flat.ranges():
+def pieces_to_read(flat: FlatBuffer, without: Set[str] = frozenset()) -> Iterator[Piece]:
+    """What this rank holds of a buffer's parameters, without those."""
+    for part in [part for part in flat.ranges() if part.name not in without]:
         yield model_piece(flat, part)
 
 

@@ -36,7 +36,7 @@ _under_way: "WeakKeyDictionary[DataParallel, Saving]" = WeakKeyDictionary()  # o
 
 
 def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | Path, extra: object = None,
-                    asynchronous: bool = False, leaves_gradients: bool = False) -> "Saving":
+                    asynchronous: bool = False, leaves_gradients: bool = False, exclude_frozen: bool = False) -> "Saving":
     """Save a model that `shard` returned, with its optimizer, as the folder `path`. Collective: every rank must call
     it.
 
@@ -48,6 +48,8 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
 
     asynchronous: copy everything in memory, write in the background, and return at once; the checkpoint is there after
         `wait()` of what is returned. Without it, it is there when this returns.
+    exclude_frozen: leave out parameters that do not require gradients, as of a base model under LoRA. Such a checkpoint is
+        loaded with `strict=False` into a model that has their values.
     leaves_gradients: gradients that no step has used stay where they are, and are not in the checkpoint.
     Raises BadInput for such gradients otherwise, and CheckpointError when a rank cannot write.
     """
@@ -60,7 +62,7 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
         stage.written.check_step()
         stage.written.before_step()
         stage.written.note_shards()
-    content = content_of(stage, optimizer, extra)
+    content = content_of(stage, optimizer, extra, exclude_frozen)
     saving = Saving(stage, path, content)
     if asynchronous:
         content.detach()
@@ -130,6 +132,7 @@ class Saving:
 
     def write(self) -> None:
         """Write what this rank has, and say what it was."""
+<<<<<<< HEAD
         try:
             self.own_part = self.content.write(self.partial)
             if self.content.rank:
@@ -137,6 +140,13 @@ class Saving:
         except Exception:
             self.make_room()
             raise
+=======
+        if not self.partial.is_dir():
+            raise CheckpointError(f"{self.partial}, which rank 0 has made, is not there for this rank: save into one folder, on a disk "
+                                  "that all ranks see")
+        part = self.content.write(self.partial)
+        folders.write_whole(self.partial / f"part_{self.content.rank}.json", json.dumps(part))
+>>>>>>> f8cc1a7 (The Trainer saves at every stage, LoRA too: the bridge's engine is a torch module, checkpoints may leave frozen parameters out and be loaded over their values, a model runs inside gathered(), and generating() gathers once for many forwards)
         self.content.pieces.clear()
 
     def make_room(self) -> None:

@@ -19,13 +19,17 @@ EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # of what `get_extra_st
 
 @contextmanager
 def whole(stage: DataParallel, *units: Unit) -> Iterator[None]:
-    """The parameters of these units are gathered inside (below stage 3 they always are)."""
+    """The parameters of these units are gathered inside (below stage 3 they always are), also after a forward in between."""
     fetched = [unit for unit in units if not unit.gathered]
     try:
         for unit in fetched:
             stage.unshard_unit(unit)
+        for unit in units:
+            unit.holds += 1
         yield
     finally:
+        for unit in units:
+            unit.holds -= 1
         for unit in reversed(fetched):
             stage.reshard_unit(unit)
 
@@ -34,6 +38,7 @@ def whole(stage: DataParallel, *units: Unit) -> Iterator[None]:
 def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterator[None]:
     """Inside, the parameters of these parts of a sharded model are whole on every rank. Collective.
 
+    The model can be run inside, and does not free them. To run it often, `generating` is the shorter way.
     write: what rank 0 wrote into them is kept, on all ranks. Without it they are there to be read: raises BadInput at the end
     that names a parameter which was written. At stages 0 to 2 parameters are always whole, and the rest is the same.
     An update that an offload has delayed is applied first.
@@ -68,27 +73,31 @@ def names(model: nn.Module) -> dict[str, object]:
     return type(model).state_dict(model, keep_vars=True)
 
 
-def state_dict(model: nn.Module, rank_0_only: bool = False) -> dict[str, torch.Tensor]:
+def state_dict(model: nn.Module, rank_0_only: bool = False, exclude_frozen: bool = False) -> dict[str, torch.Tensor]:
     """What `model.state_dict()` would be on one process: whole parameters and persistent buffers, on every rank.
 
     rank_0_only: on the CPU of the first rank; the others take part and get an empty dictionary.
+    exclude_frozen: leave out parameters that do not require gradients, as of a base model under LoRA.
     Parameters are copies in their training dtype; tied names share one tensor. Raises BadInput for an entry that the
     model made out of parameters of which this rank has only slices.
     """
     stage, values = model.zero, {}
     stage.settle()
     keeps = not rank_0_only or not any(comm.rank for comm in stage.groups.comms)
-    for unit in stage.units:
+    wanted = {param for param in model.parameters() if param.requires_grad or not exclude_frozen}
+    for unit in [unit for unit in stage.units if wanted & {*unit.params.values()}]:
         with whole(stage, unit):
             for flat in unit.flats if keeps else []:
                 where = "cpu" if rank_0_only else flat.full.device
-                values |= {flat.params[key]: view.detach().to(where, copy=True) for key, view in flat.views.items()}
+                values |= {flat.params[key]: view.detach().to(where, copy=True) for key, view in flat.views.items()
+                           if flat.params[key] in wanted}
     if not keeps:
         return {}
     state = {}
     for name, kept in names(model).items():
         if isinstance(kept, nn.Parameter):
-            state[name] = values[kept]
+            if kept in wanted:
+                state[name] = values[kept]
         elif isinstance(kept, torch.Tensor):
             state[name] = kept.detach().to("cpu" if rank_0_only else kept.device, copy=True)
         else:
