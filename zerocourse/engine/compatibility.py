@@ -100,12 +100,9 @@ ROWS = [
     runs("deepspeed.utils.OnDevice", "device=meta is zero.Init"),
     runs("deepspeed.utils.RepeatingLoader"),
     runs("deepspeed.utils.get_z3_leaf_modules"),
-<<<<<<< HEAD
-    runs("deepspeed.utils.log_dist"),
-=======
     refused("deepspeed.utils.groups", "its groups are of sequence parallelism and experts, which the engine has not",
             "use zerocourse.parallel, or torch.distributed"),
->>>>>>> f8cc1a7 (The Trainer saves at every stage, LoRA too: the bridge's engine is a torch module, checkpoints may leave frozen parameters out and be loaded over their values, a model runs inside gathered(), and generating() gathers once for many forwards)
+    runs("deepspeed.utils.log_dist"),
     runs("deepspeed.utils.logger"),
     runs("deepspeed.utils.safe_get_full_fp32_param"),
     runs("deepspeed.utils.safe_get_full_grad", "times the loss scale in fp16, as in DeepSpeed"),
@@ -165,12 +162,9 @@ ROWS = [
     runs("engine.gradient_clipping"),
     runs("engine.is_gradient_accumulation_boundary"),
     runs("engine.load_checkpoint"),
-<<<<<<< HEAD
-    refused("engine.load_module_state_dict", "at stage 3 DeepSpeed's takes slices", "engine.load_state_dict(state) takes whole tensors"),
-=======
     runs("engine.load_checkpoint(load_module_strict=)", "False leaves as they are what the checkpoint lacks, and warns unless it was "
          "left out on purpose"),
->>>>>>> f8cc1a7 (The Trainer saves at every stage, LoRA too: the bridge's engine is a torch module, checkpoints may leave frozen parameters out and be loaded over their values, a model runs inside gathered(), and generating() gathers once for many forwards)
+    refused("engine.load_module_state_dict", "at stage 3 DeepSpeed's takes slices", "engine.load_state_dict(state) takes whole tensors"),
     runs("engine.load_state_dict"),
     runs("engine.local_rank"),
     runs("engine.loss_scale"),

@@ -132,7 +132,9 @@ class Saving:
 
     def write(self) -> None:
         """Write what this rank has, and say what it was."""
-<<<<<<< HEAD
+        if not self.partial.exists():
+            raise CheckpointError(f"{self.partial}, which rank 0 has made, is not there for this rank: save into one folder, on a disk "
+                                  "that all ranks see")
         try:
             self.own_part = self.content.write(self.partial)
             if self.content.rank:
@@ -140,13 +142,6 @@ class Saving:
         except Exception:
             self.make_room()
             raise
-=======
-        if not self.partial.is_dir():
-            raise CheckpointError(f"{self.partial}, which rank 0 has made, is not there for this rank: save into one folder, on a disk "
-                                  "that all ranks see")
-        part = self.content.write(self.partial)
-        folders.write_whole(self.partial / f"part_{self.content.rank}.json", json.dumps(part))
->>>>>>> f8cc1a7 (The Trainer saves at every stage, LoRA too: the bridge's engine is a torch module, checkpoints may leave frozen parameters out and be loaded over their values, a model runs inside gathered(), and generating() gathers once for many forwards)
         self.content.pieces.clear()
 
     def make_room(self) -> None:
