@@ -59,6 +59,17 @@ def test_a_wrong_order_is_a_sentence(kinds, words):
     assert words in problem
 
 
+@pytest.mark.parametrize("kinds, words", [
+    (("F1", "F0", "B1", "B0"), "micro-batch 0 in stage 1 on rank 0: F stands before F of stage 0, which makes its input"),
+    (("F0", "F1", "B0", "B1"), "B stands behind B of stage 0, which needs its gradient"),
+    (("F0", "F1", "I0", "I1", "W1", "W0"), "I stands behind I of stage 0, which needs its gradient"),
+])
+def test_stages_of_one_rank_hand_over_in_order(kinds, words):
+    """Without a transfer no message would wait for what is not there yet."""
+    (problem,) = problems(Schedule("by hand", [[Action(kind, int(stage), 0) for kind, stage in kinds]], [0, 0], 1))
+    assert words in problem
+
+
 def test_micro_batches_that_are_not_there_are_a_sentence():
     assert list(problems(Schedule("by hand", [[Action(kind, 0, k) for k in range(3) for kind in "FB"]], [0], 2))) == [
         f"rank 0 has {kind}2 of stage 0, and there are 2 micro-batches, numbered from 0" for kind in "FB"]

@@ -636,6 +636,8 @@ MUTANTS = [
          "pipeline_schedules.py::test_what_makes_no_schedule_is_refused"),
         ("an action may come twice", "if len(place) < len(actions):", "if False:",
          "pipeline_schedules.py::test_a_wrong_order_is_a_sentence"),
+        ("stages of one rank may hand over what is not there", 'if kind == "F" and other is not None and other > at("F"):', "if False:",
+         "pipeline_schedules.py::test_stages_of_one_rank_hand_over_in_order"),
         ("W may come before I", '*zip(backwards, backwards[1:]), ', "",
          "pipeline_schedules.py::test_a_wrong_order_is_a_sentence"),
     ),

@@ -169,6 +169,13 @@ def problems_of(plan: Schedule, place: dict[Action, int], rank: int, stage: int,
         order += [("RECV F", "F"), (backward, "SEND B")]
     if stage + 1 < plan.stages and plan.owner[stage + 1] != rank:
         order += [("F", "SEND F"), ("RECV B", backward)]
+    if stage and plan.owner[stage - 1] == rank:  # hands over without a transfer
+        for kind in "FBI":
+            other = place.get(Action(kind, stage - 1, micro_batch))
+            if kind == "F" and other is not None and other > at("F"):
+                yield f"{name}: F stands before F of stage {stage - 1}, which makes its input"
+            if kind != "F" and other is not None and other < at(backward):
+                yield f"{name}: {backward} stands behind {kind} of stage {stage - 1}, which needs its gradient"
     for first, then in order:
         if at(first) is None or at(then) is None:
             yield f"{name} has no {first if at(first) is None else then}"
