@@ -580,7 +580,7 @@ class Hot(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.hot = torch.nn.ModuleList([Entry()])
+        self.hot = torch.nn.ModuleList([torch.nn.Sequential(Entry())])  # a unit has no parameters of its own
 
     def forward(self, k: int):
         return self.hot[0](k)
@@ -629,19 +629,19 @@ def gathered_late(stage: int, parameters: bool) -> tuple[list[list[float]], str]
     """x as `gathered` shows it; after a write; after the next two steps, of which one is late. What an older backward raises."""
     model, optimizer = two_late_steps(stage, parameters)
     with gathered(model.hot[0]):
-        found = [model.hot[0].x.tolist()]
+        found = [model.hot[0][0].x.tolist()]
     model(2).backward()
     optimizer.step()
     optimizer.zero_grad()
     with gathered(model.hot[0], write=True), torch.no_grad():
-        model.hot[0].x.fill_(5.0)
-    found.append(state_dict(model)["hot.0.x"].tolist())
+        model.hot[0][0].x.fill_(5.0)
+    found.append(state_dict(model)["hot.0.0.x"].tolist())
     for k in (3, 4):
         model(k).backward()
         optimizer.step()
         optimizer.zero_grad()
     older = model(5)
-    found.append(state_dict(model)["hot.0.x"].tolist())
+    found.append(state_dict(model)["hot.0.0.x"].tolist())
     try:
         older.backward()
     except RuntimeError as error:

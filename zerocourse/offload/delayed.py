@@ -101,9 +101,10 @@ class DelayedUpdate:
                 if tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(lambda _, backward=backward: awaiting.discard(backward))
 
+        units = {unit.module for unit in stage.units}
         for module in stage.model.modules():
-            if module is stage.root.module or next(module.parameters(recurse=False), None) is not None:
-                module.register_forward_pre_hook(before, prepend=True)
+            if module in units or next(module.parameters(recurse=False), None) is not None:
+                module.register_forward_pre_hook(before, prepend=True)  # before the unit is gathered
                 module.register_forward_hook(after)
 
 
