@@ -32,7 +32,7 @@ from .leaf_modules import set_leaves_of, units_with_leaves
 from .monitors import Monitors
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
-from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters
+from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters, rank_map_for
 from .user_backward import UserLoss
 
 
@@ -105,7 +105,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         self.module, self.optimizer, self.mesh_comms = shard_over_nodes(
             model, optimizer, config, comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
             precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed,
-            weights=weights, offload=offload_of(config, delay_after), units=units_with_leaves(model))
+            weights=weights, offload=offload_of(config, delay_after), units=units_with_leaves(model), rank_map=rank_map_for(optimizer, zero.stage))
         self.zero = self.module.zero
         self.host_link = None if self.zero.offload is None else self.zero.offload.link
         self.disk = None if self.zero.offload is None else self.zero.offload.disk

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import BadInput
+from ..zero.extras.refusals import WHOLE_TENSORS, is_one_of
 from .config import Config
 from .lion import Lion
 from .schedules import SCHEDULES, LRSchedule
@@ -50,6 +51,11 @@ def choose_optimizer(config: Config, given: Optimizer | Callable | None, model: 
         raise BadInput(f"optimizer is a {type(given).__name__}: it must be a torch optimizer, or a function that makes "
                        "one from a list of parameters")
     return given(params)
+
+
+def rank_map_for(optimizer: Optimizer | None, stage: int) -> str | None:
+    """How `shard` is to divide the model: whole tensors for an optimizer that looks at them, as Adafactor and Muon do."""
+    return "greedy" if stage and is_one_of(optimizer, WHOLE_TENSORS) else None
 
 
 def build_scheduler(config: Config, optimizer: Optimizer | None) -> LRSchedule | None:

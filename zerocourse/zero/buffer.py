@@ -252,7 +252,7 @@ class FlatBuffer:
         """Give each shard parameter its part of a gradient (own,); names: of the parameters that have one."""
         for part, param in self.shard_params.items():
             if part.name in names:
-                own_part = param.grad = self.shard_view_of(gradient, part)
+                own_part = param.grad = self.shard_view_of(gradient, part).view(param.shape)
                 setattr(own_part, SLICE, True)
 
     def reduced_gradient(self) -> torch.Tensor | None:

@@ -26,6 +26,7 @@ from .extras.gradients import mark_parameters
 from .extras.model_buffers import cast_statistics
 from .extras.pretrained import save_together
 from .extras.reduce_dtype import sent_as_chosen
+from .extras.whole_tensors import give_shapes
 from .extras.refusals import check_same, check_trainable, describe, refuse_emulated_bf16, refuse_habits
 from .groups import Groups
 from .optimizer import take_over
@@ -58,7 +59,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     weights: a local folder of safetensors, from which each rank reads the slices it owns, in place of any other values; or by
         parameter a function that reads its elements [start, stop), where the parameters without one keep their values.
     optimizer: any whose update is element-wise; changed in place (its parameters become 1-D parts of this rank's
-        slices; groups and hyper-parameters stay) and returned. `step` is collective, `zero_grad` is local.
+        slices; groups and hyper-parameters stay) and returned. `step` is collective, `zero_grad` is local. With a rank_map for
+        whole tensors also one that looks at each tensor by itself, such as Adafactor, Muon or Lamb.
     stage: 0 (data parallel), 1, 2 or 3.
     rank_map: None or "flat" for equal slices; "round_robin", "contiguous", "greedy" or a function for whole tensors.
     units: names or classes of the modules that are gathered and freed as a whole; by default a ModuleList's entries.
@@ -80,12 +82,12 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
     if offload is not None:
         offload.check(stage, ops or {})
-    check_trainable(model, optimizer)
+    groups = comm if isinstance(comm, Groups) else with_replicas(comm or Comm(shard_group), replicate_group)
+    check_trainable(model, optimizer, has_whole=not stage or rank_map not in (None, "flat") or groups.shard.world_size == 1)
     options = with_fields(options or ZeroOptions(), bucket_size=bucket_size, prefetch=prefetch, in_flight=in_flight,
                           reshard_after_forward=reshard_after_forward, agreement=agreement)
     precision = with_fields(precision or Precision(), param_dtype=param_dtype, reduce_dtype=reduce_dtype,
                             accumulate_dtype=accumulate_dtype)
-    groups = comm if isinstance(comm, Groups) else with_replicas(comm or Comm(shard_group), replicate_group)
     stage_class = STAGES[stage]
     functions = with_functions(stage_class.ops, ops or {})
     shapes = {name: param.shape for name, param in model.named_parameters()}
@@ -120,6 +122,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         offload.attach(model.zero)
     model.zero_grad = model.zero.zero_grad
     if optimizer is not None:
+        give_shapes(optimizer, model.zero)
         take_over(optimizer, model.zero)
     refuse_habits(model)
     save_together(model)

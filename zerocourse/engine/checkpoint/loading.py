@@ -135,7 +135,7 @@ class Reading(Source):
                 values = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
                 state[part][key] = place_beside(values, part)
                 size = flat.params[where.name].numel(),
-                items += self.items(Piece(name, size, (where.start,), state[part][key]))
+                items += self.items(Piece(name, size, (where.start,), state[part][key].view(-1)))
         return items
 
 

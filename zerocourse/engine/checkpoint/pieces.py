@@ -87,8 +87,9 @@ def stepped_range(flat: FlatBuffer, part: ShardRange) -> ShardRange | None:
 
 
 def elementwise(flat: FlatBuffer, where: ShardRange, optimizer: Optimizer | None) -> dict[str, torch.Tensor]:
-    """The optimizer's states of this rank's part of a parameter that have an element for each of its elements."""
-    return elementwise_states(optimizer, flat.shard_params.get(stepped_range(flat, where)))
+    """The optimizer's states of this rank's part of a parameter (1-D) that have an element for each of its elements."""
+    states = elementwise_states(optimizer, flat.shard_params.get(stepped_range(flat, where)))
+    return {key: state.view(-1) for key, state in states.items()}
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -40,7 +40,7 @@ def cut(value: object, key: str, param: torch.Tensor, where: ShardRange, part: n
     if value.is_meta:
         raise BadInput(f"the optimizer made its state {key!r} on the meta device, where it has no values: "
                        "make the model real (zerocourse.materialize_model) before this optimizer")
-    return value.reshape(-1)[where.start : where.stop].to(part, copy=True)
+    return value.reshape(-1)[where.start : where.stop].to(part, copy=True).view(part.shape)
 
 
 def groups_added_later(optimizer: Optimizer, stage, parts: dict[nn.Parameter, list[nn.Parameter]]) -> Callable[[dict], None]:

@@ -17,11 +17,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ...errors import BadInput, CollectiveError
 from .shared_memory import refuse_shared_memory
 
-NOT_ELEMENTWISE = {"lbfgs", "adafactor", "muon", "sparseadam", "shampoo", "soap", "lamb", "lars"}
+WHOLE_TENSORS = {"adafactor", "muon", "shampoo", "soap", "lamb", "lars"}  # optimizers that look at each of them by itself
+NOT_SHARDED = {"lbfgs", "sparseadam"}  # that look at all of the model at once, or at sparse gradients
 SHARDED = "_zerocourse_sharded"  # the mark of a parameter that a stage has in its flat buffers, and of its shards
 
 
-def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
+def is_one_of(optimizer: Optimizer | None, names: set[str]) -> bool:
+    """Is the optimizer of such a class, or of a subclass?"""
+    return bool({base.__name__.lower() for base in type(optimizer).__mro__} & names)
+
+
+def check_trainable(model: nn.Module, optimizer: Optimizer | None, has_whole: bool) -> None:
     """Raise BadInput for what cannot be sharded, and when one of the two is not what it should be."""
     if not isinstance(model, nn.Module):
         raise BadInput(f"model is {said(model)}: it must be a torch.nn.Module, and comes before the optimizer")
@@ -43,9 +49,13 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
     refuse_shared_memory(model)
     if next(model.parameters(), None) is None:
         raise BadInput(f"{kind} has no parameters, so there is nothing to train")
-    if {base.__name__.lower() for base in type(optimizer).__mro__} & NOT_ELEMENTWISE:
-        raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: "
-                       "use an optimizer whose update is element-wise, such as AdamW or SGD")
+    if is_one_of(optimizer, NOT_SHARDED):
+        raise BadInput(f"{type(optimizer).__name__} looks at more than a rank has: use an optimizer whose update is element-wise, such "
+                       "as AdamW or SGD")
+    if is_one_of(optimizer, WHOLE_TENSORS) and not has_whole:
+        raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: give shard "
+                       'rank_map="greedy", with which each tensor is whole on one rank, or use an optimizer whose update is '
+                       "element-wise, such as AdamW or SGD")
     known_to(optimizer.param_groups if optimizer is not None else [], model)
 
 

@@ -205,7 +205,7 @@ def parts_of(stage: DataParallel, flat: FlatBuffer, key: str, what: str,
             yield {part: flat.master_of(part) for part in ranges(flat, key)}
         else:
             states = {part: elementwise_states(stage.optimizer, flat.shard_params[part]) for part in ranges(flat, key)}
-            yield {part: of_part[what] for part, of_part in states.items() if what in of_part}
+            yield {part: of_part[what].view(-1) for part, of_part in states.items() if what in of_part}
 
 
 def param_numel(flat: FlatBuffer, key: str) -> int:
