@@ -337,7 +337,7 @@ def test_several_mistakes_are_several_sentences(data):
     (at("optimizer.type", "RMSprop"), ["optimizer.type is 'RMSprop'",
                                        "Adam, AdamW, Lion, SGD, or give initialize an optimizer"]),
     (at("optimizer.type", "muon"), ["optimizer.type is 'muon', which is not supported yet: it orthogonalises",
-                                    "rank map of whole tensors"]),
+                                    "give initialize torch.optim.Muon"]),
     (at("optimizer.type", "OneBitAdam"), ["optimizer.type is 'OneBitAdam', which is gone upstream: its momentum", "use Adam"]),
     (at("optimizer.type", None), ["optimizer.type is None: it must be one of Adam, AdamW, Lion, SGD"]),
     (at("optimizer.params", {"lr": 1}), ["optimizer.type is missing: it must be one of Adam"]),

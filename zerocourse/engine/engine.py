@@ -33,6 +33,8 @@ from .monitors import Monitors
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
 from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters, rank_map_for
+from .pipeline_engine import PipelineEngine
+from .pipeline_module import PipelineModule
 from .user_backward import UserLoss
 
 
@@ -71,6 +73,9 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
         raise BadInput("initialize needs config=, a dictionary or the path of a ds_config.json")
     require_group(dist_init_required)
     distributed.init(timeout_seconds=1800, port=distributed_port)  # torch's default, because one rank may write a checkpoint meanwhile
+    if isinstance(model, PipelineModule):
+        engine = PipelineEngine(model, config, optimizer, lr_scheduler, training_data, collate_fn)
+        return engine, engine.optimizer, engine.loader, engine.lr_scheduler
     comm = Comm()
     resolved = Config.load(config, comm.world_size, known_values(args, hyper_parameters(optimizer)))
     of_ranks = comm.all_gather_object(resolved.as_dict())

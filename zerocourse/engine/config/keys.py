@@ -247,9 +247,10 @@ NOT_YET = {
     "data_types.buffer_dtype": "buffers keep their dtype: leave it out",
     "data_types.keep_in_fp32_modules": "all parameters have one dtype: leave it out",
     "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon needs whole matrices: leave it out",
-    "optimizer.type.Muon": "it orthogonalises whole matrices, and a stage steps flat slices, in which a matrix is cut; "
-                           "it would need a rank map of whole tensors, so use AdamW",
-    "optimizer.type.Lamb": "its trust ratio is a norm over a whole parameter, and a stage steps flat slices: use AdamW",
+    "optimizer.type.Muon": "it orthogonalises whole matrices, and DeepSpeed's takes AdamW for all else; where every parameter is a "
+                           "matrix, give initialize torch.optim.Muon, with which each tensor stays whole on one rank, else use AdamW",
+    "optimizer.type.Lamb": "its trust ratio is a norm over a whole parameter, and torch has none: give initialize a class Lamb, with "
+                           "which each tensor stays whole on one rank, or use AdamW",
     "optimizer.type.Adagrad": "use Adam",
 }
 
