@@ -215,7 +215,7 @@ def test_what_we_do_not_have_is_named():
 
 def engine_lacks() -> None:
     engine, *_ = engine_of(1, Stack)
-    with pytest.raises(AttributeError, match="the engine has no 'train_batch', which DeepSpeed has: there are no pipelines"):
+    with pytest.raises(AttributeError, match="the engine has no 'train_batch', which DeepSpeed has: only the engine of a PipelineModule has it"):
         engine.train_batch(None)
     with pytest.raises(AttributeError, match="neither the engine nor its Stack has 'nonsense'"):
         engine.nonsense

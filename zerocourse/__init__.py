@@ -26,6 +26,7 @@ _HOME = {
     "fp32_state_dict": "zero.whole.fp32_weights",
     **dict.fromkeys(_ONE_PARAMETER, "zero.whole.one_parameter"), **dict.fromkeys(_LEAVES, "engine.leaf_modules"),
     **dict.fromkeys(_ZERO_TO_FP32, "engine.checkpoint.zero_to_fp32"), "RepeatingLoader": "data.repeating",
+    **dict.fromkeys(["PipelineModule", "LayerSpec", "TiedLayerSpec"], "engine.pipeline_module"),
     "save_checkpoint": "engine.checkpoint", "load_checkpoint": "engine.checkpoint",
     "save_safetensors": "engine.checkpoint.safetensors_export", "load_safetensors": "zero.whole.weights",
     "ZeroOptions": "zero.options", "Precision": "zero.options",

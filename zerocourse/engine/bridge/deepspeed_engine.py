@@ -10,6 +10,7 @@ from ...errors import BadInput
 from ...zero.whole.consolidate import state_dict
 from .. import engine as engines
 from ..engine import Engine
+from ..pipeline_engine import PipelineEngine
 from .deferred_parameters import deferred
 
 ADDED = ("steps_per_print", "zero_allow_untested_optimizer")  # by accelerate, to every config; they change nothing here
@@ -29,6 +30,8 @@ def initialize(*args, config: object = None, config_params: object = None, **kwa
         readers = {name: param.read for name, param in params.items() if getattr(param, "read", None) and param.is_meta}
         kwargs = {"seed": torch.initial_seed(), "weights": readers} | kwargs  # transformers' set_seed decides what is drawn
     engine, optimizer, loader, scheduler = engines.initialize(*args, config=config, **kwargs)
+    if isinstance(engine, PipelineEngine):
+        return engine, optimizer, loader, scheduler
     if hasattr(engine.module, "save_pretrained"):
         write_alone(engine.module)
     return DeepSpeedEngine(engine, config), optimizer, loader, scheduler

@@ -10,7 +10,7 @@ from ...comm import bootstrap
 from ...data.repeating import RepeatingLoader
 from ...offload.tiling import TiledLinear
 from ...zero.whole import one_parameter
-from .. import leaf_modules
+from .. import leaf_modules, pipeline_module
 from ..checkpoint import zero_to_fp32
 from . import recompute
 from .torch_accelerator import ACCELERATOR, OnDevice
@@ -41,14 +41,20 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
     """Nothing has to be registered: stage 3 gathers a parameter wherever it is used."""
 
 
+PIPELINE = public(pipeline_module, "PipelineModule", "LayerSpec", "TiedLayerSpec")
+
 MODULES: dict[str, dict[str, object]] = {
-    "deepspeed": {"OnDevice": OnDevice, "log_dist": log_dist, "checkpointing": SimpleNamespace(**RECOMPUTE), "get_accelerator": lambda: ACCELERATOR},
+    "deepspeed": {"OnDevice": OnDevice, "log_dist": log_dist, "checkpointing": SimpleNamespace(**RECOMPUTE), "get_accelerator": lambda: ACCELERATOR,
+                  "PipelineModule": pipeline_module.PipelineModule},
     "deepspeed.accelerator": {"get_accelerator": lambda: ACCELERATOR},
     "deepspeed.checkpointing": RECOMPUTE,
     "deepspeed.comm": {name: getattr(dist, name) for name in COLLECTIVES} | {"get_local_rank": bootstrap.local_rank},
+    "deepspeed.pipe": PIPELINE,
     "deepspeed.runtime.activation_checkpointing": {},
     "deepspeed.runtime.activation_checkpointing.checkpointing": RECOMPUTE,
     "deepspeed.runtime.dataloader": {"RepeatingLoader": RepeatingLoader},
+    "deepspeed.runtime.pipe": {},
+    "deepspeed.runtime.pipe.module": PIPELINE,
     "deepspeed.utils": ONE_PARAMETER | LEAVES | {"OnDevice": OnDevice, "RepeatingLoader": RepeatingLoader, "log_dist": log_dist},
     "deepspeed.utils.z3_leaf_module": LEAVES,
     "deepspeed.utils.zero_to_fp32": public(zero_to_fp32, "get_fp32", "load_state_dict", "convert_zero"),

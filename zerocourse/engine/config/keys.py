@@ -235,7 +235,7 @@ TRANSLATED = {  # by JSON's type
 }
 
 NOT_YET = {
-    "pipeline": "there are no pipelines in the engine: leave it out, or use zerocourse.parallel.pipeline",
+    "pipeline": "a PipelineModule says how it is cut, and 1F1B is its schedule: leave it out",
     "tensor_parallel": "there is no tensor parallelism in the engine: leave it out, or cut the model with zerocourse.parallel.tensor",
     "expert_parallel": "there are no experts across ranks in the engine: leave it out",
     "torch_autocast": "parameters and gradients have one dtype: use bf16",
