@@ -134,7 +134,7 @@ CHANGES_NOTHING = {
         "wall_clock_breakdown": "times are on the timeline (zerocourse.measure)",
         "memory_breakdown": "engine.memory() has the bytes by kind",
         "dump_state": "`zerocourse config` shows the resolved config",
-        "prescale_gradients": "gradients are averaged either way: each rank divides its own before the sum",
+        "prescale_gradients": "each rank always divides its gradient by the number of ranks before the sum",
         "zero_allow_untested_optimizer": "every element-wise optimizer works",
         "zero_force_ds_cpu_optimizer": "there is no other optimizer than torch's",
         "disable_allgather": "parameters are always all-gathered",
@@ -204,7 +204,7 @@ CHANGES_NOTHING = {
     },
     "number": {
         "zero_optimization.offload_optimizer.cpuadam_cores_perc": "the step on the host has torch's threads",
-        "gradient_predivide_factor": "gradients are averaged either way: each rank divides its own before the sum",
+        "gradient_predivide_factor": "each rank always divides its gradient by the number of ranks before the sum",
     },
     "string": {
         "cuda_visible_devices": "which GPUs a rank sees is the launcher's, by CUDA_VISIBLE_DEVICES",
