@@ -197,6 +197,7 @@ def test_an_explorer_shows_at_once_and_follows_its_controls(boxes, capsys):
     widgets.explore(lambda n: Figure(figsize=(1, 1)), lambda n: f"this is figure number {n}",
                     n=widgets.Control([1, 2, 3], 2))
     assert capsys.readouterr().out.count("this is figure number 2") == 2  # the sentence, and the picture's words
+    assert not boxes["n"].continuous_update  # else each value on the way would be drawn
     boxes["n"].value = 3
     assert capsys.readouterr().out.count("this is figure number 3") == 2
 

@@ -44,8 +44,10 @@ class Control:
 
         options = list(self.values.items()) if isinstance(self.values, Mapping) else list(self.values)
         make = ipywidgets.SelectionSlider if self.kind == "slider" else ipywidgets.Dropdown
+        # A picture takes a third of a second: a slider that told of all values on its way would have them drawn one by one.
+        when_released = {"continuous_update": False} if self.kind == "slider" else {}
         return make(options=options, value=self.start, description=self.label or name.replace("_", " "),
-                    style={"description_width": "110px"}, layout={"width": "520px"})
+                    style={"description_width": "110px"}, layout={"width": "520px"}, **when_released)
 
 
 def explore(draw: Callable, describe: Callable[..., str], **controls: Control) -> None:
