@@ -40,14 +40,13 @@ class WorkingLine:
             wait = EVERY_SECONDS
             if line is None and has_bar():
                 continue
-            words = f"working … {time.monotonic() - began:.0f} s"
-            shown = {"text/plain": words, "text/html": f"<div>{words}</div>"}
+            shown = {"text/plain": f"working … {time.monotonic() - began:.0f} s"}
             if line is None:
                 line = display(shown, raw=True, display_id=True)
             else:
                 line.update(shown, raw=True)
         if line is not None:
-            line.update({"text/plain": "", "text/html": ""}, raw=True)
+            line.update({"text/plain": ""}, raw=True)
 
 
 def has_bar() -> bool:
