@@ -32,7 +32,7 @@ def trace_loop(config: Mapping, micro_batches: int, turn: Turn = turn_of_the_eng
 
     config: a ds_config; SGD with the rate `lr` is the optimizer, unless it has one.
     Records: "boundary" (did the micro-batch end its window?); "sent", bytes by collective, in the whole turn;
-    "gradients_bytes", held when the backward has ended; "update", the number of the optimizer step, and "rate", the
+    "gradients_bytes", held when `engine.backward` has ended (None where it was never called); "update", the number of the optimizer step, and "rate", the
     learning rate of it (both None where there was none); "norm" of the whole gradient at that update; "moved", by how much
     this rank's parameters changed (the largest difference); "loss".
     """
@@ -58,7 +58,7 @@ def trace_loop(config: Mapping, micro_batches: int, turn: Turn = turn_of_the_eng
         loss = turn(engine, tokens[:, :-1], tokens[:, 1:])
         updated = len(updates) > done
         records.append({
-            "boundary": boundary, "sent": dict(Counter(comm.sent) - sent), "gradients_bytes": held[-1],
+            "boundary": boundary, "sent": dict(Counter(comm.sent) - sent), "gradients_bytes": held[-1] if held else None,
             "update": len(updates) if updated else None, "rate": updates[-1] if updated else None,
             "norm": engine.get_global_grad_norm() if updated else None, "loss": loss.item(),
             "moved": max((now - then).abs().max().item() for now, then in zip(slices(engine), before, strict=True))})
