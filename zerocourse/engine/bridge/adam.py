@@ -31,12 +31,16 @@ class TorchAdam(torch.optim.Adam):
 class DeepSpeedCPUAdam(TorchAdam):
     """For states on the host.   fp32_optimizer_states: as they always are here."""
 
+    steps_in_parts = True  # torch's own step: each parameter by itself, so that states may lie on a disk
+
     def __init__(self, model_params: Iterable, *args, fp32_optimizer_states: bool = True, **kwargs):
         super().__init__(model_params, *args, **kwargs, **{"fp32_optimizer_states=False": not fp32_optimizer_states})
 
 
 class FusedAdam(TorchAdam):
     """For states on a GPU.   set_grad_none: changes nothing, because a stage frees its gradients."""
+
+    steps_in_parts = True  # torch's own step: each parameter by itself, so that states may lie on a disk
 
     def __init__(self, params: Iterable, lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, adam_w_mode: bool = True, weight_decay: float = 0.0, amsgrad: bool = False, set_grad_none: bool = True):

@@ -8,6 +8,7 @@ from torch import nn
 
 from ...errors import BadInput
 from ...zero.whole.consolidate import state_dict
+from ...zero.whole.generation import generating
 from .. import engine as engines
 from ..engine import Engine
 from ..pipeline_engine import PipelineEngine
@@ -34,6 +35,8 @@ def initialize(*args, config: object = None, config_params: object = None, **kwa
         return engine, optimizer, loader, scheduler
     if hasattr(engine.module, "save_pretrained"):
         write_alone(engine.module)
+    if hasattr(engine.module, "get_base_model") and hasattr(engine.module, "generate"):
+        generate_whole(engine.module)
     return DeepSpeedEngine(engine, config), optimizer, loader, scheduler
 
 
@@ -48,6 +51,18 @@ def write_alone(model: nn.Module) -> None:
         return collective(folder, *args, **kwargs) if kwargs.get("state_dict") is None else own(here(), folder, *args, **kwargs)
 
     model.save_pretrained = save_pretrained
+
+
+def generate_whole(model: nn.Module) -> None:
+    """PEFT's `generate` runs the base model by itself, and stage 3 gathers the root's parameters for the whole model alone: all
+    are gathered once around it."""
+    own, here = type(model).generate, weakref.ref(model)
+
+    def generate(*args, **kwargs):
+        with generating(here()):
+            return own(here(), *args, **kwargs)
+
+    model.generate = generate
 
 
 def of_engine(name: str) -> property:
