@@ -10,9 +10,10 @@ from itertools import product
 import pytest
 import torch
 import worlds
+from safetensors.torch import save_file
 from worlds import Case
 
-from zerocourse import gathered, initialize, load_checkpoint, save_checkpoint, shard, state_dict
+from zerocourse import gathered, initialize, load_checkpoint, load_safetensors, save_checkpoint, shard, state_dict
 from zerocourse.course.offload_trial import AddedAfterTheSum, OnlyTheFirst, OnlyTheLast
 from zerocourse.engine.lion import Lion
 from zerocourse.errors import BadInput, OutOfMemory
@@ -409,7 +410,7 @@ class Sleepy(torch.optim.SGD):
     """Begins each step with a pause, in which others could take its gradients. Not torch's own, it steps all buffers at once."""
 
     def step(self, closure=None):
-        time.sleep(0.01)
+        time.sleep(0.02)
         return super().step(closure)
 
 
@@ -586,10 +587,10 @@ class Hot(torch.nn.Module):
         return self.hot[0](k)
 
 
-def two_late_steps(stage: int, parameters: bool):
+def two_late_steps(stage: int, parameters: bool, kind=torch.optim.SGD):
     """A model of which x[0] and x[1] have moved by -0.5, the last one not yet, and its optimizer."""
     model = Hot()
-    model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.5), stage,
+    model, optimizer = shard(model, kind(model.parameters(), lr=0.5), stage,
                              offload=HostOffload(delay_after=0, parameters=parameters))
     for k in range(2):
         model(k).backward()
@@ -654,6 +655,22 @@ def test_gathered_under_a_delay_shows_all_steps_and_keeps_what_is_written(pool):
         for found, said in pool(2).run(gathered_late, stage, parameters):
             assert found == [[-0.5] * 2 + [0.0] * 6, [5.0] * 8, [5.0] * 3 + [4.5] * 2 + [5.0] * 3], (stage, parameters)
             assert "modified by an inplace operation" in said, "the weights of that forward are gone"
+
+
+def loads_late(folder: str) -> list[float]:
+    """x after weights were loaded while an update was under way, and after two more steps."""
+    save_file({"hot.0.0.x": torch.full((8,), 5.0)}, f"{folder}/model.safetensors")
+    model, optimizer = two_late_steps(2, False, Sleepy)
+    load_safetensors(model, folder)
+    for k in (3, 4):
+        model(k).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state_dict(model)["hot.0.0.x"].tolist()
+
+
+def test_weights_that_are_loaded_under_a_delay_stay(tmp_path):
+    assert loads_late(str(tmp_path)) == [5.0] * 3 + [4.5] * 2 + [5.0] * 3
 
 
 def writes_in_a_forward() -> str:

@@ -26,7 +26,9 @@ def load_safetensors(model: nn.Module, folder) -> int:
     that names parameters that are not there or have another shape.
     """
     weights = SafetensorsFolder(folder)
-    read_weights(model.zero, readers_of(model, weights))
+    readers = readers_of(model, weights)
+    model.zero.settle()
+    read_weights(model.zero, readers)
     read_buffers(model, weights)
     return weights.bytes_read
 
