@@ -540,6 +540,24 @@ def test_deepspeeds_files_run_no_code(tmp_path, monkeypatch):
         DeepSpeedCheckpoint(tmp_path / "c")
 
 
+@pytest.mark.parametrize("file, content, words", [
+    ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", {}, "optim_states.pt has no 'optimizer_state_dict'"),
+    ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", [1], "optim_states.pt has no 'optimizer_state_dict'"),
+    ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", {"optimizer_state_dict": {}}, "not as DeepSpeed's ZeRO has it: KeyError"),
+    ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", {"optimizer_state_dict": 3}, "not as DeepSpeed's ZeRO has it: TypeError"),
+    ("mp_rank_00_model_states.pt", {}, "mp_rank_00_model_states.pt has no 'module'"),
+    ("mp_rank_00_model_states.pt", [1], "mp_rank_00_model_states.pt has no 'module'"),
+    ("mp_rank_00_model_states.pt", {"module": 1, "buffer_names": 2, "dp_world_size": "x", "global_steps": None}, "and was written by x")])
+def test_files_that_are_not_as_deepspeed_writes_them_are_one_sentence(tmp_path, capsys, file, content, words):
+    shutil.copytree(THEIRS / "stage2_bf16" / "step3", tmp_path / "c")
+    torch.save(content, tmp_path / "c" / file)
+    for to in ("zerocourse", "safetensors"):
+        assert main(["checkpoint", "convert", str(tmp_path / "c"), str(tmp_path / "out"), "--to", to]) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["c"]
+
+
 def test_the_command_line(tmp_path, capsys):
     model, optimizer = prepared(3)
     for name in ("a", "b"):

@@ -327,3 +327,31 @@ def test_a_mode_that_shards_adds_less_to_what_a_bench_holds():
     only, sharded, whole = (bench_command.estimated_bytes(settings, [MODES["torch-ddp"], *map(MODES.get, names)])
                             for names in ((), ("zero3",), ("ddp",)))
     assert only < sharded < whole
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")
+@pytest.mark.parametrize("words, who", [("list", "zerocourse list"), ("list --json", "zerocourse list"), ("--help", "zerocourse"),
+                                        ("memory --params 1e6 --ranks 2", "zerocourse memory")])
+def test_a_full_stdout_is_one_sentence(words, who):
+    with FULL.open("w") as full:
+        ended = subprocess.run([sys.executable, "-m", "zerocourse", *words.split()], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (1, f"{who}: stdout cannot be written: No space left on device\n")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")
+def test_a_full_stdout_ends_a_script(tmp_path):
+    (tmp_path / "script.py").write_text("print('hello')\n")
+    with FULL.open("w") as full:
+        ended = subprocess.run([sys.executable, "-m", "zerocourse", "run", "--nproc", "1", str(tmp_path / "script.py")], stdout=full,
+                               stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "zerocourse run: stdout cannot be written: No space left on device\n")
+
+
+def test_run_names_what_is_missing_and_how_many_ranks_there_can_be(capsys, tmp_path):
+    assert main(["run"]) == 2
+    assert capsys.readouterr().err == "zerocourse run: the following arguments are required: SCRIPT\n"
+    assert main(["run", "--nproc", "1000", __file__]) == 2
+    assert "--nproc is 1000: it can be at most" in capsys.readouterr().err

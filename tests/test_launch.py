@@ -407,3 +407,27 @@ def test_the_example_of_the_readme(tmp_path):
     losses = dict(re.fullmatch(r"(rank \d, step \d): ([\d.]+)", line).groups() for _, line in lines)
     assert len(losses) == 20
     assert all(float(losses[f"rank {rank}, step 9"]) < float(losses[f"rank {rank}, step 0"]) for rank in range(2))
+
+
+class Odd(Exception):
+    def __str__(self):
+        raise KeyError("no str")
+
+
+def odd() -> None:
+    raise Odd
+
+
+def without_stdout() -> int:
+    sys.stdout = None
+    return 7
+
+
+def test_an_error_without_words_and_a_function_that_takes_stdout_away(capfd):
+    with Ranks(1, init=False) as ranks:
+        with pytest.raises(RankError, match=r"^rank 0: Odd: \(its __str__ raises KeyError\)") as caught:
+            ranks.run(odd)
+        assert "in odd" in caught.value.traceback
+        assert list(ranks.run(without_stdout)) == [7]
+        assert list(ranks.run(print, "it is there again")) == [None]
+    assert "[0] it is there again" in capfd.readouterr().out

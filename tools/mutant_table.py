@@ -1287,6 +1287,8 @@ MUTANTS = [
          "engine_traps.py::test_trap_25_under_a_delay_a_save_waits_for_the_update"),
     ),
     *of("engine/checkpoint/deepspeed_checkpoint.py",
+        ("another tool's file is taken for DeepSpeed's", "    if missing:\n        raise BadInput(f\"{file} has no", "    if False:\n        raise BadInput(f\"{file} has no",
+         "checkpoints.py::test_files_that_are_not_as_deepspeed_writes_them_are_one_sentence"),
         ("a pickle is trusted", "weights_only=True)", "weights_only=False)", "checkpoints.py::test_deepspeeds_files_run_no_code"),
         ("parameters are not padded at stage 3", "length = -(-numel // self.ranks) if", "length = numel // self.ranks if",
          "checkpoints.py::test_what_deepspeed_has_saved_goes_on_here[3-fp32-2]"),

@@ -1,18 +1,18 @@
 """The command line: finds the command, prints its outcome, and turns errors into exit statuses.
 
-Exit status: 0, 1 (it ran, and what it checked failed), 2 (bad input: one sentence on stderr, no traceback),
-130 (interrupted).
+Exit status: 0, 1 (it ran, and what it checked failed, or stdout could not take the outcome), 2 (bad input: one sentence
+on stderr, no traceback), 130 (interrupted).
 """
 
 import argparse
 import importlib
 import json
-import os
 import pkgutil
 import sys
 
 from . import __version__, commands
 from .commands.arguments import CommandParser
+from .commands.stdout import write
 from .commands.terminal import coloured, fitted, paragraphs
 from .errors import BadInput, ZeroCourseError
 
@@ -43,21 +43,21 @@ def said(outcome: commands.Outcome) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    who = "zerocourse"
     try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as exit:  # argparse has said what is wrong, or shown the help
-        return exit.code
-    try:
+        try:
+            args = build_parser().parse_args(argv)
+        except SystemExit as exit:  # argparse has said what is wrong, or shown the help
+            write()
+            return exit.code
+        who = f"zerocourse {args.command}"
         outcome = args.run(args)
+        if not outcome.said_by_another:
+            write((json.dumps(outcome.data) if args.json else said(outcome)) + "\n")
     except (ZeroCourseError, OSError) as error:
-        sys.stderr.writelines(f"zerocourse {args.command}: {line}\n" for line in str(error).splitlines())
+        sys.stderr.writelines(f"{who}: {line}\n" for line in str(error).splitlines())
         return 2 if isinstance(error, (BadInput, OSError)) else 1
     except KeyboardInterrupt:
-        sys.stderr.write(f"zerocourse {args.command}: interrupted\n")
+        sys.stderr.write(f"{who}: interrupted\n")
         return 130
-    if not outcome.said_by_another:
-        try:
-            print(json.dumps(outcome.data) if args.json else said(outcome), flush=True)
-        except BrokenPipeError:  # `head` has seen enough; Python's own flush at its end would complain once more
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if outcome.ok else 1

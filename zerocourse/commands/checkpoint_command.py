@@ -97,12 +97,18 @@ def _convert(args) -> Outcome:
         convert(args.path, args.out)
         return Outcome(f"{args.out} is a checkpoint now", {"files": [str(args.out)]})
     check_folder(args.out, "OUT")
+    is_new = not args.out.exists()
     args.out.mkdir(parents=True, exist_ok=True)
     dtype = getattr(torch, args.dtype) if args.dtype else None
-    with tempfile.TemporaryDirectory(dir=args.out) as between:
-        source = Path(between, "c")
-        if theirs:
-            convert(args.path, source)
-        names = export(Source(source if theirs else folders.must_read(args.path)), args.out, dtype, args.shard_size)
+    try:
+        with tempfile.TemporaryDirectory(dir=args.out) as between:
+            source = Path(between, "c")
+            if theirs:
+                convert(args.path, source)
+            names = export(Source(source if theirs else folders.must_read(args.path)), args.out, dtype, args.shard_size)
+    except BaseException:
+        if is_new and not any(args.out.iterdir()):
+            args.out.rmdir()
+        raise
     files = [str(args.out / name) for name in names]
     return Outcome("\n".join(files), {"files": files})

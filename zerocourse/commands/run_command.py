@@ -9,12 +9,12 @@ and in a job of SLURM, torchrun does the same: torchrun ... -m zerocourse.engine
 """
 
 import argparse
-import functools
 import sys
 
-from ..errors import BadInput
+from ..errors import BadInput, ZeroCourseError
 from . import Outcome
 from .arguments import Checked, path, whole
+from .stdout import write
 
 HELP = "run an unchanged DeepSpeed or Hugging Face Trainer script on our stages"
 
@@ -22,15 +22,27 @@ HELP = "run an unchanged DeepSpeed or Hugging Face Trainer script on our stages"
 def configure(parser):
     parser.add_argument("--nproc", action=Checked, read=whole(1), default=2, help="ranks on this machine (default 2)")
     parser.add_argument("script", action=Checked, read=path, metavar="SCRIPT", help="a Python script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
+    rest.required = False  # argparse would name it beside a SCRIPT that is missing
 
 
 def run(args) -> Outcome:
     if not args.script.is_file():
         raise BadInput(f"SCRIPT is {args.script}, which is not a file: name a Python script")
     from ..launch.launcher import launch
+    from .estimates import check_ranks
 
-    echo = functools.partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
+    check_ranks(args.nproc, "--nproc")
+    echo = _to_stderr if args.json else _to_stdout
     results = launch("zerocourse.engine.bridge", argv=[args.script, *args.arguments], nproc=args.nproc, echo=echo)
     text = f"{args.script} ran on {args.nproc} ranks in {results.seconds:.1f} s"
     return Outcome(text, {"script": str(args.script), "ranks": args.nproc, "seconds": results.seconds})
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _to_stdout(line: str) -> None:
+    if not write(f"{line}\n"):
+        raise ZeroCourseError("nobody reads what the script prints any more, so it was ended")

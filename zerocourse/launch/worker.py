@@ -154,11 +154,19 @@ def attempt(action, *args) -> bool:
         if stop.code in (None, 0):
             send_done()
             return True
-        message = f"exit status {stop.code}" if isinstance(stop.code, int) else str(stop.code)
+        message = f"exit status {stop.code}" if isinstance(stop.code, int) else text_of(stop.code)
         _send_failure(stop, message)
     except BaseException as error:
-        _send_failure(error, str(error))
+        _send_failure(error, text_of(error))
     return False
+
+
+def text_of(value: object) -> str:
+    """Its `str`, which runs the caller's code: that may raise too."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"(its __str__ raises {type(error).__name__})"
 
 
 def _send_failure(error: BaseException, message: str) -> None:

@@ -10,11 +10,12 @@ which runs no code of theirs.
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from ...errors import BadInput
+from ...errors import BadInput, ZeroCourseError
 from . import checkpoint_folder as folders
 from .index_form import name_of
 from .content import Content, make_whole
@@ -50,14 +51,31 @@ def is_deepspeed(folder: Path) -> bool:
     return any(folder.glob("*_model_states.pt"))
 
 
-def loaded(file: Path) -> dict:
-    """Raises BadInput when it is damaged, or has something that only running its code could read."""
+def loaded(file: Path, *keys: str) -> dict:
+    """What DeepSpeed has saved there, with these keys. Raises BadInput when the file is damaged, has something that only
+    running its code could read, or is of something else."""
     try:
         with torch.serialization.safe_globals(STUBS):
-            return torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle's, zipfile's and torch's own
         first_line = str(error).partition("\n")[0]
         raise BadInput(f"{file} cannot be read without running its code, or is damaged: {first_line}") from error
+    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise BadInput(f"{file} has no {missing[0]!r}, so it is not of DeepSpeed's ZeRO, or of a version that is not known here")
+    return content
+
+
+@contextmanager
+def as_deepspeed_has_it(folder: Path) -> Iterator[None]:
+    """What has another form than DeepSpeed's files ends in BadInput, and in none of Python's own errors."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, ValueError) as error:
+        if isinstance(error, ZeroCourseError):
+            raise
+        raise BadInput(f"{folder} cannot be converted, because something in its files is not as DeepSpeed's ZeRO has it: "
+                       f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
 class DeepSpeedCheckpoint:
@@ -68,12 +86,12 @@ class DeepSpeedCheckpoint:
         if not files:
             raise BadInput(f"{folder} is not a checkpoint of DeepSpeed: it has no file *_model_states.pt (name the folder "
                            "of the tag)")
-        self.models = [loaded(file) for file in files]
+        self.models = [loaded(file, "module", "buffer_names", "dp_world_size", "global_steps") for file in files]
         self.model = self.models[0]
         if self.model.get("mp_world_size", 1) > 1:
             raise BadInput(f"{folder} is of {self.model['mp_world_size']} model-parallel ranks: only data parallelism can be "
                            "converted")
-        optims = [loaded(file)["optimizer_state_dict"]
+        optims = [loaded(file, "optimizer_state_dict")["optimizer_state_dict"]
                   for file in sorted(folder.glob("*_optim_states.pt"), key=natural)]
         self.stage = int(optims[0]["zero_stage"]) if optims else 0
         self.ranks = self.model["dp_world_size"]
@@ -195,7 +213,14 @@ def piece(name: str, values: torch.Tensor) -> Piece:
 
 def convert(folder: Path, path: Path) -> None:
     """Write what DeepSpeed left in `folder`, that of a tag, as our checkpoint `path`, which `load_checkpoint` reads."""
-    theirs = DeepSpeedCheckpoint(folder)
+    with as_deepspeed_has_it(folder):
+        content = whole_content(DeepSpeedCheckpoint(folder))
+    with folders.written_alone(path) as partial:
+        make_whole(path, [content.write(partial)], content.about)
+
+
+def whole_content(theirs: DeepSpeedCheckpoint) -> Content:
+    """The same as one rank of ours would write it."""
     model, about = theirs.model, theirs.about()
     tensors = [key for key in theirs.flat if key]
     states = {name: {"group": group, "tensors": tensors, "others": theirs.others[group]}
@@ -206,6 +231,4 @@ def convert(folder: Path, path: Path) -> None:
         extra["scheduler"] = model["lr_scheduler"]
     objects = {f"states/{rank}": states if rank == 0 else {} for rank in range(theirs.ranks)}
     objects |= {"extra": extra, "groups": theirs.settings or None, "modules": {}}
-    content = Content(0, theirs.pieces(), objects, about)
-    with folders.written_alone(path) as partial:
-        make_whole(path, [content.write(partial)], about)
+    return Content(0, theirs.pieces(), objects, about)

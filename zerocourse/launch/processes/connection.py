@@ -91,7 +91,7 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # closed by the caller's code
+        except Exception:  # closed by the caller's code, or None, or anything that it has put there
             pass
 
 

@@ -97,6 +97,7 @@ def _collective_calls() -> int | None:
 def _forget() -> None:
     """Free what a function left behind, so that for the next function the rank is as if new."""
     torch, dist = sys.modules.get("torch"), process_group()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # of `redirect_output`
     if torch:
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
