@@ -32,6 +32,7 @@ ON_SRUN = {"RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE"
     ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"},
      {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}),
     (SRUN, ON_SRUN),
+    (SRUN | {"SLURM_PROCID": "1", "SLURM_NODEID": "0"}, ON_SRUN | {"RANK": "1", "LOCAL_WORLD_SIZE": "2"}),
     (SRUN | {"SLURM_STEP_NODELIST": "login,gpu[1-9]"}, ON_SRUN | {"MASTER_ADDR": "login"}),
     (SRUN | {"SLURM_STEP_NODELIST": "a[7,9-10]-ib"}, ON_SRUN | {"MASTER_ADDR": "a7-ib"}),
     (SRUN | {"SLURM_JOB_NAME": "bash"}, {}),

@@ -1043,7 +1043,7 @@ MUTANTS = [
     ),
     *of("comm/launchers.py",
         ("another launcher's place is this rank's", 'own = {}  # another', "pass  # another", "launchers.py::test_what_a_launcher_leaves_out"),
-        ("every node is the first", "node < len(tasks)", "False", "launchers.py::test_what_a_launcher_leaves_out"),
+        ("every node is the last", "node < len(tasks)", "False", "launchers.py::test_what_a_launcher_leaves_out"),
     ),
     *of("comm/bootstrap.py",
         ("ranks of a machine are counted wrong", "return store.add(here, 0)", "return world_size + 1", "launchers.py::test_two_ranks_meet_by_these_variables_alone"),
