@@ -47,8 +47,8 @@ def make(training: str, stage: int, precision: str, offload: str, folder: str):
     settings = {"output_dir": folder, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "max_steps": STEPS,
                 "learning_rate": 0.01, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2,
                 "load_best_model_at_end": True, "report_to": "none", "disable_tqdm": True, "bf16": precision == "bf16",
-                "fp16": precision == "fp16", "deepspeed": config}
-    args = (SFTConfig(**settings, max_length=8) if training == "SFT" else TrainingArguments(**settings, use_cpu=True))
+                "fp16": precision == "fp16", "use_cpu": True, "deepspeed": config}
+    args = SFTConfig(**settings, max_length=8) if training == "SFT" else TrainingArguments(**settings)
     torch.manual_seed(1)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0,
                                        pad_token_id=0, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
