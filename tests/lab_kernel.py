@@ -55,4 +55,5 @@ def add_kernel(folder: Path) -> dict[str, str]:
     (kernel / "kernel.json").write_text(json.dumps({
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": NAME, "language": "python",
         "env": {"PYTHONPATH": path, "HIDDEN_MODULES": ",".join(sorted(hidden_modules()))}}))
-    return os.environ | {"JUPYTER_PATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("JUPYTER_PATH")])])}
+    as_a_learner_has_it = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return as_a_learner_has_it | {"JUPYTER_PATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("JUPYTER_PATH")])])}

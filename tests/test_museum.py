@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch.nn.functional as F
 
+from zerocourse.course import activation_trial, resumes, scale_bug
 from zerocourse.course.fp16_run import train_fp16
 from zerocourse.course.museum import BUGS, planted, proof
 from zerocourse.course.museum.bug import Change
@@ -121,3 +122,9 @@ def test_the_cases_are_bugs_and_their_answers_are_told():
         told = solved(number, folded="The answer")
         assert case(number).name == name and name in told.text and "<summary>The answer</summary>" in told.html
         assert case(number).test in told.text and "\n+" in told.text
+
+
+def test_bugs_of_single_chapters_still_have_their_lines():
+    """Those that are in no museum: a chapter that plants one would fail."""
+    for bug in (resumes.SAME_RANDOM_STATES, scale_bug.REMAINDER, activation_trial.OTHER_MASKS, activation_trial.NOT_GATHERED_AGAIN):
+        assert list(bug.sources())
