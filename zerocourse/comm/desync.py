@@ -18,6 +18,7 @@ from .progress import CollectiveProgress
 
 COMPARE_SECONDS = 5.0  # seconds that a rank whose collective failed waits for the answers of the others: a watcher looks every
 # two seconds, and on a busy machine it takes its time
+ELSEWHERE_SECONDS = 3.0  # seconds that it waits for a peer that itself waits, in another Comm, to say for whom: that is the cause
 PROOF_SECONDS = 2.0  # seconds that a rank with the proof that it waits in vain waits for the answers of the others
 HEARD_SECONDS = 1.0  # seconds that a leaving rank waits for the others to read why: its process may serve the store
 READ_SECONDS = 10.0  # seconds that rank 0 waits for the others to read objects, for the same reason
@@ -122,14 +123,17 @@ class DesyncReport:
         return CollectiveError(f"{kind} {what}: {'; '.join(clause for _, clause in ranks)}{rule}")
 
     def _collect_answers(self, question: str) -> dict[int, dict]:
-        """The answers that come in time. Returns at once when a rank has left."""
-        until = time.monotonic() + COMPARE_SECONDS
+        """The answers that come in time; a peer that waits in another Comm has time to say why. Returns at once when a rank has left."""
+        began = time.monotonic()
         while True:
             answers = self.answers(question)
             for peer in self.peers:  # other ranks write down what failed, because they may be gone by now
                 if peer not in answers and self.store.check([f"failed/{peer}"]):
                     answers[peer] = {"made": True, "here": True, "call": self._get(f"failed/{peer}")}
-            if len(answers) == len(self.peers) or self.somebody_left or time.monotonic() > until:
+            are_elsewhere = bool(answers) and all(answer["call"] and not answer["here"] for answer in answers.values())
+            enough = ELSEWHERE_SECONDS if are_elsewhere else 0.0
+            waited = time.monotonic() - began
+            if len(answers) == len(self.peers) and waited > enough or self.somebody_left or waited > COMPARE_SECONDS:
                 return answers
             time.sleep(0.02)
 

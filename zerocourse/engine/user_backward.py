@@ -69,7 +69,7 @@ class UserLoss:
                            "no_grad, and do not detach it")
         if hasattr(loss, SCALED):
             raise BadInput(f"engine.{method} got what engine.scale returned, which has the loss scale already: call backward() on "
-                           "that, or engine.{method} on the loss itself")
+                           f"that, or engine.{method} on the loss itself")
 
     def count_user_backward(self) -> None:
         """A backward of the script's own has brought gradients."""
