@@ -338,7 +338,7 @@ FULL = Path("/dev/full")
 def test_a_full_stdout_is_one_sentence(words, who):
     with FULL.open("w") as full:
         ended = subprocess.run([sys.executable, "-m", "zerocourse", *words.split()], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (ended.returncode, ended.stderr) == (1, f"{who}: stdout cannot be written: No space left on device\n")
+    assert (ended.returncode, ended.stderr) == (2, f"{who}: stdout cannot be written: No space left on device\n")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")
@@ -347,7 +347,7 @@ def test_a_full_stdout_ends_a_script(tmp_path):
     with FULL.open("w") as full:
         ended = subprocess.run([sys.executable, "-m", "zerocourse", "run", "--nproc", "1", str(tmp_path / "script.py")], stdout=full,
                                stderr=subprocess.PIPE, text=True)
-    assert (ended.returncode, ended.stderr) == (1, "zerocourse run: stdout cannot be written: No space left on device\n")
+    assert (ended.returncode, ended.stderr) == (2, "zerocourse run: stdout cannot be written: No space left on device\n")
 
 
 def test_run_names_what_is_missing_and_how_many_ranks_there_can_be(capsys, tmp_path):

@@ -1,6 +1,6 @@
 """The command line: finds the command, prints its outcome, and turns errors into exit statuses.
 
-Exit status: 0, 1 (it ran, and what it checked failed, or stdout could not take the outcome), 2 (bad input: one sentence
+Exit status: 0, 1 (it ran, and what it checked failed), 2 (bad input, or a stdout that cannot take the outcome: one sentence
 on stderr, no traceback), 130 (interrupted).
 """
 

@@ -3,13 +3,13 @@
 import os
 import sys
 
-from ..errors import ZeroCourseError
+from ..errors import BadInput
 
 
 def write(text: str = "") -> bool:
     """Write it, and what was printed before, at once. False: nobody reads any more, as when `head` has seen enough.
 
-    Raises ZeroCourseError when it cannot be written, as on a full disk. After either, stdout goes nowhere: Python would
+    Raises BadInput when it cannot be written, as on a full disk. After either, stdout goes nowhere: Python would
     try once more when it ends, and complain.
     """
     try:
@@ -20,4 +20,4 @@ def write(text: str = "") -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return False
-        raise ZeroCourseError(f"stdout cannot be written: {error.strerror}") from error
+        raise BadInput(f"stdout cannot be written: {error.strerror}") from error
