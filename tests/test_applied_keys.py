@@ -76,6 +76,22 @@ def test_rank_0s_tag_counts_where_the_config_allows_it(pool, tmp_path):
         assert pool(2).run(different_tags, str(folder), validation) == [(["of_0"], said)] * 2
 
 
+def different_folders(folder: str) -> tuple[list[str], list[str]]:
+    engine, *_ = engine_of()
+    train(engine, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.save_checkpoint(f"{folder}/{engine.global_rank}", tag="one")
+    said = [str(each.message) for each in caught]
+    assert engine.load_checkpoint(f"{folder}/0")[0].endswith("one")
+    return sorted(path.name for path in Path(folder).glob("*/*") if path.is_dir()), said
+
+
+def test_rank_0s_folder_counts_where_each_rank_made_its_own(pool, tmp_path):
+    said = f"the ranks gave save_checkpoint different folders, and all write into rank 0's, {tmp_path}/0"
+    assert pool(2).run(different_folders, str(tmp_path)) == [(["one"], [said])] * 2
+
+
 # -- monitors ---------------------------------------------------------------------------------------------------------
 
 def monitored(folder: str) -> list[float]:

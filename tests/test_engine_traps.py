@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from worlds import Stack, rows
 
 from zerocourse import zero

@@ -18,7 +18,6 @@ from zerocourse.parallel.mesh_comms import MeshComms
 from zerocourse.parallel.mesh_checkpoint import load_on_mesh, save_on_mesh
 from zerocourse.parallel.norms import audit
 from zerocourse.parallel.pipeline import Pipeline, interleaved, one_f_one_b, plan, zb_h1
-from zerocourse.parallel.pipeline.sharded import shard_stages
 from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.parallel.which_axis import which_axis
 from zerocourse.zero.whole.consolidate import state_dict

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
-from zerocourse.launch import RankError
 from zerocourse.layout.mesh import Mesh
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, Attention, GPTConfig

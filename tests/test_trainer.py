@@ -3,6 +3,7 @@ stage 3 `from_pretrained` takes no more memory than a rank's slices and one unit
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from tools.trainer_matrix import name_of
 from zerocourse.cli import main
 from zerocourse.engine.bridge import stand_in
 from zerocourse.errors import BadInput
@@ -59,7 +61,10 @@ def translate(arguments):
 
 runs = json.load(open(sys.argv[1]))
 from starts import starts
+sys.path.append(sys.argv[2])
+from tools.trainer_matrix import in_turn
 seen = {"starts": starts()} | {name: (translate if "generates" in name else train)(arguments) for name, arguments in runs.items()}
+seen["saves"] = in_turn(sys.argv[3:])
 json.dump(seen, open(f"seen{torch.distributed.get_rank()}.json", "w"))
 '''
 STARTS = '''
@@ -129,6 +134,9 @@ FP16 = {"fp16": {"loss_scale": 1024}, "fp16, overflowing": {"initial_scale_power
 LLAMA = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
          "max_position_embeddings": 12, "initializer_range": 0.2, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
          "pad_token_id": 0}
+SAVES = [name_of(*case) for case in (("full", 1, "fp32", "nvme"), ("full", 2, "fp16", "cpu"), ("LoRA", 1, "bf16", "cpu"), ("LoRA", 2, "fp32", "none"),
+                                     ("LoRA", 3, "fp16", "none"), ("SFT", 2, "bf16", "none"), ("SFT", 3, "fp32", "cpu"))]
+pytestmark = pytest.mark.timeout(400)  # one run of two ranks trains all that the tests ask for
 UPDATES = 6  # two epochs of 12 micro-batches: windows of 5, 5 and 2
 AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
                      "auto")
@@ -190,7 +198,7 @@ def seen(tmp_path_factory):
     (folder / "script.py").write_text(SCRIPT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["run", "--nproc", "2", "script.py", "runs.json"]) == 0
+        assert main(["run", "--nproc", "2", "script.py", "runs.json", str(Path(__file__).parents[1]), *SAVES]) == 0
     return folder, [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(2)], model
 
 
@@ -209,6 +217,11 @@ def test_losses_are_those_without_deepspeed(seen, name):
     held = [of_rank[name]["held"] for of_rank in ranks]
     assert 8 * elements <= sum(each["optimizer_bytes"] for each in held) < 8 * elements * 1.2, held  # divided, not copied
     assert (sum(each["parameters_bytes"] for each in held) < 4 * elements * 1.2) == (name == "stage 3"), held
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_what_a_training_saves_is_resumed_and_the_best_model_loaded(seen, name):
+    assert [of_rank["saves"][name] for of_rank in seen[1]] == ["passed"] * 2
 
 
 def test_bf16_loses_no_more_than_its_digits_and_old_checkpoints_go(seen):
@@ -285,7 +298,7 @@ def test_a_checkpoint_has_whole_weights(seen):
 @pytest.mark.parametrize("name, says", [
     ("deepspeed.ops.transformer", "'deepspeed.ops.transformer': its kernels are DeepSpeed's own"),
     ("deepspeed.moe", "'deepspeed.moe': there are no experts across ranks"),
-    ("deepspeed.runtime.pipe", "'deepspeed.runtime.pipe': use the public names"),
+    ("deepspeed.runtime.zenflow", "'deepspeed.runtime.zenflow': use the public names"),
 ])
 def test_what_is_missing_is_said(name, says):
     with pytest.raises(ModuleNotFoundError, match=says):

@@ -16,7 +16,6 @@ needs those of its forward.
 
 import threading
 import weakref
-from collections.abc import Callable
 from copy import copy
 
 import torch

@@ -16,7 +16,7 @@ Source: Rajbhandari et al. 2021, arXiv 2104.07857.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from ..comm import Comm, Handle
+from ..comm import Comm
 from ..errors import BadInput
 from ..measure import tier_registry
 from ..zero.ddp import StageOps

@@ -6,7 +6,6 @@ import weakref
 import torch
 from torch import nn
 
-from ...errors import BadInput
 from ...zero.whole.consolidate import state_dict
 from ...zero.whole.generation import generating
 from .. import engine as engines

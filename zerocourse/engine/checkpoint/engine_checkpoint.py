@@ -22,6 +22,7 @@ class EngineCheckpoints:
         the training data that `initialize` was given, and `client_state` as rank 0 has it.
         exclude_frozen_parameters: leave out what does not require gradients, as of a base model under LoRA. Load such a
         checkpoint with `load_module_strict=False` into a model that has those values.
+        save_dir: one folder, which all ranks see; where they name several, rank 0's counts, with a warning.
         tag: `global_stepN` by default.   asynchronous: write in the background. `latest` then follows when the
         checkpoint is whole, which the next save or load, or `engine.wait_for_checkpoint()`, waits for.
         Between the micro-batches of a window the weights of the last update are saved, and not the gradients so far, as in
@@ -33,7 +34,10 @@ class EngineCheckpoints:
             raise BadInput("save_checkpoint was called within a window under a delayed update (delay_after), which a save applies: save "
                            "after the engine.step() that updates")
         tag = f"global_step{self.global_steps}" if tag is None else str(tag)
-        tags = self.zero.groups.all_gather_object(tag)
+        tags, folders_given = zip(*self.zero.groups.all_gather_object([tag, str(Path(save_dir).absolute())]), strict=True)
+        if len(set(folders_given)) > 1:  # as of a script in which each rank makes a temporary folder
+            warnings.warn(f"the ranks gave save_checkpoint different folders, and all write into rank 0's, {folders_given[0]}", stacklevel=2)
+            save_dir = folders_given[0]
         validation = self.config.checkpoint.tag_validation
         if len(set(tags)) > 1 and validation != "Fail":
             tag = tags[0]

@@ -12,7 +12,6 @@ place of S·Ψ; its ranks pass on the rest among themselves.
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ...comm import Comm, Handle
