@@ -410,6 +410,21 @@ def test_a_checkpoint_that_does_not_fit_is_refused(pool, tmp_path):
         assert all(sentence in said for said in pool(2).run(refused_checkpoint, tmp_path, kind)), kind
 
 
+@pytest.mark.parametrize("kind, where, sentence", [("data", -3, "is damaged, or mixed with another checkpoint"), ("index", 40, "is damaged, or was not"),
+                                                   ("no file", None, "No such file")])
+def test_a_damaged_checkpoint_is_refused_on_all_ranks(pool, tmp_path, kind, where, sentence):
+    """Only a file of the last stage, which one of the two ranks reads, is damaged."""
+    pool(2).run(steps_on_a_mesh, {"pp": 2, "dp": 1, "tp": 1}, 1, tmp_path / "ck", False, 0, 1)
+    file = tmp_path / "ck" / "index.json" if kind == "index" else tmp_path / "ck" / "pp1-0.safetensors"
+    if where is None:
+        file.unlink()
+    else:
+        data = bytearray(file.read_bytes())
+        data[where] ^= 1
+        file.write_bytes(data)
+    assert all(sentence in said for said in pool(2).run(refused_checkpoint, tmp_path, kind)), kind
+
+
 def fails_to_save(path):
     """Rank 1 alone cannot write."""
     from zerocourse.parallel import mesh_checkpoint

@@ -8,12 +8,14 @@ tp, and one rank of each pipeline stage writes whole tensors as safetensors: the
 optimizer's states as `exp_avg/NAME` and so on. Whoever reads takes its stages, of these its parts, and of those its slices.
 
 The files are written into a folder beside the checkpoint's place, which is renamed when all ranks are done: a run that is
-killed leaves the older one as it was.
+killed leaves the older one as it was. The index has the checksum of each file and one of its own, and whoever reads compares
+them first.
 """
 
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..comm import Comm
+from ..data.file_checksum import checksum_of
 from ..errors import BadInput
 from ..zero.buffer import FlatBuffer
 from ..zero.whole.consolidate import load_state_dict
@@ -38,7 +41,7 @@ def save_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
     path, comms = Path(path), trainer.comms
     partial, world = path.with_name(path.name + PARTIAL), comms.make(*comms.mesh.axes)
     writes = not comms.along("dp").rank and not comms.along("tp").rank
-    error, where = "", {}
+    error, where, sums = "", {}, {}
     for tensors in whole_tensors(trainer):
         if not writes or error:
             continue
@@ -46,14 +49,16 @@ def save_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
             partial.mkdir(parents=True, exist_ok=True)
             file = f"pp{comms.along('pp').rank}-{len(set(where.values()))}.safetensors"
             save_file(tensors, partial / file)
+            sums[file] = checksum_of(partial / file)
             where |= dict.fromkeys(tensors, file)
         except OSError as reason:
             error = f"{comms.mesh.name(comms.rank)} cannot write to {partial}: {reason}"
-    everything = world.all_gather_object([where, error])
-    errors = [said for _, said in everything if said]
+    everything = world.all_gather_object([where, sums, error])
+    errors = [said for *_, said in everything if said]
     if world.rank == 0 and not errors:
-        index = {name: file for files, _ in everything for name, file in files.items()}
-        (partial / INDEX).write_text(json.dumps({"steps": trainer.steps, "files": index}, indent=1))
+        files, sums = ({name: value for each in everything for name, value in each[which].items()} for which in (0, 1))
+        index = {"steps": trainer.steps, "files": files, "crc32": sums}
+        (partial / INDEX).write_text(json.dumps(index | {"own crc32": own_checksum(index)}, indent=1))
         if path.exists():
             shutil.rmtree(path)
         os.replace(partial, path)
@@ -67,12 +72,17 @@ def save_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
 def load_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
     """Set weights and optimizer states from a checkpoint of any mesh. Collective.
 
-    Raises BadInput, before anything changes, where there is none, or where it is one of another model.
+    Raises BadInput, on all ranks and before anything changes, where there is none, where it is damaged, or where it is one of
+    another model.
     """
-    path = Path(path)
-    if not (path / INDEX).is_file():
-        raise BadInput(f"{path} has no {INDEX}: it is no checkpoint that save_on_mesh completed")
-    index = json.loads((path / INDEX).read_text())
+    path, index, said = Path(path), {}, ""
+    try:
+        index = read_index(path)
+        check_files(trainer, index, path)
+    except (OSError, BadInput) as error:
+        said = str(error)
+    for each in filter(None, trainer.replica.all_gather_object(said)):
+        raise BadInput(each)
     files, tensor = index["files"], trainer.comms.along("tp")
 
     def read(kind: str, name: str, param: nn.Parameter) -> Tensor:
@@ -95,6 +105,33 @@ def load_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
                 optimizer.state[shard] = {kind: value if not value.dim() else value.reshape(-1)[part.start:part.stop].clone()
                                           for kind, value in values.items()}
     trainer.steps = index["steps"]
+
+
+def own_checksum(index: dict) -> int:
+    """Of what stands in the index."""
+    return zlib.crc32(json.dumps(index).encode())
+
+
+def read_index(path: Path) -> dict:
+    """Raises BadInput, also for an index that is not as it was written."""
+    if not (path / INDEX).is_file():
+        raise BadInput(f"{path} has no {INDEX}: it is no checkpoint that save_on_mesh completed")
+    try:
+        index = json.loads((path / INDEX).read_text())
+        is_whole = index.pop("own crc32") == own_checksum(index)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        is_whole = False
+    if not is_whole:
+        raise BadInput(f"{path / INDEX} is damaged, or was not written by this version's save_on_mesh")
+    return index
+
+
+def check_files(trainer: Parallel3D, index: dict, path: Path) -> None:
+    """Are the files from which this rank reads as they were written?"""
+    own = trainer.pipeline.named_parameters().keys()
+    for file in sorted({file for key, file in index["files"].items() if key.partition("/")[2] in own}):
+        if checksum_of(path / file) != index["crc32"][file]:
+            raise BadInput(f"{path / file} is damaged, or mixed with another checkpoint: it has another checksum than what was written")
 
 
 def check(trainer: Parallel3D, files: dict[str, str], path: Path) -> None:

@@ -33,9 +33,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from ...data.file_checksum import checksum_of
 from ...errors import BadInput
 from .checkpoint_folder import INDEX
-from .checksums import checksum_of, is_as_written, span_of
+from .checksums import is_as_written, span_of
 from .index_form import dtype_named, name_of, problem_of
 
 FORMATS = 1, 2  # that are read; the last one is written

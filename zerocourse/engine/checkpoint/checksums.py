@@ -6,11 +6,10 @@ whole file is checked before anything of it is used.
 """
 
 import io
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-READ_BYTES = 1 << 20  # at once
+from ...data.file_checksum import checksum_of
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,6 @@ def span_of(where: dict, files: dict[str, dict]) -> Span:
 def is_as_written(folder: Path, span: Span) -> bool:
     """Reads it, a block after the other."""
     return checksum_of(folder / span.file, span.at, span.bytes) == span.crc32
-
-
-def checksum_of(file: Path, at: int, nbytes: int) -> int:
-    """The CRC-32 of bytes [at, at + nbytes) of a file; of fewer, where the file ends earlier."""
-    total, left, block = 0, nbytes, memoryview(bytearray(min(nbytes, READ_BYTES)))
-    with file.open("rb") as stream:
-        stream.seek(at)
-        while count := stream.readinto(block[:left]):
-            total, left = zlib.crc32(block[:count], total), left - count
-    return total
 
 
 class FileSection(io.RawIOBase):
