@@ -118,7 +118,7 @@ def test_the_list(capsys):
     assert found["1.1"] == {"title": "Count GPT-2", "minutes": 10, "difficulty": 1, "chapter": 1}
     assert list(found) == list(exercises())
     assert main(["list", "1"]) == 0
-    assert "1.5  A step, moment by moment   60 minutes  ●●●" in capsys.readouterr().out
+    assert "1.5  A step, moment by moment   60 min  ●●●" in capsys.readouterr().out
     assert main(["list", "77"]) == 2 and "chapter 77 has no exercises" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """Several backwards before one step, and backwards that the script calls itself: what one process gives, at every stage."""
 
+import gc
 from functools import cache, partial
 
 import pytest
@@ -303,3 +304,17 @@ def test_autograd_grad_is_no_backward_of_the_window():
     torch.autograd.grad(engine(rows), rows)
     with pytest.raises(BadInput, match="no new gradients"):
         engine.step()
+
+
+def outlived() -> list[torch.Tensor]:
+    """Two backwards through a model whose engine is gone, the second with the gradients of both ranks added up."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 1}}
+    module = initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), config=config)[0].module
+    gc.collect()
+    module(torch.ones(1, 3)).sum().backward()
+    return module.zero.grad_norm()
+
+
+def test_a_model_may_outlive_its_engine(pool):
+    assert [each.item() for each in pool(2).run(outlived)] == pytest.approx([3**0.5] * 2)

@@ -19,20 +19,20 @@ class UserBackward(Extra):
     generator's loss comes through the discriminator.)"""
 
     def __init__(self, engine):
-        self.engine = weakref.ref(engine)
+        self.engine, self.stage = weakref.ref(engine), weakref.ref(engine.zero)
 
     def before_backward(self) -> None:
-        engine = self.engine()
-        stage, is_last = engine.zero, engine.reduces_next()
+        engine, stage = self.engine(), self.stage()
+        is_last = engine is None or engine.reduces_next()  # a model may outlive its engine
         # What the script differentiates is not divided yet: its gradients are, as they come.
-        share = 1 if engine.in_engine_backward else engine.gradient_accumulation_steps()
+        share = 1 if engine is None or engine.in_engine_backward else engine.gradient_accumulation_steps()
         for flat in stage.flats:
             flat.divisor = stage.groups.size * share
         stage.reduces, stage.is_last = is_last, is_last or None
 
     def after_backward(self) -> None:
         engine = self.engine()
-        if not engine.in_engine_backward and any(flat.ready for flat in engine.zero.flats):
+        if engine is not None and not engine.in_engine_backward and any(flat.ready for flat in engine.zero.flats):
             engine.count_user_backward()
 
 

