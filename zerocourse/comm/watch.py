@@ -85,11 +85,11 @@ def start() -> None:
 
 @atexit.register
 def _end() -> None:
-    """Stop the watcher at exit, because Python must not end while a thread is in a call of the store."""
+    """Stop the watcher at exit, because Python must not end while a thread is in a call of the store: it would abort."""
     _stop.set()
     _wake.set()
     if _thread is not None:
-        _thread.join(1)
+        _thread.join(5)  # on a busy machine a call takes its time
 
 
 def _run() -> None:
