@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from quiet import undisturbed
+from strict_nccl import SECONDS, StrictRanks
 
 from zerocourse.comm import progress
 from zerocourse.launch.ranks import Ranks
@@ -131,6 +132,13 @@ def pool():
     yield ranks
     for each in kept.values():
         each.close()
+
+
+@pytest.fixture(scope="session")
+def strict_pool(pool):
+    """`strict_pool(nproc).run(fn, *args)`: as `pool`, under NCCL's rules (see `strict_nccl`). `strict_pool(nproc, seconds)`:
+    with another time until what hangs is ended."""
+    return lambda nproc, seconds=SECONDS: StrictRanks(pool(nproc), seconds)
 
 
 @pytest.fixture(scope="module", autouse=True)

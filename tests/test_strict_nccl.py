@@ -1,0 +1,76 @@
+"""NCCL's rules, by a backend over gloo that keeps them: each of them is kept, and the package trains by them."""
+
+import pytest
+import torch
+import worlds
+from strict_nccl import nccls_rules
+from worlds import STAGES, Case, check_exact
+
+from zerocourse.comm import Comm
+from zerocourse.launch import RankError
+from zerocourse.layout.rankmap import Layout
+
+# -- the rules -------------------------------------------------------------------------------------------------------
+
+
+def in_turns(seconds: float = 10) -> None:
+    """Even ranks send first."""
+    comm = Comm(timeout=seconds)
+    peer, got = comm.rank ^ 1, torch.empty(2)
+    for verb in ("send", "recv") if comm.rank % 2 == 0 else ("recv", "send"):
+        comm.send(torch.ones(2), peer, "a").wait() if verb == "send" else comm.recv(got, peer, "a").wait()
+    assert got.tolist() == [1, 1]
+
+
+def all_send_first() -> None:
+    comm = Comm()
+    comm.send(torch.ones(2), comm.rank ^ 1, "a")
+    comm.recv(torch.empty(2), comm.rank ^ 1, "a").wait()
+
+
+def test_messages_run_in_the_order_of_issue(strict_pool):
+    strict_pool(2).run(in_turns)
+    with pytest.raises(RankError, match="within 1 s: rank 0 was in recv of a from rank 1 .* rank 1 was in recv of a from rank 0"):
+        strict_pool(2, seconds=1).run(all_send_first)
+
+
+def break_rules() -> list:
+    """Whatever is wrong at once or at the wait."""
+    comm, layout = Comm(), Layout.build({"a": (4,)}, 2)
+    row = torch.arange(4.0)
+    gather = comm.all_gather(row, layout, "a")
+    before, _, gathered = row.tolist(), gather.wait(), row.tolist()
+    summed = []
+    comm.reduce_scatter(row, layout, "a", done=summed.append).wait()
+    changed, freed = comm.reduce_scatter(row, layout, "b"), comm.all_gather(torch.arange(4.0), layout, "c")
+    row += 1
+    freed.tensor.untyped_storage().resize_(0)
+    for handle, words in ((changed, "changed before"), (freed, "freed before")):
+        with pytest.raises(AssertionError, match=words):
+            handle.wait()
+    for wrong, words in ((torch.ones(2, dtype=torch.int16), "no torch.int16"), (torch.ones(2, dtype=torch.cfloat), "no torch.complex64")):
+        with pytest.raises(ValueError, match=words):
+            comm.broadcast(wrong, "b")
+    with pytest.raises(ValueError, match="contiguous"):
+        comm.all_to_all(torch.ones(2, 2).T, torch.ones(2, 2), "t")
+    return before, gathered, summed[0].tolist()
+
+
+def nobody_waits() -> None:
+    with pytest.raises(AssertionError, match=r"nobody waited for all_gather of a \(2 float32\) #1"), nccls_rules(10):
+        Comm().all_gather(torch.zeros(2), Layout.build({"a": (2,)}, 2), "a")
+
+
+def test_results_must_be_waited_for_and_what_is_sent_must_stay(strict_pool, pool):
+    found = strict_pool(2).run(break_rules)
+    assert str(found[0]) == "([0.0, 1.0, nan, nan], [0.0, 1.0, 2.0, 3.0], [0.0, 2.0])"
+    assert str(found[1]) == "([nan, nan, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0], [4.0, 6.0])"
+    pool(2).run(nobody_waits)
+
+
+# -- the package trains by them --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_every_stage_equals_the_unsharded_model(strict_pool, world_size):
+    check_exact(strict_pool, [Case(stage, world_size, param_dtype=dtype, accumulation=2)
+                              for stage in STAGES for dtype in (None, torch.bfloat16)])
