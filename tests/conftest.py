@@ -3,9 +3,14 @@
 import os
 import re
 import signal
+import sys
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: several ranks share a core
+if "--gpu" in sys.argv:
+    os.environ["ZEROCOURSE_TESTS_GPU"] = "1"  # for pytest-xdist's workers, which have another command line
+if "ZEROCOURSE_TESTS_GPU" not in os.environ:
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "ZEROCOURSE_DEVICE": "cpu"}  # before torch is imported: the tests are the same everywhere
 os.environ["COLUMNS"] = "250"  # commands say each sentence on a line; tests/test_terminal.py makes the page narrow
 
 import pytest
@@ -29,6 +34,7 @@ def pytest_configure(config):
 
 
 def pytest_addoption(parser):
+    parser.addoption("--gpu", action="store_true", help="let the tests see the GPUs, for those that need some")
     parser.addoption("--quick", action="store_true", help="leave out what takes long: see `quick` in tests/conftest.py")
 
 

@@ -571,10 +571,10 @@ def test_the_process_group_of_a_single_process():
         init()
         first = dist.group.WORLD
         init(timeout_seconds=5)  # a group that is up is used as it is
-        return dist.get_world_size(), dist.get_backend(), dist.group.WORLD is first, device().type
+        return dist.get_world_size(), dist.get_backend_config(dist.group.WORLD), dist.group.WORLD is first, device().type
 
     with Ranks(1, init=False) as ranks:
-        expected = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
+        expected = ("cpu:gloo,cuda:nccl", "cuda") if torch.cuda.is_available() else ("cpu:gloo,cuda:gloo", "cpu")
         assert ranks.run(alone) == [(1, expected[0], True, expected[1])]
 
 

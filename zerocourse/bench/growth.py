@@ -228,7 +228,7 @@ def at_start(units: int, parameters: int) -> dict[str, float]:
 def of_real_ranks(ranks: int, units: int = BASE["units"], parameters: int = BASE["parameters"]) -> dict[str, float]:
     """The most of any rank; and the seconds until the first call on new ranks has returned."""
     began = time.perf_counter()
-    with contextlib.closing(Ranks(ranks, quiet=True, oversubscribe=True)) as new:
+    with contextlib.closing(Ranks(ranks, quiet=True, oversubscribe=True, device="cpu")) as new:
         new.run(abs, 0)
         started = time.perf_counter() - began
         of_ranks = list(new.run(at_start, units, parameters))

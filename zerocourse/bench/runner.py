@@ -117,7 +117,7 @@ def watch_all(settings: BenchSettings, buckets: dict[str, int | None], private: 
 
 
 def new_ranks(settings: BenchSettings, nproc: int | None = None) -> Ranks:
-    return Ranks(nproc or settings.ranks, quiet=True, timeout=LIMIT_SECONDS, oversubscribe=True,
+    return Ranks(nproc or settings.ranks, quiet=True, timeout=LIMIT_SECONDS, oversubscribe=True, device="cpu",
                  env={"OMP_NUM_THREADS": settings.threads, **DEEPSPEED})
 
 

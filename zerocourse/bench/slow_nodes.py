@@ -70,7 +70,7 @@ def steps(config: GPTConfig, rounds: int) -> dict[str, dict[str, float]]:
 
 def measure(config: GPTConfig, mbit: float, rounds: int) -> dict[str, dict[str, float]]:
     with limited_link(mbit) as link:
-        nodes = link.launch(steps, config, rounds, nproc=2, quiet=True)
+        nodes = link.launch(steps, config, rounds, nproc=2, quiet=True, device="cpu")
     return nodes[0][0]
 
 

@@ -76,7 +76,7 @@ def times(config: GPTConfig, batch: int, rounds: int) -> dict[str, tuple[list[fl
 def measure(config: GPTConfig, ranks: int, batch: int, rounds: int) -> dict[str, dict[str, float]]:
     """{"ours", and torch's plans}: median seconds of a step, of the slowest rank in each round; its last loss; and the
     ratio of our seconds to its."""
-    with Ranks(ranks, quiet=True) as workers:
+    with Ranks(ranks, quiet=True, device="cpu") as workers:
         by_rank = workers.run(times, config, batch, rounds)
     seconds = {name: statistics.median(map(max, zip(*(each[name][0] for each in by_rank)))) for name in by_rank[0]}
     return {name: {"seconds": each, "ratio": seconds["ours"] / each, "loss": by_rank[0][name][1]}

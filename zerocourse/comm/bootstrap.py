@@ -1,4 +1,11 @@
-"""Starts the process group: nccl where every rank of this machine has a GPU of its own, gloo everywhere else."""
+"""Says where this rank computes, and starts the process group: nccl where every rank has a GPU of its own, gloo everywhere else.
+
+The environment's ZEROCOURSE_DEVICE is the one switch, and it is read here alone:
+
+    cpu     on the CPU, also where there are GPUs, which are not touched then
+    cuda    on a GPU; an error where there is none
+    auto    on a GPU if there is one (without the variable, too)
+"""
 
 import os
 import socket
@@ -13,6 +20,7 @@ from .attempt import MEET_SECONDS, agree_on_attempt
 from .launchers import PORT, missing_variables
 
 BOTH = "cpu:gloo,cuda:nccl"
+SWITCH, PLACES = "ZEROCOURSE_DEVICE", ("cpu", "cuda", "auto")
 
 
 def local_rank() -> int:
@@ -25,10 +33,29 @@ def ranks_here(otherwise: int) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", otherwise))
 
 
+def uses_gpu() -> bool:
+    """Does this process compute on a GPU? Raises BadInput where the switch has another value, or says cuda and there is none."""
+    place = os.environ.get(SWITCH, "auto")
+    if place not in PLACES:
+        raise BadInput(f"{SWITCH} is {place[:60]!r}: it must be cpu, cuda or auto")
+    if place == "cpu":
+        return False
+    found = torch.cuda.is_available()
+    if place == "cuda" and not found:
+        raise BadInput(f"{SWITCH} is cuda, and torch finds no GPU here" + ("" if torch.version.cuda or torch.version.hip else
+                       ", because this torch was built without CUDA") + ": set it to cpu or auto")
+    return found
+
+
 def device() -> torch.device:
-    """This rank's device: the CPU, or a GPU, which ranks share if there are more ranks than GPUs."""
-    if not torch.cuda.is_available():
+    """This rank's device: the CPU, or a GPU, which ranks share if there are more ranks than GPUs.
+
+    Without a launcher it is the GPU that the script has selected, else the first. Raises what `uses_gpu` raises.
+    """
+    if not uses_gpu():
         return torch.device("cpu")
+    if "LOCAL_RANK" not in os.environ and torch.cuda.is_initialized():
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cuda", local_rank() % torch.cuda.device_count())
 
 
@@ -40,9 +67,9 @@ def init(timeout_seconds: float = 120, backend: str | None = None, init_method: 
     for the script, too. Without one there is one rank, which needs neither a port nor a file.
     A collective that waits longer than `timeout_seconds` raises an error.
 
-    backend: nccl or gloo; by default what the machine allows.   init_method, rank, world_size: as torch has them, instead of what
-    the launcher says.   port, discover: see `launchers.missing_variables`.
-    Raises BadInput where the variables and arguments do not say who the ranks are.
+    backend: nccl or gloo; by default what the machine and the switch allow.   init_method, rank, world_size: as torch has them,
+    instead of what the launcher says.   port, discover: see `launchers.missing_variables`.
+    Raises BadInput where the variables and arguments do not say who the ranks are, and what `uses_gpu` raises.
     """
     if not dist.is_initialized():
         os.environ.update(missing_variables(os.environ, port, discover))
@@ -51,10 +78,13 @@ def init(timeout_seconds: float = 120, backend: str | None = None, init_method: 
         torch.cuda.set_device(here)
     if dist.is_initialized():
         return
+    if backend not in (None, "gloo", "nccl", BOTH):
+        raise BadInput(f"the backend is {str(backend)[:60]!r}: it must be 'nccl' or 'gloo', or left out, and then follows from the machine")
     timeout = timedelta(seconds=timeout_seconds)
     alone = "RANK" not in os.environ or (os.environ["WORLD_SIZE"] == "1" and "MASTER_ADDR" not in os.environ)
     if alone and init_method is None and rank == world_size == -1:
-        dist.init_process_group(_backend(1, backend), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        store = dist.HashStore()
+        dist.init_process_group(agree_on_backend(store, 0, 1, here, backend), store=store, rank=0, world_size=1, timeout=timeout)
         return
     store, rank, world_size = _meet(init_method or "env://", rank, world_size, timeout)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and init_method is None:
@@ -62,7 +92,7 @@ def init(timeout_seconds: float = 120, backend: str | None = None, init_method: 
         store = dist.PrefixStore(agree_on_attempt(store, rank, world_size, min(timeout_seconds, MEET_SECONDS)), store)
     if "LOCAL_WORLD_SIZE" not in os.environ:
         os.environ["LOCAL_WORLD_SIZE"] = str(_count_ranks_here(store, world_size))
-    dist.init_process_group(_backend(int(os.environ["LOCAL_WORLD_SIZE"]), backend), store=store, rank=rank,
+    dist.init_process_group(agree_on_backend(store, rank, world_size, here, backend), store=store, rank=rank,
                             world_size=world_size, timeout=timeout)
 
 
@@ -97,16 +127,23 @@ def max_restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
 
 
-def _backend(local_world_size: int, asked: str | None = None) -> str:
-    """Warns where nccl is asked for and cannot be. Raises BadInput for a backend over which the stages do not communicate."""
-    if asked not in (None, "gloo", "nccl", BOTH):
-        raise BadInput(f"the backend is {str(asked)[:60]!r}: it must be 'nccl' or 'gloo', or left out, and then follows from the machine")
+def agree_on_backend(store: dist.Store, rank: int, world_size: int, here: torch.device, asked: str | None = None) -> str:
+    """The backends of the process group, the same on all ranks: NCCL for tensors on GPUs if no two ranks share one. Collective.
+
+    A launcher may show each rank a single GPU, so what counts is which one it is, and not how many a rank sees: rank 0 compares
+    the identities that GPUs have by themselves. Warns where nccl is asked for and cannot be.
+    """
     if asked == "gloo":
         return asked
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
-    if gpus >= local_world_size:
+    gpus = 0
+    if dist.is_nccl_available():  # as on all ranks, because they run the same torch
+        store.set(f"zerocourse/gpu of rank {rank}", "" if here.type == "cpu" else str(torch.cuda.get_device_properties(here).uuid))
+        if rank == 0:
+            known = {store.get(f"zerocourse/gpu of rank {each}") for each in range(world_size)}
+            store.set("zerocourse/gpus", str(len(known - {b""})))
+        gpus = int(store.get("zerocourse/gpus"))
+    if gpus == world_size:
         return BOTH
     if asked is not None:
-        warnings.warn(f"the backend is {asked!r}, and {local_world_size} ranks of this machine have {gpus} GPUs: they communicate over gloo",
-                      stacklevel=4)
+        warnings.warn(f"the backend is {asked!r}, and {world_size} ranks use {gpus} GPUs: they communicate over gloo", stacklevel=3)
     return "gloo"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..errors import BadInput
 from ..formulas.units import integer, parse_bytes, parse_count
+from ..launch.processes.parent import PLACES, SWITCH
 
 MOST = 10**18  # parameters or bytes: a million times what anybody trains, and far from what a float cannot hold
 MOST_RANKS = 10**9
@@ -91,6 +92,22 @@ def refuse_ignored(given: Collection[str], options: Iterable[str], when: str) ->
     ignored = [option for option in options if option in given]
     if ignored:
         raise BadInput(f"{' and '.join(ignored)} would change nothing {when}")
+
+
+# Where ranks compute ------------------------------------------------------------------------------------------------
+
+def add_device(parser, otherwise: str) -> None:
+    parser.add_argument("--device", choices=PLACES, help=f"where the ranks compute (default: ZEROCOURSE_DEVICE, else {otherwise})")
+
+
+def set_device(args, otherwise: str) -> None:
+    """--device, or else `otherwise`, is from now on what this process and its ranks compute on. What the environment says
+    already stays, unless the option says something else. Raises BadInput where it cannot be."""
+    if args.device:
+        os.environ[SWITCH] = args.device
+    os.environ.setdefault(SWITCH, otherwise)
+    from ..comm import bootstrap  # here, because torch takes two seconds to import
+    bootstrap.uses_gpu()
 
 
 # Reading: (text, name of the argument) → value, or BadInput -----------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import BadInput
 from ..formulas.units import gb
 from . import Outcome
-from .arguments import MOST_SEED, Checked, check_folder, path, whole
+from .arguments import MOST_SEED, Checked, add_device, check_folder, path, set_device, whole
 from .terminal import table as aligned
 
 HELP = "train one GPT-2 in five ways on real ranks, and check bytes and losses against the formulas"
@@ -32,6 +32,7 @@ def configure(parser):
     parser.add_argument("--micro-batch", action=Checked, read=whole(1), default=4, metavar="B",
                         help="samples per rank (default 4)")
     parser.add_argument("--seed", action=Checked, read=whole(0, MOST_SEED), default=0)
+    add_device(parser, "cpu, where the course's numbers were made")
     parser.add_argument("--out", action=Checked, read=path, default=Path("output/tour"), metavar="DIR",
                         help="default output/tour")
     parser.add_argument("--trace", action="store_true",
@@ -40,6 +41,7 @@ def configure(parser):
 
 def run(args) -> Outcome:
     check_folder(args.out, "--out")
+    set_device(args, "cpu")
     from ..models.gpt2 import find_config  # here, because torch takes two seconds to import
     from ..course.tour import TourSettings, measure
     from ..course.tour_checks import checks, expected
@@ -113,7 +115,7 @@ def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdi
     """One line per rank, and below each mode a line with its formulas. wide: columns of the page; None: the terminal's."""
     columns = ("parameters", "gradients", "optimizer", "total", "peak", "sent")
     lines = [f"GPT-2 with {settings.model.params:,} parameters, fp32 AdamW, {settings.ranks} ranks × {settings.micro_batch} samples "
-             f"× {settings.model.block_size} tokens; bytes per rank", ""]
+             f"× {settings.model.block_size} tokens{', on GPUs' * (modes['single'][0]['device'] == 'cuda')}; bytes per rank", ""]
     rows = [["", "parameters", "gradients", "optimizer", "together", "peak", "sent/step", "last loss", "ms/step"]]
     for mode, ranks in modes.items():
         for rank, got in enumerate(ranks):

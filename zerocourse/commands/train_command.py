@@ -26,7 +26,7 @@ from pathlib import Path
 from ..errors import BadInput
 from ..formulas.units import gb
 from . import Outcome
-from .arguments import MOST_SEED, Checked, check_folder, path, positive, refuse_ignored, whole
+from .arguments import MOST_SEED, Checked, add_device, check_folder, path, positive, refuse_ignored, set_device, whole
 
 HELP = "train a GPT-2 on your text under a ds_config.json, with checkpoints; --resume continues"
 FROM_OPTIONS = {  # the keys that an option fills in where they are "auto"
@@ -54,6 +54,7 @@ def configure(parser):
                         help='the learning rate, where the config says "auto" (default 0.001)')
     parser.add_argument("--seed", action=Checked, read=whole(0, MOST_SEED), default=0,
                         help="of the parameters and of the order of the samples (default 0)")
+    add_device(parser, "auto: a GPU if there is one")
     parser.add_argument("--resume", action="store_true", help="continue from the latest checkpoint")
     parser.add_argument("--save-every", action=Checked, read=whole(1), default=100, metavar="K",
                         help="steps between two checkpoints (default 100); the last step is saved too")
@@ -68,6 +69,7 @@ def configure(parser):
 def run(args) -> Outcome:
     import torch.distributed as dist  # here, because torch takes two seconds to import
 
+    set_device(args, "auto")
     if not dist.is_torchelastic_launched():
         settings = prepare(args, args.ranks)
         return outcome(args, settings, launched(settings, args.ranks, args.max_restarts))

@@ -65,7 +65,7 @@ def recorded_stage(stage: int) -> list[RecordedRank]:
 
 def record() -> dict[int, list[dict]]:
     """Record a step at each stage, on real ranks. Returns what the file has."""
-    ranks = launch(record_here, nproc=RANKS, quiet=True, env={"OMP_NUM_THREADS": "1"})
+    ranks = launch(record_here, nproc=RANKS, quiet=True, device="cpu", env={"OMP_NUM_THREADS": "1"})
     for stage in range(4):
         begin = min(event[2] for rank in ranks for event in rank[stage]["events"])
         for rank in ranks:

@@ -28,7 +28,7 @@ def recorded_step() -> list[dict]:
 def record() -> list[dict]:
     """Record such a step. Raises BadInput where there can be no limited link."""
     with limited_link(RATE_MBIT) as link:
-        nodes = link.launch(last_step, quiet=True)
+        nodes = link.launch(last_step, quiet=True, device="cpu")
     events = [event for node in nodes for of_rank in node for event in of_rank]
     begun = min(event["start"] for event in events)
     for event in events:

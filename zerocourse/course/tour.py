@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..comm import bootstrap
 from ..comm.group import Comm
 from ..data.text import batches, load_text
 from ..launch.launcher import launch
@@ -54,12 +55,12 @@ def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
     plant(model, optimizer): called in the watched step; tests plant faults with it.   tell(step, loss): called after
         each step.
 
-    Returns a dictionary: losses (this rank's, one per step); step_seconds (median); parameters_bytes, optimizer_bytes,
+    Returns a dictionary: device ("cpu" or "cuda"); losses (this rank's, one per step); step_seconds (median); parameters_bytes, optimizer_bytes,
     buffers_bytes, rest_bytes (after the watched step); gradients_bytes (just before its update); peak_bytes;
     sent_bytes, sent_elements, padding_bytes, metadata_bytes (of that step); flat_buffers (see `buffer_lengths`);
     events.
     """
-    comm = Comm()
+    comm, device = Comm(), bootstrap.device()
     train, _ = load_text(settings.source, settings.model.block_size)
     alone = mode == "single"
     sampler = (ShardSampler(len(train), 0, 1, settings.micro_batch * settings.ranks, seed=settings.seed) if alone else
@@ -68,15 +69,15 @@ def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
         model = GPT(settings.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, fused=True)
     if alone:
-        materialize_model(model, seed=settings.seed)
+        materialize_model(model, seed=settings.seed, device=device)
     else:
-        shard(model, optimizer, STAGE[mode], comm=comm, seed=settings.seed)
+        shard(model, optimizer, STAGE[mode], comm=comm, seed=settings.seed, device=device)
 
     parts = settings.ranks if alone else 1  # one after the other, so that the sums are those of the ranks
     losses, seconds, measured = [], [], {}
     stream = batches(train, sampler)
     for number in range(settings.steps):
-        x_BT, y_BT = next(stream)
+        x_BT, y_BT = (tokens_BT.to(device) for tokens_BT in next(stream))
         if number == settings.steps - 2:
             with Ledger(model, optimizer, settings.budget) as ledger:
                 if plant is not None:
@@ -91,7 +92,7 @@ def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
             losses.append(step(model, optimizer, x_BT, y_BT, parts))
             seconds.append(time.perf_counter() - began)
         tell(number + 1, losses[-1])
-    return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds), **measured,
+    return {"device": device.type, "losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds), **measured,
             "flat_buffers": buffer_lengths(model)}
 
 

@@ -85,7 +85,7 @@ def with_fused_attention(size: str, mode: str) -> int:
 def by_training(size: str, mode: str) -> dict[str, list[int]]:
     """Train two steps in real ranks. Returns, by rank, peak_bytes and resident_peak_bytes, the growth of the process."""
     job = job_of(size, mode)
-    ranks = Ranks(job.ranks, timeout=MOST_SECONDS, quiet=True)
+    ranks = Ranks(job.ranks, timeout=MOST_SECONDS, quiet=True, device="cpu")
     try:
         by_rank = ranks.run(peak_here, job)
     finally:

@@ -20,6 +20,7 @@ from ..errors import BadInput
 from .processes import payload
 from .processes.failures import LaunchError, LaunchInterrupted
 from .processes.jobs import Job, Results
+from .processes.parent import with_device
 from .progress_bar import progress_bar
 from .ranks import check_nproc, line_printer
 
@@ -35,7 +36,7 @@ FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None, env=None,
            nnodes: int | str = 1, node_rank: int = 0, rdzv_endpoint: str | None = None, max_restarts: int = 0,
            quiet: bool = False, only=None, progress: bool | Callable = True, cwd=None, echo=print, oversubscribe: bool = False,
-           init: bool = True, **kwargs) -> Results:
+           init: bool = True, device: str | None = None, **kwargs) -> Results:
     """Run `target` on `nproc` ranks of this machine and return what each returned (None for scripts and modules).
 
     target: a function (also one defined in a notebook cell), called with `args` and `kwargs` in every rank; a path to
@@ -50,6 +51,7 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     only: the ranks whose lines are shown; quiet: show none. `Results.lines` has them all. `echo` shows a line.
     progress: draw a bar when rank 0 calls `zerocourse.launch.progress`; or a function that is called with the step, the
         number of steps and a dictionary of the values that rank 0 gave.
+    device: where the ranks compute, "cpu", "cuda" or "auto", in place of the environment's ZEROCOURSE_DEVICE; see `comm.bootstrap`.
     init: have `torch.distributed` initialised before a function is called; scripts and modules do so themselves.
 
     A function's rank ends as soon as it has returned; a script's ends as Python does, exit handlers and all.
@@ -58,13 +60,14 @@ def launch(target, *args, nproc: int = 2, argv=(), timeout: float | None = None,
     LaunchTimeout (which ranks were still running, and where), LaunchInterrupted, and BadInput.
     """
     check_nproc(nproc, oversubscribe)
+    env = with_device(env, device)
     spec, work = _describe(target, args, kwargs, argv, os.path.abspath(cwd or os.getcwd()), init)
     least, most = _range_of_nodes(nnodes)
     command = _torchrun(nproc, least, most, node_rank, rdzv_endpoint, max_restarts)
     elastic = max_restarts > 0 or least < most
     started, job, bar = time.monotonic(), None, _ProgressBar(progress is True)
     try:
-        job = Job(nproc, FRESH_STORE | (env or {}) if elastic else env, cwd)
+        job = Job(nproc, FRESH_STORE | env if elastic else env, cwd)
         job.verb = "returned" if spec["kind"] == "call" else "finished"
         job.on_progress = (lambda rank, *said: progress(*said)) if callable(progress) else bar.move
         if not quiet:

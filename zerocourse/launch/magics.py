@@ -5,15 +5,19 @@
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
+from pathlib import Path
 
 from .launcher import launch
 from .processes.fork_server import start_fork_server
-from .processes.parent import current_parent
+from .processes.parent import PLACES, SWITCH, current_parent
 from .processes.position import CELLS
 from .ranks import shared
 from .working_line import show_long_cells
+
+DEVICES = Path("/dev")
 
 
 class _MagicParser(argparse.ArgumentParser):
@@ -22,6 +26,7 @@ class _MagicParser(argparse.ArgumentParser):
     def __init__(self, name: str, description: str):
         super().__init__(f"%%{name}", description=description, allow_abbrev=False)
         self.add_argument("--nproc", type=int, default=2, help="how many ranks (2)")
+        self.add_argument("--device", choices=PLACES, help="where they compute (as ZEROCOURSE_DEVICE says)")
         self.add_argument("--timeout", type=float, help="seconds after which the ranks are stopped")
         self.add_argument("--only", type=lambda text: [int(rank) for rank in text.split(",")],
                           help="show the lines of these ranks, as in 0,2")
@@ -48,6 +53,20 @@ def _number(ip) -> int:
     return ip.execution_count
 
 
+def has_gpu() -> bool:
+    """Does the system show an NVIDIA GPU? Without importing torch, which takes seconds."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(DEVICES.glob("nvidia[0-9]*"))
+
+
+def where_it_computes(place: str) -> str:
+    """A line for a notebook on a machine with a GPU.   place: what the environment says of it."""
+    if place == "cpu":
+        return (f"Everything here computes on the CPU, although there is a GPU: to use it, restart the kernel and run %env {SWITCH}=cuda "
+                "before this cell.")
+    return (f"Models without a device of their own go to the GPU, because {SWITCH} is {place}: batches must go there too, and numbers differ "
+            f"from the text's. To compute on the CPU, restart the kernel and run %env {SWITCH}=cpu before this cell.")
+
+
 def load_ipython_extension(ip) -> None:
     """Register the magics with an IPython shell, show which cells take long, and get ready to start ranks."""
 
@@ -61,13 +80,13 @@ def load_ipython_extension(ip) -> None:
         CELLS[str(script)] = number
         env = dict(pair.partition("=")[::2] for pair in options.env)
         ip.user_ns["_results"] = launch(script, nproc=options.nproc, argv=[a for a in argv if a != "--"], env=env,
-                                        timeout=options.timeout, only=options.only, quiet=options.quiet)
+                                        device=options.device, timeout=options.timeout, only=options.only, quiet=options.quiet)
 
     def ranks(line: str, cell: str) -> None:
         parser = _MagicParser("ranks", "Run this cell on ranks that are kept alive; they keep its variables until the kernel ends or --restart.")
         parser.add_argument("--restart", action="store_true", help="begin with new ranks, without variables")
         options = parser.parse_args(shlex.split(line))
-        pool = shared(options.nproc)
+        pool = shared(options.nproc, options.device)
         pool.only, pool.quiet = options.only, options.quiet
         if options.restart:
             pool.close()
@@ -75,6 +94,8 @@ def load_ipython_extension(ip) -> None:
         CELLS[name] = _number(ip)
         ip.user_ns["_results"] = pool.exec(f"# %%ranks {line}\n{cell}", name=name, timeout=options.timeout)
 
+    if has_gpu():
+        print(where_it_computes(os.environ.get(SWITCH, "auto")))
     for magic in (torchrun, ranks):
         ip.register_magic_function(magic, "cell")
     show_long_cells(ip)

@@ -14,7 +14,7 @@ from .processes.failures import LaunchInterrupted
 from .processes.fork_server import fork_server
 from .processes.jobs import Job, Results
 from .processes.listener import free_port
-from .processes.parent import cores
+from .processes.parent import SWITCH, cores, with_device
 
 START_SECONDS = 120  # seconds to import torch from a slow disk and start the process group
 IDLE_SECONDS = 600.0  # after which ranks that hold nothing leave: each has a few hundred MB
@@ -30,7 +30,8 @@ class Ranks:
 
     They start with the first use, and again by themselves after they were stopped: by an interrupt, a timeout, a
     rank that died or is stuck, or any failure in `run`. `timeout` (seconds, without the start of the ranks) is the
-    default of each call, `env` adds to the environment, `only` is the ranks whose lines `echo` shows, `quiet`
+    default of each call, `env` adds to the environment, `device` is where they compute ("cpu", "cuda" or "auto", in place of
+    the environment's ZEROCOURSE_DEVICE: see `comm.bootstrap`), `only` is the ranks whose lines `echo` shows, `quiet`
     shows none, `init=False` leaves the process group to the caller, `fork=False` starts each rank as a new Python.
     Ranks without work for `idle` seconds (None: for ever) leave, and the next call starts new ones; ranks that have run a
     cell stay, because they hold its variables.
@@ -40,8 +41,8 @@ class Ranks:
 
     def __init__(self, nproc: int = 2, *, timeout: float | None = None, env=None, echo=print, quiet: bool = False,
                  only=None, init: bool = True, fork: bool = True, oversubscribe: bool = False,
-                 as_json: bool = False, idle: float | None = IDLE_SECONDS):
-        self.nproc, self.timeout, self.env, self.init, self.fork = nproc, timeout, env, init, fork
+                 as_json: bool = False, idle: float | None = IDLE_SECONDS, device: str | None = None):
+        self.nproc, self.timeout, self.env, self.init, self.fork = nproc, timeout, with_device(env, device), init, fork
         self.as_json, self.idle, self._last_used = as_json, idle, 0.0
         self.echo, self.quiet, self.only = echo, quiet, only  # may be changed between calls
         self._job, self._has_variables, self._lock = None, False, threading.Lock()
@@ -199,7 +200,11 @@ def check_nproc(nproc, oversubscribe: bool = False) -> None:
                        "ask for fewer, or pass oversubscribe=True")
 
 
+def shared(nproc: int = 2, device: str | None = None) -> Ranks:
+    """The ranks that everybody in this process who needs `nproc` of them, computing there, shares: checks, `%%ranks`, tests."""
+    return _shared(nproc, device or os.environ.get(SWITCH, "auto"))
+
+
 @functools.cache
-def shared(nproc: int = 2) -> Ranks:
-    """The ranks that everybody in this process who needs `nproc` of them shares: checks, `%%ranks`, tests."""
-    return Ranks(nproc)
+def _shared(nproc: int, device: str) -> Ranks:
+    return Ranks(nproc, device=device)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from ..comm import Comm
+from ..comm import Comm, bootstrap
 from ..errors import BadInput
 from ..init.deferred import Materializer, assert_materializable
 from ..init.safetensors_folder import SafetensorsFolder
@@ -73,7 +73,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding). A `Groups` as
         `comm` is both.
     ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).
-    device: where the model trains; by default where its parameters are (those on meta: the GPU with NCCL, else the CPU).
+    device: where the model trains; by default where its parameters are (those on meta: `comm.bootstrap.device()`).
 
     Gradients live in the optimizer (`optimizer.param_groups[i]["params"][j].grad`), not in the model's parameters; clip
     with `model.zero.clip_grad_norm_`. Raises BadInput when ranks disagree on the model, and for settings that are not supported.
@@ -96,8 +96,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     settings = [f"stage {stage}", str(options), str(precision), f"offload {offload}", *(f"the unit {unit}" for unit in made),
                 *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]
     check_same(groups.all_gather_object, describe(model) + settings)
-    device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None)
-                          or ("cuda" if "nccl" in groups.shard.backends else "cpu"))
+    device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None) or bootstrap.device())
     trained_in = {precision.of(param) for param in model.parameters()}
     refuse_emulated_bf16(trained_in.union(*map(precision.of_gradients, trained_in)), device)
     assert_materializable(model)

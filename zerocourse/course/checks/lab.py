@@ -26,7 +26,7 @@ START_SECONDS = 120  # for ranks that are not there yet, on a busy machine
 def new_ranks(world: int, **how) -> Ranks:
     """Ranks for answers: verdicts are the same with and without a GPU, and what they return is data."""
     env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return Ranks(world, env=env, quiet=True, oversubscribe=True, as_json=True, **how)
+    return Ranks(world, env=env, device="cpu", quiet=True, oversubscribe=True, as_json=True, **how)
 
 
 # The checks' own, so that no answer can end the ranks on which a notebook keeps variables.

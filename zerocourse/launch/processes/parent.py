@@ -15,10 +15,12 @@ import threading
 import weakref
 from pathlib import Path
 
+from ...errors import BadInput
 from . import cleanup
 from .cleanup import FOLDER_VARIABLE, RUN_VARIABLE
 
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # in the environment of every rank, unless the caller sets it
+SWITCH, PLACES = "ZEROCOURSE_DEVICE", ("cpu", "cuda", "auto")  # a rank reads it in `comm.bootstrap`; here nothing imports torch
 _ROOT = str(Path(__file__).parents[3])  # the folder that holds the package
 
 
@@ -75,6 +77,16 @@ def uninterrupted():
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def with_device(env, device: str | None) -> dict:
+    """`env`, what is added to the environment of ranks, with where they compute; None leaves that to the environment.
+
+    Raises BadInput for another word than "cpu", "cuda" and "auto".
+    """
+    if device not in (None, *PLACES):
+        raise BadInput(f"device is {device!r}: it must be cpu, cuda or auto")
+    return {**({} if device is None else {SWITCH: device}), **(env or {})}
 
 
 def import_path() -> list[str]:
