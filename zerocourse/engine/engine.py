@@ -125,7 +125,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         self._spoiled = False  # a backward failed, so the gradients of this window must not be used
         self._scales = True  # are the losses of this window divided by the number of its micro-batches?
         self._boundary: bool | None = None  # set by the user
-        self._norm: float | None = None
+        self._norm: float | torch.Tensor | None = None
         self._updated = False  # did the last step update the parameters?
         self._sampler: ShardSampler | None = None  # of the loader
         self._saving: Saving | None = None  # a checkpoint that is being written in the background
@@ -213,7 +213,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
             norm, clip = self.unscale_gradients(norm), self.gradient_clipping()
             if clip:
                 self.zero.clip_grad_norm_(clip, norm)
-            self._norm = norm.item()
+            self._norm = norm.item() if norm.device.type == "cpu" else norm  # a GPU is waited for only where it is asked for
             self.optimizer.step()
         self.optimizer.zero_grad()
         self.global_steps += 1
@@ -273,6 +273,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
 
     def get_global_grad_norm(self) -> float | None:
         """The 2-norm of the whole gradient before clipping, and without a loss scale, at the last step not skipped."""
+        if isinstance(self._norm, torch.Tensor):
+            self._norm = self._norm.item()
         return self._norm
 
     def memory(self) -> dict[str, int]:

@@ -26,7 +26,8 @@ def in_own_stream(module: nn.Module, forward: Callable, comm: Comm) -> Callable:
         if not module.training:
             return forward(*args, **kwargs)
         seed = int(torch.randint(2**31, ()))  # on the CPU, so that no GPU is waited for
-        with torch.random.fork_rng():
+        device = next((value.device for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), torch.device("cpu"))
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # by default of all GPUs that the machine has
             torch.manual_seed(seed * comm.world_size + comm.rank)
             return forward(*args, **kwargs)
 

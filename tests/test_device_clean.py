@@ -1,0 +1,72 @@
+"""On an accelerator: nothing of the host is mixed into what the device computes, and in a step nothing is read from it.
+
+`fake_device` trains on one that torch lets us make up, so this needs no GPU. It is skipped where torch cannot do that any
+more, because the function is not one of torch's public ones.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch.utils.backend_registration")
+from torch.utils import backend_registration
+
+if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    pytest.skip("this torch lets nobody make up a device in Python", allow_module_level=True)
+
+import fake_device
+
+# What a step may wait for, by the beginning of a case's name: in which file, and how often at most.
+MAY_WAIT = {
+    "engine, fp16": {"engine/half_precision.py": 1},  # did a gradient overflow on any rank?
+    "engine, bf16": {"engine/half_precision.py": 1},
+    "engine, half, offload": {"engine/half_precision.py": 1, "offload/tiers.py": 4},
+    "offload": {"offload/tiers.py": 4},  # a clipping factor for each buffer
+    "pipeline": {"parallel/pipeline/pipeline.py": 6, "parallel/pipeline/mail.py": 4},  # forms and the loss, which `step` returns
+}
+LINK = "into.copy_(source"  # of `offload`: beside the computation on a GPU, and at once on a device that is made up
+
+
+@pytest.fixture(scope="module")
+def found():
+    """By case: what `fake_device` saw, in a process of its own, because nothing takes back a device."""
+    done = subprocess.run([sys.executable, str(Path(fake_device.__file__))], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {each.pop("case"): each for each in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("case", fake_device.CASES)
+def test_nothing_of_the_host_meets_the_device(found, case):
+    assert found[case]["error"] is None
+
+
+TRAINED = [case for case in fake_device.CASES if case not in ("ledger", "evaluation, generating, whole state")]
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_step_reads_nothing_from_the_device(found, case):
+    reads: dict[str, int] = {}
+    for line, times in found[case]["reads"].items():
+        if LINK not in line:
+            file = line.partition(":")[0]
+            reads[file] = reads.get(file, 0) + times
+    allowed = next((files for name, files in MAY_WAIT.items() if case.startswith(name)), {})
+    assert all(times <= allowed.get(file, 0) for file, times in reads.items()), found[case]["reads"]
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_backward_hooks_run_in_the_thread_of_the_device(found, case):
+    assert found[case]["threads"] == 2
+
+
+def test_masters_and_states_are_where_they_should_be(found):
+    for case, seen in ((case, found[case]["seen"]) for case in TRAINED):
+        if case.startswith("stage"):
+            assert set(seen) == {fake_device.DEVICE}, case
+        elif case.startswith("offload"):
+            where = {"cpu", fake_device.DEVICE} if "part" in case else {"cpu"}
+            assert set(seen) == where | {"down", "up"}, case
+    assert found["engine, fp32"]["seen"] == [fake_device.DEVICE, 2]
