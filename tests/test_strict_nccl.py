@@ -70,7 +70,17 @@ def test_results_must_be_waited_for_and_what_is_sent_must_stay(strict_pool, pool
 
 # -- the package trains by them --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size", (1, 2, 3))
 def test_every_stage_equals_the_unsharded_model(strict_pool, world_size):
     check_exact(strict_pool, [Case(stage, world_size, param_dtype=dtype, accumulation=2)
                               for stage in STAGES for dtype in (None, torch.bfloat16)])
+
+
+def alone() -> list:
+    comm, got = Comm(), torch.zeros(1, 2)
+    comm.all_to_all(torch.ones(1, 2), got, "a").wait()
+    return [comm.world_size, got.tolist()]
+
+
+def test_a_rank_without_peers_has_its_results_at_once(strict_pool):
+    assert strict_pool(1).run(alone) == [[1, [[1.0, 1.0]]]]

@@ -240,7 +240,7 @@ class Comm:
     def _backend(self, tensor: torch.Tensor) -> backends.Gloo:
         device = tensor.device.type
         if device not in self._by_device:
-            kind = backends.choose(device, self.backends)
+            kind = backends.choose(device, self.backends) if self.peers else backends.Gloo  # NCCL is not waited for without peers
             self._by_device[device] = kind(self.group, self.rank, self.world_size, self._name)
         return self._by_device[device]
 
