@@ -29,6 +29,7 @@ LIMIT_SECONDS = 120  # for a test that names none
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: the test measures the machine, so no worker runs another test meanwhile")
     config.addinivalue_line("markers", "ranks_may_differ: the ranks of `pool` issue different collectives on purpose")
     config.addinivalue_line("markers", "xdist_group(name): what a worker runs in one go; known here for runs without pytest-xdist")
 
@@ -53,7 +54,7 @@ def quick(item) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the timer, which is not to count how long a test waits
 def pytest_runtest_protocol(item, nextitem):
-    with undisturbed(item.path.stem):
+    with undisturbed(item.get_closest_marker("alone") is not None):
         return (yield)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -47,13 +48,18 @@ def hidden_modules() -> frozenset[str]:
     return frozenset(module for module, names in packages_distributions().items() if not there & set(map(normal, names)))
 
 
+def hiding(modules: Iterable[str]) -> dict[str, str]:
+    """The variables of a process, and of all that it starts, in which these modules are as if they were not installed."""
+    path = [str(HOOK), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path), "HIDDEN_MODULES": ",".join(sorted(modules))}
+
+
 def add_kernel(folder: Path) -> dict[str, str]:
     """Write the kernel NAME into `folder`; returns the environment in which Jupyter finds it."""
     kernel = folder / "kernels" / NAME
     kernel.mkdir(parents=True)
-    path = os.pathsep.join([str(HOOK), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     (kernel / "kernel.json").write_text(json.dumps({
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": NAME, "language": "python",
-        "env": {"PYTHONPATH": path, "HIDDEN_MODULES": ",".join(sorted(hidden_modules()))}}))
+        "env": hiding(hidden_modules())}))
     as_a_learner_has_it = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     return as_a_learner_has_it | {"JUPYTER_PATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("JUPYTER_PATH")])])}

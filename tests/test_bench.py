@@ -56,6 +56,7 @@ def modes():
 
 # a whole run
 
+@pytest.mark.alone  # as the first it measures for all: times, as ratios
 @pytest.mark.timeout(240)
 def test_losses_and_bytes_agree_in_every_mode(found, modes):
     wrong = [check for check in checks(SETTINGS, modes, found["watched"]) if not check.ok]

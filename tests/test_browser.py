@@ -91,6 +91,7 @@ def test_a_chapter_runs_and_its_slider_moves(course, page, name, tmp_path):
     assert not elsewhere and not broken
 
 
+@pytest.mark.alone  # how soon the cell ends
 def test_interrupt_stops_a_stuck_launch_within_two_seconds(course, page, survivors, tmp_path):
     address, folder = course
     token = secrets.token_hex(8)

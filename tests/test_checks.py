@@ -631,6 +631,20 @@ def test_differences_in_words(got, want, words):
     assert found is None if words is None else words in found
 
 
+def test_where_nobody_reads_them_values_are_not_put_into_words():
+    """A check compares an answer's trace with those of all mutants, and most of that time went into words."""
+    class Spoken:
+        spoken = 0
+
+        def __repr__(self):
+            self.spoken += 1
+            return "a value"
+
+    value, other = Spoken(), Spoken()
+    assert same([1, (value, {"a": 2})], [1, (value, {"a": 2})]) and same({"a": value}, {"a": value})
+    assert value.spoken == 0 and "a value where a value" in difference(value, other)
+
+
 def test_tensors_with_nan_and_infinities():
     nan, one, infinite = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([float("inf"), 1.0])
     assert same(nan, nan.clone(), nan=True) and same(infinite, infinite.clone()) and same(one[:0], one[:0])

@@ -307,6 +307,7 @@ def private_network() -> str | None:
     return None if tried.returncode == 0 else f"a network namespace is not permitted: {tried.stderr.strip()}"
 
 
+@pytest.mark.alone  # bytes of a connection, which sends again what is late
 def test_the_wire_carries_what_is_counted():
     """Both collectives together: 2Ψ(N-1)/N a rank, within 2 %; gloo's own reduce_scatter: twice its part."""
     if reason := private_network():

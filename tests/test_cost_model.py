@@ -224,6 +224,7 @@ def test_the_recorded_trial_is_within_a_tenth():
         assert hidden > 0.1 * kept["compute"], "there must have been something to hide"
 
 
+@pytest.mark.alone  # times over the link
 @needs_link
 def test_a_short_trial_over_a_limited_link():
     """Of a small model. A busy machine may disturb one trial, so there are two at most."""

@@ -31,6 +31,7 @@ def train_two_steps() -> tuple[list[float], int]:
     return losses, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.mark.alone  # 12 GiB of memory
 @pytest.mark.timeout(400)
 def test_gpt2_small_trains_under_stage_3_within_12_gib():
     ranks = launch(train_two_steps, nproc=2, quiet=True, timeout=380, env={"OMP_NUM_THREADS": "1"})

@@ -41,6 +41,7 @@ def work(x, y=0):
     for step in range(1, 4):
         report(step=step, loss=tensor[0] / step)
         progress(step, 3, loss=0.5)
+    print("[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1")  # as torch 2.10 does
     print("sum", tensor[0].item())
     os.write(2, b"\xff no newline")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "EXTRA")
@@ -139,6 +140,7 @@ def gather_and_reduce(on_rank_1):
     loss.backward()
 
 
+@pytest.mark.alone  # how soon the ranks are gone
 def test_one_rank_returns_or_raises_while_the_other_waits():
     def run(on_rank_1):
         with pytest.raises(RankError) as caught:
@@ -343,6 +345,7 @@ def test_an_error_names_the_cell_also_when_it_runs_again(kernel):
         assert f"Cell In[{number}], line 2" in said, said
 
 
+@pytest.mark.alone  # how soon the ranks are gone
 @linux
 def test_interrupting_a_cell(kernel, survivors):
     """A collective without its peer, data loaders, a rank that ignores signals, processes of its own: all are ended."""
@@ -360,6 +363,7 @@ def test_interrupting_a_cell(kernel, survivors):
         assert survivors(f"LAUNCH_MARK={kernel.mark}", 0) == [], name
 
 
+@pytest.mark.alone  # how soon the ranks are gone
 @linux
 def test_killing_the_kernel(kernel, survivors):
     """SIGKILL, while a torchrun and ranks that are kept alive are stuck: nothing is left after two seconds."""

@@ -53,6 +53,7 @@ def send_and_train(nbytes):
     return time.perf_counter() - begun, train_stage3()
 
 
+@pytest.mark.alone  # times over the link
 @needs_link
 def test_two_nodes_train_as_two_ranks_on_one_node_do(pool):
     here = [losses for _, losses, *_ in pool(2).run(train_stage3)]
@@ -151,6 +152,7 @@ def test_the_bounds_are_those_of_the_formulas():
     assert (noisy := summary([even] * 2 + [loud] * 9))["noisy"] and noisy["speedup"] == 1
 
 
+@pytest.mark.alone  # times over the link
 @needs_link
 def test_overlap_hides_gathers_behind_blocks_on_a_limited_link():
     """The share of the bound's gain is what a noisy machine lets it be; hiding itself is not a matter of noise."""

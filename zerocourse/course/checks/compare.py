@@ -26,7 +26,10 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it r
     """
     how = {"exact": exact, "verb": verb, "tolerance": tolerance, "close": close, "nan": nan}
     here = f"at `{at}` {verb}" if at else verb
-    plain = f"{here} {value_text(got)} where {value_text(want)} is right"
+
+    def plain() -> str:  # in words only where they are wanted: most comparisons only ask whether there is a difference
+        return f"{here} {value_text(got)} where {value_text(want)} is right"
+
     if got is None and want is not None:
         hint = ": does it end without `return`?" if here == "it returned" else ""
         return f"{here} None where {value_text(want)} is right{hint}"
@@ -43,19 +46,19 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str = "it r
         pairs = enumerate(zip(got, want, strict=True))
         return next((text for i, (g, w) in pairs if (text := difference(g, w, f"{at}[{i}]", **how))), None)
     if isinstance(want, bool) or not isinstance(want, numbers.Real):
-        return None if type(got) is type(want) and got == want else plain
+        return None if type(got) is type(want) and got == want else plain()
     if isinstance(got, bool) or not isinstance(got, numbers.Real):
         return f"{here} {value_text(got)}, {a(got)}, where {value_text(want)} is right"
     if isinstance(want, numbers.Integral) and exact:
         if isinstance(got, numbers.Integral):
-            return None if got == want else plain
+            return None if got == want else plain()
         if got == want:
             return (f"{here} {value_text(got)}, {a(got)}: the number is right, but it has to be an int, because a "
                     "float loses whole numbers above 2^53; divide with // and not with /")
-        return plain
+        return plain()
     if nan and math.isnan(got) and math.isnan(want):
         return None
-    return None if math.isclose(got, want, rel_tol=close) else plain
+    return None if math.isclose(got, want, rel_tol=close) else plain()
 
 
 def _dict_difference(got, want: dict, at: str, here: str, how: dict) -> str | None:
@@ -81,7 +84,10 @@ def _tensor_difference(got, want, here: str, tolerance: float, nan: bool) -> str
         return f"{here} a tensor of shape {tuple(got.shape)} where {tuple(want.shape)} is right"
     if got.dtype != want.dtype:
         return f"{here} a tensor of {got.dtype} where {want.dtype} is right"
-    alike = (got == want) | (got.isnan() & want.isnan() & nan)  # infinities are alike too
+    equal = got == want  # infinities are equal too
+    if bool(equal.all()):
+        return None
+    alike = equal | (got.isnan() & want.isnan() & nan)
     gap = (got.double() - want.double()).abs().masked_fill(alike, 0.0)
     near = (gap <= tolerance * want.double().abs().clamp(min=1)) & gap.isfinite()  # an infinite bound allows nothing
     if bool((alike | near).all()):
