@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from zerocourse.comm import Comm, backends, progress
 from zerocourse.comm import group as group_module
+from zerocourse.comm.backends import first_call
 from zerocourse.comm.backends.gloo import Gloo, Transfer
 from zerocourse.comm.backends.nccl import equal_slices
 from zerocourse.layout.rankmap import Layout
@@ -121,14 +122,16 @@ class StrictNccl(Gloo):
         reads, writes = ([], {flat: values}) if self.rank else ([flat], {})
         return self.issue(call, lambda: self.inner.broadcast(values, call), reads, writes)
 
-    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> Transfer:
+    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor],
+                 names: dict[tuple[int, int], str] | None = None) -> Transfer:
         """One batch: its messages run at the same time, and it ends when all of them have."""
+        call = call if names is None else " and ".join(names.values())
         if not any(tensor.numel() for tensor in (*sends.values(), *receives.values())):
             return Transfer([], lambda: None)
         assert self.lane.has_begun or {*sends, *receives} == {*self.peers}, (
             f"{call} is the first call of its group, and not of all its ranks: under NCCL they make the communicator in it")
         arrived = {peer: torch.empty_like(tensor) for peer, tensor in receives.items()}
-        return self.issue(call, lambda: self.inner.exchange(call, sends, arrived), sends.values(),
+        return self.issue(call, lambda: self.inner.exchange(call, sends, arrived, names), sends.values(),
                           {tensor: arrived[peer] for peer, tensor in receives.items()})
 
     # -- how it is done -----------------------------------------------------------------------------------------------
@@ -205,6 +208,7 @@ def nccls_rules(seconds: float = SECONDS):
     world = dist.group.WORLD
     counted = world._get_sequence_number_for_group() - progress.messages.get(world, 0)
     StrictNccl.lanes.clear()
+    first_call.made.clear()
     for where, name, value in changes:
         setattr(where, name, value)
     try:
@@ -214,6 +218,7 @@ def nccls_rules(seconds: float = SECONDS):
     finally:
         for where, name, value in given:
             setattr(where, name, value)
+        first_call.made.clear()
         for lane in StrictNccl.lanes.values():
             lane.end()
         progress.messages[world] = world._get_sequence_number_for_group() - counted  # gloo's here are more than those that were noted

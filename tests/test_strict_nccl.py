@@ -1,14 +1,22 @@
 """NCCL's rules, by a backend over gloo that keeps them: each of them is kept, and the package trains by them."""
 
+import contextlib
+import io
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
-import worlds
+import torch.distributed as dist
 from strict_nccl import nccls_rules
 from worlds import STAGES, Case, check_exact
 
 from zerocourse.comm import Comm
+from zerocourse.comm.backends import first_call
+from zerocourse.errors import CollectiveError
 from zerocourse.launch import RankError
 from zerocourse.layout.rankmap import Layout
+from zerocourse.parallel.pipeline.ties import Ties
 
 # -- the rules -------------------------------------------------------------------------------------------------------
 
@@ -32,6 +40,52 @@ def test_messages_run_in_the_order_of_issue(strict_pool):
     strict_pool(2).run(in_turns)
     with pytest.raises(RankError, match="within 1 s: rank 0 was in recv of a from rank 1 .* rank 1 was in recv of a from rank 0"):
         strict_pool(2, seconds=1).run(all_send_first)
+
+
+def add_up() -> list:
+    """Every rank with every other: what copies of a tied weight do."""
+    comm = Comm()
+    own = torch.full((3,), comm.rank + 1.0)
+    return Ties.sum(SimpleNamespace(comm=comm), own, "wte", list(range(comm.world_size))).tolist() + [dict(comm.sent)]
+
+
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_messages_of_one_exchange_do_not_wait_for_each_other(strict_pool, world_size):
+    for found in strict_pool(world_size, seconds=2).run(add_up):
+        assert found == [sum(range(world_size + 1))] * 3 + [{"send": 12 * (world_size - 1)}]
+
+
+def from_the_first_to_the_second() -> list:
+    comm, row = Comm(), torch.arange(3.0)
+    if comm.rank < 2:
+        (comm.send(row, 1, "a") if comm.rank == 0 else comm.recv(row.zero_(), 0, "a")).wait()
+    return [row.tolist(), comm.metadata, Comm().metadata, list(comm.issued)]
+
+
+def test_a_message_is_never_the_first_call_of_a_group(strict_pool, pool):
+    """The first Comm of a group adds up one number, four bytes to each peer."""
+    assert strict_pool(3).run(from_the_first_to_the_second) == [[[0, 1, 2], 8, 0, [("all_reduce_sum", "", 1, torch.float32)]]] * 3
+    assert pool(3).run(from_the_first_to_the_second) == [[[0, 1, 2], 0, 0, []]] * 3, "nothing on a CPU"
+
+
+def comes_late() -> None:
+    first_call.NOTICE_SECONDS = 0.2
+    if dist.get_rank() == 1:
+        time.sleep(2)
+    else:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            try:
+                Comm(timeout=0.8)
+            except CollectiveError as error:
+                raise CollectiveError(f"{error}; {said.getvalue()}") from None
+
+
+def test_a_first_call_that_does_not_end_says_what_helps(strict_pool):
+    with pytest.raises(RankError) as caught:
+        strict_pool(2).run(comes_late)
+    first = "the first call over NCCL of the ranks [0, 1] has not ended after"
+    helps = "every rank of the group must make its Comm at the same time; where all have, their GPUs cannot copy to each other directly"
+    assert f"CollectiveError: {first} 0.72 s: {helps}" in str(caught.value) and f"zerocourse: {first} 0.2 s: {helps}" in str(caught.value)
 
 
 def break_rules() -> list:

@@ -67,6 +67,8 @@ class Comm:
             failure.living.add(self)
             failure.tell_uncaught_exceptions()
             watch.start()
+            if "nccl" in self.backends:
+                backends.make_communicator(self)
 
     # -- the two collectives of ZeRO ----------------------------------------------------------------------------------
 
@@ -132,25 +134,35 @@ class Comm:
         number of elements and dtype. It may not be changed before `wait`, which returns when it has been taken.
 
         Two ranks that both wait for their send before they receive wait for each other, whatever the size: start the
-        receives first, or wait for the sends later. Raises BadInput for a rank that is no peer.
+        receives first, or wait for the sends later, or, as NCCL runs the messages of a group one after the other in the order in
+        which they are started, do both at once by `exchange`. Raises BadInput for a rank that is no peer.
         """
-        call, name = self._message("send", self.rank, to, unit, tensor)
-        self.elements["send"] += tensor.numel()
-        self.sent["send"] += tensor.nbytes
-        flat = tensor.detach().view(-1)
-        with self._explained(call):
-            works, finish = self._backend(flat).exchange(name, {to: flat}, {})
-        self._note_messages(works, calls=0)
-        return Handle(self, "send", unit, tensor.nbytes, call, flat, works, finish)
+        return self.exchange({to: tensor}, {}, unit)
 
     def recv(self, tensor: torch.Tensor, source: int, unit: str) -> Handle:
         """Fill a contiguous `tensor` with what rank `source` of this Comm sends under the same unit (see `send`)."""
-        call, name = self._message("recv", source, self.rank, unit, tensor)
-        flat = tensor.detach().view(-1)
+        return self.exchange({}, {source: tensor}, unit)
+
+    def exchange(self, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], unit: str) -> Handle:
+        """Messages to these ranks and from these, of which none waits for another: what `send` and `recv` do, at the same time."""
+        messages = {(self.rank, to): self._message("send", self.rank, to, unit, tensor) for to, tensor in sends.items()}
+        messages |= {(source, self.rank): self._message("recv", source, self.rank, unit, tensor) for source, tensor in receives.items()}
+        for tensor in sends.values():
+            self.elements["send"] += tensor.numel()
+            self.sent["send"] += tensor.nbytes
+        flat, into = ({peer: tensor.detach().view(-1) for peer, tensor in given.items()} for given in (sends, receives))
+        tensors, begun = [*flat.values(), *into.values()], self.recorder.clock()
+        call = " and ".join(said for said, _ in messages.values())
         with self._explained(call):
-            works, finish = self._backend(flat).exchange(name, {}, {source: flat})
+            works, arrived = self._backend(tensors[0]).exchange(unit, flat, into, {way: name for way, (_, name) in messages.items()})
         self._note_messages(works, calls=0)
-        return Handle(self, "recv", unit, 0, call, flat, works, finish)
+
+        def finish(alive=tensors) -> None:
+            arrived()
+            for _ in into if flat else ():  # the handle is the sends'
+                self.recorder.record("recv", unit, begun)
+
+        return Handle(self, "send" if flat else "recv", unit, sum(tensor.nbytes for tensor in flat.values()), call, tensors[0], works, finish)
 
     def _note_messages(self, works: list, calls: int = 1) -> None:
         """Let these works count as so many calls. A collective counts once on every rank, however many messages it is:

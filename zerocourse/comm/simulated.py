@@ -99,7 +99,8 @@ class Simulated(Gloo):
         into.copy_(rows[self.rank])  # what this rank keeps of its own, every other sends
         return Transfer(self.works(rows.nbytes - rows[self.rank].nbytes), nothing)
 
-    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> Transfer:
+    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor],
+                 names: dict[tuple[int, int], str] | None = None) -> Transfer:
         return Transfer(self.works(sum(tensor.nbytes for tensor in sends.values())), nothing)
 
     def received_bytes(self, tensor: torch.Tensor, layout: Layout) -> int:

@@ -4,10 +4,11 @@ A backend starts a collective and returns a `Transfer`. Counting and recording i
 (such as a fake that sends nothing), write its file and name it in `choose`.
 """
 
+from .first_call import make_communicator
 from .gloo import Gloo, Transfer
 from .nccl import Nccl, StagedGloo
 
-__all__ = ["Gloo", "Nccl", "StagedGloo", "Transfer", "choose"]
+__all__ = ["Gloo", "Nccl", "StagedGloo", "Transfer", "choose", "make_communicator"]
 
 BY_NAME = {"gloo": Gloo, "nccl": Nccl}
 

@@ -109,15 +109,20 @@ class Gloo:
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
-    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> Transfer:
+    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor],
+                 names: dict[tuple[int, int], str] | None = None) -> Transfer:
         """Start all sends and receives, which are given by peer. Where a layout cuts the tensor, `call` contains it:
-        otherwise a message of another size could be taken for the right one, or end the process."""
-        tag = zlib.crc32(f"{self.name} {call}".encode()) & 0x7FFFFF00
+        otherwise a message of another size could be taken for the right one, or end the process.
+
+        names: by (source, to), what its two ends call a message, where they alone know of it; None: all of them are `call`.
+        """
         messages = []
         for step in range(1, self.world_size):  # rank r begins with peer r + 1, so that not all begin with the same
             to, source = (self.rank + step) % self.world_size, (self.rank - step) % self.world_size
-            for verb, peer, tensor in ((dist.irecv, source, receives.get(source)), (dist.isend, to, sends.get(to))):
+            for verb, peer, tensor, way in ((dist.irecv, source, receives.get(source), (source, self.rank)),
+                                            (dist.isend, to, sends.get(to), (self.rank, to))):
                 if tensor is not None and tensor.numel():
+                    tag = zlib.crc32(f"{self.name} {call if names is None else names[way]}".encode()) & 0x7FFFFF00
                     pieces = tensor.tensor_split(max(1, min(MOST_PIECES, tensor.nbytes // PIECE_BYTES)))
                     messages += [(verb, piece, peer, tag | index) for index, piece in enumerate(pieces)]
 

@@ -58,10 +58,11 @@ class Nccl(Gloo):
 class StagedGloo(Gloo):
     """gloo through host memory, for ranks that share a GPU, because NCCL refuses two ranks on one GPU."""
 
-    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor]) -> Transfer:
+    def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor],
+                 names: dict[tuple[int, int], str] | None = None) -> Transfer:
         copies = {tensor: tensor.to("cpu", copy=True) for tensor in sends.values()}  # one copy for all peers
         hosts = {peer: torch.empty_like(tensor, device="cpu") for peer, tensor in receives.items()}
-        works, arrived = super().exchange(call, {peer: copies[tensor] for peer, tensor in sends.items()}, hosts)
+        works, arrived = super().exchange(call, {peer: copies[tensor] for peer, tensor in sends.items()}, hosts, names)
         pairs = [(tensor, hosts[peer]) for peer, tensor in receives.items()]
 
         def bring_back() -> None:

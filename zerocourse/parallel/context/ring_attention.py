@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...comm import Comm, Handle
+from ...comm import Comm
 from ...errors import BadInput
 from .score_block import block_backward, block_forward, merge
 from .token_cut import parts_of
@@ -79,14 +79,10 @@ class Hop:
     def __init__(self, comm: Comm, tensor: Tensor, unit: str):
         self.received = torch.empty_like(tensor)
         to, source = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-        started: dict[str, Handle] = {}
-        for verb in ("send", "recv") if comm.rank % 2 == 0 else ("recv", "send"):  # NCCL does one after the other, so that
-            started[verb] = comm.send(tensor, to, unit) if verb == "send" else comm.recv(self.received, source, unit)
-        self.handles = list(started.values())  # ranks that all sent first would wait for each other
+        self.handle = comm.exchange({to: tensor}, {source: self.received}, unit)  # at once: if all sent first, all would wait
 
     def wait(self) -> Tensor:
-        for handle in self.handles:
-            handle.wait()
+        self.handle.wait()
         return self.received
 
 

@@ -39,11 +39,9 @@ class Ties:
         """Every copy gets the values of the first stage's."""
         for weight, members in self.mine:
             if self.comm.rank == members[0]:
-                handles = [self.comm.send(weight.param.contiguous(), peer, weight.name) for peer in members[1:]]
+                self.comm.exchange(dict.fromkeys(members[1:], weight.param.contiguous()), {}, weight.name).wait()
             else:
-                handles = [self.comm.recv(weight.param, members[0], weight.name)]
-            for handle in handles:
-                handle.wait()
+                self.comm.recv(weight.param, members[0], weight.name).wait()
 
     def set_earlier_aside(self) -> None:
         """Before a batch: what `.grad` has from earlier batches must not be added up over the ranks once more."""
@@ -77,8 +75,5 @@ class Ties:
         """The sum over these ranks of what each of them has."""
         peers = [rank for rank in members if rank != self.comm.rank]
         arrived = {peer: torch.empty_like(own) for peer in peers}
-        handles = [self.comm.recv(arrived[peer], peer, f"gradient of {name}") for peer in peers]
-        handles += [self.comm.send(own, peer, f"gradient of {name}") for peer in peers]
-        for handle in handles:
-            handle.wait()
+        self.comm.exchange(dict.fromkeys(peers, own), arrived, f"gradient of {name}").wait()
         return add_in_order([arrived.get(rank, own) for rank in members])
