@@ -20,7 +20,8 @@ from zerocourse.parallel.pipeline import (Action, Pipeline, cut, gpipe, interlea
                                           plan, simulate, zb_h1)
 from zerocourse.parallel.pipeline.cutting import PipelineStage
 from zerocourse.parallel.pipeline.delays import stage_delay
-from zerocourse.parallel.pipeline.mail import HEADER, Form, header, read_header
+from zerocourse.parallel.pipeline.mail import HEADER, Form, Mail, header, read_header
+from zerocourse.parallel.pipeline.weighing import count_targets
 from zerocourse.parallel.pipeline.split_backward import deferring, pay
 from zerocourse.parallel.pipeline.weight_versions import WeightVersions
 
@@ -143,22 +144,28 @@ def test_any_number_of_micro_batches_and_an_uneven_last_one(pool, micro_batches)
     assert difference(merged(ranks), whole) < 1e-6
 
 
-def with_rows_that_do_not_count() -> tuple[float, dict]:
+def with_rows_that_do_not_count(count) -> tuple[float, dict]:
     """Of 4 micro-batches the second and the last have no target that counts."""
     comm = Comm()
-    pipeline = Pipeline(layers_of("untied"), schedule("1f1b", comm.world_size, 4), cross_entropy, comm)
+    pipeline = Pipeline(layers_of("untied"), schedule("1f1b", comm.world_size, 4), cross_entropy, comm, count=count)
     tokens, targets = data_of("untied", 8)
     targets[2:4] = targets[6:] = -100
     return pipeline.step(tokens, targets), {name: param.grad for name, param in pipeline.named_parameters().items()}
 
 
-def test_a_micro_batch_without_targets_weighs_nothing(pool):
+def count_and_leave_it_there(targets) -> torch.Tensor:
+    """As `count_targets` counts on a GPU."""
+    return (targets != -100).sum()
+
+
+@pytest.mark.parametrize("count", (count_targets, count_and_leave_it_there))
+def test_a_micro_batch_without_targets_weighs_nothing(pool, count):
     """Its own mean is NaN, which is not the batch's."""
     model, (tokens, targets) = nn.Sequential(*layers_of("untied")), data_of("untied", 8)
     targets[2:4] = targets[6:] = -100
     loss = cross_entropy(model(tokens), targets)
     loss.backward()
-    found = pool(2).run(with_rows_that_do_not_count)
+    found = pool(2).run(with_rows_that_do_not_count, count)
     assert all(each == pytest.approx(loss.item(), rel=1e-6) for each, _ in found)
     assert difference(merged(found, 1), {name: param.grad for name, param in model.named_parameters()}) < 1e-6
 
@@ -652,6 +659,30 @@ def test_the_meter_of_staleness_reads_the_delays(pool):
 def test_there_are_three_policies():
     with pytest.raises(BadInput, match="weights is 'newest'"):
         WeightVersions(nn.Linear(1, 1), "newest")
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+def with_a_device_that_cannot_be_read() -> list:
+    """The tensors on "meta" stand for those on a GPU. What a rank must read for itself stays on the CPU."""
+    comm = Comm()
+    pipeline = Pipeline(layers_of("stack"), schedule("gpipe", comm.world_size, 3), F.mse_loss, comm)
+    pipeline.forget()
+    pipeline.device = torch.device("meta")
+    pipeline.inputs = [(torch.empty(rows, 6, device="meta"),) for rows in (2, 1, 2)] if comm.rank == 0 else []
+    mail = Mail(pipeline.plan, comm, pipeline.device)
+    mail._receive = lambda kind, name, peer, forms: [torch.empty(form.shape, device="meta") for form in forms]
+    mail._post = lambda kind, peer, messages: [comm.send(tensor, peer, name).wait() for name, tensor in messages if "header" in name]
+    if comm.rank == 0:
+        mail.send_outputs("F0", 1, 0, 0, [torch.ones(3, 2, device="meta", requires_grad=True)])
+    else:
+        mail.receive_outputs("F0", 0, 0, 0)
+    counts = count_targets(torch.empty(3, dtype=torch.int64, device="meta")), count_targets(torch.empty(3, 2, device="meta"))
+    return [pipeline.agree_on_kinds(), mail.forms[0, 0], isinstance(counts[0], torch.Tensor), counts[1]]
+
+
+def test_shapes_and_shares_are_not_read_from_a_gpu(pool):
+    assert pool(2).run(with_a_device_that_cannot_be_read) == [[[0, 1, 0], [Form(torch.float32, True, (3, 2))], True, 3]] * 2
 
 
 # -- cutting ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from zerocourse.errors import BadInput
 from zerocourse.parallel.pipeline import (Action, Costs, Schedule, deadlock, gpipe, interleaved, one_f_one_b, pipedream,
                                           pipedream_2bw, plan, problems, simulate, with_transfers, zb_h1)
+from zerocourse.parallel.pipeline.links import communicators, link_of, links
 from zerocourse.parallel.pipeline.makespan import in_flight
 
 RANKS, BATCHES, CHUNKS = st.integers(1, 6), st.integers(1, 14), st.integers(1, 3)
@@ -191,7 +192,7 @@ def test_pipedream_has_a_bubble_only_at_its_ends():
 @given(RANKS, BATCHES, CHUNKS)
 def test_no_schedule_deadlocks(ranks, micro_batches, chunks):
     for each in plans(ranks, micro_batches, chunks):
-        assert deadlock(each) is None and deadlock(each, "bounded") is None, each.name
+        assert deadlock(each) is None and deadlock(each, "bounded") is None and deadlock(each, "nccl") is None, each.name
         if chunks == 1 or each.name != "interleaved":
             assert deadlock(each, "paired") is None, each.name
         simulate(each)
@@ -205,6 +206,36 @@ def test_1f1b_deadlocks_where_sends_wait_one_by_one():
         "rank 1 stands in SEND B0 of stage 1 until rank 0 does RECV B0 of stage 0")
     assert deadlock(plan("gpipe", gpipe, 4, 8), "blocking") is None
     assert "paired" in deadlock(plan("interleaved", interleaved, 2, 4, 2), "paired")
+
+
+@pytest.mark.parametrize("chunks", (1, 2, 3))
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+def test_with_one_communicator_nccl_runs_gpipe_alone(ranks, chunks):
+    """All others need one for each link. Neither of a link's ranks has two links in one, so a stream has one link."""
+    for each in plans(ranks, 2 * ranks, chunks):
+        stands = deadlock(each, "one communicator")
+        assert (stands is None) == (each.name == "gpipe"), each.name
+        assert stands is None or stands.startswith("a ring of waits on NCCL: rank ")
+        number = communicators(each)
+        assert sorted(number) == links(each) and deadlock(each, "nccl") is None
+        for rank in range(ranks):
+            own = [number[link] for link in number if rank in link[1:]]
+            assert len(own) == len(set(own)) and max(own) < 2 * (ranks if each.stages > ranks else 2), each.name
+    assert deadlock(plan("1f1b", one_f_one_b, 2, 2), "one communicator") == (
+        "a ring of waits on NCCL: rank 0 stands in SEND F1 of stage 0 until rank 1 does RECV F1 of stage 1; "
+        "rank 1 stands in SEND B0 of stage 1 until rank 0 does RECV B0 of stage 0")
+
+
+def test_nccl_takes_messages_of_a_link_in_the_order_in_which_they_were_sent():
+    """It has no tags: another order would mix them up."""
+    right = plan("1f1b", one_f_one_b, 2, 2)
+    other = with_transfers([Action(kind, 1, micro_batch) for micro_batch in (1, 0) for kind in "FB"], [0, 1])
+    assert deadlock(right._replace(actions=[right.actions[0], other]), "nccl") == (
+        "a ring of waits on NCCL: rank 0 stands in SEND F0 of stage 0 until rank 1 does RECV F0 of stage 1; "
+        "rank 1 stands in RECV F1 of stage 1 until rank 0 does SEND F1 of stage 0")
+    short = right._replace(actions=[right.actions[0], right.actions[1][:1]])
+    assert deadlock(short, "nccl") == ("rank 0 stands in SEND F1 of stage 0 until rank 1 does RECV F1 of stage 1, but rank 1's list "
+                                       "has ended without it")
 
 
 def test_a_ring_of_three_ranks_is_named_without_the_rank_that_only_waits_for_it():
@@ -290,6 +321,60 @@ def test_the_proof_says_what_machines_do():
         assert ends == (deadlock(shuffled, "bounded") is None), lists
         ran += ends
     assert 60 < ran < 240
+
+
+def runs_on_streams(plan: Schedule, number: dict, seed: int) -> bool:
+    """The lists on ranks that issue without waiting, each into the streams of its communicators and of its computation, which wait
+    for each other through events; one thing that can move, drawn at random, moves at a time."""
+    draw, streams, ended, started = random.Random(seed), [], set(), set()
+    for rank, actions in enumerate(plan.actions):
+        computing, transfers, last = [], {}, {}
+        for action in actions:
+            if not action.is_transfer:
+                computing.append(("end", action))
+                continue
+            link = link_of(plan, action)
+            if action.kind.startswith("SEND"):
+                computing += [("wait", last[link])] if link in last else []
+                last[link] = action
+            event = ("event", rank, len(computing))
+            computing.append(("end", event))
+            transfers.setdefault(number[link], []).extend([("wait", event), ("start", action), ("wait", action)])
+            computing += [("wait", action)] * action.kind.startswith("RECV")
+        streams += [computing, *transfers.values()]
+    while any(streams):
+        def can(stream):
+            return stream and (stream[0][0] != "wait" or stream[0][1] in ended)
+        ready = [stream for stream in streams if can(stream)]
+        if not ready:
+            return False
+        what, item = draw.choice(ready).pop(0)
+        if what == "end":
+            ended.add(item)
+        elif what == "start":
+            started.add(item)
+            if item.partner in started:
+                ended.update((item, item.partner))
+    return True
+
+
+def test_the_proof_for_nccl_says_what_streams_do():
+    """Of shuffled schedules, with one communicator and with those of the links; the latter run exactly where gloo does."""
+    draw, ran = random.Random(5), Counter()
+    for seed in range(200):
+        ranks, chunks = draw.choice((2, 3)), draw.choice((1, 2))
+        each = draw.choice((plan("", interleaved, ranks, ranks * draw.choice((1, 2)), chunks), plan("", gpipe, ranks, ranks)))
+        lists = [list(actions) for actions in each.actions]
+        for _ in range(draw.choice((0, 1, 2, 4))):
+            actions = draw.choice(lists)
+            actions.insert(draw.randrange(len(actions)), actions.pop(draw.randrange(len(actions))))
+        shuffled = each._replace(actions=lists)
+        for sends, number in (("one communicator", dict.fromkeys(links(each), 0)), ("nccl", communicators(each))):
+            ends = runs_on_streams(shuffled, number, seed)
+            assert ends == (deadlock(shuffled, sends) is None), (sends, lists)
+            ran[sends] += ends
+        assert (deadlock(shuffled, "nccl") is None) == (deadlock(shuffled, "bounded") is None), lists
+    assert 10 < ran["one communicator"] < ran["nccl"] < 190
 
 
 def test_planted_deadlocks_are_found_and_not_simulated():

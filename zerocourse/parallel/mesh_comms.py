@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from ..comm import Comm
+from ..comm.duplicates import new_group
 from ..comm.events import Recorder
 from ..errors import BadInput
 from ..layout.mesh import Mesh
@@ -45,7 +46,7 @@ class MeshComms:
         if axes not in self._comms:
             group, ranks = None, self.mesh.group_of(self.rank, *axes)
             if self.mesh.world_size > 1:
-                group, _ = dist.new_subgroups_by_enumeration(self.mesh.groups(*axes))
+                group = new_group(self.mesh.groups(*axes))
             self._comms[axes] = Comm(group, self.timeout, self.recorder, [self.mesh.name(rank) for rank in ranks])
         return self._comms[axes]
 

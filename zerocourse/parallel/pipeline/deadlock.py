@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from ...errors import BadInput
 from .actions import Action, Schedule
+from .links import communicators, links, standstill
 
-SENDS = ("buffered", "bounded", "paired", "blocking")
+SENDS = ("buffered", "bounded", "paired", "blocking", "one communicator", "nccl")
 
 
 def deadlock(plan: Schedule, sends: str = "buffered") -> str | None:
@@ -20,10 +21,14 @@ def deadlock(plan: Schedule, sends: str = "buffered") -> str | None:
     same rank, is received, so that one at most is under way (as `Pipeline` does it).   "blocking": a send waits until
     the other rank has come to its receive, and a rank does one transfer after the other.   "paired": the same, but
     transfers that stand next to each other in a list are started together, as by `torch.distributed.batch_isend_irecv`.
+    "one communicator": NCCL carries out a rank's transfers in the order of its list, beside its computation.   "nccl": the
+    same with the communicators of `links`, as `Pipeline` does it on NCCL.
     Raises BadInput for another kind of sends, and for a transfer that has no other end.
     """
     if sends not in SENDS:
         raise BadInput(f"sends is {sends!r}: it must be one of {', '.join(SENDS)}")
+    if sends in ("one communicator", "nccl"):
+        return standstill(plan, communicators(plan) if sends == "nccl" else dict.fromkeys(links(plan), 0))
     groups = [grouped(actions, together=sends == "paired") for actions in plan.actions]
     before = {action: earlier for actions in plan.actions for action, earlier in sends_before(plan, actions)}
     at = [0] * plan.ranks

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from ...comm import Comm, Handle
+from ...comm.duplicates import duplicates
 from ...errors import BadInput
+from .actions import Schedule
+from .deadlock import deadlock
+from .links import Link, communicators, links
 
 HEADER = 64  # int64 numbers: how many tensors, then for each dtype, requires_grad, dimensions, and its shape
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -30,14 +34,17 @@ class Form(NamedTuple):
 
 
 class Mail:
-    """One rank's messages to and from the stages of other ranks.
+    """One rank's messages to and from the stages of other ranks. Making it is collective.
 
-    device: on which tensors arrive.   forms: what each stage's output looks like, by (stage, kind of micro-batch):
-    those of one kind have inputs of one shape.
+    device: on which tensors arrive.   host: on which numbers do that this rank reads: the CPU where there is gloo, so that to read
+    them does not wait for all that the GPU still computes.   comm_of: the Comm of each link of the plan.
+    forms: what each stage's output looks like, by (stage, kind of micro-batch): those of one kind have inputs of one shape.
     """
 
-    def __init__(self, comm: Comm, device: torch.device):
+    def __init__(self, plan: Schedule, comm: Comm, device: torch.device):
         self.comm, self.device = comm, device
+        self.host = torch.device("cpu") if "gloo" in comm.backends else device
+        self.comm_of = comms_of_links(plan, comm)
         self.forms: dict[tuple[int, int], list[Form]] = {}
         self.under_way: dict[tuple[str, int], list[Handle]] = {}
 
@@ -50,15 +57,15 @@ class Mail:
             raise BadInput(f"stage {stage} made {described(forms)}, and of an input of the same shape before "
                            f"{described(self.forms[stage, kind])}: the shapes of its outputs may depend on those of its inputs "
                            "only, because the next stage was told them once")
-        self._post("F", peer, [(f"header of {name}", header(forms).to(self.device))] * first + numbered(name, outputs))
+        self._post("F", peer, [(f"header of {name}", header(forms).to(self.host))] * first + numbered(name, outputs))
 
     def receive_outputs(self, name: str, peer: int, stage: int, kind: int) -> list[Tensor]:
         """What another rank's stage made, as leaf tensors that get gradients where the stage's outputs did."""
         if (stage, kind) not in self.forms:
-            numbers = torch.empty(HEADER, dtype=torch.int64, device=self.device)
-            self.comm.recv(numbers, peer, f"header of {name}").wait()
+            numbers = torch.empty(HEADER, dtype=torch.int64, device=self.host)
+            self.comm_of["F", peer, self.comm.rank].recv(numbers, peer, f"header of {name}").wait()
             self.forms[stage, kind] = read_header(numbers.tolist())
-        received = self._receive(name, peer, self.forms[stage, kind])
+        received = self._receive("F", name, peer, self.forms[stage, kind])
         return [tensor.requires_grad_(form.requires_grad)
                 for tensor, form in zip(received, self.forms[stage, kind], strict=True)]
 
@@ -68,7 +75,7 @@ class Mail:
 
     def receive_gradients(self, name: str, peer: int, stage: int, kind: int) -> list[Tensor]:
         """The gradients of what a stage of this rank made."""
-        return self._receive(name, peer, [form for form in self.forms[stage, kind] if form.requires_grad])
+        return self._receive("B", name, peer, [form for form in self.forms[stage, kind] if form.requires_grad])
 
     def finish(self) -> None:
         """Wait until everything that was sent has been received."""
@@ -76,9 +83,10 @@ class Mail:
             while handles:
                 handles.pop(0).wait()
 
-    def _receive(self, name: str, peer: int, forms: list[Form]) -> list[Tensor]:
+    def _receive(self, kind: str, name: str, peer: int, forms: list[Form]) -> list[Tensor]:
         tensors = [torch.empty(form.shape, dtype=form.dtype, device=self.device) for form in forms]
-        for handle in [self.comm.recv(tensor, peer, unit) for unit, tensor in numbered(name, tensors)]:
+        comm = self.comm_of[kind, peer, self.comm.rank]
+        for handle in [comm.recv(tensor, peer, unit) for unit, tensor in numbered(name, tensors)]:
             handle.wait()
         return tensors
 
@@ -86,7 +94,18 @@ class Mail:
         earlier = self.under_way.setdefault((kind, peer), [])
         while earlier:
             earlier.pop(0).wait()
-        earlier += [self.comm.send(tensor.contiguous(), peer, unit) for unit, tensor in messages]
+        comm = self.comm_of[kind, self.comm.rank, peer]
+        earlier += [comm.send(tensor.contiguous(), peer, unit) for unit, tensor in messages]
+
+
+def comms_of_links(plan: Schedule, comm: Comm) -> dict[Link, Comm]:
+    """The Comm of each link of a plan. On NCCL further ones are made where the plan would stand still with one (see `links`), which
+    is collective on all ranks of the world; all others share `comm`, because gloo lets no message wait for another one."""
+    if "nccl" not in comm.backends or deadlock(plan, "one communicator") is None:
+        return dict.fromkeys(links(plan), comm)
+    number = communicators(plan)
+    made = duplicates(comm, 1 + max(number.values()))
+    return {link: made[index] for link, index in number.items()}
 
 
 def numbered(name: str, tensors: list[Tensor]) -> list[tuple[str, Tensor]]:

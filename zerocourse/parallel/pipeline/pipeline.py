@@ -27,18 +27,13 @@ from .actions import Action, Schedule, problems
 from .cutting import PipelineStage, cut, tied_weights
 from .deadlock import deadlock
 from .mail import Mail
+from .weighing import count_targets, shares_of, weigh
 from .split_backward import Owed, deferring, pay
 from .ties import Ties
 from .weight_versions import WeightVersions, run_with
 
 MicroBatches = Tensor | Sequence[Tensor | tuple[Tensor, ...]] | None
 Key = tuple[int, int]  # stage, micro-batch
-
-
-def count_targets(targets: Tensor, *others: Tensor) -> int:
-    """What a mean over the targets divides by: class numbers but those of -100, or the rows of anything else. Of several
-    tensors the first one counts."""
-    return len(targets) if targets.is_floating_point() else int((targets != -100).sum())
 
 
 class Pipeline:
@@ -55,7 +50,7 @@ class Pipeline:
     """
 
     def __init__(self, layers: Sequence[nn.Module], plan: Schedule, loss: Callable[..., Tensor],
-                 comm: Comm | None = None, cuts: Sequence[range] | None = None, count: Callable[..., int] = count_targets,
+                 comm: Comm | None = None, cuts: Sequence[range] | None = None, count: Callable[..., int | Tensor] = count_targets,
                  recompute: bool = False, seed: int | None = None,
                  optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, weights: str = "stash",
                  norm: Sequence[Comm] = ()):
@@ -75,7 +70,7 @@ class Pipeline:
         self.halves = {action for action in self.actions if action.kind == "I"}
         first = next((param for stage in self.stages.values() for param in stage.parameters()), torch.empty(0))
         self.device = first.device
-        self.mail = Mail(self.comm, self.device)
+        self.mail = Mail(plan, self.comm, self.device)
         self.ends = [action.micro_batch for action in self.actions if action.kind == "STEP"]  # of the batches
         self.versions, self.optimizers = {}, {}
         if self.ends:
@@ -114,7 +109,7 @@ class Pipeline:
         self.inputs = micro_batches("inputs", inputs, self.plan.micro_batches) if has_first else []
         self.targets = micro_batches("targets", targets, self.plan.micro_batches) if has_last else []
         self.kinds = self.agree_on_kinds()
-        self.shares = self.shares_of_micro_batches() if has_last else []
+        self.shares = shares_of(self.targets, self.count, self.ends) if has_last else []
         if self.sharded and self.ties.mine and self.has_gradients():
             raise BadInput("gradients of an earlier batch are there, and weights are shared between stages: under ZeRO step the "
                            "optimizer and call its zero_grad after each batch")
@@ -184,22 +179,14 @@ class Pipeline:
 
     def agree_on_kinds(self) -> list[int]:
         """A number for each micro-batch, the same where the inputs have the same shapes, so that all ranks know which
-        shapes are new. Sends 8 bytes per micro-batch."""
-        kinds = torch.zeros(self.plan.micro_batches, dtype=torch.int64, device=self.device)
+        shapes are new. Sends 8 bytes per micro-batch; where there is no gloo, through the store."""
+        kinds = [0] * self.plan.micro_batches
         if self.inputs:
             shapes = [tuple((tensor.dtype, tensor.shape) for tensor in values) for values in self.inputs]
-            kinds += torch.tensor([self.kind_of_shape.setdefault(shape, len(self.kind_of_shape)) for shape in shapes],
-                                  device=self.device)
-        return self.comm.all_reduce(kinds).tolist()
-
-    def shares_of_micro_batches(self) -> list[float]:
-        """What each micro-batch's mean loss weighs in its batch's: by its targets, not 1/m."""
-        counts = [self.count(*target) for target in self.targets]
-        shares, start = [], 0
-        for end in [last + 1 for last in self.ends] or [len(counts)]:
-            shares += [count / max(sum(counts[start:end]), 1) for count in counts[start:end]]
-            start = end
-        return shares + [0.0] * (len(counts) - len(shares))
+            kinds = [self.kind_of_shape.setdefault(shape, len(self.kind_of_shape)) for shape in shapes]
+        if "gloo" in self.comm.backends or not self.comm.peers:
+            return self.comm.all_reduce(torch.tensor(kinds)).tolist()
+        return [sum(of_ranks) for of_ranks in zip(*self.comm.all_gather_object(kinds), strict=True)]
 
     # -- the actions -------------------------------------------------------------------------------------------------
 
@@ -211,10 +198,8 @@ class Pipeline:
             with deferring(self.owed.setdefault(key, [])) if splits else nullcontext():
                 output = self.compute(stage, micro_batch, values)
                 if stage == self.plan.stages - 1:
-                    share = self.shares[micro_batch]
-                    output = self.loss(output, *self.targets[micro_batch]) * share
-                    # Where no target counts, the mean is 0/0: NaN as a number, though its gradients are zeros.
-                    self.losses.append(output.detach() if share else torch.zeros_like(output.detach()))
+                    output, part = weigh(self.loss(output, *self.targets[micro_batch]), self.shares[micro_batch])
+                    self.losses.append(part)
         outputs = output if isinstance(output, tuple) else (output,)
         self.edges[key] = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
         if stage < self.plan.stages - 1:
@@ -299,7 +284,7 @@ def check(plan: Schedule, comm: Comm, cuts: Sequence[range], layers: int) -> Non
                        f"the {layers} layers")
     for problem in problems(plan):
         raise BadInput(f"{plan.name} cannot be run: {problem}")
-    if (ring := deadlock(plan, "bounded")) is not None:
+    if (ring := deadlock(plan, "nccl" if "nccl" in comm.backends else "bounded")) is not None:
         raise BadInput(f"{plan.name} would deadlock: {ring}")
 
 
