@@ -78,7 +78,7 @@ class PipelineEngine:
         self.pipeline.stages[self.stage_id].train()
         loss = self.run(self.batches)
         clip = self.config.gradient_clipping
-        self._norm = self.pipeline.clip_grad_norm(clip) if clip else self.pipeline.grad_norm().item()
+        self._norm = self.pipeline.clip_grad_norm(clip) if clip else self.pipeline.grad_norm()
         self.stages.step()
         self.stages.zero_grad()
         if self.lr_scheduler is not None:
@@ -110,7 +110,7 @@ class PipelineEngine:
                 raise BadInput("train_batch needs data_iter, an iterator of micro-batches (inputs, labels), or initialize training_data")
             pairs = [next(batches) for _ in range(self.pipeline.plan.micro_batches)]
             inputs, targets = ([placed(pair[part], self.pipeline.device) for pair in pairs] for part in (0, 1))
-        loss = torch.tensor(self.pipeline.step(inputs, targets), dtype=torch.float64, device=self.pipeline.device)
+        loss = torch.tensor(self.pipeline.step(inputs, targets), dtype=torch.float64, device=self.pipeline.mail.host)
         return self.data.all_reduce(loss).item() / self.data.world_size
 
     def is_first_stage(self) -> bool:
@@ -130,7 +130,7 @@ class PipelineEngine:
 
     def get_global_grad_norm(self) -> float | None:
         """The 2-norm of the whole model's gradient at the last step, before clipping."""
-        return self._norm
+        return None if self._norm is None else float(self._norm)
 
     def get_lr(self) -> list[float]:
         return [group["lr"] for group in self.optimizer.param_groups]

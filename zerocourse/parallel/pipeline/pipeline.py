@@ -42,7 +42,8 @@ class Pipeline:
     layers: of the whole model; each takes what the one before returned. Weights may be shared between layers.
     loss(output, target): a mean over the micro-batch.   count(target): what that mean divides by, so that micro-batches of
         different sizes weigh what they should. Both are given all tensors of a target that is a tuple.
-    comm: of the ranks of this pipeline; by default of all ranks.
+    comm: of the ranks of this pipeline; by default of all ranks. On NCCL it is that, or one of a `MeshComms`, whose ranks all make
+        their pipelines at the same place, because a plan may need further process groups (see `links`).
     cuts: the layers of each stage as ranges; by default stages of nearly equal length.   recompute, seed: see
     `PipelineStage`.   optimizer(parameters) -> Optimizer, and weights, a policy of `WeightVersions`: for plans with
     STEP.   norm: further ranks with other parameters, over which a norm is added up, too (tensor parallelism).
@@ -136,7 +137,8 @@ class Pipeline:
             self.ties.add_gradients()
         self.steps += 1
         total = torch.stack(self.losses).sum() if self.losses else torch.zeros((), device=self.device)
-        return self.comm.all_reduce(total.double()).item()  # the others add zeros: it is known on the last rank only
+        # The others add zeros: it is known on the last rank only. Here, and nowhere before, the host waits for a GPU.
+        return self.comm.all_reduce(total.double()).item()
 
     def grad_norm(self) -> Tensor:
         """The 2-norm of the gradients of all stages, the same on every rank. Collective."""
