@@ -115,6 +115,7 @@ def test_what_makes_no_schedule_is_refused(make, words):
 
 # -- what is held ----------------------------------------------------------------------------------------------------
 
+@settings(deadline=None)
 @given(RANKS, BATCHES, st.integers(1, 4))
 def test_in_flight_is_the_formulas(ranks, micro_batches, groups):
     for rank in range(ranks):
@@ -149,6 +150,7 @@ def test_bubbles_are_the_formulas(ranks, micro_batches, chunks, costs):
     assert timing.bubble == (Fraction(p - 1, chunks * rounded + p - 1) if tF + tB else 0)
 
 
+@settings(deadline=None)
 @given(RANKS, BATCHES)
 def test_the_bubble_of_zb_h1_is_a_third(ranks, micro_batches):
     p, m = ranks, micro_batches + ranks  # it needs p micro-batches to fill the bubble
