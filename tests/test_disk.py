@@ -27,7 +27,7 @@ from zerocourse.offload.block_file import (
     is_direct,
     segments_of,
 )
-from zerocourse.offload.host_link import TransferError
+from zerocourse.offload.link_transfer import TransferError
 from zerocourse.offload.misbehaving import Misbehaving
 from zerocourse.offload.staging import StagingBuffers
 from zerocourse.offload.tiers import Tier

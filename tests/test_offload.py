@@ -22,7 +22,7 @@ from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.staleness import staleness
 from zerocourse.offload import DiskOffload, HostLink, HostOffload
 from zerocourse.offload.aligned import whole_blocks
-from zerocourse.offload.host_link import TransferError
+from zerocourse.offload.link_transfer import TransferError
 from zerocourse.offload.offloaded_buffer import OffloadedBuffer
 from zerocourse.offload.partly_offloaded import PartlyOffloadedBuffer
 

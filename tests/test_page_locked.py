@@ -1,6 +1,8 @@
 """Page-locked memory: how much is locked, and only beside a GPU. There is none here, so CUDA's functions are played by others."""
 
 import gc
+import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -13,21 +15,23 @@ from zerocourse.offload import DiskOffload, HostLink, HostOffload, Tier
 from zerocourse.offload.aligned import BLOCK, aligned_empty, whole_blocks
 from zerocourse.offload.staging import StagingBuffers
 
-GPU, CPU = torch.device("cuda"), torch.device("cpu")
+GPU, CPU = torch.device("cuda", 1), torch.device("cpu")
 BF16 = torch.bfloat16
 
 
 class Cuda:
-    """Locks and unlocks, and remembers. error: what locking returns."""
+    """Locks and unlocks, and remembers. error: what locking returns.   last_error: what the next kernel would report."""
 
     def __init__(self):
         self.locked: dict[int, int] = {}  # bytes by address
         self.by_torch: list[int] = []  # bytes of what torch was asked to lock
-        self.error = 0
+        self.synchronized: list[torch.device] = []
+        self.error = self.last_error = 0
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
         if not self.error:
             self.locked[address] = nbytes
+        self.last_error = self.error
         return self.error
 
     def cudaHostUnregister(self, address: int) -> int:
@@ -41,7 +45,7 @@ class Cuda:
 
 @pytest.fixture
 def cuda(monkeypatch) -> Cuda:
-    fake, empty = Cuda(), torch.empty
+    fake, empty, zeros = Cuda(), torch.empty, torch.zeros
 
     def empty_and_remember(*args, pin_memory: bool = False, **kwargs):
         tensor = empty(*args, **kwargs)
@@ -49,25 +53,36 @@ def cuda(monkeypatch) -> Cuda:
             fake.by_torch.append(tensor.nbytes)
         return tensor
 
+    def zeros_by_a_kernel(*args, device=None, **kwargs):
+        if device != GPU:
+            return zeros(*args, device=device, **kwargs)
+        error, fake.last_error = fake.last_error, 0
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: fake.synchronized.append(device))
     monkeypatch.setattr(torch, "empty", empty_and_remember)
+    monkeypatch.setattr(torch, "zeros", zeros_by_a_kernel)
     return fake
 
 
 def test_memory_is_locked_to_the_block_and_unlocked_with_the_last_tensor(cuda):
-    tensor = aligned_empty(1500, torch.float32, page_locked=True)  # 6,000 bytes: torch would lock 8,192 of 5,000 and of 6,000
+    tensor = aligned_empty(1500, torch.float32, locked_for=GPU)  # 6,000 bytes: torch would lock 8,192 of 5,000 and of 6,000
     view = tensor[:3]
     assert cuda.locked == {tensor.data_ptr(): 2 * BLOCK}
     del tensor
     assert cuda.locked, "a view still stands on it"
+    thread = threading.Thread(target=[view].clear)  # which has a device of its own
     del view
-    assert not cuda.locked
-    aligned_empty(0, torch.float32, page_locked=True), aligned_empty(9, torch.float32)
+    thread.start(), thread.join()
+    assert not cuda.locked and cuda.synchronized == [GPU], "the device that may still copy it"
+    aligned_empty(0, torch.float32, locked_for=GPU), aligned_empty(9, torch.float32)
     assert not cuda.locked
     cuda.error = 2
     with pytest.raises(OutOfMemory, match=r"^8,192 bytes of host memory cannot be page-locked \(CUDA error 2\): use less"):
-        aligned_empty(1500, torch.float32, page_locked=True)
+        aligned_empty(1500, torch.float32, locked_for=GPU)
+    assert cuda.last_error == 0, "else the next kernel reports it as its own"
 
 
 def test_a_tier_locks_what_a_gpu_copies(cuda):
@@ -109,7 +124,7 @@ def test_an_offload_locks_what_the_link_copies(cuda, monkeypatch, stage, dtype, 
 
 
 def test_staging_buffers_are_locked_beside_a_gpu(cuda, tmp_path):
-    staging = StagingBuffers(2, 5 * BLOCK + 1, page_locked=True)
+    staging = StagingBuffers(2, 5 * BLOCK + 1, locked_for=GPU)
     staging.take("a"), staging.take("b")
     assert cuda.sizes == [6 * BLOCK] * 2
     del staging
@@ -117,7 +132,7 @@ def test_staging_buffers_are_locked_beside_a_gpu(cuda, tmp_path):
     for options, is_cuda, locked in (({}, True, [2 * BLOCK]), ({}, False, []), ({"pin_memory": False}, True, [])):
         offload = DiskOffload(tmp_path, **options)
         offload.largest_block = lambda flat: 2 * BLOCK
-        offload.free_buffer(SimpleNamespace(name="h.0", full=SimpleNamespace(is_cuda=is_cuda)))
+        offload.free_buffer(SimpleNamespace(name="h.0", full=SimpleNamespace(is_cuda=is_cuda, device=GPU)))
         assert cuda.sizes == locked, (options, is_cuda)
         offload.disk.close()
         del offload
@@ -125,8 +140,8 @@ def test_staging_buffers_are_locked_beside_a_gpu(cuda, tmp_path):
 
 
 def test_a_copy_on_a_gpu_waits_for_what_was_computed_and_blocks_nobody(monkeypatch):
-    """In order: the link's stream waits for the stream that computes, copies, and leaves an event; the device's tensor is kept
-    for it. Down the host waits for the event, up the stream that computes does; the source is free when the event has come."""
+    """In order: the link's stream waits for the stream that computes, copies, and leaves an event. The transfer refers to the
+    device's tensor until the stream that computes has waited for the event. Down the host waits, too, before it reads."""
     said = []
 
     class Stream:
@@ -146,23 +161,40 @@ def test_a_copy_on_a_gpu_waits_for_what_was_computed_and_blocks_nobody(monkeypat
             said.append("off")
 
     event = SimpleNamespace(record=lambda stream: said.append(f"event on {stream.name}"),
-                            synchronize=lambda: said.append("host waits"), query=lambda: True)
+                            synchronize=lambda: said.append("host waits"), query=lambda: False)
     for name, value in (("Stream", Stream), ("Event", lambda: event), ("current_stream", lambda device: Stream("computing")),
                         ("stream", lambda stream: stream)):
         monkeypatch.setattr(torch.cuda, name, value)
 
-    def tensor(name: str, device: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(
-            nbytes=8, device=device, is_cuda=device is GPU, record_stream=lambda stream: said.append(f"{name} kept for {stream.name}"),
-            copy_=lambda source, non_blocking: said.append(f"copy, {non_blocking=}"))
+    class Tensor:
+        nbytes = 8
 
-    copied = ["link waits for computing", "on link", "copy, non_blocking=True", "event on link", "off"]
+        def __init__(self, device):
+            self.device = device
+
+        def copy_(self, source, non_blocking):
+            said.append(f"copy, {non_blocking=}")
+
+    copied, kept = ["link waits for computing", "on link", "copy, non_blocking=True", "event on link", "off"], []
     link = HostLink()
-    link.down(tensor("into", CPU), tensor("source", GPU), "a").wait()
-    assert said == [*copied, "source kept for link", "host waits"]
+    for name in "abc":
+        source = Tensor(GPU)
+        kept.append(weakref.ref(source))
+        transfer = link.down(Tensor(CPU), source, name)
+        del source
+    assert said == [*copied, *copied, "computing waits for the event", *copied], "of three the first is released"
+    assert [each() is None for each in kept] == [True, False, False]
     said.clear()
-    transfer = link.up(tensor("into", GPU), tensor("source", CPU), "a")
     transfer.wait()
-    assert said == [*copied, "into kept for link", "computing waits for the event"] and link.bytes == {"down": 8, "up": 8}
+    assert said == ["host waits", "computing waits for the event"] and kept[2]() is None
+    said.clear()
+    transfer = link.up(Tensor(GPU), Tensor(CPU), "a")
+    transfer.wait()
+    assert said == [*copied, "computing waits for the event"] and link.bytes == {"down": 24, "up": 8}
     transfer.wait_for_source()
     assert said[-1] == "host waits"
+    said.clear()
+    transfer = link.up(Tensor(GPU), Tensor(CPU), "a")
+    del link, transfer
+    gc.collect()
+    assert said == [*copied, *2 * ["computing waits for the event"]], "nobody has waited for one each way"

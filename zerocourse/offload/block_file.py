@@ -23,7 +23,7 @@ import torch
 
 from ..errors import BadInput, OutOfMemory
 from .aligned import BLOCK, aligned_empty, whole_blocks
-from .host_link import TransferError
+from .link_transfer import TransferError
 
 PARTIAL = ".partial"  # ends the name of a file that is being written
 

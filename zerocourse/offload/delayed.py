@@ -31,7 +31,7 @@ from ..zero.extras.outputs import tensors_of
 from ..zero.extras.stack import is_running
 from ..zero.hooks import current_backward
 from ..zero.optimizer import BufferedStep
-from .offloaded_buffer import OffloadedBuffer
+from .offloaded_buffer import OffloadedBuffer, send_factors_down
 
 
 class DelayedUpdate:
@@ -116,8 +116,9 @@ class UpdateUnderWay:
 
     def __init__(self, offload, flats: list[OffloadedBuffer], optimizer: Optimizer):
         self.offload, self.flats, self.error = offload, flats, None
+        self.factors = [transfer for transfer in [send_factors_down(flats)] if transfer is not None]
         self.gradients = [flat.take_gradients() for flat in flats]
-        self.transfers = [each.transfer for gradient in self.gradients for each in gradient.landed]
+        self.transfers = self.factors + [each.transfer for gradient in self.gradients for each in gradient.landed]
         for flat in flats:
             flat.is_updating = True
         self.step = BufferedStep(as_of_now(optimizer))
@@ -128,9 +129,12 @@ class UpdateUnderWay:
     def run(self) -> None:
         try:
             waiting = list(zip(self.flats, self.gradients, strict=True))
+            for transfer in self.factors:
+                transfer.wait(notes=False)
             while waiting:
                 at_once = len(waiting) if is_seen_stepping(self.step.optimizer) else 1  # hooks want one step, of everything
                 for flat, gradient in waiting[:at_once]:
+                    flat.wait_for_masters()
                     flat.hand_out(gradient.for_step(flat, notes=False), gradient.names)
                 with self.offload.tier.taking():
                     self.step(*(flat for flat, _ in waiting[:at_once]))

@@ -26,8 +26,9 @@ from ..errors import BadInput
 from ..formulas.units import gib, parse_bytes
 from .aligned import BLOCK, whole_blocks
 from .block_file import DiskError, FileReading, FileVersion, FileWriting, TensorFile, is_direct
-from .host_link import LIMIT_SECONDS, LinkTransfer
+from .host_link import LIMIT_SECONDS
 from .io_threads import IoThreads
+from .link_transfer import LinkTransfer
 from .tiers import FileTier
 
 READ, WRITE = "read", "write"

@@ -22,7 +22,7 @@ from ..measure import tier_registry
 from ..zero.optimizer import elementwise_states
 from .aligned import aligned_empty
 from .disk_block import PARAMS, STATES, DiskBlock, Files, lay_out
-from .host_link import LinkTransfer
+from .link_transfer import LinkTransfer
 from .offloaded_buffer import OffloadedBuffer
 
 MASTER, SHARD = "master weights", "parameter"  # what a tensor of the block is called
@@ -34,7 +34,6 @@ class DiskBuffer(OffloadedBuffer):
     def __init__(self, offload, *args, **kwargs):
         super().__init__(offload, *args, **kwargs)
         self.users = 0  # of `at_hand`, one inside the other
-        self.publishing: LinkTransfer | None = None  # what goes up out of the block's memory
         self.placed: dict[tuple[int, str], torch.Tensor] = {}  # the states that lie in the block, by part and name
 
     # -- what lies where ----------------------------------------------------------------------------------------------
@@ -155,19 +154,19 @@ class DiskBuffer(OffloadedBuffer):
 
     # -- in a step ----------------------------------------------------------------------------------------------------
 
-    def start_publish(self) -> LinkTransfer | None:
-        self.publishing = super().start_publish()
-        return self.publishing
-
     def wait_for_link(self) -> None:
         """The link reads nothing of the block any more: its memory may go."""
-        if self.publishing is not None:
-            self.publishing.wait_for_source()
-            self.publishing = None
+        for transfer in self.reading:
+            transfer.wait_for_source()
+
+    @property
+    def reading(self) -> list[LinkTransfer]:
+        """What goes up out of the block's memory."""
+        return [transfer for transfer in (self.publishing, self.rising) if transfer is not None]
 
     @property
     def has_left(self) -> bool:
-        return self.block.done and (self.publishing is None or self.publishing.done)
+        return self.block.done and all(transfer.done for transfer in self.reading)
 
     def finish_leaving(self) -> None:
         """What was to be written is written: the block's memory is free. Raises DiskError."""

@@ -67,7 +67,7 @@ class DiskOffload(HostOffload):
         self.disk = disk or Disk(folder, disk_budget, disk_rate)
         self.buffers, self.poison = buffers, poison
         self.staging: StagingBuffers | None = None  # from their first use on, when it is known how large they must be
-        self.leaving: list[DiskBuffer] = []  # those that are being written, the oldest first
+        self.leaving: list[DiskBuffer] = []  # those that are being written, or read by the link, the oldest first
         self.coming: list[RisingFromDisk] = []  # parameters on their way from the disk, the oldest first
         self.kept: DiskBuffer | None = None  # the last one that was used outside of a step: it may be used again
         self.waiting: deque[DiskBuffer] = deque()  # those that the present step has not begun to read
@@ -156,7 +156,7 @@ class DiskOffload(HostOffload):
         nbytes = self.largest_block(flat)
         if self.staging is None or nbytes > self.staging.nbytes:
             self.staging = StagingBuffers(self.buffers, nbytes, tier=self.tier, poison=self.poison,
-                                          page_locked=self.tier.pin and flat.full.is_cuda)
+                                          locked_for=flat.full.device if self.tier.pin and flat.full.is_cuda else None)
         while self.staging.in_flight == self.staging.count:
             self.free_one()
         with tier_registry.taking(self.tier):
@@ -230,18 +230,20 @@ class RisingFromDisk:
         offload.coming.append(self)
 
     def land(self) -> None:
-        """The slice is in its place in `full`, and the staging buffer is free again."""
+        """The slice is in its place in `full`, and the staging buffer is free again as soon as the link has read it."""
         if self.has_landed:
             return
         self.has_landed = True
         self.offload.coming.remove(self)
         try:
             self.flat.block.wait()
-            transfer = self.flat.start_raise()
-            transfer.wait()
-            transfer.wait_for_source()
-        finally:
+            self.flat.start_raise().wait()
+        except BaseException:
             self.flat.block.abandon()
+            raise
+        self.offload.leaving.append(self.flat)
+        if self.flat.has_left:  # on a GPU the staging buffer is read until the copy is over, for which the next taker waits
+            self.offload.finish_leaving(self.flat)
 
     def wait(self) -> None:
         self.land()

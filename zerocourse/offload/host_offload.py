@@ -31,8 +31,9 @@ from ..zero.buffer import FlatBuffer
 from ..zero.ddp import DataParallel, StageOps
 from ..zero.extras.optimizer_habits import is_seen_stepping
 from .delayed import DelayedUpdate
-from .host_link import HostLink, LinkTransfer
-from .offloaded_buffer import OffloadedBuffer
+from .host_link import HostLink
+from .link_transfer import LinkTransfer
+from .offloaded_buffer import OffloadedBuffer, send_factors_down
 from .partly_offloaded import PartlyOffloadedBuffer
 from .tiers import Tier
 
@@ -130,6 +131,8 @@ class HostOffload:
         flats = flats[::-1]  # as the backward came to them: the last one's gradient is down first, the root's at the end
         for flat in flats:
             flat.send_down()
+        if (factors := send_factors_down(flats)) is not None:
+            factors.wait()
         raising, gathers, result = [], [], None
         with closing(self.turns(flats, optimizer_step.optimizer)) as turns:
             for flat in turns:

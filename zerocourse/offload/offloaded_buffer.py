@@ -17,7 +17,7 @@ import torch
 from ..errors import BadInput
 from ..zero.buffer import FlatBuffer
 from ..zero.optimizer import BufferedStep
-from .host_link import LinkTransfer
+from .link_transfer import LinkTransfer
 
 
 @dataclass
@@ -57,12 +57,31 @@ class Gradient:
 
 
 def scaled(values: torch.Tensor, dtype: torch.dtype, factor: float | torch.Tensor | None) -> torch.Tensor:
-    """The values in this dtype times the factor; what is given stays as it is."""
+    """The values in this dtype times the factor; what is given stays as it is.   factor: a tensor of no dimensions lies on the host."""
     gradient = values.to(dtype)
     if factor is not None:
-        factor = factor.to(gradient.device) if isinstance(factor, torch.Tensor) else factor
         gradient = gradient.mul_(factor) if gradient is not values else gradient * factor
     return gradient
+
+
+def wait_for_source(transfer: LinkTransfer | None) -> None:
+    """What it copies, if there is one, may be overwritten."""
+    if transfer is not None:
+        transfer.wait_for_source()
+
+
+def send_factors_down(flats: list["OffloadedBuffer"]) -> LinkTransfer | None:
+    """The factors that were computed on the device, as clipping does, go to the host: all in one copy, after which the step of no
+    buffer waits for the device. None: there are none. They may be used when the transfer is over."""
+    factors = {flat: flat.grad_factor for flat in flats
+               if isinstance(flat.grad_factor, torch.Tensor) and flat.link.is_apart(flat.grad_factor.device)}
+    if not factors:
+        return None
+    flat, on_device = next(iter(factors)), torch.stack([*factors.values()])
+    on_host = flat.tier.empty(len(on_device), on_device.dtype, on_device.device)
+    for each, factor in zip(factors, on_host, strict=True):
+        each.grad_factor = factor
+    return flat.link.down(on_host, on_device, "gradient factors")
 
 
 class OffloadedBuffer(FlatBuffer):
@@ -74,6 +93,8 @@ class OffloadedBuffer(FlatBuffer):
         super().__init__(*args, **kwargs)
         self.offload, self.tier, self.link = offload, offload.tier, offload.link
         self.landed: list[Landed] = []  # what has gone down since the last zero_grad: one, if backwards say which is last
+        self.publishing: LinkTransfer | None = None  # the last that went up out of `master`
+        self.rising: LinkTransfer | None = None  # the last that went up out of `shard`, on the host
         self.is_updating = False  # is a delayed update under way, which has its own gradients at the shard parameters?
         self.real = max(0, min(self.own.stop, self.layout.numel) - self.own.start)  # elements without padding
         self.keep(0)
@@ -106,12 +127,21 @@ class OffloadedBuffer(FlatBuffer):
         will receive. None: the slice is on the host."""
         if self.shard_is_on_host:
             if self.shard is not self.master:
+                wait_for_source(self.rising)
                 self.shard.copy_(self.master)
             return None
         values = self.master
         if values.dtype is not self.dtype:
             values = self.tier.empty(values.numel(), self.dtype, self.full.device).copy_(values)
-        return self.link.up(self.shard[self.sent], values[self.on_host], self.name)
+        self.publishing = self.link.up(self.shard[self.sent], values[self.on_host], self.name)
+        return self.publishing
+
+    def wait_for_masters(self) -> None:
+        """The link reads the master weights no more: they may be stepped. (On a GPU a copy may still have to begin when the
+        computation that comes after it has been started.)"""
+        wait_for_source(self.publishing)
+        if self.shard is self.master:
+            wait_for_source(self.rising)
 
     def round_masters(self) -> None:
         transfer = self.start_publish()
@@ -122,7 +152,8 @@ class OffloadedBuffer(FlatBuffer):
         """Stage 3 with offloaded parameters: send this rank's slice up to its place in `full`."""
         own = self.full[self.own]
         own[self.real :].zero_()
-        return self.link.up(own[: self.real], self.shard[: self.real], self.name)
+        self.rising = self.link.up(own[: self.real], self.shard[: self.real], self.name)
+        return self.rising
 
     def take_written(self, was_written: bool) -> None:
         """What is compared crosses the link, so it is compared only where a write was seen: one through `param.data` is not.
@@ -181,6 +212,7 @@ class OffloadedBuffer(FlatBuffer):
         """Give each shard parameter its part of the gradient, in the master weights' dtype."""
         if self.grad_shard is not None:
             self.send_down()
+            self.wait_for_masters()
             self.hand_out(self.gradient_for_step(), self.has_grad)
 
     def gradient_for_step(self) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from ..layout.rankmap import ShardRange
 from ..zero.extras.optimizer_habits import is_seen_stepping
 from ..zero.optimizer import BufferedStep
-from .host_link import LinkTransfer
+from .link_transfer import LinkTransfer
 from .offloaded_buffer import OffloadedBuffer, scaled
 
 

@@ -8,7 +8,8 @@ import torch
 
 from ..errors import BadInput
 from .aligned import aligned_empty, whole_blocks
-from .host_link import LIMIT_SECONDS, TransferError
+from .host_link import LIMIT_SECONDS
+from .link_transfer import TransferError
 from .tiers import Tier
 
 POISON = 0xFF  # a byte of which any floating-point number is NaN
@@ -18,17 +19,17 @@ class StagingBuffers:
     """At most `count` buffers of `nbytes` bytes each, in which tensors wait on their way to and from the disk.
 
     limit: seconds that `take` may wait.   tier: whose memory they are (see `Tier.adopt`).
-    page_locked: for a GPU that copies out of them (see `aligned`).
+    locked_for: the GPU that copies out of them (see `aligned`).
     poison: fill a buffer with NaN when it is given back, so that who still uses it is noticed.
     in_flight, peak: how many are taken now, and at most so far.
     """
 
     def __init__(self, count: int, nbytes: int, limit: float = LIMIT_SECONDS, tier: Tier | None = None,
-                 poison: bool = False, page_locked: bool = False):
+                 poison: bool = False, locked_for: torch.device | None = None):
         if count < 1:
             raise BadInput(f"the number of staging buffers is {count}: it must be at least 1")
         self.count, self.nbytes, self.limit, self.tier, self.poison = count, whole_blocks(nbytes), limit, tier, poison
-        self.page_locked, self.peak = page_locked, 0
+        self.locked_for, self.peak = locked_for, 0
         self._free: list[torch.Tensor] = []
         self._holders: dict[int, tuple[torch.Tensor, str]] = {}  # by address
         self._changed = threading.Condition()
@@ -59,7 +60,7 @@ class StagingBuffers:
         return buffer
 
     def _new(self) -> torch.Tensor:
-        buffer = aligned_empty(self.nbytes, torch.uint8, self.page_locked)
+        buffer = aligned_empty(self.nbytes, torch.uint8, self.locked_for)
         if self.tier is not None:
             self.tier.adopt(buffer)
         return buffer

@@ -45,7 +45,7 @@ class Tier:
         locks = self.pin and beside is not None and beside.type == "cuda"
         with tier_registry.taking(self):
             if locks and stays:
-                tensor = aligned_empty(numel, dtype, page_locked=True)
+                tensor = aligned_empty(numel, dtype, locked_for=beside)
             else:
                 tensor = torch.empty(numel, dtype=dtype, device=self.device, pin_memory=locks)
         self.adopt(tensor)
