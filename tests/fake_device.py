@@ -344,6 +344,38 @@ for stage in (0, 1, 2, 3):
 case("engine, half, offload", 2, bf16={"enabled": True}, zero_optimization={"offload_optimizer": {"device": "cpu"}})(engine)
 
 
+@case("a batch on the host")
+def batch_on_the_host() -> dict[str, str | None]:
+    """What is said, by what was given to the model."""
+    from zerocourse.errors import BadInput
+
+    engine, on_host, on_device = make_engine(2), tokens(device="cpu"), tokens()
+    said = {}
+    for name, args, kwargs in (("both", (on_host, on_host), {}), ("by name", (on_device,), {"targets_BT": on_host}),
+                               ("another mistake", (on_device,), {"labels": on_host}), ("no tensor", (on_device, None), {})):
+        try:
+            engine(*args, **kwargs)
+            said[name] = None
+        except (BadInput, TypeError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+@case("tour")
+def tour() -> dict:
+    from zerocourse.course import tour
+    from zerocourse.course.tour import TourSettings
+
+    bootstrap.device = lambda: torch.device(DEVICE)
+    tour.load_text = lambda source, length: (list(range(64)), None)
+    tour.batches = lambda train, sampler: iter(lambda: (tokens(8, "cpu"), tokens(8, "cpu")), None)
+    tour.Comm = lambda: world(2)
+    tour.deferred_init = lambda: torch.device(DEVICE)  # fake tensors cannot leave the meta device
+    tour.materialize_model = lambda model, seed, device: model.requires_grad_(device.type == DEVICE)
+    settings = TourSettings(CONFIG, steps=3)
+    return {mode: tour.run_mode(mode, settings)["device"] for mode in ("single", "zero3")}
+
+
 # -- outside of the step -------------------------------------------------------------------------------------------------
 
 @case("evaluation, generating, whole state")

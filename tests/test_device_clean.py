@@ -43,7 +43,8 @@ def test_nothing_of_the_host_meets_the_device(found, case):
     assert found[case]["error"] is None
 
 
-TRAINED = [case for case in fake_device.CASES if case not in ("ledger", "evaluation, generating, whole state")]
+TRAINED = [case for case in fake_device.CASES if case not in (
+    "ledger", "evaluation, generating, whole state", "a batch on the host", "tour")]
 
 
 @pytest.mark.parametrize("case", TRAINED)
@@ -70,3 +71,14 @@ def test_masters_and_states_are_where_they_should_be(found):
             where = {"cpu", fake_device.DEVICE} if "part" in case else {"cpu"}
             assert set(seen) == where | {"down", "up"}, case
     assert found["engine, fp32"]["seen"] == [fake_device.DEVICE, 2]
+
+
+def test_a_batch_on_the_host_is_said_in_one_sentence(found):
+    sentence = "BadInput: the batch is on cpu and the model on fakegpu:0: call .to(engine.device)"
+    assert found["a batch on the host"]["seen"] == {
+        "both": sentence, "by name": sentence, "no tensor": None,
+        "another mistake": "TypeError: GPT.forward() got an unexpected keyword argument 'labels'"}
+
+
+def test_the_tour_moves_its_batches_and_the_one_process(found):
+    assert found["tour"]["seen"] == dict.fromkeys(("single", "zero3"), fake_device.DEVICE)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -13,6 +14,8 @@ from zerocourse import Ranks, shard
 from zerocourse.cli import main
 from zerocourse.comm import bootstrap
 from zerocourse.course.checks import lab
+from zerocourse.engine.bridge import __main__ as bridge
+from zerocourse.engine.bridge import stand_in
 from zerocourse.errors import BadInput
 from zerocourse.init.deferred import deferred_init
 from zerocourse.launch import launch, magics
@@ -170,6 +173,32 @@ def test_a_command_computes_where_its_option_or_the_user_says(command, said, opt
     assert main([command, *needed, *option]) == 2  # after it was set
     assert os.environ["ZEROCOURSE_DEVICE"] == counts
     monkeypatch.setenv("ZEROCOURSE_DEVICE", "cpu")
+
+
+SCRIPT = "import os\nprint('sees', os.environ.get('CUDA_VISIBLE_DEVICES'))"
+
+
+@pytest.mark.parametrize("place, sees", [("cpu", ""), ("auto", "5")])
+def test_a_trainers_script_sees_no_gpu_where_ranks_compute_on_the_cpu(place, sees, monkeypatch, tmp_path, capsys):
+    """accelerate would move the batches to one, because it does not know the switch."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.setattr(sys, "argv", ["bridge", str(tmp_path / "script.py")])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    monkeypatch.setenv("ZEROCOURSE_DEVICE", place)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bridge, "install", lambda: None)
+    bridge.main()
+    assert capsys.readouterr().out == f"sees {sees}\n"
+
+
+@pytest.mark.parametrize("group, thought, known", [("gloo", None, "gloo"), ("gloo", "nccl", "gloo"), ("cpu:gloo,cuda:nccl", "nccl", "nccl")])
+def test_accelerate_gets_to_know_over_what_ranks_talk_that_share_a_gpu(group, thought, known, monkeypatch):
+    state = {"backend": thought}
+    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(PartialState=SimpleNamespace(_shared_state=state)))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: group)
+    assert stand_in.is_initialized() and state == {"backend": known}
 
 
 def test_a_notebook_says_in_a_line_where_it_computes_if_there_is_a_gpu(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ import sys
 
 from ..errors import BadInput, ZeroCourseError
 from . import Outcome
-from .arguments import Checked, path, whole
+from .arguments import Checked, add_device, path, set_device, whole
 from .stdout import write
 
 HELP = "run an unchanged DeepSpeed or Hugging Face Trainer script on our stages"
@@ -21,6 +21,7 @@ HELP = "run an unchanged DeepSpeed or Hugging Face Trainer script on our stages"
 
 def configure(parser):
     parser.add_argument("--nproc", action=Checked, read=whole(1), default=2, help="ranks on this machine (default 2)")
+    add_device(parser, "auto: GPUs if there are some")
     parser.add_argument("script", action=Checked, read=path, metavar="SCRIPT", help="a Python script")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
     rest.required = False  # argparse would name it beside a SCRIPT that is missing
@@ -33,6 +34,7 @@ def run(args) -> Outcome:
     from .estimates import check_ranks
 
     check_ranks(args.nproc, "--nproc")
+    set_device(args, "auto")
     echo = _to_stderr if args.json else _to_stdout
     results = launch("zerocourse.engine.bridge", argv=[args.script, *args.arguments], nproc=args.nproc, echo=echo)
     text = f"{args.script} ran on {args.nproc} ranks in {results.seconds:.1f} s"

@@ -29,6 +29,7 @@ from .config.auto import known_values
 from .familiar import FamiliarNames, require_group
 from .half_precision import LossScaling, in_half, precision_of
 from .leaf_modules import set_leaves_of, units_with_leaves
+from .misplaced import check_device
 from .monitors import Monitors
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
@@ -138,7 +139,11 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
             self._forget_window()
         if self.config.fp16.auto_cast:
             args, kwargs = in_half(args), in_half(kwargs)
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except RuntimeError as error:
+            check_device(error, (args, kwargs), self.device)
+            raise
 
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 

@@ -36,12 +36,13 @@ def is_initialized() -> bool:
     """Is there a process group? If so, accelerate gets to know it.
 
     accelerate knows of backends for accelerators alone. Where there is none it would start the group by this module, and
-    then take each rank for the only one, since its own `backend` is None. It asks here before it looks at that.
+    then take each rank for the only one, since its own `backend` is None. It asks here before it looks at that. Where ranks
+    share a GPU its `backend` is nccl, and it would call what gloo has not.
     """
     accelerate = sys.modules.get("accelerate.state")
     if dist.is_initialized() and accelerate is not None:
         state = accelerate.PartialState._shared_state
-        if "backend" in state and state["backend"] is None:
+        if "backend" in state and (state["backend"] is None or "nccl" not in dist.get_backend()):
             state["backend"] = dist.get_backend()
     return dist.is_initialized()
 
