@@ -14,6 +14,7 @@ from zerocourse import Ranks, shard
 from zerocourse.cli import main
 from zerocourse.comm import bootstrap
 from zerocourse.course.checks import lab
+from zerocourse.course.machine import report
 from zerocourse.engine.bridge import __main__ as bridge
 from zerocourse.engine.bridge import stand_in
 from zerocourse.errors import BadInput
@@ -199,6 +200,23 @@ def test_accelerate_gets_to_know_over_what_ranks_talk_that_share_a_gpu(group, th
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: group)
     assert stand_in.is_initialized() and state == {"backend": known}
+
+
+@pytest.mark.parametrize("gpus, capability, place, says", [
+    (0, None, "auto", "good: two ranks run on the CPU and talk over gloo"),
+    (0, None, "cuda", "ZEROCOURSE_DEVICE is cuda, and torch finds no GPU here"),
+    (2, (8, 0), "cpu", "good: two ranks run on the CPU and talk over gloo (so says ZEROCOURSE_DEVICE=cpu)"),
+    (1, (8, 0), "auto", "good: two ranks share the GPU and talk over gloo"),
+    (2, (8, 0), "cuda", "good: two ranks take a GPU each and talk over NCCL"),
+    (2, (7, 5), "cuda", "good: two ranks take a GPU each and talk over NCCL; it has no bf16, so train in fp16 or fp32"),
+])
+def test_what_the_first_chapter_promises_of_a_machine(gpus, capability, place, says, machine, monkeypatch):
+    machine(gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setenv("ZEROCOURSE_DEVICE", place)
+    verdict = next(row["verdict"] for row in report() if row["what"] == "processors")
+    assert verdict == says or place == "cuda" and not gpus and verdict.startswith(says)
 
 
 def test_a_notebook_says_in_a_line_where_it_computes_if_there_is_a_gpu(monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import platform
 import sys
 from pathlib import Path
 
+from ..errors import BadInput
 from ..launch.processes.parent import cores
 from ..formulas.units import gib
 
@@ -46,12 +47,20 @@ def _torch() -> tuple[str, str, str]:
 def _processors() -> tuple[str, str, str]:
     import torch
 
+    from ..comm import bootstrap
+
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = f"{gpus} × {torch.cuda.get_device_name(0)}" if gpus else f"no GPU, {cores()} CPU cores"
-    if gpus >= 2:
-        return "processors", found, "good: a GPU for each of two ranks, they talk over NCCL"
-    where = "share the GPU" if gpus else "run on the CPU"
-    return "processors", found, f"good: two ranks {where} and talk over gloo"
+    try:
+        uses_gpu = bootstrap.uses_gpu()
+    except BadInput as error:
+        return "processors", found, str(error)
+    if not uses_gpu:
+        kept = f" (so says {bootstrap.SWITCH}=cpu)" if gpus else ""
+        return "processors", found, f"good: two ranks run on the CPU and talk over gloo{kept}"
+    has_bf16 = torch.cuda.get_device_capability(0) >= (8, 0)  # below it is emulated, and refused
+    how = "take a GPU each and talk over NCCL" if gpus >= 2 else "share the GPU and talk over gloo"
+    return "processors", found, f"good: two ranks {how}{'' if has_bf16 else '; it has no bf16, so train in fp16 or fp32'}"
 
 
 def _memory() -> tuple[str, str, str]:

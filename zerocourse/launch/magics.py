@@ -61,10 +61,10 @@ def has_gpu() -> bool:
 def where_it_computes(place: str) -> str:
     """A line for a notebook on a machine with a GPU.   place: what the environment says of it."""
     if place == "cpu":
-        return (f"Everything here computes on the CPU, although there is a GPU: to use it, restart the kernel and run %env {SWITCH}=cuda "
-                "before this cell.")
-    return (f"Models without a device of their own go to the GPU, because {SWITCH} is {place}: batches must go there too, and numbers differ "
-            f"from the text's. To compute on the CPU, restart the kernel and run %env {SWITCH}=cpu before this cell.")
+        return ("Everything here computes on the CPU, where the text has its numbers from, although there is a GPU: to use it, restart "
+                f"the kernel, run %env {SWITCH}=cuda before this cell, and move batches to the model's device.")
+    return (f"Models go to the GPU, because {SWITCH} is {place}, so move batches there too, and expect other numbers than the text's: to "
+            f"compute on the CPU, restart the kernel and run %env {SWITCH}=cpu before this cell.")
 
 
 def load_ipython_extension(ip) -> None:

@@ -35,8 +35,8 @@ class LinearTile(nn.Linear):
 class TiledLinear(nn.Module):
     """A linear layer in out_splits × in_splits tiles: their outputs stand side by side over out, and are added up over in.
 
-    The bias lies in the tiles of the last in-split, so that it is added once. With one in-split the result is bitwise that
-    of the whole layer. Raises BadInput for more splits than features.
+    The bias lies in the tiles of the last in-split, so that it is added once. With one in-split the result is, on the CPU,
+    bitwise that of the whole layer. Raises BadInput for more splits than features.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, in_splits: int = 1, out_splits: int = 1,

@@ -7,8 +7,8 @@
     pipeline.clip_grad_norm(1.0); optimizer.step(); optimizer.zero_grad()
 
 Between stages travel activations forward and their gradients back, 2 × (micro-batch × tokens × width) elements per
-boundary and micro-batch. The gradients are those of one process that accumulates over the same micro-batches: bitwise
-where the schedule finishes them in order and no weight is shared by two ranks, else within rounding. BatchNorm sees one
+boundary and micro-batch. The gradients are those of one process that accumulates over the same micro-batches: bitwise, on the
+CPU, where the schedule finishes them in order and no weight is shared by two ranks, else within rounding. BatchNorm sees one
 micro-batch at a time, as it does in accumulation. Nothing is run before the first step to find shapes, so no statistics
 are spoiled by it.
 """
