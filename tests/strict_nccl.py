@@ -11,7 +11,7 @@ A rule, and how a break of it shows:
     waiting      results are NaN (in whole numbers 85) until they are waited for; what nobody waits for is an AssertionError
     memory       what is sent must be there, and be what it was, when it is waited for: AssertionError
     first call   that of a group must be by all its ranks, because they make the communicator in it: AssertionError
-    tensors      contiguous, and of a dtype that NCCL has: ValueError
+    tensors      contiguous: ValueError. Those of a dtype that NCCL does not have travel as bytes, as there
 
 NCCL stops a GPU's stream where these waits stop the host. Whatever a rank issues later would wait behind it there, too, so as
 long as a rank computes on one stream the same programs hang. NCCL lets small sends end early; this does not.
@@ -33,12 +33,10 @@ from zerocourse.comm import Comm, backends, progress
 from zerocourse.comm import group as group_module
 from zerocourse.comm.backends import first_call
 from zerocourse.comm.backends.gloo import Gloo, Transfer
-from zerocourse.comm.backends.nccl import equal_slices
+from zerocourse.comm.backends.nccl import carried, check_adds_up, equal_slices
 from zerocourse.layout.rankmap import Layout
 
 SECONDS = 10.0  # until what hangs is ended; tests in which it is meant to hang take one
-HAS = {torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
-       torch.float8_e4m3fn, torch.float8_e5m2}
 HOST = ("_meet", "on_any_rank")
 
 
@@ -102,6 +100,7 @@ class StrictNccl(Gloo):
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, into: torch.Tensor | None, call: str) -> Transfer:
         if not equal_slices(layout):
             return super().reduce_scatter(tensor, layout, into, call)
+        check_adds_up(tensor.dtype, call)
         terms, (summed, arrived) = tensor.clone(), (torch.empty_like(tensor[layout.slice(self.rank)]) for _ in range(2))
         works, _ = self.issue(call, lambda: self.inner.reduce_scatter(terms, layout, arrived, call), [tensor], {summed: arrived})
         return Transfer(works, lambda: summed if into is None else into.copy_(summed))
@@ -110,14 +109,17 @@ class StrictNccl(Gloo):
         return tensor[layout.slice(self.rank)].nbytes if equal_slices(layout) else super().received_bytes(tensor, layout)
 
     def all_to_all(self, rows: torch.Tensor, into: torch.Tensor, call: str) -> Transfer:
+        rows, into = carried(rows), carried(into)
         arrived = torch.empty_like(into)
         return self.issue(call, lambda: self.inner.all_to_all(rows, arrived, call), [rows], {into: arrived})
 
     def all_reduce(self, flat: torch.Tensor, op: str, call: str) -> Transfer:
+        check_adds_up(flat.dtype, call)
         reduced = flat.clone()
         return self.issue(call, lambda: self.inner.all_reduce(reduced, op, call), [], {flat: reduced})
 
     def broadcast(self, flat: torch.Tensor, call: str) -> Transfer:
+        flat = carried(flat)
         values = flat.clone()
         reads, writes = ([], {flat: values}) if self.rank else ([flat], {})
         return self.issue(call, lambda: self.inner.broadcast(values, call), reads, writes)
@@ -130,6 +132,7 @@ class StrictNccl(Gloo):
             return Transfer([], lambda: None)
         assert self.lane.has_begun or {*sends, *receives} == {*self.peers}, (
             f"{call} is the first call of its group, and not of all its ranks: under NCCL they make the communicator in it")
+        sends, receives = ({peer: carried(tensor) for peer, tensor in given.items()} for given in (sends, receives))
         arrived = {peer: torch.empty_like(tensor) for peer, tensor in receives.items()}
         return self.issue(call, lambda: self.inner.exchange(call, sends, arrived, names), sends.values(),
                           {tensor: arrived[peer] for peer, tensor in receives.items()})
@@ -140,8 +143,6 @@ class StrictNccl(Gloo):
               writes: dict[torch.Tensor, torch.Tensor]) -> Transfer:
         """Run `start` when its turn comes.   writes: what has a result, with the memory in which it arrives."""
         for tensor in (*reads, *writes):
-            if tensor.dtype not in HAS:
-                raise ValueError(f"NCCL has no {tensor.dtype}: {name}")
             if not tensor.is_contiguous():
                 raise ValueError(f"NCCL takes contiguous tensors only: {name}")
         self.lane.has_begun = True

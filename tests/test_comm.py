@@ -32,7 +32,7 @@ from torch import nn
 
 from zerocourse import shard
 from zerocourse.comm import Comm, add_in_order, backends, desync, fail_all, mutual_waits, watch
-from zerocourse.comm.backends import gloo
+from zerocourse.comm.backends import gloo, nccl
 from zerocourse.comm.events import MOST_EVENTS, Recorder
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.errors import BadInput, CollectiveError
@@ -1062,6 +1062,8 @@ def as_on_nccl(rank: int, old_names: bool) -> tuple[list, dict]:
                  "batch_isend_irecv", "all_reduce", "broadcast", "all_to_all_single"):
         def counting(*args, _of=getattr(dist, name, None), _name=name, **kwargs):
             used[_name] = used.get(_name, 0) + 1
+            tensors = [each.tensor for each in args[0]] if isinstance(args[0], list) else [each for each in args if isinstance(each, torch.Tensor)]
+            assert {tensor.dtype for tensor in tensors} <= nccl.DTYPES, _name
             return _of(*args, **kwargs)
 
         if hasattr(dist, name):
@@ -1088,7 +1090,28 @@ def as_on_nccl(rank: int, old_names: bool) -> tuple[list, dict]:
     wrong += [] if comm.broadcast(torch.full((2, 2), rank), "b").sum().item() == 0 else ["broadcast"]
     comm.all_gather(torch.zeros(6), Layout.build({"a": (6,)}, 3), "z").wait()
     wrong += [] if exchange_rows()[0] else ["all_to_all"]
-    return wrong, used
+    counts = dict(used)
+    return wrong + odd_dtypes(comm), counts
+
+
+def odd_dtypes(comm: Comm) -> list:
+    """NCCL does not have int16 nor complex numbers: their bytes travel, and they are added up nowhere."""
+    layout, (to, source) = Layout.build({"a": (6,)}, 3), ((comm.rank + step) % 3 for step in (1, -1))
+    wrong = []
+    for dtype in (torch.int16, torch.complex64, torch.uint32):
+        whole = torch.tensor([1, 300, 3, -4, 5, 6]).to(dtype)
+        row, got = torch.zeros_like(whole), [torch.zeros_like(whole) for _ in range(2)]
+        row[layout.slice(comm.rank)] = whole[layout.slice(comm.rank)]
+        comm.all_gather(row, layout, "a").wait()
+        comm.exchange({to: whole}, {source: got[0]}, "b").wait()
+        comm.all_to_all(whole.view(3, 2), got[1].view(3, 2), "c").wait()
+        sent = comm.broadcast(whole.clone() if comm.rank == 0 else torch.zeros_like(whole), "d")
+        wrong += [dtype] * (not all(torch.equal(each, whole) for each in (row, got[0], sent)))
+        wrong += [dtype] * (not torch.equal(got[1], whole.view(3, 2)[comm.rank].repeat(3)))
+        for add in (lambda: comm.all_reduce(whole), lambda: comm.reduce_scatter(whole, layout, "e")):
+            with pytest.raises(BadInput, match=f"NCCL cannot add up {dtype} .*: convert the tensor to one of bfloat16, "):
+                add()
+    return wrong
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -11,19 +11,22 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.errors import BadInput
 from zerocourse.launch import LaunchInterrupted, LaunchTimeout, RankDied, RankError, Ranks, magics, progress, report
 from zerocourse.launch import ranks as ranks_module
 from zerocourse.launch.processes import jobs, parent, payload
 from zerocourse.launch.processes.fork_server import fork_server
 from zerocourse.launch.processes.listener import Lines, Listener
-from zerocourse.launch.processes.position import Position, waiting_text
+from zerocourse.launch.processes.position import Position, current_position, waiting_text
 from zerocourse.launch.ranks import check_nproc, shared
+from zerocourse.layout.rankmap import Layout
 
 SCALE = 10  # a global that functions below use: it travels with them
 
@@ -317,6 +320,35 @@ def test_each_call_finds_ranks_as_new(pool):
 def test_a_call_that_takes_the_process_group_down(pool):
     pool(2).run(dist.destroy_process_group)
     assert pool(2).run(total, 1)[0][0] == 21
+
+
+class Late:
+    """A wire over which nothing arrives before something is put into `arrives`; also its clock."""
+
+    def __init__(self):
+        self.clock, self.arrives = self, SimpleQueue()
+        self.until = self.arrives.get  # waits without a frame of this file, which would be the caller's own
+
+    def __call__(self) -> float:
+        return 0.0
+
+    def send(self, *_) -> float:
+        return 1.0
+
+
+def test_the_collective_in_which_another_thread_waits_is_what_the_main_thread_waits_for():
+    """On a GPU autograd runs its hooks, and so the stages' collectives, in a thread of its own."""
+    wire = Late()
+    handle = SimulatedComm(0, 2, wire=wire).all_gather(torch.zeros(4), Layout.build({"a": (4,)}, 2), "blocks.2")
+    assert current_position().collective == ""
+    thread, until = threading.Thread(target=handle.wait), time.monotonic() + 10
+    thread.start()
+    while not (position := current_position()).collective and time.monotonic() < until:
+        time.sleep(0.01)
+    wire.arrives.put(None)
+    thread.join()
+    assert position.collective == "all_gather of blocks.2"
+    assert position.file == __file__ and "current_position()" in position.place, "the main thread's line"
 
 
 def test_calls_follow_the_callers_folder(pool, tmp_path, monkeypatch):

@@ -11,12 +11,15 @@ import torch.distributed as dist
 from strict_nccl import nccls_rules
 from worlds import STAGES, Case, check_exact
 
-from zerocourse.comm import Comm
+from zerocourse.comm import Comm, progress
 from zerocourse.comm.backends import first_call
-from zerocourse.errors import CollectiveError
+from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.launch import RankError
+from zerocourse.launch.processes.serving import _collective_calls
 from zerocourse.layout.rankmap import Layout
 from zerocourse.parallel.pipeline.ties import Ties
+from zerocourse.zero.agreement import agree
+from zerocourse.zero.groups import Groups
 
 # -- the rules -------------------------------------------------------------------------------------------------------
 
@@ -88,6 +91,36 @@ def test_a_first_call_that_does_not_end_says_what_helps(strict_pool):
     assert f"CollectiveError: {first} 0.72 s: {helps}" in str(caught.value) and f"zerocourse: {first} 0.2 s: {helps}" in str(caught.value)
 
 
+def uneven_messages() -> list:
+    """Of a broadcast the first rank has more messages than the others, and of these the last one has none."""
+    comm = Comm()
+    comm.broadcast(torch.ones(2), "b")
+    if comm.rank < 2:
+        comm.exchange(*(({1 - comm.rank: torch.ones(2)}, {}, "a") if comm.rank else ({}, {1 - comm.rank: torch.ones(2)}, "a"))).wait()
+    return [_collective_calls(), dist.get_backend_config()]
+
+
+def test_ranks_that_keep_step_have_made_as_many_calls(strict_pool, monkeypatch):
+    """torch's count of a group that has NCCL beside gloo is NCCL's alone."""
+    found = strict_pool(3).run(uneven_messages)
+    assert found == found[:1] * 3 and "nccl" in found[0][1]
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(progress, "collectives", {})
+    monkeypatch.setattr(progress, "messages", {})
+    group = FakeGroup()
+    for calls in (1, 2):
+        progress.collectives[group], progress.messages[group] = calls, 100
+        assert progress.calls_of(group) == calls, "its messages are not taken from a count in which they are not"
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: "gloo")
+    progress.messages[group] = 2
+    assert progress.calls_of(group) == 5
+
+
+class FakeGroup:
+    def _get_sequence_number_for_group(self) -> int:
+        return 7
+
+
 def break_rules() -> list:
     """Whatever is wrong at once or at the wait."""
     comm, layout = Comm(), Layout.build({"a": (4,)}, 2)
@@ -102,9 +135,9 @@ def break_rules() -> list:
     for handle, words in ((changed, "changed before"), (freed, "freed before")):
         with pytest.raises(AssertionError, match=words):
             handle.wait()
-    for wrong, words in ((torch.ones(2, dtype=torch.int16), "no torch.int16"), (torch.ones(2, dtype=torch.cfloat), "no torch.complex64")):
-        with pytest.raises(ValueError, match=words):
-            comm.broadcast(wrong, "b")
+    with pytest.raises(BadInput, match="NCCL cannot add up torch.int16"):
+        comm.all_reduce(torch.ones(2, dtype=torch.int16))
+    assert comm.broadcast(torch.full((2,), 300 + comm.rank, dtype=torch.int16), "b").tolist() == [300, 300]
     with pytest.raises(ValueError, match="contiguous"):
         comm.all_to_all(torch.ones(2, 2).T, torch.ones(2, 2), "t")
     return before, gathered, summed[0].tolist()
@@ -138,3 +171,26 @@ def alone() -> list:
 
 def test_a_rank_without_peers_has_its_results_at_once(strict_pool):
     assert strict_pool(1).run(alone) == [[1, [[1.0, 1.0]]]]
+
+
+def own_nccl() -> list:
+    """Where a script has made one of the two groups of hybrid sharding with NCCL alone, the flags of both must be on the GPU."""
+    devices = []
+
+    class Watched(Comm):
+        def on_any_rank(self, flags, device):
+            devices.append(device.type)
+            return flags
+
+    for kinds in (("cpu:gloo,cuda:nccl", "nccl"), ("cpu:gloo,cuda:nccl",) * 2, ("nccl", "gloo")):
+        shards, replicas = comms = Watched(), Watched()
+        for comm, kind in zip(comms, kinds):
+            vars(comm)["backends"] = kind  # as an attribute, its name would make cloudpickle send torch.backends along
+        stage = SimpleNamespace(flats=[], units=[], passes=[], extras=[], comm=shards, device=torch.device("meta"),
+                                groups=Groups(shards, replicas), options=SimpleNamespace(agreement=True))
+        agree(stage)
+    return devices
+
+
+def test_a_group_of_nccl_alone_gets_no_flags_from_the_host(pool):
+    assert pool(2).run(own_nccl) == [["meta", "meta", "cpu", "cpu", "meta", "meta"]] * 2

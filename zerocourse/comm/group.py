@@ -21,7 +21,7 @@ from . import backends, failure, watch
 from .desync import DesyncReport
 from .events import Recorder
 from .handle import Handle
-from .progress import CollectiveProgress, messages
+from .progress import CollectiveProgress, collectives, messages
 
 OPS = ("sum", "max")
 _opened = weakref.WeakKeyDictionary()  # how many Comms each group has had, to keep their messages apart
@@ -169,6 +169,7 @@ class Comm:
         of a broadcast the first rank has more than the others, and a rank whose slice is empty has fewer."""
         if self.report is not None:  # a simulated Comm has no group
             messages[self._group()] = messages.get(self._group(), 0) + len(works) - calls
+            collectives[self._group()] = collectives.get(self._group(), 0) + calls
 
     def _message(self, verb: str, source: int, to: int, unit: str, tensor: torch.Tensor) -> tuple[str, str]:
         """What this rank calls a message, and what both its ends call it: one of another size or number never matches.

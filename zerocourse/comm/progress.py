@@ -42,5 +42,18 @@ class CollectiveProgress:
 # A peer may ask about a Comm that was freed with its model, when the function that trained it returned.
 known: weakref.WeakValueDictionary[str, CollectiveProgress] = weakref.WeakValueDictionary()
 recent: deque[CollectiveProgress] = deque(maxlen=RECENT)
-# By process group, how many messages to or from one rank alone it was given: there ranks differ and are not out of step.
+# By process group, how many collectives it was given here, and how many messages to or from one rank alone beside them: in these
+# ranks differ and are not out of step.
+collectives: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 messages: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+
+
+def calls_of(group: dist.ProcessGroup) -> int:
+    """How many collectives this rank has issued on a group; ranks whose numbers differ are out of step.
+
+    gloo counts every message, those of a script's own collectives too. Where there is NCCL beside it, torch's count is NCCL's
+    alone, and only the package's own collectives are counted. Raises RuntimeError where the backend does not count.
+    """
+    if "nccl" in dist.get_backend_config(group):
+        return collectives.get(group, 0)
+    return group._get_sequence_number_for_group() - messages.get(group, 0)

@@ -30,7 +30,8 @@ def agree(stage) -> list[FlatBuffer]:
                  "skipped": [bool(ran) and unit not in ran for unit in stage.units]}
     for extra in stage.extras:
         questions |= extra.questions()
-    on_host = "gloo" in stage.comm.backends  # to read the answer on a GPU would wait for all that it still computes
+    # To read the answer on a GPU would wait for all that it still computes. A group of NCCL alone takes nothing from the host.
+    on_host = all("gloo" in comm.backends or not comm.peers for comm in stage.groups.comms)
     flags = iter(stage.groups.on_any_rank(sum(questions.values(), []), torch.device("cpu") if on_host else stage.device))
     answers = {name: [next(flags) for _ in asked] for name, asked in questions.items()}
     for unit, ran_somewhere, skipped in zip(stage.units[1:], answers["ran"][1:], answers["skipped"][1:], strict=True):

@@ -12,7 +12,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _PACKAGE, _LAUNCH = (str(Path(__file__).parents[level]) + os.sep for level in (2, 1))
@@ -85,12 +85,22 @@ def waiting_text(returned: dict[int, float], positions: dict[int, Position], ver
 # In the rank -------------------------------------------------------------------------------------------------------
 
 def current_position() -> Position:
-    """The position of this process's main thread, whichever thread asks."""
-    frame, frames = sys._current_frames().get(threading.main_thread().ident), []
+    """The position of this process's main thread, whichever thread asks. Where another one waits in a collective, as autograd's
+    does in a backward on a GPU, this is what the main thread waits for."""
+    innermost = sys._current_frames()
+    position = _position([(frame, frame.f_lineno) for frame in _stack(innermost.pop(threading.main_thread().ident, None))])
+    stacks = [] if position.collective else map(_stack, innermost.values())
+    waits = [_collective(stack) for stack in stacks if any(frame.f_code.co_filename.startswith(_COMM) for frame in stack)]
+    return replace(position, collective=next(filter(None, waits), position.collective))
+
+
+def _stack(frame) -> list:
+    """A thread's frames, the innermost first."""
+    frames = []
     while frame:
-        frames.append((frame, frame.f_lineno))
+        frames.append(frame)
         frame = frame.f_back
-    return _position(frames)
+    return frames
 
 
 def raised_position(error: BaseException) -> Position:

@@ -15,7 +15,7 @@ from . import payload
 from .connection import end_session
 
 NEW_SEED = 67280421310721  # the seed of torch in a new process
-MESSAGES = f"{__name__.partition('.')[0]}.comm.progress"  # the module that counts them
+PROGRESS = f"{__name__.partition('.')[0]}.comm.progress"  # the module that counts calls
 
 
 def serve(spec: dict, connection) -> None:
@@ -87,9 +87,8 @@ def _collective_calls() -> int | None:
     try:
         if not dist:
             return None
-        counted = sys.modules.get(MESSAGES)  # not imported here: a rank may not need torch at all
-        messages = counted.messages.get(dist.group.WORLD, 0) if counted else 0
-        return dist.group.WORLD._get_sequence_number_for_group() - messages
+        counted = sys.modules.get(PROGRESS)  # not imported here: a rank may not need torch at all
+        return counted.calls_of(dist.group.WORLD) if counted else dist.group.WORLD._get_sequence_number_for_group()
     except RuntimeError:
         return -1
 
