@@ -22,10 +22,10 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def installed_with(extra: str) -> set[str]:
-    """The distributions that the package needs with that extra, and what they need, as they say here, in normal form."""
+def installed_with(extra: str, *packages: str) -> set[str]:
+    """The distributions that the package needs with that extra, these packages, and what they need, as they say here, in normal form."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting = [(Requirement(text), "") for text in project["dependencies"] + project["optional-dependencies"][extra]]
+    waiting = [(Requirement(text), "") for text in (*project["dependencies"], *project["optional-dependencies"][extra], *packages)]
     seen: set[tuple[str, str]] = set()
     while waiting:
         wanted, of_extra = waiting.pop()
@@ -42,9 +42,9 @@ def installed_with(extra: str) -> set[str]:
 
 
 @functools.cache
-def hidden_modules() -> frozenset[str]:
-    """The top-level modules that only distributions bring which the lab does not install."""
-    there = installed_with("notebooks") | IN_EVERY_ENVIRONMENT
+def hidden_modules(*packages: str) -> frozenset[str]:
+    """The top-level modules that only distributions bring which the lab does not install, nor these packages."""
+    there = installed_with("notebooks", *packages) | IN_EVERY_ENVIRONMENT
     return frozenset(module for module, names in packages_distributions().items() if not there & set(map(normal, names)))
 
 
@@ -54,12 +54,12 @@ def hiding(modules: Iterable[str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path), "HIDDEN_MODULES": ",".join(sorted(modules))}
 
 
-def add_kernel(folder: Path) -> dict[str, str]:
-    """Write the kernel NAME into `folder`; returns the environment in which Jupyter finds it."""
+def add_kernel(folder: Path, *packages: str) -> dict[str, str]:
+    """Write the kernel NAME, which sees these packages too, into `folder`; returns the environment in which Jupyter finds it."""
     kernel = folder / "kernels" / NAME
     kernel.mkdir(parents=True)
     (kernel / "kernel.json").write_text(json.dumps({
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": NAME, "language": "python",
-        "env": hiding(hidden_modules())}))
+        "env": hiding(hidden_modules(*packages))}))
     as_a_learner_has_it = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     return as_a_learner_has_it | {"JUPYTER_PATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("JUPYTER_PATH")])])}

@@ -1,6 +1,7 @@
 """The notebooks run, give again what they show, and carry nothing that a reader or GitHub would stumble on."""
 
 import base64
+import importlib.util
 import json
 import os
 import re
@@ -35,18 +36,16 @@ def wanted_packages(path: Path) -> list[str]:
             if tag.startswith(WANTS)]
 
 
-def nbval(path: Path, everything: bool = False) -> subprocess.CompletedProcess:
-    """Run a notebook again and compare its tagged cells, in a kernel that sees what `make lab` installs.
-
-    everything: the kernel sees all that is installed here.
-    """
+def nbval(path: Path, *packages: str) -> subprocess.CompletedProcess:
+    """Run a notebook again and compare its tagged cells, in a kernel that sees what `make lab` installs, and these packages."""
     with tempfile.TemporaryDirectory() as folder:
-        kernel = ["--nbval-current-env"] if everything else ["--nbval-kernel-name", lab_kernel.NAME]
-        environment = lab_kernel.add_kernel(Path(folder)) | lab_kernel.hiding({"rfc3987_syntax"})  # jsonschema needs a second for it
+        environment = lab_kernel.add_kernel(Path(folder), *packages)
+        environment |= lab_kernel.hiding({"rfc3987_syntax"})  # jsonschema needs a second for it
         environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # for which pytest needs another
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "nbval.plugin", "-p", "pytest_timeout", "-p", "no:cacheprovider",
-             "-o", f"timeout={SECONDS}", "--nbval-lax", *kernel, "--nbval-sanitize-with", ROOT / "tests" / "nbval_sanitize.cfg", path],
+             "-o", f"timeout={SECONDS}", "--nbval-lax", "--nbval-kernel-name", lab_kernel.NAME,
+             "--nbval-sanitize-with", ROOT / "tests" / "nbval_sanitize.cfg", path],
             cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
 
 
@@ -65,17 +64,24 @@ def test_is_in_order(name):
 @EVERY_CHAPTER
 @pytest.mark.timeout(SECONDS + 20)
 def test_gives_the_same_outputs_again(name):
-    ended = nbval(CHAPTERS[name])
+    """With the packages that its first text has a tag for, such as `wants-transformers`, where they are installed here."""
+    ended = nbval(CHAPTERS[name], *filter(importlib.util.find_spec, wanted_packages(CHAPTERS[name])))
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
 @pytest.mark.parametrize("name", [name for name, path in CHAPTERS.items() if wanted_packages(path)])
 @pytest.mark.timeout(SECONDS + 20)
-def test_gives_the_same_outputs_with_the_packages_that_it_wants(name):
-    """A chapter whose first text has a tag such as `wants-transformers` goes on without them, and here it runs with them."""
+def test_goes_on_without_the_packages_that_it_wants(name, tmp_path):
+    """The first cell and those that need a package, which say that it is not there; the others are the same with it."""
+    notebook = nbformat.read(CHAPTERS[name], as_version=4)
+    first, *others = (cell for cell in notebook.cells if cell.cell_type == "code")
+    notebook.cells = [first]
     for package in wanted_packages(CHAPTERS[name]):
-        pytest.importorskip(package)
-    ended = nbval(CHAPTERS[name], everything=True)
+        notebook.cells += [cell for cell in others if f"{package} is not installed" in cell.source]
+        notebook.cells[-1].source += f"\nimport sys\nassert '{package}' not in sys.modules"
+    assert len(notebook.cells) > 1
+    nbformat.write(notebook, tmp_path / CHAPTERS[name].name)
+    ended = nbval(tmp_path / CHAPTERS[name].name)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
