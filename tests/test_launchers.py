@@ -81,6 +81,7 @@ assert os.environ["RANK"] == rank and os.environ["MASTER_PORT"] == other_port
 total = torch.tensor([float(rank) + 1])
 dist.all_reduce(total)
 print("sum", int(total))
+dist.destroy_process_group()  # gloo's thread may still hold the tensor, and Python would abort if it ended before that
 """
 
 
