@@ -1,0 +1,114 @@
+"""Checks of what people run: DeepSpeed's loop with the engine, the tour; and how long a step takes, with a trace of it."""
+
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ...comm import bootstrap
+from ...engine import initialize
+from ...errors import BadInput
+from ...models.gpt2 import GPT
+from ...offload import HostOffload
+from ...zero.shard import shard
+from .record import Record
+from .small_training import config, half, losses_of, tokens_of
+
+PRECISIONS = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True, "initial_scale_power": 22}}}
+TOUR = ["-m", "zerocourse", "tour", "--json"]
+SMALL_TOUR = ["--model", "gpt2-tiny", "--tokens", "16", "--micro-batch", "1", "--steps", "3"]
+STEPS = 10  # that are timed
+
+
+def engine(record: Record) -> None:
+    """DeepSpeed's loop in three precisions. fp16 begins with a loss scale that overflows; a GPU without bf16 refuses it."""
+    for name, section in PRECISIONS.items():
+        with record.trying(name):
+            try:
+                said = engine_run(record.tiny, section)
+            except BadInput as refused:
+                record.note(**{name: refused})
+                record.expect(name == "bf16" and half() != torch.bfloat16, f"{name} is refused: {refused}")
+                continue
+            record.note(**{name: said})
+            record.expect(said["updates"] == 12, f"{name}: {said['updates']} updates, and not 12")
+            record.expect(said["last"] < said["first"], f"{name}: the loss does not fall")
+            record.expect(name != "bf16" or half() == torch.bfloat16, "bf16 would be emulated here, and is not refused")
+            record.expect(name != "fp16" or 0 < said["skipped"] < 12, f"fp16: {said['skipped']} of 12 steps overflowed")
+
+
+def engine_run(tiny: bool, section: dict) -> dict:
+    torch.manual_seed(0)
+    made, *_ = initialize(model=GPT(config(tiny)), config={
+        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}} | section)
+    losses = []
+    for step in range(24):
+        tokens = tokens_of(config(tiny), step % 2, 0, 0).to(made.device)
+        loss = made(tokens, tokens)
+        made.backward(loss)
+        made.step()
+        losses.append(loss.item())
+    return {"device": made.device, "first": losses[0], "last": losses[-1], "skipped": made.skipped_steps, "updates": made.global_steps,
+            "MiB of the ledger": made.memory()["total_bytes"] >> 20,
+            "MiB of the allocator": torch.cuda.memory_allocated() >> 20 if made.device.type == "cuda" else None}
+
+
+def tour(record: Record) -> None:
+    """`zerocourse tour` on two ranks, which share a GPU or have one each: bytes by formula, losses as one process's."""
+    command = [sys.executable, *TOUR, "--device", bootstrap.device().type, "--out", record.folder / "tour", *(SMALL_TOUR if record.tiny else [])]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    record.expect(ended.returncode == 0, f"the tour ended with status {ended.returncode}: {ended.stderr[-1500:]}")
+    if ended.stdout.strip():
+        record.note(**json.loads(ended.stdout))
+    table = record.folder / "tour" / "table.txt"
+    record.expect(ended.returncode == 0 or not table.exists(), "\n".join(table.read_text().splitlines()[-8:]) if table.exists() else "")
+
+
+def speed(record: Record) -> None:
+    """Milliseconds of a step, without the first ones: plain PyTorch, and the stages in a process without others."""
+    plain = partial(losses_of, record.tiny, micro_batches=1, late=False)
+    ways = {"plain": (None, dict), **{f"stage {stage}": (stage, dict) for stage in range(4)},
+            "stage 2, half": (2, lambda: {"param_dtype": half()}), "stage 2, offloaded": (2, lambda: {"offload": HostOffload()})}
+    for name, (stage, options) in ways.items():
+        with record.trying(name):
+            seconds = []
+            for steps in (2, 2 + STEPS):  # the difference is what the building and the first steps do not take
+                began = time.perf_counter()
+                plain(stage, steps=steps, **options())  # an offload serves one model
+                seconds.append(time.perf_counter() - began)
+            record.note(**{f"{name}, ms": (seconds[1] - seconds[0]) / STEPS * 1e3})
+
+
+def trace(record: Record) -> None:
+    """Three steps of stage 2 in half precision, for https://ui.perfetto.dev; how many kernels are launched, how often the host waits."""
+    shape, device = config(record.tiny), bootstrap.device()
+    gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    for name, options in {"plain": {}, "offloaded": {"offload": HostOffload()}, "delayed": {"offload": HostOffload(delay_after=1)}}.items():
+        torch.manual_seed(0)
+        model = GPT(shape).to(device)
+        model, optimizer = shard(model, torch.optim.AdamW(model.parameters(), fused=True), stage=2, param_dtype=half(), **options)
+        tokens = tokens_of(shape, 0, 0, 0).to(device)
+
+        def steps(number: int, model=model, optimizer=optimizer, tokens=tokens) -> None:
+            for _ in range(number):
+                model(tokens, tokens).backward()
+                model.zero.clip_grad_norm_(1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+
+        steps(3)
+        with profile(activities=[ProfilerActivity.CPU, *gpu]) as seen:
+            steps(3)
+            if gpu:
+                torch.cuda.synchronize()
+        model.zero.settle()
+        seen.export_chrome_trace(str(record.folder / f"trace_{name}.json.gz"))
+        counts = {row.key: row.count for row in seen.key_averages()}
+        record.note(**{name: {"launches a step": sum(count for key, count in counts.items() if "LaunchKernel" in key) // 3,
+                              "waits in three steps": {key: count for key, count in counts.items()
+                                                       if "Synchronize" in key or key == "aten::_local_scalar_dense"}}})
