@@ -1,4 +1,4 @@
-# make tour | test | test-quick | lab | notebooks | pictures | kaggle | env | clean. Each makes the environment .venv when it is not there.
+# make tour | test | test-quick | test-gpu | lab | notebooks | pictures | kaggle | env | clean. Each makes the environment .venv when it is not there.
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS, LAB_ARGS   more arguments for the command
@@ -32,6 +32,9 @@ test: $(VENV)/.test  ## the tests
 
 test-quick: $(VENV)/.test  ## the tests to run while one works (under three minutes)
 	$(VENV)/bin/python -m pytest --quick $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.test  ## the tests that need one GPU, or two; the others never see any
+	$(VENV)/bin/python -m pytest --gpu -m "gpu or gpus2" $(PYTEST_ARGS)
 
 lab: $(VENV)/.lab  ## the course in JupyterLab
 	@# Pictures are shown without it too; HTML that is trusted is shown as it is written.
@@ -78,4 +81,4 @@ $(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constrai
 	@$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
 
-.PHONY: help tour test test-quick lab notebooks kaggle exercises env clean
+.PHONY: help tour test test-quick test-gpu lab notebooks kaggle exercises env clean

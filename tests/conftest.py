@@ -30,6 +30,8 @@ LIMIT_SECONDS = 120  # for a test that names none
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: the test measures the machine, so no worker runs another test meanwhile")
+    config.addinivalue_line("markers", "gpu: needs a GPU")
+    config.addinivalue_line("markers", "gpus2: needs two GPUs")
     config.addinivalue_line("markers", "ranks_may_differ: the ranks of `pool` issue different collectives on purpose")
     config.addinivalue_line("markers", "xdist_group(name): what a worker runs in one go; known here for runs without pytest-xdist")
 
@@ -76,6 +78,7 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[item for item in items if not quick(item)])
         items[:] = filter(quick, items)
+    skip_what_has_no_gpu(items, config.getoption("--gpu"))
     for item in items:
         if (named := group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(named))
@@ -83,6 +86,38 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
+
+
+def gpus_needed(item) -> int:
+    return 2 if item.get_closest_marker("gpus2") else 1 if item.get_closest_marker("gpu") else 0
+
+
+def skip_what_has_no_gpu(items, visible: bool) -> None:
+    """visible: whether the tests were told to see GPUs. Asking how many there are touches none of them."""
+    there = torch.cuda.device_count() if visible else 0
+    for item in items:
+        if gpus_needed(item) > there:
+            item.add_marker(pytest.mark.skip(f"{item.name} needs {plural(gpus_needed(item), 'GPU')}, and torch sees {there} here" if visible else
+                                             "needs a GPU, and these tests see none: make test-gpu runs it"))
+
+
+def plural(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def pytest_sessionfinish(session):
+    """With --gpu, and nothing that could run: that is no success. The status is pytest's own for a run without tests."""
+    if session.config.getoption("--gpu") and session.exitstatus == 0 and hasattr(session, "items") and (
+            session.items and not any(gpus_needed(item) <= torch.cuda.device_count() for item in session.items)):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_unconfigure(config):
+    """The last line of a run with --gpu says what was not tested."""
+    there = torch.cuda.device_count() if config.getoption("--gpu") else 2
+    if there < 2:
+        print("Nothing was tested: torch sees no GPU here." if there == 0 else
+              "What needs two GPUs was not tested: torch sees one here.")
 
 
 def issued_here() -> dict[str, tuple[list[int], list[tuple]]]:

@@ -23,9 +23,14 @@ def normal(name: str) -> str:
 
 
 def installed_with(extra: str, *packages: str) -> set[str]:
-    """The distributions that the package needs with that extra, these packages, and what they need, as they say here, in normal form."""
+    """The distributions that the package needs with that extra, these packages, and what they need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting = [(Requirement(text), "") for text in (*project["dependencies"], *project["optional-dependencies"][extra], *packages)]
+    return with_what_they_need([*project["dependencies"], *project["optional-dependencies"][extra], *packages])
+
+
+def with_what_they_need(requirements: list[str]) -> set[str]:
+    """These distributions and those that they need, as they say here, in normal form."""
+    waiting = [(Requirement(text), "") for text in requirements]
     seen: set[tuple[str, str]] = set()
     while waiting:
         wanted, of_extra = waiting.pop()

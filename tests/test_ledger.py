@@ -540,8 +540,7 @@ def test_one_device_alone():
     with Ledger(device="cpu") as ledger:
         kept = torch.zeros(100)
         assert ledger.alive == kept.nbytes
-    if not torch.cuda.is_available():
-        assert ledger.device_peak is None
+    assert ledger.device_peak is None
 
 
 def test_compiled_tools_are_not_loaded():
@@ -549,17 +548,3 @@ def test_compiled_tools_are_not_loaded():
             "with Ledger(): torch.ones(3) + 1\n"
             "sys.exit('torch._dynamo' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_the_allocator_agrees():
-    model = mlp(width=512).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    x = torch.randn(64, 512, device="cuda")
-    with Ledger(model, optimizer, device="cuda").track(x) as ledger:
-        for _ in range(2):
-            model(x).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert ledger.peak == pytest.approx(ledger.device_peak, rel=0.1)  # the allocator has cuBLAS's workspace as well
-

@@ -610,13 +610,6 @@ def test_half_precision_takes_one_value_beyond_its_fp32():
         assert ledger.peak <= 1_600_000 + 200_000 + 20_000
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_one_seed_gives_one_model_on_every_device():
-    on_gpu = materialize_model(sketch(Net), device="cuda")
-    assert all(tensor.is_cuda for tensor in on_gpu.state_dict().values())
-    assert same(on_gpu.cpu(), materialize_model(sketch(Net)))
-
-
 # -- values that __init__ gives ----------------------------------------------------------------------------------------
 
 class Learned(nn.Module):

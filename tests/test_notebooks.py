@@ -16,7 +16,6 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tools import kaggle
 from tools.notebooks import COMPARED, FIRST_CELL, KERNEL, LARGEST, ROOT, WIDGET, chapters, problems, tidy, write
 
 from zerocourse.layout.image import image
@@ -262,47 +261,3 @@ def test_a_changed_output_is_noticed(tmp_path):
     write(notebook, path)
     ended = nbval(path)
     assert ended.returncode == 1 and "1 failed, 1 passed" in ended.stdout, ended.stdout
-
-
-# what goes to Kaggle
-
-def site_without_the_course(folder: Path) -> Path:
-    """A folder with everything that is installed here but zerocourse, as links: a host that has torch already."""
-    folder.mkdir()
-    for site in (Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))):
-        for entry in site.iterdir():
-            hidden = entry.name.startswith(("zerocourse", "__editable__", "pip", "setuptools", "_distutils"))
-            if not hidden and entry.suffix != ".pth" and not (folder / entry.name).exists():
-                (folder / entry.name).symlink_to(entry)
-    return folder
-
-
-@pytest.mark.timeout(SECONDS)
-def test_the_kaggle_bundle_runs_where_only_the_wheel_is(tmp_path):
-    wheel = kaggle.build(tmp_path / "bundle", user="someone")
-    about = json.loads((tmp_path / "bundle" / "00_start_here" / "kernel-metadata.json").read_text())
-    assert about["id"] == "someone/zerocourse-00-start-here" and about["machine_shape"] == "NvidiaTeslaT4"
-    assert not about["enable_internet"] and about["dataset_sources"] == ["someone/zerocourse"]
-    assert {path.parent.name for path in (tmp_path / "bundle").rglob("*.ipynb")} == set(CHAPTERS)
-
-    inputs = tmp_path / "input" / "datasets" / "someone" / "zerocourse"  # deeper than /kaggle/input/zerocourse
-    working = tmp_path / "working"
-    inputs.mkdir(parents=True), working.mkdir()
-    wheel.rename(inputs / wheel.name)
-    source = (tmp_path / "bundle" / "00_start_here" / about["code_file"]).read_text()
-    assert source.count('Path(\\"/kaggle/input\\")') == 1
-    (working / about["code_file"]).write_text(source.replace("/kaggle/input", str(tmp_path / "input")))
-
-    venv.create(tmp_path / "host", with_pip=True, symlinks=True)
-    python = tmp_path / "host" / "bin" / "python"
-    installed = next((tmp_path / "host" / "lib").glob("python3*")) / "site-packages"
-    (installed / "host.pth").write_text(f"{site_without_the_course(tmp_path / 'site')}\n")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "JUPYTER"))}
-    environment |= {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    execute = [python, "-m", "nbconvert", "--to", "notebook", "--execute", "--output", "run.ipynb", about["code_file"]]
-    ended = subprocess.run(execute, cwd=working, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert (installed / "zerocourse" / "course" / "show.py").exists(), "the first cell did not install the wheel"
-    assert not list(installed.glob("torch*")), "the first cell installed torch"
-    run = nbformat.read(working / "run.ipynb", as_version=4)
-    assert all(cell.execution_count for cell in run.cells if cell.cell_type == "code")

@@ -1,10 +1,12 @@
 """Builds output/kaggle/: what one uploads to run the course on two T4, without internet.
 
-    dataset/      the wheel and dataset-metadata.json           kaggle datasets create -p output/kaggle/dataset
-    NN_topic/     a notebook and kernel-metadata.json           kaggle kernels push -p output/kaggle/NN_topic
+    dataset/             the wheel and dataset-metadata.json      kaggle datasets create -p output/kaggle/dataset
+    NN_topic/            a chapter and kernel-metadata.json       kaggle kernels push -p output/kaggle/NN_topic
+    exercises_NN_topic/  a set of exercises, with blanks, likewise
+    gpu_check/           what asks Kaggle's GPUs whether they compute what the course says, likewise
 
 `--user NAME` is the account that the metadata name; it can be changed in the files later. Or upload the wheel and the
-notebooks by hand: the first cell finds the wheel among a notebook's inputs wherever it lies.
+notebooks by hand: the first cell of each finds the wheel among a notebook's inputs wherever it lies.
 """
 
 import argparse
@@ -17,11 +19,18 @@ from pathlib import Path
 
 import nbformat
 
-from .notebooks import ROOT, chapters
+from .notebooks import FIRST_CELL, ROOT, chapters
 
 KAGGLE = {"accelerator": "nvidiaTeslaT4", "dataSources": [], "isGpuEnabled": True, "isInternetEnabled": False,
           "language": "python", "sourceType": "notebook"}
 PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "zerocourse")
+GPU_CHECK = ROOT / "tools" / "gpu_check.ipynb"
+
+
+def bundled() -> dict[str, Path]:
+    """The notebooks of the bundle, by the name that each has there."""
+    exercises = sorted((ROOT / "exercises").glob("[0-9][0-9]_*.ipynb"))
+    return {path.stem: path for path in chapters()} | {f"exercises_{path.stem}": path for path in exercises} | {GPU_CHECK.stem: GPU_CHECK}
 
 
 def build(out: Path, user: str) -> Path:
@@ -31,8 +40,8 @@ def build(out: Path, user: str) -> Path:
         wheel = build_wheel(made / "dataset")
         write_json(made / "dataset" / "dataset-metadata.json",
                    {"title": "zerocourse", "id": f"{user}/zerocourse", "licenses": [{"name": "other"}]})
-        for path in chapters():
-            add_notebook(path, made / path.stem, user)
+        for name, path in bundled().items():
+            add_notebook(path, made / name, user)
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(made, out)
     return out / "dataset" / wheel.name
@@ -54,14 +63,17 @@ def build_wheel(folder: Path) -> Path:
 
 
 def add_notebook(path: Path, folder: Path, user: str) -> None:
-    """One chapter as Kaggle wants it; a kernel's id is its title in small letters with dashes."""
+    """One notebook as Kaggle wants it; a kernel's id is its title in small letters with dashes."""
     folder.mkdir(parents=True)
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata["kaggle"] = KAGGLE
-    (folder / path.name).write_text(nbformat.writes(notebook) + "\n")
-    title = f"zerocourse {path.stem.replace('_', ' ')}"
+    for cell in notebook.cells:
+        if cell.source.startswith(FIRST_CELL.splitlines()[0]):
+            cell.source = FIRST_CELL  # of which GPU_CHECK has the first line alone
+    (folder / f"{folder.name}.ipynb").write_text(nbformat.writes(notebook) + "\n")
+    title = f"zerocourse {folder.name.replace('_', ' ')}"
     write_json(folder / "kernel-metadata.json", {
-        "id": f"{user}/{title.replace(' ', '-')}", "title": title, "code_file": path.name, "language": "python",
+        "id": f"{user}/{title.replace(' ', '-')}", "title": title, "code_file": f"{folder.name}.ipynb", "language": "python",
         "kernel_type": "notebook", "is_private": True, "enable_gpu": True, "machine_shape": "NvidiaTeslaT4",
         "enable_internet": False, "dataset_sources": [f"{user}/zerocourse"], "competition_sources": [],
         "kernel_sources": [], "model_sources": []})
@@ -78,7 +90,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "output" / "kaggle")
     options = parser.parse_args()
     wheel = build(options.out, options.user)
-    print(f"{wheel.name} and {len(chapters())} notebooks are in {options.out}")
+    print(f"{wheel.name} and {len(bundled())} notebooks are in {options.out}")
     return 0
 
 

@@ -2,11 +2,12 @@
 
 The JSON file that `run_checks` writes, after each check anew, is one object:
 
-    zerocourse, device, tiny     the version, "cuda" or "cpu", and whether sizes were small
-    ok                           whether no check has failed
-    checks                       by name: "status" ("ok", "failed" or "skipped"), "seconds", "numbers", "wrong" (a list of sentences)
+    device, tiny     "cuda" or "cpu", and whether sizes were small
+    ok               whether no check has failed
+    checks           by name: "status" ("ok", "failed" or "skipped"), "seconds", "numbers", "wrong" (a list of sentences); what was
+                     skipped says there why
 
-Numbers are losses' distances from plain PyTorch's unless their names say another thing. Nothing in the file names the user, a
+The first check, "machine", has the versions. Numbers are losses' distances from plain PyTorch's unless their names say another thing. Nothing in the file names the user, a
 path or an address, unless an error does that was raised.
 """
 
@@ -17,21 +18,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from ... import __version__
-SWITCH = "ZEROCOURSE_DEVICE"
+from ...comm.bootstrap import SWITCH
 from ...errors import BadInput
 from ...launch.processes.parent import boot_text
-from .record import Record
+from . import checking_process
 from .table import CHECKS, GpuCheck
 
 RESULT = "gpu_check.json"
+START_SECONDS = 120  # for a process to begin its first check
 
 
 def run_checks(names: list[str], folder: Path, device: str = "cuda", tiny: bool = False, tell: Callable[[str], None] = print,
@@ -47,7 +46,7 @@ def run_checks(names: list[str], folder: Path, device: str = "cuda", tiny: bool 
     if device == "cuda" and not gpus:
         raise BadInput("torch sees no GPU here, so there is nothing to check: --device cpu --tiny rehearses it")
     folder.mkdir(parents=True, exist_ok=True)
-    result = {"zerocourse": __version__, "device": device, "tiny": tiny, "ok": True, "checks": {}}
+    result = {"device": device, "tiny": tiny, "ok": True, "checks": {}}
 
     def add(name: str, outcome: dict) -> None:
         result["checks"][name] = outcome
@@ -83,36 +82,44 @@ def what_is_missing(check: GpuCheck, device: str, gpus: int) -> str | None:
     return None if check.gpus <= gpus else f"it needs {check.gpus} GPUs, and torch sees {gpus} here"
 
 
-def in_a_process(checks: Mapping[str, GpuCheck], folder: Path, device: str, tiny: bool, gpus: list[str]):
+def in_a_process(checks: Mapping[str, GpuCheck], folder: Path, device: str, tiny: bool, gpus: list[str]) -> Iterator[tuple[str, dict]]:
     """Yield (name, outcome) of the checks one new process has begun: of all, or of those up to the one with which it ended."""
     with tempfile.TemporaryDirectory(dir=folder) as notes, (Path(notes) / "output").open("w+") as output:
         calls = {name: f"{check.run.__module__}:{check.run.__name__}" for name, check in checks.items()}
+        paths = {name: Path(notes) / f"{name}.json" for name in checks}
         seen = gpus[:max(check.gpus for check in checks.values()) or None]
-        began = time.monotonic()
         child = subprocess.Popen(
-            [sys.executable, "-c", boot_text(__name__, calls, notes, tiny)], stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            [sys.executable, "-c", boot_text(checking_process.__name__, calls, notes, tiny)], stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
             env=os.environ | {SWITCH: device} | ({"CUDA_VISIBLE_DEVICES": ",".join(seen)} if device == "cuda" else {}))
-        limit = sum(check.seconds for check in checks.values())
         try:
-            ended = f"its process ended with status {child.wait(limit)}"
-        except subprocess.TimeoutExpired:
-            ended = f"it was not over after {limit} s"
+            ended, seconds = wait_for(child, checks, paths)
         finally:
             end_session(child)
         output.seek(0)
         last_lines = "\n".join(output.read()[-2000:].splitlines()[-12:])
-        for name in checks:
-            path = Path(notes) / f"{name}.json"
+        for name, path in paths.items():
             outcome = json.loads(path.read_text()) if path.exists() else {"status": "running", "numbers": {}, "wrong": []}
             was_under_way = outcome["status"] == "running"
             if was_under_way:
-                outcome |= {"status": "failed", "seconds": round(time.monotonic() - began, 1),
-                            "wrong": [*outcome["wrong"], f"{ended}: {last_lines}"]}
+                outcome |= {"status": "failed", "seconds": seconds, "wrong": [*outcome["wrong"], f"{ended}: {last_lines}"]}
             yield name, outcome
             if was_under_way:
                 return
         for path in Path(notes).glob("trace_*"):
             path.replace(folder / path.name)
+
+
+def wait_for(child: subprocess.Popen, checks: Mapping[str, GpuCheck], paths: Mapping[str, Path]) -> tuple[str, float]:
+    """Wait while each check in turn is within its limit, which begins with its first note. Returns how it ended, and seconds of the last."""
+    limit, begun, waiting = START_SECONDS, time.monotonic(), list(checks)
+    while child.poll() is None:
+        if waiting and paths[waiting[0]].exists():
+            limit, begun = checks[waiting.pop(0)].seconds, time.monotonic()
+        if time.monotonic() - begun > limit:
+            return f"it was not over after {limit} s", round(time.monotonic() - begun, 1)
+        time.sleep(0.02)
+    return f"its process ended with status {child.returncode}", round(time.monotonic() - begun, 1)
 
 
 def end_session(child: subprocess.Popen) -> None:
@@ -122,19 +129,3 @@ def end_session(child: subprocess.Popen) -> None:
     except ProcessLookupError:
         pass
     child.wait()
-
-
-def main(calls: dict[str, str], folder: str, tiny: bool) -> None:
-    """In the new process: each check by its "module:function"."""
-    for name, call in calls.items():
-        began = time.monotonic()
-        record = Record(Path(folder) / f"{name}.json", tiny)
-        try:
-            module, _, function = call.partition(":")
-            getattr(import_module(module), function)(record)
-        except Exception as error:
-            record.fail(error)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        record.end(time.monotonic() - began)
-    os._exit(0)  # a thread or a stream that is stuck keeps nothing waiting

@@ -10,7 +10,6 @@ import time
 import torch
 import torch.distributed as dist
 
-from ... import __version__
 from ...comm import Comm, bootstrap
 from ...init.deferred import deferred_init, materialize_model
 from ...launch.processes.fork_server import start_fork_server
@@ -30,9 +29,9 @@ SETTINGS = {"stage 2, small buckets": {"stage": 2, "bucket_size": 50_000},
 
 def machine(record: Record) -> None:
     """Which machine, and which versions; whether host memory can be page-locked, and new ranks be forked."""
-    versions = {name: importlib.metadata.version(name) for name in ("numpy", "triton", "transformers")
+    versions = {name: importlib.metadata.version(name) for name in ("zerocourse", "numpy", "triton", "transformers")
                 if any(importlib.metadata.distributions(name=name))}
-    record.note(system=platform.platform(terse=True), python=platform.python_version(), cores=os.cpu_count(), zerocourse=__version__,
+    record.note(system=platform.platform(terse=True), python=platform.python_version(), cores=os.cpu_count(),
                 torch=torch.__version__, cuda=torch.version.cuda, versions=versions)
     gpus = torch.cuda.device_count() if bootstrap.device().type == "cuda" else 0
     record.note(gpus=[f"{each.name}, {each.total_memory >> 20} MiB, {each.major}.{each.minor}"
