@@ -97,12 +97,8 @@ def skip_what_has_no_gpu(items, visible: bool) -> None:
     there = torch.cuda.device_count() if visible else 0
     for item in items:
         if gpus_needed(item) > there:
-            item.add_marker(pytest.mark.skip(f"{item.name} needs {plural(gpus_needed(item), 'GPU')}, and torch sees {there} here" if visible else
-                                             "needs a GPU, and these tests see none: make test-gpu runs it"))
-
-
-def plural(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"
+            needs = f"{item.name} needs {'two GPUs' if gpus_needed(item) == 2 else 'a GPU'}, and torch sees {there} here"
+            item.add_marker(pytest.mark.skip(needs if visible else "needs a GPU, and these tests see none: make test-gpu runs it"))
 
 
 def pytest_sessionfinish(session):

@@ -1,4 +1,4 @@
-"""The checks of `zerocourse.course.gpu_check` as tests, for machines with one GPU or two: `make test-gpu`. What runs them is tested anywhere."""
+"""The checks of `zerocourse.course.gpu_check` as tests, for one GPU or two: `make test-gpu`. What runs them is tested anywhere."""
 
 import json
 import os
@@ -91,8 +91,8 @@ def test_make_test_gpu_says_that_nothing_was_tested_where_there_is_none():
     options = ["gpu or gpus2" if option == "gpu_or_gpus2" else option for option in options]
     assert options == ["--gpu", "-m", "gpu or gpus2"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "ZEROCOURSE_TESTS"))}
-    ended = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *options, __file__], cwd=ROOT, capture_output=True,
-                           text=True, env=environment | {"CUDA_VISIBLE_DEVICES": ""})
+    ended = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *options, __file__], cwd=ROOT,
+                           env=environment | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
     assert ended.returncode == 5, ended.stdout
-    assert f"{len(CHECKS)} skipped" in ended.stdout and "test_on_gpus[nccl_ties] needs 2 GPUs, and torch sees 0 here" in ended.stdout
+    assert f"{len(CHECKS)} skipped" in ended.stdout and "test_on_gpus[nccl_ties] needs two GPUs, and torch sees 0 here" in ended.stdout
     assert ended.stdout.rstrip().endswith("Nothing was tested: torch sees no GPU here.")

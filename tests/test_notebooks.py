@@ -2,13 +2,10 @@
 
 import base64
 import importlib.util
-import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 import lab_kernel

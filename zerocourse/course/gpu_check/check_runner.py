@@ -7,8 +7,8 @@ The JSON file that `run_checks` writes, after each check anew, is one object:
     checks           by name: "status" ("ok", "failed" or "skipped"), "seconds", "numbers", "wrong" (a list of sentences); what was
                      skipped says there why
 
-The first check, "machine", has the versions. Numbers are losses' distances from plain PyTorch's unless their names say another thing. Nothing in the file names the user, a
-path or an address, unless an error does that was raised.
+The first check, "machine", has the versions. Numbers are distances from the losses of plain PyTorch unless their names say another
+thing. A user's name, a path or an address is in the file only where an error that was raised names it.
 """
 
 import json
@@ -111,7 +111,8 @@ def in_a_process(checks: Mapping[str, GpuCheck], folder: Path, device: str, tiny
 
 
 def wait_for(child: subprocess.Popen, checks: Mapping[str, GpuCheck], paths: Mapping[str, Path]) -> tuple[str, float]:
-    """Wait while each check in turn is within its limit, which begins with its first note. Returns how it ended, and seconds of the last."""
+    """Wait while each check in turn is within its limit, which begins with its first note. Returns how that ended, and the seconds of
+    the last one."""
     limit, begun, waiting = START_SECONDS, time.monotonic(), list(checks)
     while child.poll() is None:
         if waiting and paths[waiting[0]].exists():

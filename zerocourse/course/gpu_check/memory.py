@@ -46,7 +46,8 @@ def ledger(record: Record) -> None:
 def host_offload(record: Record) -> None:
     """States and steps on the host, at once and not delayed: the losses are those without."""
     ways = {"all": {}, "ratio 0.3": {"ratio": 0.3}, "not pinned": {"pin_memory": False}}
-    cases = [(stage, name, options) for stage in (1, 2, 3) for name, options in ways.items()] + [(3, "parameters too", {"parameters": True})]
+    cases = [(stage, name, options) for stage in (1, 2, 3) for name, options in ways.items()]
+    cases.append((3, "parameters too", {"parameters": True}))
     for dtype, limit in ((None, EXACT), (half(), HALF)):
         steps, plain = 2 if record.tiny else 6, {}
         for stage, way, options in cases:

@@ -60,13 +60,15 @@ def engine_run(tiny: bool, section: dict) -> dict:
 
 def tour(record: Record) -> None:
     """`zerocourse tour` on two ranks, which share a GPU or have one each: bytes by formula, losses as one process's."""
-    command = [sys.executable, *TOUR, "--device", bootstrap.device().type, "--out", record.folder / "tour", *(SMALL_TOUR if record.tiny else [])]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    record.expect(ended.returncode == 0, f"the tour ended with status {ended.returncode}: {ended.stderr[-1500:]}")
+    out = record.folder / "tour"
+    ended = subprocess.run([sys.executable, *TOUR, "--device", bootstrap.device().type, "--out", out, *(SMALL_TOUR if record.tiny else [])],
+                           capture_output=True, text=True)
     if ended.stdout.strip():
         record.note(**json.loads(ended.stdout))
-    table = record.folder / "tour" / "table.txt"
-    record.expect(ended.returncode == 0 or not table.exists(), "\n".join(table.read_text().splitlines()[-8:]) if table.exists() else "")
+    if ended.returncode:
+        table = out / "table.txt"  # names what is wrong, where the tour came to its end
+        said = table.read_text().splitlines()[-8:] if table.exists() else [ended.stderr[-1500:]]
+        record.expect(False, "\n".join([f"the tour ended with status {ended.returncode}", *said]))
 
 
 def speed(record: Record) -> None:
