@@ -124,7 +124,7 @@ def test_the_bundle_has_chapters_sets_and_the_check_of_its_gpus(host):
         assert [cell.source for cell in cells].count(FIRST_CELL) == 1, name
 
 
-@pytest.mark.timeout(SECONDS)
+@pytest.mark.timeout(2 * SECONDS)
 def test_chapters_and_a_set_run_where_only_the_wheel_is(host):
     run = host.run(*RUN)
     assert (host.installed / "zerocourse" / "course" / "show.py").exists(), "the first cell did not install the wheel"
@@ -133,7 +133,7 @@ def test_chapters_and_a_set_run_where_only_the_wheel_is(host):
     assert sum("not done" in text for text in said) > 3, "blanks are not called blanks"
 
 
-@pytest.mark.timeout(SECONDS)
+@pytest.mark.timeout(2 * SECONDS)
 def test_the_check_of_its_gpus_is_rehearsed_on_the_cpu(host, monkeypatch):
     """All checks but those of what only a GPU has; the last output is the JSON that a user can post."""
     monkeypatch.setenv("ZEROCOURSE_DEVICE", "cpu")
