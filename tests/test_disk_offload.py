@@ -3,6 +3,7 @@ run, and moves so many bytes, stands in test_offload.py; the files themselves ar
 
 import gc
 import os
+import re
 import signal
 import time
 from functools import partial
@@ -357,6 +358,12 @@ def test_a_checkpoint_needs_no_more_memory_than_a_step(tmp_path):
         counters = sum(4 * len(flat.shard_params) for flat in model.zero.flats)
         assert offload.tier.peak <= (2 + loads) * largest + counters, "two staging buffers, and what is loaded of one block"
         assert offload.staging.in_flight <= 1 and offload.disk.tier.bytes >= 6 * largest
+
+
+def test_a_torch_that_cannot_give_a_tensor_other_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("zerocourse.measure.storages.CAN_SWAP", False)
+    with pytest.raises(BadInput, match=f"needs a newer torch: {re.escape(torch.__version__)} cannot .* or offload to the host"):
+        DiskOffload(tmp_path)
 
 
 def test_what_the_disk_cannot_do_is_refused(tmp_path):

@@ -84,6 +84,9 @@ def _resize(storage: torch.UntypedStorage, nbytes: int):
     return result
 
 
+CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")  # torch 2.10 cannot
+
+
 def swap_memory(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
     """Exchange the memory of two storages, one of which has 0 bytes. Whoever watches is told."""
     for watcher in _watching:

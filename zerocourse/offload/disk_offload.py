@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..errors import BadInput
-from ..measure import tier_registry
+from ..measure import storages, tier_registry
 from ..zero.ddp import StageOps
 from ..zero.extras.optimizer_habits import is_seen_stepping
 from .disk import Disk
@@ -61,6 +61,9 @@ class DiskOffload(HostOffload):
         if delay_after is not None:
             raise BadInput(f"delay_after is {delay_after!r}: with the states on the disk a step cannot be delayed, so leave "
                            "it out, or offload to the host")
+        if not storages.CAN_SWAP:
+            raise BadInput(f"an offload to the disk needs a newer torch: {torch.__version__} cannot give a tensor other memory, so install "
+                           "a later one, or offload to the host")
         if (folder is None) == (disk is None):
             raise BadInput("an offload to the disk takes either a folder or a Disk")
         super().__init__(host_budget, rate, pin_memory, parameters, link=link, tier=tier)
