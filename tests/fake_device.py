@@ -392,12 +392,14 @@ def reading() -> list[str]:
 
 @case("ledger")
 def ledger() -> dict:
+    """By device type that is given: the peak; and what a budget says that a batch on the host would not fit into."""
     from zerocourse.measure.ledger import Ledger
 
     model = gpt()
     optimizer = adamw(model)
     zerocourse.shard(model, optimizer, 3, device=DEVICE, comm=world())
     x_BT, peaks = tokens(), {}
+    train(model, optimizer, steps=1)  # so that the optimizer has its states
     for where in (None, DEVICE, "cpu"):
         with Ledger(model, optimizer, device=where) as counted:
             batch = torch.zeros(4000, 16, dtype=torch.int64)  # as a loader makes it
@@ -405,6 +407,9 @@ def ledger() -> dict:
             optimizer.step()
             optimizer.zero_grad()
             peaks[str(where)] = counted.peak
+    with Ledger(model, optimizer, budget=peaks[DEVICE]):
+        batch = torch.zeros(4000, 16, dtype=torch.int64)
+        model(x_BT, x_BT).backward()
     return peaks | {"batch": batch.nbytes}
 
 

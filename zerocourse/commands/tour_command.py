@@ -106,7 +106,8 @@ def summarise(ranks: list[dict]) -> dict:
     from ..course.tour_checks import mean_losses
 
     kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
-    columns = {kind: [got[kind] for got in ranks] for kind in (*kinds, "peak_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")}
+    counts = (*kinds, "peak_bytes", "device_peak_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")
+    columns = {name: [got[name] for got in ranks] for name in counts if name in ranks[0]}  # device_peak: on GPUs alone
     return {**columns, "total_bytes": [sum(got[kind] for kind in kinds) for got in ranks],
             "losses": mean_losses(ranks), "step_seconds": max(got["step_seconds"] for got in ranks)}
 
@@ -124,6 +125,9 @@ def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdi
                          f"{got['losses'][-1]:.6f}", f"{got['step_seconds'] * 1e3:.0f}"])
         rows.append([f"{'':8}formula", *(gb(wanted[mode][f"{name}_bytes"]) for name in columns), "", ""])
     lines += aligned(rows, "<" + ">" * 8, wide)
+    on_gpu = {mode: max(got["device_peak_bytes"] for got in ranks) for mode, ranks in modes.items() if "device_peak_bytes" in ranks[0]}
+    if on_gpu:
+        lines += ["", "in use at most by the GPU's allocator: " + ", ".join(f"{mode} {gb(peak)}" for mode, peak in on_gpu.items())]
     wrong = [check for check in verdict if not check.ok]
     lines += ["", f"{len(verdict) - len(wrong)} of {len(verdict)} checks hold: bytes to the last one, peaks within 10 %, "
               "losses equal one process's"]

@@ -222,13 +222,16 @@ def held(summary: dict) -> list[str]:
     """The line about bytes; none when an earlier attempt had made all the steps, so that nothing was measured."""
     if None in summary["total_bytes"]:
         return []
+    from ..engine.train import DEVICE_PEAK
+
+    on_gpu = f"; its GPU's allocator had {gb(max(summary[DEVICE_PEAK]))} in use at most" if DEVICE_PEAK in summary else ""
     return [f"a rank held {gb(max(summary['total_bytes']))} of model states, {gb(max(summary['peak_bytes']))} at the "
-            f"peak, and sent {gb(max(summary['sent_bytes']))} per step"]
+            f"peak, and sent {gb(max(summary['sent_bytes']))} per step{on_gpu}"]
 
 
 def summarise(args, settings, of_ranks: list[dict]) -> dict:
     """What summary.json has: counts of bytes as lists with one entry per rank, the rest of the whole run."""
-    from ..engine.train import BYTES
+    from ..engine.train import BYTES, DEVICE_PEAK
 
     rows, first = of_ranks[0]["rows"], of_ranks[0]
     new = [row for row in rows if row["step"] > (first["resumed_from"] or 0)] or rows
@@ -241,7 +244,7 @@ def summarise(args, settings, of_ranks: list[dict]) -> dict:
             "losses": [loss if math.isfinite(loss) else None for loss in losses],  # JSON has no NaN
             "step_seconds": statistics.median(row["step_seconds"] for row in new),
             "tokens_per_second": statistics.median(row["tokens_per_second"] for row in new),
-            **{name: [got[name] for got in of_ranks] for name in BYTES},
+            **{name: [got[name] for got in of_ranks] for name in (*BYTES, DEVICE_PEAK) if name in first},
             "checkpoint": str(args.checkpoints / f"global_step{rows[-1]['step']}")}
 
 

@@ -22,6 +22,7 @@ from ..comm import bootstrap as distributed
 from ..comm.group import Comm
 from ..data.sampler import ShardSampler
 from ..errors import BadInput
+from ..measure.storages import allocator_peak
 from .checkpoint.engine_checkpoint import EngineCheckpoints
 from .checkpoint.saving import Saving
 from .config import Config
@@ -284,8 +285,10 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
 
     def memory(self) -> dict[str, int]:
         """Bytes that this rank holds now, by kind: parameters, gradients, optimizer states with master weights.
-        With offload these are the device's, and `host_bytes` are the host's."""
-        return self.zero.memory(self.optimizer)
+        With offload these are the device's, and `host_bytes` are the host's. On a GPU `device_peak_bytes` are at most what its
+        allocator has had in use."""
+        peak = allocator_peak(self.device.type)
+        return self.zero.memory(self.optimizer) | ({} if peak is None else {"device_peak_bytes": peak})
 
     def communication(self) -> dict[str, int | dict[str, int]]:
         """Bytes that this rank has sent so far by collective, with padding and metadata counted apart.

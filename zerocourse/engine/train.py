@@ -28,6 +28,7 @@ COLUMNS = ("step", "epoch", "samples", "loss", "learning_rate", "gradient_norm",
 """What is known of every step. The loss is the mean over the whole batch, before the update; samples count from the
 run's beginning."""
 BYTES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "peak_bytes", "sent_bytes", "total_bytes")  # of a rank
+DEVICE_PEAK = "device_peak_bytes"  # on a GPU: of its allocator
 
 
 LOCK = "train.lock"  # in the folder of the checkpoints
@@ -153,7 +154,7 @@ def watched(engine: Engine, batches: list[tuple[torch.Tensor, torch.Tensor]]) ->
     """The same under the ledger. Returns the loss and this rank's bytes."""
     with Ledger(engine.module, engine.optimizer) as ledger, engine.zero.meter.watched_by(ledger):
         got = watched_step(ledger, engine.optimizer, engine.zero.comm, lambda: step(engine, batches))
-    counts = {name: got[name] for name in BYTES if name in got}
+    counts = {name: got[name] for name in (*BYTES, DEVICE_PEAK) if name in got}
     return got["loss"], counts | {"total_bytes": sum(got[name] for name in BYTES[:3])}
 
 

@@ -8,8 +8,8 @@ storages alive, so these stay counted. Which kind a storage belongs to is read f
 parameters, their `.grad`, the optimizer's state, the model's buffers, and the tensors a ZeRO stage lists.
 
 The ledger does not see memory that a kernel takes and frees inside one operation, or what C++ allocates without any
-tensor passing through Python (DDP's buckets, gloo's scratch memory, code made by torch.compile). `heap_peak_bytes`
-measures these too.
+tensor passing through Python (DDP's buckets, gloo's scratch memory, code made by torch.compile). On the host
+`heap_peak_bytes`, which a bench meters, has these too; of a GPU it knows nothing, and there `device_peak` has them.
 """
 
 import weakref
@@ -28,7 +28,7 @@ from ..comm import fail_all
 from ..errors import BadInput, OutOfMemory
 from ..formulas.units import gib, parse_bytes
 from . import tier_registry
-from .storages import all_tensors, params_of, raw_grad, states_of, storages_of, unwatch_resize, watch_resize
+from .storages import all_tensors, allocator_peak, gpu_of, params_of, raw_grad, states_of, storages_of, unwatch_resize, watch_resize
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, SCALARS, REST = range(len(KINDS))
@@ -77,7 +77,8 @@ class Ledger(TorchDispatchMode):
         gives `dict[kind, list[Tensor]]`; by default `model.zero`, the model's ZeRO stage, once it has one.
     budget: bytes, or "2GiB", above which an operation raises `zerocourse.errors.OutOfMemory`: on this rank, and on
         those that then wait for it in a collective. The process groups it shares with them are closed.
-    device: count this device type alone ("cuda", "cpu"); by default all of them together.
+    device: count this device type alone ("cuda", "cpu"); by default that of the model's parameters where it is a GPU's, so that
+        neither batches on the host nor what gloo copies there count as the GPU's, and all of them together otherwise.
         What lies in a tier (`measure.tier_registry`), such as the host's memory, never counts here, nor against the budget:
         it has a column of its own, `now("host")`, `alive_in["host"]` and `peak_in["host"]`. A disk's files have one too.
 
@@ -133,11 +134,13 @@ class Ledger(TorchDispatchMode):
 
     @property
     def device_peak(self) -> int | None:
-        """The GPU allocator's own peak in bytes since `reset_peak()`, to compare with ours; None without a GPU."""
-        return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+        """The GPU allocator's own peak in bytes since the ledger was entered, or `reset_peak()`, to compare with ours; None where
+        the model is on no GPU."""
+        return allocator_peak(self.device)
 
     def track(self, *objects: Any) -> "Ledger":
         """Count tensors that exist already: tensors, modules, optimizers, stages, or containers of these."""
+        self._find_device()
         before = self.alive
         for tensor in all_tensors(objects):
             self._see(tensor)
@@ -236,8 +239,13 @@ class Ledger(TorchDispatchMode):
 
     # -- kinds -------------------------------------------------------------------------------------------------------
 
+    def _find_device(self) -> None:
+        if self.device is None and not self._entries:
+            self.device = gpu_of(self.model)
+
     def _sort(self) -> None:
         """Read every known storage's size again and give it its kind."""
+        self._find_device()
         claimed: dict[int, int] = {}
         for kind, tensor in self._claims():
             self._see(tensor)
@@ -319,6 +327,8 @@ class Ledger(TorchDispatchMode):
             self._fake_mode = active_fake_mode()
             before = self.alive
             self._sort()
+            if self.device_peak is not None:
+                torch.cuda.reset_peak_memory_stats()
             self._grew("what exists already", self.alive - before)
             watch_resize(self)
             tier_registry.watching.append(self._of_files)

@@ -28,6 +28,17 @@ def storages_of(tensor: Tensor) -> Iterable[torch.UntypedStorage]:
     return ()  # in mkldnn's own layout the memory cannot be seen
 
 
+def gpu_of(model: nn.Module | None) -> str | None:
+    """The type of the GPU that a parameter of the model is on ("cuda"), or None where none is."""
+    params = model.parameters() if model is not None else ()
+    return next((param.device.type for param in params if param.device.type not in ("cpu", "meta")), None)
+
+
+def allocator_peak(device: str | None) -> int | None:
+    """Bytes that the allocator of devices of this type has had in use at most; None where the type is not a GPU's."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" and torch.cuda.is_initialized() else None
+
+
 def params_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]] if optimizer is not None else []
 

@@ -9,7 +9,7 @@ from .ledger import Ledger
 
 def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[], float]) -> dict:
     """Run one step under the ledger. Returns the bytes held (gradients just before the update, the rest after it) and
-    what `comm` counted as sent (None for each count without a `comm`)."""
+    what `comm` counted as sent (None for each count without a `comm`). On a GPU, device_peak_bytes is its allocator's own peak."""
     def sent() -> tuple[int, ...]:
         return (comm.sent.total(), comm.elements.total(), comm.padding, comm.metadata) if comm else ()
 
@@ -31,5 +31,5 @@ def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[],
     counts = [now - then for now, then in zip(sent(), before)] or [None] * 4
     return {"loss": loss, "gradients_bytes": at_update[0].gradients,
             **{kind: after[kind] for kind in ("parameters_bytes", "optimizer_bytes", "buffers_bytes", "rest_bytes")},
-            "peak_bytes": ledger.peak,
+            "peak_bytes": ledger.peak, **({} if ledger.device_peak is None else {"device_peak_bytes": ledger.device_peak}),
             **dict(zip(("sent_bytes", "sent_elements", "padding_bytes", "metadata_bytes"), counts, strict=True))}
