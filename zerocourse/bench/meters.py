@@ -1,7 +1,8 @@
 """Meters for two numbers that no program can count itself: the heap's peak, and the bytes on the loopback interface.
 
 Both need help from outside the process: a small C library that is preloaded, and a network namespace of one's own, so
-that nobody else's traffic is in the counter. Where the machine has neither, the numbers are None.
+that nobody else's traffic is in the counter. Where the machine has neither, the numbers are None. The heap is the host's, and
+a bench computes on the CPU: of a GPU's memory these meters know nothing (see `measure.ledger.Ledger.device_peak`).
 """
 
 import ctypes

@@ -18,6 +18,7 @@ class Handle:
 
     def __init__(self, comm: "Comm", verb: str, unit: str, nbytes: int, call: str, tensor: torch.Tensor, works: list,
                  finish: Callable[[], object], received: int = 0):
+        comm.recorder.time_on(tensor.device)
         self.comm, self.verb, self.unit, self.nbytes, self.call = comm, verb, unit, nbytes, call
         self.tensor, self.works, self.finish, self.issued = tensor, works, finish, comm.recorder.clock()
         self.received = received

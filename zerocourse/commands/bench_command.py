@@ -12,7 +12,8 @@ heap_peak_bytes, wire_bytes, sent_bytes: a list, one entry per rank; losses; per
 processor_seconds (user and system, all threads), page_faults; ratios: {other: median, spread (distance of the
 quartiles), rounds, processor}, bucket}}, "profile": {mode, or "alone" for the floor: processor time by thread},
 "noisy": reasons why times cannot be judged, "many_units": the same object for the 96 units or null, ...}. wire_bytes is
-the loopback counter divided by the ranks; a peer's sent_bytes is the same. What could not be metered is null.
+the loopback counter divided by the ranks; a peer's sent_bytes is the same. What could not be metered is null. All ranks
+compute on the CPU, and heap_peak_bytes are of the host's memory.
 """
 
 import importlib.metadata

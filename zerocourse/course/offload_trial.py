@@ -4,13 +4,13 @@ On a CPU the device is simulated: its memory is what a ledger counts outside of 
 link is a thread that moves pieces at a rate and sleeps in between (`offload.host_link`).
 """
 
-import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
+from ..comm.device_clock import finished
 from ..data.text import TextDataset, read_tokens
 from ..errors import OutOfMemory
 from ..init.deferred import deferred_init
@@ -69,7 +69,7 @@ def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = N
             draw = torch.Generator().manual_seed(zero.comm.rank)
             for step in range(steps):
                 zero.comm.all_reduce(torch.zeros(1))  # so that the ranks begin together
-                before, begun = dict(host.link.bytes) if host else {}, time.perf_counter()
+                before, begun = dict(host.link.bytes) if host else {}, finished(zero.device)
                 watching = zero.meter.watched_by(ledger) if ledger and step else nullcontext()
                 with watching:
                     loss = 0.0
@@ -84,7 +84,7 @@ def train(stage: int = 2, offload: Mapping | None = None, budget: int | None = N
                     optimizer.zero_grad()
                 run.losses.append(loss)
                 if step:
-                    run.seconds.append(time.perf_counter() - begun)
+                    run.seconds.append(finished(zero.device) - begun)
                     if run.seconds[-1] == min(run.seconds):
                         run.events = zero.recorder.of_step(step)
                 run.link = {verb: nbytes - before[verb] for verb, nbytes in host.link.bytes.items()} if host else {}

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from ..comm import Comm, Handle, add_in_order
+from ..comm.device_clock import finished
 from ..formulas.overlap import speedup_bound
 from ..launch.link import limit_here, limited_link
 from ..launch.worker import progress
@@ -167,9 +168,9 @@ class OverlapRun:
 
     def seconds(self) -> float:
         dist.barrier()
-        begun = time.perf_counter()
+        begun = finished(self.model.zero.device)
         self.step()
-        return time.perf_counter() - begun
+        return finished(self.model.zero.device) - begun
 
     def last_events(self) -> list[dict]:
         recorder = self.comm.recorder
@@ -230,9 +231,9 @@ def collective_seconds(flat: FlatBuffer, comm: Comm) -> tuple[float, float]:
     buffer, times = torch.zeros(flat.layout.padded, dtype=flat.dtype), []
     for collective in (comm.all_gather, comm.reduce_scatter):
         dist.barrier()
-        begun = time.perf_counter()
+        begun = finished(buffer.device)
         collective(buffer, flat.layout, flat.name).wait()
-        times.append(time.perf_counter() - begun)
+        times.append(finished(buffer.device) - begun)
     return tuple(times)
 
 

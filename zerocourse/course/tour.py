@@ -9,7 +9,6 @@
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ..comm import bootstrap
+from ..comm.device_clock import finished
 from ..comm.group import Comm
 from ..data.text import batches, load_text
 from ..launch.launcher import launch
@@ -88,9 +88,9 @@ def run_mode(mode: str, settings: TourSettings, plant: Callable | None = None,
             losses.append(measured.pop("loss"))
             measured["events"] = comm.recorder.of_step(watched)
         else:
-            began = time.perf_counter()
+            began = finished(device)
             losses.append(step(model, optimizer, x_BT, y_BT, parts))
-            seconds.append(time.perf_counter() - began)
+            seconds.append(finished(device) - began)
         tell(number + 1, losses[-1])
     return {"device": device.type, "losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds), **measured,
             "flat_buffers": buffer_lengths(model)}

@@ -5,7 +5,6 @@
 Shapes: B samples in a micro-batch, T tokens in a sample.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from ..comm.device_clock import finished
 from ..data.text import TextDataset
 from ..data.tokens import TokenStream, open_tokens
 from ..errors import BadInput
@@ -118,13 +118,13 @@ def run(engine: Engine, stream: TokenStream, settings: TrainSettings, tell: Call
     watch = min(engine.global_steps + 2, settings.steps)  # the optimizer's states are there from the second step on
     coming = iter(stream)
     while engine.global_steps < settings.steps:
-        began, number, rate = time.perf_counter(), engine.global_steps + 1, engine.get_lr()[0]
+        began, number, rate = finished(engine.device), engine.global_steps + 1, engine.get_lr()[0]
         batches = next(coming)
         if number == watch:
             loss, counts = watched(engine, batches)
         else:
             loss = step(engine, batches)
-        seconds = time.perf_counter() - began
+        seconds = finished(engine.device) - began
         samples += engine.train_batch_size()
         speed = engine.train_batch_size() * stream.dataset.block_size / seconds
         rows.append(as_row((number, stream.epoch, samples, loss, rate, engine.get_global_grad_norm(), seconds, speed)))

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ..errors import BadInput
+
 COLLECTIVES = ("all_gather", "reduce_scatter")
 TRANSFERS = ("down", "up", "read", "write")  # between device and host, and between host and disk
 ROOT, PYTHON = "root", "Python"  # what fills a gap: the units outside of all blocks compute, or nothing of the model does
@@ -61,9 +63,18 @@ def in_rows(intervals: Iterable[Interval]) -> list[list[Interval]]:
     return rows
 
 
+def refuse_host_times(events: Iterable[dict]) -> None:
+    """Raises BadInput where the host's clock timed what a GPU did: who stood still, and how long, cannot be seen then."""
+    issued = next((event for event in events if event.get("host_time")), None)
+    if issued is not None:
+        raise BadInput(f"{issued['verb']} of {issued['unit']} ran on a GPU, and its times are those at which the host issued it: nothing "
+                       "can be said of who waited for what; only events that the GPU timed itself can be drawn (see `comm.device_clock`)")
+
+
 def waiting(events: Sequence[dict], rank: int) -> list[Interval]:
     """When the rank stood still, and why: `what` is "rank 1" until that rank, the last of all, had issued the same
     collective, and from then on `LINK`. With the events of one rank alone, it is always the link."""
+    refuse_host_times(events)
     issued = defaultdict(lambda: defaultdict(list))  # by verb and unit, then by rank: when they were issued, in order
     for event in sorted(events, key=lambda event: event["start"]):
         if event["verb"] in COLLECTIVES:

@@ -2,7 +2,8 @@
 
 A NaN spreads. One step later every parameter of every rank has it, and nothing says any more where it began. So each
 rank looks at what it computes itself, before anything of it is sent: the outputs of its modules in the forward, and the
-gradients of its parameters in the backward. It reads values, so on a GPU every look waits for the GPU.
+gradients of its parameters in the backward. It reads values, so on a GPU every look, one a module and one a parameter,
+waits for the GPU: it is for finding a mistake, and not for training.
 """
 
 from collections.abc import Iterable

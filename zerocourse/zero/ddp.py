@@ -96,6 +96,7 @@ class DataParallel(Reducer):
         self.unit_of = {flat: unit for unit in units for flat in unit.flats}
         self.flats = list(self.unit_of)
         self.device = self.flats[0].full.device
+        self.recorder.time_on(self.device)
         self.reduces = self.reshards = True
         self.is_last: bool | None = None
         self.forward_stack: list[Unit] = []  # units whose forward is running, one inside the other

@@ -71,6 +71,7 @@ class Pipeline:
         self.halves = {action for action in self.actions if action.kind == "I"}
         first = next((param for stage in self.stages.values() for param in stage.parameters()), torch.empty(0))
         self.device = first.device
+        self.comm.recorder.time_on(self.device)
         self.mail = Mail(plan, self.comm, self.device)
         self.ends = [action.micro_batch for action in self.actions if action.kind == "STEP"]  # of the batches
         self.versions, self.optimizers = {}, {}
