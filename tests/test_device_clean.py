@@ -32,13 +32,17 @@ MAY_WAIT = {
     "offload": {"offload/tiers.py": 4},  # a clipping factor for each buffer
     "pipeline": {"parallel/pipeline/pipeline.py": 6, "parallel/pipeline/mail.py": 4},  # forms and the loss, which `step` returns
 }
+LIMIT_SECONDS = 400  # all cases together take 25 s of a core, and the first test waits for them
 LINK = "into.copy_(source"  # of `offload`: beside the computation on a GPU, and at once on a device that is made up
+
+
+pytestmark = pytest.mark.timeout(LIMIT_SECONDS)
 
 
 @pytest.fixture(scope="module")
 def found():
     """By case: what `fake_device` saw, in a process of its own, because nothing takes back a device."""
-    done = subprocess.run([sys.executable, str(Path(fake_device.__file__))], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, str(Path(fake_device.__file__))], capture_output=True, text=True, timeout=LIMIT_SECONDS - 20)
     assert done.returncode == 0, done.stderr[-2000:]
     return {each.pop("case"): each for each in map(json.loads, done.stdout.splitlines())}
 
