@@ -32,6 +32,7 @@ from zerocourse.engine.config import Config
 from zerocourse.engine.engine import Engine
 from zerocourse.models.gpt2 import GPT, GPTConfig
 from zerocourse.offload import HostActivations, HostOffload
+from zerocourse.offload.host_link import HostLink
 from zerocourse.zero.groups import Groups
 
 DEVICE = "fakegpu"
@@ -213,6 +214,33 @@ for stage in range(4):
 
 # -- the host's memory ---------------------------------------------------------------------------------------------------
 
+class Streams:
+    """What the link takes of `torch.cuda`. Nothing is late."""
+
+    class Stream(nullcontext):
+        def __init__(self, device=None):
+            super().__init__()
+
+        def record(self, stream=None) -> None: ...
+
+        wait_stream = wait_event = record
+
+    class Event(Stream):
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None: ...
+
+    current_stream = Stream
+
+    @staticmethod
+    def stream(stream):
+        return stream
+
+
+HostLink.is_apart, HostLink.cuda = lambda self, device: device.type != "cpu", Streams
+
+
 def offloaded(stage: int, accumulation: int = 1, dtype=None, **options) -> list:
     model, offload = gpt(), HostOffload(**options)
     optimizer = adamw(model)
@@ -285,7 +313,9 @@ def pipeline(kind: str) -> list[str]:
     with torch.device(DEVICE):
         layers = [torch.nn.Linear(8, 8) for _ in range(4)]
     schedule = plan(kind, {"gpipe": gpipe, "1f1b": one_f_one_b}[kind], ranks=2, micro_batches=4)
-    pipeline = Pipeline(layers, schedule, torch.nn.functional.mse_loss, world(2, 0))
+    comm = world(2, 0)
+    comm.backends = "cpu:gloo"  # over which the ranks tell each other what they look like
+    pipeline = Pipeline(layers, schedule, torch.nn.functional.mse_loss, comm)
     optimizer = torch.optim.AdamW(pipeline.parameters())
     for number in range(2):
         watching.counts = number > 0

@@ -28,12 +28,10 @@ from zerocourse.measure.watched_step import watched_step
 MAY_WAIT = {
     "engine, fp16": {"engine/half_precision.py": 1},  # did a gradient overflow on any rank?
     "engine, bf16": {"engine/half_precision.py": 1},
-    "engine, half, offload": {"engine/half_precision.py": 1, "offload/tiers.py": 4},
-    "offload": {"offload/tiers.py": 4},  # a clipping factor for each buffer
-    "pipeline": {"parallel/pipeline/pipeline.py": 6, "parallel/pipeline/mail.py": 4},  # forms and the loss, which `step` returns
+    "engine, half, offload": {"engine/half_precision.py": 1},
+    "pipeline": {"parallel/pipeline/pipeline.py": 1},  # the loss, which `step` returns as a number
 }
 LIMIT_SECONDS = 400  # all cases together take 25 s of a core, and the first test waits for them
-LINK = "into.copy_(source"  # of `offload`: beside the computation on a GPU, and at once on a device that is made up
 
 
 pytestmark = pytest.mark.timeout(LIMIT_SECONDS)
@@ -60,9 +58,8 @@ TRAINED = [case for case in fake_device.CASES if case not in (
 def test_a_step_reads_nothing_from_the_device(found, case):
     reads: dict[str, int] = {}
     for line, times in found[case]["reads"].items():
-        if LINK not in line:
-            file = line.partition(":")[0]
-            reads[file] = reads.get(file, 0) + times
+        file = line.partition(":")[0]
+        reads[file] = reads.get(file, 0) + times
     allowed = next((files for name, files in MAY_WAIT.items() if case.startswith(name)), {})
     assert all(times <= allowed.get(file, 0) for file, times in reads.items()), found[case]["reads"]
 

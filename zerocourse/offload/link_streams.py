@@ -23,10 +23,15 @@ class StreamTransfer(LinkTransfer):
     def __init__(self, link, *args, device: torch.device, cuda):
         super().__init__(weakref.proxy(link), *args)  # the link has those that are under way, and would never end
         self.device, self.cuda, self.copied = device, cuda, cuda.Event()
+        self.landed = self.begun
 
     @property
     def done(self) -> bool:
         return self.copied.query()
+
+    def end(self, error: BaseException | None = None) -> None:
+        super().end(error)
+        self.ended = self.landed  # and not when somebody waited for it
 
     def wait_for_source(self) -> None:
         self.copied.synchronize()
@@ -60,9 +65,12 @@ class LinkStreams:
         stream, computing = self.streams[verb], self.cuda.current_stream(self.device)  # read before `with stream`
         transfer = StreamTransfer(link, verb, name, into, source, device=self.device, cuda=self.cuda)
         stream.wait_stream(computing)  # what is copied has been computed, and what is overwritten has been read
+        link.recorder.time_on(self.device)
         with self.cuda.stream(stream):
+            transfer.begun = link.recorder.clock()  # when the stream comes to it: see `comm.device_clock`
             into.copy_(source, non_blocking=True)
             transfer.copied.record(stream)
+            transfer.landed = link.recorder.clock()
         under_way.append(transfer)
         return transfer
 
