@@ -1,6 +1,7 @@
 """What a GPU does is timed by the GPU, or not claimed: its events are made up here, of a GPU that lags behind its host."""
 
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from zerocourse.course import timelines
 from zerocourse.errors import BadInput
 from zerocourse.measure import perfetto
 from zerocourse.measure.intervals import computing, waiting
+from zerocourse.offload import HostLink
 
 GPU = torch.device("cuda", 1)
 
@@ -125,6 +127,20 @@ def test_a_stage_s_units_are_timed_by_the_gpu_as_well(stream):
     assert forwards.keys() == {"blocks.0", "blocks.1"} and min(forwards.values()) >= 11
     timelines.timeline(events)
     perfetto.trace(events)
+
+
+def test_a_copy_lasts_as_long_as_it_ran_on_its_stream_and_not_until_somebody_waited_for_it(stream):
+    link = HostLink()
+    link.is_apart = lambda device: True
+    link.recorder.apart, link.recorder.clock = True, stream.clock
+    link.cuda = SimpleNamespace(Stream=lambda device: SimpleNamespace(wait_stream=lambda other: None), stream=lambda stream: nullcontext(),
+                                current_stream=lambda device: SimpleNamespace(wait_event=lambda event: None),
+                                Event=lambda: SimpleNamespace(record=lambda on: stream.work(6), query=lambda: True, synchronize=lambda: None))
+    transfer = link.up(torch.zeros(4), torch.ones(4), "h.0")
+    stream.work(50)  # of whatever comes next
+    transfer.wait()
+    (event,) = link.recorder.of_step(0)
+    assert event["verb"] == "up" and round((event["end"] - event["start"]) * 1e3, 6) == 6 and "host_time" not in event
 
 
 def test_what_the_host_timed_of_a_gpu_is_marked_and_not_drawn(monkeypatch):
