@@ -3,14 +3,20 @@
 from ..errors import BadInput
 
 
-def shard_elements(numel: int, ranks: int) -> int:
-    """Elements of one rank's slice when `numel` of them are padded and cut into equal slices: ceil(numel / ranks)."""
-    return -(-numel // ranks)
+def aligned(numel: int, multiple: int = 1) -> int:
+    """The next multiple: elements of a tensor with the padding after it, where each begins at such a multiple."""
+    return -(-numel // multiple) * multiple
 
 
-def padded_elements(numel: int, ranks: int) -> int:
-    """The length of that buffer with its padding: the next multiple of `ranks`."""
-    return ranks * shard_elements(numel, ranks)
+def shard_elements(numel: int, ranks: int, multiple: int = 1) -> int:
+    """Elements of one rank's slice when `numel` of them are padded and cut into equal slices: ceil(numel / ranks), or the next
+    multiple."""
+    return aligned(-(-numel // ranks), multiple)
+
+
+def padded_elements(numel: int, ranks: int, multiple: int = 1) -> int:
+    """The length of that buffer with its padding: a multiple of `ranks`."""
+    return ranks * shard_elements(numel, ranks, multiple)
 
 
 def share_of(params: int, ranks: int, shard: int | None = None) -> int:

@@ -9,16 +9,19 @@ Two ways to divide a model among N ranks:
 
 Both become a `Layout`: the order of the parameters in one flat buffer, and N + 1 bounds that cut the buffer into one
 slice per rank. With an owner map the parameters are sorted by owner first, so higher-level code only ever sees slices.
+
+Where parameters and slices begin at multiples of a few elements, as GPUs read them fastest, there is padding after them, too.
 """
 
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from ..errors import BadInput
-from ..formulas.shares import shard_elements
+from ..formulas.shares import aligned, shard_elements
 
 Shape = Sequence[int]
 RankMap = Callable[[Mapping[str, Shape], int], Mapping[str, int]]
@@ -116,21 +119,24 @@ class Layout:
     numel: int
 
     @classmethod
-    def build(cls, shapes: Mapping[str, Shape], world_size: int, owner: Mapping[str, int] | None = None) -> "Layout":
-        """Equal slices, with padding at the end, when `owner` is None; otherwise whole tensors, sorted by owner."""
+    def build(cls, shapes: Mapping[str, Shape], world_size: int, owner: Mapping[str, int] | None = None,
+              multiple: int = 1) -> "Layout":
+        """Equal slices, with padding at the end, when `owner` is None; otherwise whole tensors, sorted by owner.
+
+        multiple: of so many elements, at which every parameter and every slice begins."""
         names = sorted(shapes, key=owner.__getitem__) if owner else list(shapes)
         offset, end, ends = {}, 0, {}  # ends: by rank, where its last parameter ends
         for name in names:
             offset[name] = end
-            end += math.prod(shapes[name])
+            end += aligned(math.prod(shapes[name]), multiple)
             if owner:
                 ends[owner[name]] = end
-        size = shard_elements(end, world_size)
+        size = shard_elements(end, world_size, multiple)
         if owner or not size:  # a rank that owns nothing has an empty slice where the previous one ends
             bounds = (0, *accumulate((ends.get(rank, 0) for rank in range(world_size)), max))
         else:
             bounds = range(0, size * world_size + 1, size)
-        return cls({name: shapes[name] for name in names}, offset, bounds, end)
+        return cls({name: shapes[name] for name in names}, offset, bounds, sum(map(math.prod, shapes.values())))
 
     @classmethod
     def split(cls, numel: int, world_size: int) -> "Layout":
@@ -145,9 +151,16 @@ class Layout:
         """Rank r's slice of the buffer."""
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
+    @cached_property
+    def padding(self) -> list[slice]:
+        """The parts of the buffer that are no parameters."""
+        taken = [slice(0, 0), *map(self.param_slice, self.shapes), slice(self.padded, self.padded)]
+        return [slice(one.stop, other.start) for one, other in zip(taken, taken[1:]) if one.stop < other.start]
+
     def real(self, rank: int) -> int:
         """The number of elements in rank r's slice that are parameters and not padding."""
-        return max(0, min(self.bounds[rank + 1], self.numel) - self.bounds[rank])
+        begin, end = self.bounds[rank : rank + 2]
+        return end - begin - sum(max(0, min(end, gap.stop) - max(begin, gap.start)) for gap in self.padding)
 
     def param_slice(self, name: str) -> slice:
         """Where a parameter lies in the buffer."""

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 raw_grad = Tensor.grad.__get__  # on a sharded parameter `.grad` may be a property that raises
+set_data = Tensor.data.__set__  # and `.data` one that watches
 
 
 def storages_of(tensor: Tensor) -> Iterable[torch.UntypedStorage]:

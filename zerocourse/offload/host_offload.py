@@ -46,8 +46,8 @@ class HostOffload:
         (see `partly_offloaded`); the rest stays on the device and is stepped there.
     rate: bytes per second each way, on a CPU, where the link is simulated.   link, tier: in place of new ones.
     parameters: the slices of the parameters too (stage 3): they go up for every gather, 2Ψ/N bytes each time.
-    What is written into the model outside of a forward must be written inside `zerocourse.gathered(..., write=True)`: a write
-    through `param.data` is not seen, because to compare all parameters with the master weights they would have to go down.
+    What is written into the model outside of a forward must be written inside `zerocourse.gathered(..., write=True)` at stage 3;
+    below it, a write in place is seen, and goes down.
     delay_after: from this number of steps on, each update is applied one step late, while the model computes the next
         gradients (see `delayed`, also for what an evaluation sees); None: never.
     """

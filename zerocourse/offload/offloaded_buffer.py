@@ -96,7 +96,8 @@ class OffloadedBuffer(FlatBuffer):
         self.publishing: LinkTransfer | None = None  # the last that went up out of `master`
         self.rising: LinkTransfer | None = None  # the last that went up out of `shard`, on the host
         self.is_updating = False  # is a delayed update under way, which has its own gradients at the shard parameters?
-        self.real = max(0, min(self.own.stop, self.layout.numel) - self.own.start)  # elements without padding
+        parts = self.layout.shard_ranges(self.own)
+        self.real = max((part.at + part.stop - part.start for part in parts), default=0)  # elements without the padding at the end
         self.keep(0)
 
     def keep(self, kept: int) -> None:
@@ -156,7 +157,7 @@ class OffloadedBuffer(FlatBuffer):
         return self.rising
 
     def take_written(self, was_written: bool) -> None:
-        """What is compared crosses the link, so it is compared only where a write was seen: one through `param.data` is not.
+        """What is compared crosses the link.
         Raises BadInput, on all ranks, while a delayed update is under way, which would undo the write."""
         if was_written and self.is_updating:
             raise BadInput(f"a forward has written into parameters of {self.name!r} (max_norm=, clamp_), while an update of them was "

@@ -55,7 +55,7 @@ class PartlyOffloadedBuffer(OffloadedBuffer):
 
     def take_written(self, was_written: bool) -> None:
         super().take_written(was_written)
-        if not self.kept_is_shard:
+        if was_written and not self.kept_is_shard:
             self.adopt(self.shard[: self.kept], self.kept_master)
 
     # -- gradients ----------------------------------------------------------------------------------------------------

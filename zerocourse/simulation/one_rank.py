@@ -23,6 +23,7 @@ from ..formulas.units import integer
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
 from ..zero.groups import Groups
+from ..zero.options import ZeroOptions
 from ..zero.shard import shard
 from .clusters import Cluster, Network
 from .shapes import find_model
@@ -38,6 +39,7 @@ class SimulatedJob:
     recompute: activation checkpointing of every block.
     shard_ranks: how many ranks, such as those of a node, divide each buffer among them; the other groups of as many ranks
         hold replicas (hybrid sharding). Rank r is in group r // shard_ranks. None: all ranks divide it.
+    aligned: parameters begin at multiples of 16 bytes, as where a model trains on a GPU (see `ZeroOptions`).
     """
 
     model: str
@@ -50,6 +52,7 @@ class SimulatedJob:
     half: bool = False
     recompute: bool = False
     shard_ranks: int | None = None
+    aligned: bool = False
 
     def __post_init__(self):
         integer(self.stage, "stage", 0, 3)
@@ -123,7 +126,8 @@ def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = 
     groups = comm if isinstance(comm, Groups) else Groups(comm)
     model = make_model(job)
     about, optimizer, before = describe(job, model), adamw(model), Counter()
-    shard(model, optimizer, job.stage, comm=groups, param_dtype=torch.bfloat16 if job.half else None)
+    shard(model, optimizer, job.stage, comm=groups, param_dtype=torch.bfloat16 if job.half else None,
+          options=ZeroOptions(aligned=job.aligned))
     forget_shapes(model)
 
     def begin_watched() -> None:

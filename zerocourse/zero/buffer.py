@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from ..comm import Handle
 from ..layout.rankmap import Layout, ShardRange
-from ..measure.storages import raw_grad
+from ..measure.storages import raw_grad, set_data
 from .extras import pool
 from .groups import Groups
 from .options import Precision
@@ -126,7 +126,7 @@ class FlatBuffer:
     def show_full(self) -> None:
         """Let the modules use `full`."""
         for key, param in self.params.items():
-            param.data = self.views[key]
+            set_data(param, self.views[key])
 
     @property
     def gathered(self) -> bool:
@@ -158,7 +158,7 @@ class FlatBuffer:
 
         was_written: has the model, or a user, been seen to write into the parameters?
         """
-        if self.steps_masters:
+        if was_written and self.steps_masters:
             self.adopt(self.shard)
 
     def adopt(self, held: torch.Tensor, master: torch.Tensor | None = None) -> None:
@@ -208,7 +208,8 @@ class FlatBuffer:
         if not self.complete:
             for key in self.params.keys() - self.unreduced:
                 self.view_of(self.grad, key).zero_()
-            self.grad[self.layout.numel :].zero_()
+            for gap in self.layout.padding:
+                self.grad[gap].zero_()
         self.complete = True
         self.unreduced.clear()
 

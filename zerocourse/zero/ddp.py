@@ -29,7 +29,7 @@ from ..measure.ledger import Ledger
 from ..measure.stage_meter import StageMeter
 from . import hooks
 from .buffer import FlatBuffer
-from .extras.gradients import AssignedGradients
+from .extras.gradients import AssignedGradients, PlainInStep
 from .extras.model_buffers import ModelBuffers
 from .extras.replaced import Registered
 from .extras.stack import is_running
@@ -110,7 +110,7 @@ class DataParallel(Reducer):
         self.written = WrittenParameters(self)
         self.optimizer: Optimizer | None = None  # that steps this model
         self.offload = None  # what keeps states in another memory (see `offload`), where there is one
-        self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written]
+        self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written, PlainInStep(self)]
         self.meter = StageMeter(self.recorder, self.flats, ["bucket"] * self.shards_gradients + ["full"] * self.shards_parameters)
         hooks.attach(self)
 

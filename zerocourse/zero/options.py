@@ -23,6 +23,8 @@ class ZeroOptions:
     agreement: at the end of each backward the ranks tell each other, in one small message, what only some of them know
         (who has a gradient, what was written or left over, which of the model's buffers changed). False saves the message,
         assumes that all ranks would say the same, and leaves the model's buffers, such as batch statistics, to each rank.
+    aligned: parameters and slices begin at multiples of 16 bytes, where a GPU reads four fp32 numbers at once; what that takes is
+        padding, and counted as such. None: where the model trains on a GPU.
     """
 
     bucket_size: int | None = None
@@ -30,6 +32,7 @@ class ZeroOptions:
     in_flight: int = 1
     reshard_after_forward: bool = True
     agreement: bool = True
+    aligned: bool | None = None
 
     def __post_init__(self):
         integer(self.prefetch, "prefetch", 0)

@@ -38,6 +38,7 @@ from .unit import Unit, cut_into_units, split_into_buffers
 from .whole.weights import Reader, read_buffers, read_weights, readers_of
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
+ALIGNED_BYTES = 16  # the most that a thread of a GPU reads at once
 
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
@@ -88,6 +89,9 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
                           reshard_after_forward=reshard_after_forward, agreement=agreement)
     precision = with_fields(precision or Precision(), param_dtype=param_dtype, reduce_dtype=reduce_dtype,
                             accumulate_dtype=accumulate_dtype)
+    device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None) or bootstrap.device())
+    if options.aligned is None:  # before the ranks compare their options
+        options = replace(options, aligned=device.type == "cuda")
     stage_class = STAGES[stage]
     functions = with_functions(stage_class.ops, ops or {})
     shapes = {name: param.shape for name, param in model.named_parameters()}
@@ -96,7 +100,6 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     settings = [f"stage {stage}", str(options), str(precision), f"offload {offload}", *(f"the unit {unit}" for unit in made),
                 *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]
     check_same(groups.all_gather_object, describe(model) + settings)
-    device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None) or bootstrap.device())
     trained_in = {precision.of(param) for param in model.parameters()}
     refuse_emulated_bf16(trained_in.union(*map(precision.of_gradients, trained_in)), device)
     assert_materializable(model)
@@ -162,8 +165,10 @@ def fill_unit(unit: Unit, stage_class: type[DataParallel], groups: Groups, owner
     for index, params in enumerate(buffers):
         name = unit.name if len(buffers) == 1 else f"{unit.name}[{index}]"
         shapes = {key: param.shape for key, param in params.items()}
-        layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes})
         dtype = precision.of(next(iter(params.values())))
+        narrowest = min(each.itemsize for each in (dtype, *precision.of_gradients(dtype)))
+        layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes},
+                              multiple=max(1, ALIGNED_BYTES // narrowest) if options.aligned else 1)
         unit.flats.append(make(name, params, layout, dtype, stage_class, groups, precision))
     places = {key: place for flat in unit.flats for key, place in flat.make_full(materializer.device).items()}
     for key in [key for key in places if key in read]:

@@ -79,7 +79,7 @@ def about(stage: DataParallel, optimizer: Optimizer | None, without: Set[str]) -
                   for name, param in stage.model.named_parameters() if name not in without}
     return {"torch": torch.__version__, "ranks": stage.groups.size, "stage": stage.number,
             "optimizer": type(optimizer).__name__ if optimizer is not None else None, "parameters": parameters,
-            "excluded": sorted(without),
+            "excluded": sorted(without), **({"aligned": True} if stage.options.aligned else {}),
             "aliases": {name: first for name, first in aliases(stage.model).items() if first not in without},
             "buffers": {name: list(each.shape) for name, each in buffers(stage.model).items()}}
 

@@ -2,7 +2,8 @@
 
 The stage takes a gradient out of its parameter as soon as it is complete, so `.grad` is None where unsharded training has
 one, and code that looks there would go on without any gradient, in silence. So parameters get a class that says where the
-gradients are. The parts of parameters that the optimizer steps have their `.grad`, which is this rank's slice alone.
+gradients are. The parts of parameters that the optimizer steps have their `.grad`, which is this rank's slice alone; those
+of master weights only within the step, and between the steps they say so, too.
 """
 
 import functools
@@ -15,9 +16,10 @@ from ...errors import BadInput
 from ...measure.storages import raw_grad
 from ..buffer import SLICE, FlatBuffer
 from .extra import Extra
+from .written import WatchedValues
 
 
-class ShardedParameter:
+class ShardedParameter(WatchedValues):
     """Comes before a parameter's own class. `_has_gradient()`: is its gradient in a flat buffer?"""
 
     @property
@@ -55,6 +57,25 @@ def mark_parameters(flats: list[FlatBuffer]) -> None:
 
 def has_gradient(has_grad: set[str], key: str) -> bool:
     return key in has_grad
+
+
+class PlainInStep(Extra):
+    """Within a step the optimizer's parameters have their gradients, and are plain parameters: of a class that it does not
+    know, torch's Adam would update one parameter after the other, with a dozen kernels each."""
+
+    def __init__(self, stage):
+        self.said_by = [(param, type(param)) for flat in stage.flats if flat.steps_masters for param in flat.shard_params.values()]
+
+    def before_step(self) -> None:
+        for param, _ in self.said_by:
+            param.__class__ = nn.Parameter
+
+    def after_step(self) -> None:
+        for param, marked in self.said_by:
+            param.__class__ = marked
+
+    def before_forward(self) -> None:
+        self.after_step()  # there is none after a step that raised
 
 
 class AssignedGradients(Extra):

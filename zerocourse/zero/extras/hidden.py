@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from ...errors import BadInput
+from ...measure.storages import set_data
 from ..buffer import FlatBuffer
 from ..storage import FreeableStorage
 
@@ -83,7 +84,7 @@ class Hiding:
     def hide(self, flat: FlatBuffer) -> None:
         """Let the modules see the right shapes, and no memory. An empty buffer is always there."""
         for param in flat.params.values() if not flat.gathered else ():
-            param.data = self.empty[param]
+            set_data(param, self.empty[param])
             param.__class__ = hidden_class(self.own[param])
 
     def show(self, flat: FlatBuffer) -> None:

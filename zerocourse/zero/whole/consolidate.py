@@ -52,7 +52,7 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
     stage.settle()
     chosen = [(flat, key) for flat in stage.flats for key, param in flat.params.items() if param in params]
     with whole(stage, *dict.fromkeys(stage.unit_of[flat] for flat, _ in chosen)):
-        before = {key: checksum(flat.views[key]) for flat, key in chosen}
+        before = {key: checksum(flat.views[key]) for flat, key in chosen if not write}
         yield
         with torch.no_grad():
             if write:
@@ -62,8 +62,10 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
                     stage.written.seen.add(flat)
             stage.written.note_shards()
             for flat, key in chosen:
-                stage.written.versions[flat][key] = flat.params[key]._version
-                if not write and checksum(flat.views[key]) != before[key]:
+                stage.written.note(flat, key)
+            differ = [checksum(flat.views[key]) != before[key] for flat, key in chosen if not write]
+            for key, differs in zip(before, torch.stack(differ).tolist() if differ else (), strict=True):
+                if differs:  # all are read from the device at once
                     raise BadInput(f"parameter {key!r} was written inside gathered(), which forgets it: say gathered(..., write=True) "
                                    "to keep what rank 0 writes")
 
