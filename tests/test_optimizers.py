@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from worlds import Net, net_rows
 
+from zerocourse.comm import bootstrap
 from zerocourse.engine import initialize
 from zerocourse.engine.config import Config
 from zerocourse.engine.lion import Lion
@@ -39,6 +40,16 @@ def section(name: str, **params) -> dict:
 def test_the_optimizer_of_a_section(asked, kind, defaults):
     optimizer = build_optimizer(config(optimizer=asked), nn.Linear(2, 2).parameters())
     assert type(optimizer) is kind and optimizer.defaults | defaults == optimizer.defaults
+
+
+@pytest.mark.parametrize("place, offload, fused", [("cpu", None, None), ("cuda", None, True), ("cpu", "cpu", True)])
+def test_adam_is_torchs_fused_one_where_that_is_fast(monkeypatch, place, offload, fused):
+    monkeypatch.setattr(bootstrap, "device", lambda: torch.device(place))
+    zero = {"stage": 2} | ({"offload_optimizer": {"device": offload}} if offload else {})
+    for kind in ("Adam", "AdamW"):
+        optimizer = build_optimizer(config(optimizer=section(kind), zero_optimization=zero), nn.Linear(2, 2).parameters())
+        assert optimizer.defaults["fused"] is fused
+    build_optimizer(config(optimizer=section("SGD")), nn.Linear(2, 2).parameters())
 
 
 def test_the_settings_of_a_parameter_group_stay():
