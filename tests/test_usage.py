@@ -493,8 +493,10 @@ def test_a_write_in_place_reaches_the_master_weights(stage):
     with torch.no_grad():
         model.first.weight.fill_(5.0)
     before = model.last.weight.clone()
+    exact = {(flat, key): piece.clone() for flat in model.zero.flats for key, piece in flat.shard_params.items() if key.name != "first.weight"}
     optimizer.step()
     assert model.first.weight.eq(5).all() and model.last.weight.equal(before)
+    assert all(flat.shard_params[key].equal(piece) for (flat, key), piece in exact.items())  # also in fp32, beside what was written
     assert all(piece.eq(5).all() for flat in model.zero.flats for key, piece in flat.shard_params.items() if key.name == "first.weight")
 
 

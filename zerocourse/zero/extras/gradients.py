@@ -67,8 +67,8 @@ class PlainInStep(Extra):
         self.said_by = [(param, type(param)) for flat in stage.flats if flat.steps_masters for param in flat.shard_params.values()]
 
     def before_step(self) -> None:
-        for param, _ in self.said_by:
-            param.__class__ = nn.Parameter
+        for param, marked in self.said_by:
+            param.__class__ = marked.__bases__[-1]  # its own: a Parameter, or a fake tensor
 
     def after_step(self) -> None:
         for param, marked in self.said_by:
