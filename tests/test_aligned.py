@@ -203,7 +203,7 @@ def in_real_ranks(jobs: list[SimulatedJob]) -> list[dict]:
 
 def test_a_simulated_rank_is_a_real_one(pool):
     """Also in what it holds and sends; padding is sent beside the formula's bytes."""
-    jobs = [SimulatedJob("gpt2-tiny", stage, 3, micro_batch=2, seq=16, half=half, aligned=True) for stage in (1, 3) for half in (False, True)]
+    jobs = [SimulatedJob("gpt2-tiny", stage, 3, micro_batch=2, seq=16, half=half, aligned=True) for stage, half in ((1, True), (3, False))]
     kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "peak_bytes", "sent_bytes", "padding_bytes")
     for rank, real in enumerate(pool(3).run(in_real_ranks, jobs)):
         for job, measured in zip(jobs, real, strict=True):
