@@ -178,11 +178,11 @@ def test_between_equally_fast_ones_less_is_sent():
     question = ask("gpt2", "8xA100", ranks=(4, 8), most_micro_batch=16)
     free = replace(question, cluster=replace(question.cluster, network=Network(8, 1e30, 1e30, 0.0)))
     found = evaluate(free)[0]
-    assert found[0].candidate == Candidate(1, 8, 16), "8 ranks, because each of them does as much as each of 4"
+    assert found[0].candidate == Candidate(0, 8, 16), "8 ranks, because each of them does as much as each of 4"
     rates = {each.candidate.stage: free.rate(each) for each in found
              if each.candidate == Candidate(each.candidate.stage, 8, 16)}
     assert rates[1] == rates[2] and abs(rates[3] / rates[1] - 1) < AS_FAST
-    assert rates[0] < rates[1], "data parallel updates everything on every rank"
+    assert (1 - AS_FAST) * rates[1] < rates[0] < rates[1], "data parallel updates everything on every rank, which is little beside the rest"
 
 
 # What is simulated ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from .volumes import passes
 # parameter in the step, per parameter that the rank owns in the step, and the same in each micro-batch. Counted in the
 # operations of simulated steps, for Adam with fp32 master weights or in fp32 (tests/test_planning.py).
 STATE_TRAFFIC = {
-    (2, 0): (6.6, 76, 30, 0), (2, 1): (6.6, 4, 102, 0), (2, 2): (10.6, 0, 66, 36), (2, 3): (10.6, 0, 66, 48),
+    (2, 0): (6.6, 34, 30, 0), (2, 1): (6.6, 4, 60, 0), (2, 2): (10.6, 0, 24, 36), (2, 3): (10.6, 0, 24, 48),
     (4, 0): (13.1, 24, 28, 0), (4, 1): (13.1, 8, 44, 0), (4, 2): (21.1, 0, 4, 40), (4, 3): (21.1, 0, 4, 64)}
 ADAM_TRAFFIC = 28  # of it Adam's own: it reads a weight, a gradient and two averages, and writes all but the gradient
 PUBLISHING_TRAFFIC = {2: 28, 4: 4}  # of it after Adam, a buffer at a time, while the buffer before is gathered
