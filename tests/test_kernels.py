@@ -5,7 +5,15 @@ on in a process that has imported triton, and it must not be on for the other te
 """
 
 import copy
+import json
+import os
+import subprocess
 import sys
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -355,3 +363,125 @@ def test_bandwidth_is_refused_where_it_cannot_be_measured(interpreter):
             measure_bandwidth()
 
     interpreter(refuse)
+
+
+# -- what only a GPU does, without one -------------------------------------------------------------------------------
+
+class Elsewhere(torch.Tensor):
+    """As if it were on the second GPU."""
+
+    is_cuda = property(lambda self: True)
+    device = property(lambda self: torch.device("cuda", 1))
+
+
+def on_which_device() -> list[str]:
+    """What a launch of each kind makes current, in order, for arguments on another device than the current one."""
+    from zerocourse.kernels import adamw_kernel, backend, layernorm
+
+    found = []
+
+    @contextmanager
+    def noted(device):
+        found.append(str(device))
+        yield
+        found.append("back")
+
+    kernel = {(1,): lambda *args, **kwargs: found.append("launch")}
+    x = torch.zeros(4).as_subclass(Elsewhere)
+    with mock.patch.object(torch.cuda, "device", noted):
+        with backend.on_device_of(torch.zeros(1)):
+            assert not found  # nothing is to be selected on a CPU
+        for run in (backend.launcher(kernel, adamw_kernel.CONFIG),
+                    backend.autotuned(kernel, layernorm.CONFIGS, ["C"], layernorm.prune)):
+            run(lambda settings: (1,), x)
+    return found
+
+
+def test_a_kernel_runs_on_the_device_of_its_arguments(interpreter):
+    assert interpreter(on_which_device) == ["cuda:1", "launch", "back"] * 2
+
+
+def no_bf16_below_8() -> list[str]:
+    from zerocourse.kernels import backend
+
+    said = []
+    with mock.patch.object(backend, "INTERPRETED", False), mock.patch.object(torch.cuda, "get_device_name", lambda where: "Tesla T4"):
+        for capability, dtypes in product(((7, 5), (8, 0)), ((torch.float16, torch.float32), (torch.float32, torch.bfloat16))):
+            with mock.patch.object(torch.cuda, "get_device_capability", lambda where, capability=capability: capability):
+                try:
+                    backend.check_device(*(SimpleNamespace(device=torch.device("cuda", 0), dtype=dtype) for dtype in dtypes))
+                    said.append("")
+                except BadInput as error:
+                    said.append(str(error))
+    return said
+
+
+def test_bf16_is_refused_in_a_sentence_where_a_gpu_has_none(interpreter):
+    said = interpreter(no_bf16_below_8)
+    assert [bool(each) for each in said] == [False, True, False, False]
+    assert "bf16 on Tesla T4" in said[1] and "7.5, below 8.0: train in fp16 or fp32" in said[1]
+
+
+def configs_by_columns() -> list[list[tuple[int, int]]]:
+    from zerocourse.kernels.backend import triton
+    from zerocourse.kernels.layernorm import fits, worth_trying
+
+    configs = [triton.Config({"BLOCK_R": rows}, num_warps=warps) for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (8, 8))]
+    assert not any(fits(rows, 8, 2**k) for rows in range(2, 65) for k in range(15) if rows * 2**k > 24576)
+    return [[(config.kwargs["BLOCK_R"], config.num_warps) for config in worth_trying(configs, columns)]
+            for columns in (128, 2048, 8192, 16384)]
+
+
+def test_layer_norm_tries_no_config_that_does_not_fit_into_registers(interpreter):
+    small, middle, wide, widest = interpreter(configs_by_columns)
+    assert len(small) == 6 and middle == [(1, 4), (1, 8), (2, 4), (4, 4), (8, 8)] and wide == widest == [(1, 8)]
+
+
+COMPILE = r"""
+import json, os, re, subprocess, tempfile
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from zerocourse.kernels import layernorm
+from zerocourse.kernels.adamw_kernel import CONFIG, adamw_kernel
+
+def spilled(kernel, dtypes, constants, capability, warps):
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else dtypes.get(name, "fp32") for name in names}
+    divisible = {(names.index(name),): [["tt.divisibility", 16]] for name, dtype in signature.items() if dtype[0] == "*" or name in "nC"}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, divisible)
+    ptx = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps}).asm["ptx"]
+    ptxas = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "ptxas")
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        gpu = re.search(r"\.target (sm_\w+)", ptx)[1]
+        said = subprocess.run([ptxas, "-v", f"--gpu-name={gpu}", file.name, "-o", os.devnull], capture_output=True, text=True).stderr
+    return int(re.search(r"(\d+) bytes spill stores", said)[1]), ptx.count("ld.global"), ptx.count("ld.global.v")
+
+found = []
+for capability in (75, 80, 90):
+    for dtype in ("*fp32", "*fp16" if capability == 75 else "*bf16"):
+        states = {"p_ptr": dtype, "g_ptr": dtype, "m_ptr": "*fp32", "v_ptr": "*fp32", "n": "i32"}
+        found.append((capability, "adamw", dtype, *spilled(adamw_kernel, states, CONFIG.kwargs, capability, CONFIG.num_warps)))
+    rows = {name: "*fp32" for name in ("mean_ptr", "rstd_ptr", "dweights_ptr", "dbiases_ptr")} | {"R": "i32", "C": "i32"}
+    rows |= {name: "*fp16" for name in ("x_ptr", "weight_ptr", "bias_ptr", "y_ptr", "dy_ptr", "dx_ptr")}
+    for kernel in (layernorm.forward_kernel, layernorm.backward_kernel):
+        config = layernorm.worth_trying(layernorm.CONFIGS, 2048)[-1]  # most rows
+        constants = {"BLOCK_C": 2048, **config.kwargs}
+        found.append((capability, "layer norm", "*fp16", *spilled(kernel, rows, constants, capability, config.num_warps)))
+print(json.dumps(found))
+"""
+
+
+def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
+    """For a T4, an A100 and an H100, without a spilled register, and AdamW reads nothing but vectors where shards are aligned."""
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment.pop("TRITON_INTERPRET", None)
+    result = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, timeout=100)
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = json.loads(result.stdout)
+    assert len(found) == 12
+    for capability, kernel, dtype, spills, reads, vectors in found:
+        assert not spills, f"{kernel} of {dtype} spills {spills} bytes for sm_{capability}"
+        assert kernel != "adamw" or reads == vectors, f"{kernel} of {dtype} has {reads - vectors} scalar reads for sm_{capability}"

@@ -2,12 +2,12 @@
 
 import torch
 
-from .backend import INTERPRETED, autotuned, check_device, tl, triton
+from .backend import INTERPRETED, check_device, launcher, tl, triton
 
 
 @triton.jit
 def adamw_kernel(p_ptr, g_ptr, m_ptr, v_ptr, n, kept, step_size, one_minus_beta1, beta2, one_minus_beta2,
-                 root_correction2, eps, magnitude: tl.constexpr, BLOCK: tl.constexpr):
+                 root_correction2, eps, BLOCK: tl.constexpr):
     """One program updates BLOCK neighbouring elements. It computes in fp32, whatever the dtype of p and g."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # int64: a shard may have more than 2³¹ elements
     inside = at < n
@@ -23,16 +23,16 @@ def adamw_kernel(p_ptr, g_ptr, m_ptr, v_ptr, n, kept, step_size, one_minus_beta1
     tl.store(v_ptr + at, v, mask=inside)
 
 
-CONFIGS = ([triton.Config({"BLOCK": 1 << 16})] if INTERPRETED else  # in the interpreter a program costs a millisecond
-           [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in
-            ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8), (8192, 16))])
-_run = autotuned(adamw_kernel, CONFIGS, key=["magnitude"], restore_value=("p_ptr", "m_ptr", "v_ptr"))
+# One config, because memory bounds it whatever the block, and trying several would need a copy of all states to put back:
+# 8 neighbours a thread, which it reads 16 bytes at a time. (In the interpreter a program costs a millisecond.)
+CONFIG = triton.Config({"BLOCK": 1 << 16}) if INTERPRETED else triton.Config({"BLOCK": 2048}, num_warps=8)
+_run = launcher(adamw_kernel, CONFIG)
 
 
 def fused_adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, t: int, lr: float,
                 betas: tuple[float, float], eps: float, weight_decay: float) -> None:
     """One step by the kernel, in place. All are (n,) and contiguous; p and g fp32, bf16 or fp16; m and v fp32."""
-    check_device(p)
+    check_device(p, g)
     n, (beta1, beta2) = p.numel(), betas
     _run(lambda config: (triton.cdiv(n, config["BLOCK"]),), p, g, m, v, n, 1 - lr * weight_decay, lr / (1 - beta1**t),
-         1 - beta1, beta2, 1 - beta2, (1 - beta2**t) ** 0.5, eps, n.bit_length())
+         1 - beta1, beta2, 1 - beta2, (1 - beta2**t) ** 0.5, eps)

@@ -16,6 +16,7 @@ from ..errors import BadInput
 from .backend import INTERPRETED, autotuned, check_device, tl, triton
 
 MOST_COLUMNS = 16384  # of a row that a program can hold
+MOST_NUMBERS = 192  # that a thread keeps: of its 255 registers, some hold addresses
 
 
 def plain_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -77,8 +78,26 @@ def backward_kernel(dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweig
 CONFIGS = ([triton.Config({"BLOCK_R": 64})] if INTERPRETED else
            [triton.Config({"BLOCK_R": rows}, num_warps=warps)
             for rows, warps in ((1, 1), (1, 4), (1, 8), (2, 4), (4, 4), (8, 8))])
-_forward = autotuned(forward_kernel, CONFIGS, key=["C"])
-_backward = autotuned(backward_kernel, CONFIGS, key=["C"])
+
+
+def fits(rows: int, warps: int, block_c: int) -> bool:
+    """Do so many rows fit into the registers of a program of so many warps? Of each row the backward has dy and x there, and one
+    weight and two sums for all rows. What spills costs bandwidth, and up to a minute of compiling."""
+    return (2 * rows + 3) * block_c <= MOST_NUMBERS * 32 * warps
+
+
+def worth_trying(configs: list[triton.Config], block_c: int) -> list[triton.Config]:
+    """Those that fit; where none does, as in rows of more than 8192 columns, one row and the most warps."""
+    fitting = [config for config in configs if fits(config.kwargs["BLOCK_R"], config.num_warps, block_c)]
+    return fitting or [max(configs, key=lambda config: (-config.kwargs["BLOCK_R"], config.num_warps))]
+
+
+def prune(configs: list[triton.Config], arguments: dict) -> list[triton.Config]:
+    return worth_trying(configs, arguments["BLOCK_C"])
+
+
+_forward = autotuned(forward_kernel, CONFIGS, key=["C"], prune=prune)
+_backward = autotuned(backward_kernel, CONFIGS, key=["C"], prune=prune)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -120,7 +139,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     x: (..., C) of fp32, bf16 or fp16; weight, bias: (C,). The result has x's dtype; sums are in fp32.
     Raises BadInput for a wrong shape, a row of more than 16384, or a device where the kernel cannot run.
     """
-    check_device(x)
+    check_device(x, weight, bias)
     C = x.shape[-1] if x.dim() else 0
     if weight.shape != (C,) or bias.shape != (C,):
         raise BadInput(f"layer_norm of {tuple(x.shape)} needs a weight and a bias of shape ({C},), "
