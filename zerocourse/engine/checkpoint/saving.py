@@ -95,7 +95,7 @@ class Saving:
     """A save under way. It is over when `wait()` has returned, which every rank must call."""
 
     def __init__(self, stage: DataParallel, path: Path, content: Content):
-        self.path, self.content, self.groups = path, content, stage.groups
+        self.path, self.content, self.groups, self.device = path, content, stage.groups, stage.device
         self.ranks, self.partial = stage.groups.size, folders.beside(path, folders.PARTIAL)
         self.limit = stage.groups.shard.timeout.total_seconds()
         self.thread: threading.Thread | None = None
@@ -177,6 +177,8 @@ class Saving:
 
     def try_all(self) -> None:
         """Write and commit, without a word to the other ranks but files."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # a new thread's is the first, on which each rank would open a context
         try:
             self.write()
         except Exception as error:

@@ -5,6 +5,7 @@ kept alive always run the version the caller sees. The text of notebook cells go
 """
 
 import contextlib
+import io
 import json
 import linecache
 import os
@@ -28,7 +29,7 @@ def pack(fn, args=(), kwargs=None) -> bytes:
     modules = {m for value in (fn, *args, *kwargs.values()) if (m := _own_module(value))}
     with _by_value(modules):
         try:
-            return cloudpickle.dumps((fn, args, kwargs))
+            return _dumped(_Caller, (fn, args, kwargs))
         except Exception as error:  # pickling runs the objects' own code, which may raise anything
             culprit = _culprit(fn, args, kwargs, set()) or error
     raise BadInput(f"{_name(fn)} cannot be sent to the ranks: {culprit}; create it inside the function, or pass what "
@@ -59,14 +60,40 @@ def cell_sources() -> dict[str, list[str]]:
     return {name: list(entry[2]) for name, entry in list(entries) if len(entry) == 4 and not os.path.exists(name)}
 
 
+def _is_on_accelerator(obj) -> bool:
+    torch = sys.modules.get("torch")
+    return bool(torch) and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta")
+
+
 class _Sender(cloudpickle.Pickler):
     """Pickles a rank's value; accelerator tensors go as CPU tensors, since the caller may have no such device."""
 
     def reducer_override(self, obj):
-        torch = sys.modules.get("torch")
-        if torch and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+        if _is_on_accelerator(obj):
             return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return super().reducer_override(obj)
+
+
+class _Caller(cloudpickle.Pickler):
+    """Pickles a call; accelerator tensors arrive on each rank's own device. With the caller's device in them, as torch pickles
+    them, every rank would open a context on that one GPU."""
+
+    def reducer_override(self, obj):
+        if _is_on_accelerator(obj) and type(obj) is sys.modules["torch"].Tensor:  # of a Parameter it is `data` that comes by here
+            return _on_own_device, (obj.detach().cpu(), obj.requires_grad)
+        return super().reducer_override(obj)
+
+
+def _on_own_device(values, requires_grad: bool):
+    """A tensor of a call, on the rank."""
+    from ...comm import bootstrap
+    return values.to(bootstrap.device()).requires_grad_(requires_grad)
+
+
+def _dumped(pickler: type[cloudpickle.Pickler], value) -> bytes:
+    with io.BytesIO() as file:
+        pickler(file).dump(value)
+        return file.getvalue()
 
 
 def save(value, path: str) -> None:

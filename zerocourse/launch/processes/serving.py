@@ -106,3 +106,5 @@ def _forget() -> None:
             if group is not world:
                 dist.destroy_process_group(group)
     gc.collect()
+    if torch and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # ranks of other pools share the GPU
