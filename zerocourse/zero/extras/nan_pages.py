@@ -3,6 +3,10 @@
 PyTorch lets a storage without memory be read, at address zero: the process dies. So a freed storage on the CPU points at
 pages full of NaN, a few physical megabytes mapped over and over (Linux), and a tensor that someone kept reads as NaN,
 which no loss survives unseen. Each storage has pages of its own, so a write into one harms no other.
+
+On a GPU there are none: a kernel that reads such a tensor ends with "an illegal memory access", and with it all of CUDA in the
+process. It is a plain tensor, of which only its kernels know that they read it, so nothing says a sentence before. With
+CUDA_LAUNCH_BLOCKING=1 the error comes at the line that reads. (The parameter itself is hidden meanwhile: see `hidden`.)
 """
 
 import ctypes
