@@ -238,9 +238,6 @@ class Streams:
         return stream
 
 
-HostLink.is_apart, HostLink.cuda = lambda self, device: device.type != "cpu", Streams
-
-
 def offloaded(stage: int, accumulation: int = 1, dtype=None, **options) -> list:
     model, offload = gpt(), HostOffload(**options)
     optimizer = adamw(model)
@@ -448,6 +445,7 @@ def main() -> None:
     _setup_privateuseone_for_python_backend(DEVICE)
     getattr(torch, DEVICE).get_amp_supported_dtype = lambda: [BF16, torch.float16]  # torch's checkpoint asks for it
     torch.Tensor.tolist = read_as_list
+    HostLink.is_apart, HostLink.cuda = lambda self, device: device.type != "cpu", Streams
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) makes it on the host, as FakeTensorMode expects
     for name in sys.argv[1:] or CASES:
         print(json.dumps({"case": name} | run(name)), flush=True)

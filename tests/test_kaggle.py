@@ -86,9 +86,11 @@ class Host(NamedTuple):
 
 
 def files_of(distributions: set[str]) -> set[Path]:
-    """What they have at the top of site-packages: modules, packages, and what they say of themselves."""
-    return {Path(found.locate_file(file.parts[0])) for found in importlib.metadata.distributions()
-            if lab_kernel.normal(found.name) in distributions for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
+    """What they have at the top of site-packages: modules, packages, and what they say of themselves. (Once setuptools has been
+    imported, the distributions that it brings inside of itself are found, too.)"""
+    entries = {Path(found.locate_file(file.parts[0])) for found in importlib.metadata.distributions()
+               if lab_kernel.normal(found.name) in distributions for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
+    return {entry for entry in entries if entry.parent.name != "_vendor"}
 
 
 @pytest.fixture(scope="module")
