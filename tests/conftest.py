@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: several ranks share a core
 if "--gpu" in sys.argv:
@@ -33,7 +34,6 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU")
     config.addinivalue_line("markers", "gpus2: needs two GPUs")
     config.addinivalue_line("markers", "ranks_may_differ: the ranks of `pool` issue different collectives on purpose")
-    config.addinivalue_line("markers", "xdist_group(name): what a worker runs in one go; known here for runs without pytest-xdist")
 
 
 def pytest_addoption(parser):
@@ -64,14 +64,28 @@ def pytest_runtest_setup(item):
     OrderedRanks.may_differ = item.get_closest_marker("ranks_may_differ") is not None
 
 
-def group(item) -> str | None:
+def group(nodeid: str) -> str:
     """What a worker of `make test` runs in one go: a file, whose tests share fixtures, or what the tests know of a chapter's
-    exercises, which share traces of mutants. None: the test stands alone, because it runs in a process of its own."""
-    name = item.name
-    if item.path.stem == "test_notebooks" or name.startswith("test_solutions_give_the_same_outputs_again"):
+    exercises, which share traces of mutants. A test that runs in a process of its own stands alone."""
+    path, _, name = nodeid.partition("::")
+    stem = Path(path).stem
+    if stem == "test_notebooks" or name.startswith("test_solutions_give_the_same_outputs_again"):
+        return nodeid
+    chapter = re.search(r"\[(chapter\d\d)", name) if stem in ("test_checks", "test_exercises") else None
+    return chapter[1] if chapter else stem
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With --dist loadgroup: by `group`. (pytest-xdist's own groups are written into the names of tests, which pytest 9 no
+    longer lets it change.)"""
+    if config.getvalue("dist") != "loadgroup":
         return None
-    chapter = re.search(r"\[(chapter\d\d)", name) if item.path.stem in ("test_checks", "test_exercises") else None
-    return chapter[1] if chapter else item.path.stem
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group
+    return scheduler
 
 
 def pytest_collection_modifyitems(config, items):
@@ -79,9 +93,6 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=[item for item in items if not quick(item)])
         items[:] = filter(quick, items)
     skip_what_has_no_gpu(items, config.getoption("--gpu"))
-    for item in items:
-        if (named := group(item)) is not None:
-            item.add_marker(pytest.mark.xdist_group(named))
     if config.pluginmanager.hasplugin("timeout"):
         for item in items:
             if not item.get_closest_marker("timeout"):

@@ -15,8 +15,6 @@ from ...layout.rankmap import Layout
 from .gloo import Gloo, Transfer
 
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-
-
 # Those that it can add up. Others, such as int16 and complex numbers, only travel, as bytes.
 DTYPES = {torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
