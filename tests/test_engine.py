@@ -17,6 +17,8 @@ import zerocourse
 from zerocourse.comm import bootstrap as distributed
 from zerocourse.engine import Engine, initialize
 from zerocourse.errors import BadInput
+from zerocourse.simulation.one_rank import step as accumulate_and_step
+from zerocourse.zero.whole.consolidate import state_dict
 
 STAGES = (0, 1, 2, 3)
 MICRO = 2  # samples a rank and micro-batch
@@ -181,6 +183,43 @@ def test_hugging_face_models(pool, kind, stage):
         assert torch.equal(logits, found["logits"]), "a fresh model continues where this one is"
         tied = fresh.get_output_embeddings().weight is fresh.get_input_embeddings().weight
         assert tied == (not kind.endswith("untied"))
+
+
+# --- what a window sends ---
+
+def window_of(stage: int, drives: bool) -> dict:
+    """Two windows of four micro-batches, by the engine, or by the loop that `zerocourse simulate` runs: the collectives of the
+    second one, its bytes, and the weights after it."""
+    model = Net()
+    if drives:
+        engine, *_ = initialize(model, sgd, config=settings(stage, dist.get_world_size(), 4))
+        stage_of_model = engine.zero
+    else:
+        model, optimizer = zerocourse.shard(model, sgd(model.parameters()), stage=stage)
+        stage_of_model = model.zero
+    comm, rank = stage_of_model.comm, dist.get_rank()
+    for window in range(2):
+        before, sent, padding = len(comm.issued), comm.sent.total(), comm.padding
+        batches = iter(rows(4 * window + number, rank) for number in range(4))
+        if drives:
+            for batch in batches:
+                engine.backward(engine(batch))
+                engine.step()
+        else:
+            accumulate_and_step(model, optimizer, lambda model, _: model(next(batches)), None, 4)
+    return {"calls": list(comm.issued)[before:], "sent": (comm.sent.total() - sent, comm.padding - padding), "state": state_dict(model)}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_window_agrees_once_and_sends_what_is_simulated(pool, stage):
+    for by_the_engine, simulated in zip(pool(2).run(window_of, stage, True), pool(2).run(window_of, stage, False), strict=True):
+        norm = ("all_reduce_sum", "", 1, torch.float32)  # which only an engine asks for; each rank of stage 0 knows it
+        assert [call for call in by_the_engine["calls"] if call != norm] == simulated["calls"]
+        assert by_the_engine["calls"].count(norm) == (stage > 0)
+        assert [verb for verb, *_ in by_the_engine["calls"]].count("all_reduce_max") == 1, "four micro-batches agree once, at the step"
+        assert by_the_engine["sent"] == simulated["sent"]
+        for name, value in by_the_engine["state"].items():
+            assert torch.equal(value, simulated["state"][name]), name
 
 
 # --- what one may ask ---

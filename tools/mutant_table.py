@@ -1259,6 +1259,8 @@ MUTANTS = [
     *of("engine/user_backward.py",
         ("a script's own backward is not averaged over the window", "engine is None or engine.in_engine_backward else", "True else",
          "several_backwards.py::test_several_backwards_are_one_on_their_sum[2]"),
+        ("each micro-batch of an engine agrees", "stage.is_last = comes_last", "comes_last; stage.is_last = comes_last or None",
+         "engine.py::test_a_window_agrees_once_and_sends_what_is_simulated[2]"),
         ("fp16 steps without the loss scale", "if self._lacks_scale:", "if False:", "several_backwards.py::test_fp16_needs_the_scale"),
     ),
     *of("engine/engine.py",

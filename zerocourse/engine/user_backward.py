@@ -23,12 +23,12 @@ class UserBackward(Extra):
 
     def before_backward(self) -> None:
         engine, stage = self.engine(), self.stage()
-        is_last = engine is None or engine.reduces_next()  # a model may outlive its engine
+        comes_last = engine is None or engine.reduces_next()  # a model may outlive its engine
         # What the script differentiates is not divided yet: its gradients are, as they come.
         share = 1 if engine is None or engine.in_engine_backward else engine.gradient_accumulation_steps()
         for flat in stage.flats:
             flat.divisor = stage.groups.size * share
-        stage.reduces, stage.is_last = is_last, is_last or None
+        stage.reduces = stage.is_last = comes_last  # the ranks agree once in a window: at its last backward, or in the step
 
     def after_backward(self) -> None:
         engine = self.engine()
