@@ -260,6 +260,28 @@ def test_version_flag():
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"zerocourse {zerocourse.__version__}\n", "")
 
 
+WITHOUT_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("this command imports torch, which takes seconds")
+
+sys.meta_path.insert(0, NoTorch())
+from zerocourse.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "list", "list 5", "memory --params 7e9", "memory --table1",
+                                   "memory --model gpt2-xl --ranks 8", "memory --device 24GB --host 64GB --params 7e9 --ranks 1",
+                                   *(f"{command} --help" for command in sorted(COMMANDS))])
+def test_what_needs_no_torch_imports_none(words):
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words.split()], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and ended.stdout and not ended.stderr, ended.stderr
+
+
 def test_a_bad_command_gets_one_sentence_and_status_2():
     ended = zerocourse_command("trian")
     assert (ended.returncode, ended.stdout) == (2, "")

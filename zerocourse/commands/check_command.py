@@ -13,12 +13,6 @@ read, whatever the grades.
 import sys
 from pathlib import Path
 
-from ..course.checks.exercise import find
-from ..course.checks.verdict import Verdict
-from ..course.grading.classroom import grade_folder, notebooks_in, save_csv
-from ..course.grading.examiner import grade
-from ..course.grading.notebook import ids_of, read_cells
-from ..course.grading.student import Limits
 from ..errors import BadInput
 from ..launch.processes.parent import cores
 from ..launch.progress_bar import progress_bar
@@ -48,6 +42,10 @@ def configure(parser):
 
 
 def run(args) -> Outcome:
+    from ..course.checks.exercise import find  # here and below, because torch takes two seconds to import
+    from ..course.grading.examiner import grade
+    from ..course.grading.student import Limits
+
     for id in args.ids:
         if id.endswith(".ipynb"):
             raise BadInput(f"{id} is a notebook: say --answers {id}")
@@ -56,7 +54,7 @@ def run(args) -> Outcome:
     if args.folder:
         return _folder(args, limits)
     refuse_ignored(args.given, ("--csv", "--jobs"), "without --folder: it is for a class's notebooks")
-    verdicts: dict[str, Verdict] = {}
+    verdicts = {}
     todo = _notebooks(args)
     with _bar(sum(map(len, todo.values())), "answer") as bar:
         for path, ids in todo.items():
@@ -69,6 +67,8 @@ def run(args) -> Outcome:
 
 def _notebooks(args) -> dict[str | Path, list[str]]:
     """Which answers to grade, by notebook."""
+    from ..course.grading.notebook import ids_of, read_cells
+
     if args.answers:
         return {args.answers: args.ids or ids_of(read_cells(args.answers))}
     paths = sorted(path for folder in (".", "exercises") for path in Path(folder).glob("[0-9][0-9]_*.ipynb")
@@ -84,6 +84,8 @@ def _notebooks(args) -> dict[str | Path, list[str]]:
 
 def _ids(path: Path) -> list[str]:
     """The ids of the exercises in a notebook; none if it is another kind of notebook."""
+    from ..course.grading.notebook import ids_of, read_cells
+
     try:
         return ids_of(read_cells(path))
     except BadInput:
@@ -95,7 +97,9 @@ def _bar(total: int, unit: str):
     return progress_bar(total, unit=unit, file=sys.stderr)
 
 
-def _folder(args, limits: Limits) -> Outcome:
+def _folder(args, limits) -> Outcome:
+    from ..course.grading.classroom import grade_folder, notebooks_in, save_csv
+
     folder, table = args.folder, args.csv or args.folder / "grades.csv"
     notebooks = notebooks_in(folder)
     check_file(table, "--csv")

@@ -13,6 +13,7 @@ import warnings
 
 from ..errors import BadInput
 from ..formulas.units import both
+from ..models.gpt2_config import find_config
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, path, refuse_ignored, whole
 
@@ -40,7 +41,6 @@ def run(args) -> Outcome:
     from ..engine.config.explain import counts, effects
     from ..engine.config.json_file import keys_by_line, read_text
     from ..engine.config.keys import KEYS
-    from ..models.gpt2 import find_config
 
     model, known = find_config(args.model), dict(map(supposed, args.auto))
     with warnings.catch_warnings():  # what changes nothing stands in the table

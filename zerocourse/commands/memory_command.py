@@ -17,6 +17,7 @@ from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_s
 from ..formulas.units import both, gb
 from ..formulas.volumes import sent_bytes
 from ..formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, largest_gpt2_unit, needs, on_device
+from ..models.gpt2_config import GPTConfig, find_config
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
 from .fits_table import what_fits
@@ -74,11 +75,10 @@ def run(args) -> Outcome:
     return Outcome(_text(args, stages), stages[args.stage])
 
 
-def _model(args):
-    """The GPTConfig of that name, or None. Raises BadInput."""
+def _model(args) -> GPTConfig | None:
+    """The one of that name, or None. Raises BadInput."""
     if args.model is None:
         return None
-    from ..models.gpt2 import find_config  # here, because it takes torch two seconds to import
     config = find_config(args.model)
     if args.seq is not None and args.seq > config.block_size:
         raise BadInput(f"--seq can be at most {config.block_size} for {args.model}, not {args.seq}.")

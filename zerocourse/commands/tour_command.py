@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import BadInput
 from ..formulas.units import gb
+from ..models.gpt2_config import find_config
 from . import Outcome
 from .arguments import MOST_SEED, Checked, add_device, check_folder, path, set_device, whole
 from .terminal import table as aligned
@@ -42,8 +43,7 @@ def configure(parser):
 def run(args) -> Outcome:
     check_folder(args.out, "--out")
     set_device(args, "cpu")
-    from ..models.gpt2 import find_config  # here, because torch takes two seconds to import
-    from ..course.tour import TourSettings, measure
+    from ..course.tour import TourSettings, measure  # here, because torch takes two seconds to import
     from ..course.tour_checks import checks, expected
 
     settings = TourSettings(replace(find_config(args.model), block_size=args.tokens), args.ranks, args.micro_batch,

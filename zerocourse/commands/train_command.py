@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ..errors import BadInput
 from ..formulas.units import gb
+from ..models.gpt2_config import find_config
 from . import Outcome
 from .arguments import MOST_SEED, Checked, add_device, check_folder, path, positive, refuse_ignored, set_device, whole
 
@@ -122,7 +123,6 @@ def prepare(args, ranks: int, writes: bool = True):
     from ..comm import bootstrap
     from ..data.tokens import TokenStream
     from ..engine.train import TrainSettings, open_dataset
-    from ..models.gpt2 import find_config
     from .earlier_run import check_resume, of_earlier_attempt
     from .estimates import check_ranks
 
