@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from zerocourse.course import activation_trial, resumes, scale_bug
 from zerocourse.course.fp16_run import train_fp16
 from zerocourse.course.museum import BUGS, planted, proof
-from zerocourse.course.museum.bug import Change
+from zerocourse.course.museum.breaks import Break
 from zerocourse.course.museum.cases import CASES, case, solved
 from zerocourse.course.museum.scene import Played, Scene, batch, model_of, play, play_expert, play_whole
 from zerocourse.errors import BadInput
@@ -78,13 +78,13 @@ def test_what_cannot_be_planted_is_said():
     with planted("summed"), pytest.raises(BadInput, match="FlatBuffer.collect has a bug already"):
         with planted("late_micro_batch"):
             pass
-    outdated = replace(BUGS["summed"], changes=(Change("zero.ddp:all_reduce", "no such line", ""),))
-    with pytest.raises(ValueError, match="stands 0 times"):
+    outdated = replace(BUGS["summed"], changes=(Break("zero.ddp:all_reduce", "while.test", "False"),))
+    with pytest.raises(ValueError, match="'zero.ddp:all_reduce' has no place 'while.test': at 'while' nothing is left"):
         list(outdated.sources())
 
 
 def test_a_traceback_shows_the_planted_line():
-    bug = replace(BUGS["summed"], changes=(Change("zero.ddp:all_reduce", "return comm.", "1 / 0\n    return comm."),))
+    bug = replace(BUGS["summed"], changes=(Break("zero.ddp:all_reduce", "return", "1 / 0\n{old}"),))
     with bug.planted(), pytest.raises(ZeroDivisionError) as caught:
         all_reduce(None, None)
     assert "1 / 0" in str(caught.traceback[-1].statement)

@@ -17,7 +17,8 @@ from ..errors import BadInput
 from ..measure.ledger import Ledger
 from ..models.gpt2 import GPT, GPTConfig
 from ..zero.shard import shard
-from .museum.bug import Bug, Change
+from .museum.breaks import Break, drop
+from .museum.bug import Bug
 
 SHAPE = GPTConfig(4, 4, 64, block_size=128, vocab_size=256)
 SAMPLES = 2
@@ -29,19 +30,15 @@ OTHER_MASKS = Bug(
     symptom="None: the losses of a step are right to the last bit.",
     instrument="gradients, bitwise against those without checkpointing", source="common",
     test="test_activations.py::test_dropout_draws_the_same_masks_again",
-    changes=(Change("activations.checkpointing:checkpointed", "use_reentrant=False,",
-                    "use_reentrant=False, preserve_rng_state=False,"),))
+    changes=(Break("activations.checkpointing:checkpointed", "checkpoint().use_reentrant", "{old}, preserve_rng_state=False"),))
 
 NOT_GATHERED_AGAIN = Bug(
     "not_gathered_again", "stage 3 does not gather a block's parameters before it is computed again",
     symptom="NaN in the gradients, or an error about a parameter of no elements.",
     instrument="gradients, bitwise against those without checkpointing", source="huggingface/transformers#47254",
     test="test_activations.py::test_stage_3_gathers_a_block_before_it_computes_again",
-    changes=(Change("zero.stage3:Stage3.enter",
-                    "self.unshard_and_prefetch(unit, self.passes[-1].ahead[: self.options.prefetch])",
-                    "pass"),
-             Change("zero.stage3:Stage3.gather_for_use", "if not (self.root.forward_depth or self.in_backward):",
-                    "if not self.root.forward_depth:")))
+    changes=(Break("zero.stage3:Stage3.enter", "expr", drop),
+             Break("zero.stage3:Stage3.gather_for_use", "if.test", "not self.root.forward_depth")))
 
 
 def model_of(way: str = "nothing", shape: GPTConfig = SHAPE, **changes) -> GPT:

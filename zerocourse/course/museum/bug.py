@@ -1,11 +1,9 @@
-"""A bug of the museum: a few lines of the package's own source, and what they become as long as it is planted.
+"""A bug of the museum: a few places in the package's own source, and what they become as long as it is planted.
 
-A change is a text, so that what a reader is shown is what runs. It is applied to the source of one function, and the
-function gets the code that comes of it. So everybody who holds the function has the bug, also a stage that was made
-before.
+What a reader is shown is what runs: the changes are made in the source of a function, and the function gets the code that
+comes of it. So everybody who holds the function has the bug, also a stage that was made before.
 """
 
-import inspect
 import linecache
 import textwrap
 from collections import defaultdict
@@ -13,36 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches, unified_diff
-from functools import reduce
-from importlib import import_module
 from types import CodeType, FunctionType
 
 from ...errors import BadInput
 from .. import show
+from .breaks import Break, function_after
 from .scene import Scene
 
 CONTEXT = 2  # lines around a change that are shown
-
-
-@dataclass(frozen=True)
-class Change:
-    """In the source of a function the text `old`, which stands there once, becomes `new`.
-
-    where: the function, as "zero.buffer:FlatBuffer.collect": a module of the package, and a name in it.
-    """
-
-    where: str
-    old: str
-    new: str
-
-    @property
-    def function(self) -> FunctionType:
-        """The Python function: of a property the one that reads it, of a decorated one what was decorated."""
-        module, _, inside = self.where.partition(":")
-        *classes, name = inside.split(".")
-        owner = reduce(getattr, classes, import_module(f"zerocourse.{module}"))
-        found = inspect.getattr_static(owner, name)
-        return inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
 
 
 @dataclass(frozen=True)
@@ -62,7 +38,7 @@ class Bug:
     instrument: str
     source: str
     test: str
-    changes: tuple[Change, ...]
+    changes: tuple[Break, ...]
     scene: Scene | None = None
     proof: Callable[..., None] | None = None
 
@@ -85,15 +61,9 @@ class Bug:
         """
         of_function = defaultdict(list)
         for change in self.changes:
-            of_function[change.function].append(change)
+            of_function[change.function()].append(change)
         for function, changes in of_function.items():
-            before = after = textwrap.dedent(inspect.getsource(function))
-            for change in changes:
-                if (times := after.count(change.old)) != 1:
-                    raise ValueError(f"the bug {self.name!r} changes {change.old!r} in {function.__qualname__}, where "
-                                     f"that stands {times} times: it must stand there once")
-                after = after.replace(change.old, change.new)
-            yield function, before, after
+            yield function, *function_after(changes)
 
     @contextmanager
     def planted(self) -> Iterator["Bug"]:
@@ -101,9 +71,10 @@ class Bug:
 
         Raises BadInput where one of the functions has another bug already.
         """
-        for function in {change.function for change in self.changes} & planted_now:
+        sources = {function: after for function, _, after in self.sources()}
+        for function in sources.keys() & planted_now:
             raise BadInput(f"{function.__qualname__} has a bug already: plant {self.name!r} when that one is out again")
-        codes = {function: compiled(function, after, self.name) for function, _, after in self.sources()}
+        codes = {function: compiled(function, after, self.name) for function, after in sources.items()}
         before = {function: function.__code__ for function in codes}
         planted_now.update(codes)
         try:

@@ -1,12 +1,11 @@
 """Bugs in when things happen: everything is right, and slow."""
 
-from .bug import Bug, Change
+from .breaks import Break
+from .bug import Bug
 from .proof import gathers_run_ahead
 from .scene import Scene
 
-GATHER = "comm.all_gather(flat.full, flat.layout, flat.name)"
-REDUCE = "comm.reduce_scatter(bucket, flat.layout, flat.name, done=flat.accumulate)"
-AT_ONCE = "handle = {}\n    handle.wait()\n    return handle"
+AT_ONCE = "handle = {value}\nhandle.wait()\nreturn handle"
 
 BUGS = (
     Bug("wait_at_once", "an asynchronous collective is waited for where it is started",
@@ -14,6 +13,6 @@ BUGS = (
         instrument="the timeline: no block computes while another is being gathered",
         source="common", test="test_stages.py::test_overlap",
         scene=Scene(stage=3, layers=4), proof=gathers_run_ahead,
-        changes=(Change("zero.stage3:unshard", f"return {GATHER}", AT_ONCE.format(GATHER)),
-                 Change("zero.stage2:reduce_scatter_and_free", f"return {REDUCE}", AT_ONCE.format(REDUCE)))),
+        changes=(Break("zero.stage3", "all_gather() ^return", AT_ONCE),
+                 Break("zero.stage2", "reduce_scatter() ^return", AT_ONCE))),
 )

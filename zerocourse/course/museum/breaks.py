@@ -1,0 +1,116 @@
+"""A mistake that is planted on purpose: a place in the package's own code, and what stands there instead."""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import NamedTuple
+
+from .syntax_place import SyntaxPlace, ModuleText, find
+
+HOUSE = Path(__file__).parents[2]
+FIELD = re.compile(r"\{([a-z]+)\}")
+LOOSE = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Lambda, ast.NamedExpr)
+BINDING = (*LOOSE[:5], ast.Attribute, ast.Subscript, ast.Starred)
+
+
+class Edit(NamedTuple):
+    """The bytes `start` to `stop` of a file become `new`."""
+
+    start: int
+    stop: int
+    new: str
+
+
+@dataclass(frozen=True)
+class Break:
+    """One change of the package's code.
+
+    where: a module of the package, or a class or function in it, as "zero.buffer:FlatBuffer.collect".
+    path: from there to one node of the syntax tree, in the steps that `syntax_place` has.
+    new: the code that stands there instead; or a function of the place, such as `drop`. {old} is what was there, and {value},
+        {test} ... what was in this field of the node.
+    """
+
+    where: str
+    path: str
+    new: str | Callable[[SyntaxPlace], Edit]
+
+    def place(self, house: Path = HOUSE) -> SyntaxPlace:
+        """house: the folder of the package, or of a copy. Raises ValueError, in a sentence, where the place is not there."""
+        return find(house, self.where, self.path)
+
+    def edit(self, house: Path = HOUSE) -> Edit:
+        place = self.place(house)
+        return self.new(place) if callable(self.new) else become(place, FIELD.sub(place.filled, self.new))
+
+    def function(self) -> FunctionType:
+        """The function around the place in the running program: of a property the one that reads it, of a decorated one what was
+        decorated."""
+        *classes, name = self.place().qualified_name.split(".")
+        module = import_module(f"zerocourse.{self.where.partition(':')[0]}")
+        found = inspect.getattr_static(reduce(getattr, classes, module), name)
+        return inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
+
+
+def file_after(breaks: Iterable[Break], house: Path = HOUSE) -> tuple[ModuleText, str]:
+    """A module, and its text with breaks, which are all in it.
+
+    Raises ValueError where a place is not there, where two changes overlap, and where Python does not read the text.
+    """
+    breaks = list(breaks)
+    source, = {break_.place(house).source for break_ in breaks}
+    text, limit = source.text, len(source.text)
+    for edit in sorted((break_.edit(house) for break_ in breaks), reverse=True):
+        if edit.stop > limit:
+            raise ValueError(f"two changes overlap in {source.file.name}, at {edit.new!r}: make them one")
+        text, limit = text[: edit.start] + edit.new.encode() + text[edit.stop :], edit.start
+    try:
+        compile(text, str(source.file), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise ValueError(f"{source.file.name} with {', '.join(map(str, breaks))} is not Python: {error}") from None
+    return source, text.decode()
+
+
+def function_after(breaks: Iterable[Break]) -> tuple[str, str]:
+    """The source of a function before and after breaks, which are all in it. Raises what `file_after` raises."""
+    breaks = list(breaks)
+    source, after = file_after(breaks)
+    start, stop = source.lines(breaks[0].place().function)
+    after = after.encode()[start : stop - len(source.text) or None]
+    return textwrap.dedent(source.text[start:stop].decode()), textwrap.dedent(after.decode())
+
+
+def become(place: SyntaxPlace, code: str) -> Edit:
+    """Other code. Statements get the indentation of the place."""
+    if statement := place.statement:
+        code = code.replace("\n", "\n" + " " * statement.col_offset)
+    elif isinstance(place.parent, BINDING) and place.node is not getattr(place.parent, "slice", None) and isinstance(ast.parse(f"({code})", mode="eval").body, LOOSE):
+        code = f"({code})"
+    return Edit(*place.source.span(place.node), code)
+
+
+def drop(place: SyntaxPlace) -> Edit:
+    """Without this statement, argument, element or operand."""
+    source, node = place
+    parent = place.parent
+    if place.statement:
+        return become(place, "pass")
+    if isinstance(parent, ast.keyword):
+        return drop(SyntaxPlace(source, parent))
+    beside = place.beside
+    if len(beside) == 2 and not isinstance(parent, ast.Call):  # what is left needs no sign between, but a tuple needs one
+        other = next(source.code(one) for one in beside if one is not node)
+        return become(SyntaxPlace(source, parent), f"({other},)" if isinstance(parent, ast.Tuple) else other)
+    at, (start, stop) = beside.index(node), source.span(node)
+    if at + 1 < len(beside):
+        stop, _ = source.span(beside[at + 1])
+    elif at:
+        _, start = source.span(beside[at - 1])
+    return Edit(start, stop, "")
