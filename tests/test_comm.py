@@ -23,7 +23,9 @@ import time
 import traceback
 import weakref
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zerocourse import shard
-from zerocourse.comm import Comm, add_in_order, backends, desync, fail_all, mutual_waits, watch
+from zerocourse.comm import Chain, Comm, Handle, add_in_order, backends, desync, fail_all, mutual_waits, watch
 from zerocourse.comm.backends import gloo, nccl
 from zerocourse.comm.events import MOST_EVENTS, Recorder
 from zerocourse.comm.simulated import SimulatedComm
@@ -372,6 +374,61 @@ def test_handles(pool):
     for found in pool(3).run(handles):
         assert found == {"by name": [[0.0, 1.0, 2.0]] * 3, "kept until wait": True, "the other terms are gone": True,
                          "events": ([("wait", 160, 1), ("all_gather", 160, 0)], True)}
+
+
+def in_two_parts() -> dict:
+    """Two buckets are summed up by a reduce-scatter and then an all-gather each, the second half of one beside that of the other."""
+    comm, layout = Comm(), Layout.build({"a": (6,)}, dist.get_world_size())
+    own, found = layout.slice(comm.rank), {}
+    rows = {unit: torch.full((layout.padded,), float(2 ** comm.rank)) for unit in "ab"}
+
+    def second_half(unit):
+        return comm.all_gather(rows[unit], layout, unit)
+
+    chains = {unit: comm.reduce_scatter(rows[unit], layout, unit, into=rows[unit][own]).then(partial(second_half, unit)) for unit in "ab"}
+    chains["a"] = chains["a"].then(lambda: found.setdefault("at the end", rows["a"].tolist()) and None)
+    found["takes"] = chains["a"].tensor is rows["a"], chains["a"].received
+    time.sleep(0.2)  # the first half is complete, and nobody has waited for it
+    found["begun"] = [verb for verb, *_ in comm.issued]
+    found["parts left"] = [chain.advance() for chain in chains.values()]
+    found["takes then"] = chains["a"].tensor is rows["a"], chains["a"].received
+    for chain in [*chains.values(), *chains.values()]:  # a second time is nothing
+        chain.wait()
+    found["sums"] = {number for row in rows.values() for number in row.tolist()}
+    found["issued"] = [verb + unit for verb, unit, *_ in comm.issued if unit]
+    found["events"] = sorted(event.verb + event.unit for event in comm.recorder.events if event.verb != "wait")
+    return found | {"over": [chains["a"].tensor, chains["a"].received]}
+
+
+@pytest.mark.parametrize("ranks", ("pool", "strict_pool"))
+def test_one_thing_and_then_another(request, ranks):
+    for found in request.getfixturevalue(ranks)(2).run(in_two_parts):
+        begun = [verb for verb in found.pop("begun") if verb != "all_reduce_sum"]  # NCCL's first call
+        assert begun == ["reduce_scatter"] * 2, "what comes next begins when somebody waits, and not by itself"
+        received = found.pop("takes")[1]
+        assert found == {"at the end": [3.0] * 6, "parts left": [True, True], "takes then": (True, 0), "sums": {3.0},
+                         "issued": ["reduce_scattera", "reduce_scatterb", "all_gathera", "all_gatherb"],
+                         "events": ["all_gathera", "all_gatherb", "reduce_scattera", "reduce_scatterb"], "over": [None, 0]}
+        assert received == 12
+
+
+class Fails(Handle):
+    def wait(self) -> None:
+        raise CollectiveError("too late")
+
+
+def test_after_an_error_nothing_further_begins():
+    done = []
+    chain = Chain(None, lambda: done.append("first")).then(Fails).then(lambda: done.append("never"))
+    for _ in range(2):
+        with pytest.raises(CollectiveError, match="too late"):
+            chain.wait()
+    assert done == ["first"]
+    own = Chain(SimpleNamespace(wait=lambda: done.append("a handle that can only wait")), lambda: done.append("then"))
+    assert (own.tensor, own.received) == (None, 0)
+    own.wait()
+    own.wait()
+    assert done == ["first", "a handle that can only wait", "then"]
 
 
 def test_the_record_keeps_two_steps_and_is_bounded():

@@ -11,7 +11,7 @@ import zerocourse
 from zerocourse.comm import device_clock
 from zerocourse.comm.device_clock import DeviceClock, clock_of, finished
 from zerocourse.comm.events import Recorder
-from zerocourse.comm.handle import Handle
+from zerocourse.comm.handle import CollectiveHandle
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.course import timelines
 from zerocourse.errors import BadInput
@@ -95,7 +95,7 @@ def comm_on(stream: Stream, milliseconds: float):
 def test_what_a_collective_leaves_exposed_is_what_the_stream_waits(stream):
     comm = comm_on(stream, 5)
     tensor = SimpleNamespace(device=GPU)
-    handle = Handle(comm, "all_gather", "h.0", 8, "all_gather of h.0 #1", tensor, [object()], lambda: None)
+    handle = CollectiveHandle(comm, "all_gather", "h.0", 8, "all_gather of h.0 #1", tensor, [object()], lambda: None)
     stream.work(3)  # of the unit before, which hides a part
     handle.wait()
     events = comm.recorder.of_step(0)

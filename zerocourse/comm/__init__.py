@@ -3,6 +3,6 @@
 from .backends.gloo import add_in_order
 from .failure import fail_all
 from .group import Comm
-from .handle import Handle
+from .handle import Chain, Handle
 
-__all__ = ["Comm", "Handle", "add_in_order", "fail_all"]
+__all__ = ["Chain", "Comm", "Handle", "add_in_order", "fail_all"]

@@ -20,7 +20,7 @@ from ..layout.rankmap import Layout
 from . import backends, failure, watch
 from .desync import DesyncReport
 from .events import Recorder
-from .handle import Handle
+from .handle import CollectiveHandle, Handle
 from .progress import CollectiveProgress, collectives, messages
 
 OPS = ("sum", "max")
@@ -79,7 +79,7 @@ class Comm:
         with self._explained(call):
             works, finish = self._backend(tensor).all_gather(tensor, layout, call)
         self._note_messages(works)
-        return Handle(self, "all_gather", unit, nbytes, call, tensor, works, finish)
+        return CollectiveHandle(self, "all_gather", unit, nbytes, call, tensor, works, finish)
 
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, unit: str, into: torch.Tensor | None = None,
                        done: Callable[[torch.Tensor], None] | None = None) -> Handle:
@@ -102,8 +102,8 @@ class Comm:
             if done is not None:
                 done(result)
 
-        return Handle(self, "reduce_scatter", unit, nbytes, call, tensor, works, finish,
-                      backend.received_bytes(tensor, layout))
+        return CollectiveHandle(self, "reduce_scatter", unit, nbytes, call, tensor, works, finish,
+                                backend.received_bytes(tensor, layout))
 
     # -- what every rank has for every other: Ulysses ------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Comm:
         with self._explained(call):
             works, finish = self._backend(rows).all_to_all(rows, received, call)
         self._note_messages(works)
-        return Handle(self, "all_to_all", unit, nbytes, call, rows, works, finish)
+        return CollectiveHandle(self, "all_to_all", unit, nbytes, call, rows, works, finish)
 
     # -- from one rank to another: pipelines, rings ----------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Comm:
             for _ in into if flat else ():  # the handle is the sends'
                 self.recorder.record("recv", unit, begun)
 
-        return Handle(self, "send" if flat else "recv", unit, sum(tensor.nbytes for tensor in flat.values()), call, tensors[0], works, finish)
+        return CollectiveHandle(self, "send" if flat else "recv", unit, sum(tensor.nbytes for tensor in flat.values()), call, tensors[0], works, finish)
 
     def _note_messages(self, works: list, calls: int = 1) -> None:
         """Let these works count as so many calls. A collective counts once on every rank, however many messages it is:

@@ -22,14 +22,14 @@ import copy
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from ..comm import Comm, Handle, add_in_order
+from ..comm import Chain, Comm, Handle, add_in_order
 from ..comm.device_clock import finished
 from ..formulas.overlap import speedup_bound
 from ..launch.link import limit_here, limited_link
@@ -202,28 +202,23 @@ class SilentComm(Comm):
         super().__init__()
         self.gathered: dict[str, torch.Tensor] = {}
 
-    def all_gather(self, tensor: torch.Tensor, layout: Layout, unit: str) -> "SilentHandle":
+    def all_gather(self, tensor: torch.Tensor, layout: Layout, unit: str) -> Handle:
         if unit in self.gathered:
             tensor.copy_(self.gathered[unit])
         else:
             super().all_gather(tensor, layout, unit).wait()
             self.gathered[unit] = tensor.clone()
-        return SilentHandle()
+        return Chain(None, lambda: None)
 
-    def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, unit: str, into=None, done=None) -> "SilentHandle":
+    def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, unit: str, into=None, done=None) -> Handle:
         mine = tensor[layout.slice(self.rank)]
-        return SilentHandle(lambda: (done or bool)(add_in_order([mine, torch.zeros_like(mine)], into)))
 
+        def add() -> None:
+            summed = add_in_order([mine, torch.zeros_like(mine)], into)
+            if done is not None:
+                done(summed)
 
-class SilentHandle:
-    """A handle without a collective: `wait` only does what would follow the collective."""
-
-    def __init__(self, finish: Callable[[], object] = lambda: None):
-        self.finish = finish
-
-    def wait(self) -> None:
-        finish, self.finish = self.finish, lambda: None
-        finish()
+        return Chain(None, add)
 
 
 def collective_seconds(flat: FlatBuffer, comm: Comm) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from ..comm import Comm
+from ..comm import Chain, Comm, Handle
 from ..errors import BadInput
 from ..measure import storages, tier_registry
 from ..zero.ddp import StageOps
@@ -71,7 +71,7 @@ class DiskOffload(HostOffload):
         self.buffers, self.poison = buffers, poison
         self.staging: StagingBuffers | None = None  # from their first use on, when it is known how large they must be
         self.leaving: list[DiskBuffer] = []  # those that are being written, or read by the link, the oldest first
-        self.coming: list[RisingFromDisk] = []  # parameters on their way from the disk, the oldest first
+        self.coming: list[DiskBuffer] = []  # those whose parameters are on their way from the disk, the oldest first
         self.kept: DiskBuffer | None = None  # the last one that was used outside of a step: it may be used again
         self.waiting: deque[DiskBuffer] = deque()  # those that the present step has not begun to read
         self.ahead: deque[DiskBuffer] = deque()  # those that it has, ahead of their turns
@@ -85,7 +85,7 @@ class DiskOffload(HostOffload):
 
     def ops(self, ops: StageOps) -> StageOps:
         ours = super().ops(ops)
-        return replace(ours, unshard=partial(RisingFromDisk, self)) if self.parameters else ours
+        return replace(ours, unshard=self.read_and_gather) if self.parameters else ours
 
     def attach(self, stage) -> None:
         super().attach(stage)
@@ -172,7 +172,7 @@ class DiskOffload(HostOffload):
         elif self.leaving:
             self.finish_leaving(self.leaving[0])
         elif self.coming:
-            self.coming[0].land()
+            self.land(self.coming[0])
         elif self.ahead:
             self.ahead[-1].block.abandon()
             self.waiting.appendleft(self.ahead.pop())  # to be read again
@@ -195,12 +195,35 @@ class DiskOffload(HostOffload):
     def staging_memory(self) -> list[torch.Tensor]:
         return [] if self.staging is None else self.staging.memory
 
+    # -- parameters on the disk ---------------------------------------------------------------------------------------
+
+    def read_and_gather(self, flat: DiskBuffer, comm: Comm) -> Handle:
+        """Stage 3 with parameters on the disk: a slice is read while the units before compute; `wait` sends it up, and gathers it."""
+        flat.storage.allocate()
+        self.fetch(flat, PARAMS)
+        self.coming.append(flat)
+        return Chain(None, partial(self.land, flat)).then(lambda: comm.all_gather(flat.full, flat.layout, flat.name))
+
+    def land(self, flat: DiskBuffer) -> None:
+        """If the slice is coming: it is in its place in `full`, and the staging buffer is free again as soon as the link has read it."""
+        if flat not in self.coming:
+            return
+        self.coming.remove(flat)
+        try:
+            flat.block.wait()
+            flat.start_raise().wait()
+        except BaseException:
+            flat.block.abandon()
+            raise
+        self.leaving.append(flat)
+        if flat.has_left:  # on a GPU the staging buffer is read until the copy is over, for which the next taker waits
+            self.finish_leaving(flat)
+
     # -- outside of a step --------------------------------------------------------------------------------------------
 
     def bring(self, flat: DiskBuffer) -> None:
         """All of a buffer's block is in memory when this returns."""
-        for each in [each for each in self.coming if each.flat is flat]:
-            each.land()
+        self.land(flat)
         if flat is self.kept:
             self.kept = None
         elif not flat.block.has_memory or flat in self.leaving:
@@ -220,34 +243,3 @@ class DiskOffload(HostOffload):
     def let_go(self) -> None:
         self.kept, flat = None, self.kept
         flat.block.release()
-
-
-class RisingFromDisk:
-    """Stage 3 with parameters on the disk: a slice is read while the units before compute; `wait` sends it up, and
-    gathers it."""
-
-    def __init__(self, offload: DiskOffload, flat: DiskBuffer, comm: Comm):
-        self.offload, self.flat, self.comm, self.has_landed = offload, flat, comm, False
-        flat.storage.allocate()
-        offload.fetch(flat, PARAMS)
-        offload.coming.append(self)
-
-    def land(self) -> None:
-        """The slice is in its place in `full`, and the staging buffer is free again as soon as the link has read it."""
-        if self.has_landed:
-            return
-        self.has_landed = True
-        self.offload.coming.remove(self)
-        try:
-            self.flat.block.wait()
-            self.flat.start_raise().wait()
-        except BaseException:
-            self.flat.block.abandon()
-            raise
-        self.offload.leaving.append(self.flat)
-        if self.flat.has_left:  # on a GPU the staging buffer is read until the copy is over, for which the next taker waits
-            self.offload.finish_leaving(self.flat)
-
-    def wait(self) -> None:
-        self.land()
-        self.comm.all_gather(self.flat.full, self.flat.layout, self.flat.name).wait()

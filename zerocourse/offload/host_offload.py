@@ -25,7 +25,7 @@ from math import floor
 
 from torch.optim import Optimizer
 
-from ..comm import Comm, Handle
+from ..comm import Chain, Comm, Handle
 from ..errors import BadInput
 from ..zero.buffer import FlatBuffer
 from ..zero.ddp import DataParallel, StageOps
@@ -124,8 +124,10 @@ class HostOffload:
 
     # -- the operations -----------------------------------------------------------------------------------------------
 
-    def reduce(self, own: Callable[[FlatBuffer, Comm], Handle | None], flat: OffloadedBuffer, comm: Comm) -> "GoingDown":
-        return GoingDown(self, flat, own(flat, comm))
+    def reduce(self, own: Callable[[FlatBuffer, Comm], Handle | None], flat: OffloadedBuffer, comm: Comm) -> Handle | None:
+        """What the stage does, and then the gradient goes down, if this backward is the last of its step."""
+        reduction = own(flat, comm)
+        return Chain(reduction, flat.send_down) if self.stage.is_last else reduction  # it may be over only in a later backward
 
     def step(self, flats: list[OffloadedBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
         flats = flats[::-1]  # as the backward came to them: the last one's gradient is down first, the root's at the end
@@ -174,35 +176,7 @@ class HostOffload:
         return None if flat.shards_parameters else comm.all_gather(flat.full, flat.layout, flat.name)
 
 
-class GoingDown:
-    """A reduction under way. After it the gradient goes down, if this backward is the last of its step."""
-
-    def __init__(self, offload: HostOffload, flat: OffloadedBuffer, handle: Handle | None):
-        self.flat, self.handle = flat, handle
-        self.is_last = offload.stage.is_last  # now: it may be over only in a later backward
-
-    def __getattr__(self, name: str):
-        return getattr(self.handle, name)
-
-    def wait(self) -> None:
-        if self.handle is not None:
-            self.handle.wait()
-        if self.is_last:
-            self.flat.send_down()
-
-
-class Rising:
-    """A slice of parameters that goes up, and is then gathered."""
-
-    def __init__(self, gather: Callable[[], Handle], transfer: LinkTransfer):
-        self.gather, self.transfer = gather, transfer
-
-    def wait(self) -> None:
-        self.transfer.wait()
-        self.gather().wait()
-
-
-def raise_and_gather(own, flat: OffloadedBuffer, comm: Comm) -> Rising:
+def raise_and_gather(own, flat: OffloadedBuffer, comm: Comm) -> Handle:
     """Stage 3 with offloaded parameters: the slice goes up while the unit before computes; `wait` gathers it."""
     flat.storage.allocate()
-    return Rising(lambda: comm.all_gather(flat.full, flat.layout, flat.name), flat.start_raise())
+    return flat.start_raise().then(lambda: comm.all_gather(flat.full, flat.layout, flat.name))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..comm import Handle
 from ..errors import ZeroCourseError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class TransferError(ZeroCourseError, RuntimeError):
     """A copy between device and host failed, or was not over within its limit."""
 
 
-class LinkTransfer:
+class LinkTransfer(Handle):
     """One copy under way. It keeps both tensors alive until `wait` or `release`; after `wait`, `into` may be used."""
 
     def __init__(self, link: "HostLink", verb: str, name: str, into: torch.Tensor, source: torch.Tensor):

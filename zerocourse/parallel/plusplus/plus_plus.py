@@ -12,7 +12,7 @@ from ...zero.buffer import FlatBuffer
 from ...zero.ddp import local_step
 from ...zero.shard import shard
 from ..mesh_comms import MeshComms
-from .two_level import TwoHops, gather, reduce
+from .two_level import gather, reduce
 
 
 def zero_plus_plus(model: nn.Module, optimizer: Optimizer | None, comms: MeshComms, quantized_weights: bool = True,
@@ -62,7 +62,7 @@ class ZeroPlusPlus:
         stage = self.stage()
         return stage is not None and bool(stage.root.forward_depth or stage.in_backward)
 
-    def unshard(self, flat: FlatBuffer, comm: Comm) -> Handle | TwoHops:
+    def unshard(self, flat: FlatBuffer, comm: Comm) -> Handle:
         """Give `full` memory and gather into it: from the node's copy, if there is one, else from all nodes."""
         flat.storage.allocate()
         if not self.computes:
@@ -73,17 +73,13 @@ class ZeroPlusPlus:
             flat.full[layout.slice(self.node.rank)] = part
             return self.node.all_gather(flat.full, layout, flat.name)
         under_way = gather(flat.shard, flat.full, self.node, self.nodes, flat.name, 8 if self.quantized_weights else None)
-        if self.node_copy:
-            whole, done = flat.full, under_way.done
 
-            def keep() -> None:
-                done()
-                self.kept[flat] = whole[layout.slice(self.node.rank)].clone(), flat.shard._version
+        def keep() -> None:
+            self.kept[flat] = flat.full[layout.slice(self.node.rank)].clone(), flat.shard._version
 
-            under_way.done = keep
-        return under_way
+        return under_way.then(keep) if self.node_copy else under_way
 
-    def reduce(self, flat: FlatBuffer, comm: Comm) -> TwoHops:
+    def reduce(self, flat: FlatBuffer, comm: Comm) -> Handle:
         """Sum this rank's slice of the bucket over all ranks, in 4 bits."""
         bucket = flat.take_bucket()
         return reduce(bucket, self.node, self.nodes, flat.name, 4, lambda total: flat.accumulate(total.to(bucket.dtype)))

@@ -19,30 +19,18 @@ from ...layout.rankmap import Layout
 from .blocks import Quantized, dequantize, empty, quantize
 
 
-class TwoHops:
-    """Under way: the first hop has begun, and `wait` makes the second when it is complete. second() returns its handles."""
-
-    def __init__(self, first: list[Handle], second: Callable[[], list[Handle]], done: Callable[[], None]):
-        self.first, self.second, self.done = first, second, done
-
-    def wait(self) -> None:
-        """A second call returns at once."""
-        if self.done is None:
-            return
-        second, done, self.done = self.second, self.done, None
-        for handle in self.first:
-            handle.wait()
-        for handle in second():
-            handle.wait()
-        done()
-
-
 def gather_rows(rows: Tensor, comm: Comm, unit: str) -> Handle:
     """Row r of (N, ...) is this rank's; the others come."""
     return comm.all_gather(rows.view(-1), Layout.split(rows.numel(), comm.world_size), unit)
 
 
-def gather(own: Tensor, full: Tensor, node: Comm, nodes: Comm, unit: str, bits: int | None = None) -> TwoHops:
+def gather_quantized(rows: Quantized, comm: Comm, unit: str) -> Handle:
+    """The same for rows in bits and their scales."""
+    payload, scales = gather_rows(rows.payload, comm, unit), gather_rows(rows.scales, comm, f"scales of {unit}")
+    return payload.then(lambda: scales)
+
+
+def gather(own: Tensor, full: Tensor, node: Comm, nodes: Comm, unit: str, bits: int | None = None) -> Handle:
     """Fill `full` (n·S·b,) with every rank's slice (b,). bits: 8, sent in so many; None: as they are.
 
     In bits all ranks, the owner too, get what was sent, because all must compute with the same weights.
@@ -53,38 +41,38 @@ def gather(own: Tensor, full: Tensor, node: Comm, nodes: Comm, unit: str, bits: 
         between[nodes.rank] = own
         inside = own.new_empty(S, n, len(own))
 
-        def second() -> list[Handle]:
+        def second() -> Handle:
             inside[node.rank] = between
-            return [gather_rows(inside, node, unit)]
+            return gather_rows(inside, node, unit)
 
         def done() -> None:
             full.view(n, S, -1).copy_(inside.transpose(0, 1))
 
-        return TwoHops([gather_rows(between, nodes, unit)], second, done)
+        return gather_rows(between, nodes, unit).then(second).then(done)
     mine, between = quantize(own[None], bits), empty(n, len(own), bits, own.device)
     inside = Quantized(*(each.new_empty(S, *each.shape) for each in (between.payload, between.scales)))
     between.payload[nodes.rank], between.scales[nodes.rank] = mine.payload[0], mine.scales[0]
 
-    def second_in_bits() -> list[Handle]:
+    def second_in_bits() -> Handle:
         inside.payload[node.rank], inside.scales[node.rank] = between.payload, between.scales
-        return [gather_rows(inside.payload, node, unit), gather_rows(inside.scales, node, f"scales of {unit}")]
+        return gather_quantized(inside, node, unit)
 
     def done_in_bits() -> None:
         rows = Quantized(inside.payload.flatten(0, 1), inside.scales.flatten(0, 1))
         full.view(n, S, -1).copy_(dequantize(rows, len(own), bits).view(S, n, -1).transpose(0, 1))
 
-    return TwoHops([gather_rows(between.payload, nodes, unit), gather_rows(between.scales, nodes, f"scales of {unit}")],
-                   second_in_bits, done_in_bits)
+    return gather_quantized(between, nodes, unit).then(second_in_bits).then(done_in_bits)
 
 
-def exchange(rows: Quantized, comm: Comm, unit: str, bits: int, numel: int) -> tuple[list[Handle], Quantized]:
+def exchange(rows: Quantized, comm: Comm, unit: str, bits: int, numel: int) -> tuple[Handle, Quantized]:
     """Row r goes to rank r. Returns what is under way, and where the others' rows for this rank arrive."""
     arrived = empty(comm.world_size, numel, bits, rows.payload.device)
-    return [comm.all_to_all(rows.payload, arrived.payload, unit),
-            comm.all_to_all(rows.scales, arrived.scales, f"scales of {unit}")], arrived
+    payload = comm.all_to_all(rows.payload, arrived.payload, unit)
+    scales = comm.all_to_all(rows.scales, arrived.scales, f"scales of {unit}")
+    return payload.then(lambda: scales), arrived
 
 
-def reduce(bucket: Tensor, node: Comm, nodes: Comm, unit: str, bits: int, done: Callable[[Tensor], None]) -> TwoHops:
+def reduce(bucket: Tensor, node: Comm, nodes: Comm, unit: str, bits: int, done: Callable[[Tensor], None]) -> Handle:
     """The sum over all ranks of this rank's slice of `bucket` (n·S·b,), sent in bits; done(sum (b,), fp32).
 
     Each hop rounds what it sends, adds in fp32, and in the order of ranks. Sums are made inside the node first, so only
@@ -93,12 +81,11 @@ def reduce(bucket: Tensor, node: Comm, nodes: Comm, unit: str, bits: int, done: 
     n, S = nodes.world_size, node.world_size
     numel = len(bucket) // (n * S)
     by_neighbour = bucket.view(n, S, numel).transpose(0, 1).reshape(S, n * numel)
-    handles, arrived = exchange(quantize(by_neighbour, bits), node, unit, bits, n * numel)
-    state = {}
+    inside, of_node = exchange(quantize(by_neighbour, bits), node, unit, bits, n * numel)
 
-    def second() -> list[Handle]:
-        in_node = dequantize(arrived, n * numel, bits).sum(0)
-        under_way, state["arrived"] = exchange(quantize(in_node.view(n, numel), bits), nodes, unit, bits, numel)
-        return under_way
+    def second() -> Handle:
+        in_node = dequantize(of_node, n * numel, bits).sum(0)
+        between, arrived = exchange(quantize(in_node.view(n, numel), bits), nodes, unit, bits, numel)
+        return between.then(lambda: done(dequantize(arrived, numel, bits).sum(0)))
 
-    return TwoHops(handles, second, lambda: done(dequantize(state["arrived"], numel, bits).sum(0)))
+    return inside.then(second)

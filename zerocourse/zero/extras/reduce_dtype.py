@@ -8,25 +8,10 @@ they send it, where the others round each one, and their sum not at all. Where n
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
-from ...comm import Comm, Handle
+from ...comm import Chain, Comm, Handle
 from ..buffer import FlatBuffer
-
-
-class Widened:
-    """A reduction under way. After its `wait` bucket and slice are in the accumulation's dtype again."""
-
-    def __init__(self, flat: FlatBuffer, handle: Handle | None):
-        self.flat, self.handle = flat, handle
-
-    def __getattr__(self, name: str):
-        return getattr(self.handle, name)
-
-    def wait(self) -> None:
-        if self.handle is not None:
-            self.handle.wait()
-        self.flat.grad = self.flat.grad.to(self.flat.bucket_dtype)
-        self.flat.grad_shard = self.flat.grad[self.flat.own]
 
 
 def sent_as_chosen(ops, flats: Iterable[FlatBuffer]):
@@ -41,6 +26,12 @@ def in_reduce_dtype(reduce: Callable[[FlatBuffer, Comm], Handle | None]) -> Call
         if flat.bucket_dtype is flat.reduce_dtype:
             return reduce(flat, comm)
         flat.grad = flat.grad.to(flat.reduce_dtype)
-        return Widened(flat, reduce(flat, comm))
+        return Chain(reduce(flat, comm), partial(widen, flat))
 
     return narrowed
+
+
+def widen(flat: FlatBuffer) -> None:
+    """Bucket and slice are in the accumulation's dtype again."""
+    flat.grad = flat.grad.to(flat.bucket_dtype)
+    flat.grad_shard = flat.grad[flat.own]
