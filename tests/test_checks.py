@@ -16,13 +16,12 @@ from zerocourse.formulas import states, volumes
 from zerocourse.course.checks import check, exercises, harness, judge, progress
 from zerocourse.course.checks.chapters.chapter07 import zero3_budget, zero3_stack
 from zerocourse.course.checks.compare import difference, same
-from zerocourse.course.checks.exercise import Exercise, exercise, find
+from zerocourse.course.checks.exercise import Exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
 from zerocourse.course.checks.harness import When, mutants
 from zerocourse.course.checks.lab import Lab, _failed_report, _ranks
 from zerocourse.course.checks.trace import Trial
 from zerocourse.course.checks.verdict import Verdict
-from zerocourse.course.checks.words import sentences
 
 RIGHT = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
 
@@ -295,7 +294,7 @@ def own_mean(tensor, *, divide=True):
 
 MEAN = Exercise("99.1", "Mean", 5, 1, ("mean",), replaces=("zerocourse.comm.group:Comm.all_gather",), timeout=3.0,
                 reference=own_mean, trials=(Trial([(2.0,)], seen_of, worlds=(2, 3)),),
-                mistakes={"never divided": ({"divide": False},)}, sentences=sentences(own_mean))
+                mistakes={"never divided": ({"divide": False},)})
 
 
 def summed(tensor):
@@ -411,7 +410,7 @@ def over_height(width, height):
 
 
 AREA = Exercise(
-    "99.2", "Area", 5, 1, ("area",), timeout=3.0, reference=area, sentences=sentences(area),
+    "99.2", "Area", 5, 1, ("area",), timeout=3.0, reference=area,
     trials=(Trial([(1, 2), (3, 4)]), Trial([(5, 6), (-1, 1)])),
     mistakes={"plus": ({"plus": 1},), "plus at 3": (broken_at_3,), "double": ({"times": 2.0},),
               "unsigned": ({"sign": -1}, lambda width, height: area(abs(width), height)),
@@ -456,8 +455,11 @@ def test_the_mistake_is_the_mutant_that_leaves_the_same_trace(answer, code, word
 
 
 def test_a_changed_argument_is_told_in_a_whole_sentence():
-    total = Exercise("99.5", "Total", 5, 1, ("total",), reference=sum, trials=(Trial([([1, 2],)]),),
-                     mistakes={"nothing": (lambda numbers: 0,)}, sentences={"nothing": "You added nothing.", "right": ""})
+    def added(numbers):
+        return sum(numbers)
+
+    total = Exercise("99.5", "Total", 5, 1, ("total",), reference=added, trials=(Trial([([1, 2],)]),),
+                     mistakes={"nothing": (lambda numbers: 0,)})
     verdict = judge(Lab(total, [lambda numbers: numbers.pop() + numbers.pop()]))
     assert verdict.message.startswith("`total([1, 2])`: the values are right, but it changed its argument")
     assert verdict.message.endswith(": work on a copy.")
@@ -465,10 +467,9 @@ def test_a_changed_argument_is_told_in_a_whole_sentence():
 
 def test_what_two_mutants_have_in_common_is_told_apart_by_the_other_trials():
     late = replace(AREA, mistakes={"late": (lambda w, h: area(w, h) + (w == 5) + (w < 0),), **AREA.mistakes},
-                   sentences={**AREA.sentences, "late": "You added one late."}, trials=AREA.trials[::-1])
+                   trials=AREA.trials[::-1])
     assert judge(Lab(late, [lambda w, h: w * h + 1.0])).code == "plus"
     early = replace(AREA, mistakes={"early": ({"plus": 1},), "unsigned": (lambda w, h: area(w, h) + 2 * (w < 0),)},
-                    sentences={**AREA.sentences, "early": "You added one early."},
                     trials=(Trial([(1, 2)]), Trial([(-1, 1)])))
     assert judge(Lab(early, [lambda w, h: w * h + 2.0 * (w < 0)])).code == "unsigned"
 
@@ -506,7 +507,7 @@ def mean_of_all(tensor, comm, *, ranks=None, takes_part=lambda rank: True):
         tensor.copy_(comm.all_reduce(tensor) / (ranks or comm.world_size))
 
 
-SCALED = Exercise("99.3", "Mean", 5, 1, ("mean",), timeout=10.0, reference=mean_of_all, sentences=sentences(mean_of_all),
+SCALED = Exercise("99.3", "Mean", 5, 1, ("mean",), timeout=10.0, reference=mean_of_all,
                   trials=(Trial([(1.0,), (3.0,)], scaled_on_a_rank, worlds=(2, 3)),),
                   mistakes={"sum": ({"ranks": 1},), "stuck": ({"takes_part": lambda rank: rank != 1},)})
 
@@ -564,21 +565,6 @@ def test_an_argument_that_is_changed_is_said_in_one_sentence():
         return held
 
     assert check("5.1", empties).message.endswith("changed its argument, which others use as well: work on a copy.")
-
-
-def test_a_reference_without_its_sentences_is_refused():
-    def one(x):
-        """Right.
-
-        right: yes.
-        """
-    with pytest.raises(ValueError, match=r"99.4: the docstring of one .* look at \['two'\]"):
-        exercise("99.4", "", minutes=5, difficulty=1, answer="one", mistakes={"two": {}})(one)
-    with pytest.raises(ValueError, match=r"99.4: \['raised'\] is a code of the harness itself"):
-        exercise("99.4", "", minutes=5, difficulty=1, answer="one", mistakes={"raised": {}})(one)
-    one.__doc__ = "Right.\n\nnobody\n"
-    with pytest.raises(ValueError, match="the line 'nobody' should begin"):
-        sentences(one)
 
 
 # --- the parts ---

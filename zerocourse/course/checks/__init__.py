@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ...errors import BadInput, ZeroCourseError
 from . import harness
+from .catalogue import language
 from .exercise import Exercise, exercises, find
 from .lab import Lab
 from .verdict import FAILED, NOT_DONE, PASSED, NotDone, Progress, Verdict, Wrong
@@ -14,7 +15,7 @@ from .verdict import FAILED, NOT_DONE, PASSED, NotDone, Progress, Verdict, Wrong
 __all__ = ["Exercise", "Verdict", "check", "exercises", "progress"]
 
 _last: dict[str, Verdict] = {}  # of this session, for `progress`
-_passed: dict[str, tuple[bytes, Verdict]] = {}  # the last answer that passed, as it was sent: not run twice
+_passed: dict[str, tuple[tuple, Verdict]] = {}  # the last answer that passed, as it was sent: not run twice
 
 
 def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = False) -> Verdict:
@@ -44,12 +45,12 @@ def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) 
         lab = Lab(asked, answers, timeout, own_allowed)
     except (ZeroCourseError, ImportError) as error:
         return Verdict(id, FAILED, str(error), code="usage")
-    before, known = _passed.get(id, (None, None))
-    if lab.sent == before and not own_allowed:
+    asked_for, (before, known) = (lab.sent, language()), _passed.get(id, (None, None))
+    if asked_for == before and not own_allowed:
         return known
     verdict = judge(lab)
     if verdict.passed and not own_allowed:
-        _passed[id] = lab.sent, verdict
+        _passed[id] = asked_for, verdict
     return verdict
 
 

@@ -4,13 +4,13 @@ import functools
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ...errors import BadInput
+from .catalogue import sentences, unfilled
 from .trace import Trial
 from .verdict import DIFFERENCE, RAISED
-from .words import sentences
 
 FORMULAS = tuple(f"zerocourse.formulas.{name}:*"
                  for name in ("states", "volumes", "transformer", "activations", "peak", "estimators"))
@@ -28,9 +28,8 @@ class Exercise:
     mistakes: {code: settings}, the most likely first. A setting is one way to make the mistake: a dictionary of knobs,
         a function that answers like this, or a `When` (see `harness`). The codes "stuck" and "hung" are for ranks that
         disagree and for what takes too long; their mutants run in the tests only.
-    sentences: what to say to each mistake, and to an answer that is "right". It may have names in braces (see
-        `Trial.words`); it goes on from the difference where it begins with a comma or in lower case.
     tells(seen) -> str: what follows the sentence for a right answer; `seen[rank][case]` is what the last trial saw.
+    shared: a function whose sentences several exercises have, besides those of their references.
     own: the package's implementation of each answer, where it has one; () where it has none.
     replaces: what of the package must not be called while an answer runs: "zerocourse.formulas.states:model_states",
         "zerocourse.comm.group:Comm.all_gather", or "zerocourse.formulas.states:*" for all functions of a module. `own`
@@ -51,8 +50,14 @@ class Exercise:
     reference: Callable | None = None
     trials: tuple[Trial, ...] = ()
     mistakes: dict[str, tuple] = field(default_factory=dict)
-    sentences: dict[str, str] = field(default_factory=dict)
     tells: Callable | None = None
+    shared: Callable | None = None
+
+    @property
+    def sentences(self) -> dict[str, str]:
+        """What to say to each mistake, and to an answer that is "right". It may have names in braces (see
+        `Trial.words`); it goes on from the difference where it begins with a comma or in lower case."""
+        return (sentences(self.shared) if self.shared else {}) | sentences(self.reference)
 
     @property
     def stars(self) -> str:
@@ -69,25 +74,35 @@ def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str 
              shared: Callable | None = None):
     """Make the decorated function the reference of a new exercise.
 
-    Its docstring has a sentence for each mistake and one for "right" (see `words.sentences`). Sentences that several
-    exercises have stand in the docstring of the function `shared`.
+    The catalogue has a sentence for each of its mistakes and one for "right" (see `catalogue`).
     answer and own: one, or a tuple of several.   cases: short for a first trial that calls the answer with each.
     mistakes: {code: setting, or a tuple of several}.
     """
     def register(fn: Callable) -> Callable:
         answers = (answer,) if isinstance(answer, str) else tuple(answer)
         table = {code: each if isinstance(each, tuple) else (each,) for code, each in mistakes.items()}
-        said = (sentences(shared) if shared else {}) | sentences(fn)
-        if taken := table.keys() & {DIFFERENCE, RAISED}:
-            raise ValueError(f"{id}: {sorted(taken)} is a code of the harness itself: give the mistake another")
-        if unmatched := said.keys() ^ {*table, "right"}:
-            raise ValueError(f"{id}: the docstring of {fn.__name__} must have a sentence for each mistake and for "
-                             f"`right`, and no other; look at {sorted(unmatched)}")
-        _registered[id] = Exercise(id, title, minutes, difficulty, answers,
-                              own if isinstance(own, tuple) else (own,), replaces, sample, timeout, fn,
-                              (*([Trial(list(cases))] if cases else []), *trials), table, said, tells)
+        asked = Exercise(id, title, minutes, difficulty, answers, own if isinstance(own, tuple) else (own,), replaces,
+                         sample, timeout, fn, (*([Trial(list(cases))] if cases else []), *trials), table, tells, shared)
+        if wrong := next(_faults(asked), None):
+            raise ValueError(f"{id}: {wrong}")
+        _registered[id] = asked
         return fn
     return register
+
+
+def _faults(asked: Exercise) -> Iterator[str]:
+    """What is wrong with its mistakes and their sentences."""
+    name, said = asked.reference.__name__, asked.sentences.keys()
+    if taken := asked.mistakes.keys() & {DIFFERENCE, RAISED}:
+        yield f"{sorted(taken)} is a code of the harness itself: give the mistake another"
+    if silent := {*asked.mistakes, "right"} - said:
+        yield f"the catalogue has no sentence of {name} for {sorted(silent)}"
+    if unknown := said - {*asked.mistakes, "right"}:
+        yield f"the catalogue has sentences of {name} for {sorted(unknown)}, which is no mistake of it"
+    observers = [fn for trial in asked.trials for fn in (trial.observe, trial.words) if callable(fn)]
+    for fn in filter(None, (asked.reference, asked.shared, *observers)):
+        for name, code in unfilled(fn, observers).items():
+            yield f"nothing fills in {{{name}}} in what is said of {fn.__name__} for {code!r}"
 
 
 def chapters() -> list[int]:

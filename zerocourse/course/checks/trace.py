@@ -12,17 +12,16 @@ from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
+from .catalogue import sentences
 from .compare import CLOSE, same
 from .inside import NO_TRAVELLER, Answer
 from .plain import Raised, can_travel
 from .verdict import RAISED, Wrong
-from .words import a, blank_of, call_text, line_text, message_text, sentences
+from .words import a, blank_of, call_text, line_text, message_text
 
 MISSING = "nothing was recorded"
 _trips = itertools.count()  # of this rank; the same number on every rank of a world, as they start and end together
 NEVER_A_VALUE = (MemoryError, EOFError)  # raised by what runs the answer, and each has a sentence of its own
-CALL_WORDS = {"returned": "it returned", "exactly": "it returned",
-              "changed": "the values are right, but it changed its argument, which others use as well: work on a copy."}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +36,8 @@ class Trial:
     worlds: numbers of ranks; all cases are put in each world.
     close: how near values must be, relative where they are larger than 1; or a number for each name of what is seen.
     seconds: for one trip to the ranks; None: the exercise's.
-    words: how to speak of what is seen, by name or pattern ("buffer *"); those in the docstring of `observe` count too.
-        Either the beginning of a sentence, "rank {rank} holds", to which the difference is added; or a whole one, which
+    words: how to speak of what is seen, by name or pattern ("buffer *"), or a function whose sentences do; those of
+        `observe` come after them (see `catalogue`). Either the beginning of a sentence, "rank {rank} holds", to which the difference is added; or a whole one, which
         ends in a full stop or has {got}, and may have {want}, {all} (what each rank has), {what} and all that is seen;
         or a function (case, got, want) -> sentence, in which nothing is filled in, or None. The name "case" is for the
         case itself, "{0} gradients on {world} ranks", where {0} is its first entry.
@@ -49,7 +48,7 @@ class Trial:
     worlds: tuple[int, ...] = (1,)
     close: float | dict[str, float] | None = None
     seconds: float | None = None
-    words: dict[str, str | Callable] = field(default_factory=dict)
+    words: dict[str, str | Callable] | Callable = field(default_factory=dict)
 
     def by_world(self) -> Iterator["Trial"]:
         """The same for each world alone, its cases a list."""
@@ -69,9 +68,9 @@ class Trial:
 
     def words_for(self, what: str, otherwise: str) -> str | Callable:
         """How to speak of what is seen."""
-        words = {**self.words, **(sentences(self.observe) if self.observe else CALL_WORDS)}
-        words |= self.words
-        return next((words[name] for name in words if fnmatch.fnmatchcase(what, name)), otherwise)
+        own = sentences(self.words) if callable(self.words) else self.words
+        tables = own, sentences(self.observe or call), sentences(call)
+        return next((words[name] for words in tables for name in words if fnmatch.fnmatchcase(what, name)), otherwise)
 
     def alike(self, what: str, got, want, *, nan: bool = False) -> bool:
         """Are two values of what is seen the same? nan: NaN is like NaN."""

@@ -1,6 +1,5 @@
 """Values, calls and lines of code in words, for verdicts."""
 
-import inspect
 import linecache
 import os
 import sysconfig
@@ -11,21 +10,6 @@ LISTED = 16  # elements of a tensor that are told one by one
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THEIRS = (_OURS + os.sep, "<frozen", "<string>",
                *(sysconfig.get_path(key) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")))
-
-
-def sentences(fn) -> dict[str, str]:
-    """The sentences in a function's docstring, by name: after its first paragraph each begins a line with `name: `, and
-    goes on in lines that are indented further. Raises ValueError at a line that is neither."""
-    by_name, name, lines = {}, None, (inspect.getdoc(fn) or "").splitlines()
-    for line in lines[lines.index(""):] if "" in lines else ():
-        if line.startswith(" ") and name:
-            by_name[name] += f" {line.strip()}"
-        elif line:
-            name, colon, text = line.partition(": ")
-            if not colon:
-                raise ValueError(f"in the docstring of {fn.__name__} the line {line!r} should begin with `name: `")
-            by_name[name] = text.strip()
-    return by_name
 
 
 def call_text(name: str, args=(), kwargs=None) -> str:
@@ -72,7 +56,7 @@ def a(value) -> str:
 
 def ended(text: str) -> str:
     """With a full stop, unless it ends in a mark of its own."""
-    return text if text.endswith((".", "?", "!")) else f"{text}."
+    return text if text.endswith((".", "?", "!", "。", "？", "！")) else f"{text}."
 
 
 def own_frame(error: BaseException) -> traceback.FrameSummary | None:

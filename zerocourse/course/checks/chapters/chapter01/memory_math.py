@@ -73,36 +73,7 @@ def rounded_apart(params, stage, ranks):
         "rounded bytes": (rounded_together, rounded_apart),
     })
 def state_bytes(params, stage, ranks, *, rounded=share_of, **how):
-    """Bytes that a rank holds.
-
-    gradients first: You divided the gradients first and the optimizer's states later: the largest part, 12 of 16 bytes,
-        goes first, at stage 1.
-    parameters at stage 2: You divided the parameters too: stage 2 keeps them whole on every rank.
-    one early: You divided one kind too early: stage 1 divides the optimizer's states alone.
-    gradients at stage 1: You divided the gradients at stage 1 already: it divides the optimizer's states alone.
-    from stage 0: You divided one kind too early: stage 0 is data parallel, and divides nothing.
-    always all: You divided everything at every stage: that is stage 3 alone, and stage 0 divides nothing.
-    all from stage 1: You divided everything from stage 1 on: only stage 3 divides all three kinds.
-    one late: You divided one kind too late: stage 1 divides the optimizer's states, stage 2 the gradients too, stage 3
-        the parameters too.
-    one kind a stage: You divided one kind at each stage: a stage divides what the stages below it divide, and one kind
-        more.
-    gradients whole: You left the gradients whole: stage 2 divides them too.
-    parameters whole: You never divided the parameters: that is what stage 3 adds.
-    no master copy: You left out the fp32 master copy of the parameters: the optimizer holds 4 + 4 + 4 = 12 bytes a
-        parameter.
-    fp32 gradients: You counted the gradients in fp32: in this convention they are fp16, 2 bytes.
-    plain fp32: You counted plain fp32 training, 4 + 4 + 8: mixed precision has the same sum and another split, 2 + 2 +
-        12.
-    no gradients: You left out the gradients.
-    floats: `/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b).
-    rounded down: You rounded a share down: four ranks that own 400 of 1601 parameters each leave one to nobody. Round
-        up.
-    one more: You added 1 to the quotient also where the parameters divide evenly: round up, with -(-a // b).
-    rounded bytes: You rounded the bytes: it is the parameters that are shared out, so round a rank's share of them up
-        to a whole number first, and then multiply by bytes.
-    right: the paper's 120, 31.4, 16.6 and 1.88 GB, and shares that do not divide evenly.
-    """
+    """Bytes that a rank holds."""
     return states(params, stage, ranks, share=rounded(params, ranks), **how)
 
 
@@ -169,41 +140,7 @@ def fits_or_not(case, got, want):
     })
 def largest_model(card_bytes, stage, ranks, *, rounded=share_of, fits=lambda needs, card: needs <= card, more=0,
                   most=lambda card, ranks: card * ranks, at=lambda stage: stage, **how):
-    """The most parameters that fit, by bisection: slow to read, hard to get wrong.
-
-    always stage 3: You divided all 16 bytes among the ranks at every stage: that is stage 3; below it a part of each
-        parameter stays whole on every rank.
-    one card: You took one rank's card for the whole: with more ranks more fits, since they share the load.
-    times ranks: You multiplied what fits on one card by the number of ranks at every stage but 0: only what is shared
-        out grows with the ranks.
-    upside down: You divided the whole part by the ranks and left the shared part whole: it is the other way round.
-    stage too far: You are one stage too far: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the
-        gradient, stage 3 all 16.
-    stage behind: You are one stage behind: stage 1 shares the 12 bytes of the optimizer, stage 2 also the 2 of the
-        gradient, stage 3 all 16.
-    gradients first: You shared out the gradients at stage 1 and the optimizer's states at stage 2: the largest part,
-        12 of 16 bytes, goes first.
-    one short: You stopped one short: a model that fills the card to the last byte fits.
-    one less: You are off by one: one parameter more fits.
-    as many as bytes: You looked for no more parameters than a card has bytes: on many ranks more fit.
-    2 bytes each: You looked for no more parameters than half the bytes of a card: a rank has 2 bytes or more of each at
-        stages 0 to 2, but at stage 3 it has 16 / N, which is less on more than 8 ranks.
-    one too many: You returned the first number that does not fit: the one before it is the last that does.
-    no master copy: You counted a card's bytes as if a parameter took 12: the master copy, 4 bytes in fp32, belongs to
-        it.
-    fp32 gradients: You counted the gradients in fp32: in this convention they are fp16, 2 bytes.
-    floats: `/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b).
-    whole rows: You counted only whole rows of parameters, a multiple of the number of ranks: some ranks may own one
-        more than others.
-    shares not whole: Shares are whole numbers: the rank that owns most holds ceil(P / N) parameters, not P / N, and it
-        is its card that overflows.
-    divided with /: You divided with / and rounded: a float has 53 bits, too few for these numbers. Stay with whole
-        numbers.
-    rounded down: You rounded a share down: the rank that owns most holds ceil(P / N) parameters, and it is its card
-        that overflows.
-    hung: Do you try one size after the other? Halve an interval instead, or count whole rows.
-    right: to the last parameter: one more would not fit.
-    """
+    """The most parameters that fit, by bisection: slow to read, hard to get wrong."""
     low, high = 0, most(card_bytes, ranks)
     while low < high:
         middle = (low + high + 1) // 2
@@ -252,41 +189,5 @@ def largest_model(card_bytes, stage, ranks, *, rounded=share_of, fits=lambda nee
     })
 def step_traffic(params, stage, ranks, accumulation, *, passes=lambda G: (2, 2, G + 1, 3 * G), rounded=share_of,
                  shares=lambda ranks: ranks - 1, nbytes=2):
-    """Bytes sent. passes: of each stage, how often all parameters or gradients travel.
-
-    all-reduce once: You counted an all-reduce once: it is a reduce-scatter and an all-gather, two passes.
-    no gather: You left out the gather of the updated parameters at stages 1 and 2: each rank has updated only its own
-        share.
-    gathered once: You gathered the parameters once at stage 3: they are freed after the forward, so the backward
-        gathers them again.
-    reduced once: You reduced the gradients of stage 3 once: with nowhere to add up a whole gradient, each micro-batch's
-        is reduced at once.
-    all-reduce at stage 1: At stage 1 you all-reduced the gradients and then gathered the parameters: a reduce-scatter
-        is enough, since a rank needs only its own share of the gradients.
-    all-reduce at stages 1 and 2: You all-reduced the gradients at stages 1 and 2: a reduce-scatter, half of that, is
-        enough, since a rank needs only its own share.
-    all-reduce at stage 3: You all-reduced the gradients at stage 3: a reduce-scatter, half of that, is enough, since a
-        rank needs only its own share.
-    no accumulation: You left out accumulation at stages 2 and 3: with nowhere to add up a whole gradient, each
-        micro-batch's is reduced at once, and stage 3 also gathers for each.
-    no accumulation at stage 2: You left out accumulation at stage 2: with nowhere to add up a whole gradient, each
-        micro-batch's is reduced at once.
-    no accumulation at stage 3: You left out accumulation at stage 3: it gathers twice and reduces once for each
-        micro-batch.
-    accumulation everywhere: You multiplied every stage by the accumulation: stages 0 and 1 add up locally and reduce
-        once, and stage 2 gathers its parameters once, after the step.
-    accumulation below stage 2: You reduced the gradients of stage 0 or 1 after every micro-batch: both have room for a
-        whole gradient, add up locally, and reduce once.
-    gathered each time: You gathered the parameters of stage 2 after every micro-batch: they change only with the
-        optimizer's step.
-    elements: You counted elements: in fp16 each is 2 bytes.
-    twice: That is twice as much: an element travels in fp16, 2 bytes, and a pass sends each of N - 1 shares once.
-    everything: You let a rank send everything: its own share stays where it is, so a pass sends (N - 1) / N of it.
-    all ranks: You added up all ranks: what one rank sends is wanted.
-    one share: You counted one share a pass: a rank sends a share to each of the N - 1 others.
-    floats: `/` makes a float, and floats lose whole numbers above 2^53: round up with -(-a // b).
-    shares not whole: A share is a whole number of parameters, and the padding of the last one travels too: round params
-        / ranks up before you multiply.
-    right: 2Ψ, 2Ψ, (G + 1)Ψ and 3GΨ elements, times (N - 1) / N, padding included.
-    """
+    """Bytes sent. passes: of each stage, how often all parameters or gradients travel."""
     return nbytes * passes(accumulation)[stage] * shares(ranks) * rounded(params, ranks)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...exercise import FORMULAS, exercise
 from ...harness import When
 from ...plain import Raised
-from ...trace import CALL_WORDS, Trial, call
+from ...trace import Trial, call
 from ...words import value_text
 
 FORWARD, BACKWARD = ("unshard", "forward", "reshard"), ("gather", "backward", "reduce", "release", "free")
@@ -32,12 +32,7 @@ CHANGES = {"unshard": lambda unit: 2 * unit.params, "forward": lambda unit: unit
 
 
 def followed(answer, units, stage, ranks):
-    """The order of the events, and what is held after each.
-
-    case: `timeline({0}, {1}, {2})`
-    event *: after {what}, a rank holds {want} bytes, and it says {got}.
-    the last event*: after {what}, a rank holds {want} bytes, and it says {got}.
-    """
+    """The order of the events, and what is held after each."""
     seen = call(answer, units, stage, ranks)
     events = seen["returned"]
     if not isinstance(events, (list, tuple)) or not all(isinstance(e, (list, tuple)) and len(e) == 2 for e in events):
@@ -84,7 +79,7 @@ EVEN, ONE, RAGGED = [(800, 5000), (1600, 7000), (400, 300)], [(64, 100)], [(801,
     sample=lambda random: ([(random.randint(1, 10**6), random.randint(0, 10**7)) for _ in range(random.randint(1, 8))],
                            random.randint(0, 3), random.randint(1, 9)),
     trials=[Trial([(units, stage, ranks) for units in each for ranks in worlds], followed,  # a stage has its own events
-                  words=CALL_WORDS | {"list": no_list, "order": first_event})
+                  words={"list": no_list, "order": first_event})
             for each, worlds in (([EVEN, ONE], (2, 4, 1)), ([RAGGED], (2, 3))) for stage in range(4)],
     mistakes={
         "reduced below stage 2": (*({"since": {**SINCE, "reduce": stage}} for stage in (1, 0)),
@@ -134,50 +129,7 @@ EVEN, ONE, RAGGED = [(800, 5000), (1600, 7000), (400, 300)], [(64, 100)], [(801,
 def timeline(units, stage, ranks, *, optimizer=12, gradients=0, from_stage=(3, 1), since=SINCE,
              shares=lambda params, ranks: sum(-(-each // ranks) for each in params), turn=lambda units: units[::-1],
              cleared=lambda held, start: start, **changes):
-    """The events of a step, and what a rank holds after each.
-
-    reduced below stage 2: Below stage 2 whole gradients are kept until the step: nothing is reduced to shares.
-    not reduced: From stage 2 on each unit's gradient is reduced at once, so that only the rank's share of it stays.
-    unsharded below stage 3: Only stage 3 shards the parameters: below it there is nothing to unshard.
-    not unsharded: Stage 3 holds only shares of the parameters: unshard a unit before it computes.
-    not unsharded again: The backward of stage 3 needs whole parameters too, and the forward has freed them: unshard
-        again.
-    not resharded: What unshard gathered is to be freed as soon as the unit is done.
-    first to last: The backward goes through the units from the last to the first.
-    no master copy: The optimizer holds 12 bytes a parameter, not 8: the fp32 master copy belongs to it.
-    gradients at the start: There are no gradients at the start: the step before has freed them.
-    optimizer at stage 0: At stage 0 every rank holds the whole optimizer.
-    parameters at stage 1: The parameters are whole on every rank below stage 3.
-    parameters at stage 2: The parameters are whole on every rank below stage 3, at stage 2 as well.
-    parameters whole: At stage 3 a rank holds only its share of the parameters between steps.
-    optimizer at stage 2: The optimizer's states are divided from stage 1 on.
-    all whole: From stage 1 on the optimizer's states are divided, at stage 3 the parameters too.
-    sum cut: Each unit is cut by itself: add up the units' shares, each rounded up, instead of cutting the sum.
-    fraction: A share is a whole number of parameters: round each unit's up.
-    sum rounded down: A share is rounded up, not down, and each unit is cut by itself.
-    rounded down: A share is rounded up, not down: else some parameters belong to nobody.
-    again nothing: The backward of stage 3 needs whole parameters too: the forward has freed them, so unshard adds the
-        unit's 2 bytes a parameter again.
-    missing part: Unshard gathers into a buffer of its own: the unit's share stays beside it, so the whole unit is
-        added, not only the part that was missing.
-    whole model: That is the whole model: stage 3 has one unit whole at a time.
-    no activations: The forward leaves its activations behind: the backward needs them.
-    never freed: What unshard gathered is never freed: then stage 3 holds the whole model after all.
-    activations freed: Activations are not freed with the parameters: they wait for the backward.
-    share freed: Reshard frees the whole buffer: the share was beside it all the time.
-    activations gone: The activations are still there while the gradient is made: they go with `free`, and this is the
-        moment at which most is held.
-    gradient's share: The backward makes the unit's whole gradient: it becomes a share only when it is reduced.
-    fp32 gradient: A gradient is fp16 here: 2 bytes a parameter.
-    no gradient: The backward makes gradients: 2 bytes a parameter.
-    nothing left: After reduce nothing of the gradient is left: the rank's share has to stay until the optimizer's step.
-    all left: The whole gradient is still there after reduce: only the rank's share of it stays.
-    beside: The whole gradient is still there beside the share: reduce frees it.
-    activations kept: Activations are never freed: once a unit's backward is over, nobody needs them.
-    changes: You returned by how much each event changes it: all that is held after the event is wanted.
-    not cleared: Gradients are left over, or too much is freed: zero_grad frees them, and a step ends as it began.
-    right: every moment of every stage. The most is held in the backward, while activations are still there.
-    """
+    """The events of a step, and what a rank holds after each."""
     params = [each for each, _ in units]
     total, share, changes = sum(params), shares(params, ranks), CHANGES | changes
     of_stage = [share if stage >= first else total for first in (*from_stage, 2)]

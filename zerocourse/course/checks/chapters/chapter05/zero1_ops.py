@@ -8,7 +8,6 @@ from .....zero.stage1 import reduce_scatter_in_place, sharded_step
 from ...exercise import exercise
 from ...harness import When
 from ...trace import Trial
-from ...words import sentences
 from ..stage_runs import WatchedComm, training
 from ..stage_probe import Updates, flats_of, give_gradient, numbers
 
@@ -114,7 +113,7 @@ def first_slice(flat):
     "5.4", "Reduce your slice", minutes=20, difficulty=2, answer="reduce_slice", own=reduce_scatter_in_place,
     replaces=STAGE_1, timeout=15,
     trials=[
-        Trial([(numel,) for numel, in SHAPES], reduce_on_a_rank, worlds=(2, 3), words=sentences(reduction)),
+        Trial([(numel,) for numel, in SHAPES], reduce_on_a_rank, worlds=(2, 3), words=reduction),
         training("reduce", 1, accumulation=2, optimizer=torch.optim.SGD, lr=0.5)],  # AdamW forgives a factor
     mistakes={
         "bucket dropped": {"take": dropped},

@@ -10,7 +10,6 @@ from .....comm.group import Comm
 from ...exercise import exercise
 from ...harness import When
 from ...trace import Trial
-from ...words import sentences
 from ..stage_probe import flats_of, give_gradient, numbers
 from ..stage_runs import WatchedComm, training
 from ..chapter05.zero1_ops import STAGE_1, reduction
@@ -93,7 +92,7 @@ def nothing(flat, total):
     replaces=("zerocourse.zero.stage2:*", *STAGE_1), timeout=15,
     trials=[
         Trial([(5, 1, 1), (5, 2, 1), (5, 3, 1), (2, 3, 1), (5, 2, 2)], accumulated_on_a_rank, worlds=(2, 3),
-              words=sentences(reduction)),
+              words=reduction),
         training("reduce", 2, accumulation=2, optimizer=torch.optim.SGD, lr=0.5)],  # AdamW forgives a factor
     mistakes={
         "the bug": {"take": lambda flat, total: flat.accumulate(total)},

@@ -15,7 +15,6 @@ from .....zero.stage2 import reduce_scatter_and_free
 from ...exercise import exercise
 from ...harness import When
 from ...trace import Trial
-from ...words import sentences
 from ..stage_probe import flats_of, give_gradient, numbers
 from ..stage_runs import CONFIG, WatchedComm, data, training
 from ..chapter05.zero1_ops import STAGE_1, reduction
@@ -86,7 +85,7 @@ def replaced(flat, total):
     "6.4", "Drop the bucket", minutes=25, difficulty=2, answer="reduce_and_drop", own=reduce_scatter_and_free,
     replaces=("zerocourse.zero.stage2:*", *STAGE_1), timeout=15,
     trials=[
-        Trial([(5, 1), (5, 2), (2, 1), (2, 3)], dropped_on_a_rank, worlds=(2, 3), words=sentences(reduction)),
+        Trial([(5, 1), (5, 2), (2, 1), (2, 3)], dropped_on_a_rank, worlds=(2, 3), words=reduction),
         training("reduce", 2, accumulation=2, optimizer=torch.optim.SGD, lr=0.5)],  # AdamW forgives a factor
     mistakes={
         "no collective": (no_collective, When("started")),

@@ -1,0 +1,159 @@
+"""What checks say stands in catalogues by language, a sentence a mistake; and how much code a check is."""
+
+import importlib
+import io
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import zerocourse.course.checks as checks
+from zerocourse.course.checks import check, exercises
+from zerocourse.course.checks.catalogue import VARIABLE, names_in, of_docstring, read, sentences
+
+ROOM = Path(checks.__file__).parent
+CATALOGUES = sorted(ROOM.rglob("sentences.*.toml"))
+IN_DOCSTRINGS = {*range(2, 19), 21, 22}  # chapters whose checks have no catalogue yet; the list only shrinks
+TOKENS = {1: 4_880, 2: 7_136, 3: 7_334, 4: 10_339, 5: 6_482, 6: 8_630, 7: 11_323, 8: 7_213, 9: 3_599, 10: 6_931,
+          11: 5_054, 12: 5_326, 13: 4_926, 14: 3_564, 15: 4_210, 16: 6_751, 17: 4_204, 18: 6_254, 21: 4_421, 22: 3_583}
+# tokens of each chapter's checks: where they fall, write the smaller number here
+
+CHECK = '''
+from zerocourse.course.checks.exercise import exercise
+from zerocourse.course.checks.trace import Trial
+
+def observed(answer, size):
+    """What is seen."""
+    return {"sum": answer(size), "_twice": 2 * size}
+
+@exercise("99.8", "Made up", minutes=5, difficulty=1, answer="made_up", trials=[Trial([(1,)], observed)],
+          mistakes={"one more": {"plus": 1}, "one less": {"plus": -1}})
+def made_up(size, *, plus=0):
+    """The size."""
+    return size + plus
+'''
+SAID = '''
+[observed]
+case = "a size of {0}"
+sum = "it has {got}, twice that is {_twice}"
+
+[made_up]
+"one more" = "You added one to {want}."
+"one less" = "You took one from {want}."
+right = "as it is."
+'''
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """A check of its own with its catalogue, imported from a folder."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def made(said=SAID, **translations):
+        (tmp_path / "made_up_check.py").write_text(CHECK)
+        for language, text in {"en": said, **translations}.items():
+            (tmp_path / f"sentences.{language.replace('_', '-')}.toml").write_text(text, encoding="utf-8")
+        return importlib.import_module("made_up_check")
+
+    yield made
+    sys.modules.pop("made_up_check", None)
+    checks.exercise._registered.pop("99.8", None)
+    read.cache_clear()
+
+
+def test_a_mistake_is_told_with_its_sentence_of_the_catalogue(made_up):
+    made_up()
+    assert check("99.8", lambda size: size + 1).message == "a size of 1: it has 2, twice that is 2. You added one to 1."
+    assert check("99.8", lambda size: size).message == "as it is."
+
+
+@pytest.mark.parametrize("old, new, words", [
+    ('right = "as it is."\n', "", r"99.8: the catalogue has no sentence of made_up for \['right'\]"),
+    ('"one more" = "You added one to {want}."\n', "", r"no sentence of made_up for \['one more'\]"),
+    ("right =", 'plus = "What?"\nright =', r"99.8: the catalogue has sentences of made_up for \['plus'\], which is no mis"),
+    ("one to {want}", "one to {wanted}", "99.8: nothing fills in {wanted} in what is said of made_up for 'one more'"),
+    ("that is {_twice}", "that is {_thrice}", "99.8: nothing fills in {_thrice} in what is said of observed for 'sum'"),
+])
+def test_a_catalogue_that_does_not_fit_the_mistakes_is_refused(made_up, old, new, words):
+    with pytest.raises(ValueError, match=words):
+        made_up(SAID.replace(old, new))
+
+
+def test_a_code_of_the_harness_names_no_mistake(made_up, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "CHECK", CHECK.replace("one less", "raised"))
+    with pytest.raises(ValueError, match=r"99.8: \['raised'\] is a code of the harness itself"):
+        made_up()
+
+
+HALF = '[made_up]\n"one more" = "比 {want} 多了 1。"\n'
+
+
+@pytest.mark.parametrize("language, one_more, one_less", [
+    ("zh-CN", "比 1 多了 1。", "You took one from 1."), ("zh_CN.UTF-8", "比 1 多了 1。", "You took one from 1."),
+    ("zh", "比 1 多了 1。", "You took one from 1."), ("xx", "You added one to 1.", "You took one from 1."),
+    ("", "You added one to 1.", "You took one from 1."),
+])
+def test_what_a_language_lacks_is_said_in_english(made_up, monkeypatch, language, one_more, one_less):
+    made_up(zh_CN=HALF)
+    monkeypatch.setenv(VARIABLE, language)
+    assert check("99.8", lambda size: size + 1).message.endswith(one_more)
+    assert check("99.8", lambda size: size - 1).message.endswith(one_less)
+
+
+def test_the_language_may_change_between_two_checks(made_up, monkeypatch):
+    made_up(zh_CN='[made_up]\nright = "正确。"\n')
+    said = []
+    for language in ("zh-CN", "en"):
+        monkeypatch.setenv(VARIABLE, language)
+        said.append(check("99.8", lambda size: size).message)
+    assert said == ["正确。", "as it is."]
+
+
+@pytest.mark.parametrize("text", ['[made_up]\n"one moer" = "x"\n', '[unheard]\nright = "x"\n',
+                                  '[made_up]\nright = "{wanted}"\n'])
+def test_a_translation_of_what_is_not_said_is_refused(made_up, tmp_path, text):
+    made_up(xx=text)
+    with pytest.raises(ValueError, match="sentences.xx.toml: .* must translate a sentence of sentences.en.toml"):
+        read(tmp_path, "xx")
+
+
+@pytest.mark.parametrize("path", CATALOGUES, ids=[str(path.relative_to(ROOM)) for path in CATALOGUES])
+def test_every_table_belongs_to_one_function_and_translates_english(path):
+    defined = [line for file in path.parent.glob("*.py") for line in file.read_text().splitlines()
+               if line.startswith("def ")]
+    for name in read(path.parent, path.name.split(".")[1]):
+        assert sum(line.startswith(f"def {name}(") for line in defined) == 1, f"{path}: [{name}]"
+
+
+def test_only_these_chapters_have_their_sentences_in_docstrings():
+    assert {each.chapter for each in exercises().values() if of_docstring(each.reference)} == IN_DOCSTRINGS
+
+
+def test_sentences_in_a_docstring_begin_with_their_names():
+    def one(x):
+        """Right.
+
+        nobody
+        """
+    with pytest.raises(ValueError, match="the line 'nobody' should begin"):
+        sentences(one)
+
+
+def tokens(source: str) -> int:
+    """By Python's own tokenizer, without comments, ends of lines and indentation; a docstring is one, and so is an
+    f-string, whatever the version of Python."""
+    count = inside = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        inside += (kind == "FSTRING_START") - (kind == "FSTRING_END")
+        count += not inside and kind in ("OP", "NAME", "NUMBER", "STRING", "FSTRING_END")
+    return count
+
+
+@pytest.mark.parametrize("chapter", TOKENS)
+def test_checks_do_not_grow(chapter):
+    files = (ROOM / "chapters" / f"chapter{chapter:02}").glob("*.py")
+    count = sum(tokens(path.read_text()) for path in files)
+    assert count <= TOKENS[chapter], f"the checks of chapter {chapter:02} have grown to {count} tokens: make them smaller"
+    assert count > 0.95 * TOKENS[chapter], f"the checks of chapter {chapter:02} have {count} tokens: write it down above"

@@ -1,0 +1,86 @@
+"""The sentences of checks, which stand in catalogues by language and not in the code.
+
+`sentences.en.toml` lies beside the functions of which it speaks, and has a table for each, by name: for an exercise's
+reference what is said to each mistake and to a right answer, for an observer the words of what it sees.
+`sentences.zh-CN.toml` is a translation; what it lacks is said in English.
+"""
+
+import functools
+import inspect
+import os
+import re
+import string
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+VARIABLE = "ZEROCOURSE_LANGUAGE"  # the environment variable that names the language, as in "zh-CN"
+FILLED = {"what", "rank", "world", "got", "want", "all"}  # the names in braces that every sentence may have
+
+
+def sentences(fn: Callable) -> dict[str, str]:
+    """What is said of a function, by name, in the language that the environment names.
+
+    Of a function that has no table, what its docstring says (see `of_docstring`).
+    """
+    fn = _function(fn)
+    return read(Path(inspect.getfile(fn)).parent, language()).get(fn.__name__) or of_docstring(fn)
+
+
+def language() -> str:
+    """The language that the environment names, English where it names none: "zh-CN" for zh_CN.UTF-8."""
+    return (os.environ.get(VARIABLE) or "en").partition(".")[0].replace("_", "-")
+
+
+@functools.cache
+def read(folder: Path, language: str) -> dict[str, dict[str, str]]:
+    """The tables of a folder. Raises ValueError where a translation has a sentence, or a name in braces, that English
+    does not have."""
+    tables = _tables(folder / "sentences.en.toml")
+    for path in sorted(folder.glob(f"sentences.{language}*.toml"))[:1]:  # "zh" is enough for "zh-CN"
+        for name, table in _tables(path).items():
+            for code, sentence in table.items():
+                if code not in (english := tables.get(name, {})) or not names_in(sentence) <= names_in(english[code]):
+                    raise ValueError(f"{path.name}: {code!r} of {name} must translate a sentence of sentences.en.toml, and "
+                                     "have no other names in braces")
+                english[code] = sentence
+    return tables
+
+
+def _function(fn: Callable) -> Callable:
+    """The function itself, of which it may be a partial."""
+    return getattr(fn, "func", fn)
+
+
+def _tables(path: Path) -> dict[str, dict[str, str]]:
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def names_in(sentence: str) -> set[str]:
+    """The names in braces of a sentence."""
+    return {name for _, name, *_ in string.Formatter().parse(sentence) if name}
+
+
+def unfilled(fn: Callable, observers: Iterable[Callable]) -> dict[str, str]:
+    """{name in braces: the sentence of `fn` in which nothing fills it in}. Filled in are FILLED, the entries of a case,
+    and what observers see, which stands in their modules."""
+    source = "\n".join(inspect.getsource(sys.modules[_function(each).__module__]) for each in observers)
+    return {name: code for code, sentence in sentences(fn).items() for name in names_in(sentence) - FILLED
+            if not name.isdigit() and not re.search(rf"\b{re.escape(name)}\b", source)}
+
+
+def of_docstring(fn: Callable) -> dict[str, str]:
+    """The sentences in a function's docstring, as chapters have them that have no catalogue yet: after its first
+    paragraph each begins a line with `name: `, and goes on in lines that are indented further. Raises ValueError at a
+    line that is neither."""
+    by_name, name, lines = {}, None, (inspect.getdoc(fn) or "").splitlines()
+    for line in lines[lines.index(""):] if "" in lines else ():
+        if line.startswith(" ") and name:
+            by_name[name] += f" {line.strip()}"
+        elif line:
+            name, colon, text = line.partition(": ")
+            if not colon:
+                raise ValueError(f"in the docstring of {fn.__name__} the line {line!r} should begin with `name: `")
+            by_name[name] = text.strip()
+    return by_name
