@@ -64,7 +64,7 @@ def counted_by_torch(job: SimulatedJob) -> tuple[dict, Counter]:
 
     mesh = init_device_mesh("cpu", (2,))
     with pytest.MonkeyPatch.context() as patch, OfTorch() as mode:
-        patch.setattr(fsdp2, "_disable_current_modes", nullcontext)  # which would hide them from our count too
+        patch.setattr(fsdp2, "disable_current_modes", nullcontext)  # which would hide them from our count too
         return run_fsdp2(replace(job, rank=dist.get_rank()), mesh), mode.sent
 
 

@@ -1794,7 +1794,7 @@ MUTANTS = [
          "simulated_fsdp2.py::test_what_is_counted_as_sent_goes_into_torchs_collectives"),
         ("FSDP2 keeps what it was not told to", '"reshard_after_forward": not keep', '"reshard_after_forward": keep',
          "simulated_fsdp2.py::test_what_is_counted_as_sent_goes_into_torchs_collectives"),
-        ("a ledger sees gloo's copy", "with _disable_current_modes():", "if True:",
+        ("a ledger sees gloo's copy", "with disable_current_modes():", "if True:",
          "simulated_fsdp2.py::test_a_ledger_does_not_see_what_gloo_takes"),
         ("the fake world stays", "        dist.destroy_process_group()", "        pass",
          "simulated_fsdp2.py::test_what_cannot_be_simulated"),

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ..errors import CollectiveError, OutOfMemory
 from . import watch
 from .progress import CollectiveProgress
+from .torch_private import group_store
 
 COMPARE_SECONDS = 5.0  # seconds that a rank whose collective failed waits for the answers of the others: a watcher looks every
 # two seconds, and on a busy machine it takes its time
@@ -36,7 +37,7 @@ class DesyncReport:
         self.peers = [peer for peer in range(len(progress.ranks)) if peer != rank]
         self.proof = ""  # the sentence about a wait that can never end, where it is proved
         # References of our own: the store must outlive the process group, which a rank that leaves destroys.
-        store = dist.distributed_c10d._get_process_group_store(group)
+        store = group_store(group)
         self.store, self.questions = dist.PrefixStore(f"zerocourse {progress.name}", store), watch.question_store()
         with suppress(RuntimeError):  # a fake group's store keeps nothing
             self.store.set(f"made/{rank}", "")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ..errors import BadInput
 from .group import Comm
+from .torch_private import worlds
 
 MOST_CTAS = 4  # of a GPU, for one message: a communicator takes memory for each of them (with NCCL's own choice about 100 MB)
 _partitions = weakref.WeakKeyDictionary()  # by process group: all that were made with it
@@ -54,7 +55,7 @@ def sharing(comm: Comm, group: dist.ProcessGroup) -> Comm:
 
 def is_there(group: dist.ProcessGroup | None) -> bool:
     """Has nobody destroyed it? The same on all ranks, also where one still refers to it."""
-    return group in dist.distributed_c10d._world.pg_map
+    return group in worlds.pg_map
 
 
 def options(comm: Comm):

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from . import mutual_waits
 from .progress import CollectiveProgress, known
+from .torch_private import group_store
 
 if TYPE_CHECKING:
     from .desync import DesyncReport
@@ -111,7 +112,7 @@ def _run() -> None:
 
 def question_store() -> dist.Store:
     """Where the ranks put questions and answers: all ranks of the world read it, whichever group they are in."""
-    return dist.PrefixStore("zerocourse", dist.distributed_c10d._get_process_group_store(dist.group.WORLD))
+    return dist.PrefixStore("zerocourse", group_store(dist.group.WORLD))
 
 
 def ask(store: dist.Store, progress: CollectiveProgress) -> str:
@@ -142,7 +143,7 @@ def _server_is_gone(world: dist.ProcessGroup) -> bool:
     sent and which closes with the server (except in the very moment in which that process ends)."""
     try:
         if world not in _servers:
-            store = dist.distributed_c10d._get_process_group_store(world)
+            store = group_store(world)
             store = getattr(store, "_underlying_non_prefix_store", store)
             is_served = isinstance(store, dist.TCPStore)
             _servers[world] = socket.create_connection((store.host, store.port), timeout=10) if is_served else None

@@ -1,8 +1,8 @@
 """What an engine does for half precision: dtypes from the config, and in fp16 the loss scale. It sends nothing."""
 
 import torch
-from torch.utils._pytree import tree_map
 
+from ..comm.torch_private import tree_map
 from ..precision import DynamicLossScaler, LossScaler
 from ..zero.options import Precision
 from .config import Config

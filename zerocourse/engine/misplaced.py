@@ -3,8 +3,8 @@
 import re
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from ..comm.torch_private import tree_leaves
 from ..errors import BadInput
 
 # What operations say whose tensors are on two devices; one of another mistake may have a tensor that is on the CPU on purpose.

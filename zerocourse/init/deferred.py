@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import UninitializedTensorMixin
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..comm.torch_private import is_traceable_wrapper_subclass, make_subclass
 from ..errors import BadInput
 from .given_values import VALUES, GivenValues
 from .initializers import InitFn, initialise, is_unset, misses_values, unset
@@ -70,7 +70,7 @@ def deferred_init() -> Iterator[None]:
 
 def _twin(param: Tensor, data: Tensor) -> nn.Parameter:
     """`data` as a parameter of the class, the attributes and the requires_grad of `param`."""
-    twin = torch.Tensor._make_subclass(type(param), data.detach(), param.requires_grad)
+    twin = make_subclass(type(param), data.detach(), param.requires_grad)
     # transformers marks what needs no initialisation any more; a twin has no values yet.
     twin.__dict__.update((key, value) for key, value in param.__dict__.items() if key != "_is_hf_initialized")
     return twin

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+
+from ..comm.torch_private import tree_leaves
 
 VALUES = "_zerocourse_given"  # of a parameter on the meta device: its values (in its shape)
 FACTORIES = {"ones", "zeros", "full", "eye", "arange", "linspace", "logspace", "tensor", "as_tensor", "scalar_tensor", "from_numpy", "rand",

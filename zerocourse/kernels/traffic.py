@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from ..comm.torch_private import TorchDispatchMode, tree_leaves
 from ..errors import BadInput
 
 

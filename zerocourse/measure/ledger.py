@@ -20,11 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..comm import fail_all
+from ..comm.torch_private import FakeTensor, TorchDispatchMode, active_fake_mode
 from ..errors import BadInput, OutOfMemory
 from ..formulas.units import gib, parse_bytes
 from . import tier_registry

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..comm.torch_private import is_traceable_wrapper_subclass
 
 
 raw_grad = Tensor.grad.__get__  # on a sharded parameter `.grad` may be a property that raises

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..comm import fail_all
+from ..comm.torch_private import TorchDispatchMode
 from ..errors import OutOfMemory
 from ..formulas.units import gib, parse_bytes
 from ..measure import tier_registry

@@ -4,7 +4,7 @@ It all-gathers each unit's parameters and reduce-scatters its gradients, and it 
 `simulate_fsdp2(job)` runs one rank of it on fake tensors, in torch's own fake process group; `run_fsdp2(job, mesh)`
 runs it in real ranks. Both give the same bytes, to the byte (tests/test_simulated_fsdp2.py).
 
-Source of the method: torch.distributed.fsdp.fully_shard and torch.testing._internal.distributed.fake_pg.
+Source of the method: torch.distributed.fsdp.fully_shard and its store of fakes.
 """
 
 import gc
@@ -16,16 +16,15 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ..comm.torch_private import FakeTensorMode, disable_current_modes, fake_store, fsdp_collectives, storage_use_count
 from ..errors import BadInput
 from ..zero.unit import cut_into_units
 from .one_rank import SimulatedJob, adamw, describe, make_model, watch_second_step
 
+AllGather, ReduceScatter = fsdp_collectives()
 MOST_SECONDS = 1.0  # that gloo's thread is waited for
 
 
@@ -45,7 +44,7 @@ class SentByFsdp2:
         self.padding += (whole - real) * size
 
 
-class CountedAllGather(DefaultAllGather):
+class CountedAllGather(AllGather):
     """own: elements of the unit's parameters that this rank has."""
 
     def __init__(self, counts: SentByFsdp2, own: int):
@@ -58,7 +57,7 @@ class CountedAllGather(DefaultAllGather):
             return super().__call__(output_tensor, input_tensor, group, async_op)
 
 
-class CountedReduceScatter(DefaultReduceScatter):
+class CountedReduceScatter(ReduceScatter):
     """others: elements of the unit's parameters that the other ranks have."""
 
     def __init__(self, counts: SentByFsdp2, others: int):
@@ -80,10 +79,10 @@ def gloo_unseen(*tensors: Tensor) -> Iterator[None]:
     """
     def uses() -> list[int]:
         return [count for tensor in tensors
-                for count in (tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))]
+                for count in (tensor._use_count(), storage_use_count(tensor.untyped_storage()._cdata))]
 
     before, limit = uses(), time.monotonic() + MOST_SECONDS
-    with _disable_current_modes():
+    with disable_current_modes():
         yield
     while any(now > then for now, then in zip(uses(), before, strict=True)) and time.monotonic() < limit:
         time.sleep(0.0001)
@@ -148,12 +147,10 @@ def run_fsdp2(job: SimulatedJob, mesh: DeviceMesh) -> dict:
 @contextmanager
 def fake_world(rank: int, ranks: int) -> Iterator[DeviceMesh]:
     """A process group of torch's that sends nothing, as rank `rank` of `ranks`."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     if dist.is_initialized():
         raise BadInput("this process is in a process group, and FSDP2 is simulated in a fake one: call "
                        "torch.distributed.destroy_process_group() first, or simulate in another process")
-    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=fake_store())
     try:
         yield init_device_mesh("cpu", (ranks,))  # before any fake mode, because it reads its own tensor of ranks
     finally:

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..activations.checkpointing import checkpoint_blocks
 from ..comm import Comm
 from ..comm.simulated import SimulatedComm
+from ..comm.torch_private import FakeTensorMode
 from ..errors import BadInput
 from ..formulas.units import integer
 from ..measure.ledger import Ledger

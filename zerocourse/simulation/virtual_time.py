@@ -12,13 +12,12 @@ carries one collective after the other.
 from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from ..comm.torch_private import TorchDispatchMode, flash_attention, flash_attention_backward
 from ..measure.storages import all_tensors
 from .clusters import Machine, Network
 
-aten = torch.ops.aten
 
 
 class VirtualClock:
@@ -89,5 +88,5 @@ def attention_backward(gradient, query, key, value, *_, out_val=None, **__) -> i
 
 
 FLOPS: dict[object, Callable[..., int]] = flop_registry | {
-    aten._scaled_dot_product_flash_attention_for_cpu: attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward}
+    flash_attention: attention,
+    flash_attention_backward: attention_backward}

@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ... import zero
 from ...comm import bootstrap
+from ...comm.torch_private import make_subclass
 from ...errors import BadInput
 from ...init.deferred import deferred_init
 from ...zero.extras.refusals import SHARDED
@@ -101,6 +102,6 @@ def GatheredParameters(params: nn.Module | nn.Parameter | Iterable, modifier_ran
 
 def give_memory(param: DeferredParameter, values: torch.Tensor) -> None:
     """The parameter, which stays the same object, gets the memory of `values`, or gives it back if they are on meta."""
-    twin = torch.Tensor._make_subclass(DeferredParameter, values.detach(), param.requires_grad)
+    twin = make_subclass(DeferredParameter, values.detach(), param.requires_grad)
     twin.__dict__.update(param.__dict__)
     torch.utils.swap_tensors(param, twin)

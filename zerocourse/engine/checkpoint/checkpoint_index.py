@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -33,6 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from ...comm.torch_private import stored_at
 from ...data.file_checksum import checksum_of
 from ...errors import BadInput
 from .checkpoint_folder import INDEX
@@ -114,10 +114,10 @@ def metadata_of(index: dict) -> Metadata:
         dtype = TensorProperties(dtype_named(entry["dtype"]))
         described[name] = TensorStorageMetadata(dtype, torch.Size(entry["size"]), chunks)
         for chunk in entry["chunks"]:
-            stored[MetadataIndex(name, chunk["offset"])] = _StorageInfo(chunk["file"], chunk["at"], chunk["bytes"])
+            stored[MetadataIndex(name, chunk["offset"])] = stored_at(chunk["file"], chunk["at"], chunk["bytes"])
     for name, where in index["objects"].items():
         described[name] = BytesStorageMetadata()
-        stored[MetadataIndex(name)] = _StorageInfo(where["file"], where["at"], where["bytes"])
+        stored[MetadataIndex(name)] = stored_at(where["file"], where["at"], where["bytes"])
     return Metadata(described, storage_data=stored)
 
 

@@ -101,8 +101,10 @@ def _forget() -> None:
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
     if dist:
+        from ...comm.torch_private import worlds
+
         world = dist.group.WORLD
-        for group in list(dist.distributed_c10d._world.pg_map):
+        for group in list(worlds.pg_map):
             if group is not world:
                 dist.destroy_process_group(group)
     gc.collect()
