@@ -46,7 +46,7 @@ notebooks: $(VENV)/.test  ## run every chapter again, in place
 	$(VENV)/bin/python -m tools.notebooks run $(CHAPTERS)
 
 pictures: $(VENV)/.test  ## draw the picture of the README again
-	$(VENV)/bin/python -m zerocourse.course.pictures.story
+	$(VENV)/bin/python -m zerocourse.course.show.pictures.story
 
 kaggle: $(VENV)/.lab  ## what one uploads to Kaggle, in output/kaggle (KAGGLE_USER=your account)
 	$(VENV)/bin/python -m tools.kaggle --user $(KAGGLE_USER)

@@ -390,8 +390,8 @@ def batch_on_the_host() -> dict[str, str | None]:
 
 @case("tour")
 def tour() -> dict:
-    from zerocourse.course import tour
-    from zerocourse.course.tour import TourSettings
+    from zerocourse.course.tour import tour
+    from zerocourse.course.tour.tour import TourSettings
 
     bootstrap.device = lambda: torch.device(DEVICE)
     tour.load_text = lambda source, length: (list(range(64)), None)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from zerocourse.activations import replay
-from zerocourse.course import activation_trial as trial
-from zerocourse.course.arena_explorer import fragmentation
-from zerocourse.course.pictures.kept_tensors import kept_tensors
-from zerocourse.course.plots_activations import arena_map, memory_curves
+from zerocourse.course.chapters.activations import activation_trial as trial
+from zerocourse.course.chapters.activations.arena_explorer import fragmentation
+from zerocourse.course.chapters.activations.kept_tensors import kept_tensors
+from zerocourse.course.chapters.activations.plots_activations import arena_map, memory_curves
 
 SMALL = replace(trial.SHAPE, n_layer=3, n_embd=32, block_size=32, vocab_size=64)
 

@@ -24,7 +24,8 @@ from zerocourse.activations import (
 )
 from zerocourse.activations.arena import ALIGNMENT, Allocation
 from zerocourse.comm import Comm
-from zerocourse.course.activation_trial import NOT_GATHERED_AGAIN, OTHER_MASKS, at_stage_3, peak_in_segments
+from zerocourse.course.chapters.activations.activation_trial import (NOT_GATHERED_AGAIN, OTHER_MASKS, at_stage_3,
+                                                                     peak_in_segments)
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, build_model

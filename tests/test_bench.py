@@ -22,7 +22,7 @@ from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
 from zerocourse.bench.judge import Profile, checks, noise, profiles, ratio
 from zerocourse.commands import estimates
 from zerocourse.commands.bench_command import write
-from zerocourse.course.machine import available_bytes
+from zerocourse.launch.machine import available_bytes
 from zerocourse.errors import BadInput
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from zerocourse.comm import Comm
 from zerocourse.formulas import states, volumes
 from zerocourse.course.checks import check, exercises, harness, judge, progress
-from zerocourse.course.checks.chapters.chapter07 import zero3_budget, zero3_stack
+from zerocourse.course.chapters.zero3.checks import zero3_budget, zero3_stack
 from zerocourse.course.checks.compare import difference, same
 from zerocourse.course.checks.exercise import Exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions

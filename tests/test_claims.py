@@ -1,4 +1,4 @@
-"""The claims of chapter 22: evidence against independent numbers, and judgements that turn with the evidence."""
+"""The claims of chapter 26: evidence against independent numbers, and judgements that turn with the evidence."""
 
 import ast
 import inspect
@@ -11,30 +11,19 @@ import nbformat
 import pytest
 import torch
 
-from zerocourse.course.claims import (
-    ANSWERS,
-    CLAIMS,
-    FALSE,
-    GROUPS,
-    KINDS,
-    NOT_BUILT,
-    ONLY_IF,
-    TRUE,
-    Claim,
-    Judgement,
-    examine,
-)
-from zerocourse.course.claims.claim import filled, written
-from zerocourse.course.claims.offload_claims import WORDS, files_with
-from zerocourse.course.claims.parallel_claims import elements_a_layer, vocab_parallel_losses
-from zerocourse.course.claims.plots_claims import said_and_found, verdict_board
-from zerocourse.course.claims.predictions import Predictions
+from zerocourse.course.chapters.claims.all_claims import (ANSWERS, CLAIMS, FALSE, GROUPS, KINDS, NOT_BUILT, ONLY_IF,
+                                                          TRUE, Claim, Judgement, examine)
+from zerocourse.course.chapters.claims.claim import filled, written
+from zerocourse.course.chapters.claims.offload_claims import WORDS, files_with
+from zerocourse.course.chapters.claims.parallel_claims import elements_a_layer, vocab_parallel_losses
+from zerocourse.course.chapters.claims.plots_claims import said_and_found, verdict_board
+from zerocourse.course.chapters.claims.predictions import Predictions
 from zerocourse.errors import BadInput
 from zerocourse.formulas.activations import tensor_parallel_elements
 from zerocourse.formulas.estimators import deepspeed_offloaded_share
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = ROOT / "notebooks" / "22_claims.ipynb"
+NOTEBOOK = ROOT / "notebooks" / "26_claims.ipynb"
 EVERY_CLAIM = pytest.mark.parametrize("name", CLAIMS)
 
 VERDICTS = {
@@ -237,7 +226,7 @@ def prose(text: str) -> str:
 
 def test_a_number_that_is_typed_is_found():
     assert re.search(r"\d", prose("It takes 42 GB."))
-    assert not re.search(r"\d", prose("# 22 · The claims\n1. ZeRO-3 in fp16, chapter 13"))
+    assert not re.search(r"\d", prose("# 26 · The claims\n1. ZeRO-3 in fp16, chapter 13"))
 
 
 # -- the objects -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from zerocourse import bench
 from zerocourse.bench.settings import MODES, BenchSettings
 from zerocourse.cli import build_parser, main
 from zerocourse.commands import arguments, bench_command, estimates, tour_command
-from zerocourse.course import tour
+from zerocourse.course.tour import tour
 from zerocourse.errors import BadInput, ZeroCourseError
 from zerocourse.formulas.transformer import gpt2_step_flops
 from zerocourse.formulas.units import gb

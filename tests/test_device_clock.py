@@ -13,7 +13,7 @@ from zerocourse.comm.device_clock import DeviceClock, clock_of, finished
 from zerocourse.comm.events import Recorder
 from zerocourse.comm.handle import CollectiveHandle
 from zerocourse.comm.simulated import SimulatedComm
-from zerocourse.course import timelines
+from zerocourse.course.show import timelines
 from zerocourse.errors import BadInput
 from zerocourse.measure import perfetto
 from zerocourse.measure.intervals import computing, waiting

@@ -14,7 +14,7 @@ from zerocourse import Ranks, shard
 from zerocourse.cli import main
 from zerocourse.comm import bootstrap
 from zerocourse.course.checks import lab
-from zerocourse.course.machine import report
+from zerocourse.launch.machine import report
 from zerocourse.engine.bridge import __main__ as bridge
 from zerocourse.engine.bridge import stand_in
 from zerocourse.errors import BadInput

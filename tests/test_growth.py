@@ -13,8 +13,8 @@ from zerocourse.bench import growth
 from zerocourse.bench.hook_cost import TinyBlock
 from zerocourse.bench.growth import Growth, at_start, counts, exponent, grow, lines_run
 from zerocourse.comm.simulated import SimulatedComm
-from zerocourse.course.plots_growth import growth_figure
-from zerocourse.course.recorded_growth import recorded_growth
+from zerocourse.course.chapters.scale.plots_growth import growth_figure
+from zerocourse.course.chapters.scale.recorded_growth import recorded_growth
 from zerocourse.errors import BadInput
 from zerocourse.layout.rankmap import Layout
 from zerocourse.zero.shard import shard

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from zerocourse.course.pictures.mesh_box import mesh_box
+from zerocourse.course.chapters.three_d_parallelism.mesh_box import mesh_box
 from zerocourse.errors import BadInput
 from zerocourse.layout.mesh import Mesh
 

@@ -6,7 +6,7 @@ from html import unescape
 import pytest
 
 from zerocourse.course import show
-from zerocourse.course.mini_view import DIFFERENCES, mini_beside
+from zerocourse.course.show.mini_view import DIFFERENCES, mini_beside
 from zerocourse.errors import BadInput
 from zerocourse.zero import mini
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch.nn.functional as F
 
-from zerocourse.course import activation_trial, resumes, scale_bug
-from zerocourse.course.fp16_run import train_fp16
+from zerocourse.course.chapters.activations import activation_trial
+from zerocourse.course.chapters.checkpoints import resumes
+from zerocourse.course.chapters.scale import scale_bug
+from zerocourse.course.chapters.mixed_precision.fp16_run import train_fp16
 from zerocourse.course.museum import BUGS, planted, proof
 from zerocourse.course.museum.breaks import Break
 from zerocourse.course.museum.cases import CASES, case, solved

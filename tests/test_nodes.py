@@ -14,7 +14,7 @@ from torch.distributed.run import get_args_parser
 
 from zerocourse.launch import link
 from zerocourse.errors import BadInput
-from zerocourse.course.overlap_trial import Round, over_limited_link, summary
+from zerocourse.course.trials.overlap_trial import Round, over_limited_link, summary
 
 ROOT = Path(__file__).parents[1]
 SLURM = ROOT / "slurm" / "train.sbatch"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from worlds import Case
 
 from zerocourse import gathered, initialize, load_checkpoint, load_safetensors, save_checkpoint, shard, state_dict
-from zerocourse.course.offload_trial import AddedAfterTheSum, OnlyTheFirst, OnlyTheLast
+from zerocourse.course.chapters.offload.offload_trial import AddedAfterTheSum, OnlyTheFirst, OnlyTheLast
 from zerocourse.engine.lion import Lion
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements

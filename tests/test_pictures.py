@@ -15,8 +15,11 @@ from torch import nn
 from worlds import V, T, gpt
 
 from zerocourse import shard
-from zerocourse.course.palette import MEANINGS
-from zerocourse.course.pictures import becoming_real, holdings, padding, ring_turns, svg
+from zerocourse.course.show.palette import MEANINGS
+from zerocourse.course.chapters.meta_device import becoming_real
+from zerocourse.course.show.pictures import holdings, svg
+from zerocourse.course.chapters.rank_maps import padding
+from zerocourse.course.chapters.data_parallel import ring_turns
 from zerocourse.errors import BadInput
 from zerocourse.models.gpt2 import GPTConfig
 

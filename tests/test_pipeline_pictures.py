@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from zerocourse.course.pictures.pipeline_rows import pipeline_rows
+from zerocourse.course.show.pictures.pipeline_rows import pipeline_rows
 from zerocourse.errors import BadInput
 from zerocourse.parallel.pipeline import (Costs, Schedule, gpipe, interleaved, one_f_one_b, pipedream, plan, simulate, zb_h1)
 

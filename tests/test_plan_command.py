@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from zerocourse.cli import main
-from zerocourse.course import plan_widget, show
-from zerocourse.course.plots_plan import plan_figure
+from zerocourse.course.chapters.scale import plan_widget
+from zerocourse.course import show
+from zerocourse.course.chapters.scale.plots_plan import plan_figure
 from zerocourse.errors import BadInput
 from zerocourse.formulas.units import gb
 from zerocourse.planning import Candidate, ask, computed, plan

@@ -2,9 +2,9 @@
 
 import pytest
 
-from zerocourse.course.overlap_trial import Round, recorded_trial, summary
-from zerocourse.course.plots_overlap import bound_figure
-from zerocourse.course.plots_stages import stages_figure
+from zerocourse.course.trials.overlap_trial import Round, recorded_trial, summary
+from zerocourse.course.chapters.overlap.plots_overlap import bound_figure
+from zerocourse.course.show.plots_stages import stages_figure
 from zerocourse.formulas.overlap import speedup_bound
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from zerocourse.course import elastic_trial, resumes
-from zerocourse.course.pictures.reshuffle import reshuffle
+from zerocourse.course.chapters.checkpoints import elastic_trial, resumes
+from zerocourse.course.chapters.checkpoints.reshuffle import reshuffle
 from zerocourse.errors import BadInput
 from zerocourse.formulas.interruptions import best_interval, lost_share, mean_of_all
 

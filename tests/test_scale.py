@@ -1,12 +1,12 @@
-"""Chapter 21: what is recorded of simulated ranks, the figures that are drawn from it, and the bug that two ranks do not show."""
+"""Chapter 25: what is recorded of simulated ranks, the figures that are drawn from it, and the bug that two ranks do not show."""
 
 import json
 
 import pytest
 
 from zerocourse.cli import main
-from zerocourse.course import plots_scale, scale_study
-from zerocourse.course.scale_bug import REMAINDER
+from zerocourse.course.chapters.scale import plots_scale, scale_study
+from zerocourse.course.chapters.scale.scale_bug import REMAINDER
 from zerocourse.errors import BadInput
 from zerocourse.formulas.states import model_states, paper_table1
 from zerocourse.formulas.units import gb

@@ -8,11 +8,13 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from zerocourse.course import machine, plots, show, widgets
-from zerocourse.course.live_loss import LiveLoss
-from zerocourse.course.plots_classics import staleness_figure
-from zerocourse.course.palette import MEANINGS
-from zerocourse.course.plots_curves import STYLES, curves
+from zerocourse.launch import machine
+from zerocourse.course.show import plots, widgets
+from zerocourse.course import show
+from zerocourse.course.chapters.engine.live_loss import LiveLoss
+from zerocourse.course.chapters.data_parallel.plots_classics import staleness_figure
+from zerocourse.course.show.palette import MEANINGS
+from zerocourse.course.show.plots_curves import STYLES, curves
 from zerocourse.errors import BadInput
 from zerocourse.comm.events import Recorder
 from zerocourse.formulas.states import model_states
@@ -237,7 +239,7 @@ def test_a_control_refuses_a_start_that_is_none_of_its_values():
 
 def test_without_ipywidgets_there_is_the_picture_and_a_sentence():
     code = ("import sys; sys.modules['ipywidgets'] = None\n"
-            "from zerocourse.course import widgets; widgets.memory(params=7 * 10**9, stage=3, ranks=8)")
+            "from zerocourse.course.show import widgets; widgets.memory(params=7 * 10**9, stage=3, ranks=8)")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     first, *rest = ended.stdout.splitlines()

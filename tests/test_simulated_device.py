@@ -2,7 +2,7 @@
 
 import pytest
 
-from zerocourse.course import simulated_device as sim
+from zerocourse.course.chapters.offload import simulated_device as sim
 
 
 def by_hand(machine: sim.SleepingMachine, mode: str) -> float:

@@ -6,10 +6,12 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from zerocourse.course import recorded_stages
-from zerocourse.course.pictures import bucket_flow, filmstrip, story
-from zerocourse.course.pictures.placing import find, pieces, under_way, units
-from zerocourse.course.recorded_stages import recorded_stage
+from zerocourse.course.show.pictures import recorded_stages
+from zerocourse.course.chapters.zero2 import bucket_flow
+from zerocourse.course.chapters.zero3 import filmstrip
+from zerocourse.course.show.pictures import story
+from zerocourse.course.show.pictures.placing import find, pieces, under_way, units
+from zerocourse.course.show.pictures.recorded_stages import recorded_stage
 from zerocourse.errors import BadInput
 from zerocourse.measure.stage_meter import KINDS
 
@@ -118,7 +120,7 @@ def test_what_was_not_recorded_is_refused(draw, wrong):
 
 
 def test_the_picture_of_the_readme_is_not_stale():
-    again = "draw it again: python -m zerocourse.course.pictures.story"
+    again = "draw it again: python -m zerocourse.course.show.pictures.story"
     assert story.README_PICTURE.read_text() == story.story(3).svg + "\n", again
 
 

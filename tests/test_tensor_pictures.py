@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from zerocourse.comm import Comm
-from zerocourse.course.pictures.tensor_cut import CutWeight, cuts_of, tensor_cut
-from zerocourse.course.tensor_peer import PLANS, SplitGPT, torchs_collectives
+from zerocourse.course.chapters.tensor_parallel.tensor_cut import CutWeight, cuts_of, tensor_cut
+from zerocourse.course.chapters.tensor_parallel.tensor_peer import PLANS, SplitGPT, torchs_collectives
 from zerocourse.errors import BadInput
 from zerocourse.models.gpt2 import GPT, GPTConfig
 from zerocourse.parallel.tensor import tensor_parallel

@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 import worlds
-from zerocourse.course import deep_step, plots, show
+from zerocourse.course.show.pictures import deep_step
+from zerocourse.course.show import plots
+from zerocourse.course import show
 from zerocourse.measure.intervals import LINK, PYTHON, ROOT, Interval, computing, gaps, in_rows, waiting
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.stage_meter import KINDS

@@ -14,8 +14,8 @@ from zerocourse.formulas.states import FP32
 from zerocourse.init.deferred import deferred_init
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import CONFIGS, GPT, GPTConfig
-from zerocourse.course.tour import MODES, TourSettings, run_modes
-from zerocourse.course.tour_checks import PEAK_TOLERANCE, checks, furthest_apart, rank_checks
+from zerocourse.course.tour.tour import MODES, TourSettings, run_modes
+from zerocourse.course.tour.tour_checks import PEAK_TOLERANCE, checks, furthest_apart, rank_checks
 from zerocourse.zero.shard import shard
 
 SETTINGS = TourSettings(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)

@@ -1,4 +1,4 @@
-"""Wrong answers of chapter 21."""
+"""Wrong answers of chapter 25."""
 
 import math
 
@@ -8,14 +8,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from wrong_answers import wrong
 
 
-@wrong("21.1", "no floor")
+@wrong("25.1", "no floor")
 def states_alone(params, floor, card):
     if card < floor + 16:
         return None
     return math.ceil(params / (card // 16))
 
 
-@wrong("21.2", "lost")
+@wrong("25.2", "lost")
 def all_alike(numel, ranks):
     size = numel // ranks
     bounds = [0]
@@ -24,7 +24,7 @@ def all_alike(numel, ranks):
     return bounds
 
 
-@wrong("21.3", "waits")
+@wrong("25.3", "waits")
 def adds_up_waits(events, ranks, latency):
     took = {"wait": 0, "sent": 0}
     turns = 0
@@ -39,7 +39,7 @@ def adds_up_waits(events, ranks, latency):
     return {"exposed": took["wait"], "latency": turns, "helps": helps}
 
 
-@wrong("21.4", "one way")
+@wrong("25.4", "one way")
 def sends_once(params, ranks, group, micro_batches, each):
     nodes = ranks // group
     inside = 6 * micro_batches * params * (group - 1) // group
@@ -47,12 +47,12 @@ def sends_once(params, ranks, group, micro_batches, each):
     return inside, times * 2 * params // group * (nodes - 1) // nodes
 
 
-@wrong("21.5", "the node")
+@wrong("25.5", "the node")
 def always_eight(ranks, card):
     return 8
 
 
-@wrong("21.6", "as many gradients")
+@wrong("25.6", "as many gradients")
 def takes_it_twice(make, shape, dtype):
     with FakeTensorMode():
         model = make()
@@ -61,7 +61,7 @@ def takes_it_twice(make, shape, dtype):
     return nbytes, nbytes
 
 
-@wrong("21.7", "no prefetch")
+@wrong("25.7", "no prefetch")
 def fetches_late(blocks, ranks, rate, latency):
     now = link = sent = compute = 0
     waits = {}

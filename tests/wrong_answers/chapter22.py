@@ -1,9 +1,9 @@
-"""Wrong answers of chapter 22."""
+"""Wrong answers of chapter 26."""
 
 from wrong_answers import wrong
 
 
-@wrong("22.1", "GB against GiB")
+@wrong("26.1", "GB against GiB")
 def report_in_one_unit(params, stage, ranks, card_gib):
     shared = {0: 0, 1: 12, 2: 14, 3: 16}[stage]
     nbytes = (16 - shared) * params + shared * params / ranks
@@ -12,7 +12,7 @@ def report_in_one_unit(params, stage, ranks, card_gib):
             "times": 16 * params / nbytes}
 
 
-@wrong("22.2", "the limit is reached")
+@wrong("26.2", "the limit is reached")
 def counts_up_in_floats(percent, stage):
     shared = [0, 12, 14, 16][stage]
     for ranks in (1, *range(2, 2000), 10**6):
@@ -21,7 +21,7 @@ def counts_up_in_floats(percent, stage):
     return None
 
 
-@wrong("22.3", "NaN holds")
+@wrong("26.3", "NaN holds")
 def judges_by_exclusion(low, high, found):
     if len(found) == 0:
         return ("not built yet", [])
@@ -32,7 +32,7 @@ def judges_by_exclusion(low, high, found):
     return ("true only if", rest) if rest else ("false", [])
 
 
-@wrong("22.4", "fits, so needed")
+@wrong("26.4", "fits, so needed")
 def asks_whether_it_fits(params, ranks, card, micro_batches, stage):
     from fractions import Fraction
     left, sent = {}, (2, 2, 1 + micro_batches, 3 * micro_batches)
@@ -47,7 +47,7 @@ def asks_whether_it_fits(params, ranks, card, micro_batches, stage):
     return ("true" if stage in left else "false"), best, left[best]
 
 
-@wrong("22.5", "time saved")
+@wrong("26.5", "time saved")
 def says_how_much_time_is_saved(off, on, claimed):
     def union(events, verbs):
         pieces, total, end = sorted((e["start"], e["end"]) for e in events if e["verb"] in verbs), 0, None
@@ -68,7 +68,7 @@ def says_how_much_time_is_saved(off, on, claimed):
     return ("impossible" if claimed > most else "true" if gain >= claimed else "false"), gain, most
 
 
-@wrong("22.6", "upwards alone")
+@wrong("26.6", "upwards alone")
 def looks_for_a_least_value(low, high, runs):
     if not runs:
         return "not built yet", None

@@ -2,7 +2,7 @@
 
     python -m zerocourse.bench.growth             # counts alone: the same on every machine
     python -m zerocourse.bench.growth --times     # with times: of this machine, best when it is quiet
-    python -m zerocourse.bench.growth --record    # the same, kept for the course (course/recorded_growth.json)
+    python -m zerocourse.bench.growth --record    # the same, kept for the course (course/chapters/scale/recorded_growth.json)
 
 A cost that grows like size^p is a straight line on log-log paper, and p is its slope. Work that is done once for each
 unit has p = 1; where every unit looks at every other, p comes near 2. Counts tell them apart without any clock: the
@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..comm.simulated import SimulatedComm
-from ..course.recorded_growth import FILE
+from ..course.chapters.scale.recorded_growth import FILE
 from ..errors import BadInput
 from ..init.deferred import deferred_init
 from ..launch.ranks import Ranks

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..course.tour_checks import Check, furthest_apart, held
+from ..course.tour.tour_checks import Check, furthest_apart, held
 from ..formulas.states import FP32, model_states
 from ..formulas.volumes import passes
 from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ..formulas.units import gib
-from ..course.tour_checks import KINDS, mean_losses
+from ..course.tour.tour_checks import KINDS, mean_losses
 from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings
 from .judge import Profile, Ratio, checks, noise, profiles, ratio
 

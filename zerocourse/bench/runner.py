@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
-from ..course.machine import available_bytes
+from ..launch.machine import available_bytes
 from ..data.text import read_tokens, write_tokens
 from ..errors import ZeroCourseError
 from ..launch.processes.parent import current_parent

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
 from ..comm import Comm
-from ..course.tensor_peer import PLANS, SplitGPT, torchs_plan
+from ..course.chapters.tensor_parallel.tensor_peer import PLANS, SplitGPT, torchs_plan
 from ..launch.ranks import Ranks
 from ..models.gpt2 import GPTConfig
 from ..parallel.tensor import Columns, TensorPlan, tensor_parallel

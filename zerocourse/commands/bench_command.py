@@ -156,7 +156,7 @@ def write(out: Path, text: str, modes: list, summary: dict, pictures: dict[str, 
     """Each file appears whole or not at all. pictures: file name → the summary that it shows."""
     from ..bench import BASELINE
     from ..bench.report import alt_text, markdown
-    from ..course.plots_bench import bench_figure
+    from ..course.show.plots_bench import bench_figure
 
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as draft:

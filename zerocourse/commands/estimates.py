@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..bench.runner import PROCESS_BYTES
-from ..course.machine import available_bytes
+from ..launch.machine import available_bytes
 from ..errors import BadInput
 from ..formulas.units import gb
 from ..launch.processes.parent import cores

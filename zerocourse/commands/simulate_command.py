@@ -93,7 +93,7 @@ def _time(args, result: dict, cluster) -> str:
 
 def trust() -> str:
     """How far the times may be off, from where that was tried."""
-    from ..course.cost_trial import largest_error, recorded_cost
+    from ..course.trials.cost_trial import largest_error, recorded_cost
     from ..simulation.published import predicted
     ratios = predicted().values()
     return (f"How far to trust it: such times were within {largest_error(recorded_cost()):.0%} of the measured ones at "

@@ -43,8 +43,8 @@ def configure(parser):
 def run(args) -> Outcome:
     check_folder(args.out, "--out")
     set_device(args, "cpu")
-    from ..course.tour import TourSettings, measure  # here, because torch takes two seconds to import
-    from ..course.tour_checks import checks, expected
+    from ..course.tour.tour import TourSettings, measure  # here, because torch takes two seconds to import
+    from ..course.tour.tour_checks import checks, expected
 
     settings = TourSettings(replace(find_config(args.model), block_size=args.tokens), args.ranks, args.micro_batch,
                             args.steps, seed=args.seed, source=args.data)
@@ -63,7 +63,7 @@ def check(settings) -> None:
     """Raise BadInput for a tour that could not be, before any process starts."""
     from ..data.sampler import ShardSampler
     from ..data.text import load_text
-    from ..course.tour import LIMIT_SECONDS
+    from ..course.tour.tour import LIMIT_SECONDS
     from .estimates import check_memory, check_ranks, check_time, say
 
     check_ranks(settings.ranks, "--nproc")
@@ -85,8 +85,8 @@ def check(settings) -> None:
 def estimates(settings) -> tuple:
     """What the one process takes, and what the ranks do."""
     from ..formulas.transformer import gpt2_step_flops
-    from ..course.tour import MODES
-    from ..course.tour_checks import expected
+    from ..course.tour.tour import MODES
+    from ..course.tour.tour_checks import expected
     from ..bench.runner import PROCESS_BYTES
     from .estimates import START_SECONDS, Estimate, step_seconds
 
@@ -103,7 +103,7 @@ def estimates(settings) -> tuple:
 
 def summarise(ranks: list[dict]) -> dict:
     """The counts of one mode, each as a list with one entry per rank, and the mean losses."""
-    from ..course.tour_checks import mean_losses
+    from ..course.tour.tour_checks import mean_losses
 
     kinds = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
     counts = (*kinds, "peak_bytes", "device_peak_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")
@@ -137,7 +137,7 @@ def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdi
 
 def write(out: Path, text: str, summary: dict, modes: dict, wanted: dict, traces: bool = False) -> None:
     """The table, the summary, the pictures and, if wanted, the traces; each file appears whole or not at all."""
-    from ..course.plots import timeline, tour_figure
+    from ..course.show.plots import timeline, tour_figure
     from ..measure import perfetto
 
     out.mkdir(parents=True, exist_ok=True)

@@ -250,7 +250,7 @@ def summarise(args, settings, of_ranks: list[dict]) -> dict:
 
 def write(out: Path, rows: list[dict], summary: dict, config: dict) -> None:
     """The four files; each appears whole or not at all."""
-    from ..course.plots_training import training_curves
+    from ..course.show.plots_training import training_curves
 
     out.mkdir(parents=True, exist_ok=True)
     title = f"{summary['model']}, stage {summary['stage']}, {summary['ranks']} rank{'s' * (summary['ranks'] > 1)}"

@@ -1,13 +1,12 @@
-"""What an exercise is, and where the check of each is found: chapter NN's are in `chapters/chapterNN/`."""
+"""What an exercise is, and where the check of each is found: a chapter's are in `chapters/TOPIC/checks/`."""
 
 import functools
 import importlib
-import pkgutil
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ...errors import BadInput
+from .. import chapters
 from .catalogue import sentences, unfilled
 from .trace import Trial
 from .verdict import DIFFERENCE, RAISED
@@ -105,21 +104,14 @@ def _faults(asked: Exercise) -> Iterator[str]:
             yield f"nothing fills in {{{name}}} in what is said of {fn.__name__} for {code!r}"
 
 
-def chapters() -> list[int]:
-    """The chapters that have exercises."""
-    from . import chapters as folder
-    names = (re.fullmatch(r"chapter(\d\d)", info.name) for info in pkgutil.iter_modules(folder.__path__))
-    return sorted(int(match[1]) for match in names if match)
-
-
 @functools.cache
 def _load(chapter: int) -> None:
-    importlib.import_module(f"{__package__}.chapters.chapter{chapter:02}")
+    importlib.import_module(f"{chapters.__name__}.{chapters.TOPICS[chapter]}.checks")
 
 
 def exercises(chapter: int | None = None) -> dict[str, Exercise]:
     """All exercises, or a chapter's, by id in order."""
-    for number in chapters() if chapter is None else [chapter]:
+    for number in chapters.with_exercises() if chapter is None else [chapter]:
         _load(number)
     order = sorted(_registered, key=lambda id: tuple(map(int, id.split("."))))
     return {id: _registered[id] for id in order if chapter in (None, _registered[id].chapter)}
@@ -128,7 +120,7 @@ def exercises(chapter: int | None = None) -> dict[str, Exercise]:
 def find(id: str) -> Exercise:
     """The exercise of that id. Raises BadInput that says what there is."""
     number = str(id).partition(".")[0]
-    chapter = int(number) if number.isdecimal() and int(number) in chapters() else None
+    chapter = int(number) if number.isdecimal() and int(number) in chapters.with_exercises() else None
     known = exercises(chapter)
     if str(id) not in known:
         raise BadInput(f"there is no exercise {str(id)!r}: there are {', '.join(known)}")

@@ -1,0 +1,24 @@
+"""The chapters. A room has what one chapter alone uses: what it measures and draws, and in `checks` its exercises.
+
+A room is named as its notebook is, and `NUMBERS` says which number the chapter has, with which the names of its notebooks and
+the ids of its exercises begin.
+"""
+
+from pathlib import Path
+
+NUMBERS = {
+    "start_here": 0, "memory_math": 1, "meta_device": 2, "rank_maps": 3, "data_parallel": 4, "zero1": 5, "zero2": 6, "zero3": 7,
+    "overlap": 8, "what_goes_wrong": 9, "mixed_precision": 10, "engine": 11, "checkpoints": 12, "activations": 13, "offload": 14,
+    "infinity": 15, "tensor_parallel": 16, "pipelines": 17, "three_d_parallelism": 18, "scale": 25, "claims": 26,
+}  # 19 to 24 are kept for chapters that are to come
+TOPICS = {number: topic for topic, number in NUMBERS.items()}
+
+
+def with_exercises() -> list[int]:
+    """The chapters that have exercises."""
+    return [number for topic, number in NUMBERS.items() if (Path(__file__).parent / topic / "checks").is_dir()]
+
+
+def notebook_name(number: int) -> str:
+    """Of a chapter's notebook, and of its exercises."""
+    return f"{number:02}_{TOPICS[number].replace('three_d', '3d')}.ipynb"

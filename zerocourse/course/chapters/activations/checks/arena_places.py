@@ -1,0 +1,78 @@
+"""The check of 13.4: where first fit places blocks of memory, and when it gives up."""
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+SIMPLE = [("a", 4), ("b", 3), ("c", 2)]
+REUSED = [("a", 4), ("b", 3), ("a", 0), ("c", 2), ("d", 2), ("e", 1)]
+TWO_HOLES = [("a", 4), ("b", 1), ("c", 2), ("d", 1), ("a", 0), ("c", 0), ("e", 2), ("f", 2)]
+MERGED = [("a", 2), ("b", 2), ("c", 2), ("d", 2), ("a", 0), ("b", 0), ("e", 4), ("c", 0), ("e", 0), ("f", 6)]
+FULL = [("a", 4), ("b", 2), ("c", 4), ("b", 0), ("d", 3), ("e", 2)]
+LOW_LATER = [("a", 2), ("b", 2), ("c", 2), ("a", 0), ("d", 1), ("c", 0), ("e", 1), ("f", 1)]
+
+
+def lowest(fitting):
+    return fitting[0]
+
+
+@exercise(
+    "13.4", "Where does the block go?", minutes=30, difficulty=2, answer="first_fit",
+    replaces=("zerocourse.activations.arena:*",),
+    trials=[Trial([(SIMPLE, 12), (SIMPLE, 9), (REUSED, 12)]), Trial([(TWO_HOLES, 12), (LOW_LATER, 12), (MERGED, 8)]),
+            Trial([(FULL, 10), (SIMPLE, 8)])],
+    mistakes={
+        "best fit": {"pick": lambda fitting: min(fitting, key=lambda hole: hole[1] - hole[0])},
+        "worst fit": {"pick": lambda fitting: max(fitting, key=lambda hole: hole[1] - hole[0])},
+        "from the top": {"pick": lambda fitting: fitting[-1]},
+        "never reused": {"reuse": False},
+        "not merged": {"merge": False},
+        "one too many": {"fits": lambda hole, nbytes: hole[1] - hole[0] > nbytes},
+        "no end": {"end": 1 << 40},
+        "bytes free": {"fits": lambda hole, nbytes: True},
+        "goes on": {"stops": False},
+    })
+def first_fit(events, size, *, pick=lowest, reuse=True, merge=True, fits=lambda hole, nbytes: hole[1] - hole[0] >= nbytes,
+              end=0, stops=True):
+    """The addresses of the blocks in order, None for one that does not fit.
+
+    best fit: You took the smallest hole that is large enough: first fit takes the lowest.
+    worst fit: You took the largest hole: first fit takes the lowest that is large enough.
+    from the top: You took the highest hole: first fit takes the lowest that is large enough.
+    never reused: You never used memory again that was freed.
+    not merged: You did not join holes that lie side by side: together they are one.
+    one too many: You asked for a hole that is larger than the block: one of the same size is large enough.
+    no end: You went on beyond the arena's end.
+    bytes free: You placed a block where it is too large for the hole: a block lies in one piece.
+    goes on: You went on after a block that did not fit: the step has ended there.
+    right: an allocator has to say no with memory free, because a block lies in one piece.
+    """
+    free, blocks, places = [(0, max(size, end))], {}, []
+    for name, nbytes in events:
+        if not nbytes:
+            if reuse:
+                free = joined(free + [blocks.pop(name)], merge)
+            continue
+        fitting = [hole for hole in free if fits(hole, nbytes)]
+        if not fitting:
+            places.append(None)
+            if stops:
+                break
+            blocks[name] = (0, 0)
+            continue
+        start, stop = hole = pick(fitting)
+        free = [(start + nbytes, stop) if each == hole else each for each in free]
+        free = [each for each in free if each[1] > each[0]]
+        blocks[name] = (start, start + nbytes)
+        places.append(start)
+    return places
+
+
+def joined(holes, merge):
+    """The holes from the lowest on, and those that touch each other as one."""
+    found = []
+    for start, stop in sorted(holes):
+        if merge and found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        elif stop > start:
+            found.append((start, stop))
+    return found

@@ -1,0 +1,90 @@
+"""The checks of 13.1 and 13.2: the largest batch, and how many checkpoints are best."""
+
+import math
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+GB = 10**9
+
+
+@exercise(
+    "13.1", "The largest batch", minutes=15, difficulty=1, answer="largest_batch",
+    replaces=("zerocourse.formulas.activations:*",),
+    cases=[(16 * 10 * 1024 * 768 * 2 * 3, 10, 1024, 768, 16, 0, 2)],
+    trials=[Trial([(8 * GB, 12, 1024, 768, 16, 0, 2), (8 * GB, 12, 1024, 768, 16, 0, 4)]),
+            Trial([(8 * GB, 12, 1024, 768, 1, 15, 2), (8 * GB, 48, 1024, 1600, 10, 8, 2)]),
+            Trial([(10**6, 12, 1024, 768, 1, 15, 2)])],
+    mistakes={
+        "one block": {"blocks": lambda layers, kept, again: kept + again},
+        "not again": {"blocks": lambda layers, kept, again: layers * kept},
+        "again everywhere": {"blocks": lambda layers, kept, again: layers * (kept + again)},
+        "counted twice": {"blocks": lambda layers, kept, again: layers * kept + (kept + again if again else 0)},
+        "instead": {"blocks": lambda layers, kept, again: (layers - 1) * kept + again if again else layers * kept},
+        "elements": {"size": lambda element: 1},
+        "always half": {"size": lambda element: 2},
+        "rounded up": {"whole": lambda budget, each: -(-budget // each)},
+        "a fraction": {"whole": lambda budget, each: budget / each},
+        "at least one": {"whole": lambda budget, each: max(1, budget // each)},
+    })
+def largest_batch(budget, layers, seq, width, kept, again, element, *,
+                  blocks=lambda layers, kept, again: layers * kept + again, size=lambda element: element,
+                  whole=lambda budget, each: budget // each):
+    """Samples whose activations fit.
+
+    one block: You counted one block: every block keeps its share until its backward.
+    not again: You left out the block that is computed again: in its backward all that it needs is there once more.
+    again everywhere: You counted as if all blocks were computed again at once: they are computed again one by one, and one
+        is over before the next begins.
+    counted twice: You counted what the block that is computed again had kept a second time: `again` is what comes to it.
+    instead: You let `again` take the place of what the block has kept: it comes to it.
+    elements: You counted elements: each has `element` bytes.
+    always half: You counted 2 bytes an element whatever `element` says.
+    rounded up: You rounded up: one sample more than fits does not fit.
+    a fraction: You returned a fraction: samples are whole.
+    at least one: You returned at least one sample: where none fits the answer is 0.
+    right: with checkpoints 12 layers need 27 tensors a sample and 48 need 63, and without them 192 and 768.
+    """
+    return whole(budget, blocks(layers, kept, again) * seq * width * size(element))
+
+
+def peaks(inputs, kept, layers):
+    return {number: number * inputs + layers // number * kept for number in range(1, layers + 1) if layers % number == 0}
+
+
+def nearest(layers, wish):
+    """The divisor that is nearest."""
+    return min((number for number in range(1, layers + 1) if layers % number == 0), key=lambda each: abs(each - wish))
+
+
+@exercise(
+    "13.2", "How many checkpoints?", minutes=15, difficulty=1, answer="best_number",
+    replaces=("zerocourse.activations.spacing:*",),
+    cases=[(100, 100, 36), (100, 1512, 12)],
+    trials=[Trial([(100, 1512, 48), (100, 400, 24)]), Trial([(100, 300, 12), (7, 1, 30), (1, 1000, 7)])],
+    mistakes={
+        "root of the layers": {"best": lambda inputs, kept, layers: nearest(layers, math.sqrt(layers))},
+        "one a block": {"best": lambda inputs, kept, layers: layers},
+        "root of all": {"best": lambda inputs, kept, layers: math.sqrt(layers * kept / inputs)},
+        "no divisor": {"best": lambda inputs, kept, layers: min(layers, max(1, round(math.sqrt(layers * kept / inputs))))},
+        "turned over": {"best": lambda inputs, kept, layers: layers // best_number(inputs, kept, layers)},
+        "the peak": {"best": lambda inputs, kept, layers: min(peaks(inputs, kept, layers).values())},
+        "more of two": {"best": lambda inputs, kept, layers:
+                        max(peaks(inputs, kept, layers), key=lambda each: (-peaks(inputs, kept, layers)[each], each))},
+        "block alone": {"best": lambda inputs, kept, layers: 1},
+    })
+def best_number(inputs, kept, layers, *, best=lambda inputs, kept, layers:
+                min(peaks(inputs, kept, layers), key=peaks(inputs, kept, layers).get)):
+    """The number of checkpoints with the least peak.
+
+    root of the layers: You took the number nearest to √layers: that is best only where a block keeps no more than its input.
+    one a block: You put a checkpoint before every block, which is not always best: count both terms.
+    root of all: You returned √(layers · kept / input), where the derivative is 0: take the divisor of `layers` that is best.
+    no divisor: The number must divide `layers`, or segments are not equally long.
+    turned over: You returned how many blocks a segment has: the number of checkpoints is wanted.
+    the peak: You returned the peak: the number of checkpoints is wanted.
+    more of two: Of two numbers with the same peak take the smaller one.
+    block alone: You took one checkpoint: then the backward has all blocks at once.
+    right: so what is measured decides, and not a rule about the root.
+    """
+    return best(inputs, kept, layers)

@@ -1,0 +1,83 @@
+"""The check of 13.7: the fewest bytes to keep when only so many FLOPs may be computed again."""
+
+from itertools import combinations
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
+
+BLOCK = [{"name": name, "bytes": units * 100, "flops": flops}
+         for name, units, flops in (("ln_1", 1, 1), ("c_attn", 3, 60), ("attention", 1, 43), ("c_proj", 1, 20), ("ln_2", 1, 1),
+                                    ("c_fc", 4, 80), ("gelu", 4, 6), ("mlp.c_proj", 1, 80))]
+"""A block of GPT-2: bytes in hundredths of a unit, FLOPs in parts of a linear layer's."""
+UNEVEN = [{"name": name, "bytes": nbytes, "flops": flops}
+          for name, nbytes, flops in (("a", 60, 10), ("b", 100, 20), ("c", 120, 30), ("d", 5, 1), ("e", 70, 29))]
+
+
+def by(key, largest):
+    """Give up the outputs in an order, as long as the budget allows it."""
+    def choose(operations, budget):
+        given_up, used = [], 0
+        for each in sorted(operations, key=key, reverse=largest):
+            if used + each["flops"] <= budget:
+                given_up.append(each["name"])
+                used += each["flops"]
+        return [each["name"] for each in operations if each["name"] not in given_up]
+    return choose
+
+
+def best(operations, budget, worth=lambda each: each["bytes"], allowed=lambda used, budget: used <= budget):
+    found = ((), -1)
+    for number in range(len(operations) + 1):
+        for given_up in combinations(operations, number):
+            gain = sum(map(worth, given_up))
+            if allowed(sum(each["flops"] for each in given_up), budget) and gain > found[1]:
+                found = given_up, gain
+    return [each["name"] for each in operations if each not in found[0]]
+
+
+def cost(answer, operations, budget):
+    """What is kept, and what is computed again.
+
+    case: a budget of {1} FLOPs.
+    flops: with what you keep, more FLOPs are computed again than the budget allows.
+    bytes: you keep {got} bytes, and {want} are enough.
+    """
+    chosen = answer([dict(each) for each in operations], budget)
+    names = [each["name"] for each in operations]
+    if not isinstance(chosen, (list, tuple, set, frozenset)) or not set(chosen) <= set(names):
+        raise Wrong(f"it returned {chosen!r:.80}, which is no list of names of operations", "no names")
+    again = sum(each["flops"] for each in operations if each["name"] not in chosen)
+    return {"flops": again <= budget, "bytes": sum(each["bytes"] for each in operations if each["name"] in chosen)}
+
+
+@exercise(
+    "13.7", "Beat this number", minutes=30, difficulty=3, answer="keep",
+    trials=[Trial([(BLOCK, 0), (BLOCK, 8), (BLOCK, 291)], cost), Trial([(UNEVEN, 50), (UNEVEN, 31), (BLOCK, 100)], cost)],
+    mistakes={
+        "over budget": {"choose": lambda operations, budget: []},
+        "all kept": {"choose": lambda operations, budget: [each["name"] for each in operations]},
+        "the others": {"choose": lambda operations, budget: [each["name"] for each in operations
+                                                             if each["name"] not in best(operations, budget)]},
+        "largest first": {"choose": by(lambda each: each["bytes"], True)},
+        "cheapest first": {"choose": by(lambda each: each["flops"], False)},
+        "ratio first": {"choose": by(lambda each: each["bytes"] / each["flops"], True)},
+        "most operations": {"choose": lambda operations, budget: best(operations, budget, lambda each: 1 - each["bytes"] / 1e6)},
+        "below the budget": {"choose": lambda operations, budget: best(operations, budget,
+                                                                       allowed=lambda used, budget: used < budget or not used)},
+    })
+def keep(operations, budget, *, choose=best):
+    """The names of the outputs to keep.
+
+    over budget: You compute everything again, whatever the budget says.
+    all kept: You keep everything: give up what the budget allows.
+    the others: You returned what is to be computed again: what is kept is wanted.
+    largest first: You gave up the largest outputs first: two smaller ones may be larger together, and cost less.
+    cheapest first: You gave up the cheapest operations first: look at the bytes as well.
+    ratio first: You gave up the best ratio of bytes to FLOPs first, which is a good rule, but not always best: what is left
+        of the budget may be too little for the next one.
+    most operations: You gave up as many operations as possible: bytes count, not operations.
+    below the budget: You stayed below the budget: all of it may be spent.
+    right: torch's compiler solves the same problem for `activation_memory_budget`.
+    """
+    return choose(operations, budget)

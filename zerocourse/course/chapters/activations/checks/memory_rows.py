@@ -1,0 +1,70 @@
+"""The check of 13.6: what the bytes of a step, block by block, say about it."""
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+
+def rows(kept, gradients, swell, again, start=0):
+    """A step of blocks which keep so many bytes, and have so many bytes of gradients.
+
+    swell: bytes that are there for a moment while a block computes.   again: those that come when it is computed again.
+    """
+    alive, found = start, []
+    for block, each in enumerate(kept):
+        found.append({"phase": "forward", "block": block, "before": alive, "highest": alive + each + swell,
+                      "after": alive + each})
+        alive += each
+    for block in reversed(range(len(kept))):
+        after = alive - kept[block] + gradients[block]
+        found.append({"phase": "backward", "block": block, "before": alive,
+                      "highest": alive + again + gradients[block] + swell, "after": after})
+        alive = after
+    return found
+
+
+ALIKE = rows([100] * 4, [30] * 4, 10, 0)
+FULL = rows([10] * 4, [30] * 4, 10, 150)
+MIXED = rows([160, 160, 10, 10], [40, 40, 40, 40], 20, 150, start=7)
+SHORT = rows([20] * 3, [300] * 3, 5, 40, start=11)
+LAST_TOO = rows([50, 50, 50], [50, 50, 20], 10, 0)
+
+
+def highest(table):
+    return max(table, key=lambda row: row["highest"])
+
+
+@exercise(
+    "13.6", "Read the bytes of a step", minutes=20, difficulty=2, answer="read_step",
+    trials=[Trial([(ALIKE,), (FULL,)]), Trial([(MIXED,), (SHORT,), (LAST_TOO,)])],
+    mistakes={
+        "what swells": {"kept": lambda row: row["highest"] - row["before"]},
+        "all so far": {"kept": lambda row: row["after"]},
+        "not freed": {"gradients": lambda row, kept: row["after"] - row["before"]},
+        "freed twice": {"gradients": lambda row, kept: row["after"] - row["before"] + 2 * kept},
+        "at the top": {"gradients": lambda row, kept: row["highest"] - row["before"]},
+        "what stays": {"top": lambda table: max(table, key=lambda row: row["after"])},
+        "what is added": {"top": lambda table: max(table, key=lambda row: row["highest"] - row["before"])},
+        "end of the forward": {"top": lambda table: [row for row in table if row["phase"] == "forward"][-1]},
+        "from the first": {"order": lambda blocks: sorted(blocks)},
+    })
+def read_step(table, *, kept=lambda row: row["after"] - row["before"],
+              gradients=lambda row, kept: row["after"] - row["before"] + kept, top=highest, order=list):
+    """"kept" and "gradients" by block, "peak" as (phase, block), and "done", the blocks whose gradients are there by then.
+
+    what swells: You took for kept what a block needs for a moment: what is there after its forward counts.
+    all so far: You took for kept all that is alive: of it only what the block has added is its own.
+    not freed: You took the change of a block's backward for its gradients: it also frees what the block had kept.
+    freed twice: You added what a block had kept twice: it is freed once.
+    at the top: You took the highest moment of a backward: much of what is there is freed again.
+    what stays: You looked for the peak in `after`: it is reached while a block computes.
+    what is added: You looked for the block that adds most: the peak is the most bytes that are alive.
+    end of the forward: You took the end of the forward for the peak: with checkpoints it may be anywhere in the backward.
+    from the first: The backward begins with the last block: list the blocks in the order in which they were done.
+    right: so a curve shows whether activations or gradients make the peak, before one has tried anything.
+    """
+    of_forward = {row["block"]: kept(row) for row in table if row["phase"] == "forward"}
+    of_backward = {row["block"]: gradients(row, of_forward[row["block"]]) for row in table if row["phase"] == "backward"}
+    at = top(table)
+    before = table[:table.index(at)]
+    return {"kept": of_forward, "gradients": of_backward, "peak": (at["phase"], at["block"]),
+            "done": order([row["block"] for row in before if row["phase"] == "backward"])}

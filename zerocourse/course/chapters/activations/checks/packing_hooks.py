@@ -1,0 +1,111 @@
+"""The check of 13.3: hooks that keep activations in bf16."""
+
+import torch
+from torch import nn
+
+from .....activations.keeping import storage_of
+from .....measure.ledger import Ledger
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
+
+WIDE = 96
+
+
+class Small(nn.Module):
+    """Tokens, a LayerNorm, two linear layers and a tanh, and a small tanh at the end."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.embed = nn.Embedding(600, WIDE, dtype=dtype)
+        self.norm = nn.LayerNorm(WIDE, dtype=dtype)
+        self.up, self.down = (nn.Linear(WIDE, WIDE, dtype=dtype) for _ in range(2))
+
+    def forward(self, tokens):
+        x = torch.tanh(self.up(self.norm(self.embed(tokens))))
+        return torch.tanh(self.down(x).mean((0, 1))[:8]).square().sum()
+
+
+def kept_and_back(answer, dtype):
+    """A forward under the hooks, and its backward.
+
+    case: for a model in {0}.
+    kept: after the forward {got} bytes are held besides the model, and {want} are right.
+    backward: the backward {got}, and it {want} with the right hooks.
+    gradients: the gradient of the model is
+    left: after a forward without a backward, whose loss is gone, {got} bytes are still held, and {want} are right.
+    weights: the hooks changed the model's parameters.
+    """
+    torch.manual_seed(0)
+    model, tokens = Small(getattr(torch, dtype)), torch.arange(500, 564).view(4, 16)
+    before = [param.detach().clone() for param in model.parameters()]
+    made = answer(model)
+    if not isinstance(made, tuple) or len(made) != 2 or not all(map(callable, made)):
+        raise Wrong(f"it returned {type(made).__name__}, and (pack, unpack) is wanted, two functions", "no hooks")
+    with Ledger(model) as ledger:
+        ledger.track(tokens)
+        empty = ledger.now().rest
+        with torch.autograd.graph.saved_tensors_hooks(*made):
+            loss = model(tokens)
+        seen = {"kept": ledger.now().rest - empty - loss.nbytes, "backward": "ends"}
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            return seen | {"backward": "raises " + type(error).__name__}
+        seen["gradients"] = torch.cat([param.grad.flatten() for param in model.parameters()])
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(*made):
+            loss = model(tokens)
+        del loss
+        seen["left"] = ledger.now().rest - empty
+    return seen | {"weights": all(map(torch.equal, before, model.parameters()))}
+
+
+def shares_memory(tensor, model):
+    return storage_of(tensor) in {storage_of(param) for param in model.parameters()}
+
+
+@exercise(
+    "13.3", "Keep it in half", minutes=30, difficulty=2, answer="half_hooks",
+    replaces=("zerocourse.activations.keeping:keeping",),
+    trials=[Trial([("float32",), ("float64",)], kept_and_back, close={"gradients": 1e-9})],
+    mistakes={
+        "weights": {"is_weight": lambda tensor, model: False},
+        "views of weights": {"is_weight": lambda tensor, model: any(tensor is param for param in model.parameters())},
+        "not inverse": {"back": lambda packed, dtype: packed},
+        "always fp32": {"back": lambda packed, dtype: packed.float()},
+        "own input": {"as_it_is": lambda tensor: tensor},
+        "copies": {"as_it_is": lambda tensor: tensor.clone()},
+        "small ones too": {"least": 0},
+        "integers": {"kind": lambda tensor: True},
+        "nothing": {"least": 1 << 40},
+        "fp16": {"half": torch.float16},
+    })
+def half_hooks(model, *, is_weight=shares_memory, back=lambda packed, dtype: packed.to(dtype), as_it_is=torch.Tensor.detach,
+               least=64, kind=torch.Tensor.is_floating_point, half=torch.bfloat16):
+    """(pack, unpack).
+
+    weights: You packed the parameters as well: they are there anyway, so their copies are bytes on top.
+    views of weights: You recognise a parameter only as the object itself: a linear layer keeps a transposed view of its
+        weight, another tensor on the same memory. Compare the memory, `tensor.untyped_storage().data_ptr()`.
+    not inverse: `unpack` is not the inverse of `pack`: the tensor must come back in its dtype.
+    always fp32: You always return fp32: the tensor must come back in the dtype that it had.
+    own input: You return the very tensor that `pack` was given: a result that is kept by the operation that made it then keeps
+        itself, for ever. Return `tensor.detach()`, which has the same memory.
+    copies: You copied what is kept as it is: `tensor.detach()` has the same memory and needs no more.
+    small ones too: You packed small tensors: those of fewer than 64 elements stay as they are.
+    integers: You packed integers as well: bf16 has only 8 bits for the token 501, and it comes back as another.
+    nothing: You pack nothing.
+    fp16: You kept fp16: bf16 is wanted, which has the range of fp32.
+    right: the hooks never asked what kind of layer keeps the tensor, so they work on any model.
+    """
+    def pack(tensor):
+        if not kind(tensor) or tensor.numel() < least or is_weight(tensor, model):
+            return as_it_is(tensor), None
+        return tensor.detach().to(half), tensor.dtype
+
+    def unpack(packed):
+        tensor, dtype = packed
+        return tensor if dtype is None else back(tensor, dtype)
+
+    return pack, unpack

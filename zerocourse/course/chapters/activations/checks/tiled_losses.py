@@ -1,0 +1,100 @@
+"""The check of 13.5: find the bug in a loss that is computed tile by tile."""
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+N, C, V = 10, 6, 40  # tokens, width, vocabulary
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of one tensor that an operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(each.numel() for each in (out if isinstance(out, (tuple, list)) else (out,))
+                                              if isinstance(each, torch.Tensor))])
+        return out
+
+
+def loss_and_gradients(answer, tiles, factor):
+    """The loss, multiplied by a factor, and its gradients.
+
+    case: with {0} tiles, and the loss times {1}.
+    loss: the loss is
+    x gradient: the gradient of x is
+    weight gradient: the gradient of the weight is
+    logits: the logits of all tokens were there at once: compute them tile by tile.
+    """
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(N, C, generator=draw, requires_grad=True)
+    weight = torch.randn(V, C, generator=draw, requires_grad=True)
+    targets = torch.randint(V, (N,), generator=draw)
+    with Largest() as largest:
+        loss = answer(x, weight, targets, tiles)
+        (factor * loss).backward()
+    return {"loss": loss.detach(), "x gradient": x.grad, "weight gradient": weight.grad,
+            "logits": "all" if largest.elements >= N * V and tiles > 1 else "in tiles"}
+
+
+@exercise(
+    "13.5", "Find the bug: a loss in tiles", minutes=45, difficulty=2, answer="tiled_loss",
+    trials=[Trial([(1, 1.0), (2, 1.0)], loss_and_gradients, close=1e-4),
+            Trial([(2, 128.0), (2, 0.25)], loss_and_gradients, close=1e-4),
+            Trial([(3, 1.0), (4, -0.5)], loss_and_gradients, close=1e-4)],
+    mistakes={
+        "the bug": {"scale_weight": lambda gradient, factor: gradient},
+        "neither": {"scale_x": lambda gradient, factor: gradient, "scale_weight": lambda gradient, factor: gradient},
+        "twice": {"scale_weight": lambda gradient, factor: gradient * factor * factor},
+        "divided": {"scale_weight": lambda gradient, factor: gradient / factor},
+        "the other one": {"scale_x": lambda gradient, factor: gradient},
+        "mean of means": {"share": lambda tile, tiles: 1 / tiles},
+        "sum": {"share": lambda tile, tiles: tile / 1},
+        "last tile": {"add": lambda total, part: part},
+        "all at once": lambda x, weight, targets, tiles: nn.functional.cross_entropy(x @ weight.T, targets),
+        "x forgotten": {"scale_x": lambda gradient, factor: 0 * gradient},
+    })
+def tiled_loss(x, weight, targets, tiles, *, scale_x=lambda gradient, factor: gradient * factor,
+               scale_weight=lambda gradient, factor: gradient * factor, share=lambda tile, tiles: tile / N,
+               add=lambda total, part: total + part):
+    """The mean cross entropy of x @ weight.T, tile by tile.
+
+    the bug: The bug is still there: only x's gradient is multiplied by what comes from above. The weight's gradient must be,
+        too, or it ignores every factor on the loss: a loss scale, or the 1/G of accumulation.
+    neither: Neither gradient is multiplied by what comes from above: a factor on the loss changes both.
+    twice: You multiplied the weight's gradient twice.
+    divided: You divided the weight's gradient by what comes from above: multiply.
+    the other one: Now x's gradient is not multiplied by what comes from above: both must be.
+    mean of means: You took the mean of the tiles' means: where tiles have different numbers of tokens, each token of a short
+        one counts more. Divide by the number of all tokens.
+    sum: You did not divide by the number of tokens: the mean is wanted.
+    last tile: You kept the weight's gradient of the last tile only: add them up.
+    all at once: You computed all logits at once: then nothing is saved.
+    x forgotten: x gets no gradient.
+    right: a factor on the loss is the one test that shows this bug, because without it every number is right.
+    """
+    class Tiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, targets):
+            loss, x_gradient, weight_gradient = x.new_zeros(()), torch.zeros_like(x), torch.zeros_like(weight)
+            for at in torch.arange(len(x)).tensor_split(tiles):
+                with torch.enable_grad():
+                    tile, copy = x[at].detach().requires_grad_(), weight.detach().requires_grad_()
+                    part = nn.functional.cross_entropy(tile @ copy.T, targets[at]) * share(len(at), tiles)
+                x_gradient[at], gradient = torch.autograd.grad(part, (tile, copy))
+                weight_gradient = add(weight_gradient, gradient)
+                loss += part.detach()
+            ctx.save_for_backward(x_gradient, weight_gradient)
+            return loss
+
+        @staticmethod
+        def backward(ctx, factor):
+            x_gradient, weight_gradient = ctx.saved_tensors
+            return scale_x(x_gradient, factor), scale_weight(weight_gradient, factor), None
+
+    return Tiled.apply(x, weight, targets)

@@ -1,0 +1,1 @@
+"""What only the chapter on checkpoints and restarts uses; its exercises are in `checks`."""

@@ -1,0 +1,146 @@
+"""The check of 12.4: a save on a disk that crashes after any of its operations."""
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
+
+
+class PowerCut(Exception):
+    """The power is gone; whoever saves hears nothing of it."""
+
+
+class CrashingDisk:
+    """A folder as a disk keeps it. What is written, and how a file is called, is certain only after it was synced.
+
+    crash_after: the number of operations after which the power fails; None: never.
+    """
+
+    def __init__(self, files: dict[str, bytes], crash_after: int | None = None):
+        self.names, self.kept = dict.fromkeys(files), {}
+        self.contents = {name: (data, True) for name, data in files.items()}  # name: data, whether it is on the disk
+        self.certain = dict(files)  # what is there after the power has failed
+        self.left, self.operations = crash_after, []
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make the file, or empty it, and write `data`, of which any part may be on the disk."""
+        self._does("write", name)
+        self.contents[name] = (data, False)
+        if name in self.certain:
+            self.certain[name] = data[:len(data) // 2]  # an empty file is filled while the power fails
+
+    def fsync(self, name: str) -> None:
+        """When this returns, the contents of the file are on the disk."""
+        self._does("fsync", name)
+        self.contents[name] = (self.contents[name][0], True)
+        if name in self.certain:
+            self.certain[name] = self.contents[name][0]
+
+    def rename(self, old: str, new: str) -> None:
+        """The file `old` is called `new` from now on; a file of that name is replaced, as a whole."""
+        self._does("rename", old, new)
+        data, synced = self.contents.pop(old)
+        self.contents[new] = (data, synced)
+        self.certain.pop(old, None)
+        self.certain[new] = data if synced else data[:len(data) // 2]  # the worst: the name is there first
+
+    def sync_folder(self) -> None:
+        """When this returns, the names are on the disk."""
+        self._does("sync_folder")
+
+    def delete(self, name: str) -> None:
+        """The file is gone."""
+        self._does("delete", name)
+        self.contents.pop(name)
+        self.certain.pop(name, None)
+
+    def files(self) -> list[str]:
+        """The names of the files that are there."""
+        return sorted(self.contents)
+
+    def _does(self, what: str, *names: str) -> None:
+        if self.left is not None and len(self.operations) == self.left:
+            raise PowerCut
+        for name in names[:1]:
+            if what != "write" and name not in self.contents:
+                raise Wrong(f"{what} of {name!r}: there is no such file")
+        self.operations.append((what, *names))
+
+
+OLD, NEW = b"the old state", b"the new state"
+
+
+def crashes(answer, before):
+    """Save once without a crash, then with one after each operation.
+
+    case: {0}
+    saved: afterwards the checkpoint is {got}, and {want} is right.
+    left: afterwards the folder has the files {got}, and {want} are right.
+    torn: after a power cut `state` was neither the old state nor the new one, or it was not there at all.
+    certain: when the save has returned, a power cut can still bring back the old name: the folder was {got}.
+    again: the save after a power cut did not succeed: what the killed one has left was in its way, or stayed.
+    """
+    disk = CrashingDisk(before)
+    answer(disk, "state", NEW)
+    operations = list(disk.operations)
+    seen = {"saved": disk.contents.get("state", (b"nothing", 0))[0], "left": disk.files()}
+    torn, again = [], False
+    for moment in range(len(operations) + 1):
+        hurt = CrashingDisk(before, moment)
+        try:
+            answer(hurt, "state", NEW)
+        except PowerCut:
+            pass
+        if "state" in before and hurt.certain.get("state") not in (OLD, NEW):
+            torn.append([what for what, *_ in hurt.operations])
+        after = CrashingDisk({name: data for name, data in hurt.certain.items()} | {name: b"" for name in hurt.contents
+                                                                         if name not in hurt.certain})
+        answer(after, "state", NEW)
+        again |= after.contents.get("state", (b"", 0))[0] != NEW or after.files() != disk.files()
+    done = [what for what, *_ in operations]
+    after_rename = done[len(done) - done[::-1].index("rename"):] if "rename" in done else done
+    certain = "synced" if "sync_folder" in after_rename else "synced before" if "sync_folder" in done else "not synced"
+    return seen | {"torn": torn, "certain": certain, "again": again}
+
+
+@exercise(
+    "12.4", "A save that cannot be torn", minutes=25, difficulty=2, answer="save_safely",
+    trials=[Trial([({},), ({"state": OLD},), ({"state": OLD, "notes": b"other"},)], crashes)],
+    mistakes={
+        "in place": {"draft": ""},
+        "rename first": {"order": ("write", "rename", "fsync", "sync_folder")},
+        "no fsync": {"order": ("write", "rename", "sync_folder")},
+        "folder for file": {"order": ("write", "sync_folder", "rename", "sync_folder")},
+        "folder not synced": {"order": ("write", "fsync", "rename")},
+        "folder too early": {"order": ("write", "fsync", "sync_folder", "rename")},
+        "deleted first": {"order": ("write", "fsync", "delete", "rename", "sync_folder")},
+        "new draft each time": {"draft": "random"},
+        "left over": {"order": ("write", "fsync", "rename", "sync_folder", "copy")},
+    })
+def save_safely(disk, name, data, *, draft=".draft", order=("write", "fsync", "rename", "sync_folder")):
+    """Write, fsync, rename, sync the folder.
+
+    in place: You wrote over the only copy: between the first byte and the last, neither state is there.
+    rename first: You renamed before the contents were on the disk: the name may be there sooner than what it names.
+    no fsync: You never synced the file: the new name may be on the disk before the contents are.
+    folder for file: You synced the folder in place of the file: names and contents are synced separately.
+    folder not synced: You did not sync the folder, and the new name is certain only then.
+    folder too early: You synced the folder before the rename, which changes it.
+    deleted first: You deleted the old file before the rename: for a moment neither is there. `rename` replaces it.
+    new draft each time: You gave the draft another name each time: whatever a killed save leaves stays for ever.
+    left over: You left a file behind: only `name` is to be there.
+    right: at every one of its moments the disk has the old state or the new one, whole.
+    """
+    other = f"{name}.{len(disk.files())}" if draft == "random" else name + draft
+    for what in order:
+        if what == "write":
+            disk.write(other, data)
+        elif what == "copy":
+            disk.write(other, data)
+        elif what == "delete" and name in disk.files():
+            disk.delete(name)
+        elif what == "fsync":
+            disk.fsync(other if other in disk.files() else name)
+        elif what == "rename" and other != name:
+            disk.rename(other, name)
+        elif what == "sync_folder":
+            disk.sync_folder()

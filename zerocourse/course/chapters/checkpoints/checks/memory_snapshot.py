@@ -1,0 +1,125 @@
+"""The check of 12.6: find the bug in a snapshot that a background thread is to write."""
+
+import copy
+
+import torch
+from torch import nn
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+STEPS, AT = 6, 3
+
+
+def trained():
+    """A small model with dropout and a buffer, its optimizer, and a scheduler, before the first step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def steps(model, optimizer, scheduler, first, last):
+    losses = []
+    for step in range(first, last):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+def taken_and_restored(answer):
+    """A snapshot is taken, training goes on, and a new run starts from the snapshot.
+
+    entries: the snapshot has the entries {got}, and {want} are right.
+    weights: three steps later the parameters in the snapshot were no longer those of the moment it was taken.
+    buffers: three steps later the model's buffers in the snapshot were no longer those of the moment it was taken.
+    averages: three steps later the optimizer's states in the snapshot were no longer those of the moment it was taken.
+    random: the random state in the snapshot is not that of the moment it was taken.
+    losses: the snapshot stays as it was, but the losses of a run that starts from it are {got}, and {want} are right.
+    untouched: taking the snapshot changed the training itself.
+    """
+    model, optimizer, scheduler = trained()
+    steps(model, optimizer, scheduler, 0, AT)
+    right = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                           "scheduler": scheduler.state_dict()}) | {"random": torch.get_rng_state()}
+    taken = answer(model, optimizer, scheduler)
+    want = steps(model, optimizer, scheduler, AT, STEPS)
+    if not isinstance(taken, dict) or not right.keys() <= taken.keys():
+        return {"entries": sorted(taken) if isinstance(taken, dict) else type(taken).__name__}
+    seen = {"entries": sorted(taken)}
+    params = [name for name, _ in model.named_parameters()]
+
+    def alike(names):
+        return all(name in taken["model"] and torch.equal(taken["model"][name], right["model"][name]) for name in names)
+
+    seen |= {"weights": alike(params), "buffers": alike(name for name in right["model"] if name not in params)}
+    state, states = taken["optimizer"].get("state", {}), right["optimizer"]["state"]
+    seen["averages"] = state.keys() == states.keys() and all(torch.equal(state[key][name], states[key][name])
+                                                            for key in states for name in states[key])
+    seen["random"] = torch.equal(taken["random"], right["random"])
+    model, optimizer, scheduler = trained()
+    model.load_state_dict(taken["model"])
+    optimizer.load_state_dict(taken["optimizer"])
+    scheduler.load_state_dict(taken["scheduler"])
+    torch.set_rng_state(taken["random"])
+    return seen | {"losses": steps(model, optimizer, scheduler, AT, STEPS), "untouched": want}
+
+
+def only_model(state):
+    return {name: value if name == "optimizer" else copy.deepcopy(value) for name, value in state.items()}
+
+
+def only_optimizer(state):
+    return {name: value if name == "model" else copy.deepcopy(value) for name, value in state.items()}
+
+
+def parameters_alone(state):
+    found = copy.deepcopy(state)
+    found["model"] = {name: value for name, value in state["model"].items()}
+    for name in state["model"]:
+        if not name.startswith("1.r") and not name.startswith("1.num"):
+            found["model"][name] = state["model"][name].clone()
+    return found
+
+
+@exercise(
+    "12.6", "Find the bug: a copy that is none", minutes=25, difficulty=2, answer="snapshot",
+    trials=[Trial(observe=taken_and_restored)],
+    mistakes={
+        "the bug": ({"copied": lambda state: state}, {"copied": dict},
+                    {"copied": lambda state: {name: copy.copy(value) for name, value in state.items()}}),
+        "optimizer shared": {"copied": only_model},
+        "model shared": {"copied": only_optimizer},
+        "buffers shared": {"copied": parameters_alone},
+        "no random state": {"random": lambda: torch.Generator().manual_seed(0).get_state()},
+        "seeded": {"after": lambda: torch.manual_seed(0)},
+        "drawn": {"after": lambda: torch.rand(1)},
+        "entry missing": {"leave": "scheduler"},
+    })
+def snapshot(model, optimizer, scheduler, *, copied=copy.deepcopy, random=torch.get_rng_state, after=lambda: None, leave=""):
+    """A state that does not change any more.
+
+    the bug: The bug is still there. `state_dict()` returns the tensors themselves, so the next step writes into the
+        snapshot: copy the tensors, not only the dictionaries around them.
+    optimizer shared: The optimizer's averages are still shared with the training: its `state_dict()` has the tensors
+        themselves, too.
+    model shared: The model's tensors are still shared with the training.
+    buffers shared: You copied the parameters and not the buffers: the running averages of a normalisation layer change
+        in every forward.
+    no random state: What you keep is not the state of the default generator now: see `torch.get_rng_state()`.
+    seeded: You seeded torch: a snapshot only looks, and changes nothing in the run.
+    drawn: You drew random numbers: every later mask of dropout is another one then.
+    entry missing: Keep all four entries.
+    right: the run can go on while a thread writes this, and a new run that starts from it has the same losses.
+    """
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+             "random": random()}
+    found = copied(state)
+    after()
+    found.pop(leave, None)
+    return found

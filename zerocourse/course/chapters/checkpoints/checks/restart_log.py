@@ -1,0 +1,96 @@
+"""The checks of 12.1 and 12.2: what a log of attempts says, and how often to save."""
+
+import math
+
+from .....formulas.interruptions import best_interval as own_interval
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+# 12.1 ---------------------------------------------------------------------------------------------------------------
+
+def log(*attempts, every=5):
+    """Rows of a run that saves every so many steps, from (first step, last step, ranks) of each attempt."""
+    return [{"attempt": number, "step": step, "ranks": ranks, "saved": step % every == 0}
+            for number, (first, last, ranks) in enumerate(attempts, 1) for step in range(first, last + 1)]
+
+
+LOGS = [log((1, 13, 4), (11, 22, 4), (21, 30, 4)), log((1, 9, 4), (6, 12, 3), (11, 15, 2)),
+        log((1, 9, 4), (6, 18, 3), (16, 25, 4)), log((1, 3, 2), (1, 12, 2)),
+        log((1, 12, 3)), log((1, 10, 2), (11, 20, 2)), log((1, 14, 4), (11, 13, 4), (11, 20, 4)), log((1, 8, 2), (6, 7, 1))]
+
+
+@exercise(
+    "12.1", "Read the log", minutes=10, difficulty=1, answer="read_log",
+    trials=[Trial([(each,)]) for each in LOGS],
+    mistakes={
+        "all rows": {"twice": lambda rows: len(rows)},
+        "steps once": {"twice": lambda rows: len({r["step"] for r in rows if sum(o["step"] == r["step"] for o in rows) > 1})},
+        "last step": {"twice": lambda rows: len(rows) - max(r["step"] for r in rows) if rows[-1]["attempt"] < 2 else
+                      sum(1 for r in rows if r["attempt"] == 2 and any(o["attempt"] == 1 and o["step"] == r["step"]
+                                                                     for o in rows))},
+        "attempts": {"restarts": lambda rows: rows[-1]["attempt"]},
+        "latest row": {"safe": lambda rows: rows[-1]["step"]},
+        "saves": {"safe": lambda rows: sum(r["saved"] for r in rows)},
+        "first save": {"safe": lambda rows: next((r["step"] for r in rows if r["saved"]), 0)},
+        "ranks": {"changes": lambda rows: len({r["ranks"] for r in rows}) - 1},
+        "not again": {"changes": lambda rows: sum(r["ranks"] != rows[0]["ranks"] for r in rows) > 0},
+    })
+def read_log(rows, *, twice=lambda rows: len(rows) - len({row["step"] for row in rows}),
+             restarts=lambda rows: rows[-1]["attempt"] - 1,
+             safe=lambda rows: max((row["step"] for row in rows if row["saved"]), default=0),
+             changes=lambda rows: sum(one["ranks"] != other["ranks"] for one, other in zip(rows, rows[1:]))):
+    """What a log says.
+
+    all rows: In `wasted` you counted all steps that were computed: only those count that had been computed before.
+    steps once: In `wasted` a step that three attempts computed was computed again twice: count how many rows are too
+        many.
+    last step: In `wasted` you compared the first two attempts only.
+    attempts: In `restarts` you counted the attempts: the first one is no restart.
+    latest row: In `safe` you took the last step that was computed: only what was saved is safe.
+    saves: In `safe` you counted the saves: the step of the last one is wanted.
+    first save: In `safe` you took the first save: the last one is where the next attempt would go on.
+    ranks: In `changes` you counted the different numbers of ranks: 4, 3, 4 are two changes.
+    not again: In `changes` you counted at most one change, or said whether there was one.
+    right: a restart costs the steps since the last save, and nothing else of the work.
+    """
+    return {"restarts": restarts(rows), "wasted": twice(rows), "safe": safe(rows), "changes": int(changes(rows))}
+
+
+# 12.2 ---------------------------------------------------------------------------------------------------------------
+
+@exercise(
+    "12.2", "How often to save", minutes=10, difficulty=1, answer="save_every",
+    own=lambda save, mean, machines: own_interval(save, mean / machines), replaces=("zerocourse.formulas.interruptions:*",),
+    sample=lambda random: (random.uniform(1, 100), random.uniform(1e5, 1e8), random.randint(1, 4000)),
+    cases=[(50.0, 10000.0, 1), (8.0, 4e6, 1)], trials=[Trial([(8.0, 4e6, 16), (30.0, 1e8, 2048)])],
+    mistakes={
+        "no two": {"two": 1},
+        "no root": {"root": lambda value: value},
+        "one machine": {"of_all": lambda mean, machines: mean},
+        "more machines": {"of_all": lambda mean, machines: mean * machines},
+        "root of machines": {"of_all": lambda mean, machines: mean / math.sqrt(machines)},
+        "divided after": lambda save, mean, machines: save_every(save, mean, 1) / machines,
+        "the save too": lambda save, mean, machines: save_every(save, mean, machines) + save,
+        "turned over": lambda save, mean, machines: 1 / save_every(save, mean, machines),
+        "minutes": lambda save, mean, machines: save_every(save, mean, machines) / 60,
+        "half the mean": {"two": 0.5},
+    })
+def save_every(save, mean, machines, *, two=2, root=math.sqrt,
+               of_all=lambda mean, machines: mean / machines):
+    """Seconds of training between two saves.
+
+    no two: You left out the 2: on average half an interval is lost, so T / (2 M) is to be balanced with C / T.
+    no root: You took no root: the derivative of C / T + T / (2 M) is zero where T² = 2 C M.
+    one machine: You took the mean time of one machine: the run stops when any of them fails, so with n machines
+        interruptions come n times as often.
+    more machines: With more machines interruptions come more often, so M becomes smaller.
+    root of machines: You divided the time between failures by the root of the number of machines: failures of n
+        machines are n times as many.
+    divided after: You divided the interval by the number of machines: it is M that is divided, and the root comes after.
+    the save too: You added the time of the save: the interval is the training between two saves.
+    turned over: You returned how many saves there are in a second: the seconds between two saves are wanted.
+    minutes: You returned minutes, and seconds are wanted.
+    half the mean: You have the 2 on the wrong side: T² = 2 C M.
+    right: and since the curve is flat at the bottom, a rough value of M is good enough.
+    """
+    return root(two * save * of_all(mean, machines))

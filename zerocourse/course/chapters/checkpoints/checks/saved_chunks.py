@@ -1,0 +1,201 @@
+"""The checks of 12.3 and 12.5: which chunks hold a slice, and which samples come next at another number of ranks."""
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+# 12.3 ---------------------------------------------------------------------------------------------------------------
+
+def chunks(*bounds, files=None):
+    """Chunks of a tensor, cut at these places."""
+    return [{"offset": first, "size": last - first, "file": (files or range(99))[number]}
+            for number, (first, last) in enumerate(zip(bounds, bounds[1:]))]
+
+
+TWO, FIVE = chunks(0, 50, 100), chunks(0, 7, 20, 21, 40, 64)
+
+
+@exercise(
+    "12.3", "Which chunks hold the slice?", minutes=20, difficulty=2, answer="pieces_of",
+    replaces=("zerocourse.course.chapters.checkpoints.resumes:transfers", "torch.distributed.checkpoint.planner_helpers:*"),
+    trials=[Trial([(TWO, 60, 80), (TWO, 0, 50), (TWO, 50, 100)]), Trial([(TWO, 30, 70), (FIVE, 5, 45), (FIVE, 0, 64)]),
+            Trial([(FIVE, 20, 21), (FIVE, 8, 8), (chunks(0, 4, 4, 9), 2, 9)]),
+            Trial([([TWO[1], TWO[0]], 30, 70)])],
+    mistakes={
+        "whole chunks": {"first": lambda start, offset: offset, "last": lambda stop, end: end},
+        "in the tensor": {"at": lambda first, offset, start: first},
+        "in the slice": {"at": lambda first, offset, start: first - start},
+        "last included": {"last": lambda stop, end: min(stop, end) - 1},
+        "last for length": {"length": lambda first, last, at: last},
+        "end for length": {"length": lambda first, last, at: at + last - first},
+        "touching": {"meets": lambda first, last: first <= last},
+        "begun inside": {"inside": lambda start, stop, offset, end: start <= offset < stop},
+        "wholly inside": {"inside": lambda start, stop, offset, end: start <= offset and end <= stop},
+        "one chunk": {"inside": lambda start, stop, offset, end: offset <= start < end},
+        "to as saved": {"to": lambda first, start: first},
+        "as they come": {"order": list},
+    })
+def pieces_of(saved, start, stop, *, first=max, last=min, at=lambda first, offset, start: first - offset,
+              length=lambda first, last, at: last - first, to=lambda first, start: first - start,
+              meets=lambda first, last: first < last, inside=lambda start, stop, offset, end: True,
+              order=lambda found: sorted(found, key=lambda each: each[3])):
+    """What to read for elements start to stop: (file, from, length, to).
+
+    whole chunks: You read whole chunks: only the elements between `start` and `stop` are wanted.
+    in the tensor: You counted where to read from the tensor's beginning: in the file the chunk's first element is
+        number 0.
+    in the slice: You counted where to read from the slice's beginning: in the file the chunk's first element is number
+        0.
+    last included: You left out the last element: `stop` is the first one that is not wanted.
+    last for length: The third entry is how many elements, not where they end in the tensor.
+    end for length: The third entry is how many elements, not where they end in the chunk.
+    touching: You read pieces of 0 elements, of a chunk that only touches the slice or where nothing is wanted: leave
+        them out.
+    begun inside: You took only chunks that begin inside of the slice: one that begins before it may reach into it.
+    wholly inside: You took only chunks that lie wholly inside of the slice: one that reaches into it counts too.
+    one chunk: You took the chunk in which the slice begins, and no other: it may go on in the next ones.
+    to as saved: You put the elements where they are in the tensor: the memory they are read into begins with element
+        `start`.
+    as they come: You took the chunks as they come: return them in the order of their elements.
+    right: this is all of resharding; ranks and stages play no role in it.
+    """
+    found = []
+    for chunk in saved:
+        offset, end = chunk["offset"], chunk["offset"] + chunk["size"]
+        begin, finish = first(start, offset), last(stop, end)
+        if meets(begin, finish) and max(start, offset) <= min(stop, end) and inside(start, stop, offset, end):
+            where = at(begin, offset, start)
+            found.append((chunk["file"], where, length(begin, finish, where), to(begin, start)))
+    return order(found)
+
+
+# 12.5 ---------------------------------------------------------------------------------------------------------------
+
+ORDER = [7, 2, 9, 4, 11, 0, 5, 8, 1, 10, 3, 6, 15, 12, 14, 13, 19, 17, 16, 18, 22, 21, 23, 20]
+
+
+@exercise(
+    "12.5", "Whose samples come next?", minutes=20, difficulty=2, answer="next_samples",
+    replaces=("zerocourse.data.sampler:ShardSampler.__iter__", "zerocourse.data.tokens:TokenStream.indices"),
+    trials=[Trial([(ORDER, 0, 6, rank, 2, 3) for rank in (0, 1)]),
+            Trial([(ORDER, 6, 12, rank, 2, 3) for rank in (0, 1)]),
+            Trial([(ORDER, 12, 12, rank, ranks, 2) for ranks in (1, 2, 3) for rank in range(ranks)])],
+    mistakes={
+        "from the start": {"begin": lambda seen, ranks, batch: 0},
+        "own samples": {"begin": lambda seen, ranks, batch: seen * ranks},
+        "per rank": {"begin": lambda seen, ranks, batch: seen // ranks},
+        "steps": {"begin": lambda seen, ranks, batch: seen * batch},
+        "dealt out": {"share": lambda step, rank, ranks: step[rank::ranks]},
+        "all ranks": {"share": lambda step, rank, ranks: step},
+        "one micro-batch": {"cut": lambda mine, micro: [mine[:micro]]},
+        "no cut": {"cut": lambda mine, micro: [mine]},
+        "as many as": {"cut": lambda mine, micro: [mine[i::micro] for i in range(micro)]},
+        "grown batch": lambda order, seen, batch, rank, ranks, micro: next_samples(
+            order, seen, batch // 2 * ranks, rank, ranks, micro),
+        "positions": lambda order, *others: next_samples(list(range(len(order))), *others),
+    })
+def next_samples(order, seen, batch, rank, ranks, micro, *, begin=lambda seen, ranks, batch: seen,
+                 share=lambda step, rank, ranks: step[rank * len(step) // ranks:(rank + 1) * len(step) // ranks],
+                 cut=lambda mine, micro: [mine[at:at + micro] for at in range(0, len(mine), micro)]):
+    """A rank's micro-batches of the next step.
+
+    from the start: You began at the start of the order: `seen` samples have been read already.
+    own samples: You multiplied `seen` by the ranks: it counts the samples of all ranks together, which is why it still
+        means the same at another number of ranks.
+    per rank: You divided `seen` by the ranks: it counts the samples of all ranks together, and so does the place in the
+        order.
+    steps: You took `seen` for a number of steps: it counts samples.
+    dealt out: You dealt the samples out in turn: rank r takes the r-th run of the step, as one piece.
+    all ranks: You gave every rank the whole step: they share it.
+    one micro-batch: You returned one micro-batch only: a rank accumulates as many as its share of the step has.
+    no cut: You did not cut the rank's share into micro-batches.
+    as many as: You made `micro` micro-batches: `micro` is how many samples are in each.
+    grown batch: You let the batch follow the number of ranks: it stays what it was, and the accumulation follows.
+    positions: You returned places in the order: the samples that stand there are wanted.
+    right: the step has the same samples on one rank, on two and on three, so no sample is lost or seen twice.
+    """
+    first = begin(seen, ranks, batch)
+    return cut(share(order[first:first + batch], rank, ranks), micro)
+
+
+# 12.7 ---------------------------------------------------------------------------------------------------------------
+
+def saved(*tensors, cuts):
+    """A checkpoint of tensors (name, number of elements), cut at these shares, a file a slice: (index, files)."""
+    index, files = {}, {f"old{number}": [] for number in range(len(cuts) + 1)}
+    for number, (name, numel) in enumerate(tensors):
+        bounds = [0, *(round(numel * cut) for cut in cuts), numel]
+        index[name] = []
+        for file, (first, last) in zip(files, zip(bounds, bounds[1:])):
+            if first < last:
+                index[name].append({"offset": first, "size": last - first, "file": file, "at": len(files[file])})
+                files[file] += [100 * number + element for element in range(first, last)]
+    return index, files
+
+
+ONE_TENSOR = saved(("w", 8), cuts=(0.5,))
+TWO_TENSORS = saved(("w", 8), ("b", 4), cuts=(0.5,))
+UNEVEN = saved(("w", 10), ("b", 3), ("g", 1), cuts=(0.3, 0.7))
+SHUFFLED = ({name: entry[::-1] for name, entry in UNEVEN[0].items()}, UNEVEN[1])
+
+
+def put_in_order(values, places):
+    """The tensor from its chunks."""
+    whole = [None] * sum(len(part) for part in values)
+    for part, place in zip(values, places, strict=True):
+        whole[place:place + len(part)] = part
+    return whole
+
+
+@exercise(
+    "12.7", "Cut a checkpoint anew", minutes=45, difficulty=3, answer="reshard",
+    trials=[Trial([(*ONE_TENSOR, 2), (*ONE_TENSOR, 4), (*ONE_TENSOR, 1)]), Trial([(*TWO_TENSORS, 2), (*TWO_TENSORS, 4)]),
+            Trial([(*UNEVEN, 2), (*UNEVEN, 3), (*UNEVEN, 5)]), Trial([(*SHUFFLED, 2)])],
+    mistakes={
+        "same files": {"name_of": lambda rank: f"old{rank}"},
+        "rounded down": {"share": lambda numel, ranks: max(1, numel // ranks)},
+        "begins of the file": {"read_at": lambda chunk: 0},
+        "offset for at": {"read_at": lambda chunk: chunk["offset"]},
+        "at in the tensor": {"new_at": lambda file, first: first},
+        "each at 0": {"new_at": lambda file, first: 0},
+        "empty slices": {"least": 0},
+        "as they come": {"whole": lambda values, places: [value for part in values for value in part]},
+        "padded": {"pad": True},
+        "file after file": {"by_rank": False},
+    })
+def reshard(index, files, ranks, *, name_of="rank{}".format, share=lambda numel, ranks: -(-numel // ranks),
+            read_at=lambda chunk: chunk["at"], new_at=lambda file, first: len(file), least=1, whole=put_in_order, pad=False,
+            by_rank=True):
+    """The index and the files of the same tensors on other ranks.
+
+    same files: You kept the names of the old files: the new ones are called "rank0", "rank1", and so on.
+    rounded down: You rounded the size of a slice down: then the last elements belong to nobody. Round up.
+    begins of the file: You read each chunk from the beginning of its file: it begins at `at`, since a file holds chunks
+        of several tensors.
+    offset for at: You read each chunk at its `offset`, which is its place in the tensor: in the file it begins at `at`.
+    at in the tensor: The `at` of a new chunk is its place in the file, not in the tensor.
+    each at 0: You let every new chunk begin at 0: a file holds chunks of several tensors, one after the other.
+    empty slices: You made chunks of no elements: leave them out.
+    as they come: You took the chunks as they come in the index: put each where its `offset` says.
+    padded: You wrote padding: a checkpoint has none, or it could not be cut for other ranks.
+    file after file: You cut all tensors as if they were one: each tensor is cut by itself.
+    right: without a word about stages, so what two ranks saved can be read by five.
+    """
+    new_index, new_files = {}, {name_of(rank): [] for rank in range(ranks)}
+    together = sum(sum(chunk["size"] for chunk in entry) for entry in index.values())
+    passed = 0
+    for name, entry in index.items():
+        values = [files[chunk["file"]][read_at(chunk):read_at(chunk) + chunk["size"]] for chunk in entry]
+        values = whole(values, [chunk["offset"] for chunk in entry])
+        numel, new_index[name] = sum(chunk["size"] for chunk in entry), []
+        size = share(numel if by_rank else together, ranks)
+        for rank, file in enumerate(new_files.values()):
+            first, last = rank * size, (rank + 1) * size
+            if not by_rank:
+                first, last = max(0, first - passed), max(0, last - passed)
+            part = values[first:min(last, numel)]
+            if len(part) >= least:
+                new_index[name].append({"offset": min(first, numel), "size": len(part), "file": name_of(rank),
+                                        "at": new_at(file, first)})
+                file += part + [0] * (size - len(part)) * pad
+        passed += numel
+    return new_index, new_files

@@ -1,0 +1,89 @@
+"""Figures of runs that are interrupted: how far a resumed run is from the unhurt one, attempts over time, lost time."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ...show.palette import FAINT, INK
+from ...show.plots_curves import STYLES
+
+FLOOR = 1e-7  # a difference of 0 is drawn here
+
+
+def differences(lines: Mapping[str, Sequence[float]], right: Sequence[float], first: int) -> Figure:
+    """A panel for each resumed run: how far its loss is from the unhurt run's in every step from `first` on."""
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    steps, said = range(first, first + len(right)), []
+    panels = figure.subplots(2, -(-len(lines) // 2), sharex=True, sharey=True).flat
+    for axes, (name, losses) in zip(panels, lines.items(), strict=False):
+        gaps = [abs(one - other) for one, other in zip(losses, right, strict=True)]
+        same = [step for step, gap in zip(steps, gaps) if not gap]
+        axes.plot(steps, [max(gap, FLOOR) for gap in gaps], color=INK, linewidth=1)
+        axes.plot(same, [FLOOR] * len(same), "o", color=INK, markerfacecolor="white", markersize=5, label="the same bits")
+        other = [(step, gap) for step, gap in zip(steps, gaps) if gap]
+        axes.plot([step for step, _ in other], [gap for _, gap in other], "s", color=INK, markersize=3)
+        axes.set(yscale="log", title=name, ylim=(FLOOR / 2, 2))
+        axes.title.set_fontsize(10)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        said.append(f"{name}: " + (f"differs from step {other[0][0]} on, by at most {max(gaps):.2g}" if other
+                                   else "every loss the same to the last bit"))
+    figure.axes[0].legend(fontsize=8)
+    for axes in figure.axes[-(len(lines) // 2):]:
+        axes.set_xlabel("step")
+    for axes in figure.axes[::-(-len(lines) // 2)]:
+        axes.set_ylabel("difference of the loss")
+    figure.set_label("The loss after a resume against that of the run that was never stopped. " + "; ".join(said) + ".")
+    return figure
+
+
+def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Figure:
+    """Left: steps over seconds, a line for each attempt. Right: the losses of all attempts on the unhurt run's curve.
+
+    data: as `elastic_trial.as_data` makes it.
+    """
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    time, loss = figure.subplots(1, 2)
+    loss.plot(range(1, len(unhurt) + 1), unhurt, color=FAINT, linewidth=5, alpha=0.35, label="never hurt")
+    said = []
+    for number, attempt in enumerate(data, 1):
+        colour, mark, dashes = STYLES[(number - 1) % len(STYLES)]
+        rows = [row for row in attempt["rows"] if row["rank"] == min(each["rank"] for each in attempt["rows"])]
+        name = f"attempt {number}, {rows[0]['ranks']} rank{'s' * (rows[0]['ranks'] > 1)}"
+        style = {"color": colour, "marker": mark, "markersize": 4, "linestyle": dashes, "label": name}
+        loss.plot([row["step"] for row in rows], [row["loss"] for row in rows], **style)
+        ended = attempt["ended"] or "the run is complete"
+        style["label"] = f"{name}, until\n{ended}"
+        time.plot([row["at"] for row in rows], [row["step"] for row in rows], **style)
+        said.append(f"{name}: steps {rows[0]['step']} to {rows[-1]['step']}, until {ended}")
+    time.set(title="what was computed when", xlabel="seconds", ylabel="step", ylim=(0, 1.9 * len(unhurt)))
+    loss.set(title="the losses", xlabel="step", ylabel="loss")
+    for axis in (time.yaxis, loss.xaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    time.set_yticks(range(0, len(unhurt) + 1, 3))
+    time.legend(fontsize=8, loc="upper left")
+    loss.legend(fontsize=8)
+    figure.suptitle(title)
+    figure.set_label(f"{title}. " + "; ".join(said) + ". All losses lie on the curve of the run that was never hurt.")
+    return figure
+
+
+def lost_time(intervals: Sequence[float], shares: Mapping[str, Sequence[float]], best: float) -> Figure:
+    """The share of the time that is lost, over the interval between two saves, both in minutes and percent."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for (name, heights), (colour, mark, dashes) in zip(shares.items(), STYLES, strict=False):
+        axes.plot(intervals, [100 * height for height in heights], color=colour, marker=mark, markersize=5,
+                  linestyle=dashes, label=name)
+    axes.axvline(best, color=FAINT, linewidth=1, linestyle=":")
+    axes.annotate(f"{best:.1f} minutes", (best, axes.get_ylim()[1]), (3, -10), textcoords="offset points", fontsize=8)
+    axes.set(xscale="log", title="What saving and losing work cost", xlabel="minutes between two saves",
+             ylabel="percent of the time")
+    axes.set_xticks(intervals, [f"{interval:g}" for interval in intervals])
+    axes.minorticks_off()
+    axes.legend(fontsize=9)
+    ends = "; ".join(f"{name} is {100 * heights[0]:.1f} % at {intervals[0]:g} minutes, {100 * min(heights):.1f} % at best "
+                     f"and {100 * heights[-1]:.1f} % at {intervals[-1]:g}" for name, heights in shares.items())
+    figure.set_label(f"The share of the time that is lost over the minutes between two saves. {ends}. The least is near "
+                     f"{best:.1f} minutes.")
+    return figure

@@ -1,0 +1,1 @@
+"""What only the chapter on the claims on trial uses; its exercises are in `checks`."""

@@ -1,0 +1,8 @@
+"""The checks of chapter 26, the claims on trial.
+
+    evidence_reports:  26.1, 26.2, 26.4
+    claim_judges:      26.3, 26.6
+    prefetch_gain:     26.5
+"""
+
+from . import claim_judges, evidence_reports, prefetch_gain  # noqa: F401  (each registers its exercises)

@@ -1,0 +1,134 @@
+"""The checks of 26.3 and 26.6: from measurements to a verdict, and to the condition under which it holds."""
+
+from math import nan
+
+from ....checks.exercise import exercise
+
+# 26.3 ---------------------------------------------------------------------------------------------------------------
+
+FOUND = [
+    (0.3, 0.5, {"1": 0.72, "2": 0.36, "8": 0.09}), (0.3, 0.5, {"1": 0.31, "4": 0.5}), (0.3, 0.5, {"1": 0.1, "2": 0.2}),
+    (0.3, 0.5, {}), (0.3, 0.5, {"1": 0.2, "2": 0.6}), (2, 2, {"stage 1": 2, "stage 2": 5}),
+    (1, 3, {"a": nan, "b": 2}), (1, 3, {"a": nan}), (0, 10, {"z": 5, "b": 11, "a": 10, "c": 0})]
+
+
+def holds_in(value, low, high):
+    return low <= value <= high
+
+
+@exercise(
+    "26.3", "Write the judge", minutes=20, difficulty=1, answer="verdict_of", cases=FOUND,
+    mistakes={
+        "the mean": {"answers": lambda found, low, high: "true" if found
+                     and low <= sum(found.values()) / len(found) <= high else None},
+        "once is enough": {"answers": lambda found, low, high: "true"
+                           if any(holds_in(each, low, high) for each in found.values()) else None},
+        "nothing is true": {"nothing": "true"},
+        "nothing is false": {"nothing": "false"},
+        "NaN holds": {"holds": lambda value, low, high: not (value < low or value > high)},
+        "limits left out": {"holds": lambda value, low, high: low < value < high},
+        "one side": {"holds": lambda value, low, high: value >= low},
+        "the other side": {"holds": lambda value, low, high: value <= high},
+        "where it fails": {"where": False},
+        "not sorted": {"order": list},
+    })
+def verdict_of(low, high, found, *, answers=lambda found, low, high: None, nothing="not built yet", holds=holds_in,
+               where=True, order=sorted):
+    """The verdict, and the settings under which the claim holds.
+
+    the mean: You judged by the mean: two wrong values may have a right mean, so judge each value.
+    once is enough: One value that fits does not make a claim true: with others that do not it is "true only if".
+    nothing is true: You said "true" without any evidence: `all` of nothing is True.
+    nothing is false: You said "false" without any evidence: then nothing has been judged.
+    NaN holds: NaN is not a number between the limits: a comparison with it is False, and so is its opposite.
+    limits left out: The limits themselves are within what is claimed.
+    one side: You looked at the lower limit alone.
+    the other side: You looked at the upper limit alone.
+    where it fails: You returned the settings under which it fails.
+    not sorted: The settings must be sorted.
+    right: and without evidence there is no verdict.
+    """
+    if not found:
+        return nothing, []
+    settings = order(name for name, value in found.items() if holds(value, low, high) == where)
+    count = sum(holds(value, low, high) for value in found.values())
+    answer = answers(found, low, high) or ("true" if count == len(found) else "true only if" if count else "false")
+    return answer, settings if answer == "true only if" else []
+
+
+# 26.6 ---------------------------------------------------------------------------------------------------------------
+
+def runs(*rows):
+    """From (ranks, micro-batches, value)."""
+    return [({"ranks": ranks, "micro": micro}, value) for ranks, micro, value in rows]
+
+
+RUNS = [
+    (2, 2, runs((2, 1, 2), (4, 1, 2), (2, 4, 5), (4, 8, 9))),
+    (0.7, 1, runs((2, 1, 0.4), (64, 1, 0.74), (16, 4, 0.7), (8, 4, 0.66))),
+    (1, 2, runs((2, 1, 1), (4, 4, 2))), (1, 2, runs((2, 1, 3), (4, 4, 0))), (1, 2, []),
+    (1, 2, runs((2, 1, 1), (2, 1, 3))),
+    (1, 2, runs((4, 1, 1), (2, 2, 1), (3, 3, 5))),
+    (1, 2, runs((2, 2, 1), (4, 1, 1), (2, 4, 7), (8, 8, 7))),
+    (1, 2, runs((2, 1, nan), (4, 2, 1), (8, 1, 2))),
+    (0, 1, runs((1, 8, 0.5), (2, 4, 0.5), (3, 2, 3), (4, 1, 3))),
+    (0, 1, runs((1, 8, 3), (2, 4, 3), (3, 2, 1), (4, 1, 0))),
+    (5, 6, runs((3, 1, 5.5), (9, 1, 5.5), (6, 1, 1))),
+    (5, 6, runs((3, 4, 5.5), (9, 2, 5.5), (6, 1, 1)))]
+
+
+def separates(sign, bound, good, bad):
+    """Do all of `good` keep the condition, and none of `bad`?"""
+    keeps = (lambda value: value >= bound) if sign == ">=" else (lambda value: value <= bound)
+    return all(map(keeps, good)) and not any(map(keeps, bad))
+
+
+@exercise(
+    "26.6", "Find the condition", minutes=50, difficulty=3, answer="condition_of", cases=RUNS,
+    mistakes={
+        "upwards alone": {"signs": (">=",)},
+        "the bound where it fails": {"bound": lambda sign, good, bad: max(bad) if sign == ">=" else min(bad)},
+        "exceptions allowed": {"exact": lambda sign, bound, good, bad: all(
+            value >= bound if sign == ">=" else value <= bound for value in good) and not all(
+            value >= bound if sign == ">=" else value <= bound for value in bad)},
+        "the first setting alone": {"names": lambda names: names[:1]},
+        "the last setting first": {"names": lambda names: names[::-1]},
+        "NaN holds": {"holds": lambda value, low, high: not (value < low or value > high)},
+        "limits left out": {"holds": lambda value, low, high: low < value < high},
+        "nothing is true": {"nothing": "true"},
+        "no condition is false": {"otherwise": "false"},
+        "the middle": {"bound": lambda sign, good, bad: (min(good) + max(bad)) / 2 if sign == ">="
+                       else (max(good) + min(bad)) / 2},
+    })
+def condition_of(low, high, runs, *, signs=(">=", "<="),
+                 bound=lambda sign, good, bad: min(good) if sign == ">=" else max(good),
+                 exact=separates, names=lambda names: names, holds=holds_in, nothing="not built yet",
+                 otherwise="it depends"):
+    """The verdict, and the condition on one setting that separates the runs.
+
+    upwards alone: Some claims hold only up to a value: try "<=" as well.
+    the bound where it fails: You returned a value under which the claim fails: the bound is a value under which it
+        holds.
+    exceptions allowed: Your condition has exceptions: no run that keeps it may fail.
+    the first setting alone: You looked at the first setting alone: any of them may be the condition.
+    the last setting first: Settings are tried in their order: the first that separates is wanted.
+    NaN holds: NaN is not a number between the limits.
+    limits left out: The limits themselves are within what is claimed.
+    nothing is true: You said "true" without any evidence.
+    no condition is false: Where no single setting separates, it depends: that is not the same as false.
+    the middle: You took a bound that nobody has tried: take the outermost value under which the claim holds.
+    right: this is what “true only if” should always come with.
+    """
+    good, bad = ([settings for settings, value in runs if bool(holds(value, low, high)) is kept]
+                 for kept in (True, False))
+    if not runs:
+        return nothing, None
+    if not bad or not good:
+        return ("false" if bad else "true"), None
+    for name in names(list(runs[0][0])):
+        for sign in signs:
+            ok, wrong = [each[name] for each in good], [each[name] for each in bad]
+            limit = bound(sign, ok, wrong)
+            if exact(sign, min(ok) if sign == ">=" else max(ok), ok, wrong):
+                return "true only if", (name, sign, limit)
+    return otherwise, None

@@ -1,0 +1,155 @@
+"""The checks of 26.1, 26.2 and 26.4: numbers of model states, as a judge needs them."""
+
+from fractions import Fraction
+
+from ....checks.exercise import FORMULAS, exercise
+
+GIB, GB = 2**30, 10**9
+WHOLE = {0: 16, 1: 4, 2: 2, 3: 0}  # bytes for each parameter that every rank holds; the ranks share the rest of 16
+
+
+def held(params, stage, ranks, whole=WHOLE):
+    """Bytes per rank, exact, not rounded."""
+    return Fraction(params * (whole[stage] * ranks + 16 - whole[stage]), ranks)
+
+
+# 26.1 ---------------------------------------------------------------------------------------------------------------
+
+REPORTS = [(1_557_611_200, 0, 1, 24), (1_557_611_200, 1, 2, 24), (7 * GB, 3, 8, 80), (7 * GB, 3, 8, 13.5),
+           (7 * GB, 2, 4, 24),
+           (25_000_000, 2, 4, 0.128), (1_600_000_000, 0, 2, 24), (10**12, 3, 64, 32), (3 * GIB, 3, 2, 24)]
+
+
+@exercise(
+    "26.1", "Find the bug: somebody's evidence", minutes=10, difficulty=1, answer="memory_report", replaces=FORMULAS,
+    cases=REPORTS,
+    mistakes={
+        "GiB as GB": {"unit": GIB},
+        "GB against GiB": {"card": GB},
+        "bytes against GiB": {"card": 1},
+        "what is left": {"saved": lambda part: 100 * part},
+        "a share": {"saved": lambda part: 1 - part},
+        "the factor upside down": {"times": lambda part: part},
+        "saving as a factor": {"times": lambda part: 100 * (1 - part)},
+        "less than": {"fits": lambda nbytes, card: nbytes < card},
+    })
+def memory_report(params, stage, ranks, card_gib, *, unit=GB, card=GIB, saved=lambda part: 100 * (1 - part),
+                  times=lambda part: 1 / part, fits=lambda nbytes, card: nbytes <= card):
+    """What a rank holds, whether it fits, and what is saved.
+
+    GiB as GB: Your `gb` is in GiB: a GB has 10⁹ bytes.
+    GB against GiB: You compare with GB: the card's size is given in GiB, and one has 2³⁰ bytes.
+    bytes against GiB: You compare bytes with GiB: bring both to one unit.
+    what is left: `saved` is what is left: of 100 %, the rest is what was saved.
+    a share: `saved` is a share: it is wanted in percent.
+    the factor upside down: `times` is upside down: how many times smaller it has become is wanted.
+    saving as a factor: `times` is a percentage: how many times smaller it has become is wanted.
+    less than: What fits exactly fits.
+    right: the four numbers can be judged now, since each says what it counts.
+    """
+    nbytes = float(held(params, stage, ranks))
+    part = nbytes / (16 * params)
+    return {"gb": nbytes / unit, "fits": fits(nbytes, card_gib * card), "saved": saved(part), "times": times(part)}
+
+
+# 26.2 ---------------------------------------------------------------------------------------------------------------
+
+PERCENTS = [(50, 1), (74, 1), (75, 1), (87, 2), (88, 2), (99, 3), (0, 1), (100, 3), (37, 1), (56, 1), (80, 2), (1, 0),
+            (0, 0)]
+
+
+def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda number: -(-number // 1), most=None,
+                of=16):
+    """The smallest N, by the closed form."""
+    sharded = {0: 0, 1: 12, 2: 14, 3: 16}[stage] if shared is None else shared[stage]
+    if percent <= 0:
+        return 1
+    room = 100 * sharded - percent * of
+    if room <= 0:
+        return at_limit if room == 0 and at_limit else None
+    ranks = int(rounding(Fraction(100 * sharded, room)))
+    return ranks if most is None or ranks <= most else None
+
+
+@exercise(
+    "26.2", "From how many ranks on is it true?", minutes=15, difficulty=2, answer="fewest_ranks_for",
+    replaces=FORMULAS, cases=PERCENTS,
+    mistakes={
+        "the limit is reached": {"at_limit": 10**6},
+        "one too few": {"rounding": lambda number: number // 1},
+        "rounded percent": lambda percent, stage: least_ranks(percent - Fraction(1, 2), stage),
+        "gave up early": {"most": 64},
+        "one too many": {"rounding": lambda number: number // 1 + 1},
+        "stage 2 without parameters": {"shared": {0: 0, 1: 12, 2: 16, 3: 16}},
+        "averages alone": {"shared": {0: 0, 1: 8, 2: 10, 3: 16}},
+        "of what is left": lambda percent, stage: least_ranks(100 - percent, stage),
+    })
+def fewest_ranks_for(percent, stage, **knobs):
+    """The smallest number of ranks at which a stage saves so much.
+
+    the limit is reached: You reached a limit: it is one because no number of ranks gets there, so the answer is None.
+    one too few: With one rank less than it takes, the saving is still below: round up.
+    rounded percent: You took what rounds to the percentage: at least so much must be saved.
+    gave up early: You stopped looking: some claims hold from very many ranks on.
+    one too many: You have one rank too many where the saving is exactly what is claimed.
+    stage 2 without parameters: In stage 2 every rank holds all parameters: 2 bytes of 16 are not shared.
+    averages alone: The master weights are the optimizer's: stage 1 shares 12 bytes of 16.
+    of what is left: You took the percentage for what is left: it is what is saved.
+    right: and where no number of ranks is enough, you say so, which is the shortest answer to many claims.
+    """
+    return least_ranks(percent, stage, **knobs)
+
+
+# 26.4 ---------------------------------------------------------------------------------------------------------------
+
+NEEDS = [(7 * GB, 8, 24 * GIB, 1, 3), (7 * GB, 8, 80 * GB, 1, 3), (7 * GB, 8, 80 * GB, 8, 3),
+         (7 * GB, 8, 80 * GB, 8, 1),
+         (1_557_611_200, 2, 24 * GIB, 1, 3), (1_557_611_200, 2, 24 * GIB, 1, 2), (1_557_611_200, 2, 24 * GIB, 4, 2),
+         (10**12, 64, 32 * GB, 1, 3), (7 * GB, 8, 30 * GB, 4, 2), (10**8, 4, 80 * GB, 16, 0), (10**8, 4, 80 * GB, 1, 0),
+         (10**8, 4, 80 * GB, 4, 1), (4 * GB, 8, 22 * GB, 4, 1), (4 * GB, 8, 21 * GB, 4, 1),
+         (7 * GB, 8, 26_250_000_000, 4, 2)]
+
+
+def sent_passes(stage, micro_batches):
+    """Of all elements, in a step."""
+    return {0: 2, 1: 2, 2: micro_batches + 1, 3: 3 * micro_batches}[stage]
+
+
+@exercise(
+    "26.4", "Defend a configuration", minutes=25, difficulty=2, answer="is_needed", replaces=FORMULAS,
+    cases=NEEDS,
+    mistakes={
+        "fits, so needed": {"judge": lambda stage, best, fitting: "true" if stage in fitting else "false"},
+        "one micro-batch": {"sent": lambda stage, count: {0: 2, 1: 2, 2: 2, 3: 3}[stage]},
+        "the lowest that fits": {"order": lambda sent, stage: stage},
+        "the highest that fits": {"order": lambda sent, stage: -stage},
+        "room of the claimed": {"room_of": lambda stage, best: stage},
+        "stage 2 keeps gradients": {"whole": {0: 16, 1: 4, 2: 4, 3: 0}},
+        "less than": {"fits": lambda nbytes, card: nbytes < card},
+        "nothing fits is false": {"nothing": ("false", None, 0)},
+    })
+def is_needed(params, ranks, card, micro_batches, stage, *, sent=sent_passes, whole=WHOLE,
+              order=lambda sent, stage: (sent, -stage),
+              judge=lambda stage, best, fitting: "true" if stage == best else "false",
+              room_of=lambda stage, best: best, fits=lambda nbytes, card: nbytes <= card,
+              nothing=("false", None, None)):
+    """Is this the stage to take, which is it else, and how much room does that one leave?
+
+    fits, so needed: You said that a stage is needed because it fits: others may fit as well, and send less.
+    one micro-batch: You counted the traffic of one micro-batch: stage 2 reduces in each, and stage 3 gathers in each.
+    the lowest that fits: You took the lowest stage that fits: take the one that sends least, and of equals the one
+        that holds least.
+    the highest that fits: You took the highest stage that fits: it holds least, but another one may send less.
+    room of the claimed: The room is that of the claimed stage: that of the best one is wanted.
+    stage 2 keeps gradients: In stage 2 the gradients are shared as well: every rank holds 2 bytes of 16.
+    less than: What fits exactly fits.
+    nothing fits is false: Where nothing fits there is no room to report: the third entry is None.
+    right: a stage is defended by those that do not fit, and attacked by those that fit and send less.
+    """
+    left = {each: card - held(params, each, ranks, whole) for each in range(4)}
+    fitting = [each for each in left if fits(card - left[each], card)]
+    if not fitting:
+        return nothing
+    best = min(fitting, key=lambda each: order(sent(each, micro_batches), each))
+    room = left[room_of(stage, best)]
+    return judge(stage, best, fitting), best, int(room // 1)

@@ -1,0 +1,80 @@
+"""The check of 26.5: what two timelines say about a claim on prefetching."""
+
+from ....checks.exercise import exercise
+from ...infinity.checks.io_schedule import seconds_of, timeline
+
+COMPUTES, SENDS = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")
+
+PAIRS = [  # off, on, claimed
+    ("all_gather 0 2, forward 2 6, backward 6 14, reduce_scatter 14 16",
+     "all_gather 0 2, forward 1 5, backward 5 13, reduce_scatter 12 14", 0.23),
+    ("all_gather 0 1, forward 1 5, backward 5 14, reduce_scatter 14 15",
+     "all_gather 0 1, forward 1 5, backward 5 13, reduce_scatter 12 14", 0.23),
+    ("all_gather 0 5, forward 5 9, backward 9 15, reduce_scatter 15 20",
+     "all_gather 0 5, forward 1 5, backward 5 11, reduce_scatter 6 11", 0.8),
+    ("all_gather 10 12, all_gather 11 14, forward 14 18, reduce_scatter 20 22, step 22 24",
+     "forward 3 8, all_gather 3 8, step 8 9", 0.5),
+    ("forward 4 6, all_gather 0 4, backward 8 10, all_gather 6 8, reduce_scatter 10 14, step 14 15",
+     "all_gather 0 2, all_gather 2 4, forward 2 4, backward 4 8, reduce_scatter 6 9, step 9 10, wait 0 40", 0.5),
+    ("forward 0 8, all_gather 8 10, wait 10 30", "forward 0 8, all_gather 6 8", 0.25),
+    ("all_gather 0 3, forward 3 6, wait 6 7, backward 7 10, reduce_scatter 10 13",
+     "all_gather 0 3, forward 3 6, backward 6 9, reduce_scatter 9 12", 0.05),
+]
+
+
+def lasting(events):
+    """From the first beginning to the last end."""
+    return max(event["end"] for event in events) - min(event["start"] for event in events)
+
+
+def busy(events, verbs, count=seconds_of):
+    return count([(event["start"], event["end"]) for event in events if event["verb"] in verbs])
+
+
+def of_step(events):
+    """Without what neither computes nor sends."""
+    return [event for event in events if event["verb"] in COMPUTES + SENDS]
+
+
+@exercise(
+    "26.5", "Read these timelines: does prefetch bring so much?", minutes=30, difficulty=2, answer="judge_prefetch",
+    cases=[(timeline(off), timeline(on), claimed) for off, on, claimed in PAIRS],
+    mistakes={
+        "time saved": {"gain": lambda off, on: 1 - on / off},
+        "upside down": {"gain": lambda off, on: on / off - 1},
+        "a factor": {"gain": lambda off, on: off / on},
+        "added up": {"count": lambda each: sum(end - start for start, end in each)},
+        "from first to last": {"count": lambda each: max(end for _, end in each) - min(start for start, _ in each)},
+        "computing alone": {"bound": lambda compute, sent: (compute + sent) / compute - 1},
+        "sending alone": {"bound": lambda compute, sent: (compute + sent) / sent - 1},
+        "the bound with overlap": {"bound_from": 1},
+        "waiting counts": {"events": lambda events: events},
+        "all bound, no look": {"answers": lambda gain, most, claimed: "true" if claimed <= most else "impossible"},
+        "false, not impossible": {"answers": lambda gain, most, claimed: "true" if gain >= claimed else "false"},
+    })
+def judge_prefetch(off, on, claimed, *, gain=lambda off, on: off / on - 1, count=seconds_of, bound_from=0,
+                   events=of_step,
+                   bound=lambda compute, sent: (compute + sent) / max(compute, sent) - 1,
+                   answers=lambda gain, most, claimed: "impossible" if claimed > most else "true" if gain >= claimed
+                   else "false"):
+    """The verdict, the gain that is measured, and the most that it could be.
+
+    time saved: You returned the share of the time that is saved: “faster by” is what more is done in the same time,
+        off / on − 1.
+    upside down: Your gain is upside down: the step without prefetching is the longer one.
+    a factor: You returned the factor: a step that is 1.2 times as fast is faster by 0.2.
+    added up: You added up the durations: where two gathers go on at once, count each moment once.
+    from first to last: You took the time from the first beginning to the last end: in between the lane may stand still.
+    computing alone: The bound is not that all communication is hidden: what is longer, computing or sending, remains.
+    sending alone: The bound is not that all computing is hidden: what is longer, computing or sending, remains.
+    the bound with overlap: You took computing and sending from the timeline with prefetching: take them from the one
+        without.
+    waiting counts: You counted events that neither compute nor send.
+    all bound, no look: What is possible is not yet so: the two timelines show what was gained.
+    false, not impossible: A claim above the bound is "impossible", whatever was measured.
+    right: with the bound beside it, a percentage says how much is still to be had.
+    """
+    steps = [events(each) for each in (off, on)]
+    compute, sent = (busy(steps[bound_from], verbs, count) for verbs in (COMPUTES, SENDS))
+    got, most = gain(lasting(steps[0]), lasting(steps[1])), bound(compute, sent)
+    return answers(got, most, claimed), got, most

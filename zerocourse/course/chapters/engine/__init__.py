@@ -1,0 +1,1 @@
+"""What only the chapter on the engine uses; its exercises are in `checks`."""

@@ -1,0 +1,138 @@
+"""The check of 11.4: a ds_config that the engine refuses, and what it was meant to say."""
+
+import copy
+import json
+import warnings
+
+from .....engine.config import Config
+from .....errors import BadInput
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import MISUSED, Wrong
+
+RANKS = 4
+REPAIRED = {
+    "train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8},
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+    "scheduler": {"type": "WarmupDecayLR",
+                  "params": {"warmup_max_lr": 3e-4, "warmup_num_steps": 100, "total_num_steps": 1000}}}
+
+
+def config_as_read(answer):
+    """What the engine reads in the repaired config.
+
+    case: your config on 4 ranks
+    refused: the engine refuses it: {got}
+    batch: train_batch_size is {got}, and {want} was meant.
+    micro: each rank computes {got} samples at a time, and {want} was meant.
+    precision: it trains in {got}, and {want} was meant.
+    stage: zero_optimization.stage is {got}, and {want} was meant.
+    optimizer: the optimizer is {got}, and {want} was meant.
+    decay: weight_decay is {got}, and {want} was meant.
+    clipping: gradient_clipping is {got}, and {want} was meant.
+    scheduler: the scheduler is {got}, and {want} was meant.
+    lengths: the warm-up and the whole training have {got} steps, and {want} were meant.
+    highest: the highest learning rate is {got}, and {want} was meant.
+    lowest: the learning rate begins and ends at {got}, and {want} was meant.
+    offload: optimizer states are offloaded to {got}, and {want} was meant.
+    """
+    given = answer()
+    if not isinstance(given, dict):
+        raise Wrong(f"it returned {type(given).__name__}: return the config as a dictionary", MISUSED)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of keys that change nothing
+            config = Config.load(json.loads(json.dumps(given)), RANKS)
+    except (TypeError, ValueError) as error:
+        said = str(error).splitlines() if isinstance(error, BadInput) else [f"it is no JSON ({error})"]
+        more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
+        return {"refused": f"{said[0]}{more}"}
+    schedule = config.scheduler
+    params = schedule.params if schedule else None
+    highest = getattr(params, "warmup_max_lr", None)
+    lr = config.optimizer.params.lr if config.optimizer else None
+    return {"refused": "", "batch": config.train_batch_size, "micro": config.train_micro_batch_size_per_gpu,
+            "precision": "bf16" if config.bf16.enabled else "fp16" if config.fp16.enabled else "fp32",
+            "stage": config.zero_optimization.stage,
+            "optimizer": optimizer_in_words(config), "decay": config.optimizer.params.weight_decay if config.optimizer else 0.0,
+            "clipping": config.gradient_clipping,
+            "scheduler": schedule.type if schedule else "none",
+            "lengths": [getattr(params, "warmup_num_steps", 0), getattr(params, "total_num_steps", 0)],
+            "highest": highest if highest is not None and schedule else lr,
+            "lowest": getattr(params, "warmup_min_lr", 0.0),
+            "offload": config.zero_optimization.offload_optimizer.device or "none"}
+
+
+def optimizer_in_words(config):
+    if config.optimizer is None:
+        return "missing"
+    kind, params = config.optimizer.type, config.optimizer.params
+    return "AdamW" if kind == "AdamW" or kind == "Adam" and params.adam_w_mode else kind
+
+
+def without(*path):
+    def change(config):
+        *sections, last = path
+        for key in sections:
+            config = config[key]
+        config.pop(last, None)
+    return change
+
+
+def set_to(value, *path):
+    def change(config):
+        *sections, last = path
+        for key in sections:
+            config = config.setdefault(key, {})
+        config[last] = value
+    return change
+
+
+@exercise(
+    "11.4", "Repair this file", minutes=15, difficulty=1, answer="repaired", trials=[Trial(observe=config_as_read)],
+    mistakes={
+        "clipping lost": {"change": without("gradient_clipping")},
+        "micro lost": ({"change": without("train_micro_batch_size_per_gpu")},
+                       {"change": set_to(2, "train_micro_batch_size_per_gpu")}),
+        "batch grown": ({"change": set_to(128, "train_batch_size")},),
+        "fp16": {"change": lambda config: (without("bf16")(config), set_to(True, "fp16", "enabled")(config))},
+        "fp32": {"change": without("bf16")},
+        "stage lost": {"change": without("zero_optimization")},
+        "optimizer lost": {"change": without("optimizer")},
+        "rate of the optimizer": {"change": without("scheduler", "params", "warmup_max_lr")},
+        "does not fall to 0": {"change": set_to(3e-4, "scheduler", "params", "warmup_min_lr")},
+        "total without the warm-up": ({"change": set_to(900, "scheduler", "params", "total_num_steps")},
+                                      {"change": set_to(1100, "scheduler", "params", "total_num_steps")}),
+        "scheduler lost": {"change": without("scheduler")},
+        "no decay": {"change": set_to("WarmupLR", "scheduler", "type")},
+        "plain Adam": {"change": lambda config: (set_to("Adam", "optimizer", "type")(config),
+                                                 set_to(False, "optimizer", "params", "adam_w_mode")(config))},
+        "weights do not shrink": {"change": without("optimizer", "params", "weight_decay")},
+    })
+def repaired(*, change=lambda config: None):
+    """The repaired config, with one more change.
+
+    clipping lost: The key was misspelt and not meant to go: without it the engine clips at its default, 1.0.
+    micro lost: The micro-batch is what fits on a card: leave it, and let the engine compute the accumulation.
+    batch grown: The three sizes contradicted each other, and the batch of a step is the one that the result depends on.
+    fp16: Only one of the two precisions may be on, and the cards have bf16.
+    fp32: One of the two precisions has to stay, bf16.
+    stage lost: The stage was a string and has to be a number, and the section is not to go.
+    optimizer lost: The optimizer's name and its rate were misspelt; without the section nothing trains.
+    rate of the optimizer: A schedule writes its own rates over the optimizer's, and the default of warmup_max_lr is 0.001:
+        say it there, too.
+    does not fall to 0: warmup_min_lr is the rate at both ends of the schedule, and it was meant to fall to 0, which is the
+        default.
+    total without the warm-up: The total counts every step from the first one on, and the warm-up is a part of it.
+    scheduler lost: The schedule's name was misspelt, and it lacked a number; without the section the rate never moves.
+    no decay: WarmupLR has no decay: the rate was meant to fall until step 1000.
+    plain Adam: The decay was meant to be AdamW's, apart from the gradient.
+    weights do not shrink: The weight decay of 0.1 was right, and is gone.
+    right: the engine reads it, and it says what was meant.
+    """
+    config = copy.deepcopy(REPAIRED)
+    change(config)
+    if config.get("scheduler", {}).get("type") == "WarmupLR":
+        del config["scheduler"]["params"]["total_num_steps"]
+    return config

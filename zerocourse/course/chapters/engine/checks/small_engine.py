@@ -1,0 +1,162 @@
+"""The check of 11.5: an engine for one rank, in plain torch, and what it does at each micro-batch."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.observers.stage_probe import calling
+
+LR = 0.1
+
+
+class NotedSchedule:
+    """Each step makes the rate smaller by a tenth."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self):
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 0.9
+
+
+def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
+    """What is there after each micro-batch.
+
+    case: windows of {0}, clipping at {1}, and {3} micro-batches, of which number {2} closes its window
+    boundaries: `is_boundary()` says {got} at the micro-batches, and {want} is right.
+    steps: `global_steps` after the micro-batches is {got}, and {want} is right.
+    moved: the micro-batches after which the weights have changed are {got}, and {want} are right.
+    first norm: the first update has the norm {got}, and {want} is right.
+    norms: `norm` after the micro-batches is {got}, and {want} is right.
+    scheduled: after the micro-batches the schedule was stepped {got} times, and {want} times are right.
+    first update: after the first update the weights are
+    weights: after the last micro-batch the weights are
+    left: after the updates the gradients are
+    """
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
+    schedule = NotedSchedule(optimizer)
+    engine = answer(model, optimizer, schedule, accumulation, clipping)
+    seen = {name: [] for name in ("boundaries", "steps", "moved", "norms", "scheduled", "left")}
+    first = None
+    for number in range(1, micro_batches + 1):
+        x, y = torch.randn(4, 3), torch.randn(4, 2) * number
+        before = model.weight.detach().clone()
+        if number == closes:
+            calling(answer, engine.close_window)
+        seen["boundaries"].append(bool(calling(answer, engine.is_boundary)))
+        loss = (calling(answer, lambda: engine(x)) - y).square().mean()
+        calling(answer, lambda: engine.backward(loss))
+        calling(answer, engine.step)
+        if not torch.equal(before, model.weight):
+            seen["moved"].append(number)
+            seen["left"].append(sum(0.0 if each.grad is None else each.grad.abs().sum().item() for each in model.parameters()))
+            first = model.weight.detach().clone() if first is None else first
+        seen["steps"].append(engine.global_steps)
+        seen["norms"].append(None if engine.norm is None else float(engine.norm))
+        seen["scheduled"].append(schedule.steps)
+    first_norm = next((norm for norm in seen["norms"] if norm is not None), None)
+    return {"boundaries": seen["boundaries"], "steps": seen["steps"], "moved": seen["moved"], "first norm": first_norm,
+            "norms": seen["norms"], "scheduled": seen["scheduled"], "first update": first,
+            "weights": model.weight.detach().clone(), "left": seen["left"]}
+
+
+@exercise(
+    "11.5", "An engine of your own", minutes=45, difficulty=3, answer="MyEngine",
+    replaces=("zerocourse.engine.engine:initialize", "zerocourse.engine.engine:Engine.__init__"),
+    trials=[Trial([(1, 0.0, 0, 3), (3, 0.0, 0, 6), (3, 0.4, 0, 6), (3, 0.4, 5, 8), (3, 0.0, 5, 8)], engine_at_work, close=1e-5)],
+    mistakes={
+        "every micro-batch": {"updates": lambda boundary: True},
+        "not divided": {"share": lambda count, accumulation: 1},
+        "short window": ({"mended": lambda accumulation, count: 1},),
+        "stays closed": {"opens": False},
+        "keeps counting": {"resets": False},
+        "last alone": {"cleared": "micro-batch"},
+        "never cleared": {"cleared": "never"},
+        "schedule each time": {"schedule": "micro-batch"},
+        "no schedule": {"schedule": "never"},
+        "clipped each time": {"clips": "micro-batch"},
+        "clipped norm": {"told": lambda norm, clipping: min(norm, clipping) if clipping else norm},
+        "zero clips": {"clips": "always"},
+        "not clipped": {"clips": "never"},
+    })
+def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lambda boundary: boundary,
+             share=lambda count, accumulation: accumulation, mended=lambda accumulation, count: accumulation / count, opens=True,
+             resets=True, cleared="update", schedule="update", clips="update", told=lambda norm, clipping: norm):
+    """An engine for one rank. share: what the loss is divided by.
+
+    every micro-batch: You update after every micro-batch, and not at the end of a window.
+    not divided: The gradients of a window were added up and never averaged: divide each loss by the number of micro-batches.
+    short window: A window that was closed early has fewer micro-batches, and its gradient is the average over those.
+    stays closed: `close_window` is for the present window: after its update the next one has its full length again.
+    keeps counting: The count of micro-batches begins again after each update.
+    last alone: You clear the gradients after each micro-batch, so that only the last one of a window counts.
+    never cleared: The gradients of a window are still there in the next one: clear them after the update.
+    schedule each time: The schedule moves once for each update, and not for each micro-batch.
+    no schedule: Nobody steps the schedule.
+    clipped each time: You clip after each micro-batch: clip the whole gradient of the window, once.
+    clipped norm: `norm` is the norm before clipping: it says how large the gradient was.
+    zero clips: A clipping of 0 means that nothing is clipped, and you clipped everything to zero.
+    not clipped: The gradient was never clipped.
+    right: windows of any length, closed early or not, with and without clipping.
+    """
+    state = SimpleNamespace(count=0, closed=False)
+    engine = SimpleNamespace(global_steps=0, norm=None)
+    params = list(model.parameters())
+
+    def is_boundary():
+        return state.closed or state.count + 1 >= accumulation
+
+    def clip(limit):
+        return torch.nn.utils.clip_grad_norm_(params, limit).item()
+
+    def backward(loss):
+        if cleared == "micro-batch":
+            optimizer.zero_grad()
+        (loss / share(state.count, accumulation)).backward()
+        if clips == "micro-batch" and clipping:
+            clip(clipping)
+
+    def step():
+        boundary = is_boundary()
+        state.count += 1
+        if schedule == "micro-batch":
+            scheduler.step()
+        if not updates(boundary):
+            return
+        for param in params:
+            param.grad.mul_(mended(accumulation, state.count) if boundary and resets else 1)
+        norm = clip(float("inf"))
+        if clips == "always" or clips == "update" and clipping:
+            clip(clipping)
+        engine.norm = told(norm, clipping)
+        optimizer.step()
+        if cleared == "update":
+            optimizer.zero_grad()
+        if schedule == "update":
+            scheduler.step()
+        engine.global_steps += 1
+        state.count = 0 if resets and boundary else state.count
+        state.closed = state.closed and not opens
+
+    return Callable(model, engine, vars(engine) | {"is_boundary": is_boundary, "backward": backward, "step": step,
+                                                   "close_window": lambda: setattr(state, "closed", True)})
+
+
+class Callable:
+    """The model when it is called; its other attributes are those that it is given."""
+
+    def __init__(self, model, numbers, methods):
+        self.model, self.numbers, self.methods = model, numbers, methods
+
+    def __call__(self, *inputs):
+        return self.model(*inputs)
+
+    def __getattr__(self, name):
+        return getattr(self.numbers, name) if name in ("global_steps", "norm") else self.methods[name]

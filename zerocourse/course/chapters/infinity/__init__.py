@@ -1,0 +1,1 @@
+"""What only the chapter on the disk uses; its exercises are in `checks`."""

@@ -1,0 +1,86 @@
+"""The check of 15.6: a linear layer cut into tiles."""
+
+import torch
+from torch import nn
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
+
+LAYERS = [(8, 12, True, 1, 3), (8, 12, True, 4, 1), (12, 8, True, 3, 2), (12, 8, False, 2, 4), (6, 6, True, 1, 1)]
+
+
+def tiled(answer, inputs, outputs, bias, in_splits, out_splits):
+    """What the tiles compute together, and what memory they hold.
+
+    case: a layer of {0} inputs and {1} outputs, bias={2}, in {3} × {4} tiles (in × out)
+    weights: the tiles have weights of the shapes {got}, and {want} are right.
+    output: the tiles together compute another result than the layer. In one row it begins {got}, and {want} is right.
+    memory: a tile of the weight keeps {got} bytes alive, and {want} are its own.
+    changed: the layer that was cut has changed.
+    """
+    torch.manual_seed(inputs + outputs)
+    layer, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(3, inputs)
+    with torch.no_grad():
+        right = layer(x)
+        rows = answer(layer, in_splits, out_splits)
+        if not (isinstance(rows, (list, tuple)) and rows and all(isinstance(row, (list, tuple)) and row and all(
+                isinstance(tile, nn.Linear) for tile in row) for row in rows)):
+            raise Wrong("it must return a list of rows, each a list of nn.Linear")
+        shapes = [[list(tile.weight.shape) for tile in row] for row in rows]
+        wanted = [[[outputs // out_splits, inputs // in_splits]] * in_splits] * out_splits
+        seen = {"weights": shapes}
+        if shapes == wanted:
+            parts = x.chunk(in_splits, dim=1)
+            seen["output"] = torch.cat([sum(tile(part) for tile, part in zip(row, parts)) for row in rows], dim=1)
+            seen["memory"] = max(tile.weight.untyped_storage().nbytes() for row in rows for tile in row)
+        return seen | {"changed": not torch.equal(layer(x), right)}
+
+
+@exercise(
+    "15.6", "Cut a layer into tiles", minutes=25, difficulty=2, answer="tile_linear", own=(),
+    replaces=("zerocourse.offload.tiling:TiledLinear.from_linear",), trials=[Trial(LAYERS, tiled)],
+    mistakes={
+        "bias in each": {"has_bias": lambda column, columns: True},
+        "no bias": {"has_bias": lambda column, columns: False},
+        "one bias for all": {"bias_of": lambda bias, row, size: bias[:size]},
+        "own values": {"copies": False},
+        "views": {"shares": True},
+        "in and out": {"swaps": True},
+        "same columns": {"column_of": lambda column: 0},
+        "same rows": {"row_of": lambda row: 0},
+    })
+def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns: column == columns - 1,
+                bias_of=lambda bias, row, size: bias[row * size:(row + 1) * size], copies=True, shares=False,
+                swaps=False, column_of=lambda column: column, row_of=lambda row: row):
+    """Rows of tiles: over the outputs, and in each over the inputs.
+
+    bias in each: Each tile of a row has the bias, and their outputs are added up: the bias counts once for each tile.
+        Give it to one of them.
+    no bias: The bias is lost: one tile of each row must have it.
+    one bias for all: Each row has the first piece of the bias: cut it as the outputs are cut.
+    own values: Your tiles begin with values of their own, which also have another spread, because `nn.Linear` goes by
+        the number of its own inputs: copy those of the layer.
+    views: Your tiles are views of the whole weight, which stays in memory as long as one of them lives: copy.
+    in and out: You took inputs and outputs the other way round: a weight has the shape (out, in).
+    same columns: All tiles of a row have the same columns of the weight.
+    same rows: All rows have the same rows of the weight.
+    right: each of them can be a unit of stage 3, and the peak falls by their number.
+    """
+    if swaps:
+        in_splits, out_splits = out_splits, in_splits
+    out, inner = layer.out_features // out_splits, layer.in_features // in_splits
+    rows = []
+    for row in range(out_splits):
+        tiles = []
+        for column in range(in_splits):
+            bias = layer.bias is not None and has_bias(column, in_splits)
+            tile, down, right = nn.Linear(inner, out, bias=bias), row_of(row) * out, column_of(column) * inner
+            block = layer.weight[down:down + out, right:right + inner].detach()
+            if copies:
+                tile.weight = nn.Parameter(block if shares else block.clone())
+                if bias:
+                    tile.bias = nn.Parameter(bias_of(layer.bias, row, out).detach().clone())
+            tiles.append(tile)
+        rows.append(tiles)
+    return rows

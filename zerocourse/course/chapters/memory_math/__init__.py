@@ -1,0 +1,1 @@
+"""What only the chapter on memory math uses; its exercises are in `checks`."""

@@ -1,0 +1,1 @@
+"""What only the chapter on mixed precision uses; its exercises are in `checks`."""

@@ -1,0 +1,187 @@
+"""The check of 10.8: training in fp16 from nothing, with masters, a loss scale and skipped steps."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.observers.stage_runs import WatchedComm
+
+FREE = 1e9  # a norm that no gradient has here
+# What it shows; learning rate, largest norm, first loss scale, window; size of the gradients in each step; overflows.
+CASES = [("gradients of usual size", 0.5, FREE, 256.0, 100, [1.0] * 2, ()),
+         ("gradients that are clipped", 0.5, 0.25, 256.0, 100, [1.0] * 2, ()),
+         ("an overflow on the last rank in step 1", 0.5, FREE, 256.0, 3, [1.0] * 5, (1,)),
+         ("two overflows on the last rank", 0.5, 0.5, 256.0, 2, [1.0] * 6, (3, 4)),
+         ("gradients near 1e-8", 1e8, FREE, 65536.0, 100, [1e-8], ()),
+         ("updates of less than half a gap", 4e-4, FREE, 256.0, 100, [0.0] * 8, ())]  # 0: all gradients are 1
+
+
+def trained_on_a_rank(answer, _, lr, max_norm, scale, window, sizes, overflows):
+    """Steps of two parameters on gradients that differ from rank to rank.
+
+    case: {0}, on {world} ranks
+    dtypes: the model's parameters are {got}, and {want} are right.
+    made: what `step` returned on rank {rank} is {got}, and {want} is right.
+    scales: before each step the loss scale was {got}, and {want} is right.
+    weights *: after {what} the parameters on rank {rank} are {got}, and {want} are right.
+    left: gradients are left after `step`.
+    """
+    comm = WatchedComm()
+    start = torch.linspace(1.1, 1.8, 8)
+    params = [nn.Parameter(start[:4].clone()), nn.Parameter(start[4:].view(2, 2).clone())]
+    trainer = answer(params, lr, max_norm, scale, window, comm)
+    seen = {"dtypes": [str(param.dtype).removeprefix("torch.") for param in params]}
+    made, scales, left, weights = [], [], False, {}
+    for step, size in enumerate(sizes):
+        loss = sum((param.float() * x).sum() for param, x in zip(params, gradients(step, comm.rank, size), strict=True))
+        if step in overflows and comm.rank == comm.world_size - 1:
+            loss = loss + 1e9 * params[0][0].float()
+        scales.append(float(trainer.scale))
+        trainer.scaled(loss).backward()
+        made.append(trainer.step())
+        left |= any(param.grad is not None and bool(param.grad.any()) for param in params)
+        for param in params:
+            param.grad = None
+        weights[f"weights step {step}"] = [param.detach().double() for param in params]
+    return {**seen, "made": made, "scales": scales, **weights, "left": left}
+
+
+def gradients(step, rank, size):
+    if not size:
+        return torch.ones(4), torch.ones(2, 2)
+    values = size * torch.randn(8, generator=torch.Generator().manual_seed(100 * step + rank))
+    return values[:4], values[4:].view(2, 2)
+
+
+def clip(grads, most):
+    norm = torch.stack([grad.norm() for grad in grads]).norm()
+    return [grad * torch.clamp(most / (norm + 1e-6), max=1.0) for grad in grads]
+
+
+def publish(param, master):
+    param.data.copy_(master)
+
+
+def rounded_back(param, master):
+    param.data.copy_(master)
+    master.copy_(param.data)
+
+
+KNOBS = {
+    "wide": lambda grad: grad.float(),
+    "scaled": lambda loss, scale: loss.float() * scale,
+    "reduce": lambda grad, comm: comm.all_reduce(grad),
+    "average": lambda ranks: ranks,
+    "own_overflow": False,
+    "overflows": lambda grads: not all(grad.isfinite().all() for grad in grads),
+    "unscale": lambda grad, scale: grad / scale,
+    "clips": "after",
+    "rate": lambda lr: lr,
+    "publish": publish,
+    "falls": 2.0,
+    "interrupts": True,
+    "begins_again": True,
+    "rises": lambda good, window: good == window,
+    "frees": lambda made: True,
+    "told": lambda made: made,
+}
+
+
+@exercise(
+    "10.8", "A training in fp16 of your own", minutes=60, difficulty=3, answer="Fp16SGD", timeout=15,
+    replaces=("zerocourse:shard", "zerocourse.precision.loss_scaler:DynamicLossScaler.update",
+              "torch.amp:GradScaler.__init__"),
+    trials=[Trial(CASES, trained_on_a_rank, worlds=(2, 3), close=2e-3)],
+    mistakes={
+        "own gradients": {"reduce": lambda grad, comm: grad, "average": lambda ranks: 1},
+        "summed": {"average": lambda ranks: 1},
+        "divided twice": {"average": lambda ranks: ranks**2},
+        "loss in fp16": {"scaled": lambda loss, scale: loss.half() * scale},
+        "not scaled": {"scaled": lambda loss, scale: loss.float()},
+        "still scaled": {"unscale": lambda grad, scale: grad},
+        "unscaled in fp16": {"unscale": lambda grad, scale: (grad / scale).half().float()},
+        "clipped first": {"clips": "before"},
+        "no clipping": {"clips": "never"},
+        "never skips": {"overflows": lambda grads: False},
+        "scale stays": {"falls": 1.0},
+        "window goes on": {"interrupts": False},
+        "rises on": {"begins_again": False, "rises": lambda good, window: good >= window},
+        "never rises": {"rises": lambda good, window: False},
+        "no masters": {"publish": rounded_back},
+        "not shown": {"publish": lambda param, master: None},
+        "uphill": {"rate": lambda lr: -lr},
+        "not told": ({"told": lambda made: None}, {"told": lambda made: not made}),
+        "gradients left": ({"frees": lambda made: False}, {"frees": lambda made: made}),
+        "stuck": {"own_overflow": True},
+    })
+class Fp16SGD:
+    """The right class; each knob takes the place of one of KNOBS.
+
+    own gradients: You never averaged the gradients over the ranks.
+    summed: You summed the gradients over the ranks and did not divide by their number.
+    divided twice: You divided by the number of ranks twice.
+    loss in fp16: You scaled the loss in fp16, where 65536 is infinite: make it fp32 first.
+    not scaled: `scaled` must multiply the loss by the scale.
+    still scaled: You did not divide the gradients by the scale.
+    unscaled in fp16: You divided in fp16, so what the scale has saved is lost again: make the gradients fp32 first.
+    clipped first: You clipped gradients that were still scaled: unscale first.
+    no clipping: You did not clip.
+    never skips: You made a step with infinite gradients.
+    scale stays: You skipped the step, and the scale must be halved as well.
+    window goes on: You count good steps on over an overflow: the window begins anew.
+    rises on: After the window you double in every step: begin to count again.
+    never rises: The scale never rises: after `window` good steps it doubles.
+    no masters: You update fp16 numbers: updates of less than half a gap are lost. Keep fp32 masters, which are never
+        rounded.
+    not shown: Your update never reaches the model: copy the masters into the parameters.
+    uphill: You added the gradient: SGD subtracts lr times it.
+    not told: `step` returns True where it has updated, and False where it has skipped.
+    gradients left: also after a skipped step they must be gone: set param.grad to None.
+    stuck: Decide after you have averaged, or tell the others: every rank calls the same collectives, whatever its own
+        gradients are.
+    right: with masters, a scale that looks after itself, and all ranks in step.
+    """
+
+    def __init__(self, params, lr, max_norm, scale, window, comm, **knobs):
+        self.knob, self.params, self.comm, self.scale = SimpleNamespace(**KNOBS | knobs), params, comm, scale
+        self.lr, self.max_norm, self.window, self.good = lr, max_norm, window, 0
+        self.masters = [param.data.clone() for param in params]
+        for param in params:
+            param.data = param.data.half()
+
+    def scaled(self, loss):
+        return self.knob.scaled(loss, self.scale)
+
+    def step(self):
+        made = self.update([self.knob.wide(param.grad) for param in self.params])
+        for param in self.params:
+            if self.knob.frees(made):
+                param.grad = None
+        return self.knob.told(made)
+
+    def update(self, grads):
+        if self.knob.own_overflow and self.knob.overflows(grads):
+            return self.rescale(False)
+        grads = [self.knob.reduce(grad, self.comm) / self.knob.average(self.comm.world_size) for grad in grads]
+        if self.knob.overflows(grads):
+            return self.rescale(False)
+        if self.knob.clips == "before":
+            grads = clip(grads, self.max_norm)
+        grads = [self.knob.unscale(grad, self.scale) for grad in grads]
+        if self.knob.clips == "after":
+            grads = clip(grads, self.max_norm)
+        for param, master, grad in zip(self.params, self.masters, grads, strict=True):
+            master -= self.knob.rate(self.lr) * grad
+            self.knob.publish(param, master)
+        return self.rescale(True)
+
+    def rescale(self, made):
+        self.good = self.good + made if made or not self.knob.interrupts else 0
+        if not made:
+            self.scale /= self.knob.falls
+        elif self.knob.rises(self.good, self.window):
+            self.scale, self.good = 2 * self.scale, 0 if self.knob.begins_again else self.good
+        return made

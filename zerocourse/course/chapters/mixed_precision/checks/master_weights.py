@@ -1,0 +1,125 @@
+"""The check of 10.5: fp32 master weights for a model in bf16."""
+
+import torch
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
+
+BF16, LR, STEPS = torch.bfloat16, 2.0**-10, 24
+
+
+def masters_on_a_rank(make, step):
+    """A model's weights over some steps of SGD.
+
+    half: before the first step the weights in bf16 are {got}, and {want} are right.
+    dtypes: the halves and the masters are {got}, and {want} are wanted.
+    masters: before the first step the masters are {got}, and {want} are right.
+    shared: the masters lie in the memory of the weights that were given, which others may change.
+    after *: after {what} the masters are {got}, and {want} are right.
+    replaced: the masters are right, but the list of weights holds other tensors after a step.
+    shown *: the masters are right, but after {what} the model, which holds the tensors that you made first, computes
+        with {got}, and {want} is right.
+    spoiled: the weights are right, but the gradients changed.
+    """
+    seed = torch.Generator().manual_seed(10)
+    given = [torch.tensor([1.0, 1.003, -0.7, 0.1]), torch.randn(3, generator=seed)]
+    made = make([param.clone() for param in given])
+    if not isinstance(made, tuple) or len(made) != 2 or not all(map(torch.is_tensor, [*made[0], *made[1]])):
+        raise Wrong("`make_masters` must return two lists of tensors: the weights in bf16, and the masters")
+    half, masters = made
+    kept, kept_masters = list(half), list(masters)
+    seen = {"half": [each.double() for each in half],
+            "dtypes": [str(each.dtype).removeprefix("torch.") for each in (*half, *masters)],
+            "masters": [each.double() for each in masters], "shared": _shared(make, given)}
+    spoiled = 0
+    for number in range(1, STEPS + 1):
+        gradients = [torch.rand(len(param), generator=seed).to(BF16) for param in given]
+        before = [gradient.clone() for gradient in gradients]
+        step(half, masters, gradients, LR)
+        spoiled += not all(map(torch.equal, gradients, before))
+        if number in (1, STEPS):
+            name = f"step {number}"
+            seen[f"after {name}"] = [each.double().clone() for each in kept_masters]
+            seen["replaced"] = any(each is not old for each, old in zip(half, kept, strict=True))
+            seen[f"shown {name}"] = [each.double().clone() for each in kept]
+    return {**seen, "spoiled": spoiled}
+
+
+def _shared(make, given) -> bool:
+    params = [param.clone() for param in given]
+    _, masters = make(params)
+    addresses = {param.untyped_storage()._cdata for param in params}
+    return any(master.untyped_storage()._cdata in addresses for master in masters)
+
+
+def subtract(master, gradient, lr):
+    master -= lr * gradient.float()
+
+
+def show(half, number, master):
+    half[number].copy_(master)
+
+
+def replaced(half, number, master):
+    half[number] = master.to(BF16)
+
+
+def rounded_back(half, number, master):
+    half[number].copy_(master)
+    master.copy_(half[number])
+
+
+def on_halves(half, masters, gradients, lr):
+    for each, gradient in zip(half, gradients, strict=True):
+        each -= lr * gradient
+
+
+@exercise(
+    "10.5", "Master weights", minutes=20, difficulty=2, answer=("make_masters", "masters_step"), timeout=10,
+    trials=[Trial(observe=masters_on_a_rank, close=1e-6)],
+    mistakes={
+        "from rounded": {"master_of": lambda param, half: half.float()},
+        "no copy": {"master_of": lambda param, half: param},
+        "masters in bf16": {"master_of": lambda param, half: half.clone()},
+        "fp16": {"dtype": torch.float16},
+        "halves stepped": {"whole_step": on_halves},
+        "product in bf16": {"update": lambda master, gradient, lr: master.sub_(
+            (torch.tensor(lr * 1.1) * gradient).to(BF16).float() / 1.1)},
+        "not shown": {"publish": lambda half, number, master: None},
+        "new tensors": {"publish": replaced},
+        "rounded in each step": {"publish": rounded_back},
+        "uphill": {"update": lambda master, gradient, lr: master.add_(lr * gradient.float())},
+        "no rate": {"update": lambda master, gradient, lr: master.sub_(gradient.float())},
+        "gradients spoiled": {"update": lambda master, gradient, lr: master.sub_(gradient.mul_(lr).float())},
+    })
+def make_and_step(*, master_of=lambda param, half: param.clone(), dtype=BF16, update=subtract, publish=show,
+                  whole_step=None):
+    """Both functions.
+
+    from rounded: You made the masters from the weights in bf16, where the digits are gone already: make them from the
+        weights in fp32.
+    no copy: Copy them, with clone().
+    masters in bf16: the masters are there for the digits that bf16 does not have.
+    fp16: bf16 is wanted, torch.bfloat16.
+    halves stepped: You updated the weights in bf16 and not the masters: small updates are rounded away.
+    product in bf16: You computed the update in bf16, and rounded it before it was subtracted: make the gradient fp32
+        first.
+    not shown: Copy the masters into the weights after the update.
+    new tensors: You put new tensors into the list, and the model holds the old ones: write into them, with copy_.
+    rounded in each step: You rounded the masters as well: what bf16 cannot show must stay in them.
+    uphill: You added the update: SGD subtracts lr times the gradient.
+    no rate: You subtracted the gradient itself: it is multiplied by the learning rate.
+    gradients spoiled: you wrote into them in place.
+    right: after 24 steps that bf16 alone would have lost.
+    """
+    def make_masters(params):
+        half = [param.to(dtype) for param in params]
+        return half, [master_of(*pair) for pair in zip(params, half, strict=True)]
+
+    def masters_step(half, masters, gradients, lr):
+        for number, (master, gradient) in enumerate(zip(masters, gradients, strict=True)):
+            update(master, gradient, lr)
+            publish(half, number, master)
+
+    return make_masters, whole_step or masters_step

@@ -1,0 +1,1 @@
+"""What only the chapter on offload uses; its exercises are in `checks`."""

@@ -1,0 +1,80 @@
+"""The check of 14.7: what a step with offload waits for."""
+
+from collections import defaultdict
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+COMPUTE, HOST_LANES = "compute", ("down", "update", "up")
+
+
+def lanes(compute, n, down, update, up, first, start=0):
+    """A step: the device computes until `compute`; n blocks go through three hands, the first from `first` on."""
+    rows, free = [{"lane": COMPUTE, "start": start, "end": compute}], dict.fromkeys(HOST_LANES, 0)
+    for number in range(n):
+        at = first + number
+        for lane, takes in zip(HOST_LANES, (down, update, up), strict=True):
+            begin = max(at, free[lane])
+            at = free[lane] = begin + takes
+            rows.append({"lane": lane, "start": begin, "end": at})
+    return rows
+
+
+SLOW_HOST, SLOW_UP = lanes(50, 4, 3, 20, 4, 52), lanes(40, 5, 6, 3, 9, 20)
+EARLY_DOWN = lanes(100, 4, 22, 4, 6, 8)  # the way down is the busiest lane, and it is nearly over when the device stops
+LATER = [row | {"start": row["start"] + 1000, "end": row["end"] + 1000} for row in lanes(60, 3, 5, 11, 10, 45)]
+GAP = [{"lane": lane, "start": start, "end": end} for lane, start, end in
+       ((COMPUTE, 0, 10), ("down", 8, 30), ("update", 30, 45), ("up", 45, 52), (COMPUTE, 52, 70), ("update", 55, 69))]
+
+
+def overlap(row, spans):
+    return sum(max(0, min(row["end"], end) - max(row["start"], begin)) for begin, end in spans)
+
+
+def pauses(rows):
+    """(begin, end) of the times in which the device computes nothing."""
+    at, found = min(row["start"] for row in rows), []
+    for row in sorted((row for row in rows if row["lane"] == COMPUTE), key=lambda row: row["start"]):
+        found.append((at, row["start"]))
+        at = row["end"]
+    return [*found, (at, max(max(row["end"] for row in rows), at))]
+
+
+@exercise(
+    "14.7", "Read this timeline", minutes=25, difficulty=2, answer="read_lanes",
+    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,)])],
+    mistakes={
+        "sum": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows)},
+        "from zero": {"step": lambda rows: max(row["end"] for row in rows)},
+        "device alone": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows if row["lane"] == COMPUTE)},
+        "others' work": {"idle": lambda rows: sum(row["end"] - row["start"] for row in rows if row["lane"] != COMPUTE)},
+        "after the last": {"idle": lambda rows: max(row["end"] for row in rows) - max(row["end"] for row in rows
+                                                                                     if row["lane"] == COMPUTE)},
+        "busiest": {"counts": lambda row, spans: row["end"] - row["start"]},
+        "pieces": {"counts": lambda row, spans: int(overlap(row, spans) > 0)},
+        "ends last": {"choose": lambda rows, busy:
+                      max(rows, key=lambda row: (row["end"], row["lane"] != COMPUTE))["lane"]},
+        "begins first": {"choose": lambda rows, busy: min((row for row in rows if row["lane"] != COMPUTE),
+                                                          key=lambda row: row["start"])["lane"]},
+    })
+def read_lanes(rows, *, step=lambda rows: max(row["end"] for row in rows) - min(row["start"] for row in rows),
+               idle=lambda rows: sum(end - begin for begin, end in pauses(rows)), counts=overlap,
+               choose=lambda rows, busy: max(busy, key=busy.get)):
+    """The step's length, the device's idle time, and the lane that is busy for most of it.
+
+    sum: You added up all lanes: they work at the same time.
+    from zero: You took the last end for the length: the step need not begin at 0.
+    device alone: You took what the device computes for the step: it ends with the last lane.
+    others' work: You added up the work of the other lanes: the device is idle only while it computes nothing itself.
+    after the last: You counted only what comes after the device's last work: it may also wait in between.
+    busiest: You took the lane with most work: only what it does while the device is idle holds the step up.
+    pieces: You counted pieces of work: their milliseconds count.
+    ends last: You took the lane that ends last: it may have waited for another all the time.
+    begins first: You took the lane that begins first: the lane that is busy for most of the idle time is wanted.
+    right: so before one makes anything quicker, one knows what is worth it.
+    """
+    spans, busy = pauses(rows), defaultdict(int)
+    for row in rows:
+        if row["lane"] != COMPUTE:
+            busy[row["lane"]] += counts(row, spans)
+    return {"step": step(rows), "idle": idle(rows), "waits_for": choose(rows, busy)}

@@ -1,0 +1,89 @@
+"""The checks of 14.1 and 14.6: what a placement moves, and the fewest bytes on the device within a limit on the link."""
+
+from itertools import product
+
+from .....formulas.placements import EDGES, HELD
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+GRAPH = [("a", "b", 2), ("b", "c", 4), ("c", "b", 4), ("a", "c", 7)]
+ADAM = list(EDGES)
+LIMITS = (0, 3, 4, 5, 6, 20)
+
+# 14.1 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "14.1", "What a placement moves", minutes=10, difficulty=1, answer="moved_bytes",
+    trials=[Trial([(GRAPH, {"c"}), (GRAPH, {"b", "c"}), (GRAPH, set()), (GRAPH, {"a", "b", "c"}),
+                   (ADAM, {*HELD}), (ADAM, {*HELD} - {"parameters fp16"}), (ADAM, {"momentum fp32"})])],
+    mistakes={
+        "inside too": {"crosses": lambda start, end: start or end},
+        "inside": {"crosses": lambda start, end: start and end},
+        "down only": {"crosses": lambda start, end: end and not start},
+        "up only": {"crosses": lambda start, end: start and not end},
+        "once": {"listed": lambda edges: sorted(set(edges))},
+        "one each way": {"listed": lambda edges: list({frozenset(edge[:2]): edge for edge in edges}.values())},
+    })
+def moved_bytes(edges, on_host, *, crosses=lambda start, end: start != end, listed=list):
+    """The bytes of the edges with one end on the host.
+
+    inside too: You also counted edges that lie on the host with both ends: those do not cross the link.
+    inside: You counted the edges inside the host: those that cross have exactly one end there.
+    down only: You counted only what goes down to the host: what comes up crosses the link as well.
+    up only: You counted only what goes up to the device: what goes down crosses the link as well.
+    once: The same edge may be listed twice, as when both forward and backward read the parameters: each counts.
+    one each way: Two boxes may have edges in both directions: each counts.
+    right: for our example and for the graph of Adam, where everything on the host moves 6 bytes a parameter.
+    """
+    return sum(nbytes for start, end, nbytes in listed(edges) if crosses(start in on_host, end in on_host))
+
+
+# 14.6 ---------------------------------------------------------------------------------------------------------------
+
+DIAMOND = ([("in", "x", 3), ("x", "y", 10), ("y", "in", 1)], {"x": 8, "y": 5})
+LONE = ([("in", "x", 3), ("x", "in", 3), ("in", "y", 1)], {"x": 8, "y": 5, "apart": 2})
+HEAVY = ([("in", "x", 3), ("in", "y", 1), ("in", "z", 2)], {"x": 8, "y": 1, "z": 1})
+
+
+def ways(edges, held):
+    for choice in product((False, True), repeat=len(held)):
+        host = {name for name, there in zip(held, choice, strict=True) if there}
+        yield moved_bytes(edges, host), sum(size for name, size in held.items() if name not in host), len(host)
+
+
+def one_by_one(edges, held, limit):
+    """Greedy: put the largest that still fits under the limit on the host."""
+    host = set()
+    for name in sorted(held, key=held.get, reverse=True):
+        if moved_bytes(edges, host | {name}) <= limit:
+            host.add(name)
+    return sum(size for name, size in held.items() if name not in host)
+
+
+@exercise(
+    "14.6", "The fewest bytes on the device", minutes=45, difficulty=3, answer="least_on_device",
+    trials=[Trial([(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 11)]
+                  + [(*LONE, limit) for limit in (0, 1, 6, 7)] + [(*HEAVY, 3)])],
+    mistakes={
+        "greedy": one_by_one,
+        "no limit": {"within": lambda moved, limit: True},
+        "below": {"within": lambda moved, limit: moved < limit or limit == 0 == moved},
+        "least moved": {"key": lambda way: (way[0], way[1])},
+        "fewest boxes": {"key": lambda way: (-way[2], way[1])},
+        "moved": {"what": 0},
+    })
+def least_on_device(edges, held, limit, *, within=lambda moved, limit: moved <= limit, key=lambda way: way[1], what=1):
+    """Over all placements that move at most `limit` bytes.
+
+    greedy: You took one box after the other. Boxes that belong together are cheap to move only together: try all subsets.
+    no limit: You ignored the limit on the link.
+    below: You left out placements that move exactly `limit` bytes: these are allowed.
+    least moved: You looked for the placement that moves least: it may move up to the limit.
+    fewest boxes: You looked for the placement with the most boxes on the host: bytes count, and not boxes.
+    moved: You returned the bytes that are moved: those that stay on the device are wanted.
+    right: and with a limit of 4 bytes a parameter you have found ZeRO-Offload.
+    """
+    return min((way for way in ways(edges, held) if within(way[0], limit)), key=key)[what]
+
+

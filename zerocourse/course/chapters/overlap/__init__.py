@@ -1,0 +1,1 @@
+"""What only the chapter on overlap uses; its exercises are in `checks`."""

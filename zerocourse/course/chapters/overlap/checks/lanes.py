@@ -1,0 +1,143 @@
+"""The check of 8.6: a step of stage 3 on two lanes, one that computes and a link."""
+
+import copy
+import operator
+from collections import Counter
+
+from ....checks.exercise import exercise
+from ....checks.harness import When
+from ....checks.trace import Trial
+from ....checks.words import a, value_text
+
+NAMES = ("forward", "backward", "gather", "reduce")
+EVEN = [(1.0, 2.0, 8.0)] * 4  # forward seconds, backward seconds, bytes
+MIXED = [(2.0, 4.0, 4.0), (0.5, 1.0, 16.0), (1.0, 3.0, 8.0), (4.0, 6.0, 2.0)]
+CASES = [([(1.0, 2.0, 4.0)], 0, 4.0, 4.0), (EVEN[:2], 0, 8.0, 8.0), (EVEN, 0, 8.0, 8.0), (EVEN, 1, 8.0, 8.0),
+         (EVEN, 1, 8.0, 4.0), (EVEN, 1, 8.0, 32.0), (EVEN, 2, 16.0, 4.0), (EVEN, 2, 24.0, 4.0), (EVEN, 3, 1000.0, 8.0),
+         (EVEN, 9, 1.0, 4.0), (MIXED, 0, 1.0, 4.0), (MIXED, 1, 10.0, 4.0), (MIXED, 2, 20.0, 4.0),
+         (MIXED, 1, 6.0, 16.0), (MIXED, 3, 1000.0, 2.0)]
+
+
+def events_of(answer, *case):
+    """The answer's events in the order of their starts.
+
+    case: `simulate({0}, {1}, {2}, {3})`
+    form: {got}, and a list of events (what, block, start, end) is wanted.
+    """
+    events = answer(*copy.deepcopy(case))
+    if not isinstance(events, (list, tuple)):
+        return {"form": f"it returned {a(events)}, {value_text(events, 60)}"}
+    if strange := [event for event in events if not is_event(event)]:
+        return {"form": f"it has an event {value_text(strange[0], 80)}"}
+    return {"form": "", "events": sorted(map(tuple, events), key=lambda event: (*event[2:], *event[:2]))}
+
+
+def is_event(event):
+    return isinstance(event, (list, tuple)) and len(event) == 4 and event[0] in NAMES \
+        and all(isinstance(value, (int, float)) for value in event[1:])
+
+
+def first_difference(case, got, want):
+    """In words, where two lists of events differ for the first time."""
+    extra = Counter(got) - Counter(want)
+    for what, block, start, end in Counter(want) - Counter(got):
+        instead = next((f"says from {other[2]:g} to {other[3]:g}" for other in extra if other[:2] == (what, block)),
+                       "has no such event")
+        return f"{what} {block} runs from {start:g} to {end:g}, and it {instead}."
+    what, block, start, end = next(iter(extra))
+    return (f"it has {len(got)} events where {len(want)} are right: {what} {block} from {start:g} to {end:g} is one "
+            "too many.")
+
+
+@exercise(
+    "8.6", "Two lanes", minutes=60, difficulty=3, answer="simulate", timeout=5,
+    trials=[Trial(CASES, events_of, words={"events": first_difference})],
+    mistakes={
+        "no events": (lambda *case: max(event[3] for event in simulate(*case)), When("form")),
+        "kept": {"kept": lambda place, n: place >= n},
+        "last kept": {"kept": lambda place, n: place == n},
+        "forwards": {"back": list},
+        "together": {"lane": lambda what, number: number},
+        "second link": {"lane": lambda what, number: what},
+        "too early": {"waits": False},
+        "one farther": {"reach": lambda place, prefetch, n: place + prefetch + 1},
+        "one less far": {"reach": lambda place, prefetch, n: max(place, place + prefetch - 1)},
+        "within a pass": {"reach": lambda place, prefetch, n: min(place + prefetch, n - 1 if place < n else 2 * n)},
+        "last bucket": {"last": False},
+        "more than": {"full": operator.gt},
+        "one by one": {"full": lambda bucket, limit: True},
+        "all at the end": {"full": lambda bucket, limit: False},
+        "bucket without the rest": {"carries": False},
+        "never emptied": {"empties": False},
+        "gathers first": {"gathers_first": True},
+        "stands still": {"stands_still": True},
+        "no overlap": {"reach": lambda place, prefetch, n: place, "stands_still": True},
+        "from the start": {"issued": lambda what, now: 0.0 if what == "gather" else now},
+        "next step": {"more": True},
+        "durations": lambda *case: [(*event[:3], event[3] - event[2]) for event in simulate(*case)],
+    })
+def simulate(blocks, prefetch, bucket_bytes, rate, *, back=reversed, kept=lambda place, n: False, waits=True, last=True,
+             reach=lambda place, prefetch, n: place + prefetch, lane=lambda what, number: "the link", full=operator.ge,
+             issued=lambda what, now: now, carries=True, empties=True, gathers_first=False, stands_still=False,
+             more=False):
+    """The events of a step, (what, block, start, end).
+    kept(place, n): is the block not gathered for this place?   reach: the last place to gather for now.
+    lane(what, number): on which link a message travels.   issued(what, now): when, as the link sees it.
+
+    no events: In an event what is "forward", "backward", "gather" or "reduce", and the others are numbers.
+    kept: You kept the parameters from the forward: stage 3 frees them, and the backward gathers them again.
+    last kept: You kept the last block from its forward: every block is freed, so it is gathered for both places.
+    forwards: The backward goes through the blocks from the last to the first.
+    together: You let several messages travel at the same time, each at the full rate: the link sends one after the
+        other.
+    second link: You gave gathers and reductions a link each: there is one, and it sends one message after the other.
+    too early: A block computed before its parameters were there: it waits for its gather.
+    one farther: You gathered one block farther ahead than `prefetch`.
+    one less far: You gathered one block less far ahead than `prefetch`.
+    within a pass: You stopped looking ahead at the end of the forward: the first gathers of the backward can travel
+        during the last forwards.
+    last bucket: The last bucket never left: what is in it after the last backward has to travel too.
+    more than: You closed a bucket only when it had more than `bucket_bytes`: at least so many are enough.
+    one by one: You sent every block's gradients by themselves: they wait in the bucket until it has `bucket_bytes`.
+    all at the end: You sent all gradients at the end: a bucket leaves as soon as it has `bucket_bytes`.
+    bucket without the rest: You sent the gradients of the block that closed the bucket: the whole bucket travels.
+    never emptied: You never emptied the bucket: what has left in it does not travel again.
+    gathers first: You put the next gather before the bucket that is full at the same moment: the bucket comes first.
+    stands still: The compute lane stood still while a bucket travelled: only a gather is waited for.
+    no overlap: Nothing overlaps in it: gathers look ahead, and a bucket travels while the next block computes.
+    from the start: All gathers were issued at the start: a gather is issued when a block at most `prefetch` places
+        before it is reached.
+    next step: You gathered for the next step too: a step ends with its last reduction.
+    durations: You returned how long events last: the last entry is when they end.
+    right: every event of every step. Now you can ask how long a step takes before you buy the link.
+    """
+    n, events, links, there, now, bucket = len(blocks), [], {}, [], 0.0, 0.0  # there: when each place's gather ends
+    places = [("forward", i) for i in range(n)] + [("backward", i) for i in back(range(n))]
+
+    def send(what, block, size):
+        which = lane(what, len(events))
+        start = max(issued(what, now), links.get(which, 0.0))
+        links[which] = start + size / rate
+        events.append((what, block, start, links[which]))
+        return links[which]
+
+    def look_ahead(place):
+        for ahead in range(len(there), min(reach(place, prefetch, n) + 1, 2 * n)):
+            block = places[ahead][1]
+            there.append(0.0 if kept(ahead, n) else send("gather", block, blocks[block][2]))
+
+    for place, (what, block) in enumerate(places):
+        look_ahead(place)
+        start = max(now, there[place]) if waits else now
+        now = start + blocks[block][what == "backward"]
+        events.append((what, block, start, now))
+        bucket += blocks[block][2] * (what == "backward")
+        final = place == 2 * n - 1
+        if what == "backward" and (full(bucket, bucket_bytes) or final and last):
+            if gathers_first and not final:
+                look_ahead(place + 1)
+            arrived = send("reduce", block, bucket if carries else blocks[block][2])
+            now, bucket = max(now, arrived) if stands_still else now, 0.0 if empties else bucket
+    if more:
+        send("gather", 0, blocks[0][2])
+    return events

@@ -1,0 +1,1 @@
+"""What only the chapter on pipelines uses; its exercises are in `checks`."""

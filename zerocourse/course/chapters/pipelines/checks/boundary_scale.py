@@ -1,0 +1,81 @@
+"""The check of 17.4: a gradient that is scaled once at each boundary."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+
+def stepped(answer, depth, rows):
+    """The gradients of a model of some stages, after a step over micro-batches of so many rows.
+
+    case: {0} stages and micro-batches of {1} rows
+    last: the gradient of the last stage's weights is {got} times what it should be; {want} is right.
+    factors: the gradients of the stages, from the first, are {got} times what they should be; {want} is right.
+    gradients: the gradients are those of other weights for the micro-batches: each row of the batch counts as much.
+    loss: the loss is {got}, and {want} is right.
+    """
+    torch.manual_seed(1)
+    stages = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(depth))
+    inputs, targets = torch.randn(sum(rows), 3), torch.randn(sum(rows), 3)
+    F.mse_loss(nn.Sequential(*stages)(inputs), targets).backward()
+    wanted = [torch.cat([param.grad.flatten() for param in stage.parameters()]) for stage in stages]
+    loss = F.mse_loss(nn.Sequential(*stages)(inputs), targets).item()
+    stages.zero_grad()
+    returned = answer(list(stages), list(inputs.split(rows)), list(targets.split(rows)), F.mse_loss)
+    came = [torch.cat([torch.zeros(param.numel()) if param.grad is None else param.grad.flatten()
+                       for param in stage.parameters()]) for stage in stages]
+    factors = [round((got.norm() / want.norm()).item(), 3) for got, want in zip(came, wanted)]
+    seen = {"last": factors[-1], "factors": factors} if len(set(rows)) == 1 else {}
+    return seen | {"gradients": all(torch.allclose(got, want, atol=1e-5) for got, want in zip(came, wanted)),
+                   "loss": round(float(returned), 4), "_loss": loss}
+
+
+@exercise(
+    "17.4", "Find the bug: smaller at each boundary", minutes=25, difficulty=2, answer="pipeline_step",
+    trials=[Trial([(3, [2, 2, 2, 2]), (1, [1, 1]), (2, [3]), (2, [2, 2, 1]), (3, [1, 4])], stepped, close=2e-3)],
+    mistakes={
+        "the bug": {"everywhere": True},
+        "sums": {"weigh": lambda x, inputs: 1.0},
+        "means of means": {"weigh": lambda x, inputs: 1 / len(inputs)},
+        "first stage alone": {"at_first": True},
+        "last micro-batch alone": {"forgets": True},
+        "loss of the last": {"total": lambda losses: losses[-1]},
+        "sum of losses": {"raw": True},
+    })
+def pipeline_step(stages, inputs, targets, loss, *, weigh=lambda x, inputs: len(x) / sum(map(len, inputs)),
+                  everywhere=False, at_first=False, forgets=False, total=sum, raw=False):
+    """The loss is scaled once, where it is computed.
+
+    the bug: The bug is still there: each boundary divides again, so the earlier a stage, the smaller its gradient.
+        Scale the loss, and pass gradients on as they are.
+    sums: Nothing is scaled now, so the gradients are sums over the micro-batches: the mean of the batch is wanted.
+    means of means: A micro-batch of fewer rows must weigh less: by its rows, and not 1/m.
+    first stage alone: You scale the gradient when it comes to the first stage: the others have sums.
+    last micro-batch alone: Gradients of earlier micro-batches are lost: they must add up.
+    loss of the last: You returned the last micro-batch's loss: that of the whole batch is wanted.
+    sum of losses: The gradients are right, but you returned the sum of the losses: each weighs what its gradient weighs.
+    right: every stage has the gradient of the batch's mean loss, however many boundaries lie behind it.
+    """
+    losses = []
+    for x, target in zip(inputs, targets, strict=True):
+        weight, values = weigh(x, inputs), []
+        for stage in stages:
+            x = x.detach().requires_grad_()
+            values.append((stage, x, out := stage(x)))
+            x = out
+        error = loss(out, target)
+        losses.append((error if raw else error * weight).detach())
+        if forgets:
+            for stage in stages:
+                stage.zero_grad()
+        gradient = None
+        for number, (stage, x, out) in reversed(list(enumerate(values))):
+            if gradient is None:
+                (error * (1 if at_first and number else weight)).backward()
+            else:
+                torch.autograd.backward(out * (weight if everywhere or (at_first and number == 0) else 1), gradient)
+            gradient = x.grad
+    return total(losses)

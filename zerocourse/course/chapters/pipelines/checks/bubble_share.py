@@ -1,0 +1,44 @@
+"""The check of 17.1: how many micro-batches make a bubble small."""
+
+import math
+from fractions import Fraction
+
+from ....checks.exercise import exercise
+
+
+@exercise(
+    "17.1", "How many micro-batches?", minutes=10, difficulty=1, answer="micro_batches_for",
+    cases=[(4, 10, 1), (8, 20, 1), (2, 50, 1), (4, 10, 2), (16, 25, 4), (8, 25, 1), (3, 30, 1), (4, 13, 1), (1, 5, 1), (4, 5, 3)],
+    mistakes={
+        "of the ideal time": {"rest": lambda percent: 100},
+        "p": {"lost": lambda ranks: ranks},
+        "chunks forgotten": {"by_chunks": lambda chunks: 1},
+        "chunks twice": {"by_chunks": lambda chunks: chunks**2},
+        "no groups": {"group": lambda ranks, chunks: 1},
+        "always groups": {"group": lambda ranks, chunks: ranks},
+        "rounded down": {"whole": math.floor},
+        "rounded": {"whole": round},
+        "below": {"whole": lambda need: math.floor(need) + 1},
+        "none": {"least": 0},
+    })
+def micro_batches_for(ranks, percent, chunks, *, lost=lambda ranks: ranks - 1, rest=lambda percent: 100 - percent,
+                      by_chunks=lambda chunks: chunks, group=lambda ranks, chunks: ranks if chunks > 1 else 1,
+                      whole=math.ceil, least=1):
+    """From (p − 1)/(v m + p − 1) ≤ share.
+
+    of the ideal time: You divided the bubble by the time of the work alone: the share is that of the whole time, bubble
+        included.
+    p: You count p micro-batches of bubble: a rank waits for p − 1 others.
+    chunks forgotten: You forgot the chunks: with v of them the bubble is v times shorter.
+    chunks twice: You divided by v twice: with v chunks the bubble is v times shorter.
+    no groups: With several chunks micro-batches go in groups of p, so their number is a multiple of p.
+    always groups: With one chunk micro-batches need no groups: any number is possible.
+    rounded down: You rounded down: then the bubble is a little larger than it may be.
+    rounded: You rounded to the nearest whole number: where that is below, the bubble is too large.
+    below: Where the bubble may be exactly as large, no further micro-batch is needed.
+    none: Where there is no bubble, one micro-batch is enough, but there must be one.
+    right: and so deep pipelines want large batches, or several chunks.
+    """
+    need = whole(Fraction(lost(ranks) * rest(percent), percent * by_chunks(chunks)))
+    size = group(ranks, chunks)
+    return -(-max(least, need) // size) * size

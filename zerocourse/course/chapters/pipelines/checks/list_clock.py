@@ -1,0 +1,87 @@
+"""The check of 17.6: a clock that runs lists."""
+
+from ....checks.exercise import exercise
+
+
+def lists(*words):
+    """One list for each rank, from words such as "F0 F1 B0 B1"."""
+    return [[(each[0], int(each[1:])) for each in text.split()] for text in words]
+
+
+TWO = lists("F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2")
+CASES = [(TWO, 1, 2, 0), (lists("F0 B0"), 1, 2, 5), (lists("F0 F1", "F0 F1"), 1, 2, 3), (lists("F0 B0", "B0 F0"), 1, 2, 0), (lists("F0 F1 F2 B0 B1 B2", "F0 F1 F2 B0 B1 B2"), 1, 2, 0), (TWO, 1, 2, 1),
+         (lists("F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"), 2, 3, 1),
+         (lists("F0 B0 F1 B1", "F0 B0 F1 B1", "F0 B0 F1 B1"), 1, 1, 2), (lists("F0 B0 F1 B1", "F0 F1 B0 B1"), 1, 2, 0),
+         (lists("B0 F0", "F0 B0"), 1, 2, 0), (lists("F0", "F0 B0 F1"), 1, 1, 0)]
+
+
+@exercise(
+    "17.6", "A clock for lists", minutes=50, difficulty=3, answer="run_lists", cases=CASES,
+    mistakes={
+        "no transfers": {"late": lambda kind, transfer: 0},
+        "gradients at once": {"late": lambda kind, transfer: transfer if kind == "F" else 0},
+        "activations at once": {"late": lambda kind, transfer: transfer if kind == "B" else 0},
+        "sending takes time": {"busy": lambda transfer: transfer},
+        "idle inside": {"idle": lambda begun, ended, most: ended - begun},
+        "from its begin": {"idle": lambda begun, ended, most: most - begun},
+        "to its end": {"idle": lambda begun, ended, most: ended},
+        "kept for ever": {"frees": False},
+        "kept at the end": {"last": True},
+        "one round": {"rounds": 1},
+        "nobody waits": {"waits": ()},
+        "gradients are there": {"waits": ("F",)},
+        "its own forward": {"own": False},
+        "half a run": {"none": False},
+    })
+def run_lists(lists, forward, backward, transfer, *, late=lambda kind, transfer: transfer, busy=lambda transfer: 0,
+              idle=lambda begun, ended, most: most, frees=True, last=False, rounds=10**6, waits=("F", "B"), own=True,
+              none=True):
+    """Each rank goes on when what it needs has arrived.
+
+    no transfers: You let things arrive at once: they arrive `transfer` later.
+    gradients at once: Gradients travel as long as activations do.
+    activations at once: Activations travel as long as gradients do.
+    sending takes time: A rank that sends can compute meanwhile: only what is sent arrives later.
+    idle inside: You count idle units from the rank's own first action to its own last one: they count from 0 to the end of
+        the whole run.
+    from its begin: You count idle units from the rank's own first action: they count from 0.
+    to its end: You count idle units to the rank's own last action: they count to the end of the whole run.
+    kept for ever: A backward frees what its forward has kept.
+    kept at the end: You returned what is kept at the end: the most at one moment is wanted.
+    one round: You looked at each rank once: an earlier rank may wait for a later one.
+    nobody waits: You let ranks compute what has not arrived.
+    gradients are there: A backward waits for the gradient of the stage behind.
+    its own forward: The last stage's backward needs its own forward.
+    half a run: Where a rank waits for ever return None.
+    right: this is the simulator that has drawn the chapter's pictures, but for the pictures.
+    """
+    ranks, at, clock, work = len(lists), [0] * len(lists), [0] * len(lists), [0] * len(lists)
+    done, begun, kept, most_kept = {}, {}, [0] * len(lists), [0] * len(lists)
+    moved = True
+    while moved and rounds:
+        moved, rounds = False, rounds - 1
+        for rank, actions in enumerate(lists):
+            while at[rank] < len(actions):
+                kind, number = actions[at[rank]]
+                source = rank - 1 if kind == "F" else rank + 1
+                needs = [(kind, source, number)] if 0 <= source < ranks and kind in waits else []
+                if kind == "B" and rank == ranks - 1 and own:
+                    needs = [("F", rank, number)]
+                if any(need not in done for need in needs):
+                    break
+                arrived = max((done[need] + (late(kind, transfer) if need[1] != rank else 0) for need in needs), default=0)
+                begin = max(clock[rank], arrived)
+                begun.setdefault(rank, begin)
+                seconds = forward if kind == "F" else backward
+                done[kind, rank, number] = begin + seconds
+                clock[rank] = begin + seconds + (busy(transfer) if 0 <= 2 * rank - source < ranks else 0)
+                work[rank] += seconds
+                kept[rank] += 1 if kind == "F" else -1 if frees else 0
+                most_kept[rank] = max(most_kept[rank], kept[rank])
+                at[rank] += 1
+                moved = True
+    if none and any(at[rank] < len(actions) for rank, actions in enumerate(lists)):
+        return None
+    end = max(clock)
+    return {"end": end, "idle": [idle(begun.get(rank, 0), clock[rank], end) - work[rank] for rank in range(ranks)],
+            "kept": kept if last else most_kept}

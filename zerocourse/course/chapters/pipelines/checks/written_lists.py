@@ -1,0 +1,180 @@
+"""The checks of 17.2 and 17.5: schedules written as lists, looked at without running them, and then run by real ranks."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .....parallel.pipeline import Action, Pipeline, Schedule, deadlock, problems, simulate, with_transfers
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
+
+SIZES = [(4, 8), (2, 4), (3, 7), (4, 2), (1, 3), (5, 5)]
+
+
+def lists_of(answer, ranks, micro_batches, kinds):
+    """The answer's list for each rank. Raises Wrong for what is no list of (kind, micro-batch)."""
+    lists = []
+    for rank in range(ranks):
+        found = answer(ranks, micro_batches, rank)
+        if not isinstance(found, list):
+            raise Wrong(f"it returned a {type(found).__name__}, and a list of tuples is wanted")
+        for each in found:
+            if not (isinstance(each, tuple) and len(each) == 2 and each[0] in kinds and type(each[1]) is int):
+                raise Wrong(f"its list for rank {rank} has {each!r}: an entry is a tuple such as ('F', 0), of "
+                            f"{' or '.join(kinds)} and a micro-batch")
+        lists.append([Action(kind, rank, micro_batch) for kind, micro_batch in found])
+    return lists
+
+
+def planned(answer, ranks, micro_batches, kinds):
+    owner = list(range(ranks))
+    lists = lists_of(answer, ranks, micro_batches, kinds)
+    return Schedule("your schedule", [with_transfers(actions, owner) for actions in lists], owner, micro_batches)
+
+
+def first_problem(plan):
+    return next(problems(plan), "") or deadlock(plan) or ""
+
+
+def looked_at(answer, ranks, micro_batches):
+    """What the lists say of themselves.
+
+    case: {0} ranks and {1} micro-batches
+    problem: the lists cannot be run: {got}.
+    held: the ranks hold up to {got} micro-batches at once, and {want} are right.
+    idle: each rank's bubble is {got} units (F takes 1, B takes 2), and {want} are right.
+    lists: the lists are {got}, and {want} are right.
+    """
+    plan = planned(answer, ranks, micro_batches, ("F", "B"))
+    seen = {"problem": first_problem(plan)}
+    if not seen["problem"]:
+        timing = simulate(plan)
+        seen["held"] = [timing.in_flight(rank) for rank in range(ranks)]
+        seen["idle"] = [int(timing.idle(rank)) for rank in range(ranks)]
+    return seen | {"lists": [[f"{action.kind}{action.micro_batch}" for action in actions if not action.is_transfer]
+                             for actions in plan.actions]}
+
+
+def run_really(answer, micro_batches):
+    """The same lists, run by real ranks.
+
+    case: {0} micro-batches on {world} real ranks
+    gradients: the gradients on rank {rank} were not those of one process.
+    """
+    from torch import distributed
+    ranks = distributed.get_world_size()
+    torch.manual_seed(1)
+    layers = [nn.Linear(4, 4) for _ in range(ranks)]
+    model = nn.Sequential(*layers)
+    inputs, targets = torch.randn(micro_batches, 4), torch.randn(micro_batches, 4)
+    plan = planned(answer, ranks, micro_batches, ("F", "B"))
+    pipeline = Pipeline(layers, plan, F.mse_loss)
+    pipeline.step(inputs, targets)
+    mine = {name: param.grad.clone() for name, param in pipeline.named_parameters().items()}
+    model.zero_grad()
+    F.mse_loss(model(inputs), targets).backward()
+    return {"gradients": all(torch.allclose(mine[name], param.grad, atol=1e-6)
+                             for name, param in model.named_parameters() if name in mine)}
+
+
+@exercise(
+    "17.2", "1F1B as a list", minutes=30, difficulty=2, answer="one_f_one_b",
+    replaces=("zerocourse.parallel.pipeline.synchronous:*", "zerocourse.parallel.pipeline.zero_bubble:*"),
+    trials=[Trial(SIZES, looked_at), Trial([(4,)], run_really, worlds=(2, 3))],
+    mistakes={
+        "GPipe": {"warm": lambda ranks, rank, most: most},
+        "one too few": {"warm": lambda ranks, rank, most: min(max(ranks - 2 - rank, 0), most)},
+        "one too many": {"warm": lambda ranks, rank, most: min(ranks - rank, most)},
+        "the same on every rank": {"warm": lambda ranks, rank, most: min(ranks - 1, most)},
+        "mirrored": {"warm": lambda ranks, rank, most: min(rank, most)},
+        "one after the other": {"warm": lambda ranks, rank, most: 0},
+        "no end": {"rest": lambda first, most: []},
+        "last one missing": {"rest": lambda first, most: list(range(first, most - 1))},
+        "backwards from the end": {"rest": lambda first, most: list(range(most - 1, first - 1, -1))},
+        "more than there are": {"warm": lambda ranks, rank, most: ranks - 1 - rank},
+        "B before F": {"pair": ("B", "F")},
+        "counted from 1": {"first": 1},
+    })
+def one_f_one_b(ranks, micro_batches, rank, *, warm=lambda ranks, rank, most: min(ranks - 1 - rank, most),
+                rest=lambda first, most: list(range(first, most)), pair=("F", "B"), first=0):
+    """Forwards, then pairs, then backwards.
+
+    GPipe: , because you do all forwards first. That is GPipe: 1F1B does the first backward as soon as its gradient
+        can be there.
+    one too few: , because your first backward comes one forward too early: while its gradient is on its way, another
+        forward could be computed.
+    one too many: , because your first backward comes one forward too late.
+    the same on every rank: , because all your ranks begin with as many forwards: the later a stage, the sooner its first
+        gradient is there.
+    mirrored: You count forwards from the wrong end: the *first* rank waits longest for its first gradient.
+    one after the other: You begin with the pairs at once: the first ranks must do some forwards before.
+    no end: The backwards of the last micro-batches are missing.
+    last one missing: The backward of the last micro-batch is missing.
+    backwards from the end: Backwards go in the order of the forwards, in which their gradients come.
+    more than there are: There may be fewer micro-batches than ranks.
+    B before F: In a pair the forward comes first, or the last rank does a backward of what it has not computed.
+    counted from 1: Micro-batches are numbered from 0.
+    right: and real ranks have run your lists, with the gradients of one process.
+    """
+    warm_up = warm(ranks, rank, micro_batches)
+    actions = [("F", first + number) for number in range(warm_up)]
+    for number in range(micro_batches - warm_up):
+        actions += [(kind, first + (warm_up if kind == "F" else 0) + number) for kind in pair]
+    return actions + [("B", first + number) for number in rest(max(micro_batches - warm_up, 0), micro_batches)]
+
+
+# 17.5 ---------------------------------------------------------------------------------------------------------------
+
+def measured(answer, ranks, micro_batches):
+    """What matters of a schedule whose backward comes in two parts.
+
+    case: {0} ranks and {1} micro-batches
+    problem: the lists cannot be run: {got}.
+    too many: a rank holds {_held} micro-batches at once, and {_ranks} are allowed.
+    too slow: a rank stands still for {_idle} units, and {_goal} are enough.
+    whole: it has whole backwards.
+    """
+    plan = planned(answer, ranks, micro_batches, ("F", "B", "I", "W"))
+    seen = {"problem": first_problem(plan)}
+    if not seen["problem"]:
+        timing = simulate(plan)
+        seen["_held"] = max(timing.in_flight(rank) for rank in range(ranks))
+        seen["_idle"] = int(max(timing.idle(rank) for rank in range(ranks)))
+        seen["_ranks"], seen["_goal"] = ranks, ranks - 1
+        seen |= {"too many": seen["_held"] > ranks, "too slow": seen["_idle"] > ranks - 1,
+                 "whole": any(action.kind == "B" for actions in plan.actions for action in actions)}
+    return seen
+
+
+@exercise(
+    "17.5", "Beat 1F1B", minutes=40, difficulty=3, answer="my_schedule",
+    replaces=("zerocourse.parallel.pipeline.synchronous:*", "zerocourse.parallel.pipeline.zero_bubble:*"),
+    trials=[Trial([(4, 8), (2, 4), (3, 9), (5, 5), (1, 2)], measured)],
+    mistakes={
+        "W at once": {"late": lambda ranks, rank: 0},
+        "W at the end": {"late": lambda ranks, rank: 10**6},
+        "whole backwards": {"halves": False},
+        "W forgotten": {"drain": False},
+        "W before I": {"late": lambda ranks, rank: -1},
+    })
+def my_schedule(ranks, micro_batches, rank, *, late=lambda ranks, rank: rank, halves=True, drain=True):
+    """ZB-H1.
+
+    W at once: Your W follows its I at once: then ranks have no W left to do when they wait for a gradient.
+    W at the end: You keep all W for the end: until then each micro-batch's activations stay.
+    whole backwards: You use whole backwards: the stage before waits for W as well, and does not need it.
+    W forgotten: The last W are missing: weights would not get their gradients.
+    W before I: W needs what I has computed.
+    right: a third of 1F1B's bubble, with no more memory than its first rank has.
+    """
+    warm_up = min(ranks - 1 - rank, micro_batches)
+    delay = late(ranks, rank)
+    actions = [("F", number) for number in range(warm_up)]
+    for number in range(micro_batches):
+        actions += [("F", warm_up + number)] * (warm_up + number < micro_batches)
+        early = delay < 0
+        actions += [("W", number)] * early + [("I" if halves else "B", number)]
+        actions += [("W", number - delay)] * (halves and not early and number >= delay)
+    left = range(max(micro_batches - max(delay, 0), 0), micro_batches) if halves and drain else ()
+    return actions + [("W", number) for number in left]

@@ -1,0 +1,1 @@
+"""What only the chapter on rank maps uses; its exercises are in `checks`."""

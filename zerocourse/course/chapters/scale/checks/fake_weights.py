@@ -1,0 +1,99 @@
+"""The check of 25.6: a step of a model that fits nowhere, on tensors without memory."""
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
+
+MOST = 1 << 28  # elements: a layer that is larger is not built for real
+
+
+class TooLarge(Exception):
+    """Somebody asked for memory."""
+
+
+class Layers(nn.Module):
+    """Linear layers one after the other. tied: the last one is the first.   idle: there is one more, which is not used."""
+
+    def __init__(self, width, layers, dtype, tied, idle):
+        super().__init__()
+        if not isinstance(torch.empty(1), FakeTensor) and width * width * layers > MOST:
+            raise TooLarge(f"{width * width * layers:,} parameters are asked for in real memory")
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False, dtype=dtype) for _ in range(layers))
+        if tied:
+            self.layers[-1].weight = self.layers[0].weight
+        self.idle = nn.Linear(width, 1, dtype=dtype) if idle else None
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.float().mean()
+
+
+def weighed(answer, width, layers, dtype, tied, idle):
+    """What it says of a model.
+
+    case: {1} layers of {0} × {0}, in {2}, tied: {3}, with a layer that is not used: {4}
+    parameters: it says that parameters have {got} bytes, and {want} are right.
+    gradients: it says that gradients have {got} bytes, and {want} are right.
+    fake mode: the fake mode is still on when it is over.
+    """
+    kind = getattr(torch, dtype)
+
+    def make():
+        return Layers(width, layers, kind, tied, idle)
+
+    try:
+        found = answer(make, (3, width), kind)
+    except TooLarge as error:
+        raise Wrong(f"a model was built for real: {error}. Build it inside of FakeTensorMode", "real") from None
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise Wrong("it must return two numbers, the bytes of the parameters and those of the gradients")
+    return {"parameters": found[0], "gradients": found[1], "fake mode": isinstance(torch.empty(1), FakeTensor)}
+
+
+def every_parameter(model):
+    """A parameter as often as modules have it."""
+    return [param for module in model.modules() for param in module.parameters(recurse=False)]
+
+
+@exercise(
+    "25.6", "Weigh what fits nowhere", minutes=20, difficulty=2, answer="weigh",
+    trials=[Trial([(4, 2, "float32", False, False), (4, 3, "bfloat16", False, False), (4, 3, "float32", True, False),
+                   (4, 2, "float32", False, True),
+                   (100_000, 100, "bfloat16", False, False)], weighed)],
+    mistakes={
+        "elements": {"size": lambda tensor: tensor.numel()},
+        "fp32 always": {"size": lambda tensor: 4 * tensor.numel()},
+        "tied twice": {"params": every_parameter},
+        "no backward": {"backward": False},
+        "as many gradients": {"grads": lambda params: params},
+        "one layer": {"params": lambda model: list(model.parameters())[:1]},
+        "real": {"mode": None},
+    })
+def weigh(make, shape, dtype, *, size=lambda tensor: tensor.nbytes, params=lambda model: list(model.parameters()), backward=True,
+          grads=lambda params: [param.grad for param in params if param.grad is not None], mode=FakeTensorMode):
+    """Bytes of parameters and of gradients after a backward.
+
+    elements: You counted elements: bytes are wanted.
+    fp32 always: Not every element has 4 bytes: ask the tensor.
+    tied twice: A parameter that two layers share is one tensor: count it once.
+    no backward: There are no gradients before a backward.
+    as many gradients: You took the parameters' bytes for the gradients': what a forward does not use gets no gradient.
+    one layer: You counted only the first parameter.
+    real: , because only there a tensor has a shape and no memory.
+    right: the last of these models has 10¹² parameters, and it took no memory.
+    """
+    if mode is None:
+        model = make()
+        return sum(map(size, model.parameters())), 0
+    with mode():
+        model = make()
+        loss = model(torch.zeros(shape, dtype=dtype))
+        if backward:
+            loss.backward()
+        found = params(model)
+        return sum(map(size, found)), sum(map(size, grads(found)))

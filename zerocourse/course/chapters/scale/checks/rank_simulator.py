@@ -1,0 +1,91 @@
+"""The check of 25.7: a simulator of one rank."""
+
+from ....checks.exercise import exercise
+
+BLOCKS = [(1000, 4.0), (1003, 5.0), (502, 2.0)]
+CASES = [(BLOCKS, 4, 1000.0, 0.0), (BLOCKS, 4, 125.0, 0.0), (BLOCKS, 4, 400.0, 0.125), (BLOCKS, 64, 4000.0, 0.0625),
+         (BLOCKS, 1, 10.0, 1.0), ([(64, 1.0)], 8, 16.0, 0.0), ([(999, 1.0)] * 5, 2, 2000.0, 0.25),
+         ([(4000, 3.0), (10, 8.0), (4000, 1.0), (10, 8.0)], 2, 1000.0, 0.0)]
+
+
+def there_and_back(count):
+    """(block, pass) in the order in which they are computed."""
+    return [(k, "forward") for k in range(count)] + [(k, "backward") for k in reversed(range(count))]
+
+
+@exercise(
+    "25.7", "A simulator of one rank", minutes=50, difficulty=3, answer="simulate_rank", cases=CASES,
+    mistakes={
+        "no prefetch": {"ahead": False},
+        "gathered again": {"again": True},
+        "kept": {"keeps": True},
+        "at once": {"queue": lambda free, at: at},
+        "back in order": {"order": lambda count: there_and_back(count)[:count] + [(k, "backward") for k in range(count)]},
+        "no padding": {"share": lambda numel, ranks: numel / ranks},
+        "own slice too": {"others": lambda ranks: ranks if ranks > 1 else 0},
+        "one latency": {"turns": lambda ranks: ranks > 1},
+        "one more turn": {"turns": lambda ranks: ranks if ranks > 1 else 0},
+        "fp32": {"size": 4},
+        "backward as long": {"backward": 1},
+        "ends with the computing": {"until": lambda now, free: now},
+        "reduced at the end": {"reduced": "last"},
+        "reduced too early": {"reduced": "begin"},
+        "not reduced": {"reduced": None},
+        "waits alone": {"stands": lambda seconds, compute, waits: sum(waits)},
+        "last of equals": {"longest": lambda waits: max(range(len(waits)), key=lambda at: (waits[at], at))},
+    })
+def simulate_rank(blocks, ranks, rate, latency, *, ahead=True, again=False, keeps=False, queue=max, order=there_and_back,
+                  share=lambda numel, ranks: -(-numel // ranks), others=lambda ranks: ranks - 1, turns=lambda ranks: ranks - 1,
+                  size=2, backward=2, until=max, reduced="end", stands=lambda seconds, compute, waits: seconds - compute,
+                  longest=lambda waits: waits.index(max(waits))):
+    """What a rank sends, how long it takes, how long it does not compute, and where it waits longest.
+
+    no prefetch: You asked for a block only when the one before it was over: ask when that one begins.
+    gathered again: You gathered the last block twice: it is still there when its backward begins.
+    kept: You did not gather for the backward: every block but the last was freed after its forward.
+    at once: Your link carries several collectives at a time: each begins when the one before it is over.
+    back in order: The backward goes through the blocks in the reverse order.
+    no padding: A slice is a whole number of elements: round up.
+    own slice too: A rank sends to N − 1 others: it has its own slice already.
+    one latency: A ring has N − 1 turns, each with a latency.
+    one more turn: A ring of N ranks has N − 1 turns.
+    fp32: bf16 has 2 bytes.
+    backward as long: A backward takes twice as long as its forward.
+    ends with the computing: You ended the step with the last backward: the last reduction is still under way.
+    reduced at the end: You reduced all gradients when the backward was over: each block's can go as soon as it is computed.
+    reduced too early: You reduced a block's gradients when its backward began: they are there when it ends.
+    not reduced: You forgot the gradients: each block's are reduced once.
+    waits alone: You added up the waits: after the last backward the rank does not compute either.
+    last of equals: Of several waits that are equally long, name the first.
+    right: and it is all that there is to a simulation: one rank, a clock, and a link that is busy or free.
+    """
+    free = now = sent = 0
+
+    def issue(block, at):
+        nonlocal free, sent
+        nbytes = others(ranks) * size * share(blocks[block][0], ranks)
+        sent += nbytes
+        free = queue(free, at) + nbytes / rate + turns(ranks) * latency
+        return free
+
+    visits, waits, compute = order(len(blocks)), [], 0
+    arrives = issue(0, 0)
+    for place, (block, phase) in enumerate(visits):
+        begins = max(now, arrives)
+        waits.append(begins - now)
+        seconds = blocks[block][1] * (backward if phase == "backward" else 1)
+        if reduced == "begin" and phase == "backward":
+            issue(block, begins)
+        following = visits[place + 1][0] if place + 1 < len(visits) else None
+        gathers = following is not None and (following != block or again) and not (keeps and place + 1 >= len(blocks))
+        if gathers and ahead:
+            arrives = issue(following, begins)
+        now, compute = begins + seconds, compute + seconds
+        if reduced == "end" and phase == "backward":
+            issue(block, now)
+        if gathers and not ahead:
+            arrives = issue(following, now)
+    for block in reversed(range(len(blocks))) if reduced == "last" else ():
+        issue(block, now)
+    ends = until(now, free)
+    return {"sent": sent, "seconds": ends, "idle": stands(ends, compute, waits), "waits_for": visits[longest(waits)]}

@@ -1,0 +1,1 @@
+"""What only the chapter on tensor parallelism uses; its exercises are in `checks`."""

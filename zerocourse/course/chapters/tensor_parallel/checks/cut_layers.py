@@ -1,0 +1,141 @@
+"""The check of 16.1: two linear layers, cut so that the ranks need one sum."""
+
+import torch
+import torch.nn.functional as F
+
+from .....parallel.tensor.regions import copy_in, reduce_out
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+from ....checks.verdict import MISUSED, Wrong
+from ....checks.words import a
+from ....checks.observers.stage_runs import WatchedComm
+
+
+class CountedBorder:
+    """f or g, and the elements of each tensor that has passed it."""
+
+    def __init__(self, border, comm, unit):
+        self.border, self.comm, self.unit, self.sizes = border, comm, unit, []
+
+    def __call__(self, values):
+        self.sizes.append(values.numel())
+        return self.border(values, self.comm, self.unit)
+
+
+def mlp_on_a_rank(answer, hidden, width):
+    """How far the output and the gradients on a rank are from those of one process, in fp64, and what has passed g.
+
+    case: {1} features and {0} hidden ones on {world} ranks
+    output: `mlp_part` returned a wrong output on rank {rank}.
+    changed: the output is right, but `mlp_part` has changed its input, of which others have need as well.
+    sums: the output is right, but tensors of {got} elements passed g, and {want} are right.
+    up: the output is right, but rank {rank} used {got} rows of `up`, and its part has {want}.
+    down: the output is right, but rank {rank} used {got} columns of `down`, and its part has {want}.
+    bias: the output is right, but on rank {rank} the gradient of `down_bias` is not that of one process.
+    input: the output is right, but the gradient of `x` is not that of one process on rank {rank}.
+    weights: the output is right, but the gradients of this rank's part of the weights are not those of one process.
+    """
+    comm = WatchedComm()
+    sizes = [(4, width), (hidden, width), (hidden,), (width, hidden), (width,)]
+    whole = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    mine = [value.detach().clone().requires_grad_() for value in whole]
+    x, up, up_bias, down, down_bias = whole
+    wanted = F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias)
+    (wanted * wanted.detach().cos()).sum().backward()
+    f, g = CountedBorder(copy_in, comm, "f"), CountedBorder(reduce_out, comm, "g")
+    given = mine[0] * 1  # no leaf, so that changing it in place is possible
+    output = answer(given, *mine[1:], comm.rank, comm.world_size, f, g)
+    if not torch.is_tensor(output):
+        raise Wrong(f"it returned {a(output)}: return the output, a tensor like `x`", MISUSED)
+    if output.shape != wanted.shape:
+        raise Wrong(f"its output has the shape {list(output.shape)} where {list(wanted.shape)} is right", MISUSED)
+    seen = {"output": (output - wanted).detach(), "changed": not torch.equal(given, mine[0]), "sums": g.sizes}
+    if seen["changed"]:
+        return seen
+    (output * output.detach().cos()).sum().backward()
+    came = [torch.zeros_like(value) if value.grad is None else value.grad for value in mine]
+    x, up, up_bias, down, down_bias = (got - value.grad for got, value in zip(came, whole, strict=True))
+    part = slice(hidden // comm.world_size * comm.rank, hidden // comm.world_size * (comm.rank + 1))
+    return seen | {"up": int(came[1].any(1).sum()), "down": int(came[3].any(0).sum()), "bias": down_bias, "input": x,
+                   "weights": [up[part], up_bias[part], down[:, part]]}
+
+
+def sums_of_inputs(x, up, up_bias, down, down_bias, rank, ranks, f, g, *, between):
+    """The first layer by its inputs, too, so that its output is one term of a sum."""
+    def part(size):
+        return slice(size // ranks * rank, size // ranks * (rank + 1))
+
+    inputs, outputs = part(x.shape[-1]), part(len(up))
+    terms = between(F.linear(f(x)[..., inputs], up[:, inputs])) + up_bias
+    return g(F.linear(F.gelu(terms)[..., outputs], down[:, outputs])) + down_bias
+
+
+def terms_of_a_sum(*args):
+    return sums_of_inputs(*args, between=lambda terms: terms)
+
+
+def summed_twice(*args):
+    return sums_of_inputs(*args, between=args[-1])
+
+
+def everything(x, up, up_bias, down, down_bias, rank, ranks, f, g):
+    return F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias)
+
+
+def overwritten(x, y):
+    x.data.copy_(y)
+    return y
+
+
+@exercise(
+    "16.1", "Two layers, one sum", minutes=25, difficulty=2, answer="mlp_part", timeout=15,
+    replaces=("zerocourse.parallel.tensor.row:RowLinear.forward",),
+    trials=[Trial([(12, 6), (6, 18)], mlp_on_a_rank, worlds=(2, 3), close=1e-9)],
+    mistakes={
+        "bias t times": {"term": lambda y, bias, rank: y + bias, "after": None},
+        "bias on rank 0": {"term": lambda y, bias, rank: y + bias * (rank == 0), "after": None},
+        "no bias": {"after": None},
+        "terms of a sum": terms_of_a_sum,
+        "summed twice": summed_twice,
+        "everything": everything,
+        "no g": {"leave": lambda g, y: y},
+        "no f": {"enter": lambda f, x: x},
+        "f and g": {"enter": lambda f, x: x, "leave": lambda g, y: y},
+        "g at the entrance": {"both": True},
+        "part of rank 0": {"own": lambda rank: 0},
+        "bias of rank 0": {"own_bias": lambda rank: 0},
+        "no gelu": {"act": lambda y: y},
+        "gelu at the end": {"act": lambda y: y, "last": F.gelu},
+        "in place": {"result": overwritten},
+    })
+def mlp_part(x, up, up_bias, down, down_bias, rank, ranks, f, g, *, enter=lambda f, x: f(x), leave=lambda g, y: g(y),
+             both=False, own=lambda rank: rank, own_bias=lambda rank: rank, act=F.gelu, term=lambda y, bias, rank: y,
+             after=lambda y, bias: y + bias, last=lambda y: y, result=lambda x, y: y):
+    """Columns, GELU, rows, and the bias after the sum.
+
+    bias t times: You added `down_bias` before the sum, so it is in every rank's term: with t ranks it counts t times.
+    bias on rank 0: You let rank 0 alone add `down_bias`. The sum is right, but the other ranks' copies get no gradient:
+        after one step the copies differ. Add it after the sum, on every rank.
+    no bias: You left out `down_bias`.
+    terms of a sum: You cut the first layer by its inputs, so each rank has a term of a sum, and GELU of a term is not a
+        term of GELU. Cut it by its outputs, that is by the rows of `up`.
+    summed twice: You cut the first layer by its inputs and added up before GELU: it is right, but for a second sum, of all
+        hidden features, that nobody needs when `up` is cut by its outputs.
+    everything: You computed both layers whole on every rank: that is right, but nothing is divided.
+    no g: You returned this rank's term of the output: add the terms up with g.
+    no f: You left out f: each rank's gradient of `x` is one term of a sum, and f adds these terms up in the backward.
+    f and g: You left out both f and g: this rank's term of the output is returned, and the terms must be added up.
+    g at the entrance: You passed `x` through g as well: all ranks have the same `x`, so this adds up t copies of it. At the
+        entrance stands f.
+    part of rank 0: You took the same part of the weights on every rank: rank r has the r-th of t parts.
+    bias of rank 0: You took the same part of `up_bias` on every rank: it is cut as the rows of `up` are.
+    no gelu: You left out GELU between the layers.
+    gelu at the end: GELU stands between the two layers, where each rank has complete features: not after the second one.
+    in place: The caller needs `x` for the residual: leave it as it is, and return a new tensor.
+    right: each rank has done 1/t of the work, and the ranks have talked once on the way there and once on the way back.
+    """
+    size = len(up) // ranks
+    part, bias_part = (slice(size * number, size * (number + 1)) for number in (own(rank), own_bias(own(rank))))
+    y = F.linear(act(F.linear(g(x) if both else enter(f, x), up[part], up_bias[bias_part])), down[:, part])
+    y = leave(g, term(y, down_bias, rank))
+    return result(x, last(y if after is None else after(y, down_bias)))

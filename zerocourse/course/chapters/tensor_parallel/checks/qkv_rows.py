@@ -1,0 +1,77 @@
+"""The check of 16.2: the rows of one matrix of queries, keys and values that a rank has."""
+
+from .....parallel.tensor.cuts import Cut
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+
+def own_rows(n_embd, n_head, rank, ranks):
+    """As the package has them."""
+    if n_head % ranks:
+        raise ValueError("the ranks must divide the heads")
+    return [row for rows in Cut.even(0, 3 * n_embd, ranks, 3, n_head).by_rank[rank] for row in rows]
+
+
+def upper_part(n_embd, n_head, rank, ranks):
+    size = 3 * n_embd // ranks
+    return list(range(size * rank, size * (rank + 1)))
+
+
+def without_heads(n_embd, n_head, rank, ranks):
+    size = n_embd // ranks
+    return [part * n_embd + row for part in range(3) for row in range(size * rank, size * (rank + 1))]
+
+
+@exercise(
+    "16.2", "Which rows of q, k and v?", minutes=15, difficulty=2, answer="qkv_rows",
+    replaces=("zerocourse.parallel.tensor.cuts:Cut.even", "zerocourse.parallel.tensor.cuts:Cut.take"),
+    cases=[(8, 4, 0, 2), (8, 4, 1, 2), (12, 6, 1, 3)],
+    trials=[Trial([(12, 4, 2, 4), (6, 3, 0, 1), (24, 6, 1, 2)]), Trial([(12, 4, 0, 3), (12, 3, 1, 2), (8, 2, 3, 4)])],
+    mistakes={
+        "one piece": upper_part,
+        "queries alone": {"parts": 1},
+        "heads": {"rows": lambda head, width: [head]},
+        "one row a head": {"rows": lambda head, width: [head * width]},
+        "in turn": {"heads": lambda n_head, rank, ranks: range(rank, n_head, ranks)},
+        "head by head": {"by_head": True},
+        "as if head by head": {"place": lambda part, row, n_embd, width: row // width * 3 * width + part * width + row % width},
+        "whole q": {"alone": True},
+        "through a head": (without_heads, {"refuses": False}),
+        "heads are lost": {"refuses": False, "heads": lambda n_head, rank, ranks:
+                           range(n_head // ranks * rank, n_head // ranks * (rank + 1))},
+    })
+def qkv_rows(n_embd, n_head, rank, ranks, *, parts=3, heads=None, rows=lambda head, width: range(head * width, (head + 1) * width),
+             place=lambda part, row, n_embd, width: part * n_embd + row, by_head=False, alone=False, refuses=True):
+    """Rank r's heads of q, then of k, then of v.
+
+    one piece: You cut the matrix as one piece: then rank 0 of 2 has all queries and half of the keys. Cut each of its three
+        parts.
+    queries alone: You returned the rows of the queries alone: keys lie C rows further on, and values 2C.
+    heads: You returned the numbers of heads: each has C / n_head rows.
+    one row a head: You returned the first row of each head: each has C / n_head rows.
+    in turn: You dealt the heads out in turn. That computes the same where the columns of c_proj are dealt out in the same
+        way, but here a rank has neighbouring heads, as its columns of c_proj are neighbours.
+    head by head: Your rows are right, but they stand head by head: the part is split in three again, so first come all
+        queries, then all keys, then all values.
+    as if head by head: You read the matrix as if the three rows of a head lay side by side, as in Megatron-LM: in GPT-2 all
+        queries come first, then all keys, then all values.
+    whole q: You cut the queries, but not the keys and the values: each head has its own.
+    through a head: Here a boundary goes through a head, and half a head can compute nothing: raise a ValueError where the
+        ranks do not divide the heads.
+    heads are lost: Here some heads belong to nobody: raise a ValueError where the ranks do not divide the heads.
+    right: so a rank's part of this matrix has three pieces, and its columns of c_proj one.
+    """
+    if n_head % ranks and refuses:
+        raise ValueError("the ranks must divide the heads")
+    width = n_embd // n_head
+    if heads is None:
+        own = range(n_embd * rank // ranks, n_embd * (rank + 1) // ranks) if n_head % ranks else \
+            [row for head in range(n_head // ranks * rank, n_head // ranks * (rank + 1)) for row in rows(head, width)]
+    else:
+        own = [row for head in heads(n_head, rank, ranks) for row in rows(head, width)]
+    if alone:
+        return [*own, *range(n_embd, 3 * n_embd)]
+    if by_head:
+        return [place(part, row, n_embd, width) for start in range(0, len(own), width) for part in range(parts)
+                for row in own[start:start + width]]
+    return [place(part, row, n_embd, width) for part in range(parts) for row in own]

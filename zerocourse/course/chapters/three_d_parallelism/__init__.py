@@ -1,0 +1,1 @@
+"""What only the chapter on one cluster, and long sequences uses; its exercises are in `checks`."""

@@ -1,0 +1,77 @@
+"""The check of 18.2: from the digits of a squared norm to the axes over which a parameter was counted too often."""
+
+import itertools
+import math
+import operator
+
+from ....checks.exercise import exercise
+
+SIZES = {"pp": 3, "dp": 5, "tp": 2}
+NORMS = {"ln.weight": ("dp", "tp"), "qkv.weight": ("dp",), "wte.weight": ("pp", "dp"), "bias": ("pp", "dp", "tp")}
+
+
+def square_of(counts, replicated, sizes):
+    """The squared norm in which parameter i is counted counts[i] times, base**i each."""
+    base = math.prod(sizes.values()) + 1
+    return sum(count * base**place for place, count in enumerate(counts))
+
+
+def case(*counts, replicated=NORMS, sizes=SIZES):
+    return square_of(counts, replicated, sizes), replicated, sizes
+
+
+def chosen(count, axes, sizes):
+    """The axes, of these, whose sizes multiply to the count."""
+    for number in range(len(axes) + 1):
+        for some in itertools.combinations(axes, number):
+            if math.prod(sizes[axis] for axis in some) == count:
+                return some
+
+
+def one_axis(count, axes, sizes):
+    return next(((axis,) for axis in axes if sizes[axis] == count), ())
+
+
+@exercise(
+    "18.2", "Counted along which axes?", minutes=30, difficulty=2, answer="counted_over",
+    replaces=("zerocourse.measure.norm_audit:*", "zerocourse.parallel.norms:audit"),
+    cases=[case(2, 1, 1, 1), case(1, 5, 1, 1), case(1, 1, 3, 2), case(10, 1, 15, 30), case(0, 1, 1, 6), case(1, 1, 1, 1),
+           case(5, 1, 1, 2), case(6, 1, replicated={"a": ("dp", "tp"), "b": ("dp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),
+           case(6, 6, replicated={"a": ("dp", "pp"), "b": ("tp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),
+           case(*[1] * 15, 5, replicated={f"h.{number}": ("dp",) for number in range(16)})],  # above 2**53
+    mistakes={
+        "base 4": {"base": lambda sizes: 4},
+        "the product": {"base": lambda sizes: math.prod(sizes.values())},
+        "from the wrong end": {"places": lambda names: list(names)[::-1]},
+        "one axis": ({"axes_of": one_axis}, {"axes_of": lambda *some: one_axis(*some) or None}),
+        "in floats": {"left": lambda square, base: int(square / base)},
+        "any axes": {"among": lambda axes, sizes: tuple(sizes)},
+        "all that replicate": {"axes_of": lambda count, axes, sizes: axes},
+        "never counted": {"missing": ()},
+        "those that are right": {"tell_right": True},
+    })
+def counted_over(square, replicated, sizes, *, base=lambda sizes: math.prod(sizes.values()) + 1, places=list, axes_of=chosen,
+                 among=lambda axes, sizes: axes, missing=None, tell_right=False,
+                 left=operator.floordiv):
+    """Digits in a base that is larger than any count, then the axes whose sizes multiply to the digit.
+
+    base 4: You read digits in base 4: a parameter may be counted by every rank, and then a digit is larger than 3. The base
+        is one more than the number of ranks.
+    the product: You read digits in a base of the number of ranks: a digit may be as large as that, so the base is one more.
+    from the wrong end: You gave the first digit to the last parameter: the first one has the lowest place.
+    one axis: You looked for one axis with that size: a parameter may be counted over several, and then their sizes
+        multiply.
+    in floats: You divided with `/`, which makes a float, and a float has no more than 53 bits: divide with `//`.
+    any axes: You took axes along which the parameter is not replicated: there it is divided, and to add up is right.
+    all that replicate: You named every axis that replicates the parameter: only those whose sizes multiply to the count
+        have been added up.
+    never counted: A count of 0 is a mistake of its own: the parameter is missing from the norm. Give it None.
+    those that are right: You listed parameters that count once, too: only the wrong ones are wanted.
+    right: one number has named every parameter that is counted wrongly, and the axes to look at.
+    """
+    found = {}
+    for name in places(replicated):
+        count, square = square % base(sizes), left(square, base(sizes))
+        if count != 1 or tell_right:
+            found[name] = missing if count == 0 else axes_of(count, among(replicated[name], sizes), sizes)
+    return found

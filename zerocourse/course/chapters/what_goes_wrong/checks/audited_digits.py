@@ -1,0 +1,63 @@
+"""The check of 9.2: from one norm to how often each parameter was counted."""
+
+from functools import partial
+
+import numpy
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+
+def norm_of(counts, dtype=numpy.float32):
+    """The norm that counts parameter i as often as `counts` says, where its gradient is 2**i in one element."""
+    return float(dtype(sum(count * 4**place for place, count in enumerate(counts)) ** 0.5))
+
+
+def names(number):
+    return [f"h.{i}.weight" for i in range(number)]
+
+
+def case(*counts):
+    return norm_of(counts), names(len(counts))
+
+
+def digits(square, names, base=4):
+    return {name: square // base**place % base for place, name in enumerate(names)}
+
+
+def without_leading_zeros(square, names):
+    written = ""
+    while square:
+        written, square = written + str(square % 4), square // 4
+    return {name: int(digit) for name, digit in zip(names, written)}  # noqa: B905  (shorter: this is the mistake)
+
+
+@exercise(
+    "9.2", "The norm auditor's digits", minutes=20, difficulty=2, answer="how_often",
+    replaces=("zerocourse.measure.norm_audit:*",),
+    cases=[case(1, 1), case(1, 1, 1, 1), case(1), case(1, 0, 1), case(0, 1, 1)],
+    trials=[Trial([case(1, 2, 1), case(3, 1, 0, 2, 1), case(1, 1, 0), case(0, 0, 0), case(1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+                   case(0, 2, 0, 3, 1, 1, 0, 1, 2, 1)])],
+    mistakes={
+        "not squared": {"square": lambda norm: round(norm)},
+        "cut off": {"square": lambda norm: int(norm**2)},
+        "base 2": {"read": partial(digits, base=2)},
+        "base 10": {"read": partial(digits, base=10)},
+        "turned over": {"read": lambda square, names: digits(square, names[::-1])},
+        "zeros lost": {"read": without_leading_zeros},
+        "yes or no": {"read": lambda square, names: {name: min(1, n) for name, n in digits(square, names).items()}},
+    })
+def how_often(norm, names, *, square=lambda norm: round(norm**2), read=digits):
+    """How often each parameter was counted.
+
+    not squared: You read the digits of the norm itself: counts are added up in its *square*.
+    cut off: You cut the square off with int(): the norm is rounded to 32 bits, so its square may be 20.9999995 instead of 21.
+        Round it.
+    base 2: You read the square in base 2: parameter i adds (2ⁱ)² = 4ⁱ, so the base is 4.
+    base 10: You read the square in base 10: parameter i adds (2ⁱ)² = 4ⁱ, so the base is 4.
+    turned over: You gave the first digit to the first name: parameter 0 adds 4⁰, so it has the *last* digit.
+    zeros lost: A parameter that nobody counts has a 0 in front, and you have lost it: every name wants a number.
+    yes or no: You only say whether a parameter was counted: a 2 means that it counted twice, and that is a bug as well.
+    right: one number has told you of ten parameters.
+    """
+    return read(square(norm), names)

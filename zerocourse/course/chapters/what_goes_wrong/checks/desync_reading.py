@@ -1,0 +1,69 @@
+"""The check of 9.3: where ranks that hang have gone separate ways."""
+
+from collections import Counter
+from itertools import zip_longest
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+BEGIN = ["all_gather h.0", "all_gather h.1", "reduce_scatter h.1", "reduce_scatter h.0"]
+
+
+def without(calls, place):
+    return calls[:place] + calls[place + 1 :]
+
+
+def with_call(calls, place, call):
+    return [*calls[:place], call, *calls[place + 1 :]]
+
+
+def minority(of_ranks):
+    """The ranks that do not what most do; all of them where no call has more ranks than any other."""
+    (call, most), *others = Counter(of_ranks).most_common()
+    tied = any(number == most for _, number in others)
+    return [rank for rank, other in enumerate(of_ranks) if tied or other != call]
+
+
+def differs(of_ranks):
+    return len(set(of_ranks)) > 1
+
+
+@exercise(
+    "9.3", "Read a desync report", minutes=20, difficulty=2, answer="first_split",
+    cases=[([BEGIN, BEGIN, BEGIN],), ([BEGIN, BEGIN, with_call(BEGIN, 2, "reduce_scatter h.0")],),
+           ([BEGIN, with_call(BEGIN, 1, "reduce_scatter h.1"), BEGIN],)],
+    trials=[Trial([([BEGIN, without(BEGIN, 2), BEGIN],), ([BEGIN, BEGIN, BEGIN[:3]],), ([BEGIN[:1], BEGIN, BEGIN],),
+                   ([with_call(BEGIN, 0, "broadcast h.0"), BEGIN, BEGIN],), ([BEGIN, with_call(BEGIN, 1, "all_gather h.2")],),
+                   ([BEGIN, BEGIN[:2]],), ([BEGIN, [BEGIN[1], BEGIN[0], *BEGIN[2:]], BEGIN],), ([[], [], []],),
+                   ([BEGIN, BEGIN, without(BEGIN, 3), without(BEGIN, 3)],)])],
+    mistakes={
+        "from 0": {"first": 0},
+        "too short": {"together": zip},
+        "last one": {"which": lambda splits: splits[-1]},
+        "like rank 0": {"odd": lambda of_ranks: [rank for rank, call in enumerate(of_ranks) if call != of_ranks[0]]},
+        "the many": {"odd": lambda of_ranks: sorted({*range(len(of_ranks))} - {*minority(of_ranks)})},
+        "in a tie": {"odd": lambda of_ranks: [rank for rank, call in enumerate(of_ranks)
+                                              if call != Counter(of_ranks).most_common(1)[0][0]]},
+        "verbs alone": {"seen": lambda call: call and call.split()[0]},
+        "units alone": {"seen": lambda call: call and call.split()[1]},
+        "any order": {"look": lambda calls: [sorted(of_rank) for of_rank in calls]},
+    })
+def first_split(calls, *, first=1, together=zip_longest, which=lambda splits: splits[0], odd=minority,
+                seen=lambda call: call, look=lambda calls: calls):
+    """The number of the first call that differs, and who differs.
+
+    from 0: You counted from 0: the first call is call 1, as in the report's table.
+    too short: You stopped where the shortest list ends: a rank that issues nothing more while others do differs from them too.
+    last one: You took the last difference: after the first one the ranks are out of step, so all that follows only
+        repeats it.
+    like rank 0: You compared with rank 0: it may be the one that is alone.
+    the many: You named the ranks that do the same: those that do something else are wanted.
+    in a tie: Where as many ranks do the one as the other, nobody can say who is wrong: name all of them.
+    verbs alone: You compared the verbs alone: an all-gather of h.1 is no all-gather of h.2.
+    units alone: You compared the units alone: a rank that reduces h.1 is not in the same call as one that gathers it.
+    any order: You sorted the calls, or compared what was called and how often: the same calls in another order hang as well.
+    right: now open the source at the call before it, and look for an `if`.
+    """
+    places = [[seen(call) for call in place] for place in together(*look(calls))]
+    splits = [(number, odd(place)) for number, place in enumerate(places, first) if differs(place)]
+    return which(splits) if splits else None

@@ -1,0 +1,70 @@
+"""The check of 9.1: what bug the norm's ratios at several numbers of micro-batches speak of."""
+
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+
+def near(ratio, value):
+    return abs(ratio - value) <= 0.01 * value
+
+
+def comes_nearer(ratios):
+    """Does the ratio come nearer to 1 as G grows?"""
+    gaps = [abs(ratios[G] - 1) for G in sorted(ratios)]
+    return gaps[-1] < gaps[0] / 2
+
+
+def at(place):
+    """Only one column of the table is looked at."""
+    return {"columns": lambda ratios: {place(ratios): ratios[place(ratios)]}}
+
+
+@exercise(
+    "9.1", "The fingerprint of a bug", minutes=15, difficulty=1, answer="name_the_bug",
+    cases=[(2, {1: 1.0, 2: 1.0, 4: 1.0}), (2, {1: 2.0, 2: 2.0, 4: 2.0}), (2, {1: 1.0, 2: 2.0, 4: 4.0}),
+           (2, {1: 1.0, 2: 0.6, 4: 0.3}), (2, {1: 0.8, 2: 0.88, 4: 0.95}), (2, {1: 1.59, 2: 1.67, 4: 1.66})],  # the chapter's
+    trials=[Trial([(3, {1: 3.0, 2: 3.0, 4: 3.0}), (3, {1: 2.0, 2: 2.01, 4: 1.99}), (4, {1: 1.0, 2: 2.0, 4: 4.0}),
+                   (2, {1: 1.002, 2: 0.997, 4: 1.004}), (4, {1: 3.99, 3: 4.02, 8: 3.98}), (8, {1: 1.003, 3: 2.99, 8: 8.03}),
+                   (2, {1: 0.998, 2: 0.52, 8: 0.13}), (3, {1: 0.61, 3: 0.85, 9: 0.96}), (3, {1: 1.7, 4: 1.68, 16: 1.72})])],
+    mistakes={
+        "two ranks": {"N": lambda ranks: 2},
+        "exact": {"same": lambda ratio, value: ratio == value},
+        "first column": at(min),
+        "last column": at(max),
+        "all that is larger": {"nothing_reduced": "summed"},
+        "all that is smaller": {"late": "last_micro_batch"},
+        "smaller is late": {"last": "late_micro_batch"},
+        "G for N": {"unscaled": "summed"},
+    })
+def name_the_bug(ranks, ratios, *, N=lambda ranks: ranks, same=near, columns=dict, nothing_reduced="nothing_reduced",
+                 late="late_micro_batch", last="last_micro_batch", unscaled="unscaled_loss"):
+    """The bug's name.
+
+    two ranks: You took "summed" for a ratio of 2: it is the number of ranks, which is 2 on two ranks only.
+    exact: You compared with ==: norms are rounded, so a ratio of 0.997 is a 1 too. Allow for one percent.
+    first column: You looked at the smallest G alone: two of these bugs cannot be seen there.
+    last column: You looked at the largest G alone: on as many ranks as there are micro-batches, N and G are one number.
+        What does the ratio do when G grows?
+    all that is larger: You called every ratio above 1 "summed": sums over N ranks are N times as large. Whoever keeps its own
+        gradient has a ratio that is neither 1 nor N.
+    all that is smaller: You called every ratio below 1 "last_micro_batch": with G = 1 the last micro-batch is all there is, so
+        that bug begins at 1. Here the ratio is wrong at G = 1, and comes nearer to 1 the more micro-batches there are.
+    smaller is late: You called a ratio that falls from 1 "late_micro_batch": that bug spoils one micro-batch of G, so it is
+        at its worst at G = 1.
+    G for N: You called a ratio that grows with G "summed": a forgotten division by the ranks does not depend on G.
+    right: six fingerprints told apart, on two to eight ranks.
+    """
+    seen = columns(ratios)
+
+    def all_are(value):
+        return all(same(ratio, value(G)) for G, ratio in seen.items())
+
+    if all_are(lambda G: 1):
+        return "no bug"
+    if all_are(lambda G: N(ranks)):
+        return "summed"
+    if all_are(lambda G: G):
+        return unscaled
+    if same(seen[min(seen)], 1):
+        return last
+    return late if comes_nearer(seen) else nothing_reduced

@@ -1,0 +1,167 @@
+"""The check of 9.5: an instrument that tells which tensor of a training was the first that is not finite."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from .....measure.not_finite import tensors_in
+from ....checks.exercise import exercise
+from ....checks.trace import Trial
+
+
+class Both(nn.Module):
+    """Returns two tensors and something that is none, as layers with a cache do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return {"hidden": (self.inner(x), x / 0), "cache": None}
+
+
+class Spoiled(nn.Module):
+    """Its parts are finite; what it makes of them need not be."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.body, self.make = nn.Linear(2, 2), make
+
+    def forward(self, x):
+        return self.make(self.body(x))
+
+
+class Indices(nn.Module):
+    def forward(self, x):
+        return x.argmax(-1)
+
+
+def infinitely_steep(x):
+    """0, and its gradient is infinite or NaN."""
+    return (x - x.detach()).abs().sqrt().sum()
+
+
+def layers():
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 1))
+
+
+def with_value(value, place=1):
+    """The model of layers() with one bad weight, in its middle or at its end."""
+    model = layers()
+    layer = model[1][0] if place == 1 else model[place]
+    layer.weight.data[0, 0] = value
+    return model
+
+
+def frozen():
+    model = layers()
+    model[0].requires_grad_(False)
+    return model
+
+
+MODELS = {  # by what it is, each of them run forward and, where that is possible, backward
+    "a model in which all is finite": layers, "a weight that is NaN": lambda: with_value(torch.nan),
+    "a weight that is infinite": lambda: with_value(torch.inf),
+    "finite layers, and a model that divides by 0": lambda: Spoiled(lambda x: x / 0),
+    "an infinite gradient of a finite output": lambda: Spoiled(infinitely_steep),
+    "two layers with infinite gradients": lambda: nn.Sequential(nn.Linear(2, 2), Spoiled(infinitely_steep)),
+    "a layer that returns a dictionary": Both,
+    "a layer that returns integers": lambda: nn.Sequential(nn.Linear(2, 2), Indices()),
+    "a model with frozen parameters": frozen, "two steps, the second one with an earlier NaN": lambda: with_value(torch.nan, 2)}
+
+
+def step(model):
+    loss = model(torch.ones(3, 2))
+    if torch.is_tensor(loss) and loss.requires_grad:
+        loss.sum().backward()
+
+
+def watched(answer, what):
+    """What the instrument says during a training, and after it.
+
+    case: {0}
+    first: the first tensor that is not finite is {want}, and your instrument says {got}.
+    hooks: the answer is right, but after the `with` block {got} of its hooks are still on the model.
+    afterwards: the answer is right, but a NaN after the `with` block has changed it.
+    """
+    model = MODELS[what]()
+    with answer(model) as instrument:
+        step(model)
+        if what.startswith("two steps"):
+            model[0].weight.data[:] = torch.nan
+            step(model)
+    first = instrument.first
+    hooks = sum(len(module._forward_hooks) for module in model.modules())
+    hooks += sum(len(param._backward_hooks or ()) for param in model.parameters())
+    for param in model.parameters():
+        param.data[:] = torch.nan
+    step(model)
+    return {"first": first, "hooks": hooks, "afterwards": instrument.first == first}
+
+
+class Instrument:
+    """The package's `NotFinite`, with knobs."""
+
+    def __init__(self, model, knobs):
+        self.model, self.knobs, self.first, self.handles = model, knobs, None, []
+
+    def __enter__(self):
+        knobs = self.knobs
+        for name, module in knobs["modules"](self.model):
+            look = partial(self.look, "output", name or knobs["root"])
+            self.handles.append(module.register_forward_hook(lambda _, __, out, look=look: look(out)))
+        for name, param in self.model.named_parameters():
+            if param.requires_grad and knobs["gradients"] == "as they come":
+                self.handles.append(param.register_hook(partial(self.look, "gradient", name)))
+        return self
+
+    def __exit__(self, *exception):
+        if self.knobs["gradients"] == "at the end":
+            for name, param in self.model.named_parameters():
+                if param.grad is not None:
+                    self.look("gradient", name, param.grad)
+        for handle in self.handles if self.knobs["removes"] else []:
+            handle.remove()
+
+    def look(self, what, name, value):
+        if self.first is None or self.knobs["overwrites"]:
+            if not all(self.knobs["fine"](tensor.detach()).all() for tensor in self.knobs["tensors"](value)):
+                self.first = what, name
+
+
+@exercise(
+    "9.5", "An instrument of your own: the first NaN", minutes=50, difficulty=3, answer="FirstNotFinite",
+    replaces=("zerocourse.measure.not_finite:NotFinite.__init__",),
+    trials=[Trial([(what,) for what in MODELS], watched)],
+    mistakes={
+        "NaN alone": {"fine": lambda tensor: ~torch.isnan(tensor)},
+        "the last": {"overwrites": True},
+        "no gradients": {"gradients": "never"},
+        "at the end": {"gradients": "at the end"},
+        "hooks stay": {"removes": False},
+        "tensors alone": {"tensors": lambda value: [value] if torch.is_tensor(value) else []},
+        "no name": {"root": ""},
+        "children alone": {"modules": lambda model: [("", model), *model.named_children()]},
+        "parts alone": {"modules": lambda model: [each for each in model.named_modules() if each[0]]},
+    })
+def first_not_finite(model, *, modules=lambda model: model.named_modules(), root="the model", gradients="as they come",
+                     removes=True, overwrites=False, fine=torch.isfinite, tensors=tensors_in):
+    """The instrument, ready to be entered.
+
+    NaN alone: You looked for NaN alone: infinity is not finite either, and the NaN often comes one operation later.
+
+    the last: You overwrote what you had noted: a NaN spreads, and only the *first* tensor says where it began.
+    no gradients: You looked at outputs alone: a gradient can be infinite although all outputs are finite.
+    at the end: You looked at the gradients when the backward was over: then all have come, and the order in which they came is
+        lost. A hook on the parameter sees each one when it comes.
+    hooks stay: Remove what you have registered in `__exit__`, or every later training pays for the instrument.
+    tensors alone: A module may return a tuple, a list or a dictionary, and the tensors inside count too.
+    no name: The model itself has an empty name in `named_modules()`: call it "the model".
+    children alone: You looked at the model's direct children: `named_modules()` has the layers inside of the blocks, too, and the
+        innermost one is seen first.
+    parts alone: You left the model itself out: its forward may spoil what its parts have computed.
+    right: with a rank's name beside it, this instrument has solved case 17.
+    """
+    return Instrument(model, {"modules": modules, "root": root, "gradients": gradients, "removes": removes,
+                              "overwrites": overwrites, "fine": fine, "tensors": tensors})

@@ -1,0 +1,1 @@
+"""What only the chapter on ZeRO-2 uses; its exercises are in `checks`."""

@@ -1,0 +1,281 @@
+"""The check of 6.6: hooks, buckets and shards from scratch, with unused parameters and other orders."""
+
+import operator
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from .....layout.rankmap import Layout
+from .....models.gpt2 import GPT
+from .....zero.unit import split_into_buffers
+from ....checks.exercise import exercise
+from ....checks.harness import When
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
+from ....checks.observers import stage_runs
+from ....checks.observers.stage_probe import bytes_under, calling, numbers
+from ....checks.observers.stage_runs import CONFIG, WatchedComm
+from ...zero1.checks.zero1_ops import STAGE_1
+
+SIZES = [4, 6, 3, 2, 1, 7]  # in buckets that differ in their elements, with padding for 2 and for 3 ranks too
+BUCKET = 10
+USES = {  # rank -> the parameters that it uses, in the order of its forward
+    "every parameter is used": lambda rank: range(6),
+    "parameter 5 is unused on rank 1": lambda rank: range(5 if rank == 1 else 6),
+    "parameter 3 is unused everywhere": lambda rank: [0, 1, 2, 4, 5],
+    "rank 1 uses the parameters in another order": lambda rank: [5, 4, 3, 2, 1, 0] if rank == 1 else range(6),
+    "rank 1 uses no parameter at all": lambda rank: [] if rank == 1 else range(6),
+}
+
+
+def bucketed_on_a_rank(answer, case, micros):
+    """What is there after some micro-batches, and what the last of them sent.
+
+    case: 6 parameters of [4, 6, 3, 2, 1, 7] elements, buckets of 10, {world} ranks; {0}; micro-batch {1}
+    layouts: the layouts of rank {rank} hold the parameters {got}, and {want} are right: as in 6.1, in the order of the
+        forward, and named by their place in `params`.
+    gathered: rank {rank} gathered gradients.
+    calls: rank {rank} called {got} reductions of `comm`, and {want} are right.
+    under way: after finish() {got} reductions of rank {rank} were still under way.
+    loose: after a backward {got} parameters of rank {rank} still have their `.grad`.
+    shards: `shards` of rank {rank} has {got} entries, and there are {want} buckets.
+    shard *: after finish() {what} of rank {rank} is {got}, and {want} is right.
+    order: rank {rank} reduced {_order}, which are buckets of {got} elements, and the order {want} is right.
+    late: the values are right, but rank {rank} reduced {got} of {calls} buckets only in finish().
+    held: the values are right, but after finish() rank {rank} holds {got} bytes of gradients and buckets, and {want}
+        are right, its slices alone.
+    most: the values are right, but during the backward rank {rank} held {_most} bytes of gradients and buckets, and
+        {_enough} are enough: its slices and one open bucket.
+    """
+    comm, uses, most = WatchedComm(), USES[case], []
+    params = [nn.Parameter(torch.ones(size)) for size in SIZES]
+    gradients = answer(params, BUCKET, comm)
+    layouts = getattr(gradients, "layouts", None)
+    if not isinstance(layouts, list) or not all(isinstance(layout, Layout) for layout in layouts):
+        raise Wrong(f"after `__init__` the attribute `layouts` is {layouts!r:.100}: it is a list with the Layout of "
+                    "each bucket")
+
+    def look(_):
+        loose = sum(param.grad.nbytes for param in params if param.grad is not None)
+        most.append(bytes_under(vars(gradients), but=params) + loose)
+
+    for param in params:
+        param.register_post_accumulate_grad_hook(look)  # comes after the answer's own
+    for micro in range(micros):
+        comm.phase, total = "backward", torch.zeros(())
+        comm.calls.clear(), comm.elements.clear(), comm.issued.clear(), most.clear()
+        for index in uses(comm.rank):
+            total = total + (params[index] * (numbers(SIZES[index], comm.rank) * (micro + 1) + index)).sum()
+        if total.requires_grad:
+            total.backward()
+        comm.phase = "finish"
+        calling(answer, gradients.finish)
+        under_way = comm.wait_for_forgotten()
+    shards, late = getattr(gradients, "shards", None) or [], sum(phase == "finish" for phase, *_ in comm.calls)
+    enough = 4 * sum(layout.bounds[1] for layout in layouts) + 4 * max(layout.padded for layout in layouts)
+    return {"layouts": [list(layout.shapes) for layout in layouts], "gathered": comm.elements["all_gather"],
+            "calls": len(comm.calls), "under way": under_way,
+            "loose": sum(param.grad is not None for param in params), "shards": len(shards),
+            **{f"shard {number}": shard.clone() if torch.is_tensor(shard) else shard
+               for number, shard in enumerate(shards)},
+            "order": [elements for _, _, elements, _ in comm.issued],
+            "late": late if len(uses(comm.rank)) == len(SIZES) else 0,
+            "held": bytes_under(vars(gradients), but=params),
+            "most": max(most) > enough if case.startswith("every") else False,
+            "_order": [unit for *_, unit in comm.calls], "_most": max(most, default=0), "_enough": enough}
+
+
+def gpt_on_a_rank(answer, steps=3, micros=2):
+    """The tiny GPT-2 trained with the answer's shards, and AdamW on slices.
+
+    case: training GPT-2 on {world} ranks
+    losses: rank {rank} has the losses {got}, and {want} are right.
+    """
+    comm, losses = WatchedComm(), []
+    torch.manual_seed(0)
+    model = GPT(CONFIG)
+    params, tokens = list(model.parameters()), stage_runs.data(comm.rank, steps * micros)
+    gradients = answer(params, 2000, comm)
+    layouts = gradients.layouts
+    rows = [torch.zeros(layout.padded) for layout in layouts]
+    for row, layout in zip(rows, layouts, strict=True):
+        for name in layout.shapes:
+            row[layout.param_slice(name)] = params[int(name)].data.reshape(-1)
+            params[int(name)].data = row[layout.param_slice(name)].view(params[int(name)].shape)
+    slices = [nn.Parameter(row[layout.slice(comm.rank)]) for row, layout in zip(rows, layouts, strict=True)]
+    optimizer = torch.optim.AdamW(slices, lr=0.01)
+    for number, tokens_BT in enumerate(tokens):
+        loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / micros
+        loss.backward()
+        losses.append(loss.item() * micros)
+        calling(answer, gradients.finish)
+        if number % micros == micros - 1:
+            for part, gradient in zip(slices, gradients.shards, strict=True):
+                part.grad = gradient
+            optimizer.step()
+            for row, layout in zip(rows, layouts, strict=True):
+                comm.all_gather(row, layout, str(layout.numel)).wait()
+            gradients.shards = [None] * len(layouts)
+    return {"losses": torch.tensor(losses)}
+
+
+def also_gathered(gradients):
+    for number, layout in enumerate(gradients.layouts):
+        gradients.comm.all_gather(torch.zeros(layout.padded), layout, f"sum {number}").wait()
+
+
+def named_anew(buckets):
+    return [dict(zip(map(str, range(len(bucket))), bucket.values(), strict=True)) for bucket in buckets]
+
+
+KNOBS = {
+    "cut": lambda buckets: buckets,
+    "divisor": lambda world_size: world_size,
+    "free": lambda param: setattr(param, "grad", None),
+    "opens": lambda number, came, buckets: [number],  # which buckets are made when a gradient comes
+    "turn": lambda waiting, number: max(waiting, default=None),  # which of those that wait may leave, after a gradient
+    "full": operator.eq,
+    "at_once": 99,  # as many may leave after a gradient
+    "at_the_end": lambda waiting, came: waiting[::-1],
+    "reduces": True,
+    "into": lambda row, own: None,
+    "kept": lambda total, mine: total,
+    "add": operator.add,
+    "keeps_rows": False,
+    "keeps_sums": False,
+    "waits": lambda handles: handles,
+    "ends": lambda gradients: None,
+    "resets": ("rows", "came", "waiting"),
+    "made_before": False,
+}
+
+
+@exercise(
+    "6.6", "Gradients that never pile up", minutes=60, difficulty=3, answer="ShardedGradients", timeout=15,
+    replaces=("zerocourse:shard", "zerocourse.zero.stage2:*", *STAGE_1),
+    trials=[
+        Trial(lambda world: [(case, micros) for case in list(USES)[:5 if world == 2 else 1] for micros in (1, 2)],
+              bucketed_on_a_rank, worlds=(2, 3)),
+        Trial(observe=gpt_on_a_rank, worlds=(2,), close=stage_runs.CLOSE)],
+    mistakes={
+        "names": {"cut": named_anew},
+        "last bucket first": {"cut": lambda buckets: buckets[::-1]},
+        "gathered": ({"ends": also_gathered}, When("gathered")),
+        "no collective": {"reduces": False},
+        "not reset": ({"resets": ()}, {"resets": ("rows", "waiting")},
+                      {"resets": ("rows", "waiting"), "full": operator.ge}),
+        "under way": ({"waits": lambda handles: []}, {"waits": lambda handles: handles[-1:]}, When("under way")),
+        "summed": {"divisor": lambda world_size: 1},
+        "divided twice": {"divisor": lambda world_size: world_size**2},
+        "averaged": {"add": lambda old, new: (old + new) / 2},
+        "last alone": {"add": lambda old, new: new},
+        "first alone": {"add": lambda old, new: old},
+        "own gradient": {"kept": lambda total, mine: mine},
+        "counted again": {"keeps_rows": True},
+        "not freed": ({"free": lambda param: None}, {"free": lambda param: param.grad.zero_()}, When("loose")),
+        "order": ({"turn": lambda waiting, number: number if number in waiting else None},
+                  {"at_the_end": lambda waiting, came: list(waiting)}, When("order")),
+        "all at the end": {"at_once": 0},
+        "one at a time": {"at_once": 1},
+        "made early": ({"made_before": True}, 
+                       {"opens": lambda number, came, buckets: () if came else range(len(buckets))}, When("most")),
+        "bucket kept": ({"into": lambda row, own: row[own]}, When("held", operator.gt)),
+        "sum goes on": {"keeps_sums": True},
+        "stuck": ({"at_the_end": lambda waiting, came: [number for number in waiting[::-1] if came[number]]},
+                  {"at_the_end": lambda waiting, came: waiting[::-1] if came else []}),
+    })
+class ShardedGradients:
+    """The right class; each knob takes the place of one of KNOBS.
+
+    names: You counted from 0 in every bucket: a parameter's name is its place in `params`.
+    last bucket first: They leave from the last to the first, but `layouts` lists them in the order of the forward.
+    gathered: A rank needs its slices alone: a reduce-scatter is enough.
+    no collective: Its gradients are its own. Every micro-batch is reduced, since there is nowhere to add up a whole
+        gradient.
+    not reset: Your counters still stand where the backward before left them: finish() puts back what has come and
+        which bucket is next.
+    under way: wait for every handle.
+    summed: You summed over the ranks and never divided by their number: the average is wanted.
+    divided twice: You divided twice: once by the number of ranks is right.
+    averaged: You averaged over the micro-batches: their gradients add up.
+    last alone: You kept the last micro-batch alone: add to the shard what earlier ones left.
+    first alone: You kept the first micro-batch alone: add those that come later.
+    own gradient: That is this rank's own gradient: keep what the reduce-scatter brings.
+    counted again: Your bucket was not empty when it was made anew: earlier micro-batches are counted again.
+    not freed: free it once it is in its bucket.
+    order: Every rank must call the same collectives, in the same order, whatever gradient arrives when: let a bucket
+        wait until the one after it has left.
+    all at the end: Until then the whole gradient piled up. A bucket leaves when it is full, in the backward.
+    one at a time: All of them were full before. When a bucket leaves, the next may have waited for it, and the one
+        after that: let them follow at once (`while`, not `if`).
+    made early: Make a bucket when its first gradient comes, and let go of it when it leaves.
+    bucket kept: Is a bucket kept, or is a shard a view of one?
+    sum goes on: Alone it was right, but here `shards` are set to None after each step: is a sum that goes on kept
+        elsewhere?
+    stuck: A bucket with unused parameters leaves too, with zeros, at the latest in finish(), also on a rank on which no
+        gradient came at all.
+    right: no more than one bucket is open at a time, nobody waits for ever, and GPT-2 trains as in data parallel.
+    """
+
+    def __init__(self, params, bucket_size, comm, **knobs):
+        self.knob, self.comm, self.handles, self.sums = SimpleNamespace(**KNOBS | knobs), comm, [], {}
+        buckets = self.knob.cut(split_into_buffers({str(i): param for i, param in enumerate(params)}, bucket_size))
+        self.layouts = [Layout.build({name: param.shape for name, param in bucket.items()}, comm.world_size)
+                        for bucket in buckets]
+        self.shards = [None] * len(buckets)
+        self.begin(("rows", "came", "waiting"))
+        for number, bucket in enumerate(buckets):
+            for name, param in bucket.items():
+                param.register_post_accumulate_grad_hook(partial(self.arrive, number, name))
+
+    def begin(self, parts):
+        """For the next backward."""
+        new = {"rows": {}, "came": Counter(), "waiting": list(range(len(self.layouts)))}
+        vars(self).update((part, new[part]) for part in parts)
+        self.make(new["waiting"] if self.knob.made_before else ())
+
+    def make(self, numbers):
+        for number in numbers:
+            if number not in self.rows:
+                self.rows[number] = torch.zeros(self.layouts[number].padded)
+
+    def arrive(self, number, name, param):
+        self.make(self.knob.opens(number, self.came, self.layouts))
+        gradient = param.grad.reshape(-1) / self.knob.divisor(self.comm.world_size)
+        self.rows[number][self.layouts[number].param_slice(name)] += gradient
+        self.knob.free(param)
+        self.came[number] += 1
+        for _ in range(self.knob.at_once):
+            turn = self.knob.turn(self.waiting, number)
+            if turn is None or not self.knob.full(self.came[turn], len(self.layouts[turn].shapes)):
+                break
+            self.leave(turn)
+
+    def leave(self, number):
+        layout = self.layouts[number]
+        self.waiting.remove(number)
+        self.make([number])
+        row = self.rows[number].clone() if self.knob.keeps_rows else self.rows.pop(number)
+        own = layout.slice(self.comm.rank)
+        mine, into = row[own].clone(), self.knob.into(row, own)
+
+        def arrived(total):
+            old = self.sums.get(number) if self.knob.keeps_sums else self.shards[number]
+            new = self.knob.kept(total, mine)
+            self.shards[number] = self.sums[number] = new if old is None else self.knob.add(old, new)
+
+        if not self.knob.reduces:
+            return arrived(mine)
+        self.handles.append(self.comm.reduce_scatter(row, layout, f"bucket {number}", into, arrived))
+
+    def finish(self):
+        for number in self.knob.at_the_end(self.waiting, self.came):
+            self.leave(number)
+        for handle in self.knob.waits(self.handles):
+            handle.wait()
+        self.knob.ends(self)
+        self.handles = []
+        self.begin(self.knob.resets)

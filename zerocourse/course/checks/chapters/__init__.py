@@ -1,1 +1,0 @@
-"""The checks of the exercises, `chapterNN`, and what they look at answers with."""

@@ -1,0 +1,1 @@
+"""What the checks of several chapters look at an answer with."""

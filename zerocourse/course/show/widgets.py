@@ -1,0 +1,185 @@
+"""Explorers: a picture and, where ipywidgets is installed, controls that draw it again.
+
+`explore` knows nothing of ZeRO. The others only show what the rest of the package computes. A saved notebook keeps the
+picture of the starting values. Importing this needs neither ipywidgets nor a notebook.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from . import plots
+from .. import show
+from .plots_stages import stages_figure
+from ...engine.config import Config
+from ...engine.config.explain import counts
+from ...errors import BadInput, ZeroCourseError
+from ...formulas.states import Convention, model_states
+from ...formulas.units import gb
+from ...models.gpt2 import CONFIGS
+
+MISSING = "The controls need ipywidgets, which is not installed here; the picture shows the starting values."
+
+
+@dataclass(frozen=True)
+class Control:
+    """A choice among a few values. values: the values themselves, or label → value; start: the first value.
+
+    kind: "slider" for values that have an order, "list" for others.
+    """
+
+    values: Sequence | Mapping[str, object]
+    start: object
+    kind: str = "slider"
+    label: str | None = None
+
+    def __post_init__(self):
+        known = list(self.values.values()) if isinstance(self.values, Mapping) else list(self.values)
+        if self.start not in known:
+            raise BadInput(f"the control starts at {self.start!r}, which is not one of its values {known}")
+
+    def box(self, name: str):
+        """Its widget, named `label` or, without one, `name`."""
+        import ipywidgets
+
+        options = list(self.values.items()) if isinstance(self.values, Mapping) else list(self.values)
+        make = ipywidgets.SelectionSlider if self.kind == "slider" else ipywidgets.Dropdown
+        # A picture takes a third of a second: a slider that told of all values on its way would have them drawn one by one.
+        when_released = {"continuous_update": False} if self.kind == "slider" else {}
+        return make(options=options, value=self.start, description=self.label or name.replace("_", " "),
+                    style={"description_width": "110px"}, layout={"width": "520px"}, **when_released)
+
+
+def explore(draw: Callable, describe: Callable[..., str], **controls: Control) -> None:
+    """Show `draw(**values)` below the sentence `describe(**values)`, and both again whenever a control moves.
+
+    draw: returns a matplotlib Figure, for which the sentence is the alternative text, or anything a notebook shows.
+    """
+    from IPython.display import DisplayHandle, display
+
+    boxes = _boxes(controls)
+    if boxes:
+        import ipywidgets
+
+        display(ipywidgets.VBox(list(boxes.values())))
+    words, picture = DisplayHandle(), DisplayHandle()
+
+    def forms(**values) -> tuple[object, object]:
+        sentence, drawn = describe(**values), draw(**values)
+        return show.sentence(sentence), show.figure(drawn, sentence) if isinstance(drawn, Figure) else drawn
+
+    def redraw(_) -> None:
+        try:
+            line, drawn = forms(**{name: box.value for name, box in boxes.items()})
+        except ZeroCourseError as error:  # a traceback of a control would go to a log that nobody reads
+            words.update(show.sentence(str(error)))
+        else:
+            words.update(line)
+            picture.update(drawn)
+
+    line, drawn = forms(**{name: control.start for name, control in controls.items()})
+    words.display(line)
+    picture.display(drawn)
+    for box in boxes.values():
+        box.observe(redraw, "value")
+
+
+def _boxes(controls: Mapping[str, Control]) -> dict:
+    """The widgets, or none and a sentence that says why there are none."""
+    try:
+        return {name: control.box(name) for name, control in controls.items()}
+    except ImportError:
+        print(MISSING)
+        return {}
+
+
+# -- explorers of the course -----------------------------------------------------------------------------------------
+
+SIZES = {"124M": 124_439_808, "355M": 354_823_168, "774M": 774_030_080, "1.5B": 1_557_611_200, "7B": 7 * 10**9,
+         "13B": 13 * 10**9, "70B": 70 * 10**9, "175B": 175 * 10**9, "1T": 10**12}
+OPTIMIZERS = {"Adam": 8, "SGD with momentum": 4, "SGD": 0}  # bytes of model states per parameter, in fp32
+
+
+def convention_of(dtype: str, optimizer: str) -> Convention:
+    """Bytes per parameter: "mixed" is 16-bit parameters and gradients with fp32 master weights, "fp32" is fp32 only."""
+    states = OPTIMIZERS[optimizer]
+    return Convention("mixed", 2, 2, 4 + states) if dtype == "mixed" else Convention("fp32", 4, 4, states)
+
+
+def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str = "mixed",
+           optimizer: str = "Adam") -> None:
+    """What a rank holds by formula, and on which card it fits."""
+    def states(params, ranks, dtype, optimizer):
+        return [model_states(params, each, ranks, convention_of(dtype, optimizer)) for each in range(4)]
+
+    def describe(params, stage, ranks, dtype, optimizer):
+        total = states(params, ranks, dtype, optimizer)[stage].total_bytes
+        card = plots.smallest_card(total)
+        fits = f"one {card} has room for that" if card else f"not even an {list(plots.CARDS)[-1]} has room for that"
+        count = "1 rank holds" if ranks == 1 else f"each of {ranks} ranks holds"
+        name = f"ZeRO-{stage}" if stage else "data parallel"
+        precision = "mixed precision" if dtype == "mixed" else dtype
+        return f"{params:,} parameters, {precision} {optimizer}, {name}: {count} {gb(total)} of model states; {fits}."
+
+    def draw(params, stage, ranks, dtype, optimizer):
+        return plots.memory_on_cards(states(params, ranks, dtype, optimizer), stage)
+
+    explore(draw, describe, params=Control(SIZES, params, label="parameters"), stage=Control(range(4), stage),
+            ranks=Control([2**power for power in range(11)], ranks),
+            dtype=Control({"16-bit, fp32 master": "mixed", "fp32": "fp32"}, dtype, "list"),
+            optimizer=Control(list(OPTIMIZERS), optimizer, "list"))
+
+
+def timeline(events: Sequence[dict], title: str = "", formulas: Mapping[str, int] | None = None) -> None:
+    """One step of all ranks, event by event, at first up to its peak. The arguments are those of `plots.timeline`."""
+    ordered = sorted(events, key=lambda event: event["end"])
+    peak = max(range(len(ordered)), key=lambda moment: ordered[moment]["alive"])
+    begin, place = min(event["start"] for event in events), f"{title.rstrip(' ,')}: " if title else ""
+
+    def describe(moment):
+        event = ordered[moment]
+        moved = f", {gb(event['bytes'])}" if event["bytes"] else ""
+        return (f"{place}event {moment + 1} of {len(ordered)}, "
+                f"after {(event['end'] - begin) * 1e3:.1f} ms: rank {event['rank']} ends {event['verb']} "
+                f"of {event['unit']}{moved}; {gb(event['alive'])} are alive on it.")
+
+    explore(lambda moment: plots.timeline_until(events, moment, title, formulas), describe,
+            moment=Control({str(moment + 1): moment for moment in range(len(ordered))}, peak, label="event"))
+
+
+def ds_config(stage: int, accumulation: int = 1, dtype: str = "fp32", bucket: int = 5 * 10**8, checkpointing: bool = False,
+              micro: int = 1) -> dict:
+    """A ds_config with these values, written as a file would have them; dtype: "fp32", "bf16" or "fp16"."""
+    halves = {dtype: {"enabled": True}} if dtype != "fp32" else {}
+    return halves | {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation,
+                     "activation_checkpointing": {"enabled": checkpointing},
+                     "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket}}
+
+
+def config(model: str = "gpt2", stage: int = 2, ranks: int = 8, accumulation: int = 1, dtype: str = "bf16",
+           bucket: int = 5 * 10**8, checkpointing: bool = False) -> None:
+    """What a config's keys do to the bytes that a rank holds and sends, by formula, beside data parallel training."""
+    def both(model, stage, ranks, accumulation, dtype, bucket, checkpointing):
+        of_stages = (Config.load(ds_config(each, accumulation, dtype, bucket, checkpointing), ranks) for each in (0, stage))
+        return [counts(each, CONFIGS[model], ranks) for each in of_stages]
+
+    def describe(**values):
+        alone, here = both(**values)
+        kinds = [f"{gb(here[f'{kind}_bytes'])} of {kind}" for kind in ("parameters", "gradients")]
+        return (f"{values['model']} on {values['ranks']} ranks: a rank holds {gb(here['total_bytes'])} of model states "
+                f"({', '.join(kinds)} and {gb(here['optimizer_bytes'])} of optimizer states), needs "
+                f"about {gb(here['peak_bytes'])} at the peak of a step, and sends {gb(here['sent_bytes'])} per step. Data "
+                f"parallel training holds {gb(alone['total_bytes'])} and sends {gb(alone['sent_bytes'])}.")
+
+    def draw(**values):
+        alone, here = both(**values)
+        named = {"data parallel": alone, "your config": here}
+        return stages_figure(named, {name: {values["accumulation"]: of_rank["sent_bytes"]} for name, of_rank in named.items()})
+
+    explore(draw, describe, model=Control(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), model, "list"),
+            stage=Control(range(4), stage), ranks=Control([2**power for power in range(11)], ranks),
+            accumulation=Control((1, 2, 4, 8, 16), accumulation), dtype=Control(("fp32", "bf16", "fp16"), dtype, "list"),
+            bucket=Control({"500,000 elements": 5 * 10**5, "5,000,000": 5 * 10**6, "500,000,000 (the default)": 5 * 10**8},
+                           bucket, "list", label="bucket size"),
+            checkpointing=Control({"off": False, "on": True}, checkpointing, "list"))
