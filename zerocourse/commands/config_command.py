@@ -13,7 +13,7 @@ import warnings
 
 from ..errors import BadInput
 from ..formulas.units import both
-from ..models.gpt2_config import find_config
+from ..formulas.gpt2_config import find_config
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, path, refuse_ignored, whole
 

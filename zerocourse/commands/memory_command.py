@@ -17,7 +17,7 @@ from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_s
 from ..formulas.units import both, gb
 from ..formulas.volumes import sent_bytes
 from ..formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, largest_gpt2_unit, needs, on_device
-from ..models.gpt2_config import GPTConfig, find_config
+from ..formulas.gpt2_config import GPTConfig, find_config
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
 from .fits_table import what_fits

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import BadInput
 from ..formulas.units import gb
-from ..models.gpt2_config import find_config
+from ..formulas.gpt2_config import find_config
 from . import Outcome
 from .arguments import MOST_SEED, Checked, add_device, check_folder, path, set_device, whole
 from .terminal import table as aligned

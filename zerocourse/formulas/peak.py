@@ -15,6 +15,7 @@ The backward ends with what came before the units (the embeddings), and at that 
 from collections.abc import Sequence
 
 from .activations import head_activation_bytes, layer_activation_bytes
+from .gpt2_config import GPTConfig
 from .shares import padded_elements, positive
 from .states import FP32, ZERO, Convention
 from .transformer import gpt2_block_params
@@ -61,10 +62,10 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
     return max(moments) + optimizer + (convention.parameter * share if stage == 3 and not offloaded_parameters else 0)
 
 
-def gpt2_peak_bytes(config, stage: int, ranks: int, micro_batch: int, seq: int, convention: Convention = ZERO,
+def gpt2_peak_bytes(config: GPTConfig, stage: int, ranks: int, micro_batch: int, seq: int, convention: Convention = ZERO,
                     recompute: str = "selective", prefetch: int = 1, in_flight: int = 1,
                     accumulated: bool = False, offloaded: bool = False, offloaded_parameters: bool = False) -> int:
-    """An estimate of a step's peak for a `GPTConfig`: `states_peak` with the activations of Korthikanti et al. 2022.
+    """An estimate of a step's peak: `states_peak` with the activations of Korthikanti et al. 2022.
 
     prefetch and in_flight mean what they mean for `shard`, and have its defaults; recompute means what it means for
     `layer_activation_bytes`, and "full" also counts one layer's activations while they are computed again.

@@ -6,7 +6,7 @@ node may be placed on the host. An edge whose ends are placed apart crosses the 
 Source: Ren et al. 2021, arXiv 2101.06840, section 3.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ class Placement(NamedTuple):
     device: int
 
 
-def placements(edges=EDGES, held: Mapping[str, int] = HELD) -> Iterator[Placement]:
+def placements(edges: Iterable[tuple[str, str, int]] = EDGES, held: Mapping[str, int] = HELD) -> Iterator[Placement]:
     """All 2^k of them, for k nodes that may be placed."""
     for choice in product((False, True), repeat=len(held)):
         host = frozenset(node for node, is_there in zip(held, choice, strict=True) if is_there)
@@ -42,9 +42,9 @@ def placements(edges=EDGES, held: Mapping[str, int] = HELD) -> Iterator[Placemen
                         sum(nbytes for node, nbytes in held.items() if node not in host))
 
 
-def best_placements(**graph) -> list[Placement]:
+def best_placements(edges: Iterable[tuple[str, str, int]] = EDGES, held: Mapping[str, int] = HELD) -> list[Placement]:
     """Those that no other one beats in both: fewer bytes moved, and fewer on the device. From all on the device on."""
-    every = list(placements(**graph))
+    every = list(placements(edges, held))
     best = [each for each in every if not any(other != each and other.moved <= each.moved and other.device <= each.device
                                               and other[1:] != each[1:] for other in every)]
     return sorted(best, key=lambda each: each.moved)

@@ -25,7 +25,7 @@ def share_of(params: int, ranks: int, shard: int | None = None) -> int:
     return share if shard is None else shard
 
 
-def positive(name: str, value) -> int:
+def positive(name: str, value: float) -> int:
     """The value as an int; a whole float such as 7e9 will do. Raises BadInput with `name` if it is not positive."""
     try:
         whole = int(value)

@@ -79,7 +79,7 @@ def fewest_ranks(params: int, stage: int, card_bytes: int, convention: Conventio
     return -(-params // (left // sharded)) if sharded else 1
 
 
-def paper_table1() -> dict[int, dict[str, tuple[int, int, int]]]:
+def paper_table1() -> dict[int, dict[str, tuple[int, ...]]]:
     """The paper's Table 1: bytes per rank at stages 1, 2 and 3, by world size and model."""
     models = {"7.5B": 7_500_000_000, "128B": 128 * 10**9, "1T": 10**12}
     return {ranks: {name: tuple(model_states(params, stage, ranks).total_bytes for stage in (1, 2, 3))

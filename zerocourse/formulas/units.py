@@ -54,8 +54,8 @@ def _format(nbytes: int, step: int, units: tuple[str, ...]) -> str:
 
 def integer(value: object, name: str, least: int, most: int | None = None) -> int:
     """The value as an int. JSON's 5e8 counts as one, true does not. Raises BadInput."""
-    whole = isinstance(value, int) or isinstance(value, float) and value.is_integer()
-    if isinstance(value, bool) or not whole or value < least or (most is not None and value > most):
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, bool) or not isinstance(number, int) or number < least or (most is not None and number > most):
         span = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise BadInput(f"{name} is {value!r}: it must be an integer {span}")
-    return int(value)
+    return number

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor
 
+from .gpt2_config import GPTConfig
 from .shares import share_of
 from .states import ZERO, Convention, model_states
 from .transformer import gpt2_block_params
@@ -105,8 +106,8 @@ def needs(where: Arrangement, params: int, ranks: int, convention: Convention = 
     return Needs(device, gradients + staging, each * share + apart + staging, link, io, sent)
 
 
-def largest_gpt2_unit(config) -> int:
-    """Parameters of the largest unit of a `GPTConfig`: a block, or the root, which has the embeddings and the last norm."""
+def largest_gpt2_unit(config: GPTConfig) -> int:
+    """Parameters of the largest unit: a block, or the root, which has the embeddings and the last norm."""
     block = gpt2_block_params(config.n_embd, config.bias)
     return max(block, config.params - config.n_layer * block)
 

@@ -56,7 +56,7 @@ class Balance:
         high, gap, left, right = 24, 6, 64, 120  # right: room for the count after the longest bar
         scale = (WIDTH - left - right) / max(1, self.widest or 0, *self.elements)
         hue = {name: index * 360 // max(1, len(self.shapes)) for index, name in enumerate(self.shapes)}
-        rows = []
+        rows: list[str] = []
         for rank, count in enumerate(self.elements):
             y = 26 + rank * (high + gap)
             rows.append(f'<text x="4" y="{y + 17}">rank {rank}</text>')

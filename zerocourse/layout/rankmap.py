@@ -18,12 +18,14 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import Any
 
 from ..errors import BadInput
 from ..formulas.shares import aligned, shard_elements
 
 Shape = Sequence[int]
+Slice = slice  # in a `Layout`, `slice` is a method
 RankMap = Callable[[Mapping[str, Shape], int], Mapping[str, int]]
 
 
@@ -34,7 +36,8 @@ def round_robin(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
 
 def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
     """Neighbours stay together: cut all elements into N equal parts, and a tensor goes to the rank whose part has its middle."""
-    total, start, owner = sum(map(math.prod, shapes.values())), 0, {}
+    total, start = sum(map(math.prod, shapes.values())), 0
+    owner: dict[str, int] = {}
     for name, shape in shapes.items():
         twice_the_middle = 2 * start + math.prod(shape)
         owner[name] = min(twice_the_middle * world_size // (2 * total), world_size - 1) if total else 0
@@ -44,7 +47,8 @@ def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
 
 def greedy(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
     """The largest tensor first, each to the rank that has least so far (on a tie, the lowest rank)."""
-    load, owner = [0] * world_size, {}
+    load = [0] * world_size
+    owner: dict[str, int] = {}
     for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):
         rank = load.index(min(load))
         owner[name] = rank
@@ -82,7 +86,7 @@ def owners(rank_map: str | RankMap | None, shapes: Mapping[str, Shape], world_si
     return {name: checked_rank(answer[name], name, world_size) for name in shapes}
 
 
-def checked_rank(rank: object, name: str, world_size: int) -> int:
+def checked_rank(rank: Any, name: str, world_size: int) -> int:
     """The rank as an int; NumPy's and PyTorch's integers, such as `argmin` returns, will do. Raises BadInput."""
     try:
         number = -1 if isinstance(rank, bool) else operator.index(rank)
@@ -125,7 +129,9 @@ class Layout:
 
         multiple: of so many elements, at which every parameter and every slice begins."""
         names = sorted(shapes, key=owner.__getitem__) if owner else list(shapes)
-        offset, end, ends = {}, 0, {}  # ends: by rank, where its last parameter ends
+        offset: dict[str, int] = {}
+        ends: dict[int, int] = {}  # by rank, where its last parameter ends
+        end = 0
         for name in names:
             offset[name] = end
             end += aligned(math.prod(shapes[name]), multiple)
@@ -147,28 +153,28 @@ class Layout:
     def padded(self) -> int:
         return self.bounds[-1]
 
-    def slice(self, rank: int) -> slice:
+    def slice(self, rank: int) -> Slice:
         """Rank r's slice of the buffer."""
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
     @cached_property
-    def padding(self) -> list[slice]:
+    def padding(self) -> list[Slice]:
         """The parts of the buffer that are no parameters."""
         taken = [slice(0, 0), *map(self.param_slice, self.shapes), slice(self.padded, self.padded)]
-        return [slice(one.stop, other.start) for one, other in zip(taken, taken[1:]) if one.stop < other.start]
+        return [slice(one.stop, other.start) for one, other in pairwise(taken) if one.stop < other.start]
 
     def real(self, rank: int) -> int:
         """The number of elements in rank r's slice that are parameters and not padding."""
         begin, end = self.bounds[rank : rank + 2]
         return end - begin - sum(max(0, min(end, gap.stop) - max(begin, gap.start)) for gap in self.padding)
 
-    def param_slice(self, name: str) -> slice:
+    def param_slice(self, name: str) -> Slice:
         """Where a parameter lies in the buffer."""
         return slice(self.offset[name], self.offset[name] + math.prod(self.shapes[name]))
 
-    def shard_ranges(self, own: slice) -> list[ShardRange]:
+    def shard_ranges(self, own: Slice) -> list[ShardRange]:
         """The parts of parameters inside `own`, a slice of the buffer, in order. Empty parameters have none."""
-        ranges = []
+        ranges: list[ShardRange] = []
         for name in self.shapes:
             param = self.param_slice(name)
             start, stop = max(param.start, own.start), min(param.stop, own.stop)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from .gpt2_config import CONFIGS, GPTConfig, find_config
+from ..formulas.gpt2_config import CONFIGS, GPTConfig, find_config
 
 __all__ = ["CONFIGS", "GPT", "GPTConfig", "build_model", "find_config", "generate"]
 

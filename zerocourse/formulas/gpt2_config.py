@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass
 
 from ..errors import BadInput
-from ..formulas.transformer import gpt2_params
+from .transformer import gpt2_params
 
 
 @dataclass(frozen=True)
