@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import zerocourse
-from zerocourse.engine.compatibility import ROWS, Fate, DeepSpeedName
+from zerocourse.engine.compatibility import ROWS, DeepSpeedName, Fate
 from zerocourse.engine.config.keys import KEYS, REFUSED, Group
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "compatibility.md"

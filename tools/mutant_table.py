@@ -669,7 +669,7 @@ MUTANTS = [
          "pipeline_schedules.py::test_a_wrong_order_is_a_sentence"),
         ("stages of one rank may hand over what is not there", 'if kind == "F" and other is not None and other > at("F"):', "if False:",
          "pipeline_schedules.py::test_stages_of_one_rank_hand_over_in_order"),
-        ("W may come before I", '*zip(backwards, backwards[1:]), ', "",
+        ("W may come before I", '*pairwise(backwards), ', "",
          "pipeline_schedules.py::test_a_wrong_order_is_a_sentence"),
     ),
     *of("parallel/pipeline/synchronous.py",

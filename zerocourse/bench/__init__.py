@@ -7,7 +7,7 @@
     growth    how that grows with units, parameters, ranks tensor_speed, slow_nodes: tensor parallelism, and ZeRO++
 """
 
-from .settings import BASELINE, MODES, BenchMode, BenchSettings, find_modes
 from .runner import measure
+from .settings import BASELINE, MODES, BenchMode, BenchSettings, find_modes
 
 __all__ = ["BASELINE", "MODES", "BenchMode", "BenchSettings", "find_modes", "measure"]

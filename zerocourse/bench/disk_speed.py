@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -52,9 +53,9 @@ def aio_speeds(folder: str | Path, nbytes: int = 256 * MIB) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(dir=folder) as own:
         for workers, block in product((1, 4), (1, 8)):
             handle = aio.aio_handle(block * MIB, 8, False, True, workers)
-            write = best(lambda: handle.sync_pwrite(tensor, f"{own}/bench", 0), nbytes)
+            write = best(partial(handle.sync_pwrite, tensor, f"{own}/bench", 0), nbytes)
             yield f"DeepSpeed's aio, threads {workers}, {block} MiB", write, best(
-                lambda: handle.sync_pread(tensor, f"{own}/bench", 0), nbytes)
+                partial(handle.sync_pread, tensor, f"{own}/bench", 0), nbytes)
 
 
 def main(folder: str, mib: str = "256") -> None:

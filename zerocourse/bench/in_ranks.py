@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..course.tour.tour import buffer_lengths
+from ..data.sampler import ShardSampler
 from ..data.text import batches, load_text
 from ..measure.ledger import Ledger
-from ..data.sampler import ShardSampler
-from ..course.tour.tour import buffer_lengths
 from ..measure.watched_step import watched_step
 from .meters import Heap, loopback_bytes
 from .modes import Trained, alone, build, prepare

@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ..formulas.units import gib
 from ..course.tour.tour_checks import KINDS, mean_losses
-from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings
+from ..formulas.units import gib
 from .judge import Profile, Ratio, checks, noise, profiles, ratio
+from .settings import AGAIN, ALONE, BASELINE, BenchMode, BenchSettings
 
 COUNTS = (*KINDS, "peak_bytes", "heap_peak_bytes", "wire_bytes", "sent_bytes", "padding_bytes", "metadata_bytes")
 

@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
-from ..launch.machine import available_bytes
 from ..data.text import read_tokens, write_tokens
 from ..errors import ZeroCourseError
+from ..launch.machine import available_bytes
 from ..launch.processes.parent import current_parent
 from ..launch.progress_bar import progress_bar
 from ..launch.ranks import Ranks

@@ -78,7 +78,7 @@ def measure(config: GPTConfig, ranks: int, batch: int, rounds: int) -> dict[str,
     ratio of our seconds to its."""
     with Ranks(ranks, quiet=True, device="cpu") as workers:
         by_rank = workers.run(times, config, batch, rounds)
-    seconds = {name: statistics.median(map(max, zip(*(each[name][0] for each in by_rank)))) for name in by_rank[0]}
+    seconds = {name: statistics.median(map(max, zip(*(each[name][0] for each in by_rank), strict=True))) for name in by_rank[0]}
     return {name: {"seconds": each, "ratio": seconds["ours"] / each, "loss": by_rank[0][name][1]}
             for name, each in seconds.items()}
 

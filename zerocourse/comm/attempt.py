@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import torch.distributed as dist
 
@@ -43,5 +44,5 @@ def agree_on_attempt(store: dist.Store, rank: int, world_size: int, seconds: flo
             store.set(f"answer to {store.get(f'question of {peer}').decode()}", mine)
 
     for peer in range(1, world_size):
-        wait_for(f"{mine} read by {peer}", peer, lambda: answer(peer))
+        wait_for(f"{mine} read by {peer}", peer, partial(answer, peer))
     return mine

@@ -162,7 +162,8 @@ class Comm:
             for _ in into if flat else ():  # the handle is the sends'
                 self.recorder.record("recv", unit, begun)
 
-        return CollectiveHandle(self, "send" if flat else "recv", unit, sum(tensor.nbytes for tensor in flat.values()), call, tensors[0], works, finish)
+        nbytes = sum(tensor.nbytes for tensor in flat.values())
+        return CollectiveHandle(self, "send" if flat else "recv", unit, nbytes, call, tensors[0], works, finish)
 
     def _note_messages(self, works: list, calls: int = 1) -> None:
         """Let these works count as so many calls. A collective counts once on every rank, however many messages it is:

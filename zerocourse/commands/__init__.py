@@ -3,7 +3,8 @@
 A command is a module with three things: `HELP` (one line), `configure(parser)` (its arguments) and
 `run(args) -> Outcome`. It prints nothing on stdout while it runs (progress goes to stderr); what it has to
 say is its outcome, which `zerocourse.cli` prints as text, or as one JSON object with `--json`; `run` alone shows there what
-the user's script prints. All of its arguments are checked before any work begins: `arguments` has what is checked alike, `estimates` what a run would take.
+the user's script prints. All of its arguments are checked before any work begins: `arguments` has what is checked alike,
+`estimates` what a run would take.
 """
 
 from dataclasses import dataclass, field

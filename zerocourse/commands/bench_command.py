@@ -130,10 +130,10 @@ def estimated_bytes(settings, modes: list) -> int:
     """What a rank's processes hold at once, at the least: a mode, the baseline twice and the one that is alone race
     together, and one of them, here a baseline, is in its step."""
     from ..bench.modes import shape
+    from ..bench.runner import PROCESS_BYTES
     from ..bench.settings import BASELINE, MODES
     from ..formulas.peak import gpt2_peak_bytes
     from ..formulas.states import FP32, model_states
-    from ..bench.runner import PROCESS_BYTES
 
     def held(mode) -> int:
         states = model_states(settings.params, mode.stage, settings.ranks, FP32)

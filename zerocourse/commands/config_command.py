@@ -12,8 +12,8 @@ import json
 import warnings
 
 from ..errors import BadInput
-from ..formulas.units import both
 from ..formulas.gpt2_config import find_config
+from ..formulas.units import both
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, path, refuse_ignored, whole
 
@@ -56,7 +56,7 @@ def run(args) -> Outcome:
 
 def supposed(text: str) -> tuple[str, object]:
     """KEY=VALUE, of which the value is JSON. Raises BadInput."""
-    key, equals, value = text.partition("=")
+    key, _equals, value = text.partition("=")
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:
@@ -76,5 +76,5 @@ def explained(args, text: str, keys: list[dict], of_rank: dict) -> str:
                 if key["effect"]:
                     lines.append(f"{'':12}here: {key['effect']}")
     peak = f", about {both(of_rank['peak_bytes'])} at the peak of a step" if of_rank["peak_bytes"] is not None else ""
-    return "\n".join(lines + ["", f"In all a rank holds {both(of_rank['total_bytes'])} of model states{peak}, "
-                                  f"and sends {both(of_rank['sent_bytes'])} per step."])
+    return "\n".join(lines + ["", (f"In all a rank holds {both(of_rank['total_bytes'])} of model states{peak}, "
+                                   f"and sends {both(of_rank['sent_bytes'])} per step.")])

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..bench.runner import PROCESS_BYTES
-from ..launch.machine import available_bytes
 from ..errors import BadInput
 from ..formulas.units import gb
+from ..launch.machine import available_bytes
 from ..launch.processes.parent import cores
 from ..launch.ranks import RANKS_A_CORE
 

@@ -41,7 +41,7 @@ def text(args, found: dict) -> str:
         moves = f"moves {gb(best['link_bytes'] + best['io_bytes'])} over link and disk" if best["optimizer"] != DEVICE \
             else "moves nothing over link or disk"
         lines += ["", f"{best['name']} fits and moves least: a step {moves}, and sends {gb(best['sent_bytes'])}."]
-    device = "The device's bytes are a step's peak" if args.model else "The device's bytes are model states; activations, buckets and what is gathered"
+    device = "The device's bytes are " + ("a step's peak" if args.model else "model states; activations, buckets and what is gathered")
     staging = "with four staging buffers on the host" if args.model else "and staging buffers come on top"
-    return "\n".join(lines + [f"{device}, {staging}; \"largest\" counts model states alone. What single operations take for a moment "
-                              "is not counted."])
+    return "\n".join(lines + [(f"{device}, {staging}; \"largest\" counts model states alone. What single operations take for a moment "
+                               "is not counted.")])

@@ -12,12 +12,12 @@ host or on the disk, the bytes of each, and which of those that fit moves least 
 from dataclasses import asdict
 
 from ..errors import BadInput
+from ..formulas.gpt2_config import GPTConfig, find_config
 from ..formulas.peak import gpt2_peak_bytes
 from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_states, paper_table1
 from ..formulas.units import both, gb
 from ..formulas.volumes import sent_bytes
 from ..formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, largest_gpt2_unit, needs, on_device
-from ..formulas.gpt2_config import GPTConfig, find_config
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
 from .fits_table import what_fits
@@ -127,8 +127,8 @@ def _text(args, stages: list[dict]) -> str:
     fewest = fewest_ranks(params, args.stage, card, convention)
     needed = f"{fewest} rank{'s' * (fewest > 1)} or more" if fewest else "a larger card on any number of ranks"
     return "\n".join(lines + [
-        "", f"Model states at stage {args.stage} on a card of {both(card)}: {args.ranks} ranks hold at most "
-        f"{largest:,} parameters, and {params:,} need {needed}.",
+        "", (f"Model states at stage {args.stage} on a card of {both(card)}: {args.ranks} ranks hold at most "
+         f"{largest:,} parameters, and {params:,} need {needed}."),
         "The peak adds activations, buckets and what is gathered; a framework's own memory comes on top." if args.model
         else "Activations, buffers and a framework's own memory come on top."])
 

@@ -111,13 +111,12 @@ def row(evaluation) -> dict:
 
 def text(question, found, sentence: str, reasons: list[str]) -> str:
     shown, priced = found.ranking[:SHOWN], question.price is not None
-    lines = [f"{question.model.name}, {question.model.params:,} parameters, samples of {question.seq:,} tokens, on "
-             f"{question.cluster_name}: {found.considered:,} candidates", "", sentence, ""]
+    lines = [(f"{question.model.name}, {question.model.params:,} parameters, samples of {question.seq:,} tokens, on "
+              f"{question.cluster_name}: {found.considered:,} candidates"), "", sentence, ""]
     rows = [["", "", "peak", "sent", "step", "waits", "tokens/s", "per card", "10⁹ tokens"]]
-    for each in shown:
-        rows.append([f"{'>' if each is found.chosen else ' '} {each.candidate}", each.source, gb(each.peak_bytes),
-                     gb(sum(each.sent.values())), f"{each.step_seconds:.3g} s", f"{each.exposed_seconds:.2g} s",
-                     f"{each.tokens_per_second:,.0f}", f"{each.tokens_per_card:,.0f}", f"{each.cost:,.2f}" if priced else ""])
+    rows += [[f"{'>' if each is found.chosen else ' '} {each.candidate}", each.source, gb(each.peak_bytes),
+              gb(sum(each.sent.values())), f"{each.step_seconds:.3g} s", f"{each.exposed_seconds:.2g} s",
+              f"{each.tokens_per_second:,.0f}", f"{each.tokens_per_card:,.0f}", f"{each.cost:,.2f}" if priced else ""] for each in shown]
     lines += table([row[:8 + priced] for row in rows], "<" + ">" * (7 + priced))
     if question.has_meshes:
         lines += ["", "The best of each kind:"]
@@ -125,8 +124,8 @@ def text(question, found, sentence: str, reasons: list[str]) -> str:
             lines.append(f"- {kind}: " + (f"{each.tokens_per_second:,.0f} tokens a second, {each.candidate}" if each else "nothing fits"))
     lines += ["", "Why not its neighbours?", *(f"- {line}" for line in reasons), "",
               "Simulated: the package's own stage, on tensors without memory. Computed: by formula, and not simulated.",
-              f"Times are at {question.cluster.machine.efficiency:.0%} of the card's peak. What a framework and its "
-              "allocator need comes on top: --card 76GB leaves room for it.", f"Figures: {question.cluster.source}."]
+              (f"Times are at {question.cluster.machine.efficiency:.0%} of the card's peak. What a framework and its "
+               "allocator need comes on top: --card 76GB leaves room for it."), f"Figures: {question.cluster.source}."]
     if question.budgets["host"]:
         lines.append("Offload is only computed, over a link of PCIe 4.0 x16, with 51 GB/s of host memory for each "
                      "card, and with nothing hidden.")

@@ -67,11 +67,11 @@ def _peer(job) -> tuple[dict, float]:
 
 def _text(args, result: dict, seconds: float) -> str:
     peak = result["peak_kinds"]
-    lines = [f"{args.model}, {result['params']:,} parameters: rank {args.rank} of {args.ranks} at stage {args.stage}, "
-             f"in {args.dtype}, simulated in {seconds:.0f} s", "", f"{'':14}{'after a step':>24}{'at the peak':>24}"]
-    for kind in ("parameters", "gradients", "optimizer"):
-        lines.append(f"{kind:14}{both(result[f'{kind}_bytes']):>24}{both(peak[kind]):>24}")
-    rest = result["peak_bytes"] - sum(peak[kind] for kind in ("parameters", "gradients", "optimizer"))
+    lines = [(f"{args.model}, {result['params']:,} parameters: rank {args.rank} of {args.ranks} at stage {args.stage}, "
+              f"in {args.dtype}, simulated in {seconds:.0f} s"), "", f"{'':14}{'after a step':>24}{'at the peak':>24}"]
+    kinds = ("parameters", "gradients", "optimizer")
+    lines += [f"{kind:14}{both(result[f'{kind}_bytes']):>24}{both(peak[kind]):>24}" for kind in kinds]
+    rest = result["peak_bytes"] - sum(peak[kind] for kind in kinds)
     lines += [f"{'everything else':14}{'':>23}{both(rest):>24}",
               f"{'total':14}{both(result['total_bytes']):>24}{both(result['peak_bytes']):>24}", "",
               "sent in a step: " + ", ".join(f"{verb} {gb(nbytes)}" for verb, nbytes in sorted(result["sent"].items()))
@@ -85,8 +85,8 @@ def _time(args, result: dict, cluster) -> str:
     room = "it fits" if result["peak_bytes"] <= machine.memory else "too large"
     return "\n".join([
         "", "", f"On {args.cluster}, whose cards have {both(machine.memory)} ({room}), at {machine.efficiency:.0%} of their peak:",
-        f"a step takes {seconds:.3g} s. In {result['compute_seconds']:.3g} s of it the rank computes, and in "
-        f"{result['exposed_seconds']:.3g} s it waits for its link, which is busy for {result['wire_seconds']:.3g} s.",
+        (f"a step takes {seconds:.3g} s. In {result['compute_seconds']:.3g} s of it the rank computes, and in "
+         f"{result['exposed_seconds']:.3g} s it waits for its link, which is busy for {result['wire_seconds']:.3g} s."),
         f"All ranks together: {result['tokens_per_second']:,.0f} tokens a second, {flops / seconds / 1e12:.3g} TFLOPS per rank.",
         trust(), f"Figures: {cluster.source}."])
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import BadInput
-from ..formulas.units import gb
 from ..formulas.gpt2_config import find_config
+from ..formulas.units import gb
 from . import Outcome
 from .arguments import MOST_SEED, Checked, add_device, check_folder, path, set_device, whole
 from .terminal import table as aligned
@@ -61,9 +61,9 @@ def run(args) -> Outcome:
 
 def check(settings) -> None:
     """Raise BadInput for a tour that could not be, before any process starts."""
+    from ..course.tour.tour import LIMIT_SECONDS
     from ..data.sampler import ShardSampler
     from ..data.text import load_text
-    from ..course.tour.tour import LIMIT_SECONDS
     from .estimates import check_memory, check_ranks, check_time, say
 
     check_ranks(settings.ranks, "--nproc")
@@ -84,10 +84,10 @@ def check(settings) -> None:
 
 def estimates(settings) -> tuple:
     """What the one process takes, and what the ranks do."""
-    from ..formulas.transformer import gpt2_step_flops
+    from ..bench.runner import PROCESS_BYTES
     from ..course.tour.tour import MODES
     from ..course.tour.tour_checks import expected
-    from ..bench.runner import PROCESS_BYTES
+    from ..formulas.transformer import gpt2_step_flops
     from .estimates import START_SECONDS, Estimate, step_seconds
 
     model = settings.model
@@ -115,8 +115,8 @@ def summarise(ranks: list[dict]) -> dict:
 def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdict: list, wide: int | None = None) -> str:
     """One line per rank, and below each mode a line with its formulas. wide: columns of the page; None: the terminal's."""
     columns = ("parameters", "gradients", "optimizer", "total", "peak", "sent")
-    lines = [f"GPT-2 with {settings.model.params:,} parameters, fp32 AdamW, {settings.ranks} ranks × {settings.micro_batch} samples "
-             f"× {settings.model.block_size} tokens{', on GPUs' * (modes['single'][0]['device'] == 'cuda')}; bytes per rank", ""]
+    lines = [(f"GPT-2 with {settings.model.params:,} parameters, fp32 AdamW, {settings.ranks} ranks × {settings.micro_batch} samples "
+              f"× {settings.model.block_size} tokens{', on GPUs' * (modes['single'][0]['device'] == 'cuda')}; bytes per rank"), ""]
     rows = [["", "parameters", "gradients", "optimizer", "together", "peak", "sent/step", "last loss", "ms/step"]]
     for mode, ranks in modes.items():
         for rank, got in enumerate(ranks):
@@ -129,8 +129,8 @@ def table(settings, modes: dict[str, list[dict]], wanted: dict[str, dict], verdi
     if on_gpu:
         lines += ["", "in use at most by the GPU's allocator: " + ", ".join(f"{mode} {gb(peak)}" for mode, peak in on_gpu.items())]
     wrong = [check for check in verdict if not check.ok]
-    lines += ["", f"{len(verdict) - len(wrong)} of {len(verdict)} checks hold: bytes to the last one, peaks within 10 %, "
-              "losses equal one process's"]
+    lines += ["", (f"{len(verdict) - len(wrong)} of {len(verdict)} checks hold: bytes to the last one, peaks within 10 %, "
+               "losses equal one process's")]
     lines += [f"  WRONG {check.mode}, {check.what}: {check.detail}" for check in wrong]
     return "\n".join(lines)
 

@@ -24,8 +24,8 @@ import tempfile
 from pathlib import Path
 
 from ..errors import BadInput
-from ..formulas.units import gb
 from ..formulas.gpt2_config import find_config
+from ..formulas.units import gb
 from . import Outcome
 from .arguments import MOST_SEED, Checked, add_device, check_folder, path, positive, refuse_ignored, set_device, whole
 
@@ -184,9 +184,9 @@ def resolve(args, ranks: int, batch: list[int] | None = None):
 
 def check_machine(config, model, ranks: int, steps: int) -> None:
     """Raise BadInput when the ranks do not fit in this machine's memory; say so when the run takes long."""
+    from ..bench.runner import PROCESS_BYTES
     from ..engine.config.explain import counts
     from ..formulas.transformer import gpt2_step_flops
-    from ..bench.runner import PROCESS_BYTES
     from .estimates import START_SECONDS, Estimate, check_memory, say, step_seconds
 
     of_rank = counts(config, model, ranks)
@@ -206,8 +206,8 @@ def outcome(args, settings, of_ranks: list[dict]) -> Outcome:
     rows = of_ranks[0]["rows"]
     write(args.out, rows, summary, settings.config)
     ranks, last = len(of_ranks), rows[-1]
-    lines = [f"{args.model} ({summary['params']:,} parameters) at stage {summary['stage']} on {ranks} "
-             f"rank{'s' * (ranks > 1)}, {summary['train_batch_size']} samples of {summary['tokens_per_sample']} tokens in a step",
+    lines = [(f"{args.model} ({summary['params']:,} parameters) at stage {summary['stage']} on {ranks} "
+              f"rank{'s' * (ranks > 1)}, {summary['train_batch_size']} samples of {summary['tokens_per_sample']} tokens in a step"),
              f"step {last['step']}: the loss went from {rows[0]['loss']:.4f} to {last['loss']:.4f}, "
              f"{summary['tokens_per_second']:,.0f} tokens per second"
              + (f", resumed after step {summary['resumed_from']}" if summary["resumed_from"] else ""),
@@ -225,8 +225,8 @@ def held(summary: dict) -> list[str]:
     from ..engine.train import DEVICE_PEAK
 
     on_gpu = f"; its GPU's allocator had {gb(max(summary[DEVICE_PEAK]))} in use at most" if DEVICE_PEAK in summary else ""
-    return [f"a rank held {gb(max(summary['total_bytes']))} of model states, {gb(max(summary['peak_bytes']))} at the "
-            f"peak, and sent {gb(max(summary['sent_bytes']))} per step{on_gpu}"]
+    return [(f"a rank held {gb(max(summary['total_bytes']))} of model states, {gb(max(summary['peak_bytes']))} at the "
+             f"peak, and sent {gb(max(summary['sent_bytes']))} per step{on_gpu}")]
 
 
 def summarise(args, settings, of_ranks: list[dict]) -> dict:

@@ -67,7 +67,7 @@ def split(tokens: np.ndarray, block_size: int, called: object) -> tuple[TextData
 def batches(dataset: torch.utils.data.Dataset, sampler: Iterable[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch of this rank's micro-batches (x_BT, y_BT), int64. Unlike a DataLoader it draws no random number."""
     for indices in sampler:
-        x_T, y_T = zip(*(dataset[i] for i in indices))
+        x_T, y_T = zip(*(dataset[i] for i in indices), strict=True)
         yield torch.stack(x_T), torch.stack(y_T)
 
 

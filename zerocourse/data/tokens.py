@@ -44,7 +44,7 @@ class TokenStream:
     def __iter__(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
         for indices in self.indices():
             parts = (indices[first:first + self.micro_batch] for first in range(0, len(indices), self.micro_batch))
-            yield [tuple(map(torch.stack, zip(*(self.dataset[i] for i in part)))) for part in parts]
+            yield [tuple(map(torch.stack, zip(*(self.dataset[i] for i in part), strict=True))) for part in parts]
 
     def indices(self) -> Iterator[list[int]]:
         """The numbers of this rank's samples, one list for every step, without end."""

@@ -67,8 +67,8 @@ def initialize(model: nn.Module, optimizer: Optimizer | Callable[[list], Optimiz
     if not isinstance(model, nn.Module):
         raise BadInput(f"initialize needs model=, a torch.nn.Module, not a {type(model).__name__}")
     if mpu is not None or mesh_param is not None:
-        raise BadInput(f"initialize got {'mpu' if mpu is not None else 'mesh_param'}=, and the engine has data parallelism alone: shard the model with zerocourse.shard(..., "
-                       "shard_group=...) on the ranks that hold the same part of it")
+        raise BadInput(f"initialize got {'mpu' if mpu is not None else 'mesh_param'}=, and the engine has data parallelism "
+                       "alone: shard the model with zerocourse.shard(..., shard_group=...) on the ranks that hold the same part of it")
     config = config_params if config is None else config
     config = getattr(args, "deepspeed_config", None) if config is None else config
     if config is None:

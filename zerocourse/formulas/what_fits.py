@@ -78,7 +78,8 @@ def needs(where: Arrangement, params: int, ranks: int, convention: Convention = 
     ratio: the share of the optimizer's part that is offloaded.
     device_peak: bytes of a step's peak on the device, where they are known (see `peak`); else model states are counted alone.
     largest_unit: parameters of the largest unit, of which one or more are under way. With the disk its states decide how large a
-        staging buffer is, and as much space is needed on the disk again, because what is being written does not replace the old file before it is whole.
+        staging buffer is, and as much space is needed on the disk again, because what is being written does not replace the old
+        file before it is whole.
     The host's gradients are those of the whole step, which are all there when it begins; in half precision those of the unit
     that is stepped are there in fp32 as well.
     """

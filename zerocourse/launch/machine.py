@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from ..errors import BadInput
-from .processes.parent import cores
 from ..formulas.units import gib
+from .processes.parent import cores
 
 OLDEST_TORCH = (2, 10)
 LITTLE_MEMORY = 4 * 2**30  # bytes: two ranks import torch in each of them, and a browser runs beside them

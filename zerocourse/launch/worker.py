@@ -3,6 +3,7 @@
 Use in ranks: `from zerocourse.launch import report, progress`. Outside a launch both do nothing.
 """
 
+import contextlib
 import faulthandler
 import linecache
 import multiprocessing
@@ -198,7 +199,5 @@ def process_group():
 def _leave_group() -> None:
     dist = process_group()
     if dist:
-        try:
+        with contextlib.suppress(RuntimeError, ValueError):  # the work is done and the value sent: nothing is lost
             dist.destroy_process_group()
-        except (RuntimeError, ValueError):  # the work is done and the value sent: nothing is lost
-            pass

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ..comm.torch_private import is_traceable_wrapper_subclass
 
-
 raw_grad = Tensor.grad.__get__  # on a sharded parameter `.grad` may be a property that raises
 set_data = Tensor.data.__set__  # and `.data` one that watches
 

@@ -28,7 +28,7 @@ def watched_step(ledger: Ledger, optimizer, comm: Comm | None, run: Callable[[],
     else:
         del optimizer.step
     after = ledger.now().as_dict()
-    counts = [now - then for now, then in zip(sent(), before)] or [None] * 4
+    counts = [now - then for now, then in zip(sent(), before, strict=True)] or [None] * 4
     return {"loss": loss, "gradients_bytes": at_update[0].gradients,
             **{kind: after[kind] for kind in ("parameters_bytes", "optimizer_bytes", "buffers_bytes", "rest_bytes")},
             "peak_bytes": ledger.peak, **({} if ledger.device_peak is None else {"device_peak_bytes": ledger.device_peak}),

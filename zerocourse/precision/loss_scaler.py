@@ -92,8 +92,8 @@ class DynamicLossScaler(LossScaler):
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Go on from a saved state; the state of a static scaler, which is empty, changes nothing."""
-        for name in state:
-            setattr(self, name, state[name])
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 STATE = ("loss_scale", "hysteresis_left", "steps", "last_overflow")

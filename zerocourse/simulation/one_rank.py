@@ -27,7 +27,7 @@ from ..zero.options import ZeroOptions
 from ..zero.shard import shard
 from .clusters import Cluster, Network
 from .shapes import find_model
-from .virtual_time import Computing, VirtualClock, SimulatedLink
+from .virtual_time import Computing, SimulatedLink, VirtualClock
 
 
 @dataclass(frozen=True)

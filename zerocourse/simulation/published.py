@@ -51,7 +51,7 @@ RUNS = {
         SimulatedJob("mpt-70b", 3, 64, micro_batch=8, accumulation=4, half=True, recompute=True), 410, TOKENS,
         "its precision was bf16 and PURE, which may mean that states were in bf16 too"),
     "mpt-13b": PublishedRun(
-        "MPT 13B on 64 H100, FSDP", LLM_FOUNDRY.split(", A100")[0] + ", H100 80GB BF16", "64x8xH100",
+        "MPT 13B on 64 H100, FSDP", LLM_FOUNDRY.split(", A100", maxsplit=1)[0] + ", H100 80GB BF16", "64x8xH100",
         SimulatedJob("mpt-13b", 3, 64, micro_batch=2, half=True), 4800, TOKENS,
         "what joined the nodes is not published"),
     "llama-7b": PublishedRun(

@@ -14,7 +14,6 @@ from ..errors import BadInput
 from ..models.gpt2 import CONFIGS, GPT, GPTConfig
 from ..models.llama import Llama, LlamaShape
 
-
 LLAMAS = {
     "llama-tiny": LlamaShape(4, 64, 192, 4, 2, 256, 128),
     "llama-7b": LlamaShape(32, 4096, 11008, 32, 32, 32000, 2048),

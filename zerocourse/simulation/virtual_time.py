@@ -11,13 +11,11 @@ carries one collective after the other.
 
 from collections.abc import Callable
 
-import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from ..comm.torch_private import TorchDispatchMode, flash_attention, flash_attention_backward
 from ..measure.storages import all_tensors
 from .clusters import Machine, Network
-
 
 
 class VirtualClock:

@@ -6,6 +6,7 @@ their data, until NCCL's watchdog ends the process. Waiting for NCCL stops the G
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -98,7 +99,7 @@ def equal_slices(layout: Layout) -> bool:
     """Whether the ranks' slices are equally long and not empty, as NCCL's collectives require."""
     if isinstance(layout.bounds, range):
         return True
-    return layout.padded > 0 and len({end - begin for begin, end in zip(layout.bounds, layout.bounds[1:])}) == 1
+    return layout.padded > 0 and len({end - begin for begin, end in pairwise(layout.bounds)}) == 1
 
 
 def nothing() -> None:

@@ -11,6 +11,7 @@ The first check, "machine", has the versions. Numbers are distances from the los
 thing. A user's name, a path or an address is in the file only where an error that was raised names it.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -125,8 +126,6 @@ def wait_for(child: subprocess.Popen, checks: Mapping[str, GpuCheck], paths: Map
 
 def end_session(child: subprocess.Popen) -> None:
     """End the process with all that it has started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()

@@ -35,7 +35,7 @@ def adamw_apart(dtype: torch.dtype) -> float:
     ours, theirs = ([torch.nn.Parameter(make(value)[3:].view(shape)) for value, shape in zip(values, shapes, strict=True)]
                     for make in (torch.clone, torch.Tensor.float))
     optimizers = FusedAdamW(ours, **SETTINGS), torch.optim.AdamW(theirs, fused=True, **SETTINGS)
-    for step in range(1 if dtype != torch.float32 else STEPS):  # in half precision each step rounds the parameters
+    for _step in range(1 if dtype != torch.float32 else STEPS):  # in half precision each step rounds the parameters
         for one, other in zip(ours, theirs, strict=True):
             one.grad = torch.randn(one.shape, generator=source, device="cuda").to(dtype)
             other.grad = one.grad.float()

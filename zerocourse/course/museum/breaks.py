@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
 
-from .syntax_place import SyntaxPlace, ModuleText, find
+from .syntax_place import ModuleText, SyntaxPlace, find
 
 HOUSE = Path(__file__).parents[2]
 FIELD = re.compile(r"\{([a-z]+)\}")
@@ -91,7 +91,8 @@ def become(place: SyntaxPlace, code: str) -> Edit:
     """Other code. Statements get the indentation of the place."""
     if statement := place.statement:
         code = code.replace("\n", "\n" + " " * statement.col_offset)
-    elif isinstance(place.parent, BINDING) and place.node is not getattr(place.parent, "slice", None) and isinstance(ast.parse(f"({code})", mode="eval").body, LOOSE):
+    elif (isinstance(place.parent, BINDING) and place.node is not getattr(place.parent, "slice", None)
+          and isinstance(ast.parse(f"({code})", mode="eval").body, LOOSE)):
         code = f"({code})"
     return Edit(*place.source.span(place.node), code)
 

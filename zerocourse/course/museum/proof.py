@@ -5,6 +5,7 @@ never near anything.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ...formulas.states import CONVENTIONS, Convention, model_states
 from .scene import Played, Scene
@@ -53,7 +54,7 @@ def gathers_run_ahead(ranks: Sequence[Played], whole: Played, scene: Scene) -> N
     for rank, played in enumerate(ranks):
         gathers = [event for event in played.events if event["verb"] == "all_gather"]
         computes = [event for event in played.events if event["verb"] == "forward" and event["unit"] != "root"]
-        for now, later in zip(computes, computes[1:], strict=False):
+        for now, later in pairwise(computes):
             of_later = [gather for gather in gathers if gather["unit"] == later["unit"]]
             assert any(gather["start"] < now["end"] < gather["end"] for gather in of_later), \
                 f"rank {rank}: {later['unit']} is not being gathered when the forward of {now['unit']} ends"

@@ -16,7 +16,7 @@ one node. "if compare.left", "add_(alpha) ^if.test".
 import ast
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,7 +112,7 @@ class SyntaxPlace(NamedTuple):
         return ".".join(node.name for node in reversed([function, *self.source.around(function)]) if isinstance(node, DEFINITIONS))
 
 
-@lru_cache(maxsize=None)
+@cache
 def parsed(file: Path, changed: int) -> ModuleText:
     return ModuleText(file)
 

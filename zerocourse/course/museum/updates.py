@@ -2,8 +2,7 @@
 
 from .breaks import Break
 from .bug import Bug
-from .proof import (all_is_finite, gradient_is_the_unsharded_one, losses_are_the_unsharded_ones,
-                    steps_are_counted_once)
+from .proof import all_is_finite, gradient_is_the_unsharded_one, losses_are_the_unsharded_ones, steps_are_counted_once
 from .scene import Scene
 
 NOT_COUNTING_TOKEN_0 = ('losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")\n'

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from ...formulas.states import ModelStates
 from ...formulas.units import gb
 from .palette import MEANINGS
-from .timelines import compare, live_bytes, thin_hatches, timeline, timeline_until
+from .timelines import thin_hatches
 
 REST = "the rest, at the peak"
 LOOKS = {kind: {"facecolor": MEANINGS[kind].color, "hatch": MEANINGS[kind].mpl_hatch, "edgecolor": "white", "linewidth": 0}
@@ -78,7 +78,7 @@ def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
     axes = figure.subplots()
     edge = min(1.2 * states[0].total_bytes, 10 * states[stage].total_bytes)
     names = ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
-    for row, (held, name) in enumerate(zip(states, names, strict=True)):
+    for row, (held, _name) in enumerate(zip(states, names, strict=True)):
         left = 0
         for kind in ("parameters", "gradients", "optimizer"):
             nbytes = getattr(held, f"{kind}_bytes")

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from . import plots
-from .. import show
-from .plots_stages import stages_figure
 from ...engine.config import Config
 from ...engine.config.explain import counts
 from ...errors import BadInput, ZeroCourseError
 from ...formulas.states import Convention, model_states
 from ...formulas.units import gb
 from ...models.gpt2 import CONFIGS
+from .. import show
+from . import plots
+from .plots_stages import stages_figure
 
 MISSING = "The controls need ipywidgets, which is not installed here; the picture shows the starting values."
 

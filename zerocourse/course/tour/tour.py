@@ -18,15 +18,15 @@ import torch
 from ...comm import bootstrap
 from ...comm.device_clock import finished
 from ...comm.group import Comm
+from ...data.sampler import ShardSampler
 from ...data.text import batches, load_text
+from ...init.deferred import deferred_init, materialize_model
 from ...launch.launcher import launch
+from ...launch.worker import progress
 from ...measure.ledger import Ledger
 from ...measure.watched_step import watched_step
-from ...init.deferred import deferred_init, materialize_model
 from ...models.gpt2 import GPT, GPTConfig
-from ...data.sampler import ShardSampler
 from ...zero.shard import shard
-from ...launch.worker import progress
 
 MODES = ("single", "ddp", "zero1", "zero2", "zero3")
 LIMIT_SECONDS = 900  # for the mode with one process, and for those with ranks together

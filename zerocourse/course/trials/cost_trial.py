@@ -97,8 +97,8 @@ def trial(rounds: int, patience: float, config: GPTConfig, sequences: int) -> di
         seconds = slowest(comm, runs["compute"].seconds())
     # M = C at stage 3. A large burst would be a large part of a collective, and real links have none.
     limit_here(sent_bytes * 8 / seconds / 1e6, BURST_BYTES)
-    for name in runs:
-        runs[name].step()
+    for run in runs.values():
+        run.step()
     longest = max(flat.layout.padded for flat in runs["compute"].model.zero.flats)
     alone = {"flops": lambda: 1 / product_rate(config, sequences), "memory_rate": lambda: 1 / addition_rate(),
              "gathers": lambda: gather_seconds(longest, comm, AT_ONCE), "latency": lambda: gather_seconds(2, comm),

@@ -34,10 +34,10 @@ from ...comm.device_clock import finished
 from ...formulas.overlap import speedup_bound
 from ...launch.link import limit_here, limited_link
 from ...launch.worker import progress
-from ...models.gpt2 import GPTConfig, build_model
 from ...layout.rankmap import Layout
-from ...zero.shard import shard
+from ...models.gpt2 import GPTConfig, build_model
 from ...zero.buffer import FlatBuffer
+from ...zero.shard import shard
 
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
 SEQUENCES = 24  # per rank and step, of block_size tokens: enough for the cores to be busy computing, not sending

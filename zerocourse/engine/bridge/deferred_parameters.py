@@ -39,7 +39,7 @@ class DeferredParameter(nn.Parameter):
 
 
 @contextmanager
-def Init(module: nn.Module | None = None, *_, enabled: bool = True, **deepspeeds) -> Iterator[None]:  # noqa: N802
+def Init(module: nn.Module | None = None, *_, enabled: bool = True, **deepspeeds) -> Iterator[None]:
     """Parameters of models built inside take no memory. transformers builds its models inside, if the config says stage 3.
 
     Raises BadInput for a module that is built already.
@@ -70,7 +70,7 @@ def deferred(params: Iterable[nn.Parameter]) -> list[DeferredParameter]:
 
 
 @contextmanager
-def GatheredParameters(params: nn.Module | nn.Parameter | Iterable, modifier_rank: int | None = None,  # noqa: N802
+def GatheredParameters(params: nn.Module | nn.Parameter | Iterable, modifier_rank: int | None = None,
                        fwd_module: nn.Module | None = None, enabled: bool = True) -> Iterator[None]:
     """As `zerocourse.zero.GatheredParameters`, and before `initialize` too. Collective.
 

@@ -15,8 +15,8 @@ def configure(mpu_=None, deepspeed_config=None, partition_activations: bool | No
     global configured
     refused = {"partition_activations": (partition_activations, "there are no tensor-parallel ranks that hold the same activations"),
                "contiguous_checkpointing": (contiguous_checkpointing, "activations lie where torch puts them"),
-               "checkpoint_in_cpu": (checkpoint_in_cpu, "set cpu_checkpointing in the config's activation_checkpointing, which moves the "
-                                     "blocks' inputs to the host")}
+               "checkpoint_in_cpu": (checkpoint_in_cpu, ("set cpu_checkpointing in the config's activation_checkpointing, which moves the "
+                                      "blocks' inputs to the host"))}
     for name, (value, why) in refused.items():
         if value:
             raise BadInput(f"checkpointing.configure got {name}={value}, which is not supported: {why}")

@@ -142,11 +142,11 @@ class TorchAccelerator:
     # -- streams and ranges -------------------------------------------------------------------------------------------
 
     @property
-    def Stream(self):  # noqa: N802
+    def Stream(self):
         return torch.cuda.Stream if self.on_gpu else NoStream
 
     @property
-    def Event(self):  # noqa: N802
+    def Event(self):
         return torch.cuda.Event if self.on_gpu else torch.cpu.Event if hasattr(torch.cpu, "Event") else NoStream
 
     def stream(self, stream):
@@ -189,7 +189,7 @@ ACCELERATOR = TorchAccelerator()
 
 
 @contextmanager
-def OnDevice(dtype: torch.dtype, device: str = "meta", enabled: bool = True):  # noqa: N802
+def OnDevice(dtype: torch.dtype, device: str = "meta", enabled: bool = True):
     """Modules built inside have floats of this dtype, on this device; on "meta" their parameters take no memory, as under
     `zero.Init`, until `initialize` gives each rank its slices."""
     from ...init.deferred import deferred_init

@@ -17,8 +17,8 @@ import torch
 
 from ...errors import BadInput, ZeroCourseError
 from . import checkpoint_folder as folders
-from .index_form import name_of
 from .content import Content, make_whole
+from .index_form import name_of
 from .pieces import Piece, state_name
 
 OWN_KEYS = {  # of DeepSpeed, in its file of model states; what else is there is the client's
@@ -136,7 +136,7 @@ class DeepSpeedCheckpoint:
 
     def pieces(self) -> Iterator[Piece]:
         """Whole tensors: the trained parameters and their states, the frozen ones, the buffers."""
-        at = {group: 0 for group in range(len(self.shapes))}
+        at = dict.fromkeys(range(len(self.shapes)), 0)
         paddings = self.paddings()
         whole = {key: [torch.cat([rank[group] for rank in ranks]) for group in at]
                  for key, ranks in self.flat.items() if self.stage < 3}

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 from ...layout.rankmap import ShardRange
 from ...zero.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
-from ...zero.whole.consolidate import names
 from ...zero.optimizer import elementwise_states
+from ...zero.whole.consolidate import names
 
 
 @dataclass

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import torch
 
 from ...formulas.activations import layer_activation_bytes
+from ...formulas.gpt2_config import GPTConfig
 from ...formulas.peak import gpt2_peak_bytes
 from ...formulas.shares import share_of
 from ...formulas.states import Convention, model_states
@@ -13,7 +14,6 @@ from ...formulas.two_hop_volumes import SentOver, plus_plus_bytes
 from ...formulas.units import gb
 from ...formulas.volumes import sent_bytes
 from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_gpt2_unit, needs, on_device
-from ...formulas.gpt2_config import GPTConfig
 from ..half_precision import precision_of
 from .load import Config
 from .rules import nodes_of

@@ -48,7 +48,7 @@ def described(part: dict, path: str) -> dict:
         also = [None, False]  # a section that is not there
     default = {"default": part.pop("default")} if "default" in part else {}
     if also:
-        part = {"anyOf": [*(part["anyOf"] if "anyOf" in part else [part]), {"enum": also}]}
+        part = {"anyOf": [*part.get("anyOf", [part]), {"enum": also}]}
     return {"description": KEYS[path].does} | default | part
 
 

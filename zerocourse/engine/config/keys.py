@@ -83,7 +83,8 @@ WORKS = {
     "optimizer.params.betas": "how much of the averages of the gradient and of its square is kept in each step",
     "optimizer.params.eps": "added to the divisor of Adam's update",
     "optimizer.params.weight_decay": "how fast weights shrink, per unit of learning rate",
-    "optimizer.params.adam_w_mode": "decoupled weight decay (AdamW); false means L2 regularisation, in the gradient, of Adam alone: \"AdamW\" always decouples",
+    "optimizer.params.adam_w_mode": "decoupled weight decay (AdamW); false means L2 regularisation, in the gradient, of Adam alone: "
+                                    "\"AdamW\" always decouples",
     "optimizer.params.momentum": "how much of the last update SGD keeps; above 0 it holds one average per parameter",
     "optimizer.params.dampening": "how much of a new gradient SGD's momentum leaves out",
     "optimizer.params.nesterov": "SGD looks one step ahead along its momentum",

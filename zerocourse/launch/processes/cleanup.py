@@ -7,6 +7,7 @@ until the parent is gone, kills what still carries its run id and removes its fo
 20 ms.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -50,10 +51,8 @@ def end_processes(find, grace: float = 0.3, timeout: float = 5.0) -> list[int]:
     while (pids := find()) and time.monotonic() - started < timeout:
         force = time.monotonic() - started >= grace
         for pid in pids:
-            try:
+            with contextlib.suppress(OSError):
                 os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM) if force else signal.SIGTERM)
-            except OSError:
-                pass
         time.sleep(0.02)
     return pids
 

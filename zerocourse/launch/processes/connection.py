@@ -5,6 +5,7 @@ workers and subprocesses print arrives too, and arrives whole even if the rank i
 events connection, or has ended, the rank kills its whole session.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -89,10 +90,8 @@ def redirect_output(spec: dict) -> None:
 
 def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(Exception):  # closed by the caller's code, or None, or anything that it has put there
             stream.flush()
-        except Exception:  # closed by the caller's code, or None, or anything that it has put there
-            pass
 
 
 def _jsonable(value):

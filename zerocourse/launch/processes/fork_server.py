@@ -32,7 +32,7 @@ class ForkServer:
     def __init__(self, parent: Parent):
         boot = parent.folder / "boot.py"
         boot.write_text(boot_text("zerocourse.launch.processes.fork_server"))
-        single = {key: "1" for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = QUIET | os.environ | single | {RUN_VARIABLE: f"{parent.run_id}fork_server/"}
         with open(parent.folder / "fork_server.txt", "wb") as log:
             self.process = subprocess.Popen([sys.executable, str(boot)], stdin=subprocess.PIPE, stderr=log,
@@ -112,7 +112,7 @@ def main() -> None:
     """Import torch, then fork on request and report how each child ended."""
     import torch
     import torch._dynamo  # torch's compiler: each rank's first optimizer would import it, for 2 s and more
-    import torch.distributed
+    import torch.distributed  # noqa: F401  # children have it too
 
     gc.collect()
     gc.freeze()  # children need not look at what was here before them, nor copy its pages

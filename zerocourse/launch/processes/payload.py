@@ -161,7 +161,7 @@ def _culprit(fn, args, kwargs, seen: set) -> str | None:
     code = getattr(fn, "__code__", None)
     if code and id(fn) not in seen:
         seen.add(id(fn))
-        cells = zip(code.co_freevars, fn.__closure__ or ())
+        cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
         parts += [(f"the outer variable {name!r}", cell.cell_contents) for name, cell in cells]
         mentioned = sorted(_names(code) & fn.__globals__.keys())
         parts += [(f"the global {name!r}", fn.__globals__[name]) for name in mentioned]

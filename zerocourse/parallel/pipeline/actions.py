@@ -13,6 +13,7 @@ Names of this kind are used by torch.distributed.pipelining too. Split backward:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...errors import BadInput
@@ -164,7 +165,7 @@ def problems_of(plan: Schedule, place: dict[Action, int], rank: int, stage: int,
         yield f"{name} must have either one B, or an I and a W"
         return
     backward = backwards[0]
-    order = [("F", backward), *zip(backwards, backwards[1:]), *[(backwards[-1], "STEP")] * (at("STEP") is not None)]
+    order = [("F", backward), *pairwise(backwards), *[(backwards[-1], "STEP")] * (at("STEP") is not None)]
     if stage and plan.owner[stage - 1] != rank:
         order += [("RECV F", "F"), (backward, "SEND B")]
     if stage + 1 < plan.stages and plan.owner[stage + 1] != rank:

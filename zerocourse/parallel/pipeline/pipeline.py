@@ -27,9 +27,9 @@ from .actions import Action, Schedule, problems
 from .cutting import PipelineStage, cut, tied_weights
 from .deadlock import deadlock
 from .mail import Mail
-from .weighing import count_targets, shares_of, weigh
 from .split_backward import Owed, deferring, pay
 from .ties import Ties
+from .weighing import count_targets, shares_of, weigh
 from .weight_versions import WeightVersions, run_with
 
 MicroBatches = Tensor | Sequence[Tensor | tuple[Tensor, ...]] | None
@@ -197,12 +197,12 @@ class Pipeline:
         key = stage, micro_batch
         values = self.inputs[micro_batch] if stage == 0 else self.values[key]
         splits = Action("I", stage, micro_batch) in self.halves
-        with self.comm.recorder.span("forward", f"F{micro_batch} of stage {stage}"):
-            with deferring(self.owed.setdefault(key, [])) if splits else nullcontext():
-                output = self.compute(stage, micro_batch, values)
-                if stage == self.plan.stages - 1:
-                    output, part = weigh(self.loss(output, *self.targets[micro_batch]), self.shares[micro_batch])
-                    self.losses.append(part)
+        with (self.comm.recorder.span("forward", f"F{micro_batch} of stage {stage}"),
+              deferring(self.owed.setdefault(key, [])) if splits else nullcontext()):
+            output = self.compute(stage, micro_batch, values)
+            if stage == self.plan.stages - 1:
+                output, part = weigh(self.loss(output, *self.targets[micro_batch]), self.shares[micro_batch])
+                self.losses.append(part)
         outputs = output if isinstance(output, tuple) else (output,)
         self.edges[key] = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
         if stage < self.plan.stages - 1:
@@ -229,9 +229,9 @@ class Pipeline:
         if gradients is None:  # of the loss itself
             gradients = [torch.ones((), dtype=self.losses[0].dtype, device=self.device) for _ in edges]
         splits = key in self.owed
-        with self.comm.recorder.span("backward", f"{'I' if splits else 'B'}{micro_batch} of stage {stage}"):
-            with deferring(self.owed[key]) if splits else nullcontext(), self.reducing(stage, micro_batch):
-                torch.autograd.backward(edges, gradients)  # a layer may compute again
+        with (self.comm.recorder.span("backward", f"{'I' if splits else 'B'}{micro_batch} of stage {stage}"),
+              deferring(self.owed[key]) if splits else nullcontext(), self.reducing(stage, micro_batch)):
+            torch.autograd.backward(edges, gradients)  # a layer may compute again
         if stage in self.versions:
             self.versions[stage].collect(micro_batch)
         of_inputs = [torch.zeros_like(value) if value.grad is None else value.grad for value in values if value.requires_grad]

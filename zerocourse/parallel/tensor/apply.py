@@ -57,7 +57,7 @@ def tensor_parallel(model: nn.Module, comm: Comm | None = None, plan: TensorPlan
             sum_gradients(layer.bias, comm, f"{name}.bias")
     for name, module, _ in matches(model, dict.fromkeys(plan.entered)):
         enter(module, comm, name, regions.gather_in if sequence else regions.copy_in)
-    for name, module, sizes in matches(model, plan.attributes):
+    for _, module, sizes in matches(model, plan.attributes):
         for attribute, size in sizes.items():
             setattr(module, attribute, size)
     for _, module, _ in matches(model, dict.fromkeys((*plan.random, *plan.dropouts * sequence))):

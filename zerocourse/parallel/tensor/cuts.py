@@ -57,7 +57,7 @@ class Cut:
 
     def put(self, part: Tensor, whole: Tensor, rank: int) -> None:
         """Write rank r's part to where it belongs in a whole tensor."""
-        for rows, values in zip(self.by_rank[rank], part.split([len(rows) for rows in self.by_rank[rank]], self.dim)):
+        for rows, values in zip(self.by_rank[rank], part.split([len(rows) for rows in self.by_rank[rank]], self.dim), strict=True):
             whole.narrow(self.dim, rows.start, len(rows)).copy_(values)
 
     def shape(self, part: Tensor, rank: int | None = None) -> list[int]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,7 @@ def through_blocks(model: GPT, packing: Packing | None = None, samples: int = SA
                 held.append(ledger.now().rest)
         loss = x_BTC.square().mean()
         loss.backward()
-    return Kept([after - before for before, after in zip(held, held[1:], strict=False)], loss.item(),
+    return Kept([after - before for before, after in pairwise(held)], loss.item(),
                 torch.cat([param.grad.flatten() for param in model.h.parameters()]))
 
 

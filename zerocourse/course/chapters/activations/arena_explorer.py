@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from ....activations import Arena, replay
 from ....activations.arena import ALIGNMENT
 from ....errors import OutOfMemory
+from ...show.widgets import Control, explore
 from .activation_trial import Step
 from .plots_activations import arena_map
-from ...show.widgets import Control, explore
 
 
 def fragmentation(steps: Mapping[str, Step], step: str, percent: int = 105, apart: bool = False) -> None:

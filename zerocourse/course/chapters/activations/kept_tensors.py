@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from .activation_trial import SavedTensor
-from ...show.palette import FAINT
 from ...show import Shown
+from ...show.palette import FAINT
 from ...show.pictures import svg
+from .activation_trial import SavedTensor
 
 NAMES = {"NativeLayerNorm": "LayerNorm", "Addmm": "linear layer", "Gelu": "GELU",
          "ScaledDotProductFlashAttentionForCpu": "attention"}

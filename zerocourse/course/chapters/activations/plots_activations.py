@@ -9,8 +9,8 @@ from matplotlib.patches import Rectangle
 
 from ....activations import Arena
 from ....errors import OutOfMemory
-from .activation_trial import Step
 from ...show.palette import FAINT, INK, MEANINGS
+from .activation_trial import Step
 
 MB = 1e6
 

@@ -102,8 +102,8 @@ def wait_for(file: Path, seconds: float = 200) -> None:
 def two_machines(folder: Path) -> list[dict]:
     """The run of two machines, of which the second is lost and comes back. Returns its attempts, as `as_data`."""
     port = free_port()
-    code = f"from pathlib import Path; from {__name__ if __name__ != '__main__' else __spec__.name} import machine; " \
-           f"machine(Path({str(folder)!r}), 'second', {port})"
+    code = (f"from pathlib import Path; from {__name__ if __name__ != '__main__' else __spec__.name} import machine; "
+            f"machine(Path({str(folder)!r}), 'second', {port})")
     with ThreadPoolExecutor() as threads:
         first = threads.submit(machine, folder, "first", port)
         second = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[4])

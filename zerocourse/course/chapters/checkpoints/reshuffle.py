@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from ....errors import BadInput
-from ...show.palette import FAINT
-from .resumes import SliceRead
 from ...show import Shown
+from ...show.palette import FAINT
 from ...show.pictures import svg
+from .resumes import SliceRead
 
 BAR, GAP, TOP = 38, 96, 58  # units: height of a bar, room between the two rows, where the first begins
 

@@ -74,7 +74,7 @@ def limits() -> Evidence:
         return model_states(SEVEN, stage, ranks).total_bytes / model_states(SEVEN, 0, 1).total_bytes
 
     sizes = (2, 4, 8, 64)
-    parameter, gradient, optimizer = ZERO.sizes
+    parameter, _gradient, optimizer = ZERO.sizes
     whole = sum(ZERO.sizes)
     return {"claimed_saving": 0.75, "claimed_factors": (8, 16),
             "stage_1_saves": {n: 1 - held(1, n) for n in sizes}, "stage_2_factor": {n: 1 / held(2, n) for n in sizes},

@@ -3,8 +3,8 @@
 import json
 
 from ....formulas.overlap import speedup_bound
-from ..checkpoints.elastic_trial import RECORDED
 from ...trials.overlap_trial import recorded_trial
+from ..checkpoints.elastic_trial import RECORDED
 from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement
 
 GROUP = "time"

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from ....classics import ring as classic
 from ....errors import BadInput
-from ...show.palette import FAINT, INK, MEANINGS
 from ...show import Shown
+from ...show.palette import FAINT, INK, MEANINGS
 from ...show.pictures import svg
 from ...show.pictures.placing import GRADIENTS
 

@@ -32,9 +32,9 @@ def trace_loop(config: Mapping, micro_batches: int, turn: Turn = turn_of_the_eng
 
     config: a ds_config; SGD with the rate `lr` is the optimizer, unless it has one.
     Records: "boundary" (did the micro-batch end its window?); "sent", bytes by collective, in the whole turn;
-    "gradients_bytes", held when `engine.backward` has ended (None where it was never called); "update", the number of the optimizer step, and "rate", the
-    learning rate of it (both None where there was none); "norm" of the whole gradient at that update; "moved", by how much
-    this rank's parameters changed (the largest difference); "loss".
+    "gradients_bytes", held when `engine.backward` has ended (None where it was never called); "update", the number of the optimizer step, and "rate",
+    the learning rate of it (both None where there was none); "norm" of the whole gradient at that update; "moved", by how much this
+    rank's parameters changed (the largest difference); "loss".
     """
     torch.manual_seed(seed)
     made = GPT(model)

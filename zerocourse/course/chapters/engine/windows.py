@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from ....errors import BadInput
 from ....formulas.units import gb
-from ...show.palette import FAINT, INK
 from ...show import Shown
+from ...show.palette import FAINT, INK
 from ...show.pictures import svg
 
 LEFT, HELD, SENT, UPDATE = 96, 44, 56, 26  # units: the names of rows; heights of the three rows

@@ -18,8 +18,8 @@ from ....measure.ledger import Ledger
 from ....models.gpt2 import GPTConfig, build_model
 from ....zero import shard as sharding
 from ....zero.buffer import FlatBuffer
-from ...show.palette import FAINT, INK
 from ...show import Shown
+from ...show.palette import FAINT, INK
 from ...show.pictures import svg
 
 SECONDS = 1.4  # per frame
@@ -104,7 +104,8 @@ def frame(made: Sequence[Made], number: int, whole: int) -> svg.Drawing:
     drawing = svg.Drawing(svg.WIDTH, TOP + ROW * len(units) + 18)
     moment = made[0].moments[number]
     drawing.text(0, 18, {"deferred": "The model has shapes, and no memory", "empty": f"{moment.unit} gets memory: what is in it is left over",
-                         "whole": f"{moment.unit} gets its values", "slice": f"Each rank keeps its slice of {moment.unit}"}[moment.what], size=16, bold=True)
+                         "whole": f"{moment.unit} gets its values", "slice": f"Each rank keeps its slice of {moment.unit}"}[moment.what],
+                         size=16, bold=True)
     for rank, (moments, own) in enumerate(made):
         left, now, alive = LABELS + rank * (wide + GAP), moments[: number + 1], moments[number].alive
         drawing.text(left, 44, f"rank {rank}", size=14, bold=True)

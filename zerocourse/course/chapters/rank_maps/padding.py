@@ -8,8 +8,8 @@ from torch import nn
 from ....errors import BadInput
 from ....formulas.units import integer
 from ....layout.rankmap import RankMap
-from ...show.palette import FAINT, INK
 from ...show import Shown
+from ...show.palette import FAINT, INK
 from ...show.pictures import svg
 from ...show.pictures.holdings import buffers_of
 

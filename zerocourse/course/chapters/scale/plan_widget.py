@@ -10,8 +10,8 @@ from ....planning import Candidate, Evaluation, Question, ask, computed
 from ....planning.mesh_parts import refusal
 from ....planning.reasons import by_axis, ranks_of, too_large
 from ....simulation.clusters import CLUSTERS
-from .plots_plan import plan_figure
 from ...show.widgets import Control, explore
+from .plots_plan import plan_figure
 
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-7b", "llama-13b", "llama-70b", "llama3-8b",
           "llama3-405b")
@@ -47,7 +47,8 @@ def verdict(question: Question, chosen: Evaluation, others: dict[str, Evaluation
     axes = "; ".join(by_axis(chosen))
     return begins + (f"it fits, with {gb(question.budgets['device'] - chosen.peak_bytes)} to spare. A step takes about "
                      f"{chosen.step_seconds:.3g} s, of which the rank waits {chosen.exposed_seconds:.2g} s"
-                     f"{'' if axes else ' for its link'}, and a card does {chosen.tokens_per_card:,.0f} tokens a second." + f" On this mesh {axes}." * bool(axes))
+                     f"{'' if axes else ' for its link'}, and a card does {chosen.tokens_per_card:,.0f} tokens a second."
+                     + f" On this mesh {axes}." * bool(axes))
 
 
 def planner(model: str = "llama-7b", cluster: str = "8xA100", stage: int = 2, ranks: int = 8, micro_batch: int = 2,

@@ -7,8 +7,8 @@ from torch import nn
 
 from ....errors import BadInput
 from ....parallel.tensor.cuts import Cut
-from ...show.palette import INK
 from ...show import Shown
+from ...show.palette import INK
 from ...show.pictures import svg
 
 LONGEST, HEAD, ARROW, CIRCLE, GAP = 224, 44, 26, 15, 10  # units: the longest side of a weight, the words above it, an

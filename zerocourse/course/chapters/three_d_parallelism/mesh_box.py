@@ -2,8 +2,8 @@
 
 from ....errors import BadInput
 from ....layout.mesh import Mesh
-from ...show.palette import INK
 from ...show import Shown
+from ...show.palette import INK
 from ...show.pictures import svg
 
 WIDE, HIGH, GAP, PANEL, TOP, LEFT = 74, 46, 16, 44, 58, 60  # units: a rank's box, the space between, and around

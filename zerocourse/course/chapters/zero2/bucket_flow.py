@@ -3,11 +3,11 @@ the ranks, and a slice of the sum comes back.
 """
 
 from ....formulas.units import gb
-from ...show.palette import INK
-from ...show.pictures.recorded_stages import RecordedRank, recorded_stage
 from ...show import Shown
+from ...show.palette import INK
 from ...show.pictures import svg
 from ...show.pictures.placing import find, units
+from ...show.pictures.recorded_stages import RecordedRank, recorded_stage
 
 STAGE, RANK, SECONDS = 2, 0, 1.6
 LABELS, WIDE, SLICE, LANE, ROW, TOP = 56, 330, 440, 20, 34, 92  # units: names, a bucket, where slices begin, heights

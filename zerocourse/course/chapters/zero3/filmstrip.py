@@ -4,11 +4,11 @@ which its gradient is added up over the ranks and only a slice of it stays.
 
 from ....errors import BadInput
 from ....formulas.units import gb
-from ...show.palette import FAINT, INK
-from ...show.pictures.recorded_stages import RecordedRank, recorded_stage
 from ...show import Shown
+from ...show.palette import FAINT, INK
 from ...show.pictures import svg
 from ...show.pictures.placing import GRADIENTS, PARAMETERS, Placed, find, pieces, units
+from ...show.pictures.recorded_stages import RecordedRank, recorded_stage
 
 STAGE, SECONDS = 3, 2.0
 WIDE, LANE, LABELS, GAP = 308, 18, 96, 14  # units: of a frame, of a lane, of the names at its left, between ranks

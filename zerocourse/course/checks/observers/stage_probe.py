@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import nn
 
-from ....zero.shard import shard
 from ....measure.storages import all_tensors
 from ....zero.buffer import FlatBuffer
+from ....zero.shard import shard
 from ..inside import Answer
 from ..verdict import MISUSED, Wrong
 from .stage_runs import WatchedComm

@@ -10,11 +10,11 @@ from functools import partial
 
 import torch
 
-from ....zero.shard import shard
 from ....comm.group import Comm, Handle
 from ....init.deferred import deferred_init
-from ....models.gpt2 import GPT, GPTConfig
 from ....layout.rankmap import Layout
+from ....models.gpt2 import GPT, GPTConfig
+from ....zero.shard import shard
 from ..trace import Trial
 
 CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=64)  # three units, none of them divisible by 3

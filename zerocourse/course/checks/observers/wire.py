@@ -26,8 +26,8 @@ VERBS = {"allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "allgat
 OUTPUT_FIRST = ("allgather", "allgather_base", "alltoall", "alltoall_base", "gather", "reduce_scatter",
                 "reduce_scatter_base")  # what these are given is their second argument
 ROOT = {"broadcast": 2, "reduce": 3, "gather": 3, "scatter": 3}  # where the root is among the arguments
-RULE = "every rank must call the same collectives, in the same order: does one sit behind an `if` that is not true " \
-       "on every rank?"
+RULE = ("every rank must call the same collectives, in the same order: does one sit behind an `if` that is not true "
+        "on every rank?")
 SEND_FIRST = ("Every rank waits in a `send`, and a `send` ends only when its receiver is there, so nobody ever comes "
               "to receive: start it with `dist.isend`, receive, and then wait for it.")
 PAIRS = "Each send needs one recv on the other side, and each recv one send; for a collective, every rank is needed."

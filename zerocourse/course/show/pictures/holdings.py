@@ -16,8 +16,8 @@ from ....zero.stage1 import Stage1
 from ....zero.stage2 import Stage2
 from ....zero.stage3 import Stage3
 from ....zero.unit import cut_into_units, split_into_buffers
-from ..palette import FAINT
 from .. import Shown
+from ..palette import FAINT
 from . import svg
 from .placing import GRADIENTS, OPTIMIZER, PARAMETERS, listed
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from ....errors import BadInput
 from ....parallel.pipeline import Timing
-from ..palette import INK
 from .. import Shown
+from ..palette import INK
 from . import svg
 
 LEFT, ROW, GAP, TITLE = 62, 26, 5, 44  # units: names of ranks, height of a row, between rows, above each schedule

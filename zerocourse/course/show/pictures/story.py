@@ -12,11 +12,11 @@ from pathlib import Path
 from ....errors import BadInput
 from ....formulas.units import gb
 from ....measure.stage_meter import KINDS
-from ..palette import FAINT, INK, MEANINGS
-from .recorded_stages import RecordedRank, recorded_stage
 from .. import ROOT, Shown
+from ..palette import FAINT, INK, MEANINGS
 from . import svg
 from .placing import GRADIENTS, OPTIMIZER, PARAMETERS, Placed, find, listed, pieces, under_way, units
+from .recorded_stages import RecordedRank, recorded_stage
 
 README_PICTURE = ROOT / "notebooks" / "pictures" / "zero3_step.svg"
 NAMES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")

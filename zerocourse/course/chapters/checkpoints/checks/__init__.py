@@ -6,4 +6,4 @@
     memory_snapshot:   12.6
 """
 
-from . import crashing_disk, memory_snapshot, restart_log, saved_chunks  # noqa: F401  (each registers its exercises)
+from . import crashing_disk, memory_snapshot, restart_log, saved_chunks  # each registers its exercises

@@ -1,5 +1,7 @@
 """The check of 12.4: a save on a disk that crashes after any of its operations."""
 
+import contextlib
+
 from ....checks.exercise import exercise
 from ....checks.trace import Trial
 from ....checks.verdict import Wrong
@@ -86,13 +88,11 @@ def crashes(answer, before):
     torn, again = [], False
     for moment in range(len(operations) + 1):
         hurt = CrashingDisk(before, moment)
-        try:
+        with contextlib.suppress(PowerCut):
             answer(hurt, "state", NEW)
-        except PowerCut:
-            pass
         if "state" in before and hurt.certain.get("state") not in (OLD, NEW):
             torn.append([what for what, *_ in hurt.operations])
-        after = CrashingDisk({name: data for name, data in hurt.certain.items()} | {name: b"" for name in hurt.contents
+        after = CrashingDisk(dict(hurt.certain) | {name: b"" for name in hurt.contents
                                                                          if name not in hurt.certain})
         answer(after, "state", NEW)
         again |= after.contents.get("state", (b"", 0))[0] != NEW or after.files() != disk.files()
@@ -132,9 +132,7 @@ def save_safely(disk, name, data, *, draft=".draft", order=("write", "fsync", "r
     """
     other = f"{name}.{len(disk.files())}" if draft == "random" else name + draft
     for what in order:
-        if what == "write":
-            disk.write(other, data)
-        elif what == "copy":
+        if what in ("write", "copy"):
             disk.write(other, data)
         elif what == "delete" and name in disk.files():
             disk.delete(name)

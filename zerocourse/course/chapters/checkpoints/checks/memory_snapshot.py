@@ -80,7 +80,7 @@ def only_optimizer(state):
 
 def parameters_alone(state):
     found = copy.deepcopy(state)
-    found["model"] = {name: value for name, value in state["model"].items()}
+    found["model"] = dict(state["model"])
     for name in state["model"]:
         if not name.startswith("1.r") and not name.startswith("1.num"):
             found["model"][name] = state["model"][name].clone()

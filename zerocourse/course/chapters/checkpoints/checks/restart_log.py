@@ -1,6 +1,7 @@
 """The checks of 12.1 and 12.2: what a log of attempts says, and how often to save."""
 
 import math
+from itertools import pairwise
 
 from .....formulas.interruptions import best_interval as own_interval
 from ....checks.exercise import exercise
@@ -38,7 +39,7 @@ LOGS = [log((1, 13, 4), (11, 22, 4), (21, 30, 4)), log((1, 9, 4), (6, 12, 3), (1
 def read_log(rows, *, twice=lambda rows: len(rows) - len({row["step"] for row in rows}),
              restarts=lambda rows: rows[-1]["attempt"] - 1,
              safe=lambda rows: max((row["step"] for row in rows if row["saved"]), default=0),
-             changes=lambda rows: sum(one["ranks"] != other["ranks"] for one, other in zip(rows, rows[1:]))):
+             changes=lambda rows: sum(one["ranks"] != other["ranks"] for one, other in pairwise(rows))):
     """What a log says.
 
     all rows: In `wasted` you counted all steps that were computed: only those count that had been computed before.

@@ -1,5 +1,8 @@
 """The checks of 12.3 and 12.5: which chunks hold a slice, and which samples come next at another number of ranks."""
 
+
+from itertools import pairwise
+
 from ....checks.exercise import exercise
 from ....checks.trace import Trial
 
@@ -8,7 +11,7 @@ from ....checks.trace import Trial
 def chunks(*bounds, files=None):
     """Chunks of a tensor, cut at these places."""
     return [{"offset": first, "size": last - first, "file": (files or range(99))[number]}
-            for number, (first, last) in enumerate(zip(bounds, bounds[1:]))]
+            for number, (first, last) in enumerate(pairwise(bounds))]
 
 
 TWO, FIVE = chunks(0, 50, 100), chunks(0, 7, 20, 21, 40, 64)
@@ -125,7 +128,7 @@ def saved(*tensors, cuts):
     for number, (name, numel) in enumerate(tensors):
         bounds = [0, *(round(numel * cut) for cut in cuts), numel]
         index[name] = []
-        for file, (first, last) in zip(files, zip(bounds, bounds[1:])):
+        for file, (first, last) in zip(files, pairwise(bounds)):
             if first < last:
                 index[name].append({"offset": first, "size": last - first, "file": file, "at": len(files[file])})
                 files[file] += [100 * number + element for element in range(first, last)]

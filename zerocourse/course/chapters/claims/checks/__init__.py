@@ -5,4 +5,4 @@
     prefetch_gain:     26.5
 """
 
-from . import claim_judges, evidence_reports, prefetch_gain  # noqa: F401  (each registers its exercises)
+from . import claim_judges, evidence_reports, prefetch_gain  # each registers its exercises

@@ -7,4 +7,4 @@
     uneven:            4.8
 """
 
-from . import averages, buckets, cuts_and_replays, rings, uneven  # noqa: F401  (each registers its exercises)
+from . import averages, buckets, cuts_and_replays, rings, uneven  # each registers its exercises

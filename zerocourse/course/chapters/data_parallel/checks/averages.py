@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ....checks.exercise import exercise
 from ....checks.harness import When
+from ....checks.observers.wire import Wire, sorted_values
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a, value_text
-from ....checks.observers.wire import Wire, sorted_values
 
 # 4.2 ----------------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@
 `rings`; 4.7, the long one, in `buckets`; and 4.8, the hang, in `uneven`.
 """
 
-import itertools
+
+from itertools import pairwise
 
 import torch
 
@@ -87,7 +88,7 @@ def cut(n, ranks, *, stop=even_stop, part=lambda start, stop: (start, stop)):
     right: every element is in one part, and no part is longer than another by more than one.
     """
     ends = [0, *(stop(n, ranks, r) for r in range(ranks))]
-    return [part(start, end) for start, end in itertools.pairwise(ends)]
+    return [part(start, end) for start, end in pairwise(ends)]
 
 
 # 4.4 ----------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import torch.distributed as dist
 from .....classics import ring
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
 from ....checks.observers.wire import Wire
+from ....checks.trace import Trial
 
 
 def in_ring(answer, n, gathers, _=""):

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from ....checks.exercise import exercise
-from ....checks.trace import Trial
 from ....checks.observers.stage_runs import WatchedComm
+from ....checks.trace import Trial
 
 EXAMPLES, WIDTH = 4, 6  # of a batch: examples, and numbers in each
 

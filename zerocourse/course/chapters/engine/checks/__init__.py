@@ -7,4 +7,4 @@
     choosing:          11.6
 """
 
-from . import borrowed_loop, broken_config, choosing, sizes_and_rates, small_engine  # noqa: F401  (each registers its exercises)
+from . import borrowed_loop, broken_config, choosing, sizes_and_rates, small_engine  # each registers its exercises

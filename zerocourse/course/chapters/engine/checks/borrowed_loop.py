@@ -7,9 +7,9 @@ from .....engine.config import Config
 from .....engine.optimizers import choose_scheduler
 from .....models.gpt2 import GPT
 from ....checks.exercise import exercise
-from ....checks.trace import Trial
 from ....checks.observers.stage_probe import calling
 from ....checks.observers.stage_runs import CONFIG, WatchedComm, data
+from ....checks.trace import Trial
 
 G, BATCHES = 3, 7  # two windows, and one micro-batch that is left
 FILE = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": G, "zero_optimization": {"stage": 2},

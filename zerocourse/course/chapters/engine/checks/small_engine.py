@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ....checks.exercise import exercise
-from ....checks.trace import Trial
 from ....checks.observers.stage_probe import calling
+from ....checks.trace import Trial
 
 LR = 0.1
 

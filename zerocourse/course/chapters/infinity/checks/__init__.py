@@ -6,4 +6,4 @@
     linear_tiles:   15.6
 """
 
-from . import io_results, io_schedule, linear_tiles, tier_choice  # noqa: F401  (each registers its exercises)
+from . import io_results, io_schedule, linear_tiles, tier_choice  # each registers its exercises

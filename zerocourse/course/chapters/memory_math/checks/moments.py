@@ -1,6 +1,7 @@
 """The check of exercise 1.5: the memory of a training step, event by event."""
 
 import itertools
+from itertools import pairwise
 from typing import NamedTuple
 
 from ....checks.exercise import FORMULAS, exercise
@@ -64,7 +65,7 @@ def comes(judges):
 
 def changes_alone(*case):
     events = timeline(*case)
-    return [events[0], *((event, held - before) for (_, before), (event, held) in itertools.pairwise(events))]
+    return [events[0], *((event, held - before) for (_, before), (event, held) in pairwise(events))]
 
 
 def without(kind, **more):

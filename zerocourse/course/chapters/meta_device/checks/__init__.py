@@ -5,4 +5,4 @@
     meta_values:       2.4
 """
 
-from . import meta_names, meta_slices, meta_values  # noqa: F401  (each registers its exercises)
+from . import meta_names, meta_slices, meta_values  # each registers its exercises

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
 from ....checks.observers.stage_runs import WatchedComm
+from ....checks.trace import Trial
 
 MATERIALISING = ("zerocourse.init.deferred:materialize_model", "zerocourse.init.deferred:Materializer.module",
                  "zerocourse.init.deferred:Materializer.stream")

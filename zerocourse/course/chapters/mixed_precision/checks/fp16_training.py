@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ....checks.exercise import exercise
-from ....checks.trace import Trial
 from ....checks.observers.stage_runs import WatchedComm
+from ....checks.trace import Trial
 
 FREE = 1e9  # a norm that no gradient has here
 # What it shows; learning rate, largest norm, first loss scale, window; size of the gradients in each step; overflows.

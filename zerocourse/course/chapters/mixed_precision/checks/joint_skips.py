@@ -7,8 +7,8 @@ import torch
 from .....layout.rankmap import Layout
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
 from ....checks.observers.stage_runs import WatchedComm
+from ....checks.trace import Trial
 
 INF, NAN = float("inf"), float("nan")
 

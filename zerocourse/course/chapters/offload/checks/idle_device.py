@@ -37,7 +37,7 @@ def pauses(rows):
     for row in sorted((row for row in rows if row["lane"] == COMPUTE), key=lambda row: row["start"]):
         found.append((at, row["start"]))
         at = row["end"]
-    return [*found, (at, max(max(row["end"] for row in rows), at))]
+    return [*found, (at, max(at, *(row["end"] for row in rows)))]
 
 
 @exercise(

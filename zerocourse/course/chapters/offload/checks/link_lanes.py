@@ -11,7 +11,7 @@ CASES = [(1000, 1, 1, False, False), (1000, 2, 1, False, False), (1000, 2, 4, Fa
 
 @exercise(
     "14.2", "Bytes down, bytes up", minutes=10, difficulty=1, answer="link_bytes",
-    trials=[Trial([case for case in CASES])],
+    trials=[Trial(list(CASES))],
     mistakes={
         "whole": {"share": lambda params, ranks: params},
         "each micro-batch": {"sent": lambda micro: micro},

@@ -7,4 +7,4 @@
     run_ahead:         8.5
 """
 
-from . import exposure, lanes, prefetching, reading, run_ahead  # noqa: F401  (each registers its exercises)
+from . import exposure, lanes, prefetching, reading, run_ahead  # each registers its exercises

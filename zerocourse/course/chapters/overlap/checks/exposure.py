@@ -6,8 +6,8 @@ import math
 from itertools import pairwise
 
 from ....checks.exercise import exercise
-from ....checks.trace import Trial
 from ....checks.observers.stage_runs import train
+from ....checks.trace import Trial
 
 COMPUTES, TRAVELS = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")
 
@@ -26,8 +26,8 @@ TIMELINES = [timeline(text) for text in (
     "all_gather 0 4, reshard 0.5 1, all_gather 1 3 h.1, forward 4 8",
     "all_gather 0 6, forward 1 5 root, forward 2 4",
     "forward 0 2, wait 3 4, reduce_scatter 1 4, step 4 6, all_gather 4.5 5.5",
-    "all_gather 0 1, forward 0.5 3, wait 0.5 1, all_gather 1.5 2.5, backward 3.5 6, reduce_scatter 5 8, wait 6 8, "
-    "step 8 9",
+    ("all_gather 0 1, forward 0.5 3, wait 0.5 1, all_gather 1.5 2.5, backward 3.5 6, reduce_scatter 5 8, wait 6 8, "
+     "step 8 9"),
     "forward 0 1, wait 2 3, backward 3 4",
     "all_gather 0 3, forward 1 4 root, wait 2 3, forward 3 4",
     "")]

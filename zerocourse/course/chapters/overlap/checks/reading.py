@@ -2,11 +2,11 @@
 
 from itertools import pairwise
 
-from ..recorded_step import SETTINGS, recorded_step
 from ....checks.exercise import exercise
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
+from ..recorded_step import SETTINGS, recorded_step
 
 GATHER, REDUCE = "all_gather", "reduce_scatter"
 

@@ -8,10 +8,10 @@ import torch
 
 from .....layout.rankmap import Layout
 from ....checks.exercise import exercise
+from ....checks.observers.stage_runs import WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import value_text
-from ....checks.observers.stage_runs import WatchedComm
 
 LAYERS, WIDTH = 5, 4  # WIDTH: elements of an activation
 # What was asked for, or happened, and then: the layers that were whole, and how many had computed.

@@ -7,4 +7,4 @@
     list_clock:      17.6
 """
 
-from . import boundary_scale, bubble_share, list_clock, waiting_ranks, written_lists  # noqa: F401  (each registers its exercises)
+from . import boundary_scale, bubble_share, list_clock, waiting_ranks, written_lists  # each registers its exercises

@@ -72,7 +72,7 @@ def pipeline_step(stages, inputs, targets, loss, *, weigh=lambda x, inputs: len(
             for stage in stages:
                 stage.zero_grad()
         gradient = None
-        for number, (stage, x, out) in reversed(list(enumerate(values))):
+        for number, (_, x, out) in reversed(list(enumerate(values))):
             if gradient is None:
                 (error * (1 if at_first and number else weight)).backward()
             else:

@@ -164,7 +164,7 @@ def overlaps(begin, end, first, last):
 
 def with_padding(shapes, offsets, bounds, rank):
     """The last tensor's range goes on into the padding."""
-    *before, (name, start, stop, at) = shard_ranges(shapes, offsets, bounds, rank) or [(None, 0, 0, 0)]
+    *before, (name, start, _stop, at) = shard_ranges(shapes, offsets, bounds, rank) or [(None, 0, 0, 0)]
     return [*before, (name, start, bounds[rank + 1] - bounds[rank] - at + start, at)] if name else []
 
 

@@ -7,4 +7,4 @@
     rank_simulator:  25.7
 """
 
-from . import fake_weights, hybrid_cuts, many_slices, rank_simulator, waiting_steps  # noqa: F401  (each registers its exercises)
+from . import fake_weights, hybrid_cuts, many_slices, rank_simulator, waiting_steps  # each registers its exercises

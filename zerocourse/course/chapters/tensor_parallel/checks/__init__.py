@@ -8,4 +8,4 @@
     drifting_norms:  16.6
 """
 
-from . import counting_ranks, cut_layers, cut_losses, drifting_norms, less_traffic, qkv_rows  # noqa: F401
+from . import counting_ranks, cut_layers, cut_losses, drifting_norms, less_traffic, qkv_rows

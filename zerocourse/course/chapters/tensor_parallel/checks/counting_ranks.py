@@ -6,10 +6,10 @@ from torch import nn
 from .....parallel.norms import audit, grad_norm
 from .....parallel.tensor.cuts import Cut
 from ....checks.exercise import exercise
+from ....checks.observers.stage_runs import WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
-from ....checks.observers.stage_runs import WatchedComm
 
 KINDS = {"wte.weight": "vocabulary", "wpe.weight": "whole", "ln_1.weight": "whole", "attn.q.weight": "columns",
          "attn.k.weight": "kv", "attn.v.weight": "kv", "attn.q.bias": "columns", "attn.proj.weight": "rows",

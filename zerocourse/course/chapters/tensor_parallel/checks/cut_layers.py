@@ -5,10 +5,10 @@ import torch.nn.functional as F
 
 from .....parallel.tensor.regions import copy_in, reduce_out
 from ....checks.exercise import exercise
+from ....checks.observers.stage_runs import WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
-from ....checks.observers.stage_runs import WatchedComm
 
 
 class CountedBorder:

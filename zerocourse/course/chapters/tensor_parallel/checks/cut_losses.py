@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from .....layout.rankmap import Layout
 from ....checks.exercise import exercise
 from ....checks.harness import When
+from ....checks.observers.stage_runs import WatchedComm
+from ....checks.observers.wire import Wire
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
-from ....checks.observers.stage_runs import WatchedComm
-from ....checks.observers.wire import Wire
 
 V = 7  # divisible by neither 2 nor 3, so that the ranks have different numbers of words
 

@@ -7,10 +7,10 @@ from torch import nn
 from .....parallel.tensor.cuts import Cut
 from .....parallel.tensor.regions import gather_in, scatter_out
 from ....checks.exercise import exercise
+from ....checks.observers.stage_runs import WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
-from ....checks.observers.stage_runs import WatchedComm
 
 C, LR = 6, 0.5
 CUT = {"up.weight": 0, "up.bias": 0, "down.weight": 1}  # name: the dimension along which it is cut

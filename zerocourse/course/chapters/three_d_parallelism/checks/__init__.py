@@ -9,5 +9,12 @@
     fitting_mesh:      18.7
 """
 
-from . import (counted_axes, fitting_mesh, group_members, joined_softmaxes, one_measurement, ring_of_blocks,
-               rows_of_replicas)  # noqa: F401,E501  (each registers its exercises)
+from . import (
+               counted_axes,
+               fitting_mesh,
+               group_members,
+               joined_softmaxes,
+               one_measurement,
+               ring_of_blocks,
+               rows_of_replicas,  # each registers its exercises
+)

@@ -95,5 +95,5 @@ def best_mesh(model, cluster, batch, *, bytes_of=held, inside=True, heads=True, 
             found.append((tp, bubble, pp, dp) if first_tp else (sign * bubble, talk * tp, pp, dp))
     if not found:
         return None
-    first, second, pp, dp = min(found)
+    _first, _second, pp, dp = min(found)
     return {"pp": pp, "dp": dp, "tp": ranks // (pp * dp)}

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from .....layout.rankmap import Layout
 from ....checks.exercise import exercise
+from ....checks.observers.stage_runs import WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
-from ....checks.observers.stage_runs import WatchedComm
 
 
 def in_a_ring(answer, tokens, width):

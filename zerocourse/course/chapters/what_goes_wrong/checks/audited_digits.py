@@ -29,7 +29,7 @@ def without_leading_zeros(square, names):
     written = ""
     while square:
         written, square = written + str(square % 4), square // 4
-    return {name: int(digit) for name, digit in zip(names, written)}  # noqa: B905  (shorter: this is the mistake)
+    return {name: int(digit) for name, digit in zip(names, written)}
 
 
 @exercise(

@@ -4,10 +4,10 @@ import torch
 
 from .....comm.group import Comm
 from ....checks.exercise import exercise
+from ....checks.observers.stage_runs import WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
-from ....checks.observers.stage_runs import WatchedComm
 
 
 def counts_of_ranks(world):

@@ -125,9 +125,9 @@ class Instrument:
             handle.remove()
 
     def look(self, what, name, value):
-        if self.first is None or self.knobs["overwrites"]:
-            if not all(self.knobs["fine"](tensor.detach()).all() for tensor in self.knobs["tensors"](value)):
-                self.first = what, name
+        looks = self.first is None or self.knobs["overwrites"]
+        if looks and not all(self.knobs["fine"](tensor.detach()).all() for tensor in self.knobs["tensors"](value)):
+            self.first = what, name
 
 
 @exercise(

@@ -5,4 +5,4 @@
     zero1_optimizer:   5.6
 """
 
-from . import zero1_ops, zero1_optimizer, zero1_slices  # noqa: F401  (each registers its exercises)
+from . import zero1_ops, zero1_optimizer, zero1_slices  # each registers its exercises

@@ -7,9 +7,9 @@ from .....comm.group import Handle
 from .....zero.stage1 import reduce_scatter_in_place, sharded_step
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.observers.stage_runs import WatchedComm, training
 from ....checks.observers.stage_probe import Updates, flats_of, give_gradient, numbers
+from ....checks.observers.stage_runs import WatchedComm, training
+from ....checks.trace import Trial
 
 STAGE_1 = ("zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*")
 SHAPES = [(5,), (2,), (6,)]  # two do not divide evenly by 2 and 3; on three ranks the last owns nothing of the second

@@ -9,12 +9,12 @@ from torch import nn
 from .....models.gpt2 import GPT
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
 from ....checks.observers import stage_runs
 from ....checks.observers.stage_probe import calling, storages_under
 from ....checks.observers.stage_runs import CONFIG
 from ....checks.observers.wire import Wire
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
 
 LR, DECAY = 0.1, 0.2
 TENSORS = [(3, 5), (6,), (2, 2)]  # 25 elements, which need padding on 2 and on 3 ranks

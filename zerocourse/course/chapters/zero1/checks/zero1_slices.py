@@ -10,10 +10,10 @@ import torch
 from .....layout.rankmap import Layout
 from ....checks.exercise import FORMULAS, exercise
 from ....checks.harness import When
+from ....checks.observers.stage_probe import bytes_under
+from ....checks.observers.stage_runs import WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import Wrong
-from ....checks.observers.stage_runs import WatchedComm
-from ....checks.observers.stage_probe import bytes_under
 
 # 5.1 ----------------------------------------------------------------------------------------------------------------
 

@@ -7,4 +7,4 @@
     zero2_ops:         6.4, 6.5
 """
 
-from . import zero2_buckets, zero2_bug, zero2_gradients, zero2_hook, zero2_ops  # noqa: F401  (each registers its exercises)
+from . import zero2_buckets, zero2_bug, zero2_gradients, zero2_hook, zero2_ops  # each registers its exercises

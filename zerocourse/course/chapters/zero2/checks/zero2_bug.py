@@ -9,9 +9,9 @@ import torch
 from .....comm.group import Comm
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
 from ....checks.observers.stage_probe import flats_of, give_gradient, numbers
 from ....checks.observers.stage_runs import WatchedComm, training
+from ....checks.trace import Trial
 from ...zero1.checks.zero1_ops import STAGE_1, reduction
 
 
@@ -46,7 +46,7 @@ def accumulated_on_a_rank(answer, numel, micros, steps):
             memory = numpy.empty(flat.layout.padded, dtype=numpy.float32)  # its life is that of the bucket's memory
             alive, flat.grad = weakref.ref(memory), torch.from_numpy(memory).copy_(flat.grad)
             del memory
-            handle, seen = reduction(answer, flat, comm)
+            _handle, seen = reduction(answer, flat, comm)
     gc.collect()
     where = [object() if into is None else into.untyped_storage()._cdata for into in comm.into]
     mine = flat.grad_shard.untyped_storage()._cdata if torch.is_tensor(flat.grad_shard) else None

@@ -13,11 +13,11 @@ from .....models.gpt2 import GPT
 from .....zero.unit import split_into_buffers
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
 from ....checks.observers import stage_runs
 from ....checks.observers.stage_probe import bytes_under, calling, numbers
 from ....checks.observers.stage_runs import CONFIG, WatchedComm
+from ....checks.trace import Trial
+from ....checks.verdict import Wrong
 from ...zero1.checks.zero1_ops import STAGE_1
 
 SIZES = [4, 6, 3, 2, 1, 7]  # in buckets that differ in their elements, with padding for 2 and for 3 ranks too
@@ -180,7 +180,7 @@ KNOBS = {
                   {"at_the_end": lambda waiting, came: list(waiting)}, When("order")),
         "all at the end": {"at_once": 0},
         "one at a time": {"at_once": 1},
-        "made early": ({"made_before": True}, 
+        "made early": ({"made_before": True},
                        {"opens": lambda number, came, buckets: () if came else range(len(buckets))}, When("most")),
         "bucket kept": ({"into": lambda row, own: row[own]}, When("held", operator.gt)),
         "sum goes on": {"keeps_sums": True},

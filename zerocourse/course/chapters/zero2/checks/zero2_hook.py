@@ -9,8 +9,8 @@ from torch import nn
 from .....layout.rankmap import Layout
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
 from ....checks.observers.stage_probe import numbers
+from ....checks.trace import Trial
 
 WORLD_SIZE = 2
 WATCHED = {"first": (2, 2), "second": (2, 2), "third": (2, 2)}  # alike, so that a wrong place raises nothing

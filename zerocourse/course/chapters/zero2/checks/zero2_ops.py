@@ -14,9 +14,9 @@ from .....zero.shard import shard
 from .....zero.stage2 import reduce_scatter_and_free
 from ....checks.exercise import exercise
 from ....checks.harness import When
-from ....checks.trace import Trial
 from ....checks.observers.stage_probe import flats_of, give_gradient, numbers
 from ....checks.observers.stage_runs import CONFIG, WatchedComm, data, training
+from ....checks.trace import Trial
 from ...zero1.checks.zero1_ops import STAGE_1, reduction
 
 # 6.4 ----------------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def dropped_on_a_rank(answer, numel, micros):
         memory = numpy.empty(flat.layout.padded, dtype=numpy.float32)  # its life is that of the bucket's memory
         alive, flat.grad = weakref.ref(memory), torch.from_numpy(memory).copy_(flat.grad)
         del memory
-        handle, seen = reduction(answer, flat, comm)
+        _handle, seen = reduction(answer, flat, comm)
     gc.collect()  # the handle is still there, but what it carried must be gone
     mine = flat.grad_shard if torch.is_tensor(flat.grad_shard) else torch.zeros(0)
     return {**seen, "holds": mine.untyped_storage().nbytes() - mine.nbytes, "alive": alive() is not None,

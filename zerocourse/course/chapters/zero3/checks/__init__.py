@@ -8,4 +8,4 @@
     zero3_stack:       7.7
 """
 
-from . import zero3_budget, zero3_counts, zero3_hooks, zero3_memory, zero3_ops, zero3_stack  # noqa: F401  (each registers its exercises)
+from . import zero3_budget, zero3_counts, zero3_hooks, zero3_memory, zero3_ops, zero3_stack  # each registers its exercises

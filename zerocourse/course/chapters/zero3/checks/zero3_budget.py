@@ -10,9 +10,9 @@ from .....models.gpt2 import GPT, GPTConfig
 from .....zero.shard import shard
 from ....checks.exercise import exercise
 from ....checks.harness import When
+from ....checks.observers.stage_runs import WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import MISUSED, Wrong
-from ....checks.observers.stage_runs import WatchedComm
 
 MODEL = GPTConfig(4, 2, 32, block_size=32, vocab_size=64)
 ROWS, STEPS = 8, 2  # per rank and step; the second step is metered, when the optimizer's states are there
