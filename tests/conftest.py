@@ -12,7 +12,10 @@ if "--gpu" in sys.argv:
     os.environ["ZEROCOURSE_TESTS_GPU"] = "1"  # for pytest-xdist's workers, which have another command line
 if "ZEROCOURSE_TESTS_GPU" not in os.environ:
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "ZEROCOURSE_DEVICE": "cpu"}  # before torch is imported: the tests are the same everywhere
-os.environ["COLUMNS"] = "250"  # commands say each sentence on a line; tests/test_terminal.py makes the page narrow
+os.environ["COLUMNS"] = "250"  # commands say each sentence on a line; tests/commands/test_terminal.py makes the page narrow
+
+# No two files of tests have one name, so each imports the others by name, whatever their rooms.
+sys.path += sorted({str(path.parent) for path in Path(__file__).parent.rglob("test_*.py")})
 
 import pytest
 import torch

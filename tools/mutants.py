@@ -30,7 +30,7 @@ _clock = count(1)  # seconds of the files' times: Python must never take the byt
 class Mutant(NamedTuple):
     """One break: in `file` (inside zerocourse/) `old`, which stands there exactly once, becomes `new`.
 
-    tests: the few tests, as pytest's node ids inside tests/, of which one must fail.
+    tests: the few tests, as `node` takes them, of which one must fail.
     """
 
     name: str
@@ -58,6 +58,11 @@ def chosen(words: list[str]) -> list[Mutant]:
     return [mutant for mutant in MUTANTS if not words or any(word in mutant.name or word in mutant.file for word in words)]
 
 
+def node(test: str) -> str:
+    """pytest's node id of a test "file.py::name". No two files of tests have one name, so that a table says no room."""
+    return f"{next((ROOT / 'tests').rglob(test.partition('::')[0])).parent.relative_to(ROOT)}/{test}"
+
+
 def write(path: Path, text: str) -> None:
     path.write_text(text)
     os.utime(path, (now := next(_clock), now))
@@ -73,7 +78,7 @@ def run(tests: Iterable[str], copy: Path, seconds: float) -> tuple[str, str]:
         os.environ |= {"PYTHONPATH": str(copy), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take seconds to import
         for descriptor in (1, 2):
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC * (descriptor == 1) | os.O_APPEND), descriptor)
-        nodes = [f"tests/{test}" for test in dict.fromkeys(tests)]
+        nodes = map(node, dict.fromkeys(tests))
         os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", *nodes]))
     until, code = time.monotonic() + seconds, None
     try:

@@ -5,7 +5,7 @@
 
 Each job is trained in real processes, and simulated rank by rank. All counts of all ranks must be equal, to the byte, and
 so must the order of the events. FSDP2 goes through the same grid at stages 2 and 3. Prints a line a cell; exit status 1 if
-one differs. `tests/test_simulation.py` and `tests/test_simulated_fsdp2.py` do the same with the tiny model.
+one differs. `tests/simulation/test_simulation.py` and `tests/simulation/test_simulated_fsdp2.py` do the same with the tiny model.
 """
 
 import argparse

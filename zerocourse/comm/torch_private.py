@@ -1,7 +1,7 @@
 """The names that torch keeps to itself and the package needs: all of them, here and nowhere else.
 
 torch may change them in any release, which is why pyproject.toml bounds it from above. A new torch is tried with
-`tests/test_torch_private.py`, which has a test for each name. Attributes that begin with an underscore of objects that torch
+`tests/house/test_torch_private.py`, which has a test for each name. Attributes that begin with an underscore of objects that torch
 hands out (a tensor's `_version`) are named in `ATTRIBUTES`, and are used where they are needed.
 """
 

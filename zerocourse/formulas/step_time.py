@@ -12,7 +12,7 @@ from .volumes import passes
 
 # Bytes that copies, casts and the update move, by (bytes of an element, stage): per parameter in each micro-batch, per
 # parameter in the step, per parameter that the rank owns in the step, and the same in each micro-batch. Counted in the
-# operations of simulated steps, for Adam with fp32 master weights or in fp32 (tests/test_planning.py).
+# operations of simulated steps, for Adam with fp32 master weights or in fp32 (tests/planning/test_planning.py).
 STATE_TRAFFIC = {
     (2, 0): (6.6, 34, 30, 0), (2, 1): (6.6, 4, 60, 0), (2, 2): (10.6, 0, 24, 36), (2, 3): (10.6, 0, 24, 48),
     (4, 0): (13.1, 24, 28, 0), (4, 1): (13.1, 8, 44, 0), (4, 2): (21.1, 0, 4, 40), (4, 3): (21.1, 0, 4, 64)}

@@ -2,7 +2,7 @@
 
 These are counts of the course's GPT-2 and of Hugging Face's Llama as they run operation by operation, with fused
 attention and without dropout. Norms of a Llama compute in fp32, whatever the parameters are. What is kept is counted
-from the operations; TRAFFIC was fitted to simulations of shapes from 64 to 256 in width. tests/test_planning.py holds
+from the operations; TRAFFIC was fitted to simulations of shapes from 64 to 256 in width. tests/planning/test_planning.py holds
 both beside the simulation.
 """
 

@@ -2,7 +2,7 @@
 
 It all-gathers each unit's parameters and reduce-scatters its gradients, and it frees what it has gathered.
 `simulate_fsdp2(job)` runs one rank of it on fake tensors, in torch's own fake process group; `run_fsdp2(job, mesh)`
-runs it in real ranks. Both give the same bytes, to the byte (tests/test_simulated_fsdp2.py).
+runs it in real ranks. Both give the same bytes, to the byte (tests/simulation/test_simulated_fsdp2.py).
 
 Source of the method: torch.distributed.fsdp.fully_shard and its store of fakes.
 """

@@ -2,7 +2,7 @@
 
 `simulate(job)` does it without the other ranks and without the memory: the stages run unchanged on fake tensors, and their
 collectives are `comm.simulated`'s. `run_job(job, Comm())` does the same in real ranks, with real tensors. Both count with
-the same ledger, and so their bytes can be compared: they are equal, to the byte (tests/test_simulation.py).
+the same ledger, and so their bytes can be compared: they are equal, to the byte (tests/simulation/test_simulation.py).
 """
 
 import gc

@@ -6,5 +6,5 @@
 
 `table.py` lists the checks. Each one runs in a process of its own, because an error of CUDA ends everything in the process that
 has it, and within a limit of time; what fails is written down, and the next one begins. All that was seen goes into one JSON file,
-which `check_runner.py` describes. `tests/test_gpu.py` has the same checks as tests, and the bundle for Kaggle has them as a notebook.
+which `check_runner.py` describes. `tests/course/test_gpu.py` has the same checks as tests, and the bundle for Kaggle has them as a notebook.
 """

@@ -30,14 +30,14 @@ OTHER_MASKS = Bug(
     "other_masks", "a block that is computed again draws other dropout masks",
     symptom="None: the losses of a step are right to the last bit.",
     instrument="gradients, bitwise against those without checkpointing", source="common",
-    test="test_activations.py::test_dropout_draws_the_same_masks_again",
+    test="activations/test_activations.py::test_dropout_draws_the_same_masks_again",
     changes=(Break("activations.checkpointing:checkpointed", "checkpoint().use_reentrant", "{old}, preserve_rng_state=False"),))
 
 NOT_GATHERED_AGAIN = Bug(
     "not_gathered_again", "stage 3 does not gather a block's parameters before it is computed again",
     symptom="NaN in the gradients, or an error about a parameter of no elements.",
     instrument="gradients, bitwise against those without checkpointing", source="huggingface/transformers#47254",
-    test="test_activations.py::test_stage_3_gathers_a_block_before_it_computes_again",
+    test="activations/test_activations.py::test_stage_3_gathers_a_block_before_it_computes_again",
     changes=(Break("zero.stage3:Stage3.enter", "expr", drop),
              Break("zero.stage3:Stage3.gather_for_use", "if.test", "not self.root.forward_depth")))
 

@@ -154,5 +154,5 @@ SAME_RANDOM_STATES = Bug(
     "same_random_states", "after a resume every rank has the random states of rank 0",
     "none: the losses are as good as before, and only a comparison with the unhurt run differs",
     "the losses, bit by bit, beside those of a run that was never stopped", "common",
-    "test_checkpoints.py::test_training_goes_on_bitwise_at_any_number_of_ranks_stage_and_map",
+    "engine/checkpoint/test_checkpoints.py::test_training_goes_on_bitwise_at_any_number_of_ranks_stage_and_map",
     (Break("engine.checkpoint.loading:load_checkpoint", "states= object().args", '"random/0"'),))

@@ -25,7 +25,7 @@ from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, R
 from zerocourse.launch.processes import jobs, parent
 from zerocourse.launch.processes.listener import free_port
 
-ROOT = str(Path(__file__).parents[1])
+ROOT = str(Path(__file__).parents[2])
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 

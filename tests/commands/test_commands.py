@@ -27,7 +27,7 @@ from zerocourse.formulas.units import gb
 from zerocourse.launch.processes.parent import cores
 from zerocourse.models.gpt2 import CONFIGS, GPT
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BAD = [  # (the words of the command line, what the sentence has)
     ("memory", "one of the arguments --params --model --table1 is required"),
     ("memory --parms 7e9", "there is no option --parms: did you mean --params?"),

@@ -22,7 +22,7 @@ from zerocourse.errors import BadInput
 from zerocourse.formulas.activations import tensor_parallel_elements
 from zerocourse.formulas.estimators import deepspeed_offloaded_share
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "notebooks" / "26_claims.ipynb"
 EVERY_CLAIM = pytest.mark.parametrize("name", CLAIMS)
 

@@ -16,7 +16,7 @@ from zerocourse.launch import link
 from zerocourse.errors import BadInput
 from zerocourse.course.trials.overlap_trial import Round, over_limited_link, summary
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "slurm" / "train.sbatch"
 
 reason = link.why_not()

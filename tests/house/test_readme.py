@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ENGLISH, CHINESE = (ROOT / name for name in ("README.md", "README.zh-CN.md"))
 CODE = re.compile(r"^```.*?^```|^(?: {4}[^\n]+\n)+", re.M | re.S)
 

@@ -25,7 +25,7 @@ from zerocourse.commands.bench_command import write
 from zerocourse.launch.machine import available_bytes
 from zerocourse.errors import BadInput
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OURS = [mode.name for mode in MODES.values() if mode.ours]
 TORCH = [mode.name for mode in MODES.values() if mode.wants == "torch"]
 SETTINGS = BenchSettings(2, 64, 256, 32, 4, rounds=2, tuning_rounds=0, fresh=False)

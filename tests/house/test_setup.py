@@ -21,7 +21,7 @@ from packaging.version import Version
 import zerocourse
 from zerocourse import cli, commands
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 COMMANDS = {info.name.removesuffix("_command") for info in pkgutil.iter_modules(commands.__path__)

@@ -198,7 +198,7 @@ def seen(tmp_path_factory):
     (folder / "script.py").write_text(SCRIPT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["run", "--nproc", "2", "script.py", "runs.json", str(Path(__file__).parents[1]), *SAVES]) == 0
+        assert main(["run", "--nproc", "2", "script.py", "runs.json", str(Path(__file__).parents[2]), *SAVES]) == 0
     return folder, [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(2)], model
 
 

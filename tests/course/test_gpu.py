@@ -14,7 +14,7 @@ from zerocourse.course.gpu_check import __main__ as command
 from zerocourse.course.gpu_check.check_runner import RESULT, run_checks
 from zerocourse.course.gpu_check.table import CHECKS, GpuCheck
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MARK = {0: pytest.mark.gpu, 1: pytest.mark.gpu, 2: pytest.mark.gpus2}
 
 

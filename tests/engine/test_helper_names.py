@@ -16,7 +16,7 @@ from zerocourse.engine.leaf_modules import units_with_leaves
 from zerocourse.errors import BadInput
 from zerocourse.offload.tiling import TiledLinear
 
-THEIRS = Path(__file__).parent / "deepspeed_checkpoints"
+THEIRS = Path(__file__).parent / "checkpoint" / "deepspeed_checkpoints"
 
 
 class Experts(nn.Module):

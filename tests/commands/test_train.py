@@ -27,7 +27,7 @@ from zerocourse.errors import BadInput
 from zerocourse.formulas.states import FP32, model_states
 from zerocourse.models.gpt2 import CONFIGS
 
-TEXT = Path(__file__).parents[1] / "README.md"
+TEXT = Path(__file__).parents[2] / "README.md"
 CONFIG = {"train_batch_size": 12, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto",
           "zero_optimization": {"stage": 2},
           "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "weight_decay": "auto"}},

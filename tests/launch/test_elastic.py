@@ -37,7 +37,7 @@ from zerocourse.launch.processes.cleanup import RUN_VARIABLE, find_processes
 from zerocourse.launch.processes.listener import free_port
 from zerocourse.models.gpt2 import CONFIGS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BATCH = {"train_batch_size": 12, "train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 3},
          "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}  # the accumulation follows the number of ranks
 STEPS = 9

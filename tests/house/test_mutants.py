@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutant_table import MUTANTS
-from tools.mutants import ROOT, Mutant
+from tools.mutants import ROOT, Mutant, node
 
 
 def test_every_mutant_still_applies():
@@ -16,7 +16,7 @@ def test_every_mutant_still_applies():
         assert mutant.apply(ROOT / "zerocourse") != (ROOT / "zerocourse" / mutant.file).read_text()
         for test in mutant.tests:
             file, _, name = test.partition("::")
-            assert f"def {name.partition('[')[0]}(" in (ROOT / "tests" / file).read_text(), f"{mutant.name}: there is no {test}"
+            assert f"def {name.partition('[')[0]}(" in (ROOT / node(file)).read_text(), f"{mutant.name}: there is no {test}"
 
 
 def test_every_mutant_names_tests_that_are_there(request):
@@ -24,7 +24,7 @@ def test_every_mutant_names_tests_that_are_there(request):
     config = request.config
     if config.getoption("--quick") or config.getoption("keyword") or any("::" in arg for arg in config.args):
         pytest.skip("only a part of the tests was collected")
-    there = {re.sub(r"@[^]]*$", "", item.nodeid).partition("tests/")[2] for item in request.session.items}
+    there = {item.path.name + re.sub(r"@[^]]*$", "", item.nodeid)[item.nodeid.index("::"):] for item in request.session.items}
     functions, files = ({id.partition(end)[0] for id in there} for end in ("[", "::"))
     gone = [f"{mutant.name}: {test}" for mutant in MUTANTS for test in mutant.tests
             if test.partition("::")[0] in files and test not in there | functions]

@@ -1,6 +1,6 @@
 """The collectives: right to the last bit, counted to the last byte, and never silent about ranks that disagree.
 
-Run as a script (`python tests/test_comm.py`) it measures what the loopback interface carries; the wire test does that
+Run as a script (`python tests/comm/test_comm.py`) it measures what the loopback interface carries; the wire test does that
 in a network namespace of its own, where nothing else is on the wire.
 """
 
@@ -314,7 +314,7 @@ def test_the_wire_carries_what_is_counted():
     """Both collectives together: 2Ψ(N-1)/N a rank, within 2 %; gloo's own reduce_scatter: twice its part."""
     if reason := private_network():
         pytest.skip(reason)
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     script = f"ip link set lo up && exec {sys.executable} {__file__}"
     done = subprocess.run(["unshare", "-n", "sh", "-c", script], capture_output=True, text=True, timeout=100,
                           env={**os.environ, "PYTHONPATH": str(root)})
@@ -986,7 +986,7 @@ def test_an_uncaught_exception_is_told_to_the_ranks_that_wait():
     begun = time.monotonic()
     ranks = [subprocess.Popen([sys.executable, "-c", RAISES_ON_RANK_1], text=True, stdout=-1, stderr=-2, env={
                  **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(Path(__file__).parents[1])})
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(Path(__file__).parents[2])})
              for rank in range(2)]
     try:
         said = [rank.communicate(timeout=50)[0] for rank in ranks]
