@@ -17,7 +17,7 @@ from .syntax_place import ModuleText, SyntaxPlace, find
 HOUSE = Path(__file__).parents[2]
 FIELD = re.compile(r"\{([a-z]+)\}")
 LOOSE = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Lambda, ast.NamedExpr)
-BINDING = (*LOOSE[:5], ast.Attribute, ast.Subscript, ast.Starred)
+BINDING = (*LOOSE[:5], ast.Attribute, ast.Subscript, ast.Starred, ast.Call)
 
 
 class Edit(NamedTuple):
@@ -59,23 +59,25 @@ class Break:
         return inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
 
 
-def file_after(breaks: Iterable[Break], house: Path = HOUSE) -> tuple[ModuleText, str]:
-    """A module, and its text with breaks, which are all in it.
-
-    Raises ValueError where a place is not there, where two changes overlap, and where Python does not read the text.
-    """
-    breaks = list(breaks)
-    source, = {break_.place(house).source for break_ in breaks}
+def text_after(source: ModuleText, edits: Iterable[Edit]) -> str:
+    """A module's text after edits. Raises ValueError where two of them overlap, or where what is left is not Python."""
     text, limit = source.text, len(source.text)
-    for edit in sorted((break_.edit(house) for break_ in breaks), reverse=True):
+    for edit in sorted(edits, reverse=True):
         if edit.stop > limit:
             raise ValueError(f"two changes overlap in {source.file.name}, at {edit.new!r}: make them one")
         text, limit = text[: edit.start] + edit.new.encode() + text[edit.stop :], edit.start
     try:
         compile(text, str(source.file), "exec", dont_inherit=True)
     except SyntaxError as error:
-        raise ValueError(f"{source.file.name} with {', '.join(map(str, breaks))} is not Python: {error}") from None
-    return source, text.decode()
+        raise ValueError(f"{source.file.name} is no Python after the change: {error}") from None
+    return text.decode()
+
+
+def file_after(breaks: Iterable[Break], house: Path = HOUSE) -> tuple[ModuleText, str]:
+    """A module, and its text with breaks, which are all in it. Raises what `Break.place` and `text_after` raise."""
+    breaks = list(breaks)
+    source, = {each.place(house).source for each in breaks}
+    return source, text_after(source, [each.edit(house) for each in breaks])
 
 
 def function_after(breaks: Iterable[Break]) -> tuple[str, str]:
@@ -91,9 +93,10 @@ def become(place: SyntaxPlace, code: str) -> Edit:
     """Other code. Statements get the indentation of the place."""
     if statement := place.statement:
         code = code.replace("\n", "\n" + " " * statement.col_offset)
-    elif (isinstance(place.parent, BINDING) and place.node is not getattr(place.parent, "slice", None)
-          and isinstance(ast.parse(f"({code})", mode="eval").body, LOOSE)):
-        code = f"({code})"
+    elif isinstance(place.parent, BINDING) and not place.is_apart:  # what is around it would take a part of it
+        new = ast.parse(f"({code})", mode="eval").body
+        if isinstance(new, LOOSE) or isinstance(new, ast.Constant) and isinstance(place.parent, ast.Attribute):
+            code = f"({code})"
     return Edit(*place.source.span(place.node), code)
 
 
@@ -106,7 +109,7 @@ def drop(place: SyntaxPlace) -> Edit:
     if isinstance(parent, ast.keyword):
         return drop(SyntaxPlace(source, parent))
     beside = place.beside
-    if len(beside) == 2 and not isinstance(parent, ast.Call):  # what is left needs no sign between, but a tuple needs one
+    if len(beside) == 2 and isinstance(parent, (ast.Tuple, ast.BoolOp, ast.BinOp)):  # no sign between, but a tuple's comma
         other = next(source.code(one) for one in beside if one is not node)
         return become(SyntaxPlace(source, parent), f"({other},)" if isinstance(parent, ast.Tuple) else other)
     at, (start, stop) = beside.index(node), source.span(node)

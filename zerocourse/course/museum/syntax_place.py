@@ -81,6 +81,11 @@ class SyntaxPlace(NamedTuple):
         return whole if isinstance(whole, ast.stmt) else None
 
     @property
+    def is_apart(self) -> bool:
+        """Does the node stand between brackets or commas, as an argument and a subscript do?"""
+        return self.node is getattr(self.parent, "slice", None) or self.node in getattr(self.parent, "args", ())
+
+    @property
     def code(self) -> str:
         return self.source.code(self.node)
 
