@@ -1,7 +1,7 @@
 """Generic breaks: what may be wrong at any node of a syntax tree, whatever the code is about.
 
-Each operator gets a place and yields what it may become, as an `Edit`; of most places nothing. They leave alone what no test
-should have to notice: docstrings, annotations, texts, and the words of an exception.
+Each operator gets a place and yields what it may become, as an `Edit`; of most places nothing. They leave alone what no test has
+to notice: docstrings, annotations, texts, and the words of an exception.
 """
 
 import ast
@@ -11,8 +11,9 @@ from zerocourse.course.museum.breaks import Edit, become, drop
 from zerocourse.course.museum.syntax_place import ModuleText, SyntaxPlace, below, name_of
 
 SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is", ast.IsNot: "is not",
-         ast.In: "in", ast.NotIn: "not in", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
-         ast.Pow: "**", ast.BitOr: "|", ast.BitAnd: "&", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>", ast.MatMult: "@"}
+         ast.In: "in", ast.NotIn: "not in", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//",
+         ast.Mod: "%", ast.Pow: "**", ast.BitOr: "|", ast.BitAnd: "&", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
+         ast.MatMult: "@"}
 PAIRS = ("< <=", "> >=", "== !=", "is:is not", "in:not in", "+ -", "* //", "| &", "<< >>", "min max", "any all")
 OTHERS = {one: other for pair in PAIRS for one, other in (pair.replace(":", " ", 1).split(" ", 1),)}
 OTHERS |= {other: one for one, other in OTHERS.items()} | {"/": "*", "%": "//", "**": "*", "^": "|", "@": "*"}

@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-STEP = re.compile(r"(?P<step>#(?P<tag>[\w-]+)|\.(?P<field>\w+)|\^(?P<around>\w+)|(?P<name>\w+)(\((?P<argument>\w*)\)|(?P<assigned>=))?)"
-                  r"(\[(?P<index>-?\d+)\])?(?:\s+|(?=\.)|$)")
+STEP = re.compile(r"(#(?P<tag>[\w-]+)|\.(?P<field>\w+)|\^(?P<around>\w+)|(?P<name>\w+)(\((?P<argument>\w*)\)|(?P<assigned>=))?)"
+                  r"(\[(?P<index>-?\d+)\])?(\s+|(?=\.)|$)")
 TAG = re.compile(r"# mutant: ([\w-]+)")
 KINDS = {name.lower(): kind for name, kind in sorted(vars(ast).items(), reverse=True)  # so that `expr` is the statement Expr
          if isinstance(kind, type) and issubclass(kind, ast.AST)} | {"statement": ast.stmt}
@@ -157,7 +157,7 @@ def find(house: Path, where: str, path: str) -> SyntaxPlace:
 
 
 def below(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes inside of a node, in the order of the text; but the parts of an f-string, whose places Python 3.11 tells wrongly."""
+    """All nodes inside of a node, in the order of the text; not those of an f-string, whose places Python 3.11 tells wrongly."""
     for child in ast.iter_child_nodes(node):
         if hasattr(child, "lineno"):
             yield child
