@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -39,10 +40,8 @@ def with_what_they_need(requirements: list[str]) -> set[str]:
         for each in ("", *wanted.extras):
             if (at := (normal(wanted.name), each)) not in seen:
                 seen.add(at)
-                try:
+                with suppress(PackageNotFoundError):  # for another system or an older Python
                     waiting += [(Requirement(text), each) for text in requires(wanted.name) or []]
-                except PackageNotFoundError:  # for another system or an older Python
-                    pass
     return {name for name, _ in seen}
 
 

@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -80,7 +81,7 @@ class Lane:
 class StrictNccl(Gloo):
     """What `backends.Nccl` does, on CPU tensors."""
 
-    lanes: dict[str, Lane] = {}  # by the name of the group
+    lanes: ClassVar[dict[str, Lane]] = {}  # by the name of the group
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, world_size: int, name: str):
         super().__init__(group, rank, world_size, name)

@@ -1,7 +1,7 @@
 """What forward keeps for backward: bytes as integers, gradients to the last bit, and an arena that runs out with bytes free."""
 
 from contextlib import nullcontext
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -24,8 +24,7 @@ from zerocourse.activations import (
 )
 from zerocourse.activations.arena import ALIGNMENT, Allocation
 from zerocourse.comm import Comm
-from zerocourse.course.chapters.activations.activation_trial import (NOT_GATHERED_AGAIN, OTHER_MASKS, at_stage_3,
-                                                                     peak_in_segments)
+from zerocourse.course.chapters.activations.activation_trial import NOT_GATHERED_AGAIN, OTHER_MASKS, at_stage_3, peak_in_segments
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, build_model
@@ -52,7 +51,7 @@ def through_blocks(net: GPT, packing=None) -> tuple[list[int], torch.Tensor]:
                 x = block(x)
                 held.append(ledger.now().rest)
         x.square().sum().backward()
-    kept = [after - before for before, after in zip(held, held[1:], strict=False)]
+    kept = [after - before for before, after in pairwise(held)]
     return kept, torch.cat([param.grad.flatten() for param in net.h.parameters()])
 
 
@@ -252,7 +251,7 @@ def test_blocks_never_overlap_and_stay_inside(asked, apart):
         if frees < 4 and arena.blocks:
             arena.free(min(arena.blocks))
         places = sorted(arena.blocks.values())
-        assert all(one[1] <= other[0] for one, other in zip(places, places[1:], strict=False))
+        assert all(one[1] <= other[0] for one, other in pairwise(places))
         assert all(0 <= start < stop <= 100 for start, stop in places)
         assert arena.used == sum(stop - start for start, stop in places)
 

@@ -16,14 +16,14 @@ import pytest
 
 from zerocourse import bench, cli
 from zerocourse.bench import meters, report, runner
+from zerocourse.bench.judge import Profile, checks, noise, profiles, ratio
+from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
 from zerocourse.bench.runner import turns
 from zerocourse.bench.settings import AGAIN, ALONE, BASELINE, MODES, BenchMode, BenchSettings, find_modes
-from zerocourse.bench.report import alt_text, summarise, table, where_time_goes
-from zerocourse.bench.judge import Profile, checks, noise, profiles, ratio
 from zerocourse.commands import estimates
 from zerocourse.commands.bench_command import write
-from zerocourse.launch.machine import available_bytes
 from zerocourse.errors import BadInput
+from zerocourse.launch.machine import available_bytes
 
 ROOT = Path(__file__).parents[2]
 OURS = [mode.name for mode in MODES.values() if mode.ours]

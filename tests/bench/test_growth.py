@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from zerocourse.bench import growth
-from zerocourse.bench.hook_cost import TinyBlock
 from zerocourse.bench.growth import Growth, at_start, counts, exponent, grow, lines_run
+from zerocourse.bench.hook_cost import TinyBlock
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.course.chapters.scale.plots_growth import growth_figure
 from zerocourse.course.chapters.scale.recorded_growth import recorded_growth
@@ -109,7 +109,7 @@ def test_lines_grow_with_units_and_with_parameters(stage):
             assert len(set(collectives.values)) == 1
 
 
-MORE = {"deferred": {"deferred": True}, "half": {"param_dtype": torch.bfloat16}, 
+MORE = {"deferred": {"deferred": True}, "half": {"param_dtype": torch.bfloat16},
         "gathered far ahead": {"prefetch": 3}, "two in flight": {"in_flight": 2},
         "a bucket for each parameter": {"bucket_size": 4}}
 

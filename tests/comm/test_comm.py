@@ -38,8 +38,8 @@ from zerocourse.comm.backends import gloo, nccl
 from zerocourse.comm.events import MOST_EVENTS, Recorder
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.errors import BadInput, CollectiveError
-from zerocourse.layout.rankmap import Layout
 from zerocourse.launch.ranks import Ranks
+from zerocourse.layout.rankmap import Layout
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 HALF = (torch.bfloat16, torch.float16)
@@ -1020,7 +1020,7 @@ def forked_once(world_size: int, fn, *args, own_store: bool) -> tuple[dict[int, 
     results = fork.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if own_store else None
+    server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if own_store else None  # noqa: F841  # it lives until we return
 
     def main(rank):
         code = 1

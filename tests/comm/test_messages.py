@@ -34,9 +34,8 @@ def pass_on() -> dict:
     sends = [comm.send(tensor, to, name) for name, tensor in sent.items()]
     for handle in receives + sends:
         handle.wait()
-    for name in into:
-        expected = sent[name] - comm.rank + source
-        assert torch.equal(into[name], expected), name
+    for name, received in into.items():
+        assert torch.equal(received, sent[name] - comm.rank + source), name
     twice = [comm.send(torch.full((2,), float(number)), to, "same name") for number in range(2)]
     assert [handle.call[-2:] for handle in twice] == ["#1", "#2"]
     got = [torch.empty(2) for _ in range(2)]

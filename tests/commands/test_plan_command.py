@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from zerocourse.cli import main
-from zerocourse.course.chapters.scale import plan_widget
 from zerocourse.course import show
+from zerocourse.course.chapters.scale import plan_widget
 from zerocourse.course.chapters.scale.plots_plan import plan_figure
 from zerocourse.errors import BadInput
 from zerocourse.formulas.units import gb
@@ -189,7 +189,7 @@ def test_the_verdict_on_a_mesh():
 
 def test_the_verdict_on_offload():
     way = WAY | {"model": "llama-13b", "stage": 3, "ranks": 2, "cluster": "8xA100", "offload": True}
-    question, found = plan_widget.evaluations(**way)
+    _question, found = plan_widget.evaluations(**way)
     chosen = next(each for name, each in found.items() if name.startswith("▸ "))
     on_card = plan_widget.evaluations(**way | {"offload": False})[1]["▸ ZeRO-3"]
     assert chosen.candidate.optimizer == "host" and 0 < chosen.held["host"] <= plan_widget.HOST_BYTES

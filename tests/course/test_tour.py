@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from zerocourse.cli import main
+from zerocourse.course.tour.tour import MODES, TourSettings, run_modes
+from zerocourse.course.tour.tour_checks import PEAK_TOLERANCE, checks, furthest_apart, rank_checks
 from zerocourse.formulas.peak import gpt2_peak_bytes
 from zerocourse.formulas.states import FP32
 from zerocourse.init.deferred import deferred_init
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import CONFIGS, GPT, GPTConfig
-from zerocourse.course.tour.tour import MODES, TourSettings, run_modes
-from zerocourse.course.tour.tour_checks import PEAK_TOLERANCE, checks, furthest_apart, rank_checks
 from zerocourse.zero.shard import shard
 
 SETTINGS = TourSettings(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
@@ -79,7 +79,7 @@ def accumulating_peak(stage: int, config: GPTConfig) -> int:
         model = GPT(config)
     model, optimizer = shard(model, torch.optim.AdamW(model.parameters(), fused=True), stage)
     tokens_BT = torch.zeros(1, config.block_size, dtype=torch.int64)
-    for number in range(2):
+    for _number in range(2):
         with Ledger(model, optimizer) as ledger:
             with model.zero.no_sync():
                 model(tokens_BT, tokens_BT).backward()

@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from zerocourse.data import text as data
+from zerocourse.data.sampler import ShardSampler
 from zerocourse.data.text import TextDataset, batches, decode, encode, load_text, read_tokens, write_tokens
 from zerocourse.errors import BadInput
-from zerocourse.data.sampler import ShardSampler
 
-sizes = dict(length=st.integers(1, 60), world_size=st.integers(1, 5), micro_batch=st.integers(1, 4),
-             shuffle=st.booleans(), seed=st.integers(0, 99), drop_last=st.booleans())
+sizes = {"length": st.integers(1, 60), "world_size": st.integers(1, 5), "micro_batch": st.integers(1, 4),
+         "shuffle": st.booleans(), "seed": st.integers(0, 99), "drop_last": st.booleans()}
 
 
 def samplers(world_size, **options) -> list[ShardSampler]:
@@ -58,7 +58,7 @@ def test_every_sample_once_an_epoch(length, world_size, micro_batch, drop_last, 
 def test_the_global_batch_does_not_depend_on_the_ranks(ranks, micro_batch, length, seed, drop_last):
     global_batch = ranks * micro_batch
     assume(not drop_last or length >= global_batch)
-    options = dict(length=length, seed=seed, drop_last=drop_last)
+    options = {"length": length, "seed": seed, "drop_last": drop_last}
     alone = steps(samplers(1, micro_batch=global_batch, **options))
     assert steps(samplers(ranks, micro_batch=micro_batch, **options)) == alone  # the same order even
     # One rank that accumulates `ranks` micro-batches sees them too.
@@ -71,7 +71,7 @@ def test_the_global_batch_does_not_depend_on_the_ranks(ranks, micro_batch, lengt
 def test_resume_equals_uninterrupted(length, world_size, micro_batch, drop_last, taken, others, **options):
     """Stop after any number of batches, also between epochs, and continue on as many ranks or on others."""
     assume(not drop_last or length >= world_size * micro_batch)
-    options |= dict(length=length, micro_batch=micro_batch, drop_last=drop_last)
+    options |= {"length": length, "micro_batch": micro_batch, "drop_last": drop_last}
 
     def endless(sampler):
         while True:
@@ -103,7 +103,7 @@ def test_resume_equals_uninterrupted(length, world_size, micro_batch, drop_last,
 
 
 def test_epochs_differ_and_repeat():
-    options = dict(length=40, world_size=2, micro_batch=5)
+    options = {"length": 40, "world_size": 2, "micro_batch": 5}
     (first, _), (second, _) = samplers(**options), samplers(**options)
     epochs = [list(first) for _ in range(3)]  # each iteration is the next epoch
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
@@ -116,7 +116,7 @@ def test_epochs_differ_and_repeat():
 
 def test_epochs_of_neighbouring_seeds_differ():
     """Were the order drawn from seed + epoch, a run with the next seed would see this one's second epoch first."""
-    options = dict(length=40, world_size=1, micro_batch=5)
+    options = {"length": 40, "world_size": 1, "micro_batch": 5}
     (one,), (next_seed,) = samplers(seed=0, **options), samplers(seed=1, **options)
     first, second = list(one), list(one)
     assert list(next_seed) not in (first, second)

@@ -117,7 +117,8 @@ def mistakes() -> list[str]:
                     lambda: initialize(model=model(), optimizer=torch.optim.SGD(model().parameters(), 0.1), config=settings(0)),
                     lambda: net(2, topology=object()), lambda: net(2, activation_checkpoint_interval=2),
                     lambda: net(2, partition_method="best").cuts(), lambda: LayerSpec(3), lambda: PipelineModule([3], 1, loss_fn=print),
-                    lambda: initialize(model=model(), config=settings(1) | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}})):
+                    lambda: initialize(model=model(), config=settings(1) | {
+                        "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}})):
         with pytest.raises(BadInput) as caught:
             attempt()
         said.append(str(caught.value))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
 from zerocourse.formulas.activations import head_activation_bytes, layer_activation_bytes, tensor_parallel_elements
-from zerocourse.formulas.estimators import (accelerate_bytes, deepspeed_host_bytes, deepspeed_zero2_gpu_bytes,
-                                            deepspeed_zero3_gpu_bytes)
+from zerocourse.formulas.estimators import accelerate_bytes, deepspeed_host_bytes, deepspeed_zero2_gpu_bytes, deepspeed_zero3_gpu_bytes
 from zerocourse.formulas.peak import gpt2_peak_bytes, states_peak
 from zerocourse.formulas.shares import padded_elements, shard_elements
 from zerocourse.formulas.states import CONVENTIONS, Convention, fewest_ranks, largest_params, model_states, paper_table1

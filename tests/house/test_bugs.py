@@ -17,9 +17,9 @@ from worlds import STAGES, Case, Stack, check_exact, check_whole, runs_of, squar
 
 from zerocourse.comm import Comm
 from zerocourse.launch.processes.failures import RankError
-from zerocourse.zero.shard import STAGES as STAGE_TYPES
-from zerocourse.zero.ddp import DataParallel
 from zerocourse.zero.buffer import FlatBuffer
+from zerocourse.zero.ddp import DataParallel
+from zerocourse.zero.shard import STAGES as STAGE_TYPES
 
 
 def with_ops(case: Case, **functions) -> Case:

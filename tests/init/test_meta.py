@@ -9,8 +9,8 @@ from torch import nn
 
 import zerocourse
 from zerocourse.errors import BadInput
-from zerocourse.measure.ledger import Ledger
 from zerocourse.init.deferred import Materializer, assert_materializable, deferred_init, materialize_model
+from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, build_model
 
 
@@ -580,7 +580,7 @@ def test_the_peak_of_init_is_a_shard_and_one_module():
 
     def shard():
         shards = []
-        for name, value in Materializer(model).stream(dict(model.named_parameters())):
+        for _name, value in Materializer(model).stream(dict(model.named_parameters())):
             shards.append(value.flatten()[: -(-value.numel() // 8)].clone())
         return shards
 

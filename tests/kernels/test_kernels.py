@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -137,12 +137,12 @@ def neighbours():
 
     row, gradients = torch.randn(1000), torch.randn(1000)
     cuts = [0, 10, 300, 400, 1000]
-    params = [torch.nn.Parameter(row[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    params = [torch.nn.Parameter(row[start:stop]) for start, stop in pairwise(cuts)]
     alone = [torch.nn.Parameter(param.detach().clone()) for param in params]
     optimizer, reference = FusedAdamW(params, update=counted, **SETTINGS), torch.optim.AdamW(alone, **SETTINGS)
     for without in (None, None, 2):  # at last one has no gradient, and splits the row
         optimizer.load_state_dict(optimizer.state_dict())  # neighbours stay neighbours
-        for index, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for index, (start, stop) in enumerate(pairwise(cuts)):
             params[index].grad = None if index == without else gradients[start:stop]
             alone[index].grad = None if index == without else gradients[start:stop].clone()
         optimizer.step()

@@ -10,19 +10,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tools.notebooks import FIRST_CELL
 from zerocourse import Ranks, shard
 from zerocourse.cli import main
 from zerocourse.comm import bootstrap
 from zerocourse.course.checks import lab
-from zerocourse.launch.machine import report
 from zerocourse.engine.bridge import __main__ as bridge
 from zerocourse.engine.bridge import stand_in
 from zerocourse.errors import BadInput
 from zerocourse.init.deferred import deferred_init
 from zerocourse.launch import launch, magics
+from zerocourse.launch.machine import report
 from zerocourse.launch.processes import parent
 from zerocourse.launch.ranks import shared
-from tools.notebooks import FIRST_CELL
 
 
 @pytest.fixture

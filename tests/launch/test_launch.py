@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.errors import BadInput
-from zerocourse.launch import progress_bar
-from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, Ranks, launch, progress, report
+from zerocourse.launch import LaunchError, LaunchTimeout, RankDied, RankError, Ranks, launch, progress, progress_bar, report
 from zerocourse.launch.processes import jobs, parent
 from zerocourse.launch.processes.listener import free_port
 

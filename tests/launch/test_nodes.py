@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.run import get_args_parser
 
-from zerocourse.launch import link
-from zerocourse.errors import BadInput
 from zerocourse.course.trials.overlap_trial import Round, over_limited_link, summary
+from zerocourse.errors import BadInput
+from zerocourse.launch import link
 
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "slurm" / "train.sbatch"

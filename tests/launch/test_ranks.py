@@ -495,9 +495,8 @@ def test_ranks_end_with_what_they_started(survivors, tmp_path):
         if os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with Ranks(2, env={"TEST_MARK": mark}, init=False) as ranks:
-        with pytest.raises(RankDied):
-            ranks.run(nest, timeout=60)
+    with Ranks(2, env={"TEST_MARK": mark}, init=False) as ranks, pytest.raises(RankDied):
+        ranks.run(nest, timeout=60)
     assert survivors(mark, 0.5) == []
     assert not any(os.path.exists(file.read_text()) for file in tmp_path.iterdir())
 

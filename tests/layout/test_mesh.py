@@ -69,7 +69,7 @@ def test_each_system_places_its_ranks_in_its_own_order(system):
 def test_the_same_numbers_make_other_neighbours_in_another_system():
     ours, theirs = (Mesh.ordered(system, {"dp": 2, "pp": 2}) for system in ("megatron", "picotron"))
     assert ours.groups("dp") == theirs.groups("pp") == [[0, 1], [2, 3]]
-    assert all(set(("pp", "tp")) <= set(axes) for axes in ORDERS.values())
+    assert all({"pp", "tp"} <= set(axes) for axes in ORDERS.values())
 
 
 def test_a_rank_is_named_with_its_coordinates():

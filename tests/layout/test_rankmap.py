@@ -5,6 +5,7 @@ import functools
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.models.gpt2 import build_model
 from zerocourse.layout.balance import Balance
 from zerocourse.layout.rankmap import MAPS, Layout, contiguous, greedy, owners, round_robin
+from zerocourse.models.gpt2 import build_model
 
 sizes = st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=9)  # [] is 0-d, a zero in it is an empty tensor
 shapes = sizes.map(lambda found: {f"p{index}": torch.Size(shape) for index, shape in enumerate(found)})
@@ -268,7 +269,7 @@ def test_the_picture_is_legible(size, rank_map, world_size):
             assert other is label or not overlap(label, other), f"{label} covers {other}"
     for row in {bar["y"] for bar in kinds["bar"]}:
         bars = sorted((bar for bar in kinds["bar"] if bar["y"] == row), key=lambda bar: bar["x"])
-        assert not any(overlap(one, other) for one, other in zip(bars, bars[1:]))
+        assert not any(overlap(one, other) for one, other in pairwise(bars))
     widths = sum(bar["x"][1] - bar["x"][0] for bar in kinds["bar"])
     longest = max(bar["x"][1] for bar in kinds["bar"]) - min(bar["x"][0] for bar in kinds["bar"])
     assert widths / longest == pytest.approx(world_size / balance.imbalance, rel=0.02), "bars are as long as shares"

@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from zerocourse.course.show.pictures import deep_step
 from zerocourse.course.chapters.overlap.recorded_step import recorded_step
+from zerocourse.course.show.pictures import deep_step
 from zerocourse.measure import perfetto
 from zerocourse.measure.stage_meter import KINDS
 from zerocourse.models.gpt2 import GPTConfig

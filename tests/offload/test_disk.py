@@ -162,7 +162,7 @@ class Killed:
 
 def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new(tmp_path):
     path, direct = tmp_path / "states", is_direct(tmp_path)
-    new = [number for number in range(100)]
+    new = list(range(100))
     contents, at = [], 0
     while True:
         FileWriting(path, torch.full((BLOCK,), -1.0), 2 * BLOCK, direct=direct).run()

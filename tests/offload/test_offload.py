@@ -699,6 +699,7 @@ def goes_on(folder: str, dtype) -> list[bool]:
     """Saved after two steps under each setting, loaded under the next: is the third step that of the unbroken run?"""
     equal = []
     plain = [step[2] for step in steps(Case(2, steps=5, param_dtype=dtype), None, False)]
+    before: dict[str, torch.Tensor] = {}
     for number, (stage, offload) in enumerate(SETTINGS):
         case = Case(stage, param_dtype=dtype)
         if offload is not None and "folder" in offload:

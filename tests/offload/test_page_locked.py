@@ -93,7 +93,7 @@ def test_a_tier_locks_what_a_gpu_copies(cuda):
     assert tier.bytes == 6 * 10 * BLOCK
     del kept
     assert tier.bytes == 0 and not cuda.locked
-    kept = [Tier("host").empty(9, BF16, GPU, stays) for stays in (False, True)]
+    kept = [Tier("host").empty(9, BF16, GPU, stays) for stays in (False, True)]  # noqa: F841  # they are there meanwhile
     assert not cuda.locked and len(cuda.by_torch) == 1, "a tier that was not told to locks nothing"
     with pytest.raises(OutOfMemory):
         Tier("host", 100, pin=True).empty(101, torch.uint8, GPU, stays=True)

@@ -14,8 +14,7 @@ from zerocourse.comm import Comm
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.errors import BadInput
 from zerocourse.formulas.volumes import bus_factor
-from zerocourse.parallel.context import (RingAttention, Ulysses, context_parallel, cut_tokens, parts_of, positions_of, rejoin,
-                                         shifted, token_loss)
+from zerocourse.parallel.context import RingAttention, Ulysses, context_parallel, cut_tokens, parts_of, positions_of, rejoin, shifted, token_loss
 from zerocourse.parallel.context.context_parallel import KINDS
 from zerocourse.parallel.context.in_hugging_face import attend_in_hugging_face
 

@@ -9,19 +9,19 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from zerocourse.errors import BadInput
-from zerocourse.layout.mesh import BETWEEN, INSIDE, Mesh
 from zerocourse.launch import RankError
 from zerocourse.launch.ranks import Ranks
+from zerocourse.layout.mesh import BETWEEN, INSIDE, Mesh
 from zerocourse.models.gpt2 import GPT, GPTConfig
 from zerocourse.models.model_layers import model_layers
-from zerocourse.parallel.mesh_comms import MeshComms
 from zerocourse.parallel.mesh_checkpoint import load_on_mesh, save_on_mesh
+from zerocourse.parallel.mesh_comms import MeshComms
 from zerocourse.parallel.norms import audit
 from zerocourse.parallel.pipeline import Pipeline, interleaved, one_f_one_b, plan, zb_h1
 from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.parallel.which_axis import which_axis
-from zerocourse.zero.whole.consolidate import state_dict
 from zerocourse.zero.shard import shard
+from zerocourse.zero.whole.consolidate import state_dict
 
 L, C, T, V, ROWS = 4, 16, 8, 23, 2  # ROWS: of a micro-batch
 TIED = f"{L + 1}.head.weight"  # is 0.wte.weight
@@ -100,7 +100,8 @@ def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence, chunks=1
 
 
 @pytest.mark.parametrize("sizes, stage, tied, sequence, chunks", [each if len(each) == 5 else (*each, 1) for each in (
-    ({"pp": 2, "tp": 2}, 1, True, False), ({"pp": 2, "dp": 2}, 2, True, False, 2), ({"pp": 2, "dp": 2}, 0, True, False), ({"pp": 2, "dp": 2}, 1, True, False),
+    ({"pp": 2, "tp": 2}, 1, True, False), ({"pp": 2, "dp": 2}, 2, True, False, 2), ({"pp": 2, "dp": 2}, 0, True, False),
+    ({"pp": 2, "dp": 2}, 1, True, False),
     ({"pp": 2, "dp": 2}, 2, True, False), ({"pp": 2, "dp": 2}, 3, True, False), ({"dp": 2, "tp": 2}, 3, False, True),
     ({"pp": 2, "dp": 2, "tp": 2}, 1, True, True), ({"pp": 2, "dp": 2, "tp": 2}, 3, False, False),
     *(({"pp": 1, "dp": 2, "tp": 1}, stage, True, False, 2) for stage in range(4)),  # both chunks, which share a weight, on one rank
@@ -213,7 +214,7 @@ def test_the_audit_names_what_is_counted_twice(pool):
     """Without the marks, what tensor parallelism replicates counts twice, and the tied embedding once on each stage."""
     counted = pool(4).run(audited, {"pp": 2, "tp": 2}, 1, True)[0]
     twice = {name for name, times in counted.items() if times == 2}
-    assert {times for times in counted.values()} == {1, 2}
+    assert set(counted.values()) == {1, 2}
     assert twice == {name for name in counted if "ln" in name or "wpe" in name or "norm" in name or "c_proj.bias" in name
                      or name == "0.wte.weight"}
 
@@ -287,7 +288,8 @@ def test_tensor_parallel_ranks_that_would_drop_other_activations_are_refused(poo
 
 def wrong(kind):
     mesh = {"too small": Mesh({"dp": 1}), "no tp": Mesh({"pp": 1, "dp": 2}), "more": Mesh({"pp": 1, "dp": 1, "tp": 1, "cp": 2}),
-            "zb": Mesh({"pp": 2, "dp": 1, "tp": 1}), "no loss": Mesh({"pp": 2, "dp": 1, "tp": 1}), "not joined": Mesh({"pp": 2, "dp": 1, "tp": 1})}[kind]
+            "zb": Mesh({"pp": 2, "dp": 1, "tp": 1}), "no loss": Mesh({"pp": 2, "dp": 1, "tp": 1}),
+            "not joined": Mesh({"pp": 2, "dp": 1, "tp": 1})}[kind]
     try:
         comms = MeshComms(mesh)
         if kind == "not joined":
@@ -300,7 +302,8 @@ def wrong(kind):
 
 @pytest.mark.parametrize("kind, sentence", (
     ("too small", "has 1 ranks, and there are 2"), ("no tp", "it must have pp, dp and tp"), ("more", "no other of more than one rank: cp"),
-    ("zb", "zb_h1 has the action W"), ("no loss", "Sequential has no `loss(logits, targets)`"), ("not joined", "there is no Comm along pp and dp yet"),
+    ("zb", "zb_h1 has the action W"), ("no loss", "Sequential has no `loss(logits, targets)`"),
+    ("not joined", "there is no Comm along pp and dp yet"),
 ))
 def test_what_cannot_be_put_together_is_refused(pool, kind, sentence):
     assert all(sentence in said for said in pool(2).run(wrong, kind))
@@ -410,7 +413,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused(pool, tmp_path):
         assert all(sentence in said for said in pool(2).run(refused_checkpoint, tmp_path, kind)), kind
 
 
-@pytest.mark.parametrize("kind, where, sentence", [("data", -3, "is damaged, or mixed with another checkpoint"), ("index", 40, "is damaged, or was not"),
+@pytest.mark.parametrize("kind, where, sentence", [
+    ("data", -3, "is damaged, or mixed with another checkpoint"), ("index", 40, "is damaged, or was not"),
                                                    ("no file", None, "No such file")])
 def test_a_damaged_checkpoint_is_refused_on_all_ranks(pool, tmp_path, kind, where, sentence):
     """Only a file of the last stage, which one of the two ranks reads, is damaged."""

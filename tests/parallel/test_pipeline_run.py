@@ -1,6 +1,7 @@
 """Pipelines in real processes: the gradients, losses and norms of one process that accumulates over the same micro-batches."""
 
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,13 +17,12 @@ from zerocourse.errors import BadInput, CollectiveError, PipelineError
 from zerocourse.launch.ranks import Ranks
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.model_layers import model_layers
-from zerocourse.parallel.pipeline import (Action, Pipeline, cut, gpipe, interleaved, one_f_one_b, pipedream, pipedream_2bw,
-                                          plan, simulate, zb_h1)
+from zerocourse.parallel.pipeline import Action, Pipeline, cut, gpipe, interleaved, one_f_one_b, pipedream, pipedream_2bw, plan, simulate, zb_h1
 from zerocourse.parallel.pipeline.cutting import PipelineStage
 from zerocourse.parallel.pipeline.delays import stage_delay
 from zerocourse.parallel.pipeline.mail import HEADER, Form, Mail, header, read_header
-from zerocourse.parallel.pipeline.weighing import count_targets
 from zerocourse.parallel.pipeline.split_backward import deferring, pay
+from zerocourse.parallel.pipeline.weighing import count_targets
 from zerocourse.parallel.pipeline.weight_versions import WeightVersions
 
 COMPUTE = {"gpipe": (gpipe, 1), "1f1b": (one_f_one_b, 1), "interleaved": (interleaved, 2), "zb-h1": (zb_h1, 1)}
@@ -43,7 +43,7 @@ def layers_of(kind: str) -> list[nn.Module]:
     torch.manual_seed(1)
     if kind == "stack":  # other widths between all stages
         widths = [6, 5, 9, 4, 7, 3, 8, 2]
-        return [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(widths, widths[1:])]
+        return [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(widths)]
     if kind == "norm":  # with statistics of each micro-batch
         return [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)]
     if kind == "llama":
@@ -172,13 +172,13 @@ def test_a_micro_batch_without_targets_weighs_nothing(pool, count):
 
 @pytest.mark.parametrize("kind", ("llama", "hf gpt2"))
 def test_hugging_face_models_are_cut_by_their_blocks(pool, kind):
-    gradients, losses, _, _ = alone(kind, 4, 2)
+    gradients, _losses, _, _ = alone(kind, 4, 2)
     ranks = pool(2).run(run, "1f1b", kind, 4, 2)
     assert all(torch.equal(merged(ranks)[name], gradient) for name, gradient in gradients.items())
 
 
 def test_layers_compute_what_the_model_does():
-    tokens, targets = data_of("tied", 3)
+    tokens, _targets = data_of("tied", 3)
     model = gpt()
     assert torch.equal(nn.Sequential(*model_layers(model))(tokens), model(tokens))
     config = LlamaConfig(**COMMON, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2)
@@ -347,7 +347,7 @@ def integers_on_the_way() -> list:
     pipeline = Pipeline([Passes(), Passes(), Sum()], schedule("gpipe", comm.world_size, 2), F.mse_loss, comm,
                         cuts=[range(1), range(1, 3)])
     pipeline.step(torch.ones(4, 2), torch.zeros(4))
-    return [form for form in pipeline.mail.forms.values()][0], pipeline.parameters()[0].grad
+    return list(pipeline.mail.forms.values())[0], pipeline.parameters()[0].grad
 
 
 def test_a_stage_may_pass_on_integers_and_tensors_without_gradient(pool):
@@ -579,7 +579,7 @@ RATE, WIDTHS = 0.1, [4, 5, 3, 2]
 
 def bends() -> list[nn.Module]:
     torch.manual_seed(2)
-    return [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(WIDTHS, WIDTHS[1:])]
+    return [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(WIDTHS)]
 
 
 def rows(micro_batches: int):
@@ -688,9 +688,9 @@ def test_shapes_and_shares_are_not_read_from_a_gpu(pool):
 # -- cutting ---------------------------------------------------------------------------------------------------------
 
 def test_stages_are_as_even_as_they_can_be():
-    assert cut([1] * 7, 3) == [range(0, 2), range(2, 4), range(4, 7)] or max(map(len, cut([1] * 7, 3))) == 3
-    assert cut([5, 1, 1, 1, 5], 3) == [range(0, 1), range(1, 4), range(4, 5)]
-    assert cut([1, 1, 9], 2) == [range(0, 2), range(2, 3)]
+    assert cut([1] * 7, 3) == [range(2), range(2, 4), range(4, 7)] or max(map(len, cut([1] * 7, 3))) == 3
+    assert cut([5, 1, 1, 1, 5], 3) == [range(1), range(1, 4), range(4, 5)]
+    assert cut([1, 1, 9], 2) == [range(2), range(2, 3)]
     for stages in (0, 4):
         with pytest.raises(BadInput, match=f"3 layers cannot be cut into {stages} stages"):
             cut([1, 1, 1], stages)

@@ -9,8 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.parallel.pipeline import (Action, Costs, Schedule, deadlock, gpipe, interleaved, one_f_one_b, pipedream,
-                                          pipedream_2bw, plan, problems, simulate, with_transfers, zb_h1)
+from zerocourse.parallel.pipeline import (
+    Action,
+    Costs,
+    Schedule,
+    deadlock,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    pipedream,
+    pipedream_2bw,
+    plan,
+    problems,
+    simulate,
+    with_transfers,
+    zb_h1,
+)
 from zerocourse.parallel.pipeline.links import communicators, link_of, links
 from zerocourse.parallel.pipeline.makespan import in_flight
 

@@ -16,8 +16,8 @@ from zerocourse.errors import BadInput, LossScaleError
 from zerocourse.measure.storages import raw_grad
 from zerocourse.models.gpt2 import CONFIGS
 from zerocourse.precision import DynamicLossScaler, LossScaler
-from zerocourse.precision.loss_scaler import LONGEST_ROW
 from zerocourse.precision.fp8 import cast, mx_cast, mx_scales, simulate
+from zerocourse.precision.loss_scaler import LONGEST_ROW
 from zerocourse.zero.buffer import FlatBuffer
 from zerocourse.zero.extras.refusals import refuse_emulated_bf16
 

@@ -9,8 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerocourse.cli import main
 from zerocourse.comm.simulated import SimulatedComm
-from zerocourse.course.trials.cost_trial import (MODES, against_limited_link, largest_error, mode_name, recorded_cost,
-                                                 table)
+from zerocourse.course.trials.cost_trial import MODES, against_limited_link, largest_error, mode_name, recorded_cost, table
 from zerocourse.errors import BadInput
 from zerocourse.launch import link
 from zerocourse.layout.rankmap import Layout

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from zerocourse import shard
-from zerocourse.launch import launch
 from zerocourse.init.deferred import deferred_init
+from zerocourse.launch import launch
 from zerocourse.models.gpt2 import CONFIGS, GPT
 
 GIB = 1 << 30

@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import worlds
-from attempts import (attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, pieces_of, prepared, report,
-                      state_of, unsharded)
+from attempts import attempts, by_stage, check_cases, gathered_units, is_state, judge, of_stack, pieces_of, prepared, report, state_of, unsharded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import STAGES, Block, Case, Recomputed, RecomputedReentrant, Stack, check_exact, rows, squares
@@ -83,7 +82,7 @@ class TwoTowers(nn.Module):
 
 def most_buckets(comm, side_by_side: bool) -> int:
     """The most buckets of units, the root's apart, that hold gradients at a time."""
-    model, optimizer = shard(TwoTowers(side_by_side), stage=3, comm=comm)
+    model, _optimizer = shard(TwoTowers(side_by_side), stage=3, comm=comm)
     most = 0
 
     def count(_):

@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -325,7 +326,7 @@ def check_overlap(events: list[dict], verb: str) -> None:
     gathers = [event for event in events if event["verb"] == "all_gather" and event["unit"] != "root"]
     computes = [event for event in events if event["verb"] == verb and event["unit"] != "root"]
     assert len(computes) == 6
-    for now, later in zip(computes, computes[1:], strict=False):
+    for now, later in pairwise(computes):
         over = now["end"]
         assert any(gather["unit"] == later["unit"] and gather["start"] < over < gather["end"] for gather in gathers), \
             f"{later['unit']} is not being gathered when the {verb} of {now['unit']} ends"
@@ -359,7 +360,7 @@ def test_a_reduction_has_the_first_half_of_a_backward_and_the_gather_ahead_the_s
     for found in pool(2).run(events, prefetching(1, True)):
         computes = [event for event in found if event["verb"] == "backward" and event["unit"] != "root"]
         reductions = {event["unit"]: event for event in found if event["verb"] == "reduce_scatter"}
-        for before, now in zip(computes, computes[1:-1], strict=False):  # nobody is ahead of the last
+        for before, now in pairwise(computes[:-1]):  # nobody is ahead of the last
             assert now["start"] < reductions[before["unit"]]["end"] < now["end"], now["unit"]
     for found in pool(2).run(gradients_at_gathers, prefetching(1, True)):
         assert {found[name] for name in ("h.3", "h.2", "h.1", "h.0")} == {(6, 12)}

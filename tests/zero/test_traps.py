@@ -251,7 +251,7 @@ def test_trap_03_one_rank_knows_sooner_that_a_unit_is_over(pool, make):
 
 def shared_by_all() -> tuple[int, int, int]:
     """Hooks on a root's parameter that every unit gets after three steps; the most rows and buckets at once at stage 3."""
-    model, optimizer = shard(ConditionedByParameter(), stage=3)
+    model, _optimizer = shard(ConditionedByParameter(), stage=3)
     most = [0, 0]
 
     def look(_):
@@ -363,8 +363,7 @@ def padding() -> list:
         for unit in model.zero.units:
             if stage == 3:
                 model.zero.unshard_unit(unit)
-            for flat in unit.flats:
-                found.append((flat.layout.padded - flat.layout.numel, flat.full[flat.layout.numel:].abs().sum().item()))
+            found += [(flat.layout.padded - flat.layout.numel, flat.full[flat.layout.numel:].abs().sum().item()) for flat in unit.flats]
     return found
 
 

@@ -17,8 +17,8 @@ from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, ro
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
-from zerocourse.measure.ledger import Ledger
 from zerocourse.init.deferred import deferred_init, materialize_model
+from zerocourse.measure.ledger import Ledger
 from zerocourse.zero.unit import cut_into_units
 
 
@@ -514,7 +514,7 @@ def test_a_gradient_penalty_below_stage_3(pool):
 
 def penalty_at_stage_3() -> tuple[str, float]:
     """What is said to it, and the loss of a step after it."""
-    model, optimizer = shard(Stack(), stage=3)
+    model, _optimizer = shard(Stack(), stage=3)
     said = ""
     try:
         penalised(model, 0, 0, dist.get_rank())

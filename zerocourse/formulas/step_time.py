@@ -61,3 +61,12 @@ def step_time(stage: int, accumulation: int, units: int, forward: float, backwar
         exposed = reductions * late + max(unit_pass, whole - hidden)
     wire = times.total * whole
     return StepTime(compute, min(exposed, wire), wire)
+
+
+def speedup_bound(compute: float, communication: float, exposed: float = 0.0) -> float:
+    """What overlap can bring at most: a step's time without it over its time with perfect overlap.
+
+    compute, communication: seconds of a step, not both 0.   exposed: seconds of the communication that nothing can hide.
+    Without overlap they add up; with it, what can hide takes place while the rank computes.
+    """
+    return (compute + communication) / (exposed + max(compute, communication - exposed))

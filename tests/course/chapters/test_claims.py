@@ -11,8 +11,7 @@ import nbformat
 import pytest
 import torch
 
-from zerocourse.course.chapters.claims.all_claims import (ANSWERS, CLAIMS, FALSE, GROUPS, KINDS, NOT_BUILT, ONLY_IF,
-                                                          TRUE, Claim, Judgement, examine)
+from zerocourse.course.chapters.claims.all_claims import ANSWERS, CLAIMS, FALSE, GROUPS, KINDS, NOT_BUILT, ONLY_IF, TRUE, Claim, Judgement, examine
 from zerocourse.course.chapters.claims.claim import filled, written
 from zerocourse.course.chapters.claims.offload_claims import WORDS, files_with
 from zerocourse.course.chapters.claims.parallel_claims import elements_a_layer, vocab_parallel_losses

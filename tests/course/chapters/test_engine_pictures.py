@@ -3,10 +3,10 @@
 import pytest
 from test_pictures import drawn
 
-from zerocourse.course.show import widgets
-from zerocourse.course.chapters.engine.loop_trace import trace_loop
 from zerocourse.course.chapters.engine.batch_grid import batch_grid
+from zerocourse.course.chapters.engine.loop_trace import trace_loop
 from zerocourse.course.chapters.engine.windows import sent_in, windows
+from zerocourse.course.show import widgets
 from zerocourse.engine.config import Config
 from zerocourse.errors import BadInput
 from zerocourse.formulas.states import FP32

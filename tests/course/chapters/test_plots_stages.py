@@ -2,10 +2,10 @@
 
 import pytest
 
-from zerocourse.course.trials.overlap_trial import Round, recorded_trial, summary
 from zerocourse.course.chapters.overlap.plots_overlap import bound_figure
 from zerocourse.course.show.plots_stages import stages_figure
-from zerocourse.formulas.overlap import speedup_bound
+from zerocourse.course.trials.overlap_trial import Round, recorded_trial, summary
+from zerocourse.formulas.step_time import speedup_bound
 
 
 def test_the_bound():

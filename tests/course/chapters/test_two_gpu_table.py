@@ -4,8 +4,7 @@ import pytest
 
 from zerocourse.course.chapters.scale import two_gpu_table
 from zerocourse.course.chapters.scale.plots_two_gpus import two_gpus_figure
-from zerocourse.course.chapters.scale.two_gpu_table import (MODES, account, by_simulation, by_training, cells, job_of,
-                                                            recorded, table)
+from zerocourse.course.chapters.scale.two_gpu_table import MODES, account, by_simulation, by_training, cells, job_of, recorded, table
 from zerocourse.errors import BadInput
 from zerocourse.simulation.shapes import GPTS
 

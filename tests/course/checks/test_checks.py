@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 
 from zerocourse.comm import Comm
-from zerocourse.formulas import states, volumes
-from zerocourse.course.checks import check, exercises, harness, judge, progress
 from zerocourse.course.chapters.zero3.checks import zero3_budget, zero3_stack
+from zerocourse.course.checks import check, exercises, harness, judge, progress
 from zerocourse.course.checks.compare import difference, same
-from zerocourse.course.checks.exercise import Exercise, find
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
+from zerocourse.course.checks.exercise import Exercise, find
 from zerocourse.course.checks.harness import When, mutants
 from zerocourse.course.checks.lab import Lab, _failed_report, _ranks
 from zerocourse.course.checks.trace import Trial
 from zerocourse.course.checks.verdict import Verdict
+from zerocourse.formulas import states, volumes
 
 RIGHT = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
 
@@ -147,7 +147,7 @@ def delegates_and_hides_it(params, stage, ranks):
 
 
 def delegates_to_something_near(params, stage, ranks):
-    return next(s for s in range(0, 1) if states.largest_params(params, 3, ranks))
+    return next(s for s in range(1) if states.largest_params(params, 3, ranks))
 
 
 @pytest.mark.parametrize("answer, words", [
@@ -571,9 +571,8 @@ def test_an_argument_that_is_changed_is_said_in_one_sentence():
 
 def test_a_guard_replaces_code_wherever_it_was_imported():
     kept = volumes.sent_bytes
-    with Guard(["zerocourse.formulas.volumes:*"]).on():
-        with pytest.raises(Delegated):
-            kept(1, 1, 1)
+    with Guard(["zerocourse.formulas.volumes:*"]).on(), pytest.raises(Delegated):
+        kept(1, 1, 1)
     assert kept(2, 1, 2) == 2 * 2
 
 

@@ -198,8 +198,8 @@ WRAPPED = f"{RIGHT}\nsolved = count_params\ndef count_params(*case):\n"
     ("passed", "import subprocess\nsubprocess.Popen(['sleep', '90'], start_new_session=True)\n" + RIGHT, "right"),
     ("passed", f"import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin).start()\n{RIGHT}",
      "right"),
-    ("passed", f"import threading, time\n{WRAPPED}    threading.Thread(target=time.sleep, args=[90]).start()\n"
-               "    return solved(*case)", "right"),
+    ("passed", (f"import threading, time\n{WRAPPED}    threading.Thread(target=time.sleep, args=[90]).start()\n"
+                "    return solved(*case)"), "right"),
     ("failed", f"import sys\n{WRAPPED}    sys.exit(0)", "it ended the program (exit or sys.exit)"),
     ("failed", f"import os\n{WRAPPED}    os._exit(0)", "the process in which it ran ended with exit code 0"),
     ("failed", f"import os\n{WRAPPED}    os.kill(os.getpid(), 9)", "killed by SIGKILL"),

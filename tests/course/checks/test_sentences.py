@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import zerocourse.course.checks as checks
-from zerocourse.course.checks import check, exercises
 from zerocourse.course.chapters import TOPICS
-from zerocourse.course.checks.catalogue import VARIABLE, names_in, of_docstring, read, sentences
+from zerocourse.course.checks import check, exercises
+from zerocourse.course.checks.catalogue import VARIABLE, of_docstring, read, sentences
 
 ROOM = Path(checks.__file__).parents[1]
 CATALOGUES = sorted(ROOM.rglob("sentences.*.toml"))

@@ -64,7 +64,7 @@ def changed(house, where: str, path: str, new) -> tuple[str, str]:
     (":total", "mean= ^functiondef return constant", "2", "return (mean + 2) * total"),
 ))
 def test_a_place_and_what_stands_there_instead(house, where, path, new, expected):
-    gone, there = changed(house, where, path, new)
+    _gone, there = changed(house, where, path, new)
     assert there == expected
 
 

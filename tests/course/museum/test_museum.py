@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from zerocourse.course.chapters.activations import activation_trial
 from zerocourse.course.chapters.checkpoints import resumes
-from zerocourse.course.chapters.scale import scale_bug
 from zerocourse.course.chapters.mixed_precision.fp16_run import train_fp16
+from zerocourse.course.chapters.scale import scale_bug
 from zerocourse.course.museum import BUGS, planted, proof
 from zerocourse.course.museum.breaks import Break
 from zerocourse.course.museum.cases import CASES, case, solved
@@ -77,9 +77,8 @@ def test_a_bug_goes_again_also_after_an_exception():
 def test_what_cannot_be_planted_is_said():
     with pytest.raises(BadInput, match="no bug 'sumed': did you mean 'summed'"):
         planted("sumed")
-    with planted("summed"), pytest.raises(BadInput, match="FlatBuffer.collect has a bug already"):
-        with planted("late_micro_batch"):
-            pass
+    with planted("summed"), pytest.raises(BadInput, match="FlatBuffer.collect has a bug already"), planted("late_micro_batch"):
+        pass
     outdated = replace(BUGS["summed"], changes=(Break("zero.ddp:all_reduce", "while.test", "False"),))
     with pytest.raises(ValueError, match="'zero.ddp:all_reduce' has no place 'while.test': at 'while' nothing is left"):
         list(outdated.sources())

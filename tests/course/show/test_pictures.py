@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from test_story import SVG, frames_of
 from torch import nn
-from worlds import V, T, gpt
+from worlds import T, V, gpt
 
 from zerocourse import shard
-from zerocourse.course.show.palette import MEANINGS
-from zerocourse.course.chapters.meta_device import becoming_real
-from zerocourse.course.show.pictures import holdings, svg
-from zerocourse.course.chapters.rank_maps import padding
 from zerocourse.course.chapters.data_parallel import ring_turns
+from zerocourse.course.chapters.meta_device import becoming_real
+from zerocourse.course.chapters.rank_maps import padding
+from zerocourse.course.show.palette import MEANINGS
+from zerocourse.course.show.pictures import holdings, svg
 from zerocourse.errors import BadInput
 from zerocourse.models.gpt2 import GPTConfig
 

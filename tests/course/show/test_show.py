@@ -4,21 +4,21 @@ import base64
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from matplotlib.figure import Figure
 
-from zerocourse.launch import machine
-from zerocourse.course.show import plots, widgets
+from zerocourse.comm.events import Recorder
 from zerocourse.course import show
-from zerocourse.course.chapters.engine.live_loss import LiveLoss
 from zerocourse.course.chapters.data_parallel.plots_classics import staleness_figure
+from zerocourse.course.chapters.engine.live_loss import LiveLoss
+from zerocourse.course.show import plots, widgets
 from zerocourse.course.show.palette import MEANINGS
 from zerocourse.course.show.plots_curves import STYLES, curves
 from zerocourse.errors import BadInput
-from zerocourse.comm.events import Recorder
 from zerocourse.formulas.states import model_states
-from zerocourse.launch import launch, progress
+from zerocourse.launch import launch, machine, progress
 from zerocourse.zero.ddp import DataParallel
 from zerocourse.zero.stage1 import Stage1
 from zerocourse.zero.stage2 import Stage2
@@ -69,12 +69,12 @@ def test_source_is_the_file_s_own_text():
     assert code in words(shown.html)
 
 
-@pytest.mark.parametrize("before, after", list(zip(STAGES, STAGES[1:])), ids=lambda stage: stage.__name__)
+@pytest.mark.parametrize("before, after", list(pairwise(STAGES)), ids=lambda stage: stage.__name__)
 def test_a_difference_names_all_that_a_stage_defines(before, after):
     shown = show.difference(before, after)
     named = {name.split(".")[0] for name, _, _ in show.changes(before, after)}
     assert named == {name for name in vars(after) if not name.startswith("__") or name == "__init__"}
-    for name, old, new in show.changes(before, after):
+    for name, _old, new in show.changes(before, after):
         assert name in shown.text and name in words(shown.html)
         if callable(new):
             lost = [line for line in show.code_of(new).splitlines() if line not in words(shown.html)]
@@ -169,7 +169,8 @@ def test_live_bytes_draws_each_curve_in_the_order_of_time():
 
 
 def test_live_bytes_gives_a_forward_the_left_half():
-    events = [{"verb": verb, "start": begin, "end": begin + 1, "alive": 1} for begin, verb in enumerate(("forward",) * 3 + ("wait", "backward", "backward"))]
+    events = [{"verb": verb, "start": begin, "end": begin + 1, "alive": 1}
+              for begin, verb in enumerate(("forward",) * 3 + ("wait", "backward", "backward"))]
     axes = plots.live_bytes({"a": events, "b": events[2:]}, "title", "MB").axes[0]
     assert [line.get_xdata().tolist() for line in axes.get_lines()[::2]] == [pytest.approx([0, 0.125, 0.25, 0.375, 0.5, 1]), [0, 0.25, 0.5, 1]]
 

@@ -3,13 +3,13 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import pytest
 
-from zerocourse.course.show.pictures import recorded_stages
 from zerocourse.course.chapters.zero2 import bucket_flow
 from zerocourse.course.chapters.zero3 import filmstrip
-from zerocourse.course.show.pictures import story
+from zerocourse.course.show.pictures import recorded_stages, story
 from zerocourse.course.show.pictures.placing import find, pieces, under_way, units
 from zerocourse.course.show.pictures.recorded_stages import recorded_stage
 from zerocourse.errors import BadInput
@@ -43,7 +43,7 @@ def test_pieces_lie_inside_their_units_and_slices_tile_them(stage):
         for unit, found in slices.items():
             covered = sorted(set(found))
             assert covered[0][0] == 0 and covered[-1][1] == units(ranks[0])[unit]
-            assert all(one[1] == other[0] for one, other in zip(covered, covered[1:])) or stage == 0
+            assert all(one[1] == other[0] for one, other in pairwise(covered)) or stage == 0
 
 
 def frames_of(shown) -> list[list[ElementTree.Element]]:

@@ -3,20 +3,21 @@
 import io
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
-from PIL import Image
-
 import worlds
-from zerocourse.course.show.pictures import deep_step
-from zerocourse.course.show import plots
+from PIL import Image
+from worlds import Case
+
 from zerocourse.course import show
+from zerocourse.course.show import plots
+from zerocourse.course.show.pictures import deep_step
 from zerocourse.measure.intervals import LINK, PYTHON, ROOT, Interval, computing, gaps, in_rows, waiting
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.stage_meter import KINDS
 from zerocourse.measure.storages import raw_grad
-from worlds import Case
 
 STAGES = (0, 1, 2, 3)
 
@@ -95,7 +96,7 @@ def test_every_moment_of_a_step_is_explained():
     for rank in (0, 1):
         filled = sorted([*computing(STEP, rank), *waiting(STEP, rank), *gaps(STEP, rank)])
         assert filled[0].start == 0 and filled[-1].end == 8
-        assert all(one.end == other.start for one, other in zip(filled, filled[1:]))
+        assert all(one.end == other.start for one, other in pairwise(filled))
 
 
 def test_a_block_begins_where_the_one_before_ends():
@@ -166,4 +167,4 @@ def test_the_deep_model_shows_what_theory_says(pool):
     peaks = [max(each["alive"] for each in recorded) for recorded in pool(2).run(deep_step.record_here, STAGES)[0].values()]
     for peak, stage in zip(peaks, STAGES, strict=True):
         assert peak == pytest.approx(deep_step.formulas(stage)["peak"], rel=0.01)
-    assert all(higher > 1.15 * lower for higher, lower in zip(peaks, peaks[1:]))
+    assert all(higher > 1.15 * lower for higher, lower in pairwise(peaks))

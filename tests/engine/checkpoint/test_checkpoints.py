@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
-from worlds import Block, Stack, add, add_ranks, adamw, rows, sgd
+from worlds import Block, Stack, adamw, add, add_ranks, rows, sgd
 
 from zerocourse import initialize, load_checkpoint, save_checkpoint, shard, state_dict
 from zerocourse.cli import main
@@ -205,9 +205,8 @@ def one_rank_cannot_write(folder: str, asynchronous: bool) -> str:
         finally:
             raise RuntimeError("unexpected pos 704")  # as torch puts it when it closes its file
 
-    with mock.patch.object(Content, "write", full) if dist.get_rank() == 1 else nullcontext():
-        with pytest.raises(CheckpointError) as caught:
-            save_checkpoint(model, optimizer, f"{folder}/a", asynchronous=asynchronous).wait()
+    with mock.patch.object(Content, "write", full) if dist.get_rank() == 1 else nullcontext(), pytest.raises(CheckpointError) as caught:
+        save_checkpoint(model, optimizer, f"{folder}/a", asynchronous=asynchronous).wait()
     assert sorted(os.listdir(folder)) == ["a", "b"], "nothing of it is left"
     train_on(model, optimizer, 1)
     assert load_checkpoint(model, optimizer, f"{folder}/a") == "good"
@@ -309,13 +308,13 @@ def test_killed_between_any_two_steps_of_the_renaming(tmp_path, moment):
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    with mock.patch.object(Path, "rename", rename) if "rename" in moment else mock.patch.object(*names[moment], killed):
-        with pytest.raises(KeyboardInterrupt):
-            if moment == "sync":
-                with mock.patch.object(folders, "write_whole", lambda file, text: file.write_text(text)):
-                    save_checkpoint(model, optimizer, path, extra="new")
-            else:
+    with (mock.patch.object(Path, "rename", rename) if "rename" in moment else mock.patch.object(*names[moment], killed),
+          pytest.raises(KeyboardInterrupt)):
+        if moment == "sync":
+            with mock.patch.object(folders, "write_whole", lambda file, text: file.write_text(text)):
                 save_checkpoint(model, optimizer, path, extra="new")
+        else:
+            save_checkpoint(model, optimizer, path, extra="new")
     assert load_checkpoint(model, optimizer, path) == ("old" if moment in ("sync", "rename first") else "new")
     save_checkpoint(model, optimizer, path, extra="newer")
     assert load_checkpoint(model, optimizer, path) == "newer"

@@ -162,7 +162,7 @@ def script(folder: str, stage: int) -> dict:
     with deepspeed.zero.Init(config_dict_or_path=args.deepspeed_config, enabled=stage == 3):
         model = Stack()
     assert next(model.parameters()).is_meta == (stage == 3)
-    engine, optimizer, _, _ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters(),
+    engine, _optimizer, _, _ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters(),
                                                    optimizer=lambda params: torch.optim.SGD(params, 0.1, momentum=0.9))
     x = torch.ones(2, 6)
     for _ in range(2):
@@ -203,12 +203,10 @@ def test_what_we_do_not_have_is_named():
         deepspeed.init_inference
     with pytest.raises(AttributeError, match="module 'zerocourse' has no attribute 'nonsense'"):
         deepspeed.nonsense
-    with pytest.raises(BadInput, match="Linear that is built already"):
-        with deepspeed.zero.Init(nn.Linear(2, 2)):
-            pass
-    with pytest.raises(BadInput, match="modifier_rank is 1: it must be 0"):
-        with deepspeed.zero.GatheredParameters([], modifier_rank=1):
-            pass
+    with pytest.raises(BadInput, match="Linear that is built already"), deepspeed.zero.Init(nn.Linear(2, 2)):
+        pass
+    with pytest.raises(BadInput, match="modifier_rank is 1: it must be 0"), deepspeed.zero.GatheredParameters([], modifier_rank=1):
+        pass
     with deepspeed.zero.GatheredParameters(nn.Linear(2, 2).weight):  # before it is sharded, as an initialiser does
         pass
 

@@ -145,10 +145,10 @@ def disk_of_its_own(folder: str) -> str:
     model, optimizer = prepared()
     saves.SEEN_SECONDS = 0.2
     real = folders.write_whole
-    with mock.patch.object(folders, "write_whole", lambda file, text: real(file.with_name(f"else_{file.name}") if
-                                                                          model.zero.comm.rank else file, text)):
-        with pytest.raises(CheckpointError) as caught:
-            save_checkpoint(model, optimizer, f"{folder}/c")
+    with (mock.patch.object(folders, "write_whole", lambda file, text: real(file.with_name(f"else_{file.name}") if
+                                                                           model.zero.comm.rank else file, text)),
+          pytest.raises(CheckpointError) as caught):
+        save_checkpoint(model, optimizer, f"{folder}/c")
     saves.SEEN_SECONDS = 60.0
     return str(caught.value)
 

@@ -37,8 +37,7 @@ def in_the_bridge(name: str) -> object:
     for part in name.split(".")[1:]:
         below = f"{module}.{part}"
         if part in stand_in.MODULES[module]:
-            found = stand_in.MODULES[module][part]
-            return found
+            return stand_in.MODULES[module][part]
         if below not in stand_in.MODULES:
             stand_in._attribute(module, part)
         module = below

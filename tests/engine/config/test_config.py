@@ -99,7 +99,8 @@ def test_defaults():
     assert load({"train_batch_size": 8}).as_dict() == {
         "train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1,
         "gradient_allreduce_op": "mean", "dataloader_drop_last": True,
-        "managed_gradient_accumulation": True, "gradient_clipping": 1.0, "bf16": {"enabled": False, "check_grad_overflow": True}, "communication_data_type": None,
+        "managed_gradient_accumulation": True, "gradient_clipping": 1.0, "bf16": {"enabled": False, "check_grad_overflow": True},
+        "communication_data_type": None,
         "zero_optimization": {
             "stage": 0, "reduce_bucket_size": 500_000_000, "overlap_comm": None,
             "offload_optimizer": {"device": "none", "nvme_path": None, "buffer_count": 4, "pin_memory": True,
@@ -110,7 +111,8 @@ def test_defaults():
         "aio": {"block_size": 1_048_576, "queue_depth": 8, "intra_op_parallelism": 1},
         "fp16": {"enabled": False, "auto_cast": False, "loss_scale": 0.0, "initial_scale_power": 16,
                  "loss_scale_window": 1000, "hysteresis": 2, "consecutive_hysteresis": False, "min_loss_scale": 1.0},
-        "data_types": {"grad_accum_dtype": None}, "optimizer": None, "scheduler": None,
+        "data_types": {"grad_accum_dtype": None},
+                                   "optimizer": None, "scheduler": None,
         "activation_checkpointing": None,
         "checkpoint": {"tag_validation": "Fail"},
         **{section: {"enabled": False, "output_path": "", "job_name": "DeepSpeedJobName"} for section in ("csv_monitor", "tensorboard")}}
@@ -192,7 +194,8 @@ MUST = {
     "gradient_accumulation_steps": f"{COUNT}, or null", "gradient_clipping": SIZE,
     "zero_optimization.stage": "an integer from 0 to 3", "zero_optimization.reduce_bucket_size": COUNT,
     "zero_optimization.overlap_comm": "true or false, or null",
-    "managed_gradient_accumulation": FLAG, "bf16.enabled": FLAG, "bf16.check_grad_overflow": FLAG, "fp16.enabled": FLAG, "fp16.auto_cast": FLAG, "fp16.loss_scale": SIZE,
+    "managed_gradient_accumulation": FLAG, "bf16.enabled": FLAG, "bf16.check_grad_overflow": FLAG, "fp16.enabled": FLAG, "fp16.auto_cast": FLAG,
+    "fp16.loss_scale": SIZE,
     "fp16.initial_scale_power": "an integer from 0 to 127", "fp16.loss_scale_window": COUNT, "fp16.hysteresis": COUNT,
     "fp16.consecutive_hysteresis": FLAG, "fp16.min_loss_scale": "a number above 0",
     "communication_data_type": "one of 'fp32', 'fp16', 'bf16', or null",
@@ -312,7 +315,8 @@ def test_several_mistakes_are_several_sentences(data):
     (at("activation_checkpointing.partitioned_activations", True), ["did you mean 'partition_activations'?"]),
     (of_type("SGD", {"eps": 1}), ["optimizer.params has the unknown key 'eps'; known here of SGD: lr, momentum"]),
     (of_type("AdamW", {"bias_correction": False}), ["optimizer.params.bias_correction is False: it must be true, or left out, because Adam's"]),
-    (at("checkpoint.use_node_local_storage", True), ["use_node_local_storage is True: it must be false, or left out, because a checkpoint is one folder"]),
+    (at("checkpoint.use_node_local_storage", True),
+     ["use_node_local_storage is True: it must be false, or left out, because a checkpoint is one folder"]),
     (at("zero_optimization", {"stage": 2, "cpu_offload": "yes"}), ["zero_optimization.cpu_offload is 'yes': it must be true or false"]),
     (at("zero_optimization", {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}}),
      ["cpu_offload is an old form of zero_optimization.offload_optimizer", "keep one of them"]),
@@ -449,7 +453,8 @@ def test_parts_that_are_off_may_stay():
     whole = {"fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16}, "communication_data_type": None,
              "zero_optimization": {"offload_optimizer": {"device": "none"}, "offload_param": None,
                                    "zero_hpz_partition_size": 1,
-                                   "mics_shard_size": -1}, "tensor_parallel": {"autotp_size": 1}, "data_types": {"grad_accum_dtype": None}, "optimizer": None,
+                                   "mics_shard_size": -1}, "tensor_parallel": {"autotp_size": 1}, "data_types": {"grad_accum_dtype": None},
+                                   "optimizer": None,
              "scheduler": None, "activation_checkpointing": {"enabled": False}, "bf16": False,
              "gradient_allreduce_op": "mean"}
     config = load({"train_batch_size": 8} | whole)

@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 import torch
 import worlds
-from attempts import (A_PARAMETER, SECONDS, attempts, by_stage, is_state, judge, pieces_of, plain_sgd, prepared, report,
-                      state_of, unsharded)
+from attempts import A_PARAMETER, SECONDS, attempts, by_stage, is_state, judge, pieces_of, plain_sgd, prepared, report, state_of, unsharded
 from torch import nn
 from worlds import STAGES, Stack, rows, squares
 

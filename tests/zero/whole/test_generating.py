@@ -113,9 +113,8 @@ def test_a_backward_inside_gathered_is_the_usual_one(pool):
 
 
 def test_generating_wants_a_sharded_model():
-    with pytest.raises(BadInput, match="takes a sharded model or its engine, and this Stack is none"):
-        with zerocourse.generating(Stack()):
-            pass
+    with pytest.raises(BadInput, match="takes a sharded model or its engine, and this Stack is none"), zerocourse.generating(Stack()):
+        pass
 
 
 class Looks(Block):

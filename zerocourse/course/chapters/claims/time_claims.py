@@ -2,7 +2,7 @@
 
 import json
 
-from ....formulas.overlap import speedup_bound
+from ....formulas.step_time import speedup_bound
 from ...trials.overlap_trial import recorded_trial
 from ..checkpoints.elastic_trial import RECORDED
 from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from ....formulas.overlap import speedup_bound
+from ....formulas.step_time import speedup_bound
 
 
 def bound_figure(marked: Mapping[str, float]) -> Figure:
