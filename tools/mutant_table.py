@@ -59,7 +59,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "comm.py::test_handles"),
     "nccl.py": ("comm.py::test_the_path_of_nccl_with_both_names_of_its_collectives",),
     # comm
-    "bootstrap.py": ("launchers.py::test_two_ranks_meet_by_these_variables_alone",
+    "bootstrap.py": ("launchers.py::test_two_ranks_meet_by_these_variables_alone_and_end_without_an_abort",
         "device_switch.py::test_where_ranks_compute_and_over_what_they_talk",
         "device_switch.py::test_ranks_with_and_without_a_gpu_agree_too"),
     "desync.py": ("comm.py::test_13_a_collective_out_of_order_names_ranks_and_calls[2-verb]",

@@ -7,9 +7,11 @@ The environment's ZEROCOURSE_DEVICE is the one switch, and it is read here alone
     auto    on a GPU if there is one (without the variable, too)
 """
 
+import atexit
 import os
 import socket
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -20,6 +22,7 @@ from .attempt import MEET_SECONDS, agree_on_attempt
 from .launchers import PORT, missing_variables
 
 BOTH = "cpu:gloo,cuda:nccl"
+_has_made_group = False
 SWITCH, PLACES = "ZEROCOURSE_DEVICE", ("cpu", "cuda", "auto")
 
 
@@ -65,7 +68,7 @@ def init(timeout_seconds: float = 120, backend: str | None = None, init_method: 
 
     The ranks are those of the launcher: torchrun, DeepSpeed's, mpirun or srun (see `launchers`), whose missing variables are set
     for the script, too. Without one there is one rank, which needs neither a port nor a file.
-    A collective that waits longer than `timeout_seconds` raises an error.
+    A collective that waits longer than `timeout_seconds` raises an error. When the process ends, so does the group.
 
     backend: nccl or gloo; by default what the machine and the switch allow.   init_method, rank, world_size: as torch has them,
     instead of what the launcher says.   port, discover: see `launchers.missing_variables`.
@@ -80,7 +83,8 @@ def init(timeout_seconds: float = 120, backend: str | None = None, init_method: 
         return
     if backend not in (None, "gloo", "nccl", BOTH):
         raise BadInput(f"the backend is {str(backend)[:60]!r}: it must be 'nccl' or 'gloo', or left out, and then follows from the machine")
-    timeout = timedelta(seconds=timeout_seconds)
+    global _has_made_group
+    _has_made_group, timeout = True, timedelta(seconds=timeout_seconds)
     alone = "RANK" not in os.environ or (os.environ["WORLD_SIZE"] == "1" and "MASTER_ADDR" not in os.environ)
     if alone and init_method is None and rank == world_size == -1:
         store = dist.HashStore()
@@ -94,6 +98,17 @@ def init(timeout_seconds: float = 120, backend: str | None = None, init_method: 
         os.environ["LOCAL_WORLD_SIZE"] = str(_count_ranks_here(store, world_size))
     dist.init_process_group(agree_on_backend(store, rank, world_size, here, backend), store=store, rank=rank,
                             world_size=world_size, timeout=timeout)
+
+
+@atexit.register
+def _leave() -> None:
+    """Destroy the group, which waits for gloo's threads: one that still has a tensor when Python is gone aborts the process.
+
+    What a peer that is gone would have sent fails at once; what one never sends, at the group's time-out.
+    """
+    if _has_made_group and dist.is_initialized():
+        with suppress(RuntimeError, ValueError):
+            dist.destroy_process_group()
 
 
 def _meet(init_method: str, rank: int, world_size: int, timeout: timedelta) -> tuple[dist.Store, int, int]:
