@@ -89,8 +89,17 @@ TESTS: dict[str, tuple[str, ...]] = {
     # commands
     "terminal.py": ("terminal.py::test_a_table_that_is_too_wide_goes_on_below",
         "terminal.py::test_colours_are_for_terminals_without_no_color"),
+    # course/show, course/trials, measure
+    "alternative_text.py": ("alternative_text.py::test_lines_are_read_from_end_to_end",
+        "alternative_text.py::test_points_and_lines_without_a_name",
+        "alternative_text.py::test_bars_are_read_row_by_row_with_the_words_beside_them"),
+    "figures.py": ("alternative_text.py::test_rows_are_stacked_and_lettered",),
+    "recorded.py": ("recorded.py::test_what_is_measured_again_is_kept", "recorded.py::test_long_entries_have_lines_of_their_own"),
+    "watched_training.py": ("watched_training.py::test_a_step_stops_between_its_phases",
+        "watched_training.py::test_what_is_within_its_limit_is_not_told_apart"),
     # course/chapters/claims
-    "claim.py": ("claims.py::test_a_judgement_that_says_nothing_is_refused", "claims.py::test_sentences_are_filled_in_and_shown",
+    "claim.py": ("claims.py::test_a_claim_is_judged_by_the_cases_in_which_it_holds",
+        "claims.py::test_a_judgement_that_says_nothing_is_refused", "claims.py::test_sentences_are_filled_in_and_shown",
         "claims.py::test_a_claim_without_evidence_is_not_judged"),
     "memory_claims.py": ("claims.py::test_other_evidence_gives_another_verdict",),
     "offload_claims.py": ("claims.py::test_the_search_for_words_finds_them",),

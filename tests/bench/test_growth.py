@@ -222,8 +222,9 @@ def test_the_picture_says_its_exponents():
     rows = [{"what": what, "by": "units", "sizes": [8, 64], "values": values, "exponent": power, "fitted": [8, 64]}
             for what, values, power in (("lines of a step", [10, 80], 1.0), ("a square", [1, 64], 2.0))]
     figure = growth_figure(rows, "A title")
-    assert figure.get_label() == ("A title. From 8 to 64 units: lines of a step 8 times as much, exponent 1.00 from 8 "
-                                  "to 64; a square 64 times as much, exponent 2.00 from 8 to 64.")
+    assert figure.get_label().startswith("A title. times as much as at 8, over units from 8 to 64: lines of a step: 1.00 goes from "
+                                         "1 to 8; a square: 2.00 goes from 1 to 64; ")
+    assert figure.get_label().endswith("Behind each cost stands its exponent, fitted from 8 to 64.")
     one, two, *guides = figure.axes[0].lines
     assert list(one.get_ydata()) == [1, 8] and list(two.get_ydata()) == [1, 64]
     assert [list(guide.get_ydata()) for guide in guides] == [[1, 8], [1, 64]]

@@ -210,7 +210,8 @@ def test_the_picture_is_drawn_to_scale():
     every = list(found.values())
     assert [bar.get_width() for bar in sent.patches] == pytest.approx([sum(each.sent.values()) / 1e9 for each in every])
     assert sum(bar.get_width() for bar in time.patches) == pytest.approx(sum(each.step_seconds for each in every))
-    assert "▸ ZeRO-2 needs 49.7 GB at the peak and fits" in figure.get_label()
+    assert "▸ ZeRO-2: 49.7 GB (parameters 13.5" in figure.get_label()
+    assert figure.get_label().endswith(f"fits on the card: {', '.join(name for name, each in found.items() if each.fits)}.")
     assert [line.get_xdata()[0] for line in memory.lines] == [80.0]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from code_tokens import tokens
 
 from zerocourse.course.chapters import NUMBERS, notebook_name, with_exercises
 
@@ -20,6 +21,7 @@ NOT_YET = {("zero2", "zero1")}  # other chapters' rooms that a chapter still loo
 EVERYBODYS = "errors"  # the one file on top of the rooms that all of them may import
 LONGEST = 350  # lines of a file
 MOST = 12  # files of a room
+COURSE_TOKENS = 103_603  # of course/ without the checks of its chapters: may only fall, and is written down here when it has
 CROWDED = {"zerocourse/bench": 13, "zerocourse/comm": 15, "zerocourse/commands": 17, "zerocourse/engine": 16,
            "zerocourse/engine/checkpoint": 17, "zerocourse/formulas": 16, "zerocourse/offload": 19, "zerocourse/parallel/pipeline": 16,
            "zerocourse/zero": 17, "zerocourse/zero/extras": 18,  # the files of each may only become fewer
@@ -118,6 +120,13 @@ def test_rooms_of_the_course_look_down_and_chapters_not_at_each_other():
 def test_no_room_is_crowded():
     """Where one has become smaller, or is gone, write the number down in CROWDED."""
     assert crowds(ROOT) == CROWDED
+
+
+def test_the_apparatus_of_the_course_does_not_grow():
+    count = sum(tokens(path.read_text()) for path in files(HOUSE / "course")
+                if not ("chapters" in path.parts and "checks" in path.parts))
+    assert count <= COURSE_TOKENS, f"course/ without the checks of its chapters has grown to {count} tokens: make it smaller"
+    assert count > 0.99 * COURSE_TOKENS, f"course/ without the checks of its chapters has {count} tokens: write it down above"
 
 
 def test_rooms_of_chapters_and_notebooks_agree_with_the_table_of_numbers():

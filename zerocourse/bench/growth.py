@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..comm.simulated import SimulatedComm
-from ..course.chapters.scale.recorded_growth import FILE
+from ..course.chapters.scale.recorded_growth import recorded_growth
 from ..errors import BadInput
 from ..init.deferred import deferred_init
 from ..launch.ranks import Ranks
@@ -280,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     rows = growths(given.stage, given.times or given.record)
     if given.record:
-        FILE.write_text("[" + ",\n ".join(map(json.dumps, as_dict(rows))) + "]\n")
+        recorded_growth.keep(as_dict(rows))
     print(json.dumps(as_dict(rows)) if given.json else table(rows))
     return 0
 

@@ -12,7 +12,7 @@ def test_the_bound():
     assert speedup_bound(1, 1) == 2 and speedup_bound(1, 0.25) == 1.25 == speedup_bound(0.25, 1)
     assert speedup_bound(1, 1, exposed=0.25) == 1.6
     figure = bound_figure({"even": 1, "slow": 4})
-    assert "even (2.00), slow (1.25)" in figure.get_label()
+    assert "marked: even (2.00); slow (1.25)" in figure.get_label()
     curve = figure.axes[0].lines[0].get_ydata()
     assert max(curve) == pytest.approx(2) and curve[0] < 1.05 > curve[-1]
 
@@ -21,10 +21,11 @@ def test_all_stages_in_one_picture():
     counts = {"parameters_bytes": 4_000_000, "gradients_bytes": 2_000_000, "optimizer_bytes": 1_000_000, "peak_bytes": 9_500_000}
     figure = stages_figure({"one": counts, "two": counts}, {"one": {1: 3_000_000, 4: 12_000_000}, "two": {1: 5_000_000, 4: 6_000_000}})
     label = figure.get_label()
-    assert "one holds 7.0 MB, peaks at 9.5 MB and sends 3.0 MB with 1 micro-batch and 12.0 MB with 4 micro-batches; two" in label
+    assert "one: peak 9.5 (parameters 4, gradients 2, optimizer 1, what the peak adds 2.5); two" in label
+    assert "one: 1 micro-batch 3, 4 micro-batches 12; two: 1 micro-batch 5, 4 micro-batches 6." in label
+    assert label.endswith("in MB: one 7.0, two 7.0.")
     holds, sends = figure.axes
-    ends = [bar.get_x() + bar.get_width() for bar in holds.patches]
-    assert ends == [4, 6, 7, 9.5] * 2
+    assert [bar.get_x() + bar.get_width() for bar in holds.patches] == [4, 4, 6, 6, 7, 7, 9.5, 9.5]
     assert sorted(bar.get_width() for bar in sends.patches) == [3, 5, 6, 12]
 
 

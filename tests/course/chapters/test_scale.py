@@ -40,12 +40,12 @@ def test_every_cell_of_table_1_is_the_formulas(name):
 
 def test_recording_goes_on_where_it_stopped(tmp_path, monkeypatch):
     jobs = [(SimulatedJob("gpt2-tiny", ranks=ranks), None) for ranks in (2, 3, 4)]
-    monkeypatch.setattr(scale_study, "FILE", tmp_path / "kept.json")
+    monkeypatch.setattr(scale_study.kept, "file", tmp_path / "kept.json")
     monkeypatch.setattr(scale_study, "jobs", lambda: iter(jobs))
     asked = []
     monkeypatch.setattr(scale_study, "simulated", lambda job, cluster: asked.append(job.ranks) or {"params": job.ranks})
     scale_study.record({jobs[1]: {"params": 30}})
-    rows = json.loads(scale_study.FILE.read_text())
+    rows = scale_study.kept()
     assert asked == [2, 4] and [row["result"]["params"] for row in rows] == [2, 30, 4]
     assert rows[0]["job"] == {"model": "gpt2-tiny", "ranks": 2}, "defaults are left out"
 
@@ -70,7 +70,8 @@ def test_a_hybrid_of_many_nodes_sends_a_slice_of_the_gradients_between_them():
 def test_figures_say_what_they_show():
     jobs = {f"stage {stage}": scale_study.recorded(scale_study.table_job("llama-7b", stage, 64)) for stage in STAGES}
     expected = {name: result["total_bytes"] for name, result in jobs.items()}
-    assert "stage 3 1.68 GB, by formula 1.68 GB" in plots_scale.states_by_stage(jobs, expected, "64 ranks").get_label()
+    words = plots_scale.states_by_stage(jobs, expected, "64 ranks").get_label()
+    assert "stage 3: 1.68 GB (parameters" in words and words.endswith("stage 3 1.68 GB.")
     peaks = {ranks: scale_study.recorded(scale_study.growth_job(ranks)) for ranks in (1, 4096)}
     words = plots_scale.peaks_over_ranks({"plain": peaks}, {1: 10**11, 4096: 3 * 10**7}).get_label()
     first, last = (gb(result["peak_bytes"]) for result in peaks.values())

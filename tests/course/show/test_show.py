@@ -131,7 +131,7 @@ def test_code_has_colours_of_its_own_and_is_not_broken_inside_words():
 
 def test_the_staleness_figure_says_where_its_curves_end():
     shown = show.figure(staleness_figure({0: [0.5, 1e-3], 4: [0.5, 20.0]}))
-    assert "1e-03 with 0, 2e+01 with 4." in shown.text
+    assert "0 updates old goes from 0.5 to 0.001; 4 updates old goes from 0.5 to 20." in shown.text
     lines = staleness_figure({0: [0.5, 1e-3], 1: [0.5, 0.1]}).axes[0].lines
     assert len({line.get_linestyle() for line in lines}) == 2, "the curves are told apart without colour"
 
@@ -292,5 +292,5 @@ def test_a_live_loss_draws_lines_or_progress_and_prints_the_rest(capsys, monkeyp
         launch(says_its_loss, nproc=1, echo=lines.line, progress=said.progress)
         lines.line("[1] loss 9.0")  # of another rank
     assert lines.losses == {1: 3.5, 2: 2.5, 3: 1.5, 4: 0.1}
-    assert said.losses[3] == 30 and "Of lines. Over the steps 1 to 4 it goes from 3.50 to 0.10." == drawn[-1]
+    assert said.losses[3] == 30 and "Of lines. loss (nats per token), over step from 1 to 4: goes from 3.5 to 0.1." == drawn[-1]
     assert capsys.readouterr().out == "[0] {'eval_loss': '7.0'}\n"

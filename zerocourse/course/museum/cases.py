@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from ...errors import OutOfMemory
 from ...measure.ledger import Ledger
 from .. import show
+from ..show.figures import panels
 from . import BUGS
 from .bug import Bug
 from .scene import Played, Scene, batch, engine_of, play
@@ -75,8 +76,7 @@ def mean_losses(ranks: list[Played]) -> list[float]:
 
 def curves(lines: dict[str, list[float]], ylabel: str = "loss") -> Figure:
     """One curve a name, over steps; told apart by dashes and markers, not by colour alone."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 3.2)
     styles = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
     for (name, values), (dashes, marker) in zip(lines.items(), styles, strict=False):
         axes.plot(range(len(values)), values, dashes, marker=marker, markersize=4, label=name)

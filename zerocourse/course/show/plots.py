@@ -7,8 +7,10 @@ from matplotlib.figure import Figure
 
 from ...formulas.states import ModelStates
 from ...formulas.units import gb
+from .alternative_text import described
+from .figures import PLATE, panels
 from .palette import MEANINGS
-from .timelines import thin_hatches
+from .timelines import compare, live_bytes, thin_hatches, timeline, timeline_until  # noqa: F401 - chapters take all pictures of a step from here
 
 REST = "the rest, at the peak"
 LOOKS = {kind: {"facecolor": MEANINGS[kind].color, "hatch": MEANINGS[kind].mpl_hatch, "edgecolor": "white", "linewidth": 0}
@@ -18,8 +20,7 @@ LOOKS = {kind: {"facecolor": MEANINGS[kind].color, "hatch": MEANINGS[kind].mpl_h
 @thin_hatches
 def tour_figure(modes: dict[str, list[dict]], expected: dict[str, dict[str, int]]) -> Figure:
     """What rank 0 holds and sends in each mode, beside the formulas (black lines), and the losses of all modes."""
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    memory, sent, losses = figure.subplots(1, 3)
+    figure, (memory, sent, losses) = panels(12, 4.2, 1, 3)
     names = list(modes)
     memory_bars(memory, names, [modes[name][0] for name in names], [expected[name]["total_bytes"] for name in names])
     sent.bar(names, [modes[name][0]["sent_bytes"] / 1e6 for name in names], color="#8172b3", width=0.6)
@@ -30,12 +31,7 @@ def tour_figure(modes: dict[str, list[dict]], expected: dict[str, dict[str, int]
         losses.plot(range(1, len(mean) + 1), mean, label=name, linewidth=width, alpha=0.7)
     losses.set(title="loss: the lines lie on each other", xlabel="step")
     losses.legend()
-    held = ", ".join(f"{name} {gb(sum(modes[name][0][f'{kind}_bytes'] for kind in ('parameters', 'gradients', 'optimizer')))}"
-                     for name in names)
-    sends = ", ".join(f"{name} {gb(modes[name][0]['sent_bytes'])}" for name in names)
-    figure.set_label(f"Three charts. Model states held per rank: {held}; the peak adds to that. Sent per rank and step: {sends}. "
-                     "The curves of the loss lie on each other.")
-    return figure
+    return described(figure)
 
 
 def memory_bars(axes: Axes, names: Sequence[str], ranks: Sequence[dict], formula: Sequence[int]) -> None:
@@ -74,8 +70,7 @@ def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
 
     `stage` has at least a tenth of the width; a bar that is longer than all of it has an arrow behind its number.
     """
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(10, 3.4)
     edge = min(1.2 * states[0].total_bytes, 10 * states[stage].total_bytes)
     names = ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
     for row, (held, _name) in enumerate(zip(states, names, strict=True)):
@@ -88,7 +83,7 @@ def memory_on_cards(states: Sequence[ModelStates], stage: int) -> Figure:
         beyond = left > 0.86 * edge
         axes.annotate(gb(left) + (" →" if left > edge else ""), (min(left, edge) / 1e9, row), (-5 if beyond else 5, 0),
                       textcoords="offset points", va="center", ha="right" if beyond else "left", fontsize=10,
-                      weight="bold" if row == stage else "normal", bbox={"color": "white", "alpha": 0.85, "pad": 1})
+                      weight="bold" if row == stage else "normal", bbox=PLATE)
     labelled = -edge
     for card, memory in CARDS.items():
         if not 0.03 * edge < memory < edge:

@@ -2,14 +2,15 @@
 
 from matplotlib.figure import Figure
 
+from .figures import panels
+
 OURS, PEER, BASE = "#4c72b0", "#c7c7c7", "#8c8c8c"
 
 
 def bench_figure(summary: dict, baseline: str) -> Figure:
     """summary: the object that `zerocourse bench --json` prints. Our modes are those without a bucket size."""
     modes = summary["modes"]
-    figure = Figure(figsize=(12, 1.4 + 0.32 * len(modes)), layout="constrained")
-    time, peak = figure.subplots(1, 2, sharey=True)
+    figure, (time, peak) = panels(12, 1.4 + 0.32 * len(modes), 1, 2, sharey=True)
     colors = [BASE if name == baseline else OURS if got["bucket"] is None else PEER for name, got in modes.items()]
     ratios = [got["ratios"].get(baseline) for got in modes.values()]
     lengths = [1.0 if name == baseline else ratio["median"] if ratio else 0.0

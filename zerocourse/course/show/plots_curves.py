@@ -5,23 +5,25 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from .alternative_text import described
+from .figures import panels
+
 STYLES = (("#222222", "o", "-"), ("#8172b3", "s", "--"), ("#937860", "^", "-."), ("#7f7f7f", "D", ":"))
 """Colour, mark and line: no colour of `palette.MEANINGS`, since a curve is no kind of memory."""
 
 
 def curves(lines: Mapping[str, Sequence[float]], at: Sequence[float], title: str, x: str, y: str, log: bool = False,
-           limit: Mapping[str, float] | None = None, say: Callable[[float], str] = "{:.3g}".format) -> Figure:
-    """One curve for each name over the same places `at`. Its label, which `show.figure` takes, says where each one goes.
+           limit: Mapping[str, float] | None = None, say: Callable[[float], str] | None = None) -> Figure:
+    """One curve for each name over the same places `at`.
 
     x, y: the names of the axes.   log: both axes are logarithmic.   limit: name → height of a thin line across.
-    say: how a height is written in the label.
+    say: how a height is written in the alternative text.
     """
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 3.6)
     for (name, heights), (colour, mark, dashes) in zip(lines.items(), STYLES, strict=False):
         axes.plot(at, heights, color=colour, marker=mark, markersize=5, linestyle=dashes, label=name)
     for name, height in (limit or {}).items():
-        axes.axhline(height, color="black", linewidth=1, linestyle=(0, (1, 3)))
+        axes.axhline(height, color="black", linewidth=1, linestyle=(0, (1, 3)), gid=name)
         axes.annotate(name, (at[0], height), (2, 3), textcoords="offset points", fontsize=8)
     if log:
         axes.set(xscale="log", yscale="log")
@@ -33,6 +35,5 @@ def curves(lines: Mapping[str, Sequence[float]], at: Sequence[float], title: str
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.set_xticks(at, [f"{place:,}" for place in at])
     axes.legend(fontsize=9)
-    ends = "; ".join(f"{name} goes from {say(heights[0])} to {say(heights[-1])}" for name, heights in lines.items())
-    figure.set_label(f"{title}. {y}, over {x} from {at[0]:,} to {at[-1]:,}: {ends}.")
-    return figure
+    axes.fmt_ydata = say
+    return described(figure)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
+from .alternative_text import described
+from .figures import panels, stacked_rows
 from .palette import MEANINGS
 
 STATES = {kind: MEANINGS[kind] for kind in ("parameters", "gradients", "optimizer")}
@@ -17,26 +19,17 @@ def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Ma
     stages: name → parameters_bytes, gradients_bytes, optimizer_bytes (as the formulas count them) and peak_bytes.
     sent: name → {micro-batches in a step: bytes}, with the same numbers of micro-batches for each name.
     """
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    holds, sends = figure.subplots(1, 2, width_ratios=[1.35, 1], sharey=True)
+    figure, (holds, sends) = panels(11, 3.6, 1, 2, width_ratios=[1.35, 1], sharey=True)
     names, highest = list(stages), max(counts["peak_bytes"] for counts in stages.values()) / 1e6
-    for row, counts in enumerate(stages.values()):
-        left = 0.0
-        for kind, meaning in STATES.items():
-            width = counts[f"{kind}_bytes"] / 1e6
-            holds.barh(row, width, left=left, height=0.62, color=meaning.color, hatch=meaning.mpl_hatch,
-                       edgecolor="white", label=kind if row == 0 else None)
-            if width >= NARROW * highest:
-                holds.text(left + width / 2, row, f"{meaning.letter} {width:,.{int(width < 100)}f}", ha="center", va="center",
-                           fontsize=8, bbox={"color": "white", "alpha": 0.85, "pad": 1})
-            left += width
-        peak = counts["peak_bytes"] / 1e6
-        holds.barh(row, peak - left, left=left, height=0.62, color=THE_REST, hatch="xx", edgecolor="white",
-                   label="what the peak adds" if row == 0 else None)
+    peaks = [counts["peak_bytes"] / 1e6 for counts in stages.values()]
+    ends = stacked_rows(holds, {name: {kind: counts[f"{kind}_bytes"] / 1e6 for kind in STATES} for name, counts in stages.items()},
+                        {kind: {"color": meaning.color, "hatch": meaning.mpl_hatch, "edgecolor": "white"}
+                         for kind, meaning in STATES.items()}, lettered=NARROW * highest, say=lambda width: f"{width:,.{int(width < 100)}f}")
+    holds.barh(range(len(names)), [peak - end for peak, end in zip(peaks, ends, strict=True)], left=ends, height=0.62, color=THE_REST,
+               hatch="xx", edgecolor="white", label="what the peak adds")
+    for row, peak in enumerate(peaks):
         holds.annotate(f"peak {peak:.1f}", (peak, row), (4, 0), textcoords="offset points", va="center", fontsize=9)
-    holds.set(title="holds just before the update, and needs at the peak", xlabel="MB per rank", yticks=range(len(names)),
-              yticklabels=names, ylim=(len(names) - 0.5, -0.5))
-    holds.set_xlim(0, 1.18 * highest)
+    holds.set(title="holds just before the update, and needs at the peak", xlabel="MB per rank", xlim=(0, 1.18 * highest))
     several = list(next(iter(sent.values())))
     height = 0.7 / len(several)
     for index, micro_batches in enumerate(several):
@@ -49,16 +42,5 @@ def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Ma
     sends.margins(x=0.12)
     sends.legend(fontsize=8, loc="upper right")
     figure.legend(*holds.get_legend_handles_labels(), loc="outside lower left", ncols=4, fontsize=8)
-    figure.set_label(described(stages, sent))
-    return figure
-
-
-def described(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Mapping[int, int]]) -> str:
-    """The picture in words, for readers who do not see it."""
-    def each(name: str, counts: Mapping[str, int]) -> str:
-        held = sum(counts[f"{kind}_bytes"] for kind in STATES)
-        sends = " and ".join(f"{nbytes / 1e6:.1f} MB with {micro_batches} micro-batch{'es' * (micro_batches > 1)}"
-                             for micro_batches, nbytes in sent[name].items())
-        return f"{name} holds {held / 1e6:.1f} MB, peaks at {counts['peak_bytes'] / 1e6:.1f} MB and sends {sends}"
-
-    return "All stages, per rank: " + "; ".join(each(name, counts) for name, counts in stages.items()) + "."
+    held = (f"{name} {sum(counts[f'{kind}_bytes'] for kind in STATES) / 1e6:.1f}" for name, counts in stages.items())
+    return described(figure, f"Held together, without what the peak adds, in MB: {', '.join(held)}")

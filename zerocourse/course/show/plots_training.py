@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from .alternative_text import described
 from .palette import FAINT, INK
 
 PANELS = {"loss": "loss (nats per token)", "learning_rate": "learning rate", "gradient_norm": "gradient norm",
@@ -24,7 +25,4 @@ def training_curves(rows: Sequence[Mapping[str, float]], title: str, resumed_fro
     for axes in figure.axes[2:]:
         axes.set_xlabel("step")
     figure.suptitle(title)
-    first, last = rows[0], rows[-1]
-    figure.set_label(f"{title}. Over the steps {first['step']} to {last['step']} the loss goes from {first['loss']:.3f} "
-                     f"to {last['loss']:.3f}." + (f" The run was resumed after step {resumed_from}." if resumed_from else ""))
-    return figure
+    return described(figure, f"The run was resumed after step {resumed_from}" if resumed_from else "")

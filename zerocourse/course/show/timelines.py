@@ -19,6 +19,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from ...measure.intervals import LINK, PYTHON, ROOT, Interval, collectives, computing, gaps, in_rows, ranks_of, waiting
 from ...measure.stage_meter import KINDS
+from .figures import panels
 from .palette import FAINT, INK, MEANINGS
 
 WIDTH = 9.6  # inches
@@ -247,8 +248,7 @@ def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figu
     In each curve the forward, if there is one, takes the left half, and the backward takes the right half.
     curves: name → events of one rank, as in `timeline`.   what: the label of the axis; its unit is MB.
     """
-    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(WIDTH, 3.2)
     axes.set(title=title, ylabel=what, xlabel="from the first event to the last", xticks=[])
     for (name, events), style in zip(curves.items(), cycle(("-", "--", "-.", ":"))):
         ordered = sorted(events, key=lambda event: event["end"])

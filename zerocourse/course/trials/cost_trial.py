@@ -23,11 +23,9 @@ counts if other programs left the processor alone meanwhile, as in `overlap_tria
 """
 
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -38,12 +36,12 @@ from ...comm.simulated import SimulatedComm
 from ...launch.link import limit_here, limited_link
 from ...launch.worker import progress
 from ...layout.rankmap import Layout
+from ...measure.recorded import Recorded
 from ...models.gpt2 import GPTConfig, build_model
 from ...simulation.clusters import Machine, Network
 from ...simulation.virtual_time import Computing, SimulatedLink, VirtualClock
 from .overlap_trial import QUIET, Busy, OverlapRun, SilentComm, Waited, WaitedComm, slowest
 
-RECORDED = Path(__file__).with_name("recorded_cost.json")
 MODES = [(stage, overlap) for stage in (1, 2, 3) for overlap in (False, True)]
 CONFIG = GPTConfig(4, 4, 128, block_size=128, vocab_size=256)
 SEQUENCES = 48  # of a step: more than in `overlap_trial`, so that the link takes a smaller part of the processor
@@ -75,9 +73,7 @@ def against_limited_link(rounds: int = 7, patience: float = 120, config: GPTConf
     return compared(measured, config, sequences)
 
 
-def recorded_cost() -> dict:
-    """What `against_limited_link` once returned."""
-    return json.loads(RECORDED.read_text())
+recorded_cost = Recorded(__file__, "recorded_cost", against_limited_link)
 
 
 # -- measured ---------------------------------------------------------------------------------------------------------
@@ -233,7 +229,5 @@ def table(result: dict) -> str:
 
 
 if __name__ == "__main__":
-    result = against_limited_link()
-    print(table(result))
-    print({name: value for name, value in result.items() if name != "modes"})
-    RECORDED.write_text(json.dumps(result, indent=1) + "\n")
+    recorded_cost.renew()
+    print(table(recorded_cost()))

@@ -19,12 +19,10 @@ What is reported is one round, the middle one by its speed-up, so that its numbe
 """
 
 import copy
-import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,6 +33,7 @@ from ...formulas.step_time import speedup_bound
 from ...launch.link import limit_here, limited_link
 from ...launch.worker import progress
 from ...layout.rankmap import Layout
+from ...measure.recorded import Recorded
 from ...models.gpt2 import GPTConfig, build_model
 from ...zero.buffer import FlatBuffer
 from ...zero.shard import shard
@@ -42,7 +41,6 @@ from ...zero.shard import shard
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
 SEQUENCES = 24  # per rank and step, of block_size tokens: enough for the cores to be busy computing, not sending
 QUIET = 0.1  # the largest share of the cores' time that other programs may use in a round
-RECORDED = Path(__file__).with_name("recorded_trial.json")
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,18 @@ def over_limited_link(rounds: int = 11, ratio: float = 1.0, patience: float = 60
     return reported | {"rate_mbit": ranks[0]["rate_mbit"], "sent_bytes": ranks[0]["sent_bytes"], "events": events}
 
 
-def recorded_trial() -> dict:
-    """What `over_limited_link` once returned, with the events of rank 0 alone."""
-    return json.loads(RECORDED.read_text())
+def of_rank_0() -> dict:
+    """What `over_limited_link` returns, with the events of rank 0 alone, whose times begin with the step."""
+    result = over_limited_link()
+    result["events"] = {mode: ranks[:1] for mode, ranks in result["events"].items()}
+    for events, in result["events"].values():
+        begun = min(event["start"] for event in events)
+        for event in events:
+            event["start"], event["end"] = (round(event[edge] - begun, 4) for edge in ("start", "end"))
+    return result
+
+
+recorded_trial = Recorded(__file__, "recorded_trial", of_rank_0)
 
 
 def summary(rounds: Sequence[Round]) -> dict:
@@ -263,10 +270,4 @@ def slowest(comm: Comm, seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    result = over_limited_link()
-    begun = {mode: min(event["start"] for event in ranks[0]) for mode, ranks in result["events"].items()}
-    for mode, ranks in result["events"].items():
-        for event in ranks[0]:
-            event["start"], event["end"] = (round(event[edge] - begun[mode], 4) for edge in ("start", "end"))
-    result["events"] = {mode: ranks[:1] for mode, ranks in result["events"].items()}
-    RECORDED.write_text(json.dumps(result, indent=1) + "\n")
+    recorded_trial.renew()

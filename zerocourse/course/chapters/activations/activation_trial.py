@@ -20,6 +20,7 @@ from ....models.gpt2 import GPT, GPTConfig
 from ....zero.shard import shard
 from ...museum.breaks import Break, drop
 from ...museum.bug import Bug
+from ...trials.watched_training import phases
 
 SHAPE = GPTConfig(4, 4, 64, block_size=128, vocab_size=256)
 SAMPLES = 2
@@ -206,12 +207,7 @@ def at_stage_3(bug: Bug | None = None, steps: int = 2) -> dict:
         model, optimizer = shard(model, torch.optim.SGD(model.parameters(), lr=0.01), stage=3)
         try:
             for step in range(steps):
-                tokens_BT = tokens_of(model.config, seed=step)
-                loss = model(tokens_BT, tokens_BT)
-                losses.append(loss.item())
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                list(phases(model, optimizer, [tokens_of(model.config, seed=step)], losses, lambda model, tokens_BT: model(tokens_BT, tokens_BT)))
         except BadInput as caught:
             error = str(caught)
     return {"losses": losses, "error": error}

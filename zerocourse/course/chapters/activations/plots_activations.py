@@ -9,6 +9,7 @@ from matplotlib.patches import Rectangle
 
 from ....activations import Arena
 from ....errors import OutOfMemory
+from ...show.figures import panels
 from ...show.palette import FAINT, INK, MEANINGS
 from .activation_trial import Step
 
@@ -50,8 +51,7 @@ def memory_curves(steps: Mapping[str, Step]) -> Figure:
 
 def arena_map(step: Step, size: int, apart: bool = False, title: str = "") -> Figure:
     """Left where each block lies, over the step. Right what is free at the end, or where a block did not fit."""
-    figure = Figure(figsize=(9, 4.4), layout="constrained")
-    places, moment = figure.subplots(1, 2, width_ratios=(6, 1), sharey=True)
+    figure, (places, moment) = panels(9, 4.4, 1, 2, width_ratios=(6, 1), sharey=True)
     arena, drawn, error = Arena(size, apart), {"long": [], "short": []}, None
     begun, at = {}, 0
     for at, event in enumerate(step.events):

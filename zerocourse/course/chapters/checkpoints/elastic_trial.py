@@ -3,7 +3,6 @@
     python -m zerocourse.course.chapters.checkpoints.elastic_trial      # records the run of two machines anew, of which one goes and comes
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from ....launch.launcher import launch
 from ....launch.processes.attempts import Attempt
 from ....launch.processes.listener import free_port
 from ....launch.worker import report
+from ....measure.recorded import Recorded
 from ....models.gpt2 import GPTConfig
 from .resumes import TEXT
 
@@ -29,7 +29,6 @@ MODEL = GPTConfig(2, 2, 32, block_size=32, vocab_size=256)
 CONFIG = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3},
           "optimizer": {"type": "AdamW", "params": {"lr": 0.003}}}  # the accumulation follows from the number of ranks
 STEPS, SAVE_EVERY, KILLED_IN, ALONE_UNTIL = 18, 3, 8, 14  # steps
-RECORDED = Path(__file__).with_name("recorded_restarts.json")
 
 
 def settings(folder: Path | None) -> TrainSettings:
@@ -128,11 +127,14 @@ def as_data(attempts: Sequence[Attempt], begun: float | None = None) -> list[dic
                                               for rank, row in attempt.records]} for attempt in attempts if attempt.records]
 
 
-def recorded() -> list[dict]:
-    """The attempts of the run of two machines that was recorded, as the first machine saw them."""
-    return json.loads(RECORDED.read_text())
+def in_a_new_folder() -> list[dict]:
+    with tempfile.TemporaryDirectory() as where:
+        return two_machines(Path(where))
+
+
+recorded = Recorded(__file__, "recorded_restarts", in_a_new_folder)
+"""The attempts of the run of two machines that was recorded, as the first machine saw them."""
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as where:
-        RECORDED.write_text(json.dumps(two_machines(Path(where)), indent=1) + "\n")
+    recorded.renew()

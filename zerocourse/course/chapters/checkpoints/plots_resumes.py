@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ...show.alternative_text import described
+from ...show.figures import panels
 from ...show.palette import FAINT, INK
 from ...show.plots_curves import STYLES
 
@@ -42,10 +44,8 @@ def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Fi
 
     data: as `elastic_trial.as_data` makes it.
     """
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    time, loss = figure.subplots(1, 2)
+    figure, (time, loss) = panels(9, 4, 1, 2)
     loss.plot(range(1, len(unhurt) + 1), unhurt, color=FAINT, linewidth=5, alpha=0.35, label="never hurt")
-    said = []
     for number, attempt in enumerate(data, 1):
         colour, mark, dashes = STYLES[(number - 1) % len(STYLES)]
         rows = [row for row in attempt["rows"] if row["rank"] == min(each["rank"] for each in attempt["rows"])]
@@ -55,7 +55,6 @@ def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Fi
         ended = attempt["ended"] or "the run is complete"
         style["label"] = f"{name}, until\n{ended}"
         time.plot([row["at"] for row in rows], [row["step"] for row in rows], **style)
-        said.append(f"{name}: steps {rows[0]['step']} to {rows[-1]['step']}, until {ended}")
     time.set(title="what was computed when", xlabel="seconds", ylabel="step", ylim=(0, 1.9 * len(unhurt)))
     loss.set(title="the losses", xlabel="step", ylabel="loss")
     for axis in (time.yaxis, loss.xaxis):
@@ -64,26 +63,20 @@ def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Fi
     time.legend(fontsize=8, loc="upper left")
     loss.legend(fontsize=8)
     figure.suptitle(title)
-    figure.set_label(f"{title}. " + "; ".join(said) + ". All losses lie on the curve of the run that was never hurt.")
-    return figure
+    return described(figure, "All losses lie on the curve of the run that was never hurt.")
 
 
 def lost_time(intervals: Sequence[float], shares: Mapping[str, Sequence[float]], best: float) -> Figure:
     """The share of the time that is lost, over the interval between two saves, both in minutes and percent."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 3.6)
     for (name, heights), (colour, mark, dashes) in zip(shares.items(), STYLES, strict=False):
         axes.plot(intervals, [100 * height for height in heights], color=colour, marker=mark, markersize=5,
                   linestyle=dashes, label=name)
-    axes.axvline(best, color=FAINT, linewidth=1, linestyle=":")
+    axes.axvline(best, color=FAINT, linewidth=1, linestyle=":", gid=f"the least, near {best:.1f} minutes")
     axes.annotate(f"{best:.1f} minutes", (best, axes.get_ylim()[1]), (3, -10), textcoords="offset points", fontsize=8)
     axes.set(xscale="log", title="What saving and losing work cost", xlabel="minutes between two saves",
              ylabel="percent of the time")
     axes.set_xticks(intervals, [f"{interval:g}" for interval in intervals])
     axes.minorticks_off()
     axes.legend(fontsize=9)
-    ends = "; ".join(f"{name} is {100 * heights[0]:.1f} % at {intervals[0]:g} minutes, {100 * min(heights):.1f} % at best "
-                     f"and {100 * heights[-1]:.1f} % at {intervals[-1]:g}" for name, heights in shares.items())
-    figure.set_label(f"The share of the time that is lost over the minutes between two saves. {ends}. The least is near "
-                     f"{best:.1f} minutes.")
-    return figure
+    return described(figure)

@@ -3,12 +3,10 @@
 from functools import cache
 
 from ....errors import BadInput
-from . import memory_claims, number_claims, offload_claims, parallel_claims, step_claims, time_claims, traffic_claims
-from .claim import ANSWERS, FALSE, KINDS, MARKS, NOT_BUILT, ONLY_IF, TRUE, Claim, Examined, Judgement
+from . import memory_claims, number_claims, offload_claims, parallel_claims, step_claims, time_claims, traffic_claims  # noqa: F401
+from .claim import ANSWERS, FALSE, KINDS, MARKS, NOT_BUILT, ONLY_IF, TRUE, Claim, Examined, Judgement, read_claims
 
-CLAIMS: dict[str, Claim] = {claim.name: claim for module in (
-    memory_claims, step_claims, number_claims, traffic_claims, time_claims, offload_claims, parallel_claims)
-                            for claim in module.CLAIMS}
+CLAIMS = read_claims()
 GROUPS = tuple(dict.fromkeys(claim.group for claim in CLAIMS.values()))
 
 __all__ = ["ANSWERS", "CLAIMS", "FALSE", "GROUPS", "KINDS", "MARKS", "NOT_BUILT", "ONLY_IF", "TRUE", "Claim",

@@ -1,13 +1,16 @@
 """A claim that circulates, the evidence for and against it, and the judgement that follows from the evidence by code.
 
-A claim has two functions. `evidence` measures or computes, and returns numbers by name. `judge` looks at these numbers
-and at nothing else, so a judgement changes when the numbers do. All sentences are filled in from the numbers too.
+A claim has two functions. `evidence` measures or computes, and returns numbers by name. `holds` looks at these numbers and
+at nothing else, and says in which cases the claim holds, so a judgement changes when the numbers do. What is said of it
+stands in `claims.toml`, and is filled in from the numbers too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from string import Formatter
 
 from ....errors import BadInput
@@ -19,6 +22,19 @@ MARKS = {TRUE: "✓", FALSE: "✗", ONLY_IF: "◐", NOT_BUILT: "○"}
 KINDS = ("arithmetic", "bytes", "traffic", "time")  # of evidence: formulas alone; bytes held; bytes moved; seconds
 
 Evidence = Mapping[str, object]
+Holds = bool | Iterable[bool] | Mapping[object, bool]
+_judged: dict[str, tuple[Callable, Callable]] = {}  # by claim: evidence, and in which cases it holds
+
+
+def judges(name: str, evidence: Callable[[], Evidence]) -> Callable[[Callable], Callable]:
+    """The decorated function says of this evidence in which cases the claim `name` holds: see `Claim`."""
+    return lambda holds: _judged.setdefault(name, (evidence, holds))[1]
+
+
+def read_claims(file: Path = Path(__file__).with_name("claims.toml")) -> dict[str, "Claim"]:
+    """All claims by name, in the order of the file; those of the modules that are imported by then have their functions."""
+    return {name: Claim(name, group, *_judged.get(name, (None, None)), **words)
+            for group, claims in tomllib.loads(file.read_text("utf-8")).items() for name, words in claims.items()}
 
 
 class Sentences(Formatter):
@@ -26,7 +42,7 @@ class Sentences(Formatter):
 
     def format_field(self, value: object, spec: str) -> str:
         if spec in ("gb", "gib", "both"):
-            return getattr(units, spec)(value)
+            return " or ".join(map(getattr(units, spec), value.values() if isinstance(value, Mapping) else [value]))
         if not spec and not isinstance(value, str):
             return written(value)
         return super().format_field(value, spec)
@@ -44,8 +60,7 @@ def filled(sentence: str, evidence: Evidence) -> str:
 class Judgement:
     """answer: one of `ANSWERS`.   settles: the number that settles it, in words.   condition: of a “true only if”.
 
-    Both may have `{names}` of the evidence. Raises BadInput for an unknown answer, and for a condition that is missing
-    or that has no place.
+    Raises BadInput for an unknown answer, and for a condition that is missing or that has no place.
     """
 
     answer: str
@@ -63,41 +78,47 @@ class Judgement:
         return f"{self.answer} {self.condition}".rstrip()
 
 
-def judged(holds: Sequence[bool], settles: str, condition: str) -> Judgement:
-    """True where the claim holds in all cases, false where it holds in none, else true under the condition."""
-    if all(holds):
-        return Judgement(TRUE, settles)
-    return Judgement(ONLY_IF, settles, condition) if any(holds) else Judgement(FALSE, settles)
-
-
 @dataclass(frozen=True)
 class Claim:
     """What somebody says, and how it is examined.
 
-    name: short, and unique.   group: the part of the chapter.   kind: of the evidence, one of `KINDS`.
-    statement: as it circulates.   evidence() -> numbers by name; None for a part that the package does not have yet.
-    judge(evidence) -> Judgement.   true_in_it, would_change: sentences, filled in from the evidence.
-    read: where a fact that is not measured here was read.
+    name: short, and unique.   group: the part of the chapter.
+    evidence() -> numbers by name; None for a part that the package does not have yet.
+    holds(evidence) -> whether the claim holds: a bool, or one for each case, which may have names. With more names for the
+        sentences it is a pair, (that, names).
+    The others are sentences, described in `claims.toml`, which has them.
     """
 
     name: str
     group: str
+    evidence: Callable[[], Evidence] | None
+    holds: Callable[[Evidence], Holds | tuple[Holds, Evidence]] | None
     kind: str
     statement: str
-    evidence: Callable[[], Evidence] | None
-    judge: Callable[[Evidence], Judgement]
+    settles: str
     true_in_it: str
     would_change: str
+    condition: str = ""
+    settles_true: str = ""
+    settles_false: str = ""
     read: str = ""
+
+    def judge(self, evidence: Evidence) -> Judgement:
+        """True where it holds in all cases, false where it holds in none, else true under the condition."""
+        found = self.holds(evidence)
+        holds, names = found if isinstance(found, tuple) else (found, {})
+        cases = holds if isinstance(holds, Mapping) else dict(enumerate([holds] if isinstance(holds, bool) else holds))
+        answer = TRUE if all(cases.values()) else ONLY_IF if any(cases.values()) else FALSE
+        own = {TRUE: self.settles_true, FALSE: self.settles_false}.get(answer) or self.settles
+        names = {**evidence, "holding": [case for case, it_does in cases.items() if it_does], **names}
+        return Judgement(answer, filled(own, names), filled(self.condition, names) if answer == ONLY_IF else "")
 
     def examine(self, evidence: Evidence | None = None) -> "Examined":
         """Judge by this evidence, or by the claim's own, which is collected now."""
         if evidence is None and self.evidence is None:
             return Examined(self, {}, Judgement(NOT_BUILT, "it is judged when its part of the package is there"))
         evidence = self.evidence() if evidence is None else evidence
-        given = self.judge(evidence)
-        return Examined(self, evidence, Judgement(given.answer, filled(given.settles, evidence),
-                                                  filled(given.condition, evidence)))
+        return Examined(self, evidence, self.judge(evidence))
 
 
 @dataclass(frozen=True, repr=False)

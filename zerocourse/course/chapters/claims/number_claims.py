@@ -4,9 +4,8 @@ from math import isinf, log2
 
 import torch
 
-from .claim import FALSE, TRUE, Claim, Evidence, Judgement
+from .claim import Evidence, judges
 
-GROUP = "numbers"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SCALE = 2.0**16  # at which DeepSpeed's dynamic loss scale begins
 
@@ -33,9 +32,9 @@ def largest_numbers() -> Evidence:
             "loss_scale": SCALE, "loss_scale_is_finite_in": [name for name, dtype in DTYPES.items() if fits(dtype)]}
 
 
-def judge_largest(e: Evidence) -> Judgement:
-    right = e["largest_fp16"] == e["claimed_largest"] and e["fraction_bits"]["bf16"] == e["claimed_fraction_bits"]
-    return Judgement(TRUE if right else FALSE, "{largest_fp16:,.0f} and {fraction_bits[bf16]} bits")
+@judges("65504 and 7 bits", largest_numbers)
+def both_are_so(e):
+    return e["largest_fp16"] == e["claimed_largest"] and e["fraction_bits"]["bf16"] == e["claimed_fraction_bits"]
 
 
 def exponents() -> Evidence:
@@ -43,20 +42,6 @@ def exponents() -> Evidence:
             "largest": {name: torch.finfo(dtype).max for name, dtype in DTYPES.items()}}
 
 
-def judge_exponents(e: Evidence) -> Judgement:
-    bits = e["exponent_bits"]
-    return Judgement(TRUE if bits["fp16"] == bits["bf16"] == 8 else FALSE,
-                     "{exponent_bits[bf16]} bits in bf16, as in fp32, and {exponent_bits[fp16]} in fp16")
-
-
-CLAIMS = (
-    Claim("65504 and 7 bits", GROUP, "arithmetic", "fp16 ends at 65504, and bf16 has 7 bits of fraction.",
-          largest_numbers, judge_largest,
-          "All of it. A loss scale of {loss_scale:,.0f} is infinite in fp16, so the loss is scaled in fp32. And in "
-          "bf16 a parameter of one does not notice a small update, so the master weights are fp32.",
-          "Another format under the same name."),
-    Claim("bf16's exponent", GROUP, "arithmetic", "bf16 has the 8 exponent bits of fp16.", exponents, judge_exponents,
-          "bf16 has {exponent_bits[bf16]} exponent bits, and both formats have as many bits in all. It is fp32's "
-          "exponent, and that is why bf16 needs no loss scale.",
-          "Nothing: the bits of a format are a definition."),
-)
+@judges("bf16's exponent", exponents)
+def both_have_eight(e):
+    return e["exponent_bits"]["fp16"] == e["exponent_bits"]["bf16"] == 8

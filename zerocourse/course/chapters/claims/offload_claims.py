@@ -17,17 +17,13 @@ from ....offload import HostOffload
 from ....zero.shard import shard
 from ..offload import offload_trial as trial
 from ..offload import simulated_device as device
-from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement, judged
+from .claim import Evidence, judges
 from .memory_claims import TRILLION, V100
 
-GROUP = "offload"
-READ = "deepspeed/ in github.com/deepspeedai/DeepSpeed, commit edaa722"
 WORDS = ("dpu", "delayed_param", "delay_param", "delayed param", "delayed_update", "delayed_step", "one_step_delay")
-COUNTED = 657, 0  # what `files_with(WORDS, ...)` returns there
+COUNTED = 657, 0  # what `files_with(WORDS, ...)` returns for deepspeed/ at that commit
 CONFIG = trial.SMALL
 
-
-# -- 4 bytes for each parameter ----------------------------------------------------------------------------------------
 
 def link_bytes(**options) -> float:
     """Bytes for each parameter that a step moves over the link, both ways together."""
@@ -42,13 +38,12 @@ def four_bytes() -> Evidence:
             "gradients_go_down_in_fp32": link_bytes(accumulate_dtype=torch.float32)}
 
 
-def judge_four(e: Evidence) -> Judgement:
+@judges("offload: 4 bytes", four_bytes)
+def four_with(e):
+    """bf16 gradients, and with fp32 gradients as well."""
     half, full = (abs(e[f"gradients_go_down_in_{dtype}"] - e["claimed"]) < 0.01 for dtype in ("bf16", "fp32"))
-    return judged((half, half and full), "{gradients_go_down_in_bf16:.0f} bytes with bf16 gradients, "
-                  "{gradients_go_down_in_fp32:.0f} with fp32 gradients", "gradients go down in half precision")
+    return [half, half and full]
 
-
-# -- DeepSpeed hides it with DPU ---------------------------------------------------------------------------------------
 
 def late_sgd(delay_after: int | None, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     sgd = torch.optim.SGD(model.parameters(), lr=lr)
@@ -70,12 +65,10 @@ def delayed_update() -> Evidence:
             "milliseconds_of_computing": round(1e3 * machine.compute)}
 
 
-def judge_delayed(e: Evidence) -> Judgement:
-    return Judgement(TRUE if e["files_with_one_of_them"] else FALSE,
-                     "{files_with_one_of_them} of {python_files_of_DeepSpeed} Python files have a word for it")
+@judges("hidden by DPU", delayed_update)
+def there_is_a_word(e):
+    return e["files_with_one_of_them"] > 0
 
-
-# -- the ratio ---------------------------------------------------------------------------------------------------------
 
 def share_on_host(ratio: float) -> float:
     """The share of the optimizer's bytes that our own offload puts on the host."""
@@ -91,14 +84,10 @@ def ratio() -> Evidence:
             "share_measured_here": share_on_host(asked)}
 
 
-def judge_ratio(e: Evidence) -> Judgement:
-    right = {n: abs(share - e["asked"]) < 0.01 for n, share in e["share_by_DeepSpeeds_sub_groups"].items()}
-    numbers = ", ".join(str(n) for n, holds in right.items() if holds)
-    return judged(right.values(), "{share_by_DeepSpeeds_sub_groups[1]:.0%} of a model with one sub-group",
-                  f"sub-groups can be divided so; of those tried here, {numbers}")
+@judges("ratio 0.3 is 30 %", ratio)
+def as_asked(e):
+    return {n: abs(share - e["asked"]) < 0.01 for n, share in e["share_by_DeepSpeeds_sub_groups"].items()}
 
-
-# -- 30 to 50 % --------------------------------------------------------------------------------------------------------
 
 SLOW_LINK = device.SleepingMachine(blocks=4, link=0.010, update=0.003)
 
@@ -120,42 +109,9 @@ def cost_of_offload() -> Evidence:
             "device_bytes_on_128": held.device_bytes, "host_bytes_on_128": held.host_bytes}
 
 
-def judge_cost(e: Evidence) -> Judgement:
+@judges("offload costs 30–50 %", cost_of_offload)
+def costs(e):
+    """As much somewhere, and everywhere. What is measured is not looked at: it has the noise of a shared machine."""
     low, high = e["claimed_cost"]
-    costs = list(e["cost_by_formula"].values())  # what is measured has the noise of a shared machine
-    settles = "from {cost_by_formula[8]:.0%} to {cost_by_formula[1]:.0%} on one and the same machine, by the batch"
-    if low <= min(costs) and max(costs) <= high:
-        return Judgement(TRUE, settles)
-    if max(costs) < low or min(costs) > high:
-        return Judgement(FALSE, settles)
-    return Judgement(ONLY_IF, settles, "the batch is the right one")
-
-
-CLAIMS = (
-    Claim("offload: 4 bytes", GROUP, "traffic", "ZeRO-Offload moves 4 bytes per parameter and step between GPU and "
-          "CPU.", four_bytes, judge_four,
-          "It is the least that any placement of the paper's graph moves, as an enumeration of all of them shows.",
-          "The dtype of the gradients on their way. DeepSpeed casts them to fp32 on the GPU first.",
-          "deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8"),
-    Claim("hidden by DPU", GROUP, "time", "DeepSpeed hides the CPU's update behind the next step: the delayed "
-          "parameter update (DPU).",
-          delayed_update, judge_delayed,
-          "The ZeRO-Offload paper has it, and it works: late by {steps_late[our offload, delayed]} step, a step of our "
-          "simulated device takes {milliseconds_of_a_step[one step late]} ms in place of "
-          "{milliseconds_of_a_step[in the backward]}.",
-          "A release of DeepSpeed with it. ZenFlow and SuperOffload, which are there, are relatives, and do not do the "
-          "same.",
-          f"{READ}; Ren et al. 2021, arXiv 2101.06840, section 5"),
-    Claim("ratio 0.3 is 30 %", GROUP, "bytes", "With the offload ratio 0.3, DeepSpeed puts 30 % of the optimizer on "
-          "the CPU.", ratio, judge_ratio,
-          "That is what the name says, and with many sub-groups it comes true. Here it is {share_measured_here:.1%}, "
-          "because the cut may go through a tensor.",
-          "A smaller `sub_group_size`. A rank's part that is below one sub-group goes to the CPU as a whole.",
-          "deepspeed/runtime/zero/stage3.py, commit edaa722; DeepSpeed#4775"),
-    Claim("offload costs 30–50 %", GROUP, "time", "Offload costs 30 to 50 % of the speed, and brings a trillion "
-          "parameters from 1024 GPUs to 128.",
-          cost_of_offload, judge_cost,
-          "There is a batch for which it is right. And {claimed_ranks} GPUs have room for {device_bytes_on_128:gb} "
-          "each, if the host has another {host_bytes_on_128:gb} for each of them.",
-          "The batch: the link carries the same bytes whatever the batch is. We have found neither figure in a paper."),
-)
+    least, most = min(e["cost_by_formula"].values()), max(e["cost_by_formula"].values())
+    return [least <= high and most >= low, low <= least and most <= high]

@@ -8,9 +8,8 @@ from ....formulas.transformer import gpt2_block_params
 from ....formulas.volumes import passes
 from ....parallel.pipeline import Timing, gpipe, one_f_one_b, plan, zb_h1
 from ....parallel.pipeline import simulate as run_schedule
-from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement, judged
+from .claim import Evidence, judges
 
-GROUP = "parallelism"
 RANKS, MICRO_BATCHES = 4, 8
 SCHEDULES = {"GPipe": gpipe, "1F1B": one_f_one_b, "ZB-H1": zb_h1}
 
@@ -19,8 +18,6 @@ def timing(name: str, ranks: int = RANKS, micro_batches: int = MICRO_BATCHES) ->
     """A schedule on the clock. A forward takes 1 unit of time, a backward 2, and each of its two parts 1."""
     return run_schedule(plan(name, SCHEDULES[name], ranks, micro_batches))
 
-
-# -- zero bubble -------------------------------------------------------------------------------------------------------
 
 def zero_bubble() -> Evidence:
     times = {name: timing(name) for name in ("1F1B", "ZB-H1")}
@@ -31,12 +28,10 @@ def zero_bubble() -> Evidence:
             "idle_inside_the_last_ranks_own_span": int(times["ZB-H1"].idle_inside(RANKS - 1))}
 
 
-def judge_zero(e: Evidence) -> Judgement:
-    settles = "{idle_of_each_rank[ZB-H1]} units of time idle on each rank, after {idle_of_each_rank[1F1B]} in 1F1B"
-    return Judgement(FALSE if e["idle_of_each_rank"]["ZB-H1"] else TRUE, settles)
+@judges("zero bubble", zero_bubble)
+def never_idle(e):
+    return not e["idle_of_each_rank"]["ZB-H1"]
 
-
-# -- 1F1B against GPipe ------------------------------------------------------------------------------------------------
 
 def one_forward() -> Evidence:
     pairs = [(ranks, micro_batches) for ranks in (2, 4, 8) for micro_batches in (ranks, 4 * ranks)]
@@ -48,14 +43,10 @@ def one_forward() -> Evidence:
             "in_flight_4_x_16": {name: of_name[3].in_flight(0) for name, of_name in times.items()}}
 
 
-def judge_one_forward(e: Evidence) -> Judgement:
-    faster = [one < other for one, other in zip(e["time"]["1F1B"], e["time"]["GPipe"], strict=True)]
-    return judged(faster, "{time_4_x_16[GPipe]} and {time_4_x_16[1F1B]} units of time, with "
-                  "{in_flight_4_x_16[GPipe]} and {in_flight_4_x_16[1F1B]} micro-batches in flight",
-                  "ranks and micro-batches are right")
+@judges("1F1B is faster", one_forward)
+def faster(e):
+    return [one < other for one, other in zip(e["time"]["1F1B"], e["time"]["GPipe"], strict=True)]
 
-
-# -- the axis with the most traffic ------------------------------------------------------------------------------------
 
 def elements_a_layer(width: int, tokens: int) -> tuple[int, int]:
     """(tensor parallelism, ZeRO-3): elements that a layer's collectives carry in a step with one micro-batch.
@@ -77,14 +68,11 @@ def most_traffic() -> Evidence:
                              for one, other in [elements_a_layer(width, count)]}}
 
 
-def judge_most(e: Evidence) -> Judgement:
-    settles = "more than ZeRO-3 from " + ", ".join(f"{tokens:,} tokens on at width {width:,}"
-                                                   for width, tokens in e["tokens_from_which_it_is_more"].items())
-    return judged([times > 1 for times in e["times_ZeRO_3"].values()], settles,
-                  "a micro-batch has more tokens than that")
+@judges("TP moves the most", most_traffic)
+def more_than_zero_3(e):
+    said = (f"{tokens:,} tokens on at width {width:,}" for width, tokens in e["tokens_from_which_it_is_more"].items())
+    return [times > 1 for times in e["times_ZeRO_3"].values()], {"tokens": ", ".join(said)}
 
-
-# -- the loss under tensor parallelism ---------------------------------------------------------------------------------
 
 def vocab_parallel_losses(logits_TV: Tensor, target_T: Tensor, ranks: int, smoothing: float = 0.0) -> list[float]:
     """The mean loss on each rank, where each has a slice of the vocabulary, by Megatron-LM's formula.
@@ -116,35 +104,8 @@ def loss_under_tensor_parallelism() -> Evidence:
             "losses_on_4_ranks_with_smoothing_of_a_tenth": vocab_parallel_losses(logits_TV, target_T, 4, 0.1)}
 
 
-def judge_loss(e: Evidence) -> Judgement:
-    plain, smoothed = max(e["furthest_from_one_rank"].values()), max(e["furthest_with_label_smoothing"].values())
-    settles = ("off by {furthest_with_label_smoothing[4]:.3f} on one of four ranks with label smoothing, and by no "
-               "more than rounding without")
-    if not plain <= 1e-6:
-        return Judgement(FALSE, "off by {furthest_from_one_rank[4]:.3g} on four ranks")
-    return Judgement(TRUE, settles) if smoothed <= 1e-6 else Judgement(ONLY_IF, settles, "there is no label smoothing")
-
-
-CLAIMS = (
-    Claim("zero bubble", GROUP, "time", "Zero-bubble pipelines have no bubble.", zero_bubble, judge_zero,
-          "By splitting the backward, {part_that_is_left:.0%} of the idle time is left. And there are such schedules "
-          "without any idle time between a rank's own first and last action, which is what the name counts.",
-          "A count of the time between a rank's own begin and end, in place of the whole batch's; or an optimizer that "
-          "need not wait for the last micro-batch.", "Qi et al. 2023, arXiv 2401.10241"),
-    Claim("1F1B is faster", GROUP, "time", "1F1B is faster than GPipe.", one_forward, judge_one_forward,
-          "It is better: it holds the activations of fewer micro-batches, and so it has room for more of them, which "
-          "makes the bubble smaller.",
-          "A memory limit. Where GPipe has to compute activations again and 1F1B has not, 1F1B is faster."),
-    Claim("TP moves the most", GROUP, "traffic", "Tensor parallelism is the axis with the most traffic.", most_traffic,
-          judge_most,
-          "Its collectives stand in the way of computing, and grow with the tokens, so it needs the fastest link. "
-          "ZeRO-3's can be hidden.",
-          "Tokens in a micro-batch, and the width. The parameters of a layer grow with the square of the width, "
-          "activations only with it."),
-    Claim("TP leaves the loss", GROUP, "arithmetic", "Tensor parallelism does not change the loss.",
-          loss_under_tensor_parallelism, judge_loss,
-          "The sums over the vocabulary are added up over the ranks, so the loss is that of one rank, but for "
-          "rounding.",
-          "A formula that adds up the smoothing's sum as well, in place of taking it over a rank's own slice.",
-          "Megatron-LM, core/tensor_parallel/cross_entropy.py, commit 00611e6"),
-)
+@judges("TP leaves the loss", loss_under_tensor_parallelism)
+def unchanged(e):
+    """Without label smoothing, and with it."""
+    plain, smoothed = (max(e[f"furthest_{way}"].values()) <= 1e-6 for way in ("from_one_rank", "with_label_smoothing"))
+    return [plain, plain and smoothed]

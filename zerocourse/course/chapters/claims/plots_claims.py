@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from ...show.figures import panels
 from ...show.palette import FAINT, INK
 from .claim import ANSWERS, MARKS, Examined
 
@@ -14,8 +15,7 @@ def said_and_found(rows: Mapping[str, tuple[float, Sequence[float]]], title: str
 
     rows: name → (said, found), all above 0; the axis is logarithmic.   x: its name, with the unit.
     """
-    figure = Figure(figsize=(8, 0.9 + 0.42 * len(rows)), layout="constrained")
-    axes, told = figure.subplots(), []
+    (figure, axes), told = panels(8, 0.9 + 0.42 * len(rows)), []
     for at, (name, (said, found)) in enumerate(rows.items()):
         axes.plot([said, *found], [at] * (1 + len(found)), color=FAINT, linewidth=1.5, zorder=1)
         axes.plot([said], [at], "o", markersize=10, markerfacecolor="white", color=INK,
@@ -39,8 +39,7 @@ def verdict_board(examined: Sequence[Examined]) -> Figure:
     columns = {answer: [each.claim.name for each in examined if each.judgement.answer == answer] for answer in ANSWERS}
     columns = {answer: names for answer, names in columns.items() if names}
     most = max(map(len, columns.values()))
-    figure = Figure(figsize=(8, 0.8 + 0.36 * most), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 0.8 + 0.36 * most)
     for at, (answer, names) in enumerate(columns.items()):
         axes.text(at + 0.03, -1, f"{answer} ({len(names)})", fontsize=12, weight="bold", color=INK, va="center")
         for row, name in enumerate(names):

@@ -11,14 +11,11 @@ from ....layout.rankmap import owners
 from ....models.gpt2 import CONFIGS, GPT
 from ....simulation.one_rank import step
 from ....zero.shard import shard
-from .claim import FALSE, ONLY_IF, TRUE, Claim, Evidence, Judgement
+from .claim import Evidence, judges
 from .simulated_steps import MODEL, sent_passes
 
-GROUP = "traffic"
 RANKS = 4
 
-
-# -- 2Ψ and 3Ψ ---------------------------------------------------------------------------------------------------------
 
 def volumes() -> Evidence:
     stages = (1, 2, 3)
@@ -27,20 +24,13 @@ def volumes() -> Evidence:
             "DeepSpeeds_defaults": {stage: passes(stage, 1, "deepspeed").total for stage in stages}}
 
 
-def judge_volumes(e: Evidence) -> Judgement:
-    def holds(measured: dict) -> bool:
-        return all(abs(measured[stage] - claimed) < 0.01 for stage, claimed in e["claimed"].items())
+@judges("2Ψ and 3Ψ", volumes)
+def exact(e):
+    """With one micro-batch, and otherwise."""
+    one, two, deepspeed = (all(abs(e[way][stage] - claimed) < 0.01 for stage, claimed in e["claimed"].items())
+                           for way in ("one_micro_batch", "two_micro_batches", "DeepSpeeds_defaults"))
+    return [one, one and two and deepspeed]
 
-    settles = ("{one_micro_batch[2]:.0f}Ψ and {one_micro_batch[3]:.0f}Ψ with one micro-batch, "
-               "{two_micro_batches[2]:.0f}Ψ and {two_micro_batches[3]:.0f}Ψ with two")
-    if not holds(e["one_micro_batch"]):
-        return Judgement(FALSE, settles)
-    if holds(e["two_micro_batches"]) and holds(e["DeepSpeeds_defaults"]):
-        return Judgement(TRUE, settles)
-    return Judgement(ONLY_IF, settles, "a step has one micro-batch and gradients are reduce-scattered, not all-reduced")
-
-
-# -- param_id % world_size ---------------------------------------------------------------------------------------------
 
 def sent_under(rank_map: str | None, rank: int, ranks: int) -> float:
     """Elements that a rank sends in a step of stage 1, for each parameter of the model."""
@@ -72,24 +62,7 @@ def modulo() -> Evidence:
             "imbalance_of_flat_slices": {ranks: balances(ranks)["flat"].imbalance for ranks in (2, 8)}}
 
 
-def judge_modulo(e: Evidence) -> Judgement:
-    settles = "the fullest rank has {imbalance[2]:.2f} times the mean on two ranks, {imbalance[8]:.2f} times on eight"
-    if not any(e["sent_by_rank"].values()):
-        return Judgement(TRUE, "nothing is sent")
-    return Judgement(ONLY_IF, settles, "the map itself is meant: no message is needed to know who owns what")
-
-
-CLAIMS = (
-    Claim("2Ψ and 3Ψ", GROUP, "traffic", "ZeRO-1 and ZeRO-2 send 2Ψ elements per rank and step, as data parallel "
-          "training does, and ZeRO-3 sends 3Ψ.", volumes, judge_volumes,
-          "It is the count of the ZeRO paper, and it is exact for its step.",
-          "Micro-batches: ZeRO-2 and ZeRO-3 communicate in each of them. And a library that all-reduces: with "
-          "DeepSpeed's defaults ZeRO-2 sends "
-          "{DeepSpeeds_defaults[2]}Ψ.", "Rajbhandari et al. 2020, arXiv 1910.02054, section 7"),
-    Claim("param_id % N", GROUP, "traffic", "Sharding by `param_id % world_size` needs no communication.", modulo,
-          judge_modulo,
-          "Every rank computes the same map for itself. But the gradients and parameters still travel, "
-          "{sent_by_rank[0]:.1f}Ψ per rank, as with flat slices.",
-          "Tensors of equal sizes: then the map is even as well. In GPT-2 XL they are not: of two ranks one gets "
-          "{matrices_on_each_rank[0]} matrices, the other {matrices_on_each_rank[1]}."),
-)
+@judges("param_id % N", modulo)
+def silent(e):
+    """To know the map, and to train with it."""
+    return [True, not any(e["sent_by_rank"].values())]

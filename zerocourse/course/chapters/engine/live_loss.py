@@ -7,6 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ... import show
+from ...show.alternative_text import described
+from ...show.figures import panels
 from ...show.palette import INK
 
 RANK = re.compile(r"\[(\d+)\] ?")  # in front of a line
@@ -51,15 +53,12 @@ class LiveLoss:
             self._add(step, float(info["loss"]))
 
     def figure(self) -> Figure:
-        figure = Figure(figsize=(7, 2.6), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = panels(7, 2.6)
         axes.plot(list(self.losses), list(self.losses.values()), color=INK, linewidth=1.2, marker="." if len(self.losses) < 50 else "")
         axes.set(xlabel="step", ylabel="loss (nats per token)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.suptitle(self.title)
-        (first, from_), *_, (last, to) = [*self.losses.items()] * 2
-        figure.set_label(f"{self.title}. Over the steps {first} to {last} it goes from {from_:.2f} to {to:.2f}.")
-        return figure
+        return described(figure)
 
     def _add(self, step: int, loss: float) -> None:
         self.losses[step] = loss

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from ....formulas.efficiency import efficiency
+from ...show.figures import panels
 from ...show.plots_curves import STYLES
 from ...show.timelines import WIDTH, WORDS, draw_lanes, legend, thin_hatches
 
@@ -41,8 +42,7 @@ def efficiency_curves(intensities: Mapping[str, float], peak: float, marked: Map
 
     intensities: operations per byte, by name.   marked: name → bandwidth, a vertical line each.
     """
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    axes, said = figure.subplots(), []
+    (figure, axes), said = panels(8, 3.6), []
     bandwidths = [10 ** (8 + index / 20) for index in range(101)]
     for (name, intensity), (colour, _, dashes) in zip(intensities.items(), STYLES, strict=False):
         reached = [100 * efficiency(intensity, each, peak) for each in bandwidths]

@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from ...show.figures import panels
 from ...show.palette import FAINT, INK
 from ...show.plots_curves import STYLES
 
@@ -49,8 +50,7 @@ PARTS = {"sign": "#ffffff", "exponent": "#d4d4d4", "fraction": "#ffffff"}
 
 def bits_figure(value: float, formats=FORMATS) -> Figure:
     """The bits that each format has for `value`, sign, exponent (grey) and fraction apart."""
-    figure = Figure(figsize=(9, 0.62 * len(formats) + 0.5), layout="constrained")
-    axes, said = figure.subplots(), []
+    (figure, axes), said = panels(9, 0.62 * len(formats) + 0.5), []
     for row, kind in enumerate(formats):
         bits, at = kind.bits(value), 0
         for part, width in (("sign", 1), ("exponent", kind.exponent), ("fraction", kind.fraction)):
@@ -75,8 +75,7 @@ def bits_figure(value: float, formats=FORMATS) -> Figure:
 
 def gaps_figure(formats=FORMATS[:4]) -> Figure:
     """How far apart neighbouring numbers are, in percent of their size, over the range that each format has."""
-    figure = Figure(figsize=(8, 3.8), layout="constrained")
-    axes, said = figure.subplots(), []
+    (figure, axes), said = panels(8, 3.8), []
     for kind, (colour, mark, dashes) in zip(formats, STYLES, strict=False):
         low, high = floor(log2(kind.least)), floor(log2(kind.most))
         at = range(low, high + 1)

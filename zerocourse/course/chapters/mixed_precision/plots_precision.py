@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from matplotlib.figure import Figure
 
+from ...show.alternative_text import described
+from ...show.figures import panels
 from ...show.palette import FAINT, INK
 from ...show.plots_curves import STYLES
 
@@ -46,8 +48,7 @@ def gradient_histogram(groups: Mapping[str, torch.Tensor], scales: Mapping[str, 
 
 def scale_life(scales: Sequence[float], skipped: Sequence[bool], rates: Sequence[float]) -> Figure:
     """The loss scale under which each step ran, × where the step was skipped, and below it the learning rate."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
+    figure, (above, below) = panels(8, 4, 2, sharex=True, height_ratios=(3, 1))
     steps, lost = range(len(scales)), [step for step, skip in enumerate(skipped) if skip]
     above.step(steps, scales, where="mid", color=INK)
     above.plot(lost, [scales[step] for step in lost], "X", color="#8172b3", markersize=9, linestyle="",
@@ -59,22 +60,16 @@ def scale_life(scales: Sequence[float], skipped: Sequence[bool], rates: Sequence
     for step in lost:
         below.axvline(step, color=FAINT, linewidth=1, linestyle=":")
     below.set(ylabel="learning rate", xlabel="step")
-    figure.set_label(f"{above.get_title()}, over {len(scales)} steps: it begins at {scales[0]:,.0f} and ends at "
-                     f"{scales[-1]:,.0f}; {len(lost)} steps overflow and are skipped, at {', '.join(map(str, lost))}. "
-                     "The learning rate falls in every step but those.")
-    return figure
+    return described(figure, "The learning rate falls in every step but those that are skipped.")
 
 
 def loss_curves(lines: Mapping[str, Sequence[float]], title: str, over: int = 5) -> Figure:
     """Losses over steps, each point the mean of `over` steps, with the axis as high as the curves need it."""
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    axes, said = figure.subplots(), []
+    figure, axes = panels(8, 3.4)
     for (name, losses), (colour, mark, dashes) in zip(lines.items(), STYLES, strict=False):
         means = [sum(losses[at:at + over]) / over for at in range(0, len(losses) - over + 1, over)]
         axes.plot([over * (place + 1) for place in range(len(means))], means, color=colour, marker=mark, markersize=4,
                   linestyle=dashes, label=name)
-        said.append(f"{name} ends at {means[-1]:.2f}")
     axes.set(title=title, xlabel="step", ylabel=f"loss, mean of {over} steps")
     axes.legend(fontsize=9)
-    figure.set_label(f"{title}. {'; '.join(said)}.")
-    return figure
+    return described(figure)

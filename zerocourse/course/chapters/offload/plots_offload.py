@@ -6,6 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from ....formulas.placements import COMPUTE, EDGES, HELD, Placement
+from ...show.alternative_text import described
+from ...show.figures import PLATE, panels
 from ...show.palette import FAINT, INK, MEANINGS
 
 PLACES = {COMPUTE: (1.2, 3), "parameters fp16": (1.2, 5), "gradients fp16": (1.2, 1), "cast": (4.2, 5),
@@ -18,8 +20,7 @@ CUT = "#b2182b"
 
 def data_flow(placement: Placement, title: str = "") -> Figure:
     """The graph of a step. What lies on the host has a thick frame; edges that cross the link are thick and dashed."""
-    figure = Figure(figsize=(8, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 4.4)
     host = placement.on_host
     merged: dict[tuple[str, str], int] = {}
     for start, end, nbytes in EDGES:
@@ -60,8 +61,7 @@ def data_flow(placement: Placement, title: str = "") -> Figure:
 
 def all_placements(every: Sequence[Placement], best: Sequence[Placement]) -> Figure:
     """Every placement as a point: bytes over the link, and bytes that stay on the device. The best ones are named."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 3.6)
     counts: dict[tuple[int, int], int] = {}
     for each in every:
         counts[each.moved, each.device] = counts.get((each.moved, each.device), 0) + 1
@@ -69,7 +69,7 @@ def all_placements(every: Sequence[Placement], best: Sequence[Placement]) -> Fig
     axes.plot([each.moved for each in best], [each.device for each in best], "D", color=INK, markersize=8, linestyle="none")
     for each in best:
         axes.annotate(f"{each.moved} over the link, {each.device} on the device", (each.moved, each.device), (9, 5),
-                      textcoords="offset points", fontsize=9, bbox={"color": "white", "alpha": 0.85, "pad": 1})
+                      textcoords="offset points", fontsize=9, bbox=PLATE)
     axes.set(xlabel="bytes per parameter over the link in a step", ylabel="bytes per parameter on the device",
              title=f"All {len(every)} placements", xlim=(-0.8, None), ylim=(-0.8, 17.5))
     named = "; ".join(f"{each.moved} over the link and {each.device} on the device" for each in best)
@@ -80,8 +80,7 @@ def all_placements(every: Sequence[Placement], best: Sequence[Placement]) -> Fig
 
 def budget_bars(peaks: Mapping[str, int], budget: int, moved: Mapping[str, int]) -> Figure:
     """What each arrangement needs on the device, beside the budget. peaks, moved: name → bytes."""
-    figure = Figure(figsize=(8, 0.6 + 0.5 * len(peaks)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 0.6 + 0.5 * len(peaks))
     for at, (name, nbytes) in enumerate(peaks.items()):
         fits = nbytes <= budget
         axes.barh(at, nbytes / 1e6, color="#7fb4a2" if fits else "white", edgecolor=INK, hatch="" if fits else "///")
@@ -93,7 +92,4 @@ def budget_bars(peaks: Mapping[str, int], budget: int, moved: Mapping[str, int])
     axes.set_yticks(range(len(peaks)), list(peaks))
     axes.invert_yaxis()
     axes.set(xlabel="MB on the device", xlim=(0, 1.75 * max(peaks.values()) / 1e6))
-    said = "; ".join(f"{name}: {nbytes / 1e6:.0f} MB, {'fits' if nbytes <= budget else 'does not fit'}, and "
-                     f"{moved[name] / 1e6:.0f} MB over the link" for name, nbytes in peaks.items())
-    figure.set_label(f"Memory on a device of {budget / 1e6:.0f} MB. {said}.")
-    return figure
+    return described(figure)

@@ -5,17 +5,18 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from ....formulas.step_time import speedup_bound
+from ...show.alternative_text import described
+from ...show.figures import panels
 
 
 def bound_figure(marked: Mapping[str, float]) -> Figure:
     """The largest speed-up over M/C, on a logarithmic axis. marked: words → the M/C at which they stand on the curve."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 3.2)
     ratios = [10 ** (index / 100) for index in range(-150, 151)]
     axes.semilogx(ratios, [speedup_bound(1, ratio) for ratio in ratios], color="black")
     for words, ratio in marked.items():
         bound = speedup_bound(1, ratio)
-        axes.plot(ratio, bound, "o", color="black", markersize=5)
+        axes.plot(ratio, bound, "o", color="black", markersize=5, gid=f"{words} ({bound:.2f})")
         aside = (0, 7, "center") if ratio == 1 else (7, 4, "left") if ratio > 1 else (-7, 4, "right")  # off the curve
         axes.annotate(f"{words}: {bound:.2f}", (ratio, bound), aside[:2], textcoords="offset points", ha=aside[2], fontsize=9)
     ticks = [0.05, 0.1, 0.25, 0.5, 1, 2, 4, 10, 20]
@@ -23,7 +24,4 @@ def bound_figure(marked: Mapping[str, float]) -> Figure:
     axes.set_xticks([], minor=True)
     axes.set(xlabel="M / C: communication for each second of compute", ylabel="largest speed-up", ylim=(0.95, 2.25))
     axes.grid(alpha=0.3)
-    figure.set_label("The largest speed-up that overlap can bring, over M/C on a logarithmic axis. It is 1 at either end and "
-                     "rises to a sharp peak of 2 where M equals C. Marked are "
-                     + ", ".join(f"{words} ({speedup_bound(1, ratio):.2f})" for words, ratio in marked.items()) + ".")
-    return figure
+    return described(figure, "The axis of M / C is logarithmic, and the peak, where M equals C, is sharp.")

@@ -2,27 +2,19 @@
 everybody reads the same timeline. `python -m zerocourse.course.chapters.overlap.recorded_step` records another one in its place.
 """
 
-import json
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
 from ....comm import Comm
 from ....launch.link import limited_link
+from ....measure.recorded import Recorded
 from ....models.gpt2 import GPTConfig, build_model
 from ...trials.overlap_trial import OverlapRun
 
-FILE = Path(__file__).with_suffix(".json")
 CONFIG = GPTConfig(5, 2, 64, block_size=64, vocab_size=256)
 SETTINGS = {"prefetch": 2, "in_flight": 2}  # the options of `shard`
 SEQUENCES = 16, 10  # of a step, on rank 0 and on rank 1: one rank has more to compute, so the other waits for it
 RATE_MBIT, WARM_UP = 30, 4  # of the link; steps before the one that is kept
-
-
-def recorded_step() -> list[dict]:
-    """The events of both ranks, as `events.Event` has them; times in seconds since the step began."""
-    return json.loads(FILE.read_text())
 
 
 def record() -> list[dict]:
@@ -48,5 +40,9 @@ def last_step() -> list[dict]:
     return run.last_events()
 
 
+recorded_step = Recorded(__file__, "recorded_step", record)
+"""The events of both ranks, as `events.Event` has them; times in seconds since the step began."""
+
+
 if __name__ == "__main__":
-    FILE.write_text("[\n" + ",\n".join(map(json.dumps, record())) + "\n]\n")
+    recorded_step.renew()

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from ...show.alternative_text import described
+from ...show.figures import panels
 from ...show.palette import FAINT
 from ...show.plots_curves import STYLES
 
@@ -15,8 +17,7 @@ def growth_figure(rows: Sequence[Mapping], title: str) -> Figure:
 
     rows: at most four of `recorded_growth()`, or of `bench.growth.as_dict`, over the same sizes.
     """
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = panels(8, 4)
     sizes = rows[0]["sizes"]
     for row, (colour, mark, dashes) in zip(rows, STYLES, strict=False):
         multiples = [value / row["values"][0] for value in row["values"]]
@@ -31,7 +32,4 @@ def growth_figure(rows: Sequence[Mapping], title: str) -> Figure:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
     figure.legend(fontsize=9, title="cost: its exponent", loc="outside lower center", ncols=2)
-    said = "; ".join(f"{row['what']} {row['values'][-1] / row['values'][0]:,.3g} times as much, "
-                     f"exponent {row['exponent']:z.2f} from {row['fitted'][0]:,} to {row['fitted'][1]:,}" for row in rows)
-    figure.set_label(f"{title}. From {sizes[0]:,} to {sizes[-1]:,} {rows[0]['by']}: {said}.")
-    return figure
+    return described(figure, "Behind each cost stands its exponent, fitted from {:,} to {:,}".format(*rows[0]["fitted"]))

@@ -7,6 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ....formulas.units import gb
+from ...show.alternative_text import described
+from ...show.figures import panels, stacked_rows
 from ...show.palette import FAINT, INK, MEANINGS, Meaning
 from ...show.timelines import thin_hatches
 
@@ -30,26 +32,17 @@ def states_by_stage(stages: Mapping[str, Mapping[str, int]], formula: Mapping[st
 
     stages: name → parameters_bytes, gradients_bytes, optimizer_bytes.   formula: name → their sum.
     """
-    figure = Figure(figsize=(8, 0.9 + 0.5 * len(stages)), layout="constrained")
-    axes, said = figure.subplots(), []
-    longest = max(sum(held[f"{kind}_bytes"] for kind in STATES) for held in stages.values()) / GB
-    for row, (name, held) in enumerate(stages.items()):
-        left = 0.0
-        for kind in STATES:
-            width = held[f"{kind}_bytes"] / GB
-            axes.barh(row, width, left=left, height=0.62, **look(MEANINGS[kind]), label=kind if row == 0 else None)
-            if width >= NARROW * longest:
-                axes.text(left + width / 2, row, f"{MEANINGS[kind].letter} {width:.3g}", ha="center", va="center", fontsize=8,
-                          bbox={"color": "white", "alpha": 0.85, "pad": 1})
-            left += width
+    (figure, axes), said = panels(8, 0.9 + 0.5 * len(stages)), []
+    rows = {name: {kind: held[f"{kind}_bytes"] / GB for kind in STATES} for name, held in stages.items()}
+    longest = max(sum(row.values()) for row in rows.values())
+    ends = stacked_rows(axes, rows, {kind: look(MEANINGS[kind]) for kind in STATES}, lettered=NARROW * longest)
+    for row, (name, end) in enumerate(zip(stages, ends, strict=True)):
         axes.vlines(formula[name] / GB, row - 0.4, row + 0.4, color=INK, linewidth=1.6, label="by formula" if row == 0 else None)
-        axes.annotate(gb(round(left * GB)), (left, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
-        said.append(f"{name} {gb(round(left * GB))}, by formula {gb(formula[name])}")
-    axes.set(yticks=range(len(stages)), yticklabels=list(stages), ylim=(len(stages) - 0.5, -0.5), xlabel="GB per rank",
-             xlim=(0, 1.14 * longest), title=title)
+        axes.annotate(gb(round(end * GB)), (end, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        said.append(f"{name} {gb(formula[name])}")
+    axes.set(xlabel="GB per rank", xlim=(0, 1.14 * longest), title=title)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.set_label(f"{title}. Held per rank: {'; '.join(said)}.")
-    return figure
+    return described(figure, f"By formula: {', '.join(said)}")
 
 
 def parts_of_peak(result: Mapping) -> dict[str, int]:
@@ -128,8 +121,7 @@ def seconds_over_ranks(ways: Mapping[str, Mapping[int, Mapping[str, float]]], ti
 
 def two_ways_to_cut(nodes: int, per_node: int) -> Figure:
     """Which slice each rank holds: cut among all ranks, and cut inside each node with the same slices in every node."""
-    figure = Figure(figsize=(9, 0.9 + 0.75 * nodes), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, (left, right) = panels(9, 0.9 + 0.75 * nodes, 1, 2, sharey=True)
     draw_nodes(left, nodes, per_node, lambda node, rank: node * per_node + rank, "one group: every slice is somewhere else")
     draw_nodes(right, nodes, per_node, lambda node, rank: rank, "hybrid: each node has all slices")
     for axes, words in ((left, f"a gather needs all {nodes * per_node} ranks"),

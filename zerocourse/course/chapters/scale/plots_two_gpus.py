@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from ...show.alternative_text import described
 from .two_gpu_table import GB, TwoGpuCell
 
 WAYS = {"formula": ("#e4e4e4", ""), "simulated": ("#0072b2", ""), "measured": ("#56b4e9", "//"),
@@ -17,22 +18,13 @@ def two_gpus_figure(sizes: Mapping[str, Sequence[TwoGpuCell]]) -> Figure:
     width = 0.8 / len(WAYS)
     for axes, (size, cells) in zip(rows, sizes.items(), strict=True):
         for place, (way, (color, hatch)) in enumerate(WAYS.items()):
-            for at, cell in enumerate(cells):
-                if (nbytes := getattr(cell, way)) is not None:
-                    bars = axes.bar(at + (place - 1.5) * width, nbytes / GB, 0.94 * width, color=color, hatch=hatch,
-                                    edgecolor="#222222", linewidth=0.6, label=way if at == 0 else None)
-                    axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
+            seen = {at: getattr(cell, way) / GB for at, cell in enumerate(cells) if getattr(cell, way) is not None}
+            bars = axes.bar([at + (place - 1.5) * width for at in seen], seen.values(), 0.94 * width, color=color, hatch=hatch,
+                            edgecolor="#222222", linewidth=0.6, label=way)
+            axes.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
         axes.set(title=f"GPT-2 {size}", ylabel="GB per rank", xticks=range(len(cells)),
                  xticklabels=[cell.mode for cell in cells])
         axes.margins(y=0.15)
     ways = {label: handle for axes in rows for handle, label in zip(*axes.get_legend_handles_labels())}
     figure.legend(ways.values(), ways.keys(), loc="outside lower center", ncols=len(ways), fontsize=8)
-    figure.set_label("The peak of each mode in GB per rank: " + "; ".join(in_words(cell) for cells in sizes.values()
-                                                                            for cell in cells) + ".")
-    return figure
-
-
-def in_words(cell: TwoGpuCell) -> str:
-    """A group of bars, for readers who do not see them."""
-    values = [f"{way} {getattr(cell, way) / GB:.2f}" for way in WAYS if getattr(cell, way) is not None]
-    return f"GPT-2 {cell.size}, {cell.mode}: {', '.join(values)}"
+    return described(figure)

@@ -2,12 +2,7 @@
 `python -m zerocourse.bench.growth --record` measures again, on a machine that should be quiet.
 """
 
-import json
-from pathlib import Path
+from ....measure.recorded import Recorded
 
-FILE = Path(__file__).with_suffix(".json")
-
-
-def recorded_growth() -> list[dict]:
-    """A cost a row: what, by, sizes, values, exponent, and fitted, the range of sizes that the exponent is of."""
-    return json.loads(FILE.read_text())
+recorded_growth = Recorded(__file__, "recorded_growth")
+"""A cost a row: what, by, sizes, values, exponent, and fitted, the range of sizes that the exponent is of."""

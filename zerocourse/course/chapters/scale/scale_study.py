@@ -5,19 +5,18 @@ again, in about half an hour, and with `clusters` those that say how long a step
 that cluster have changed.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 
 from tqdm import tqdm
 
 from ....errors import BadInput
+from ....measure.recorded import Recorded
 from ....simulation import SimulatedJob, find_cluster, simulate, simulate_time
 
-FILE = Path(__file__).with_name("recorded_scale.json")
+kept = Recorded(__file__, "recorded_scale")
 TABLE = {"7.5B": "llama-7b", "128B": "llama-128b", "1T": "llama-1t"}  # the paper's models, and what is simulated for them
 TABLE_RANKS = 1, 4, 16, 64, 256, 1024
 PRINTED = {  # Table 1 of arXiv 1910.02054, GB per rank at stages 1 / 2 / 3, as it is printed
@@ -61,31 +60,30 @@ def jobs() -> Iterator[tuple[SimulatedJob, str | None]]:
 
 def recorded(job: SimulatedJob, cluster: str | None = None) -> dict:
     """What `simulate` or `simulate_time` returned for it, like NCCL, without the events. Raises BadInput where it is not kept."""
-    kept = _everything_recorded()
-    if (job, cluster) not in kept:
-        raise BadInput(f"{job} is not among the {len(kept)} jobs that are recorded: simulate it")
-    return kept[job, cluster]
+    known = _everything_recorded()
+    if (job, cluster) not in known:
+        raise BadInput(f"{job} is not among the {len(known)} jobs that are recorded: simulate it")
+    return known[job, cluster]
 
 
 @cache
 def _everything_recorded() -> dict[tuple[SimulatedJob, str | None], dict]:
-    return {(SimulatedJob(**each["job"]), each["cluster"]): each["result"] for each in json.loads(FILE.read_text())}
+    return {(SimulatedJob(**each["job"]), each["cluster"]): each["result"] for each in kept()}
 
 
 def simulated(job: SimulatedJob, cluster: str | None = None) -> dict:
     """Simulate it now, and return what `recorded` does."""
     result = simulate(job, "nccl") if cluster is None else simulate_time(job, find_cluster(cluster), "nccl")
-    kept = STATES if job.seq == TABLE_TOKENS else [name for name in result if name not in NOT_KEPT]
-    return {name: result[name] for name in kept}
+    names = STATES if job.seq == TABLE_TOKENS else [name for name in result if name not in NOT_KEPT]
+    return {name: result[name] for name in names}
 
 
-def record(kept: dict) -> None:
-    """Simulate all that is not in `kept`, and write the file after each, so that one may stop and go on."""
+def record(known: dict) -> None:
+    """Simulate all that is not known, and write the file after each, so that one may stop and go on."""
     wanted = list(dict.fromkeys(jobs()))
-    for at in tqdm([at for at in wanted if at not in kept]):
-        kept[at] = simulated(*at)
-        rows = [json.dumps(entry(*each, kept[each])) for each in wanted if each in kept]
-        FILE.write_text("[\n" + ",\n".join(rows) + "\n]\n")
+    for at in tqdm([at for at in wanted if at not in known]):
+        known[at] = simulated(*at)
+        kept.keep([entry(*each, known[each]) for each in wanted if each in known])
 
 
 def entry(job: SimulatedJob, cluster: str | None, result: dict) -> dict:
@@ -95,5 +93,5 @@ def entry(job: SimulatedJob, cluster: str | None, result: dict) -> dict:
 
 
 if __name__ == "__main__":
-    old = _everything_recorded() if FILE.exists() and "again" not in sys.argv else {}
+    old = _everything_recorded() if kept.file.exists() and "again" not in sys.argv else {}
     record({at: result for at, result in old.items() if at[1] is None or "clusters" not in sys.argv})

@@ -9,7 +9,6 @@ dtype or method; these are the defaults of the repository's examples: fp32, one 
 measured is in `two_gpu_table.json`: the ledger's peak of each rank in its second step, and how much the process grew.
 """
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -24,10 +23,11 @@ from ....formulas.peak import gpt2_peak_bytes
 from ....formulas.states import FP32
 from ....formulas.units import gb
 from ....launch.ranks import Ranks
+from ....measure.recorded import Recorded
 from ....simulation import SimulatedJob, run_job, simulate
 from ....simulation.shapes import GPTS
 
-FILE = Path(__file__).with_suffix(".json")
+recorded = Recorded(__file__, "two_gpu_table")  # what was measured, by size and mode
 GB = 10**9
 MODELS = {"tiny": "gpt2-tiny", "small": "gpt2-untied", "medium": "gpt2-medium-untied", "large": "gpt2-large-untied"}
 MODES = {"one GPU": (0, 1), "DDP": (0, 2), "ZeRO-1": (1, 2), "ZeRO-2": (2, 2), "ZeRO-3": (3, 2)}  # stage, ranks
@@ -109,11 +109,6 @@ def resident(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def recorded() -> dict[str, dict[str, dict[str, list[int]]]]:
-    """What was measured, by size and mode."""
-    return json.loads(FILE.read_text()) if FILE.exists() else {}
-
-
 def cells(size: str) -> list[TwoGpuCell]:
     """The five modes of a published size."""
     config, measured = GPTS[MODELS[size]], recorded().get(size, {})
@@ -172,7 +167,7 @@ def record(size: str) -> None:
             continue
         everything = recorded()
         everything.setdefault(size, {})[mode] = by_training(size, mode)
-        FILE.write_text(json.dumps(everything, indent=1) + "\n")
+        recorded.keep(everything)
         print(f"{size}, {mode}: {everything[size][mode]}", flush=True)
 
 

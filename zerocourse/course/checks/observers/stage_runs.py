@@ -15,6 +15,7 @@ from ....init.deferred import deferred_init
 from ....layout.rankmap import Layout
 from ....models.gpt2 import GPT, GPTConfig
 from ....zero.shard import shard
+from ...trials.watched_training import next_tokens, phases
 from ..trace import Trial
 
 CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=64)  # three units, none of them divisible by 3
@@ -94,23 +95,13 @@ def train(ops: dict[str, Callable], stage: int, *, steps: int = 3, accumulation:
         model = GPT(CONFIG)
     model, optimizer = shard(model, optimizer(model.parameters(), lr=lr), stage=stage, comm=comm, ops=ops,
                              **options)
-    losses, held, tokens = [], {}, data(comm.rank, steps * accumulation)
-    for step in range(steps):
+    losses, held = [], {}
+    for tokens in data(comm.rank, steps * accumulation).split(accumulation):
         comm.calls, comm.handles, before = [], [], Counter(comm.elements)
-        for tokens_BT in tokens[step * accumulation:(step + 1) * accumulation]:
-            comm.phase = "forward"
-            loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / accumulation
-            held["forward"] = model.zero.memory(optimizer)
-            comm.phase = "backward"
-            loss.backward()
-            held["backward"] = model.zero.memory(optimizer)
-            losses.append(loss.item() * accumulation)
-        comm.phase = "step"
-        optimizer.step()
-        held["step"] = model.zero.memory(optimizer)
-        optimizer.zero_grad()
+        for ended, comm.phase in phases(model, optimizer, tokens, losses, lambda *batch: next_tokens(*batch) / accumulation):
+            held[ended] = model.zero.memory(optimizer)
     recorder = model.zero.recorder
-    return {"losses": losses, "held": held, "sent": dict(comm.elements - before), "calls": comm.calls,
+    return {"losses": [loss * accumulation for loss in losses], "held": held, "sent": dict(comm.elements - before), "calls": comm.calls,
             "events": recorder.of_step(recorder.step - 1),
             "parameters": {flat.name: flat.full.clone() for flat in model.zero.flats if stage < 3},
             "shards": {flat.name: flat.shard.clone() for flat in model.zero.flats}}

@@ -3,18 +3,16 @@ event the bytes that every flat buffer held. Stories, filmstrips and pictures of
 `python -m zerocourse.course.show.pictures.recorded_stages` records others in their place.
 """
 
-import json
 import time
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from ....launch.launcher import launch
+from ....measure.recorded import Recorded
 from ....measure.stage_meter import KINDS
 from ....models.gpt2 import GPTConfig
 from .deep_step import step_of
 
-FILE = Path(__file__).with_suffix(".json")
 CONFIG = GPTConfig(4, 2, 32, block_size=16, vocab_size=64)
 RANKS = 2
 TENSORS = ("full", "shard", "bucket", "grad_shard")  # of a flat buffer, see `zero.buffer`
@@ -51,7 +49,7 @@ class RecordedRank:
 def recorded_stage(stage: int) -> list[RecordedRank]:
     """The recorded step of a stage, rank by rank."""
     ranks = []
-    for rank, kept in enumerate(json.loads(FILE.read_text())[str(stage)]):
+    for rank, kept in enumerate(recorded_stages()[str(stage)]):
         buffers = {name: Buffer(unit, elements, tuple(own), optimizer, params)
                    for name, (unit, elements, own, optimizer, params) in kept["buffers"].items()}
         held, events = [dict.fromkeys(buffers, dict.fromkeys(SIZES, 0))], []
@@ -115,9 +113,8 @@ def record_one(stage: int) -> dict:
         for event, now, then in zip(events, held, before, strict=False)]}
 
 
+recorded_stages = Recorded(__file__, "recorded_stages", record)
+
+
 if __name__ == "__main__":
-    stages = ",\n".join(f'"{stage}": [' + ",\n".join(
-        '{"buffers": ' + json.dumps(rank["buffers"]) + ',\n "events": [\n'
-        + ",\n".join(json.dumps(event, separators=(",", ":")) for event in rank["events"]) + "]}" for rank in ranks) + "]"
-        for stage, ranks in record().items())
-    FILE.write_text("{" + stages + "}\n")
+    recorded_stages.renew()

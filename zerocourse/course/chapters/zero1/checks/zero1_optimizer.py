@@ -15,6 +15,7 @@ from ....checks.observers.stage_runs import CONFIG
 from ....checks.observers.wire import Wire
 from ....checks.trace import Trial
 from ....checks.verdict import Wrong
+from ....trials.watched_training import train_step
 
 LR, DECAY = 0.1, 0.2
 TENSORS = [(3, 5), (6,), (2, 2)]  # 25 elements, which need padding on 2 and on 3 ranks
@@ -81,18 +82,17 @@ def gpt_on_a_rank(answer, steps=3):
     losses: rank {rank} has the losses {got}, and {want} are right.
     """
     torch.manual_seed(dist.get_rank())
-    model, losses = GPT(CONFIG), []
+    model = GPT(CONFIG)
     with Wire(agree=True, timeout=SECONDS):
         optimizer = answer(list(model.parameters()), 0.01, DECAY)
-    for tokens_BT in stage_runs.data(dist.get_rank(), steps):
-        loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:])
-        loss.backward()
-        losses.append(loss.item())
+
+    def step():
         with Wire(agree=True, timeout=SECONDS):
             calling(answer, optimizer.step)
-        for param in model.parameters():
-            param.grad = None
-    return {"losses": torch.tensor(losses)}
+
+    watched = SimpleNamespace(step=step, zero_grad=model.zero_grad)
+    batches = stage_runs.data(dist.get_rank(), steps)
+    return {"losses": torch.tensor([train_step(model, watched, [tokens_BT]) for tokens_BT in batches])}
 
 
 def all_reduced(row, own):

@@ -18,6 +18,7 @@ from ....checks.observers.stage_probe import bytes_under, calling, numbers
 from ....checks.observers.stage_runs import CONFIG, WatchedComm
 from ....checks.trace import Trial
 from ....checks.verdict import Wrong
+from ....trials.watched_training import next_tokens, phases
 from ...zero1.checks.zero1_ops import STAGE_1
 
 SIZES = [4, 6, 3, 2, 1, 7]  # in buckets that differ in their elements, with padding for 2 and for 3 ranks too
@@ -97,7 +98,7 @@ def gpt_on_a_rank(answer, steps=3, micros=2):
     comm, losses = WatchedComm(), []
     torch.manual_seed(0)
     model = GPT(CONFIG)
-    params, tokens = list(model.parameters()), stage_runs.data(comm.rank, steps * micros)
+    params = list(model.parameters())
     gradients = answer(params, 2000, comm)
     layouts = gradients.layouts
     rows = [torch.zeros(layout.padded) for layout in layouts]
@@ -107,19 +108,17 @@ def gpt_on_a_rank(answer, steps=3, micros=2):
             params[int(name)].data = row[layout.param_slice(name)].view(params[int(name)].shape)
     slices = [nn.Parameter(row[layout.slice(comm.rank)]) for row, layout in zip(rows, layouts, strict=True)]
     optimizer = torch.optim.AdamW(slices, lr=0.01)
-    for number, tokens_BT in enumerate(tokens):
-        loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:]) / micros
-        loss.backward()
-        losses.append(loss.item() * micros)
-        calling(answer, gradients.finish)
-        if number % micros == micros - 1:
-            for part, gradient in zip(slices, gradients.shards, strict=True):
-                part.grad = gradient
-            optimizer.step()
-            for row, layout in zip(rows, layouts, strict=True):
-                comm.all_gather(row, layout, str(layout.numel)).wait()
-            gradients.shards = [None] * len(layouts)
-    return {"losses": torch.tensor(losses)}
+    for tokens in stage_runs.data(comm.rank, steps * micros).split(micros):
+        for ended, begins in phases(model, optimizer, tokens, losses, lambda *batch: next_tokens(*batch) / micros):
+            if ended == "backward":
+                calling(answer, gradients.finish)
+            if begins == "step":
+                for part, gradient in zip(slices, gradients.shards, strict=True):
+                    part.grad = gradient
+        for row, layout in zip(rows, layouts, strict=True):
+            comm.all_gather(row, layout, str(layout.numel)).wait()
+        gradients.shards = [None] * len(layouts)
+    return {"losses": micros * torch.tensor(losses)}
 
 
 def also_gathered(gradients):

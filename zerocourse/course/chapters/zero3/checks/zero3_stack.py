@@ -1,5 +1,7 @@
 """The check of 7.7: a sharded stack of blocks, trained on data that differ by rank, its bytes watched."""
 
+import itertools
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -8,12 +10,12 @@ from .....measure.ledger import Ledger
 from ....checks.exercise import exercise
 from ....checks.harness import When
 from ....checks.trace import Trial
+from ....trials.watched_training import TrainingLimits, phases
 from .zero3_hooks import attach
 from .zero3_watch import guard_reads, settled, watched_collectives
 
 WIDTHS = (61, 67, 59, 64, 71, 60, 66, 63)  # of the blocks' middles: no two alike, and few divide evenly
 WIDTH, LR, MOMENTUM = 23, 0.05, 0.5
-STEPS = (0, 2)  # the micro-batches after which the optimizer steps
 
 
 class ResidualBlock(nn.Module):
@@ -32,7 +34,7 @@ def make_stack():
 
 def batches(rank):
     seed = torch.Generator().manual_seed(50 + rank)
-    return [torch.randn(2, WIDTH, generator=seed) for _ in range(STEPS[-1] + 1)]
+    return [torch.randn(2, WIDTH, generator=seed) for _ in range(3)]  # one for the first step, two for the second
 
 
 def elements(block):
@@ -91,38 +93,32 @@ def stack_on_a_rank(shard_stack):
         guard_reads(model)
         seen["_start"] = settled(ledger, others + share + block // 2) - others
         seen["start"] = 1 if seen["_start"] <= share + block // 2 else max(2, round(seen["_start"] / share))
-        most = {"forward left": 4 * block, "forward peak": 4 * block, "no gradient": 0,
-                "backward left": 3 * share + 2 * block, "backward peak": 6 * block + share,
-                "all_reduce": len(model) - 1, "all_gather": 2 * len(model), "reduce_scatter": len(model)}
-        seen |= most | {"_batch": 0}  # what is within its limit is not told apart
-
-        def over(what, now):
-            if now > most[what] == seen[what]:
-                seen[what], seen["_batch"] = now, seen["_batch"] or number + 1
-            return now > most[what]
-
-        optimizer = torch.optim.SGD(shards, lr=LR, momentum=MOMENTUM)
-        for number, x in enumerate(data):
-            calls.clear()
-            before = settled(ledger, others + 3 * share + block // 2)  # shards, gradients, momentum
+        losses, before, stopped = [], 0, False
+        limits = TrainingLimits({
+            "forward left": 4 * block, "forward peak": 4 * block, "no gradient": 0, "backward left": 3 * share + 2 * block,
+            "backward peak": 6 * block + share, "all_reduce": len(model) - 1, "all_gather": 2 * len(model),
+            "reduce_scatter": len(model)}, losses)
+        optimizer, over = torch.optim.SGD(shards, lr=LR, momentum=MOMENTUM), limits.over
+        steps = (phases(model, optimizer, micros, losses, loss_of) for micros in (data[:1], data[1:]))
+        for ended, begins in itertools.chain.from_iterable(steps):
+            if ended == "forward":
+                over("forward peak", ledger.peak - before)
+                stopped = over("forward left", settled(ledger, before + 4 * block) - before)
+            elif ended == "backward":
+                over("backward peak", ledger.peak - before)
+                over("backward left", settled(ledger, others + limits["backward left"]) - others)
+                for verb in ("all_reduce", "all_gather", "reduce_scatter"):
+                    over(verb, calls[verb])
+                stopped = over("no gradient", sum(shard.grad is None for shard in shards))
+            if stopped:
+                break
+            if begins == "forward":
+                calls.clear()
+                before = settled(ledger, others + 3 * share + block // 2)  # shards, gradients, momentum
             ledger.reset_peak()
-            loss = loss_of(model, x)
-            seen.setdefault("first loss", loss.detach())
-            over("forward peak", ledger.peak - before)
-            if over("forward left", settled(ledger, before + 4 * block) - before):
-                return seen
-            ledger.reset_peak()
-            loss.backward()
-            del loss
-            over("backward peak", ledger.peak - before)
-            over("backward left", settled(ledger, others + most["backward left"]) - others)
-            for verb in ("all_reduce", "all_gather", "reduce_scatter"):
-                over(verb, calls[verb])
-            if over("no gradient", sum(shard.grad is None for shard in shards)):
-                return seen
-            if number in STEPS:
-                optimizer.step()
-                optimizer.zero_grad()
+        seen |= limits.seen | {"_batch": limits.first, "first loss": torch.tensor(losses[0])}
+        if stopped:
+            return seen
         seen["shards"] = None  # until nothing is measured any more
         seen["_between"] = settled(ledger, others + 2 * share + block // 2) - others
         seen["step left"] = seen["_between"] > 2 * share + block // 2
