@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,34 @@ def test_checks_do_not_grow(chapter):
     count = sum(tokens(path.read_text()) for path in files)
     assert count <= TOKENS[chapter], f"the checks of chapter {chapter:02} have grown to {count} tokens: make them smaller"
     assert count > 0.95 * TOKENS[chapter], f"the checks of chapter {chapter:02} have {count} tokens: write it down above"
+
+
+def blank_return(params, stage, ranks):
+    16 * params
+
+
+@pytest.mark.parametrize("id, answer, said", [
+    ("1.2", lambda params, stage, ranks: [16, 4, 2, 0][stage] * params + [0, 12, 14, 16][stage] * params // ranks,
+     "`state_bytes(1601, 1, 4)`：返回了 11_207，应为 11_216。"),
+    ("1.2", lambda params, stage, ranks: 16 * params // (ranks if stage == 3 else 1),
+     "`state_bytes(7_500_000_000, 1, 64)`：返回了 120_000_000_000，应为 31_406_250_000。"),
+    ("1.2", blank_return, "`state_bytes(7_500_000_000, 0, 64)`：返回了 None，应为 120_000_000_000：是不是忘了写 `return`？"),
+    ("1.2", lambda params, stage, ranks: (0,),
+     "`state_bytes(7_500_000_000, 0, 64)`：返回了 (0,)（类型是 tuple），应为 120_000_000_000。"),
+    ("1.3", lambda card, stage, ranks: card * ranks // 16,
+     "`largest_model(32, 0, 2)`：返回了 4，应为 2。你在每个阶段都把 16 字节全部分摊给了各个 rank：只有阶段 3 才这样，之前的阶段里每个参数总有"
+     "一部分要在每个 rank 上完整保存。"),
+    ("1.5", lambda units, stage, ranks: [("start", 5)],
+     "`timeline([(800, 5000), (1600, 7000), (400, 300)], 0, 2)`：列表里有 1 个事件，应有 11 个：最后一个是 'zero_grad'。"),
+])
+def test_a_whole_verdict_in_chinese(monkeypatch, id, answer, said):
+    monkeypatch.setenv(VARIABLE, "zh-CN")
+    assert check(id, answer).message == said
+
+
+def test_chapter_01_is_translated_whole():
+    folder = ROOM / "chapters" / "memory_math" / "checks"
+    english, chinese = (tomllib.loads((folder / f"sentences.{language}.toml").read_text("utf-8")) for language in ("en", "zh-CN"))
+    missing = {(name, code) for name, table in english.items() for code in table} - {
+        (name, code) for name, table in chinese.items() for code in table}
+    assert missing == {("followed", "case")}  # a call, and no words

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from .catalogue import sentences
 from .compare import CLOSE, difference
 from .exercise import Exercise
 from .lab import Lab
@@ -210,31 +211,40 @@ def _why_it_ended(exercise: Exercise, number: int, how: Wrong) -> Wrong:
 # In words -------------------------------------------------------------------------------------------------------------
 
 def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace, first: Place) -> str:
-    at = first.what, first.case, first.rank
+    at, says = (first.what, first.case, first.rank), sentences(_difference_text)
     came, wanted = got.value(*at), right.value(*at)
-    words = trial.words_for(first.what, f"`{first.what}` of rank {{rank}} is")
-    told = None
+    words, told = trial.words_for(first.what, says["seen"]), None
     if callable(words):
-        told, words = words(trial.cases[first.case], came, wanted), "it returned"
+        told, words = _told(words, trial.cases[first.case], came, wanted), None
     if told:
         said = told
-    elif "{got}" in words or words.endswith("."):
+    elif words and ("{got}" in words or words.endswith((".", "。"))):
         said = _filled(words, trial, got, right, first)
     elif isinstance(came, Raised):
-        instead = f" where a {wanted.kind} is right" if isinstance(wanted, Raised) else ""
-        said = f"it raised {came.kind}{came.message}{instead}"
+        says_it = says["raised another" if isinstance(wanted, Raised) else "raised"]
+        said = says_it.format(kind=came.kind, message=came.message, right=getattr(wanted, "kind", ""))
     elif isinstance(wanted, Raised):
-        said = f"it returned {value_text(came)} where a {wanted.kind} is right"
+        said = says["not raised"].format(got=value_text(came), right=wanted.kind)
     else:
         close = trial.close if isinstance(trial.close, float) else (trial.close or {}).get(first.what)
-        said = difference(came, wanted, exact=first.what == "exactly", verb=words.format(rank=first.rank),
-                          close=close or CLOSE, tolerance=close or 1e-5)
+        said = difference(came, wanted, exact=first.what == "exactly", close=close or CLOSE, tolerance=close or 1e-5,
+                          verb=words and words.format(what=first.what, rank=first.rank))
     case = trial.case_text(first.case, exercise.answers[0])
-    return f"{case}: {said}" if case else said
+    return says["case"].format(case=case, said=said) if case else said
+
+
+def _told(words: Callable, case: tuple, got, want) -> str | None:
+    told = words(case, got, want)
+    if told is None or isinstance(told, str):
+        return told
+    name, filled_in = told
+    return sentences(words)[name].format(**{"got": got, "want": want} | filled_in)
 
 
 def _joined(said: str, why: str) -> str:
     """What is wrong, and why: a sentence of its own, unless it goes on with a comma or in lower case."""
+    if said.endswith("。"):  # after it Chinese has no space
+        return said.rstrip("。") + why if why.startswith("，") else said + why
     if why.startswith(","):
         return said.rstrip(".") + why
     return f"{said.rstrip('.')}: {why}" if why[:1].islower() else f"{ended(said)} {why}".rstrip()

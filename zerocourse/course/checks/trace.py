@@ -37,10 +37,11 @@ class Trial:
     close: how near values must be, relative where they are larger than 1; or a number for each name of what is seen.
     seconds: for one trip to the ranks; None: the exercise's.
     words: how to speak of what is seen, by name or pattern ("buffer *"), or a function whose sentences do; those of
-        `observe` come after them (see `catalogue`). Either the beginning of a sentence, "rank {rank} holds", to which the difference is
-        added; or a whole one, which ends in a full stop or has {got}, and may have {want}, {all} (what each rank has), {what} and all that is seen;
-        or a function (case, got, want) -> sentence, in which nothing is filled in, or None. The name "case" is for the
-        case itself, "{0} gradients on {world} ranks", where {0} is its first entry.
+        `observe` come after them (see `catalogue`). Either the beginning of a sentence, "rank {rank} holds", to which
+        the difference is added; or a whole one, which ends in a full stop or has {got}, and may have {want}, {all} (what
+        each rank has), {what} and all that is seen; or a function (case, got, want) -> (the name of one of its
+        sentences, what to fill in besides got and want), or None. The name "case" is for the case itself,
+        "{0} gradients on {world} ranks", where {0} is its first entry.
     """
 
     cases: Sequence[tuple] | Callable[[int], Sequence[tuple]] = ((),)

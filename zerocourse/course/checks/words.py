@@ -5,6 +5,8 @@ import os
 import sysconfig
 import traceback
 
+from .catalogue import sentences
+
 WORDS = 400  # characters of an exception's message
 LISTED = 16  # elements of a tensor that are told one by one
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -51,7 +53,7 @@ def short_text(value) -> str:
 def a(value) -> str:
     """The type in words: "an int", "a Tensor"."""
     name = type(value).__name__
-    return f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
+    return sentences(a)["an" if name[0].lower() in "aeiou" else "a"].format(type=name)
 
 
 def ended(text: str) -> str:

@@ -5,7 +5,7 @@ from ....checks.exercise import FORMULAS, exercise
 
 
 @exercise(
-    "1.1", "Count GPT-2", minutes=10, difficulty=1, answer="count_params", own=gpt2_params, replaces=FORMULAS,
+    "1.1", "Count GPT-2", minutes=10, difficulty=1, own=gpt2_params, replaces=FORMULAS,
     sample=lambda random: (random.randint(1, 48), 64 * random.randint(1, 25), random.randint(100, 60_000),
                            128 * random.randint(1, 16), random.random() < .5),
     cases=[(12, 768, 50257, 1024, True), (24, 1024, 50257, 1024, True), (4, 64, 256, 128, False),

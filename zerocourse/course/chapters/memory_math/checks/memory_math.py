@@ -45,7 +45,7 @@ def rounded_apart(params, stage, ranks):
 
 
 @exercise(
-    "1.2", "What a rank holds", minutes=15, difficulty=1, answer="state_bytes",
+    "1.2", "What a rank holds", minutes=15, difficulty=1,
     own=lambda params, stage, ranks: model_states(params, stage, ranks).total_bytes, replaces=FORMULAS,
     sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3), random.randint(1, 1024)),
     cases=[(7_500_000_000, stage, 64) for stage in range(4)] + [(1600, stage, ranks) for stage in range(4)
@@ -95,13 +95,11 @@ def fits_or_not(case, got, want):
     if type(got) is not int or got < 0:
         return None
     needs, more = states(got, stage, ranks), states(got + 1, stage, ranks)
-    if needs > card:
-        return f"it returned {got:_}, which needs {needs:_} bytes on a rank and does not fit; {want:_} is right."
-    return f"it returned {got:_}, and one more needs {more:_} bytes and fits too; {want:_} is right."
+    return "too large" if needs > card else "too small", {"needs": needs, "more": more}
 
 
 @exercise(
-    "1.3", "The largest model", minutes=20, difficulty=2, answer="largest_model", own=largest_params,
+    "1.3", "The largest model", minutes=20, difficulty=2, own=largest_params,
     replaces=FORMULAS, timeout=4,
     sample=lambda random: (random.randint(16, 10**random.randint(2, 12)), random.randint(0, 3), random.randint(1, 100)),
     cases=[(states(params * ranks, stage, ranks), stage, ranks) for params in (1, 50, 10**9) for stage in range(4)
@@ -152,7 +150,7 @@ def largest_model(card_bytes, stage, ranks, *, rounded=share_of, fits=lambda nee
 # 1.4 ----------------------------------------------------------------------------------------------------------------
 
 @exercise(
-    "1.4", "What a rank sends", minutes=20, difficulty=2, answer="step_traffic", own=sent_bytes, replaces=FORMULAS,
+    "1.4", "What a rank sends", minutes=20, difficulty=2, own=sent_bytes, replaces=FORMULAS,
     sample=lambda random: (random.randint(1, 10**random.randint(1, 12)), random.randint(0, 3), random.randint(1, 1024),
                            random.randint(1, 16)),
     cases=[(1600, stage, ranks, accumulation) for accumulation in (1, 3) for stage in range(4) for ranks in (2, 4, 1)],

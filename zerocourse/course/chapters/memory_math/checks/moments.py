@@ -39,26 +39,30 @@ def followed(answer, units, stage, ranks):
     if not isinstance(events, (list, tuple)) or not all(isinstance(e, (list, tuple)) and len(e) == 2 for e in events):
         return {"list": events}
     return {"list": True, "order": [event for event, _ in events],
-            **{LAST if event == "zero_grad" else f"event {number}, {event!r}": held
+            **{LAST if event == "zero_grad" else f"{number}, {event!r}": held
                for number, (event, held) in enumerate(events)}, "exactly": events, "changed": seen["changed"]}
 
 
 def no_list(case, got, want):
-    return None if isinstance(got, Raised) else (f"it returned {value_text(got)} where a list of pairs is right, of "
-                                                 "events and the bytes after each.")
+    return None if isinstance(got, Raised) else ("no pairs", {"got": value_text(got)})
+
+
+def first_wrong(got, want):
+    """Number, what came and what is due of the first event that is wrong."""
+    return next((number, *pair) for number, pair in enumerate(itertools.zip_longest(got, want, fillvalue=""))
+                if pair[0] != pair[1])
 
 
 def first_event(case, got, want):
-    number, came, due = next((number, *pair) for number, pair in enumerate(itertools.zip_longest(got, want))
-                             if pair[0] != pair[1])
-    return f"it has {len(got)} events, and there are {len(want)}: the last one is 'zero_grad'." \
-        if None in (came, due) else f"event {number} is {came!r} where {due!r} comes next."
+    number, came, due = first_wrong(got, want)
+    return "other" if came and due else "too few or many", {"number": number, "came": came, "due": due,
+                                                            "events": len(got), "right": len(want)}
 
 
 def comes(judges):
     """A mistake that is seen by the first event that is wrong: judges(kind that came, kind that is due, right order)"""
     def judge(got, want):
-        came, due = next(pair for pair in zip([*got, ""], [*want, ""], strict=False) if pair[0] != pair[1])
+        _, came, due = first_wrong(got, want)
         return judges(str(came).partition(" ")[0], due.partition(" ")[0], " ".join(want))
     return When("order", judge)
 
@@ -76,7 +80,7 @@ EVEN, ONE, RAGGED = [(800, 5000), (1600, 7000), (400, 300)], [(64, 100)], [(801,
 
 
 @exercise(
-    "1.5", "A step, moment by moment", minutes=60, difficulty=3, answer="timeline", replaces=FORMULAS,
+    "1.5", "A step, moment by moment", minutes=60, difficulty=3, replaces=FORMULAS,
     sample=lambda random: ([(random.randint(1, 10**6), random.randint(0, 10**7)) for _ in range(random.randint(1, 8))],
                            random.randint(0, 3), random.randint(1, 9)),
     trials=[Trial([(units, stage, ranks) for units in each for ranks in worlds], followed,  # a stage has its own events
