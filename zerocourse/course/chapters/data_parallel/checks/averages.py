@@ -18,19 +18,7 @@ from ....checks.words import a, value_text
 # 4.2 ----------------------------------------------------------------------------------------------------------------
 
 def averages(answer, _, all_used):
-    """What the answer does to the gradients of a small model; every rank has the same model and its own data.
-
-    case: {0}, on {world} ranks
-    weights: what rank {rank} sent are the parameters, and no gradient.
-    moved: the parameter '{got}' of rank {rank} has changed: the optimizer does that, with gradients that are averaged.
-    sent: rank {rank} sent nothing.
-    waited: rank {rank} did not wait for {got} of its collectives.
-    to all: rank {rank} called {_verb} alone.
-    new: the parameter '{got}' of rank {rank} had no gradient and has one now.
-    lost: the gradient of '{got}' is gone on rank {rank}, or has another shape: it keeps its shape, and stays in
-        `param.grad`.
-    gradients: the gradients of rank {rank} have
-    """
+    """What the answer does to the gradients of a small model; every rank has the same model and its own data."""
     model = nn.ModuleDict({"one": nn.Linear(6, 5), "two": nn.Linear(5, 3), "unused": nn.Linear(3, 2)})
     model["one"].bias.requires_grad_(all_used)
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 + dist.get_rank()))
@@ -107,30 +95,7 @@ def unsent(gradient):
     })
 def average_gradients(model, *, what=lambda param: param.grad, bring=dist.all_reduce, factor=lambda ranks: 1 / ranks,
                       unused=lambda param: None):
-    """The average over all ranks in every `param.grad`.
-
-    parameters: You communicated the parameters: it is `param.grad` that has to be averaged, the parameters are the same
-        on all ranks already.
-    summed: You summed the gradients and never divided by the number of ranks: that acts like a learning rate {world}
-        times as large.
-    halved: You divided by 2, however many ranks there are.
-    divided twice: You divided by the number of ranks twice.
-    divided alone: You divided by the number of ranks, and never added up.
-    nothing sent: These are still its own gradients.
-    not waited: With `async_op=True` a collective has only begun when the call returns: wait for what it returned before
-        you use the result.
-    to one rank: Reduce and gather bring the sum, or all gradients, to one rank only: every rank needs the average.
-    thrown away: Something was sent, but the result was thrown away: these are still this rank's own gradients. Write it
-        into `param.grad`.
-    went elsewhere: You divided by the number of ranks, and the sum went elsewhere: these are this rank's own gradients.
-    rank 0's: These are the gradients of rank 0 alone: they were copied to all, and nobody's were added.
-    one other: You added the gradient of one other rank: there may be more than two ranks.
-    largest: You took the largest gradient of all ranks, element by element: the average is wanted.
-    zeros for None: Leave `None` as it is: the optimizer leaves such a parameter alone, while a gradient of zeros would
-        let its weight decay.
-    None taken: The `grad` of a parameter that is frozen or was not used is `None`: leave out such a parameter.
-    right: the same on 2 and on 3 ranks, and who had no gradient has none.
-    """
+    """The average over all ranks in every `param.grad`."""
     for param in model.parameters():
         if param.grad is None:
             param.grad = unused(param)
@@ -156,13 +121,7 @@ class OwnerByLetters:
 
 
 def count_words(answer):
-    """The answer's totals on this rank, and the parcels it gave to `exchange`.
-
-    exchanged: rank {rank} of {world} never called `exchange`, so that no rank learns what the others have counted.
-    totals: rank {rank} of {world}, whose text is '{_text}', returned {got}, and {want} is right.
-    strangers: the totals are right, but rank {rank} of {world} sent the word '{got}' to a rank that does not own it.
-    calls: the totals are right, but rank {rank} of {world} called `exchange` {got} times.
-    """
+    """The answer's totals on this rank, and the parcels it gave to `exchange`."""
     rank, world_size, given = dist.get_rank(), dist.get_world_size(), []
 
     def exchange(parcels):
@@ -224,29 +183,7 @@ def lists(text, owner, exchange):
     })
 def word_count(text, owner, exchange, *, split=str.split, goes=lambda word, peer, owner: owner(word) == peer,
                take=lambda arrived: arrived, add=operator.add, keeps=lambda word, owner: True):
-    """The totals of this rank's words.
-
-    never exchanged: Call it once, with a parcel for each rank.
-    all to all: You sent all counts to all ranks, so that every rank has every word; each count should go to the owner
-        of its word, and to nobody else.
-    strangers: every word should travel to its owner only, else each rank receives the whole library.
-    own text: You counted only this rank's own text: the parcels that came from the others are to be added.
-    own words: These are the counts of this rank's own text, for all its words: a rank has the totals of the words it
-        owns.
-    replaced: What comes later replaced what came before: add up the counts of a word that several parcels have.
-    without own: You left out what this rank counted itself: its own parcel belongs to the sum.
-    own twice: You counted this rank's own text twice: the parcel that a rank has for itself comes back as well.
-    texts: You counted in how many texts a word occurs: how often it occurs is wanted.
-    empty word: You split at every single space, and then an empty text has one word, which is empty: `text.split()` has
-        none there.
-    letters: You counted letters: `text.split()` has the words.
-    other words: A rank has the totals of the words that it owns, of all of them and of no others: `owner(word)` says
-        whose a word is.
-    uncounted: count before you send, so that a parcel is a dictionary word: count and each word travels once.
-    again: once is enough, with a parcel for each rank.
-    stuck: Every rank calls `exchange`, also one that has nothing to say: others have something for it.
-    right: map, shuffle, reduce: each total is on one rank, and only counts that were needed there travelled.
-    """
+    """The totals of this rank's words."""
     counts, totals = Counter(split(text)), {}
     parcels = [{word: n for word, n in counts.items() if goes(word, peer, owner)}
                for peer in range(dist.get_world_size())]

@@ -56,26 +56,7 @@ def or_zeros(param):
 
 
 def trained(answer, _, steps):
-    """What can be seen of the last of these steps with the answer.
-
-    case: {0}, on {world} ranks
-    apart: on rank {rank} {got}
-    start: before the first step the parameters of rank {rank} have
-    frozen: before the first step the frozen parameters of rank {rank} have
-    weights: what left rank {rank} are the parameters and not the gradients.
-    verbs: rank {rank} called {got}.
-    early: {got} elements left rank {rank} during a backward with `sync = False`.
-    sizes: the all-reduces of rank {rank} had {got} elements, and the buckets are {want}: each takes whole parameters,
-        the last of them first, as long as it has no more than 340 elements.
-    missing: bucket {_bucket} left rank {rank} when {got} of its gradients, such as that of '{_such}', had not
-        arrived in this backward.
-    unwaited: rank {rank} did not wait for {got} of its collectives.
-    gradients: in one row the gradients of rank {rank} after `finish` have
-    waits: the gradients are right, but the backward of rank {rank} stood still {got} times to wait for an all-reduce.
-    left: the gradients are right, but the buckets of rank {rank} left when so many gradients were there: {got}. It
-        should be {want}, where `finish` is for those that leave when the backward is over.
-    replicas: the gradients are right, but a parameter that nobody used has zeros on one rank and `None` on another.
-    """
+    """What can be seen of the last of these steps with the answer."""
     torch.manual_seed(dist.get_rank())
     model = Net()
     params = trainable(model)

@@ -110,72 +110,7 @@ def seen_alone(self, param):
     })
 @dataclass(eq=False)
 class Bucketed:
-    """Averages the gradients of a model over all ranks, in buckets that leave while the backward goes on.
-
-    start apart: The ranks start with different parameters: send those of rank 0 to all, else the replicas never agree,
-        however well the gradients are averaged.
-    frozen apart: You sent the trainable parameters alone: the forward uses frozen ones too, and so every rank needs
-        those of rank 0.
-    parameters: The hook gets the parameter, and its gradient is `param.grad`.
-    another collective: One all-reduce for each bucket is all that is needed.
-    always sends: Only the last micro-batch of a step sends, so that a step's traffic does not grow with the
-        accumulation.
-    each by itself: You sent each parameter by itself: many small messages, where a bucket collects several.
-    one row: You sent all gradients as one row: nothing can leave before the last gradient is there.
-    first ones first: You filled the buckets in the order of the forward: the backward makes the last parameters'
-        gradients first.
-    frozen too: You gave frozen parameters a place in the buckets: they have no gradient.
-    exactly full: A bucket may be full to the last element: begin the next only when a parameter does not fit, which is
-        when it has more elements than there is room.
-    too full: You closed a bucket when it was over the limit: close it before it grows larger.
-    whoever is full: A bucket may leave only when all buckets before it have left, though it is full: another rank may
-        have other full buckets, and all call the same all-reduces in the same order.
-    finish turned: `finish` sends what is left in the order of the buckets too.
-    without gaps: What has no gradient has its place in the row all the same, with zeros: another rank may have a
-        gradient for it.
-    first step alone: Nothing leaves in the second step: `finish` has to make everything ready for the next.
-    only full ones: Some buckets never left: one in which a gradient is missing never becomes full, so `finish` has to
-        send it, with zeros for what is missing.
-    nothing sent: Nothing was sent: every rank keeps its own gradients.
-    again: Gradients left more than once: what left in the backward does not leave again in `finish`.
-    asked who has one: You sent more than the gradients. If that is to divide by the number of ranks that had one:
-        divide by the number of ranks, the others count as zeros.
-    early ones count: What arrived with `sync = False` does not count: only what arrives in the last backward says that
-        a gradient is complete.
-    never forgotten: What arrived in an earlier step does not count: `finish` has to forget it.
-    not waited: Nobody knows what is in the row before the all-reduce is done: wait for each in `finish`, before its
-        average is written.
-    summed: You summed the gradients and never divided by the number of ranks: that acts like a learning rate {world}
-        times as large.
-    halved: You divided by 2, however many ranks there are.
-    divided twice: You divided by the number of ranks twice.
-    micro-batches too: You divided by the number of micro-batches too: whoever wants their average scales the loss.
-    not written: The average was never written back: these are this rank's own gradients.
-    added: You added the average to what was in `p.grad`: it takes its place.
-    own divided: These are this rank's own gradients, divided by the number of ranks: the sum never came back.
-    last micro-batch: Only the last micro-batch was averaged: what the earlier ones left in `p.grad` belongs to it.
-    last alone averaged: Only the last micro-batch was averaged, and what this rank had from earlier ones was added to
-        it as it was: all of `p.grad` is to be averaged.
-    left out: A parameter without a gradient in the last micro-batch was left out: what earlier ones left in its
-        `p.grad` has to be averaged too.
-    None taken: Where a parameter had no gradient, its `grad` is `None`: zeros stand for it in the bucket.
-    step before: Where a parameter had no gradient, that of the step before was sent again: its place in the bucket has
-        to be zero.
-    only who has one: A parameter that had no gradient on this rank got none: the other ranks' average is for it too,
-        else the replicas part.
-    left behind: In each step all buckets leave, also one for which this rank has no gradient at all: another rank has
-        gradients for it. And a bucket may leave only when all buckets before it have left, though it is full.
-    None on one: An optimizer with momentum moves it on the one alone: leave it alike on all ranks.
-    waits: Start it with `async_op=True`, keep what it returns, and wait in `finish`: waiting at once looks
-        asynchronous, and nothing overlaps.
-    at the end: The first bucket left when the backward was over: it should leave from the hook, as soon as all its
-        gradients are there, so that it travels meanwhile.
-    one a hook: After a bucket has left, look at the next again, with `while` and not with `if`: those behind it may be
-        full already.
-    late: Each bucket should leave from the hook, as soon as all its gradients are there and those before it have left.
-    right: the same gradients as one process on the whole batch, with accumulation and with unused parameters, and the
-        buckets left while the backward went on.
-    """
+    """Averages the gradients of a model over all ranks, in buckets that leave while the backward goes on."""
 
     model: nn.Module
     limit: int

@@ -60,33 +60,7 @@ def filled_up(n, ranks):
         "empty ones left out": lambda n, ranks: [part for part in cut(n, ranks) if part[0] < part[1]],
     })
 def cut(n, ranks, *, stop=even_stop, part=lambda start, stop: (start, stop)):
-    """Where each part starts and stops.
-
-    first and last element: Did you look at the first element of a part? With fewer elements than ranks some parts are
-        empty, and have none: compute where a part starts and stops.
-    rounded up: You made the parts ceil(n / ranks) long, so that the last ones are short or empty: two parts may differ
-        by one element at most.
-    behind the row: You made the parts ceil(n / ranks) long, so that the last ones are short or empty and end behind the
-        row.
-    rounded down: You lost the last elements: parts of n // ranks do not cover the row, and n % ranks elements are left.
-    rounded: You made every part n / ranks long, rounded: together they end before the row does, or behind it.
-    rest to the last: You gave everything that is left over to the last part: two parts may differ by one element at
-        most.
-    rest to the first: You gave everything that is left over to the first part: two parts may differ by one element at
-        most.
-    shorter first: The sizes are right, but the longer parts have to come first.
-    one too many: One part too many has an element more: n % ranks of them are left, for the ranks below n % ranks.
-    one alone: You gave one of the elements that are left to the first part and lost the others: n % ranks are left.
-    not joined: Your parts overlap, or leave gaps: each starts where the one before it stops.
-    from 1: You count from 1: the first element of a row is row[0].
-    lengths: You returned where a part starts and how long it is: where it stops is wanted, one behind its last element.
-    last element: You returned the last element that belongs to a part: stop is one behind it, as in row[start:stop].
-    sizes: You returned the sizes: where each part starts and stops is wanted.
-    edges: You returned the places between the parts: a pair is wanted for each part, where it starts and where it
-        stops.
-    empty ones left out: You left out the empty parts: every rank has a part, though it may be empty.
-    right: every element is in one part, and no part is longer than another by more than one.
-    """
+    """Where each part starts and stops."""
     ends = [0, *(stop(n, ranks, r) for r in range(ranks))]
     return [part(start, end) for start, end in pairwise(ends)]
 
@@ -145,34 +119,7 @@ def replay(start, gradient, arrivals, lr, *, at=lambda read, server: read, base=
            reads=lambda old, new: new, sign=-1,
            share=lambda arrivals: 1, rate=lambda lr: lr, slope=lambda gradient, value, worker: gradient(value, worker),
            shown=lambda old, new: new, age=lambda arrivals, i: len(since(arrivals, i))):
-    """After each arrival the server's parameter, and the age of the gradient.
-
-    newest: You computed each gradient at the server's newest parameter: a worker knows only the one it read, and others
-        have updated since.
-    read before: A worker reads when its update is done: it gets the parameter with its own gradient in it, not the one
-        before.
-    read once: The workers read only once: after each of its updates a worker reads again.
-    own copies: You updated what the worker had read, and lost the updates of others: there is one parameter, the
-        server's.
-    added: You added the gradient: descent subtracts it.
-    divided: You divided by the number of workers: here the server applies lr x gradient as it comes.
-    no rate: You subtracted the gradient itself: lr times the gradient is wanted.
-    exchanged: You called `gradient(worker, parameter)`: the parameter comes first.
-    one late: You noted the parameter as it was before the update: it is wanted after each arrival.
-    start noted: You noted the start as well: one entry is wanted for each arrival.
-    no arrivals: Nothing may arrive at all: for an empty list of arrivals an empty list is right.
-    itself: You counted the update itself: only those of others between the worker's read and its update make it old.
-    its last one: You counted the worker's own update before this one: it read when that was done, so its next gradient
-        knows of it.
-    one too few: Your ages are one too small: every update since the worker's read counts, the first and the last too.
-    first is fresh: A worker's first gradient can be old, too: all read the start, and others may have come first.
-    own updates: You counted the worker's own updates: those of others since its last read make its gradient old.
-    since the start: You said how many updates there were since the beginning: count from the worker's last read.
-    other workers: You took the number of other workers: that is the average when all are equally fast, here count.
-    workers between: You counted the other workers that came in between: count their updates, one worker may bring
-        several.
-    right: parameters and ages are right; nobody had to wait, and some gradients were old.
-    """
+    """After each arrival the server's parameter, and the age of the gradient."""
     server, read, log = start, {}, []
     for update, worker in enumerate(arrivals):
         old, value = server, read.get(worker, start)

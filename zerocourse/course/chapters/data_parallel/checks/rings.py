@@ -11,21 +11,7 @@ from ....checks.trace import Trial
 
 
 def in_ring(answer, n, gathers, _=""):
-    """What the answer sends, makes of a row of n elements, and returns. gathers: is it the second half, 4.6?
-
-    case: a row of {0} elements on {world} ranks{2}
-    strange: rank {rank} called {got}.
-    silent: rank {rank} sent nothing, and nothing arrived.
-    to: rank {rank} sent to rank {_peers}.
-    whole: rank {rank} sent the whole row in each round, {_sent} elements together where {_needed} are enough.
-    rounds: rank {rank} made {got} rounds where {want} are enough, and sent {_sent} elements where {_needed} are needed.
-    sum of part: rank {rank} has the sum of part {got}, and it should have that of part {want}.
-    part: the own part of rank {rank} has
-    own part: the own part of rank {rank} was right, and is {got} where {want} is right.
-    part *: in the row of rank {rank} {what} is {got} where {want} is right.
-    elements: what arrived is right, but rank {rank} sent {_sizes} elements, and {_parts} are right.
-    returned: rank {rank} sent what is right, and it returned
-    """
+    """What the answer sends, makes of a row of n elements, and returns. gathers: is it the second half, 4.6?"""
     rank, world = dist.get_rank(), dist.get_world_size()
     row, right = torch.arange(n) + 100.0 * (rank + 1), (rank + 1) % world
     parts, places = row.tensor_split(world), torch.arange(n).tensor_split(world)
@@ -56,21 +42,7 @@ def pass_on(row, first, arrive, *, parts=torch.Tensor.tensor_split, step=lambda 
             leave=lambda held, begun, number: held[number], count=lambda sent, came, held: sent):
     """Pass parts on, first part number rank + first; what comes belongs `place(turn)` parts before the one that leaves.
     step: to whom, in ranks to the right.   more: rounds.   leave: what is sent, of the parts as they are and were.
-    arrive(part, received) puts what comes into its place.   count: what is returned.
-
-    chunk: Did you cut with `chunk()`? It gives fewer parts than there are ranks where a row is short: cut as in 4.1, or
-        with `tensor_split()`.
-    cut: A row that divides evenly came out right: cut this one as in 4.1, with parts of {_cut} elements.
-    arrived too: You returned what arrived as well: only what this rank sent counts.
-    whole row: You returned the length of the row: what this rank sent is wanted, which is one part less.
-    both halves: You returned what both halves of the ring send together: this is one of them.
-    bytes: You returned bytes: elements are wanted.
-    rounds: You returned the number of rounds: elements are wanted.
-    one part: You returned the length of one part: a rank sends N - 1 of them.
-    as if even: You returned (N - 1) n / N, which is right only when all parts are equally long.
-    as if even, rounded: You returned (N - 1) times n // N, which is right only when all parts are equally long.
-    own part's length: You counted N - 1 parts as long as this rank's own: those that it sends may have another length.
-    """
+    arrive(part, received) puts what comes into its place.   count: what is returned."""
     rank, ranks, sent, came = dist.get_rank(), dist.get_world_size(), 0, 0
     held = parts(row, ranks)
     begun = [part.clone() for part in held]
@@ -159,26 +131,7 @@ def trials(gathers):
         "arrived": counts(lambda sent, came, held: came),
     })
 def ring_reduce_scatter(row, *, first=-1, arrive=torch.Tensor.add_, **knobs):
-    """Part r is summed on rank r.
-
-    a collective: Use nothing but send and receive: that is what the collective is made of.
-    silent: In each round a rank sends one part to its right neighbour.
-    to the left: That is its left neighbour: the right one is {_right}.
-    straight: In a ring a rank sends to its right neighbour only, here to rank {_right}.
-    whole rows: send one part a round.
-    another round: A part is summed when it has been on all ranks, after N - 1 rounds.
-    ends with part r + 1: The ring turns rightly, but it began one part too far: rank r ends with part rank + 1.
-    ends with part r - 1: The ring turns rightly, but it began one part too far: rank r ends with part rank - 1.
-    replaced: What came from the left replaced what was there: add it.
-    own numbers alone: Nothing was added to it: these are this rank's own numbers.
-    same part: You sent the same part in each round: send in each round the part to which you added in the round before.
-    own numbers passed on: A rank passed on its own numbers without those that came before: send in each round the part
-        to which you added in the round before.
-    added twice: What this rank had itself was added twice.
-    average: You divided by the number of ranks: a reduce-scatter adds up, and whoever wants the average divides.
-    arrived: You returned what arrived: what this rank sent is wanted.
-    right: rank r has the sum of part r, and each rank sent what it had to: n less its own part.
-    """
+    """Part r is summed on rank r."""
     return pass_on(row, first, arrive, **knobs)
 
 
@@ -197,26 +150,5 @@ def ring_reduce_scatter(row, *, first=-1, arrive=torch.Tensor.add_, **knobs):
         "less its own": counts(lambda sent, came, held: came),
     })
 def ring_all_gather(row, *, first=0, arrive=torch.Tensor.copy_, **knobs):
-    """Every rank has every part.
-
-    a collective: Use nothing but send and receive: that is what the collective is made of.
-    silent: In each round a rank sends one part to its right neighbour.
-    to the left: That is its left neighbour: the right one is {_right}.
-    straight: In a ring a rank sends to its right neighbour only, here to rank {_right}.
-    whole rows: send one part a round.
-    another round: After N - 1 rounds a part has come to all ranks, and one more brings back what a rank had.
-    other half again: That is a reduce-scatter once more: now a rank sends its own part first, and what arrives is
-        copied.
-    wrong start: You began with the wrong part: first a rank sends its own, and what arrives is the part of the rank on
-        its left.
-    wrong place: What came was written to another part's place: a part must be at its own place, and must be right
-        before it is passed on.
-    not written: It has not arrived, and nothing was written there.
-    own each time: It has not arrived, only the left neighbour's own part did. In each round pass on what came in the
-        round before.
-    added: What came was added to what was there: an all-gather copies.
-    less its own: You returned n less its own part. That is what arrives here, and what a rank sends in the other half:
-        here it sends all parts but that of its right neighbour.
-    right: everyone has every part. With 4.5 before it that is an all-reduce: 2n(N-1)/N elements a rank.
-    """
+    """Every rank has every part."""
     return pass_on(row, first, arrive, **knobs)

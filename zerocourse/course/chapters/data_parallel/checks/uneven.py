@@ -30,15 +30,7 @@ def batches_of(rank: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def trained_on(answer, counts):
-    """The model after the answer has trained it, where rank r has counts[r] batches.
-
-    case: with {0} batches on the ranks
-    steps: rank {rank} made {got} optimizer steps, and {want} are right.
-    sent: rank {rank} called no collective.
-    gradients: the sizes of the gradients (the sum of absolute values) with which rank {rank} made its steps are
-        {got}, and {want} are right.
-    parameters: after the training the parameters of rank {rank} have
-    """
+    """The model after the answer has trained it, where rank r has counts[r] batches."""
     comm = WatchedComm()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, WIDTH))
@@ -137,27 +129,7 @@ def uneven_train(model, optimizer, batches, comm, *, steps=agreed, backward=back
                  present=lambda comm, has: agreed(comm, int(has), "sum"), clears=lambda has: True,
                  updates=lambda has: True):
     """Train on all batches of all ranks.
-    present(comm, has): by what the sum is divided, where `has` says if this rank has a batch.
-
-    stuck: A rank that has no batch left must call the same collectives as the others, as often as they do; a barrier
-        only moves the place at which they wait.
-    no collective: You removed the collectives: nothing hangs any more, and each rank trains a model of its own.
-    own gradients: You never added up the gradients: each rank trains a model of its own.
-    stopped early: You stopped all ranks when the first had no batch left: nothing hangs, but the batches that the
-        others still have are lost.
-    on their own: You let the ranks that still have batches go on alone: from then on the replicas differ.
-    all ranks: You divided by all ranks, also in steps in which some had no batch: their gradient is no zero that
-        counts, so divide by the number of ranks that had one.
-    never divided: You summed and never divided: the average over the ranks that have a batch is wanted.
-    last batch again: A rank without a batch took its last one again, so that those examples count several times.
-    first batch again: A rank without a batch began with its first one again, so that those examples count twice.
-    batch of zeros: A rank without a batch took one of zeros: a model has biases, so zeros have a gradient too.
-    old gradient: A rank without a batch sent its last gradient once more: clear it, and send zeros.
-    left behind: You let a rank without a batch skip the optimizer's step: it needs the same step, else its parameters
-        are not those of the others.
-    every batch alone: You made one step for each batch of any rank: a step takes one batch of every rank that has one.
-    right: nothing hangs, no batch is lost, and all replicas are alike.
-    """
+    present(comm, has): by what the sum is divided, where `has` says if this rank has a batch."""
     for step in range(steps(comm, len(batches))):
         has = step < len(batches)
         if clears(has):

@@ -29,13 +29,7 @@ ENTRIES = ("parameters", "buffers", "now")
 
 
 def count_on_a_rank(answer, words):
-    """What the answer says of a model.
-
-    case: for {0}
-    parameters: the entry "parameters" is
-    buffers: the entry "buffers" is
-    now: the entry "now" is
-    """
+    """What the answer says of a model."""
     counts = answer(COUNTED[words]())
     if not isinstance(counts, dict) or {*counts} != {*ENTRIES}:
         raise Wrong(f"it returned {value_text(counts)}, and a dictionary of {', '.join(map(repr, ENTRIES))} is right")
@@ -83,33 +77,7 @@ def persistent(model):
     })
 def planned_bytes(model, *, nbytes=lambda tensor, model: tensor.nbytes, params=nn.Module.parameters,
                   buffers=nn.Module.buffers, taken=lambda tensor, kind, model: not tensor.is_meta):
-    """The bytes of a model that may be planned, real, or both. kind: all parameters, or all buffers.
-
-    elements: You counted elements: an fp32 element is 4 bytes.
-    four bytes: You took 4 bytes for every element: each dtype has its own size, and bf16 has 2.
-    first dtype: You took the size of the first parameter's element for all of them: each dtype has its own size.
-    by address: You told tensors apart by their addresses: on the meta device every tensor's data_ptr() is 0, since
-        there is no memory. `model.parameters()` gives each once already.
-    top level: You counted what the model itself has: its modules have parameters, too.
-    planned alone: You left out the parameters that are real already: they count, too.
-    tied twice: You counted the tied tensor twice: two names, and one memory.
-    frozen: You left out the frozen layer: it is not trained, but it takes memory.
-    buffers too: You counted the buffers among the parameters.
-    persistent: You left out the buffer that is not persistent: it is in no state_dict, but it takes memory.
-    no buffers: You left out the buffers.
-    four bytes a buffer: You took 4 bytes for every element of a buffer: an int64 has 8 and a bool has 1.
-    meta in memory: You counted the meta parameters as if they were in memory: a meta tensor has a size, and its storage
-        says one too, but there is no memory under it.
-    model at once: Under deferred_init() the buffers are real already, and so they count as memory that is taken now:
-        ask each tensor whether it is on the meta device, and not the model.
-    parameters alone: Under deferred_init() the buffers are real already, and so they count as memory that is taken now,
-        as real parameters do.
-    parameters at once: You decided once for the parameters of the whole model, or looked at buffers only: ask each
-        tensor whether it is on the meta device.
-    persistent now: The buffer that is not persistent is in memory too.
-    buffers real: You took every buffer for real: without deferred_init() buffers are on the meta device too.
-    right: every dtype, tied, frozen, with buffers of both kinds, half real: your count is what the real model takes.
-    """
+    """The bytes of a model that may be planned, real, or both. kind: all parameters, or all buffers."""
     kinds = [*params(model)], [*buffers(model)]
     now = [tensor for kind in kinds for tensor in kind if taken(tensor, kind, model)]
     return {entry: sum(nbytes(tensor, model) for tensor in tensors)
@@ -130,11 +98,7 @@ TIES = {
 
 
 def ties_on_a_rank(answer, words):
-    """What the answer says of a model.
-
-    case: for {0}
-    returned: it returned
-    """
+    """What the answer says of a model."""
     return {"returned": answer(TIES[words]())}
 
 
@@ -184,29 +148,7 @@ def other_order(got, want):
         "module twice": {"names": names_by_module},
     })
 def tied_names(model, *, names=every_name, key=id, least=2, keep=lambda groups: groups):
-    """The groups of names of one parameter.
-
-    shapes: You compared shapes: two tensors of one shape are still two tensors.
-    values: You compared values: equal numbers in two memories are not a tie, because training makes them different.
-    single names: You listed the tensors that have one name, too: only a tensor with several names is a tie.
-    addresses: You compared addresses: on the meta device every tensor's data_ptr() is 0, since there is no memory.
-        Compare the Python objects.
-    no duplicates: You found no tie: `named_parameters()` leaves out the second name of a tensor, unless you call it
-        with remove_duplicate=False, and `state_dict()` makes a new Python object for each name.
-    modules: You named the module and not the parameter: names end in `.weight`.
-    pairs: You returned pairs: a tensor with three names is one group of three.
-    one list: You put all names into one list: return a list of groups, one for each tensor.
-    later names: You left out the first names: a group has all names of its tensor.
-    weights: You looked at weights only: a bias may be tied too.
-    two names: You stopped after two names: a tensor may have more.
-    first tie: You stopped at the first tied tensor: there may be several.
-    sorted: You sorted: keep the order in which the model has the names.
-    groups sorted: You sorted: the groups come in the order in which the model has their first names.
-    set: That is another order than the model's. Did you put the names into a set, which has no order?
-    module twice: A module that is registered twice ties all its parameters, and `named_modules()` leaves out its second
-        name: use remove_duplicate=False there too.
-    right: two names, three names, a whole module twice; and no tie where only the values or shapes are equal.
-    """
+    """The groups of names of one parameter."""
     groups = {}
     for name, param in names(model):
         groups.setdefault(key(param), []).append(name)
@@ -230,12 +172,7 @@ LOST = {  # model, and the names of the checkpoint's tensors
 
 
 def loss_on_a_rank(answer, words):
-    """What the answer says of a model and a checkpoint.
-
-    case: for {0}
-    replaced: afterwards the model has other tensors than before.
-    returned: it returned
-    """
+    """What the answer says of a model and a checkpoint."""
     make, names = LOST[words]
     model = make()
     before = all_names(model)
@@ -280,25 +217,7 @@ def of_buffers(model):
         "too many": lambda model, checkpoint: [name for name in checkpoint if name not in model.state_dict()],
     })
 def lost_names(model, checkpoint, *, names=all_names, filled=loadable, look=lambda model, checkpoint: None):
-    """The names that are not filled.
-
-    changed: You called `to_empty()` or loaded something into the model that you were given. Only look at it.
-    state_dict: You looked at state_dict() alone: a buffer that is not persistent is not in it, and nothing brings it
-        back.
-    parameters: You looked at parameters only: a buffer is lost too.
-    every buffer: You listed every buffer: what is persistent comes back with the checkpoint.
-    persistence: You asked only whether a buffer is persistent: what the checkpoint does not have is lost too.
-    buffers: You looked at buffers only: a parameter that the checkpoint does not have is lost too.
-    order: Parameters come first, then buffers, each in the order of the model, which a set does not keep.
-    spared: You spared the real buffers: `to_empty()` takes new memory for every tensor, real or not.
-    by name: You trusted the checkpoint's names: `load_state_dict()` passes over a buffer that is not persistent, even
-        when the checkpoint has it.
-    second name: You forgot the second name: `to_empty()` gives it a memory of its own, so loading the first name no
-        longer fills it.
-    what is filled: Those are the names that are filled: the others are lost.
-    too many: You asked what the checkpoint has and the model has not: it is the other way round.
-    right: non-persistent buffers, whatever the checkpoint lacks, real buffers, and the second name of a tie.
-    """
+    """The names that are not filled."""
     lost = [name for name in names(model) if name not in filled(model, checkpoint)]
     look(model, checkpoint)
     return lost

@@ -64,12 +64,7 @@ def slices_of(answer, model, rank, world_size):
 
 
 def what_values_follow(answer):
-    """What the values of one layer depend on.
-
-    generator: the values of `layers.0.weight` depend on the state in which torch's generator was before.
-    before: the values of `layers.0.weight` change when the embedding before it has one more row.
-    layers: `layers.0.weight` and `layers.1.weight` are equal.
-    """
+    """What the values of one layer depend on."""
     models_slices = []
     for state, words in ((100, WIDTH + 1), (101, WIDTH + 1), (100, WIDTH + 2)):
         model = stack(words)
@@ -81,24 +76,7 @@ def what_values_follow(answer):
 
 
 def slices_for_a_rank(answer, rank, world_size):
-    """One rank's slices, what was held meanwhile, and what is left of the model.
-
-    case: in one process that plays the ranks in turn, on rank {0} of {1}
-    second name: it has an entry `head.weight`.
-    missing: it has no slice of {got}.
-    extra: it has an entry {got}, which is no parameter.
-    dtypes: the slice's dtype is
-    shapes: the slice's shape is
-    whole: the slice has
-    slices: the slice has
-    real: the parameters {got} of the model are real afterwards.
-    others: the model's parameters {got} are not the objects they were.
-    buffers: the buffer {got} has lost its values.
-    state: torch's generator is in another state afterwards.
-    held: the slices hold {got} bytes, and {want} are right.
-    over: it held {_peak} bytes at the most, and {_limit} are allowed: the slices, one module, and one of its parameters
-        a second time.
-    """
+    """One rank's slices, what was held meanwhile, and what is left of the model."""
     model = stack()
     params, before = dict(model.named_parameters()), all_names(model)
     values = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -196,45 +174,7 @@ def my_slices(model, rank, world_size, seed, *, number=lambda name, seed, *_: cr
               reset=lambda module: module.reset_parameters(), again=False, back=lambda planned, real: planned,
               cut=lambda row, rank, world_size: table(row, world_size)[rank].clone(), keep=True,
               returns=lambda slices: slices):
-    """One rank's slices, module by module.
-
-    generator: seed it anew for each module, from seed and name.
-    seeded once: You seeded once, or not before each `reset_parameters()`: then the numbers depend on all that was drawn
-        before. Seed anew for each module, from its name.
-    seeded alike: You seeded every module alike, and so layers of one shape are copies of one another: the whole name of
-        the module belongs into the seed.
-    second name: That is the tensor of `embed.weight` under its second name. It has one slice, under its first name.
-    missing: Go through every module that has parameters of its own.
-    extra: The keys are the first names in named_parameters().
-    dtype: A slice has the dtype of its parameter.
-    not cut: Nothing is cut: that is the whole parameter.
-    not padded: The last slices are padded with zeros: all ranks hold the same number of elements.
-    chunk: Did you cut with `chunk()`? Where a row is short, it gives fewer parts than there are ranks: pad the row with
-        zeros first, so that every rank has a slice.
-    rounded down: You rounded down: a slice is rounded up, or the last elements belong to nobody.
-    rest dealt out: You dealt the rest out one by one: slices are rounded up and cut from the front, and the last are
-        padded with zeros, so all ranks hold the same number of elements.
-    not 1-D: A slice is 1-D: lay the elements in a row before you cut.
-    no values: It is memory without values: call the module's reset_parameters() before you cut.
-    some values: Some of it is memory without values: call reset_parameters() of every module that has parameters of its
-        own.
-    tied again: The head draws the tied tensor a second time, with the head's own numbers: its first name alone counts.
-    other seed: Is the seed zlib.crc32 of the text `seed:name of the module`, set just before the module's
-        reset_parameters()?
-    slice of rank 0: That is rank 0's slice: rank r has the elements from r * size on.
-    dealt like cards: You dealt the elements out like cards: a slice is a run of neighbours.
-    padding: The padding behind the last element has to be zeros.
-    rank in the seed: With 1 rank they were right: neither the rank nor the number of ranks may change what is drawn, so
-        seed with seed and name alone, draw the whole parameter, and cut then.
-    left real: The whole model is then in memory. Put the meta parameters back when a module is cut.
-    other objects: Ties and optimizers hold on to the objects. Put the same ones back.
-    buffers lost: `to_empty()` gives buffers new memory too. Give memory to the parameters alone.
-    state lost: Put it back, for example with torch.random.fork_rng(devices=[]).
-    views: A slice is a view, and a view keeps the whole parameter's memory alive: clone it.
-    at once: The whole model was there at once: cut each module before you make the next.
-    right: the same values for 1, 2 and 3 ranks, a rank's slices and one module at a time, and ties and buffers as they
-        were.
-    """
+    """One rank's slices, module by module."""
     names, slices, state = {param: name for name, param in model.named_parameters()}, {}, torch.get_rng_state()
     for name, module in model.named_modules():
         if (drawn_from := number(name, seed, module, rank)) is not None:

@@ -37,25 +37,7 @@ def equal_pairs(drawn):
 
 
 def draws_on_a_rank(answer):
-    """What draws with names and seeds give.
-
-    case: `draw("h.12.attn.weight", (40, 50), 7)`
-    device: it returned a tensor on the device {got}, and the CPU is right.
-    kind: it returned
-    small: for the name "ln_f.bias" and the shape (3,) it returned
-    again: it returned other numbers when it was called again after other draws.
-    kept: afterwards torch's own generator is in another state than before.
-    salted: it returned other numbers when `hash()` was that of another process.
-    alike: it returned other numbers on rank {rank} of {world} than on rank 0.
-    five: it returned other numbers when torch.distributed said that there are 5 ranks.
-    names: the names {_names} give the same numbers.
-    names at 0: with the seed 0 different names give the same numbers.
-    seeds: with the seeds {_seeds} it returned the same numbers, so they do not depend on the seed.
-    joined: {_joined} give the same numbers.
-    deviation: the numbers have a standard deviation of {got}, and 0.02 is right.
-    mean: the numbers have a mean of {got}, and 0 is right.
-    tail: no number is beyond twice the standard deviation, and in a normal distribution 1 in 20 is.
-    """
+    """What draws with names and seeds give."""
     comm, name = WatchedComm(), NAMES[0]
     torch.manual_seed(100 + comm.rank)
     torch.rand(comm.rank + 1)  # ranks have drawn differently often before
@@ -149,31 +131,5 @@ def between(most):
     })
 def draw(name, shape, seed, *, number=crc, generator=lambda number: torch.Generator().manual_seed(number),
          values=normal):
-    """Values of a parameter.
-
-    not seeded anew: What was drawn before must not matter: seed a generator anew in every call.
-    torch's generator: The learner's dropout and data draw from it, so they would change: draw from a
-        `torch.Generator()` of your own, or put the state back.
-    hash: Python salts the hash of text anew in each process, so two ranks would disagree: use zlib.crc32 or hashlib.
-    rank: The numbers must not depend on the rank: seed and name alone decide.
-    number of ranks: The numbers must not depend on the number of ranks: the model is the same for all.
-    never seeded: You never seeded your generator: every new `torch.Generator()` starts with the same number. Call its
-        manual_seed().
-    no name: The numbers do not depend on the name: then all matrices of a model are copies of one another.
-    letters: They have the same letters in another order: adding up the letters forgets the order.
-    length: They are equally long: the length of a name is not enough.
-    end: You used the end of the name only: modules of one kind then get the same numbers.
-    beginning: You used the beginning of the name only.
-    product: You multiplied by the seed: 0 times any name is 0. Put seed and name into one text.
-    no seed: Did you use it? If you did: torch's generator on the CPU looks at the lowest 32 bits of its seed, so what
-        is above them is lost.
-    no separator: You joined seed and name without anything between them, so they make the same text: put a colon there.
-    not scaled: You drew with a standard deviation of 1: multiply by 0.02.
-    variance: You multiplied by the variance, 0.02²: multiply by its root, 0.02.
-    root: You multiplied by the root of 0.02: it is the standard deviation already.
-    torch.rand: You drew from another distribution: torch.rand is uniform, torch.randn is normal.
-    evenly: Did you draw evenly between -0.02 and 0.02? A normal distribution is wanted.
-    other distribution: Did you draw from a uniform one, or cut the numbers off?
-    right: the same on every rank, in every order and in every process, and different for every name and seed.
-    """
+    """Values of a parameter."""
     return values(shape, generator(number(name, seed)))

@@ -44,11 +44,7 @@ def real_events():
 
 
 def real_step(answer):
-    """The answer for a real step of stage 3, beside the right one.
-
-    exposed: a real step of stage 3 on rank {rank} of {world}, {_events} events: it returned {_got} where {_right} is
-        right. In a record events come in the order of their ends.
-    """
+    """The answer for a real step of stage 3, beside the right one."""
     events = real_events()
     got, right = answer(copy.deepcopy(events)), exposed_seconds(events)
     exposed = isinstance(got, (int, float)) and math.isclose(got, right, rel_tol=1e-4, abs_tol=1e-7)
@@ -82,30 +78,7 @@ def real_step(answer):
 def exposed_seconds(events, *, travels=TRAVELS, computes=COMPUTES, stops=lambda wait, event: True, order=sorted,
                     weight=lambda sent, busy: bool(sent and not busy)):
     """Seconds in which something travels and nothing computes, segment by segment.
-    stops(wait, event): does the rank not compute in this event during this wait?
-
-    all collectives: You added up all collectives: what travels while the rank computes is hidden.
-    waits: You added up the waits: a collective is also exposed where the rank does nothing at all, and a wait without a
-        collective is not communication.
-    waiting computes: You counted waiting as computing: a forward's time includes the waits inside it.
-    own wait: You let a wait stop its own unit only: the rank stands still then, also in the root's forward around it.
-    once each: You counted collectives that travel together once each: seconds in which several travel are the same
-        seconds.
-    nested: You subtracted a unit's compute and that of the unit around it: the root's forward contains those of the
-        blocks, and the same second counted twice.
-    sums: You subtracted all compute from all communication: only compute at the same time hides anything.
-    hidden: You counted what is hidden: the part of the communication during which nothing computes is wanted.
-    idle: You counted all seconds in which the rank does not compute: only those in which a collective is under way are
-        exposed communication.
-    others compute: You took every other event for computing: only `forward`, `backward` and `step` compute.
-    forward alone: You left out `backward` or `step`: they compute as well.
-    no step: You left out `step`: the optimizer computes as well.
-    gathers alone: You left out `reduce_scatter`: it is communication as well.
-    not sorted: You took starts and ends as they come: in a record events come in the order of their ends, so sort all
-        times first.
-    rounded: It is right for whole and half seconds: do you round, or go through the time in steps?
-    right: from ten timelines made by hand, and from a real step of stage 3 on two ranks.
-    """
+    stops(wait, event): does the rank not compute in this event during this wait?"""
     exposed, times = 0.0, order(event[edge] for event in events for edge in ("start", "end"))
     for start, end in pairwise(times):
         going = [event for event in events if event["start"] <= start and end <= event["end"]]

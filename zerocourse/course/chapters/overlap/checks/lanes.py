@@ -19,11 +19,7 @@ CASES = [([(1.0, 2.0, 4.0)], 0, 4.0, 4.0), (EVEN[:2], 0, 8.0, 8.0), (EVEN, 0, 8.
 
 
 def events_of(answer, *case):
-    """The answer's events in the order of their starts.
-
-    case: `simulate({0}, {1}, {2}, {3})`
-    form: {got}, and a list of events (what, block, start, end) is wanted.
-    """
+    """The answer's events in the order of their starts."""
     events = answer(*copy.deepcopy(case))
     if not isinstance(events, (list, tuple)):
         return {"form": f"it returned {a(events)}, {value_text(events, 60)}"}
@@ -82,35 +78,7 @@ def simulate(blocks, prefetch, bucket_bytes, rate, *, back=reversed, kept=lambda
              more=False):
     """The events of a step, (what, block, start, end).
     kept(place, n): is the block not gathered for this place?   reach: the last place to gather for now.
-    lane(what, number): on which link a message travels.   issued(what, now): when, as the link sees it.
-
-    no events: In an event what is "forward", "backward", "gather" or "reduce", and the others are numbers.
-    kept: You kept the parameters from the forward: stage 3 frees them, and the backward gathers them again.
-    last kept: You kept the last block from its forward: every block is freed, so it is gathered for both places.
-    forwards: The backward goes through the blocks from the last to the first.
-    together: You let several messages travel at the same time, each at the full rate: the link sends one after the
-        other.
-    second link: You gave gathers and reductions a link each: there is one, and it sends one message after the other.
-    too early: A block computed before its parameters were there: it waits for its gather.
-    one farther: You gathered one block farther ahead than `prefetch`.
-    one less far: You gathered one block less far ahead than `prefetch`.
-    within a pass: You stopped looking ahead at the end of the forward: the first gathers of the backward can travel
-        during the last forwards.
-    last bucket: The last bucket never left: what is in it after the last backward has to travel too.
-    more than: You closed a bucket only when it had more than `bucket_bytes`: at least so many are enough.
-    one by one: You sent every block's gradients by themselves: they wait in the bucket until it has `bucket_bytes`.
-    all at the end: You sent all gradients at the end: a bucket leaves as soon as it has `bucket_bytes`.
-    bucket without the rest: You sent the gradients of the block that closed the bucket: the whole bucket travels.
-    never emptied: You never emptied the bucket: what has left in it does not travel again.
-    gathers first: You put the next gather before the bucket that is full at the same moment: the bucket comes first.
-    stands still: The compute lane stood still while a bucket travelled: only a gather is waited for.
-    no overlap: Nothing overlaps in it: gathers look ahead, and a bucket travels while the next block computes.
-    from the start: All gathers were issued at the start: a gather is issued when a block at most `prefetch` places
-        before it is reached.
-    next step: You gathered for the next step too: a step ends with its last reduction.
-    durations: You returned how long events last: the last entry is when they end.
-    right: every event of every step. Now you can ask how long a step takes before you buy the link.
-    """
+    lane(what, number): on which link a message travels.   issued(what, now): when, as the link sees it."""
     n, events, links, there, now, bucket = len(blocks), [], {}, [], 0.0, 0.0  # there: when each place's gather ends
     places = [("forward", i) for i in range(n)] + [("backward", i) for i in back(range(n))]
 

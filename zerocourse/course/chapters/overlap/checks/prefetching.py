@@ -37,23 +37,7 @@ def overlapped(C, M, e):
         "taken before": {"old": lambda C, M, e: C + M - e},
     })
 def speedup_bound(C, M, e, *, old=lambda C, M, e: C + M, new=overlapped, ratio=operator.truediv):
-    """The step's time without overlap over its time with perfect overlap.
-
-    seconds: You returned the seconds of the step: the speed-up is the time without overlap over the time with it.
-    saved: You returned what is saved: the speed-up is the time without overlap over the time with it.
-    shorter: You divided by the shorter one: with perfect overlap the longer one is what remains.
-    turned over: You turned the fraction over: a speed-up is the old time over the new.
-    longer by shorter: You divided the longer one by the shorter.
-    always 2: You took 2 for the bound: that is right only where both take equally long.
-    compute alone: You compared with one of the two alone: without overlap the step lasts C + M.
-    all hidden: You let all communication hide behind the compute: when it is longer, a part of it remains.
-    left out: You left out the exposed seconds: they are there before or after all compute.
-    twice: You counted the exposed seconds twice: they belong to the communication, so only M - e is left to hide.
-    never added: You took the exposed seconds away and never added them: the step lasts that much longer.
-    added before: You added the exposed seconds to the step without overlap too: there they are part of M already.
-    taken before: You took the exposed seconds off the step without overlap: it lasts C + M, exposed or not.
-    right: at most 2, where both take equally long and nothing is exposed.
-    """
+    """The step's time without overlap over its time with perfect overlap."""
     return ratio(old(C, M, e), new(C, M, e))
 
 
@@ -151,32 +135,6 @@ def sample_order(random):
                   When("returned", lambda got, want: isinstance(got, list) and sorted(map(str, got)) == sorted(want))),
     })
 def gather_ahead(recorded, so_far, depth, *, place=present_place, reach=next_places, name=each_once):
-    """The units to gather now, the nearest first.
-
-    itself: You began with the unit that computes now: it is whole already.
-    one more: You gathered one unit more than `depth`.
-    one less: You gathered one unit less than `depth`.
-    all that is left: You gathered everything that is left: only the next `depth` units, since each takes memory.
-    end of the slice: You ended the slice at `depth`: a slice's end counts from the start of the record, so it is
-        `depth` behind the slice's beginning.
-    over the end: You read beyond the end of the record: at the end fewer than `depth` places are left.
-    place behind: You looked one place too far: the unit that computes now is the last of those that have run, so its
-        place is len(so_far) - 1.
-    place of its name: You looked for the unit's name, and so for its first place in the recorded order, or its last: a
-        unit may run twice, so take the place from how many have run.
-    in a circle: At the end you began with the start of the order again: the next pass begins when it begins.
-    gave up: You gave up because another unit ran earlier: only the present place counts.
-    trusted: You trusted the record although another unit runs now: then nobody knows what comes, and nothing is
-        gathered.
-    beyond the record: More units have run than the record has: then nobody knows what comes, and an empty list is
-        right.
-    named twice: You named a unit again that is whole now, or named one twice: each needs one gather.
-    now: You named the unit that computes now, which comes again later: it is whole now.
-    ran already: You left out what ran earlier in this pass: it was freed, so it is gathered again.
-    farther: You looked farther than `depth` places to make up for a unit that comes twice: more blocks would be whole
-        at once than `depth` allows.
-    order: The order is wrong: the nearest unit is gathered first.
-    right: the nearest first, none twice, and nothing where the record does not fit.
-    """
+    """The units to gather now, the nearest first."""
     here = place(recorded, so_far)
     return [] if here is None else name(reach(recorded, here, depth), so_far, depth)

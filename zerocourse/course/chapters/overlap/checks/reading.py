@@ -83,17 +83,7 @@ RIGHT = {"waited": lambda mine, other: added(of(mine, "wait")),
 
 
 def entries(answer):
-    """What the answer says, entry by entry; verdicts never tell what is right.
-
-    waited: rank 1 did not stand still for {got} ms.
-    under_way: it was not for {got} ms that at least one collective was under way on rank 1.
-    longest_wait: it was not {got} for which rank 1 stood still longest.
-    later: it was not {got} ms after rank 1 that rank 0 issued this collective.
-    buckets: rank 1 did not issue its reductions in the order {got}.
-    peak: {got} bytes are not the most that were alive on rank 1.
-    peak_in: the peak was not reached in the backward of {got}.
-    prefetch: the run did not have `prefetch={got}`.
-    """
+    """What the answer says, entry by entry; verdicts never tell what is right."""
     said = answer()
     if not isinstance(said, dict):
         raise Wrong(f"it returned {a(said)}: return a dictionary with the entries {', '.join(RIGHT)}", MISUSED)
@@ -146,45 +136,7 @@ def of_rank_0(name):
         "issued then": {"prefetch": lambda mine, other: 1},
     })
 def read_timeline(**knobs):
-    """The answers to all questions about rank 1. knobs: another function for an entry of `RIGHT`.
-
-    rank 0: That is so on rank 0: the questions are about rank 1, which had less to compute.
-    seconds: You returned seconds: milliseconds are asked for.
-    spans: You counted how long collectives were under way: the rank stands still only in the `wait` events, and it
-        computes during the rest.
-    one pass: You counted the waits of the forward: those of the backward count too.
-    one wait: That is the longest wait: all waits together are asked for.
-    sum: You added up all collectives: where several are under way at once, the same milliseconds counted several times.
-    gap: You took the time from the first beginning to the last end: between the two passes nothing was under way.
-    gathers alone: You left out the reductions.
-    longest gather: You looked at gathers only: a rank waits for reductions as well.
-    gather of it: You named the gather of that unit: the wait ends when a collective of its unit ends, and here it is
-        another one.
-    wait itself: You named the wait: which collective of that unit ends when the wait does?
-    ends: You compared the ends: they say when a rank knew that the collective was complete; who is late shows where it
-        starts.
-    turned over: You turned the difference over: rank 0 came later, so it is positive.
-    wait for later: That is how long rank 1 waited for it: rank 1 had issued it long before it began to wait.
-    span for later: That is how long it was under way on rank 1, its own way over the link included: compare the starts
-        on the two ranks.
-    forward order: You sorted the units, or took the order of the forward: the backward goes through the blocks from the
-        last to the first.
-    gathers' order: You took the order of the gathers: the root is gathered first, and its gradients are complete last.
-    no root: You left out the root, whose gradients are reduced too.
-    forward's peak: You stopped at the forward: in the backward there are gradients too.
-    at the end: That is what remains after the step: the peak is the largest number on the way.
-    both ranks: You added the ranks up: the bytes of one rank are asked for.
-    bucket's unit: You took the unit of a reduction that ends at the same height: its bucket is from an earlier
-        backward; whose backward had just ended?
-    root's: The root's backward goes on around all the others: which block's backward was it?
-    next unit: That block's backward began only when the peak was reached: the one that ended then made it.
-    itself too: You counted the block that computes: `prefetch` counts only those that are gathered ahead of it.
-    root too: You counted everything that is gathered while the first block computes: neither the root nor the block
-        itself is ahead of it.
-    issued then: You counted the gathers issued when a block was reached: at the second block that is one, because the
-        other has been under way since the block before.
-    right: now you know why rank 1 stood still: it had less to compute, and rank 0 came late to every reduction.
-    """
+    """The answers to all questions about rank 1. knobs: another function for an entry of `RIGHT`."""
     events = recorded_step()
     mine, other = ([event for event in events if event["rank"] == rank] for rank in (1, 0))
     return {name: knobs.get(name, right)(mine, other) for name, right in RIGHT.items()}

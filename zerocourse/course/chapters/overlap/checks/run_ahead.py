@@ -65,20 +65,7 @@ def weight(i: int) -> torch.Tensor:
 
 
 def ahead_on_a_rank(answer, depth):
-    """What the forward of five layers asks for, on data of this rank's own.
-
-    case: depth {0} on {world} ranks
-    order: rank {rank} computed the layers in the order {got}, and {want} is right.
-    not waited: rank {rank} computed, and `wait` was never called for the layers {got}.
-    freed: rank {rank} freed nothing, so that at the end {_left} layers are whole.
-    freed early: rank {rank} freed the layers {got} before they computed.
-    waited early: rank {rank} waited for the layers {got} before the ones in front of them computed.
-    too many: on rank {rank} {got} layers were whole at once, at `gather({_peak})`, where {_allowed} are allowed{_then}.
-    late: when layer {_computes} computed on rank {rank}, the gather of layer {_late} had not left: while a layer
-        computes, the next {_depth} should travel.
-    left: at the end {got} layers are still whole on rank {rank}.
-    result: rank {rank} returned
-    """
+    """What the forward of five layers asks for, on data of this rank's own."""
     parameters = Parameters()
 
     def compute(i, x, weight):
@@ -130,26 +117,7 @@ def ahead_on_a_rank(answer, depth):
 def forward_ahead(x, layers, parameters, depth, *, turn=("gather", "wait", "compute", "free"), at_the_end=(),
                   reach=lambda i, depth: i + depth, then=lambda x, new: new):
     """The result of all layers. turn: what happens in a layer's turn, "next" are the gathers of the next layer's turn.
-    reach: the last layer to gather for now.   at_the_end: the layers to free then.
-
-    all at once: All gathers left at once: at most depth + 1 layers may be whole.
-    no prefetch: You gather a layer when it is its turn, so it never travels while another computes.
-    always one: You look one layer ahead, whatever `depth` is.
-    too far: You gather farther ahead than `depth`.
-    one too few: You gather one layer less far ahead than `depth`: the one that computes does not count.
-    in groups: You gather depth + 1 layers together, and the next ones when all of them have computed: begin one more
-        whenever one is freed.
-    after computing: You gather ahead when the layer has computed: begin before it, so that they travel meanwhile.
-    never freed: Free a layer as soon as it has computed.
-    freed late: A layer has to be freed before the next gather begins.
-    freed early: Free a layer when it has computed: with its memory the weight is gone.
-    last not freed: Free the last ones too.
-    waits at once: A wait right after the gather looks asynchronous, and nothing overlaps: wait for a layer when it is
-        its turn.
-    not waited: A gather returns at once: what `wait` returns is the weight, and it is there by then.
-    x lost: layers[i](x, weight) returns the next x and changes nothing in place.
-    right: every gather left in time, at most depth + 1 layers were whole, and each was gathered once.
-    """
+    reach: the last layer to gather for now.   at_the_end: the layers to free then."""
     weights, last = {}, LAYERS - 1
 
     def gather(until, verb):

@@ -61,34 +61,7 @@ MODEL = {"a": (4, 5), "b": (10,), "c": (2, 5), "d": (3, 2, 4)}
     })
 def imbalance(shapes, owner, world_size, *, size=math.prod, rule=lambda load: max(load) * len(load) / sum(load),
               nothing=lambda: 1.0, add=operator.add):
-    """The largest load over the mean load.
-
-    tensors: You counted tensors: they are of very different sizes, so count their elements.
-    overwritten: You let each tensor overwrite the load of those before it: add up what a rank owns.
-    lengths: You added up the lengths of a shape: a tensor's elements are their product.
-    one length: You took one length of a shape only: a tensor's elements are the product of all lengths.
-    over the smallest: You divided by the smallest load: the mean load is what every rank would have if all were even.
-    upside down: You divided the mean by the largest: it is the other way round, so that 1 is the least.
-    smallest: You divided the smallest load by the mean: it is the largest that is wanted, for which all others wait.
-    load: You returned the largest load itself: divide it by the mean.
-    percent: You returned percent, and a ratio is wanted.
-    deviation: You took the standard deviation: the largest load is wanted, for which all others wait.
-    share of all: You returned the largest rank's share of all: divide by the mean, not by the sum.
-    no ratio: You took the difference from the mean, and a ratio is wanted.
-    excess: You took 1 away: that is by how much the largest is above the mean, and where all are even 1.0 is wanted.
-    median: You divided by the median: the mean load is what every rank would have if all were even.
-    of tensors: You divided by the mean size of a tensor: the mean load is all elements over the number of ranks.
-    whole number: You divided with //: the ratio is a float.
-    mean rounded: You rounded the mean: divide with / and not with //.
-    rounded: You rounded the ratio: return it as it is.
-    busy ranks: You took the mean over the ranks that own something: a rank that owns nothing counts too.
-    ranks of owners: You took as many ranks as the owners tell of: a rank that owns nothing counts too, also the last
-        ones.
-    scalar: A tensor of shape () has one element: the product of no numbers is 1.
-    empty tensor: A tensor with a length of 0 has no elements: the product is 0.
-    nothing: When nobody owns anything 1.0 is right: all ranks have the same.
-    right: the largest load over the mean, with ranks that own nothing, and where there is nothing to own.
-    """
+    """The largest load over the mean load."""
     load = [0] * world_size
     for name, rank in owner.items():
         load[rank] = add(load[rank], size(shapes[name]))
@@ -143,31 +116,7 @@ FEW = {name: (size,) for name, size in zip("abcdef", (6, 5, 4, 2, 1, 1), strict=
     })
 def greedy_map(shapes, world_size, *, size=math.prod, key=lambda size, place, *_: (-size, place),
                rank=lambda load, *_: least(load), add=operator.add):
-    """Who owns what.
-
-    in turn: You dealt the tensors in turn: greedy asks each time which rank has the least.
-    sorted, in turn: You sorted by size, and then dealt in turn: greedy asks each time which rank has the least.
-    back and forth: You sorted by size, and then dealt from the first rank to the last and back again: greedy asks each
-        time which rank has the least.
-    unsorted: You took the tensors in the order of the model: sort them, the largest first.
-    smallest first: You took the smallest first: then the largest comes last, and nothing is left to make up for it.
-    most: You gave each tensor to the rank that has most: it goes to the one that has the least.
-    overwritten: You let each tensor overwrite the load of those before it: add up what a rank owns.
-    fewest tensors: You gave each tensor to the rank that has the fewest tensors: count elements.
-    first length: You sorted by the first length of the shape: sort by the number of elements.
-    lengths: You added up the lengths of a shape: a tensor's elements are their product.
-    shape: You sorted by the shape itself: sort by the number of elements.
-    higher rank: When two ranks have the same load, the tensor goes to the lower rank.
-    tie by count: When two ranks have the same load, the tensor goes to the lower rank: yours goes to the one that has
-        fewer tensors.
-    by name: Of two tensors of the same size, the one that is first in the model goes first: yours goes by its name.
-    by name, backwards: Of two tensors of the same size, the one that is first in the model goes first: yours goes by
-        its name, backwards.
-    last of equals: Of two tensors of the same size, the one that is first in the model goes first: yours takes the
-        last.
-    scalar: A tensor of shape () has one element: the product of no numbers is 1.
-    right: every tensor to the rank that has the least, with every tie as the package breaks it.
-    """
+    """Who owns what."""
     sizes, names = {name: size(shape) for name, shape in shapes.items()}, list(shapes)
     load, count, owner = [0] * world_size, [0] * world_size, {}
     names.sort(key=lambda name: key(sizes[name], list(shapes).index(name), name, shapes[name]))
@@ -205,18 +154,7 @@ def elsewhere(answer, shapes, ranks, seed=0, rank="0", salt=0):
 
 
 def agreed(answer, count, ranks):
-    """On what the owners depend, and how many tensors the ranks get.
-
-    case: {0} tensors on {1} ranks
-    complete: it returned {_owner}.
-    given: it gives a tensor to rank {got}.
-    again: asked a second time it gives other owners.
-    luck: with another random state it gives other owners.
-    where: on another rank it gives other owners.
-    hash: in another process it gives other owners.
-    alone: without the first and the last tensor, the others get other owners.
-    spread: one rank owns {_most} of {_all} tensors.
-    """
+    """On what the owners depend, and how many tensors the ranks get."""
     shapes = {name: (8, 3 + number) for number, name in enumerate(NAMES[:count])}
     owner = elsewhere(answer, shapes, ranks)
     if not isinstance(owner, dict) or set(owner) != set(shapes):
@@ -256,20 +194,5 @@ def counting_calls(calls=itertools.count()):
         "uneven": ({"digest": lambda name: ord(name[0])}, {"digest": lambda name: 0}),
     })
 def map_by_name(shapes, world_size, *, digest=lambda name: crc32(name.encode()), rank=operator.mod):
-    """Owners from names.
-
-    incomplete: a dictionary with a rank for every tensor is right.
-    no such rank: the ranks are the integers from 0 to {_last}.
-    kept count: Your function remembers something from one call to the next, and ranks may have called it a different
-        number of times.
-    luck: You draw at random: ranks have different random states, or will have them one day.
-    own rank: You ask for the rank that computes: then every rank comes to a map of its own.
-    hash: Python's `hash` of a string is another one in every process, so that its strings cannot be predicted from
-        outside. Take a checksum of the name's bytes.
-    set: You go through a set of names: its order comes from `hash`, which is another one in every process.
-    others: The number of a tensor, or its size beside the others', decides, so that one more tensor in the model gives
-        others to new owners. Let the name alone decide.
-    uneven: too many names come to the same rank: take a checksum of the whole name.
-    right: the same owners in every process, and whatever else is in the model.
-    """
+    """Owners from names."""
     return {name: rank(digest(name), world_size) for name in shapes}

@@ -79,16 +79,7 @@ class Post:
 
 
 def moved(answer, before, after):
-    """This rank's slice under the new map, and what it sent.
-
-    case: from {0!r} to {1!r} on {world} ranks
-    kind: on rank {rank} it returned {got}, and {want} is right.
-    slice: of the new slice, rank {rank} has
-    changed: the new slice is right, but on rank {rank} the old slice was changed.
-    shared: the new slice is right, but on rank {rank} it has the old slice's own memory.
-    beyond: the new slice is right, but on rank {rank} it holds {got} bytes beyond its elements.
-    sent: rank {rank} sent {got} elements to the others, and {want} are enough.
-    """
+    """This rank's slice under the new map, and what it sent."""
     comm = Comm(timeout=1.5)
     rank, world = comm.rank, comm.world_size
     owners, post = [owner_by(name, world) for name in (before, after)], Post(comm)
@@ -137,27 +128,7 @@ def move(own, shapes, before, after, rank, world_size, exchange, *, sends=lambda
     sends: does an element go to a rank that will own `wanted`? `home`: when that is the rank itself.   place: the
     elements in the order of the new slice; `come`: those that are there, rank by rank.   shape: the last touch to the
     new slice; `row`: the elements in the whole row.   silent: does a rank that had so many elements, of which so many
-    leave, and wants so many, stay out of the exchange?
-
-    old length: That is the size of the old slice.
-    whole row: That is the whole row.
-    no padding: The padding is missing: it belongs to the slice.
-    kept forgotten: What stays on the rank was forgotten: it is in no parcel from another rank.
-    sent dropped: What the other ranks sent was not put in.
-    one after the other: All elements are there, in another order: parts that come from different ranks lie mixed in the
-        slice, so put each part at its own place.
-    padding not 0: The padding is not zero.
-    old slice changed: write into memory of your own.
-    old memory: whoever frees or changes one of the two has both. Copy it, also where nothing moves.
-    view: it is a view into something larger, which stays alive with it. Clone it.
-    to everybody: You sent the whole slice to everybody: send each rank only what it will own.
-    padding: You sent padding: it is zeros, which every rank can make itself.
-    sizes: You sent the sizes of the parcels as well: every rank can compute them from the two maps.
-    too much: What a rank keeps, or what nobody needs there, is not to travel.
-    stuck: every rank must call it, and as often as the others, also a rank that has nothing to send or nothing to get.
-        Is it behind an `if`? With real collectives this waits for ever.
-    right: every element is where the new map wants it, and no element travelled that could stay.
-    """
+    leave, and wants so many, stay out of the exchange?"""
     old, new = slices(shapes, world_size, before), slices(shapes, world_size, after)
     mine = dict(zip(old[rank], own.tolist(), strict=True))
 

@@ -52,12 +52,7 @@ def offsets(change):
 
 
 def in_the_row(answer, *case):
-    """The order of the offsets, which comparing dictionaries leaves out.
-
-    case: `row_layout({0}, {1}, {2})`
-    order: the offsets are right, but they come in the order {got}. The row has the order {want}, and who walks along it
-        wants theirs.
-    """
+    """The order of the offsets, which comparing dictionaries leaves out."""
     return {"order": list(answer(*case)[0])}
 
 
@@ -102,35 +97,7 @@ OWNERS = [(RAGGED, 2, {"a": 1, "b": 0, "c": 1}), (EVEN, 3, {"a": 2, "b": 1, "c":
     })
 def row_layout(shapes, world_size, owner, *, names=lambda shapes, owner: sorted(shapes, key=owner.get),
                size=math.prod, room=lambda count, ranks: count, flat=equal, owned=sums):
-    """Offsets and bounds.
-
-    a bound less: There are N + 1 bounds, the first is 0 and the last is the end of the row: you left out one of them.
-    numbers: You returned the number of a tensor: its offset is the number of elements before it.
-    ends: You returned where a tensor ends: its offset is where it begins, the number of elements before it.
-    sizes: You returned the sizes of the slices: the bounds are where they begin and end, N + 1 places in the row.
-    one more: You added 1 to the quotient also where the row divides evenly: round up, with -(-end // N).
-    rest to the last: You rounded the size of a slice down and let the last rank have the rest: slices are equal, so
-        round up, and pad the row at its end.
-    rest dealt out: You dealt the rest out over the slices: slices are equal, so round up, and pad the row at its end.
-    scalar: A tensor of shape () has one element: the product of no numbers is 1.
-    no padding: You stopped at the last parameter: the last slices are padded, so all are equal.
-    each padded: You padded every parameter: the row as a whole is padded, once, at its end.
-    rounded down: You rounded the size of a slice down: the last elements then belong to nobody.
-    owners left out: You left out the owners: with an owner map the row is sorted by owner, and slices are as long as
-        what their rank owns.
-    unsorted: You kept the model's order in the row: what belongs to one rank has to lie together, so sort by owner
-        first.
-    equal slices: You cut the sorted row into equal slices: with an owner map a slice is as long as what its rank owns.
-    as the longest: You made every slice as long as the longest: with an owner map there is no padding, and a slice is
-        as long as what its rank owns.
-    no empty slices: You left out the ranks that own nothing: such a rank has an empty slice, from a bound to the same
-        bound.
-    bound 0: A rank that owns nothing has an empty slice where the rank before it ends: its bound is not 0.
-    in the slice: An offset counts from the beginning of the row, and not of the slice.
-    by name: You sorted the names of one owner: tensors of one rank stay in the order of the model.
-    order: Sort first, and fill the dictionary in the order of the row.
-    right: equal slices with padding at the end, and whole tensors sorted by owner: both are a row and N + 1 bounds.
-    """
+    """Offsets and bounds."""
     begin, end, load = {}, 0, [0] * world_size
     for name in names(shapes, owner) if owner else shapes:
         begin[name], count = end, size(shapes[name])
@@ -208,26 +175,7 @@ EMPTY = {"a": (2,), "x": (0, 3), "b": (3,), "s": ()}
     })
 def shard_ranges(shapes, offsets, bounds, rank, *, keep=overlaps, names=lambda shapes, offsets: offsets,
                  part=lambda start, stop, begin, end, first: (start - begin, stop - begin, start - first)):
-    """The parts of parameters in a slice.
-
-    whole tensors: You left out the tensors that a cut goes through: a slice may have a part of a tensor.
-    beginnings: You left out a tensor that began in an earlier slice: the rest of it lies here.
-    no middles: You left out a tensor that goes beyond both ends of the slice.
-    row numbers: start and stop count from the beginning of the parameter, and not of the row.
-    row at: `at` counts from the beginning of the slice, and not of the row.
-    row everywhere: start, stop and `at` all count from the beginning of the row: start and stop belong to the
-        parameter, `at` to the slice.
-    inclusive: stop is the first element that is no longer in the range, as in Python's slices.
-    length: You returned the length of the range: the third number is where it stops, counted like start.
-    rank 0: You listed what lies in rank 0's slice: that of `rank` lies from bounds[rank] to bounds[rank + 1].
-    not cut: You listed more of a tensor than lies in the slice: cut it at both ends of the slice.
-    touching: A range has at least one element: where a parameter only touches the slice, there is none.
-    everywhere: You listed parameters that lie in other slices: where start is not below stop, there is no range.
-    empty: A tensor without elements has no range anywhere.
-    padding: You returned the padding as a range: only parameters have ranges.
-    order: The ranges come in the order in which they lie in the slice: the offsets tell it, the shapes do not.
-    right: whole tensors, beginnings, middles and ends; nothing for padding and for what has no elements.
-    """
+    """The parts of parameters in a slice."""
     first, last, ranges = bounds[rank], bounds[rank + 1], []
     for name in names(shapes, offsets):
         begin, end = offsets[name], offsets[name] + math.prod(shapes[name])

@@ -18,17 +18,7 @@ SHAPES = [(5,), (2,), (6,)]  # two do not divide evenly by 2 and 3; on three ran
 # 5.4 ----------------------------------------------------------------------------------------------------------------
 
 def reduction(answer, flat, comm):
-    """The handle, and what a stage's reduction does with the bucket of one flat buffer. The handle is waited for.
-
-    gathered: rank {rank} also gathered the summed gradients.
-    all-reduced: rank {rank} called comm.all_reduce.
-    started: rank {rank} called no collective of `comm`.
-    waited: rank {rank} returned {_kind} after it had waited for the sum.
-    returned: rank {rank} started a reduce-scatter and returned {_kind}.
-    shard: afterwards `flat.grad_shard` of rank {rank} is None.
-    length: `flat.grad_shard` of rank {rank} has {got} elements where {want} are right.
-    values: `flat.grad_shard` of rank {rank} is {got}, and {want} is right.
-    """
+    """The handle, and what a stage's reduction does with the bucket of one flat buffer. The handle is waited for."""
     comm.elements.clear(), comm.calls.clear()
     before = len(comm.issued)
     handle = answer(flat, comm)
@@ -47,16 +37,7 @@ def reduction(answer, flat, comm):
 
 
 def reduce_on_a_rank(answer, numel):
-    """How the operation leaves the bucket, in which the sum is to be.
-
-    case: a bucket of {0} gradients on {world} ranks
-    bucket: afterwards rank {rank} has no bucket.
-    inside: the values are right, but `flat.grad_shard` of rank {rank} has memory of its own, beside a bucket that is
-        kept as well.
-    place: the values are right, but `flat.grad_shard` of rank {rank} lies where another rank's slice of the bucket is,
-        whose gradients it overwrites.
-    in place: the values are right, but on rank {rank} the sum arrived beside the bucket, and was copied into it.
-    """
+    """How the operation leaves the bucket, in which the sum is to be."""
     comm = WatchedComm()
     flat, = flats_of([(numel,)], 1, comm)
     give_gradient(flat, numbers(numel, comm.rank))
@@ -138,30 +119,7 @@ def first_slice(flat):
 def reduce_slice(flat, comm, *, times=lambda comm: 1, before=None, into=lambda flat: flat.grad[flat.own],
                  take=lambda flat, total: total, after=lambda flat, comm, handle: handle):
     """times: of the gradient before it is reduced.   into: where the sum goes.   take: what becomes `flat.grad_shard`
-    when it arrives; or `before`, at once.   after: what is done last, and returned.
-
-    bucket dropped: You dropped it, which is stage 2: stage 1 keeps the whole gradient, and its slice of the sum stands
-        in it.
-    all-reduce: that makes it an all-reduce, twice the traffic. A rank updates its slice and needs only that.
-    whole sum: That brings every rank the whole sum, for twice the traffic: comm.reduce_scatter brings it its slice.
-    own gradients: , so it has only its own gradients, and every rank goes its own way. Call comm.reduce_scatter.
-    uncounted: use comm.reduce_scatter, which counts what is sent.
-    waits: The backward stands still meanwhile: return the handle at once, and let the stage wait for it.
-    handle lost: Nobody can wait for it: return the handle.
-    never set: Set it to this rank's slice of the sum: it is where the optimizer looks.
-    whole bucket: Its slice alone is wanted, and not the whole bucket.
-    slice of before: That is the slice of the rank before the reduction: set `flat.grad_shard` to the place where the
-        sum arrives.
-    divided again: You divided by the number of ranks again: the gradients in the bucket are divided already.
-    multiplied: You multiplied by the number of ranks: the gradients in the bucket are divided, and their sum is the
-        average.
-    slice of rank 0: You took rank 0's slice: this rank's is `flat.own`.
-    memory of its own: Let the sum go into the slice of the bucket: into=flat.grad[flat.own].
-    another's place: into=flat.grad[flat.own].
-    copied back: Let it arrive there: into=flat.grad[flat.own].
-    added to itself: Alone it was right: is a second sum added to the first, which it holds already?
-    right: GPT-2 trains with it as with the package's own, and a rank sends (N - 1) / N of the gradient once.
-    """
+    when it arrives; or `before`, at once.   after: what is done last, and returned."""
     def arrived(total):
         if before is None:
             flat.grad_shard = take(flat, total)
@@ -175,17 +133,7 @@ def reduce_slice(flat, comm, *, times=lambda comm: 1, before=None, into=lambda f
 # 5.5 ----------------------------------------------------------------------------------------------------------------
 
 def step_on_a_rank(answer, dtype):
-    """What the operation does with three flat buffers.
-
-    case: three flat buffers in {0} on {world} ranks
-    updates: on rank {rank} the flat buffers were updated {got} times, and once each is right.
-    stale: rank {rank} gathered before `optimizer_step` had updated the slice.
-    gathered: rank {rank} gathered {got} of {want} buffers.
-    under way: rank {rank} returned with {got} of its gathers still under way.
-    in order: rank {rank} started the gathers in the order {_order}, and rank 0 in the order {_first}.
-    buffer *: afterwards rank {rank} has {got} in {what}, and {want} is right.
-    result: the parameters are right, but what `optimizer_step` returned got lost.
-    """
+    """What the operation does with three flat buffers."""
     comm = WatchedComm()
     flats = flats_of(SHAPES, 1, comm, getattr(torch, dtype))
     result, stale = f"the result of rank {comm.rank}", []
@@ -239,28 +187,7 @@ def turned(flats, comm):
 def update_and_gather(flats, comm, optimizer_step, *, update=lambda optimizer_step, flats: optimizer_step(),
                       publish="first", gathers=lambda flats, comm: flats, gather_first=False,
                       target=lambda flat: flat.full, waits=lambda handles: handles, returns=lambda result: result):
-    """The right operation.
-
-    never updated: `optimizer_step` was never called: without it nothing moves.
-    updated again: `optimizer_step()` updates them all, and `optimizer_step(flat)` one: each further call is a further
-        step.
-    some updated: Call `optimizer_step()` once, or `optimizer_step(flat)` for every one.
-    gathered first: what the others received is one step old.
-    no gather: , so the ranks keep old parameters for the slices of the others: each now trains a model of its own.
-    some gathered: every buffer is updated, so every buffer is gathered.
-    last one alone: You waited for the last gather alone: each is a collective of its own, so wait for every handle.
-    under way: Wait for each handle: the next forward reads these parameters.
-    order: Every rank must call the same collectives, in the same order: NCCL pairs them by their order, and would mix
-        up the buffers.
-    published late: Only its own slice is new: you called flat.round_masters() after the gather had started, so the
-        others got old values. Round first.
-    not published: Nothing moved: the optimizer updates the fp32 master weights here, so after the update round
-        them into the slice, with flat.round_masters(), and gather then.
-    own slice alone: Only its own slice is new: gather into `flat.full` itself.
-    result lost: return it. With a closure it is the loss.
-    stuck: A rank that owns nothing of a buffer gathers it too.
-    right: every rank has every new parameter, fp32 or rounded from fp32, and GPT-2 trains with it.
-    """
+    """The right operation."""
     result, handles = None if gather_first else update(optimizer_step, flats), []
     for flat in gathers(flats, comm):
         if publish == "first":

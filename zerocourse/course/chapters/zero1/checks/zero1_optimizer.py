@@ -28,20 +28,7 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 
 
 def sharded_on_a_rank(answer, shapes, missing, _):
-    """Three steps, and for each the parameters for which the last rank has no gradient.
-
-    case: parameters of the shapes {0} on {world} ranks{2}
-    row: `row` of rank {rank} has {got} elements, and {want} are right.
-    start: after `__init__` the parameters of rank {rank} are
-    views: the parameters of rank {rank} are no views of `row`.
-    step 1: after step 1 the row of parameters of rank {rank} is
-    step 2: after step 2 the row of parameters of rank {rank} is
-    step 3: after step 3 the row of parameters of rank {rank} is
-    held: the values are right, but between two steps rank {rank} keeps {got} bytes beside the row, and {want} are
-        right.
-    all_reduce: the values are right, but rank {rank} called all_reduce in a step.
-    gradients: after the step rank {rank} still has {got} bytes of gradients.
-    """
+    """Three steps, and for each the parameters for which the last rank has no gradient."""
     rank, last = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
     params = [nn.Parameter(tensor) for tensor in random_tensors(shapes, 50 + rank)]
     with Wire(agree=True, timeout=SECONDS):
@@ -76,11 +63,7 @@ def random_tensors(shapes, seed):
 
 
 def gpt_on_a_rank(answer, steps=3):
-    """Losses of the tiny GPT-2.
-
-    case: training GPT-2 on {world} ranks
-    losses: rank {rank} has the losses {got}, and {want} are right.
-    """
+    """Losses of the tiny GPT-2."""
     torch.manual_seed(dist.get_rank())
     model = GPT(CONFIG)
     with Wire(agree=True, timeout=SECONDS):
@@ -163,33 +146,7 @@ KNOBS = {
         "stuck": {"skips": True},
     })
 class ShardedAdamW:
-    """The right class, on torch's own optimizer of a slice; each knob takes the place of one of KNOBS.
-
-    no padding: It is a multiple of the number of ranks, and the last ones are padding: where the ranks divide the
-        parameters evenly there is none.
-    replicas: Each rank kept its own: with different seeds the replicas never agree. Broadcast rank 0's row.
-    no views: what arrives in the row never reaches the model. Set param.data to the part of the row.
-    summed: You summed the gradients and never divided by the number of ranks: the average is wanted.
-    divided twice: You divided twice: once by the number of ranks is right.
-    l2: That is Adam with L2: in AdamW the decay shrinks the parameter itself, not through the gradient.
-    no decay: Your `weight_decay` has no effect: first p becomes p (1 - lr weight_decay).
-    no rate: Your `lr` has no effect: the optimizer that updates the slice should get it.
-    local: You never brought the gradients of the ranks together: each rank updates with its own. Reduce-scatter them
-        first.
-    no gather: Only its own slice is new: gather the slices of the others into the row.
-    gathered first: Its slices of the others are one step old: gather after the update.
-    slice of rank 0: Every rank updated rank 0's slice: a rank owns the slice that begins at its rank times the slice's
-        length.
-    nothing moved: Nothing moved: update the row in place.
-    begins anew: Your averages begin anew in every step: make them once, in `__init__`.
-    moves up: No gradient counts as zeros in its place of the row, and the average is still over all ranks.
-    whole row: You kept the averages of the whole row: a rank needs those of its slice.
-    more kept: Only the two averages of the slice are kept: a row of gradients, or another copy, must not stay.
-    all_reduce: That brings every rank the whole sum, for twice the traffic: a reduce-scatter brings it its slice.
-    gradients left: set param.grad to None once it is in the row.
-    stuck: Every rank takes part in the broadcast, and in every step, whatever gradients it has.
-    right: no package, and GPT-2 trains as in data parallel, with 1/N of the states on each rank.
-    """
+    """The right class, on torch's own optimizer of a slice; each knob takes the place of one of KNOBS."""
 
     def __init__(self, params, lr, weight_decay, **knobs):
         self.knob, self.params, self.ranks = SimpleNamespace(**KNOBS | knobs), params, dist.get_world_size()

@@ -57,30 +57,7 @@ def shared(share):
         "one more": shared(lambda n, ranks: slices(n, ranks, size=lambda n, ranks: n // ranks + 1)),
     })
 def adam_bytes(rows, ranks, *, each=8, share=slices):
-    """The bytes of each rank.
-
-    one average: You counted one average: Adam keeps two a parameter, 4 bytes each.
-    master copy: You counted a master copy: this training is all in fp32, so the parameters themselves are what is
-        updated.
-    all states: You counted parameters and gradients too: only the optimizer's states are wanted.
-    elements: You counted elements: each takes 4 bytes, and there are two averages.
-    whole: You let every rank keep the states of all parameters: that is data parallel. A rank keeps those of its slice.
-    padding: You counted the padding: slices are equal, but the last one ends in padding, which is no parameter and has
-        no states.
-    end to end: You laid all buffers end to end and cut once: each buffer is cut by itself, so a rank owns a part of
-        each.
-    rest to the last: You rounded a slice down and gave the rest to the last rank: slices are rounded up, so the last
-        rank has less, not more.
-    rest dealt out: You dealt the rest out one by one: slices are rounded up and cut from the front, so only the last
-        ones are short.
-    rounded down: You rounded a slice down: then the last parameters belong to nobody.
-    below 0: A rank owns at least nothing: where the parameters end before its slice begins, you count below 0.
-    padding of the last: You took all padding from the last rank: it may reach back over several slices, and no rank has
-        less than nothing.
-    one more: You made a slice one element too long where a buffer divides evenly, as with a padding of
-        ranks - n % ranks: then there is no padding. Round up, with -(-n // ranks).
-    right: to the byte, also where slices end in padding and where a rank owns nothing.
-    """
+    """The bytes of each rank."""
     return [each * sum(of_rank) for of_rank in zip(*(share(n, ranks) for n in rows), strict=True)]
 
 
@@ -96,13 +73,7 @@ def clip_cases(world):
 
 
 def clip_on_a_rank(answer, _, of_ranks, max_norm, unit):
-    """What the answer returns, does with this rank's slices, and sends.
-
-    case: {0}, on {world} ranks
-    norm: the ranks returned {all}, and the norm is {want} on all.
-    slices: afterwards rank {rank} has {got}, and {want} is right, every slice times one factor.
-    elements: the values are right, but rank {rank} sent {got} elements of gradients.
-    """
+    """What the answer returns, does with this rank's slices, and sends."""
     comm = WatchedComm()
     mine = [torch.tensor(part) * unit for part in of_ranks[comm.rank]]
     norm = answer(list(mine), max_norm, comm)  # others hold the slices, and nobody its list
@@ -158,29 +129,7 @@ def norm_of_all(slices, comm):
     })
 def clip_slices(slices, max_norm, comm, *, norm=lambda slices, comm: comm.all_reduce(length(slices)).sqrt(), eps=1e-6,
                 most=1.0, after=False, scale=lambda part, factor, own, most: part.mul_(factor)):
-    """The norm of all ranks' slices, which are scaled in place.
-
-    own slices: You measured this rank's slices only: each rank then scales by a factor of its own. Add up the squares
-        of all ranks.
-    norms added: You added up norms: it is their squares that add up, and the root comes last.
-    no root: You took no root: these are the squares, added up.
-    mean: You took the mean over the ranks: the slices are parts of one gradient, so their squares add up.
-    largest: You took the largest rank's norm: the slices are parts of one gradient, so their squares add up.
-    after: You measured after scaling: the norm before is wanted.
-    longer: You made a short gradient longer: scale only when the norm is above max_norm.
-    norm alone: You divided by the norm alone: the factor is max_norm / (norm + 1e-6), which is never infinite.
-    unchanged: You changed nothing: multiply in place, with mul_, since others hold the same slices.
-    each slice: You scaled every slice by its own norm: the direction of the whole gradient changes. One factor for all.
-    own norm decides: You asked this rank's own norm whether to scale: all ranks scale when the norm of all is above
-        max_norm.
-    a square a slice: Did you stack or all-reduce one square for each slice? A rank may own none, and ranks may own
-        different numbers of them: add up this rank's squares first, beginning with 0, and all-reduce that one number.
-    cut off: You cut off single numbers, as clamp_ does: the direction of the gradient changes. One factor for all.
-    own factor: You scaled by this rank's own norm: one factor for all ranks.
-    together: You brought the slices together: the sum of squares, one number a rank, is enough.
-    stuck: A rank whose list is empty takes part too, with 0.
-    right: one norm on all ranks, for one small number sent, and every slice scaled alike.
-    """
+    """The norm of all ranks' slices, which are scaled in place."""
     total, own = norm(slices, comm), length(slices).sqrt()
     for part in slices:
         scale(part, min(most, max_norm / (total + eps)), own, max_norm)
@@ -193,13 +142,7 @@ HOW = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 0.05, "weight_decay": 0.3}
 
 
 def adamw_on_a_rank(answer):
-    """Two buffers, of which the answer is given a slice each, after each of four steps; and what it keeps.
-
-    step *: after {what} the two buffers are {got}, and {want} are right.
-    spoiled: the parameters are right, but the gradients changed.
-    bytes: the parameters are right, but after 4 steps `state` holds {got} bytes, and {want} are right: two averages of
-        fp32 for 3 + 2 elements.
-    """
+    """Two buffers, of which the answer is given a slice each, after each of four steps; and what it keeps."""
     seed = torch.Generator().manual_seed(5)
     rows = [torch.randn(7, generator=seed), torch.randn(4, generator=seed)]
     mine, state, seen, spoiled = [rows[0][2:5], rows[1][:2]], {}, {}, 0
@@ -237,28 +180,7 @@ def adamw_on_a_rank(answer):
 def adamw(slices, gradients, state, lr, betas, eps, weight_decay, *, in_place=True, decay="before", correct=True,
           count=lambda step, number: step, eps_inside=False, forget=False, swap=False, spoil=False, elsewhere=None,
           keep=False):
-    """One step of AdamW on slices, in place.
-
-    unchanged: You changed nothing: write into the slices, with mul_ and sub_, since a new tensor is not part of the
-        buffer.
-    l2: That is Adam with L2: the decay went into the gradient, and so into both averages. In AdamW it shrinks the
-        parameter itself.
-    no decay: There is no weight decay in it: first p becomes p (1 - lr weight_decay).
-    step per slice: You counted a step for each slice: one step of the optimizer is one step for all slices.
-    no correction: You left out the bias correction: the averages begin at zero and are too small at first.
-    count stays: Your step count stays at 1, or the correction is the first step's: count on in `state`.
-    count from 2: You begin to count at 2: in the first step it is 1.
-    count from 0: You begin to count at 0, and 1 - beta^0 is 0: in the first step it is 1.
-    eps inside: You have eps under the root: it is added to the root of v.
-    decayed after: You decayed the new parameter: AdamW decays the old one, before the update.
-    begins anew: Your averages begin anew in every step: keep them in `state`.
-    betas swapped: You exchanged the betas: the first belongs to the average of gradients, the second to that of
-        squares.
-    gradients spoiled: you wrote into them in place. Whoever logs them or reads them again gets other numbers.
-    less in state: It has less: what is kept elsewhere is lost when the slices are another model's.
-    more in state: You keep more than two averages, or averages longer than the slices.
-    right: as torch's AdamW, four steps long, with 8 bytes an element of the slices and not one more.
-    """
+    """One step of AdamW on slices, in place."""
     state["step"] = step = state.get("step", 0) + 1
     averages = state if elsewhere is None else elsewhere
     beta1, beta2 = betas[::-1] if swap else betas

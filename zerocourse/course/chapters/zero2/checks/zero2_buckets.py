@@ -88,37 +88,7 @@ def pieces(size, limit):
 def cut_into_buckets(units, bucket_size, *, fits=lambda used, size, limit: used + size <= limit, across=False,
                      last=True, empty=False, counts=lambda size: size, begins=lambda used, size: 0,
                      at_the_end=lambda used: 0):
-    """Buckets of sizes, in the order of the forward.
-
-    across units: You filled a bucket across the end of a unit: it closes there too, so that it does not stay open
-        until the next unit's gradients come.
-    last lost: You lost the last bucket: what is open at the end of a unit is a bucket too.
-    closed late: You closed a bucket only when it was over its limit: it closes before the parameter that does not fit.
-    never full: You closed a bucket although the parameter fits: a bucket may be full to its last element.
-    empty bucket: You made an empty bucket before a parameter that is larger than the limit: it has a bucket of its own,
-        and no empty one goes before.
-    large left out: You left out the parameters that are larger than the limit: each has a bucket of its own.
-    large cut: You cut a parameter that is larger than the limit: parameters are not cut, and it has a bucket of its
-        own.
-    large joins: You put a parameter that is larger than the limit into the open bucket: it has a bucket of its own.
-    large first: You gave a parameter that is larger than the limit its bucket while the one before was still open:
-        close that first, so that the parameters stay in the order of the forward.
-    from the end: You filled the buckets from the last parameter on: they are cut in the order of the forward, and only
-        reduced in the other.
-    earlier bucket: You put a parameter into an earlier bucket that has room: they are laid one after the other, and a
-        bucket that has closed stays closed.
-    order of the backward: You listed the buckets from the last to the first: they are wanted in the order of the
-        forward.
-    one a unit: You never closed a bucket before the end of its unit: it also closes when the next parameter does not
-        fit.
-    one a parameter: You gave every parameter a bucket of its own: those that fit share one.
-    counted parameters: You counted parameters: the limit is one of elements, so add up their sizes.
-    total goes on: Your count of elements goes on when a bucket has closed: the next one begins with none.
-    total of the unit before: Your count of elements goes on from one unit to the next: a unit ends with its bucket, and
-        the next one begins with none.
-    new one forgotten: You forgot to count the parameter that opens a bucket: with it the bucket is not empty any more.
-    right: every parameter in one bucket, none longer than it may be, and none across the end of a unit.
-    """
+    """Buckets of sizes, in the order of the forward."""
     buckets, bucket, used = [], [], 0
     for unit in units:
         for size in unit:
@@ -187,34 +157,6 @@ def as_they_fill(full, end):
     })
 def departures(buckets, arrivals, *, end=lambda buckets, arrivals: len(arrivals), until=gradients_until,
                leave=last_first):
-    """After how many gradients each bucket leaves.
-
-    no order: You let a bucket leave as soon as it is full: then ranks on which gradients come in another order, or not
-        at all, begin other collectives. Bucket i waits until bucket i + 1 has left.
-    all at the end: You let every bucket wait for the end of the backward: then nothing is under way while the backward
-        goes on. A full bucket leaves as soon as those after it have left.
-    first first: You let the first bucket leave first: gradients come from the last layer on, so the last bucket leaves
-        first.
-    from 0: You counted from 0: after the first gradient 1 has arrived.
-    unused ignored: You took a bucket for full without its unused parameters: only the end of the backward tells that no
-        more gradient comes.
-    left out: You left out the buckets that are never full: they leave at the end of the backward, else the ranks on
-        which they are full wait for ever.
-    order of leaving: You listed the buckets in the order in which they leave: the entries are in the order of
-        `buckets`.
-    end of all: You let a bucket that is never full leave after as many gradients as there are parameters: the backward
-        ends when those that come have come.
-    after the end: You let a bucket that is never full leave after one gradient more than come: at the end of the
-        backward all that come are there, and it leaves after so many.
-    next alone: You let a bucket wait until the one after it is full: that one may have to wait as well, so wait until
-        it has left.
-    one at a time: You let one bucket leave for each gradient: when one leaves, all those before it that are full follow
-        at once.
-    first gradient: You let a bucket leave with its first gradient: it is full when its last one is there.
-    one parameter: You looked at one parameter of each bucket alone: gradients may come in any order, so a bucket is
-        full when those of all its parameters are there.
-    own gradients: You counted the gradients in the bucket itself: wanted is how many have come by then for all buckets.
-    right: one order on all ranks, whatever arrives when, and nobody is waited for without end.
-    """
+    """After how many gradients each bucket leaves."""
     last = end(buckets, arrivals)
     return leave([until(bucket, arrivals, last) for bucket in buckets], last)

@@ -27,16 +27,8 @@ class ReceivingComm(WatchedComm):
         return super().reduce_scatter(tensor, layout, unit, into, done)
 
 
-def accumulated_on_a_rank(answer, numel, micros, steps):
-    """Gradients of some steps of some micro-batches each; all values differ, so that each kind of sum can be told.
-
-    case: a bucket of {0} gradients on {world} ranks, step {2} with {1} micro-batches
-    bucket: afterwards `flat.grad` of rank {rank} is still there.
-    alive: the values are right, but the bucket's memory is alive on rank {rank} after the sum has arrived.
-    aliased: the values are right, but `flat.grad_shard` of rank {rank} lies in the memory that receives the next sum.
-    receivers: the values are right, but rank {rank} received its {_sums} sums in {got} different places, and {want} is
-        right.
-    """
+def received_on_a_rank(answer, numel, micros, steps):
+    """Gradients of some steps of some micro-batches each; all values differ, so that each kind of sum can be told."""
     comm = ReceivingComm()
     flat, = flats_of([(numel,)], 2, comm)
     for step in range(steps):
@@ -91,7 +83,7 @@ def nothing(flat, total):
     "6.7", "Find the bug: lost micro-batches", minutes=20, difficulty=2, answer="reduce_repaired",
     replaces=("zerocourse.zero.stage2:*", *STAGE_1), timeout=15,
     trials=[
-        Trial([(5, 1, 1), (5, 2, 1), (5, 3, 1), (2, 3, 1), (5, 2, 2)], accumulated_on_a_rank, worlds=(2, 3),
+        Trial([(5, 1, 1), (5, 2, 1), (5, 3, 1), (2, 3, 1), (5, 2, 2)], received_on_a_rank, worlds=(2, 3),
               words=reduction),
         training("reduce", 2, accumulation=2, optimizer=torch.optim.SGD, lr=0.5)],  # AdamW forgives a factor
     mistakes={
@@ -113,28 +105,7 @@ def reduce_repaired(flat, comm: Comm, *, take=lambda flat, total: flat.accumulat
                     into=lambda flat, bucket: flat.received, send=lambda flat, bucket: bucket,
                     after=lambda handle: handle, takes_part=lambda flat, comm: True):
     """take: what is done with the sum when it arrives.   into: where it arrives.   send: what is done with the bucket
-    before.   after: what is done with the handle.
-
-    the bug: The bug is still there. The first micro-batch's sum becomes `flat.grad_shard`, which then *is* the receive
-        buffer: the next sum is written over it, and then added to itself.
-    copied late: You made new memory only when the second sum was added, and by then that sum had been written over the
-        first one: copy the first sum when it arrives.
-    last alone: Now the last micro-batch alone counts, once: copy the first sum, and add the later ones to it.
-    first twice: You counted the first micro-batch twice: it is copied *or* added.
-    halved: You halved what is added, which hides the factor of two micro-batches and brings nothing back of the first
-        one: it was overwritten.
-    before the sum: You took what lay in the receive buffer before the sum had arrived: only the function `done` is
-        called when it is there.
-    own gradient: That is this rank's own gradient, which averages nothing: take the sum that `done` is given.
-    divided again: You divided by the number of ranks again: the gradients in the bucket are divided already, and the
-        factor that is wrong comes from the micro-batches.
-    own memory: This cures the bug by giving up the receive buffer: keep it, and let `flat.grad_shard` have memory of
-        its own.
-    in the bucket: the sum is to arrive in the receive buffer, or the whole bucket stays.
-    waits: The backward stands still meanwhile, and the bug has nothing to do with waiting: return the handle at once.
-    stuck: A rank that owns nothing of a buffer reduces it too.
-    right: every micro-batch counts once, the receive buffer is made once, and GPT-2 trains as it should.
-    """
+    before.   after: what is done with the handle."""
     bucket = flat.take_bucket()
     if not hasattr(flat, "received"):
         flat.received = torch.zeros(flat.own.stop - flat.own.start)

@@ -33,24 +33,7 @@ USES = {  # rank -> the parameters that it uses, in the order of its forward
 
 
 def bucketed_on_a_rank(answer, case, micros):
-    """What is there after some micro-batches, and what the last of them sent.
-
-    case: 6 parameters of [4, 6, 3, 2, 1, 7] elements, buckets of 10, {world} ranks; {0}; micro-batch {1}
-    layouts: the layouts of rank {rank} hold the parameters {got}, and {want} are right: as in 6.1, in the order of the
-        forward, and named by their place in `params`.
-    gathered: rank {rank} gathered gradients.
-    calls: rank {rank} called {got} reductions of `comm`, and {want} are right.
-    under way: after finish() {got} reductions of rank {rank} were still under way.
-    loose: after a backward {got} parameters of rank {rank} still have their `.grad`.
-    shards: `shards` of rank {rank} has {got} entries, and there are {want} buckets.
-    shard *: after finish() {what} of rank {rank} is {got}, and {want} is right.
-    order: rank {rank} reduced {_order}, which are buckets of {got} elements, and the order {want} is right.
-    late: the values are right, but rank {rank} reduced {got} of {calls} buckets only in finish().
-    held: the values are right, but after finish() rank {rank} holds {got} bytes of gradients and buckets, and {want}
-        are right, its slices alone.
-    most: the values are right, but during the backward rank {rank} held {_most} bytes of gradients and buckets, and
-        {_enough} are enough: its slices and one open bucket.
-    """
+    """What is there after some micro-batches, and what the last of them sent."""
     comm, uses, most = WatchedComm(), USES[case], []
     params = [nn.Parameter(torch.ones(size)) for size in SIZES]
     gradients = answer(params, BUCKET, comm)
@@ -90,11 +73,7 @@ def bucketed_on_a_rank(answer, case, micros):
 
 
 def gpt_on_a_rank(answer, steps=3, micros=2):
-    """The tiny GPT-2 trained with the answer's shards, and AdamW on slices.
-
-    case: training GPT-2 on {world} ranks
-    losses: rank {rank} has the losses {got}, and {want} are right.
-    """
+    """The tiny GPT-2 trained with the answer's shards, and AdamW on slices."""
     comm, losses = WatchedComm(), []
     torch.manual_seed(0)
     model = GPT(CONFIG)
@@ -187,37 +166,7 @@ KNOBS = {
                   {"at_the_end": lambda waiting, came: waiting[::-1] if came else []}),
     })
 class ShardedGradients:
-    """The right class; each knob takes the place of one of KNOBS.
-
-    names: You counted from 0 in every bucket: a parameter's name is its place in `params`.
-    last bucket first: They leave from the last to the first, but `layouts` lists them in the order of the forward.
-    gathered: A rank needs its slices alone: a reduce-scatter is enough.
-    no collective: Its gradients are its own. Every micro-batch is reduced, since there is nowhere to add up a whole
-        gradient.
-    not reset: Your counters still stand where the backward before left them: finish() puts back what has come and
-        which bucket is next.
-    under way: wait for every handle.
-    summed: You summed over the ranks and never divided by their number: the average is wanted.
-    divided twice: You divided twice: once by the number of ranks is right.
-    averaged: You averaged over the micro-batches: their gradients add up.
-    last alone: You kept the last micro-batch alone: add to the shard what earlier ones left.
-    first alone: You kept the first micro-batch alone: add those that come later.
-    own gradient: That is this rank's own gradient: keep what the reduce-scatter brings.
-    counted again: Your bucket was not empty when it was made anew: earlier micro-batches are counted again.
-    not freed: free it once it is in its bucket.
-    order: Every rank must call the same collectives, in the same order, whatever gradient arrives when: let a bucket
-        wait until the one after it has left.
-    all at the end: Until then the whole gradient piled up. A bucket leaves when it is full, in the backward.
-    one at a time: All of them were full before. When a bucket leaves, the next may have waited for it, and the one
-        after that: let them follow at once (`while`, not `if`).
-    made early: Make a bucket when its first gradient comes, and let go of it when it leaves.
-    bucket kept: Is a bucket kept, or is a shard a view of one?
-    sum goes on: Alone it was right, but here `shards` are set to None after each step: is a sum that goes on kept
-        elsewhere?
-    stuck: A bucket with unused parameters leaves too, with zeros, at the latest in finish(), also on a rank on which no
-        gradient came at all.
-    right: no more than one bucket is open at a time, nobody waits for ever, and GPT-2 trains as in data parallel.
-    """
+    """The right class; each knob takes the place of one of KNOBS."""
 
     def __init__(self, params, bucket_size, comm, **knobs):
         self.knob, self.comm, self.handles, self.sums = SimpleNamespace(**KNOBS | knobs), comm, [], {}

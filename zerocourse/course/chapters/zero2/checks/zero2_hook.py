@@ -17,14 +17,7 @@ WATCHED = {"first": (2, 2), "second": (2, 2), "third": (2, 2)}  # alike, so that
 
 
 def hooked_on_a_rank(answer):
-    """The bucket and the parameters' gradients after each of two backwards.
-
-    moved: after a backward the parameters {got} have other values.
-    bucket after the *: the {what} backward is {got}, and {want} is right.
-    kept: after the first backward {got} still have their `.grad`, so each gradient is there twice.
-    alive: after the first backward the memory of {got} gradients is still alive, although their `.grad` is None.
-    left: after the first backward the gradients that are left at the parameters are {got}.
-    """
+    """The bucket and the parameters' gradients after each of two backwards."""
     params = {name: nn.Parameter(torch.full(shape, 7.0 + i)) for i, (name, shape) in enumerate(WATCHED.items())}
     layout, fresh, after = Layout.build(WATCHED, WORLD_SIZE), [], []
     bucket, before = torch.zeros(layout.padded), {name: param.detach().clone() for name, param in params.items()}
@@ -85,29 +78,7 @@ def watch(params, bucket, layout, world_size, *, watched=dict, take=lambda param
           place=lambda layout, name: layout.param_slice(name),
           add=lambda bucket, place, gradient, world_size: bucket[place].add_(gradient / world_size),
           free=lambda param: setattr(param, "grad", None), remembered=None):
-    """Register the hooks.
-
-    weights changed: you changed the weights. The hook is given the parameter, and what is wanted is in its `.grad`.
-    nothing: Nothing came into the bucket: is each hook registered, and does it write in place?
-    weights: You put the weights into the bucket: the hook is given the parameter, and the gradient is its `.grad`.
-    not divided: You put in the gradient as it is: divided by the number of ranks, the sum over the ranks is the
-        average.
-    multiplied: You multiplied by the number of ranks: divided by it, the sum over the ranks is the average.
-    loop's variable: Every hook wrote to the place of the last parameter: a function made in a loop reads the loop's
-        variable when it is called. Bind it, as in `lambda param, name=name: ...`.
-    own shape: Do the shapes agree? A place in the bucket is flat: lay the gradient in a row, with `reshape(-1)`, or
-        view the place in the parameter's shape.
-    front: Every hook wrote to the front of the bucket: the place of a parameter is `layout.param_slice(name)`.
-    first alone: Only the first parameter has a hook: does the loop end after one turn?
-    last alone: Only the last parameter has a hook: is it registered inside of the loop?
-    tensor's hook: `register_hook` calls its function before the gradient is in `.grad`, which cannot be freed yet: use
-        `register_post_accumulate_grad_hook`.
-    not freed: Set it to None once it is in the bucket.
-    overwritten: You overwrote what the first backward had left: a second micro-batch adds to it.
-    bucket divided: You divided what was in the bucket already: divide the gradient alone, before it is added.
-    gradients remembered: somebody keeps them, or a view of them. Keep nothing beyond the hook.
-    right: each gradient is in its place as soon as it is complete, divided, added, and nowhere else.
-    """
+    """Register the hooks."""
     for name, param in watched(params).items():
         def move(param, name=name):
             if remembered is not None:

@@ -22,17 +22,7 @@ from ...zero1.checks.zero1_ops import STAGE_1, reduction
 # 6.4 ----------------------------------------------------------------------------------------------------------------
 
 def dropped_on_a_rank(answer, numel, micros):
-    """What is there after some micro-batches, and which memory is alive.
-
-    case: a bucket of {0} gradients on {world} ranks, micro-batch {1}
-    bucket: afterwards `flat.grad` of rank {rank} is still there, all {_bytes} bytes of it.
-    holds: the values are right, but `flat.grad_shard` of rank {rank} is a view of the bucket, and keeps all of its
-        {_bytes} bytes alive.
-    alive: the values are right, but the bucket's memory is alive on rank {rank} after the sum has arrived.
-    dropped: the values are right, but while the reduction of rank {rank} was under way the bucket was still
-        `flat.grad`.
-    by hand: rank {rank} set `flat.grad` to None by hand.
-    """
+    """What is there after some micro-batches, and which memory is alive."""
     comm, dropped = WatchedComm(), []
     flat, = flats_of([(numel,)], 2, comm)
     drop, flat.take_bucket = flat.take_bucket, lambda: dropped.append(True) or drop()
@@ -113,30 +103,7 @@ def reduce_and_drop(flat, comm: Comm, *, drop=lambda flat: flat.take_bucket(), t
                     into=lambda flat, bucket: None, take=lambda flat, total: flat.accumulate(total),
                     after=lambda flat, comm, handle: handle, takes_part=lambda flat, comm: True):
     """times: of the bucket before it is reduced.   into: where the sum goes.   take: what is done with it when it
-    arrives.   after: what is done last, and returned.
-
-    no collective: , so its gradients stay its own. Call comm.reduce_scatter.
-    whole sum: That brings every rank the whole sum, for twice the traffic: comm.reduce_scatter brings it its slice.
-    all-reduce: that makes it an all-reduce, twice the traffic, and all of the gradient is on every rank again.
-    waits: The backward stands still meanwhile: return the handle at once, and let the stage wait for it.
-    handle lost: Nobody can wait for it: return the handle.
-    sum lost: who takes the sum when it arrives? Give the reduce-scatter a function, done=...
-    never dropped: This rank needs its slice alone: take the bucket out with flat.take_bucket().
-    whole bucket: its slice alone is wanted.
-    replaced: You replaced the sum of the earlier micro-batches: add the new one to it, with flat.accumulate.
-    divided again: You divided by the number of ranks again: the gradients in the bucket are divided already.
-    multiplied: You multiplied by the number of ranks: the gradients in the bucket are divided, and their sum is the
-        average.
-    own gradient: That is this rank's own gradient: take what `done` is given, the sum.
-    added twice: You added this micro-batch twice.
-    view: Let the sum have memory of its own: leave out `into`.
-    last reference: somebody still refers to it. The handle must have the last reference.
-    dropped late: the next gradients would be added to what is being sent. Drop it before you return.
-    by hand: The flat buffer also notes which gradients are in its bucket: flat.take_bucket() takes the bucket out, and
-        clears these notes as well.
-    stuck: A rank that owns nothing of a buffer reduces it too.
-    right: no full gradient outlives its reduction, micro-batches add up, and GPT-2 trains with it.
-    """
+    arrives.   after: what is done last, and returned."""
     bucket = drop(flat)
     if not takes_part(flat, comm):
         return None
@@ -152,16 +119,7 @@ G = 3
 
 
 def accumulated_on_a_rank(answer, stage):
-    """Two steps of the tiny GPT-2, by SGD since AdamW forgives a factor.
-
-    case: stage {0} on {world} ranks, 3 micro-batches a step
-    forwards: the model ran {got} times in two steps, and {want} times are right.
-    steps: you called optimizer.step {got} times in two steps, and {want} times are right.
-    parameters: after two steps rank {rank} has other parameters than training on the whole batch gives.
-    losses: the steps return {got}, and {want} are right, the mean loss of the micro-batches, each as if it were alone.
-    reduced: rank {rank} reduced in {got}, and {want} is right.
-    left: after a step rank {rank} still holds {got} bytes of gradients.
-    """
+    """Two steps of the tiny GPT-2, by SGD since AdamW forgives a factor."""
     comm, forwards, steps, losses = WatchedComm(), [], [], []
     with deferred_init():
         model = GPT(CONFIG)
@@ -231,32 +189,7 @@ def mean(losses):
 def train_step(model, optimizer, micro_batches, *, uses=list, scales=[1 / G] * G, reduces=(G - 1,), clears=("end",),
                steps=("end",), returns=mean):
     """reduces: the micro-batches whose backward may reduce.   clears, steps: after which of them the gradients are
-    cleared, or the optimizer steps; at the "end" the step comes first.
-
-    left out: Every micro-batch counts, from the first to the last.
-    steps inside: The parameters move once, when the gradients of all micro-batches are there.
-    no step: Nothing moves without: call it once, when the gradients of all micro-batches are there.
-    summed: You added the micro-batches up: the loss of each counts 1 / G, so that the sum is the average.
-    last not divided: You did not divide the loss of the last micro-batch: it counts 1 / G like the others.
-    ranks too: You divided by the number of ranks as well: the stage does that, and the loss of each counts 1 / G.
-    last alone: Only the last micro-batch counts: zero_grad belongs to the end of the step.
-    cleared before the step: You cleared the gradients before the step: zero_grad comes after it.
-    never cleared: The gradients of the first step are still there in the second: call optimizer.zero_grad() once a
-        step.
-    sum returned: You returned the sum: divide by their number.
-    scaled twice: You divided by G twice: losses that are divided for the backward already only have to be added up.
-    last returned: You returned the loss of the last micro-batch.
-    nothing returned: Does it end without `return`?
-    every micro-batch: You reduced every micro-batch, 3 times the traffic. Stage 1 has room for the whole gradient: add
-        up with forward and backward under model.zero.no_sync(), and reduce with the last micro-batch.
-    never: You reduced nothing until the step, which had to do it all at once. Leave the last micro-batch out of
-        no_sync: its backward reduces the sum while it goes on.
-    not the last: the last micro-batch alone should do it, when the sum is complete.
-    one backward: each micro-batch needs a backward of its own, before the next forward, or the activations of all are
-        alive at once.
-    cleared late: call optimizer.zero_grad() at its end, and they are free until the next.
-    right: stage 1 reduces once a step, stage 2 each micro-batch, and both train as on the whole batch.
-    """
+    cleared, or the optimizer steps; at the "end" the step comes first."""
     losses = []
 
     def after(moment):

@@ -63,11 +63,7 @@ def step(model, optimizer, tokens: torch.Tensor, micro_batches: int) -> float:
 
 
 def under_budget_on_a_rank(answer):
-    """What the settings lead to; over a budget also what is needed to say why.
-
-    case: training with your settings
-    losses: the losses of rank {rank} are {got}, and {want} are right.
-    """
+    """What the settings lead to; over a budget also what is needed to say why."""
     settings = answer()
     if not isinstance(settings, dict):
         raise Wrong(f"it returned {type(settings).__name__}: return a dictionary of settings", MISUSED)
@@ -137,27 +133,6 @@ def peak_when(test):
         "wide buckets": ({"bucket_size": None}, peak_when(lambda got: True)),
     })
 def settings(*, stage=2, micro_batches=4, checkpointing=True, bucket_size=4000, in_flight=0, **more):
-    """Settings of `shard` and of the loop.
-
-    half precision: param_dtype computes something else than the plain run: half the bytes, but other losses. Leave it
-        as it is.
-    uneven: The number of micro-batches has to divide the 8 rows: each micro-batch counts alike, and one with fewer rows
-        would give them more weight than the others have.
-    gathered each time: Stage 3 gathers every unit for each forward and again for each backward, so a micro-batch costs
-        three times what it costs stage 2, which reduces its gradients and gathers once a step.
-    data parallel: Stage 0 brings every rank the whole sum of the gradients in each micro-batch, which is twice what a
-        rank needs of it.
-    too many pieces: Each micro-batch sends all gradients once more: take fewer of them, and find the bytes elsewhere.
-    activations kept: Most of them are activations, which wait for the backward in all blocks at once: with
-        checkpointing a block keeps its input alone, and computes the rest again.
-    too few pieces: Most of them are activations, in proportion to the rows of a micro-batch: cut the batch further, as
-        long as the bytes that are sent allow it.
-    whole gradient: Below stage 2 a rank keeps a whole gradient for a slice that it needs.
-    in flight: While a reduction is under way its bucket stays, and the next one fills beside it. Here bytes count and
-        seconds do not, so let the backward wait for each reduction.
-    wide buckets: You are close: a bucket and the gradients on their way into it are held together, so smaller buckets
-        hold less.
-    right: the losses of the plain run, under both budgets.
-    """
+    """Settings of `shard` and of the loop."""
     return {"stage": stage, "micro_batches": micro_batches, "checkpointing": checkpointing, "bucket_size": bucket_size,
             "in_flight": in_flight, **more}

@@ -45,35 +45,7 @@ def rounded_at_the_end(units, ranks, micro_batches, reshard_after_forward):
 def elements_sent(units, ranks, micro_batches, reshard_after_forward, *, gathers=lambda G, again: G * (1 + again),
                   reductions=lambda G: G, message=lambda n, ranks: (ranks - 1) * -(-n // ranks), each=1, cut=list,
                   verbs=("all_gather", "reduce_scatter")):
-    """message: elements of a unit that a rank sends in one collective.   gathers, reductions: how often in a step.
-
-    gathered once: You gathered once for a forward and its backward: with `reshard_after_forward` the parameters are
-        freed between the two, so the backward gathers them again.
-    gathered twice: You gathered twice although the parameters were kept: without `reshard_after_forward` the backward
-        finds them where the forward left them.
-    turned round: You turned `reshard_after_forward` round: True frees the parameters after the forward, and that costs
-        a second gather.
-    reduced once: You reduced once for the whole step: a rank has no room for a whole gradient, so the gradients of
-        every micro-batch are reduced.
-    first gather alone: You gathered for the first micro-batch alone: its backward frees the parameters, so the next
-        forward gathers them again.
-    kept over micro-batches: You kept the parameters over all micro-batches: `reshard_after_forward=False` keeps them
-        from a forward to its backward, which frees them.
-    no micro-batches: You left the micro-batches out: each has its own forward and backward, and its own collectives.
-    gathered after the step: You gathered after the update too, as stages 1 and 2 do: here the next forward gathers.
-    all-reduce: You counted an all-reduce of the gradients: a reduce-scatter is half of one, because the sums stay where
-        they are.
-    to itself: You let a rank send to all ranks, itself among them: its own share stays where it is.
-    sent once: You let a rank send its share once: each of the N - 1 others needs it.
-    whole units: You let a rank send whole units: it has its share of each, and sends that to the N - 1 others.
-    bytes: You counted bytes: elements are asked for.
-    exchanged: You changed the two round: parameters are gathered, gradients are reduced.
-    one cut: You cut the sum of all units: each unit is gathered by itself, so each is padded by itself.
-    rounded down: You rounded a share down: the last rank's share is padded up to the size of the others.
-    no padding: You counted (N - 1) / N of the parameters, without padding: a share is ceil(n / N) elements, and it is
-        sent as a whole.
-    right: gathers and reductions, padding included, also over several micro-batches.
-    """
+    """message: elements of a unit that a rank sends in one collective.   gathers, reductions: how often in a step."""
     once = each * sum(message(n, ranks) for n in cut(units))
     times = gathers(micro_batches, reshard_after_forward), reductions(micro_batches)
     return {verb: once * count for verb, count in zip(verbs, times, strict=True)}
@@ -124,34 +96,7 @@ def rooted(add):
 def most_gathered(root, blocks, prefetch, reshard_after_forward, *, wide=lambda prefetch: prefetch + 1,
                   most=lambda blocks, wide: max(windows(blocks, wide)), kept=lambda again: not again,
                   add=lambda root, here, again: root + here):
-    """wide: how many neighbours are there.   most: elements of so many.   add: the root to those of the blocks.
-
-    no root: You left out the root: it is gathered before the first block and freed after the last.
-    root or block: You took the larger of the root and the blocks: the root stays while they compute, so add it.
-    root twice: You counted the root twice: it is gathered once in the forward and once in the backward, and there is
-        one of it at a time.
-    without itself: You left out the block that computes: with `prefetch` ahead of it, there are `prefetch` + 1.
-    nothing ahead: You left out the blocks that are gathered ahead.
-    one too many: You took one block too many: the one that computes, and `prefetch` more. The one before is freed
-        already.
-    both sides: You counted `prefetch` blocks on either side: those ahead are being gathered, those behind are freed.
-    largest multiplied: You multiplied the largest block: blocks have different sizes, so add up the neighbours and look
-        for the place where the sum is largest.
-    fewer near the end: You multiplied the largest block, and by more blocks than there are: add up neighbours, of
-        which there are fewer near the end.
-    largest anywhere: You added up the largest blocks wherever they are: only neighbours are gathered at the same time.
-    from the largest: You looked only at the moment in which the largest block computes: it may also be one of those
-        that are gathered ahead of another.
-    first blocks: You looked at the first blocks alone: the largest sum may come later.
-    last blocks: You looked at the last blocks alone: the largest sum may come earlier.
-    average: You took blocks of average size: look for the place where the sum of the neighbours is largest.
-    full windows: You looked only where all `prefetch` blocks are there to be gathered ahead: near the end there are
-        fewer, and in a short stack that is everywhere.
-    always freed: You ignored `reshard_after_forward=False`: nothing is freed in the forward, so at its end all blocks
-        are whole.
-    turned round: You turned `reshard_after_forward` round: True frees each block after it computed.
-    right: root, the block that computes and those ahead of it; and all of them where nothing is freed.
-    """
+    """wide: how many neighbours are there.   most: elements of so many.   add: the root to those of the blocks."""
     here = sum(blocks) if kept(reshard_after_forward) else most(blocks, wide(prefetch))
     return add(root, here, reshard_after_forward)
 
@@ -230,40 +175,7 @@ def step_events(blocks, prefetch, *, wanted=lambda order, i, prefetch, direction
                 ending=("backward", "reduce", "reshard"), end=None):
     """wanted: the blocks to be gathered before one computes; late: those ahead, after it.   looks: is it there already?
     frees: is a block resharded in the forward? forgets: though it was not, the backward gathers it.   end: a verb for
-    all blocks at the end.
-
-    nothing ahead: You gathered nothing ahead: `prefetch` blocks after the present one are unsharded before it computes.
-    ahead in the forward: You gathered ahead in the forward alone: the backward does it too, towards the first block.
-    itself counted: You counted the block itself: `prefetch` blocks *after* the present one are gathered ahead.
-    too far: You gathered one block too far ahead.
-    one ahead: You gathered one block ahead, whatever `prefetch` is.
-    all at once: You gathered all blocks at the beginning: then a rank holds the whole model, and nothing is saved.
-    farthest alone: You gathered the farthest block alone: at the beginning of a pass the nearer ones are not there yet
-        either.
-    farthest first: You gathered a block before one that is nearer: the nearest is needed first, so it goes first.
-    looks forward: Your backward gathers ahead towards the last block, and those have computed already: ahead of it are
-        the blocks before.
-    negative start: Near the first block i - prefetch is below 0, where a slice in Python counts from the end: begin it
-        at max(0, i - prefetch).
-    ahead too late: You started to gather ahead after the block computed: then nothing travels while it computes, and
-        that was the purpose.
-    gathered again: You gathered a block again that was there already.
-    by name: You went by the names: the order of `blocks` says which is nearest, and "h.10" sorts before "h.8".
-    no second gather: You did not gather again for the backward: after the forward every block was resharded.
-    kept: You kept the blocks from the forward to the backward, which is `reshard_after_forward=False`: here each is
-        resharded as soon as it computed.
-    last one kept: You kept the last block, which the backward needs first: a good idea, but here each block is
-        resharded as soon as it computed.
-    no reshard: You did not reshard after the forward: each block is resharded as soon as it computed.
-    backward forwards: You walked the backward from the first block to the last: it goes the other way.
-    reduced last: You resharded before you reduced: in this list the reduction comes first.
-    reduced first: You reduced before the backward: it is the backward that makes the gradients.
-    reduced at the end: You reduced at the end of the step: the gradients of a block go to their owners when its
-        backward is over, or a rank holds all of them.
-    never reduced: You never reduced: the gradients of a block go to their owners when its backward is over.
-    kept at the end: You did not reshard after the backward: then the whole model is there at the end.
-    right: each block is gathered twice, while the one before it computes, and freed twice.
-    """
+    all blocks at the end."""
     events, there = [], set()
 
     def gather(names):

@@ -61,17 +61,7 @@ class Watched(nn.Module):
 
 
 def hooks_of_three_blocks(attach):
-    """Two steps in the mode of training, one outside of it, and two evaluations after the first.
-
-    replaced: the block has another `forward` now.
-    block * forward: {what}: {got}, and {want} is right.
-    block * backward: {what}, with its gradients so far: {got}, and {want} is right.
-    raised: an evaluation under `torch.no_grad()` raised: {got}.
-    evaluation *: an {what} of blocks 0, 1, 2 gave {got}, and {want} is right.
-    * forward: the {what} of blocks 0, 1, 2 gave {got}, and {want} is right.
-    * backward: the {what} of blocks 0, 1, 2 gave {got}, and {want} is right.
-    gradients: the gradients that `reduce` found, block by block, are
-    """
+    """Two steps in the mode of training, one outside of it, and two evaluations after the first."""
     events, phases, raised = [], {}, ""
     blocks = nn.Sequential(*[Watched(number, events) for number in range(3)])
     for block in blocks:
@@ -162,38 +152,7 @@ def attach(block, unshard, reshard, reduce, *, before=("unshard",), after=("resh
            registers=lambda output: output.requires_grad, frees=lambda block, output: True,
            counts=lambda block: True, piles=False, bare=False):
     """before, after, ending: what is called then; full: and in a full backward hook.   again: what calls `unshard` in
-    the backward.   ready: is it over, when so many gradients came?   registers, frees, counts: does it, here?
-
-    forward replaced: Use hooks; do not replace `forward`.
-    unshard late: It computed, and `unshard` came after that: its weights were not there.
-    no unshard: It computed, and `unshard` was never called: its weights were not there.
-    reduce in the forward: `reduce` was called: there are no gradients yet.
-    kept after the forward: `reshard` was never called: after the last block the whole model would be gathered.
-    freed before the forward: `reshard` came before it computed.
-    no second unshard: `unshard` was never called: the weights were freed after the forward, and the gradient of the
-        block's input needs them.
-    unshard with a gradient: `unshard` was not the first: the weights must be there before its backward begins, which is
-        before any of its gradients comes.
-    never reduced: `reduce` was never called.
-    reduced again: `reduce` was called more than once: once is right, when the last of its gradients is there.
-    reduced early: `reduce` was called before all of its gradients were there: wait for all.
-    kept after the backward: `reshard` was never called: after the first block's backward the whole model would be
-        gathered.
-    freed first: `reshard` came before `reduce`: reduce first.
-    full hook: A full backward hook waits for the gradient of the block's input; where the input needs none, as in the
-        first block, torch calls it at once.
-    no graph: No backward follows there: register what waits for one only while gradients are recorded.
-    kept in evaluation: Every forward needs the weights and frees them, also when no backward follows.
-    mode in evaluation: The mode must make no difference: every forward needs the weights, and frees them.
-    count goes on: A count of gradients must begin at 0 again.
-    piled up: There are more hooks than before: those registered in a forward pile up. Register once.
-    mode in training: It was under `model.eval()`, which must make no difference: gradients are recorded there too.
-    too late: A gradient holds NaN, as freed weights do: a part of a block's backward was computed without them. The
-        weights must be there before its backward begins, which is before any of its gradients comes.
-    arguments: A hook is given the block or the parameter and more: let a function of your own take that, and call
-        `unshard()`, `reshard()` or `reduce()` in it.
-    right: gathered before each use, freed after it, and reduced once, when the whole gradient was there.
-    """
+    the backward.   ready: is it over, when so many gradients came?   registers, frees, counts: does it, here?"""
     functions, params, came = {"unshard": unshard, "reshard": reshard, "reduce": reduce}, list(block.parameters()), 0
 
     def call(*verbs):

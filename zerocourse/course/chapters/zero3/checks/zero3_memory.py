@@ -20,17 +20,7 @@ class Overwriting:
 
 
 def free_and_take(free, allocate, dtype, nbytes):
-    """A buffer of 12 elements and a view of it: freed, allocated, written to, and allocated once more.
-
-    case: a buffer of 12 elements in {0}, {1} bytes
-    freed: after `free` its storage holds {got} bytes, and 0 are right.
-    shape: after `free` the tensor has the shape {got}: only its storage should change.
-    same: `allocate` gave `full` a new storage.
-    allocated: after `allocate` its storage holds {got} bytes, and {want} are right.
-    again: after a second `allocate` its storage holds {got} bytes, and {want} are right.
-    view: freed, allocated, filled with 100 to 111, and allocated again, which must change nothing; the view of elements
-        2 to 8 shows {got}, and {want} is right.
-    """
+    """A buffer of 12 elements and a view of it: freed, allocated, written to, and allocated once more."""
     full = torch.arange(12).to(getattr(torch, dtype))
     view, storage = full[2:8], full.untyped_storage()
     watcher = Overwriting()
@@ -76,20 +66,7 @@ def shrunk(full):
     })
 def memory(*, free=lambda full: full.untyped_storage().resize_(0), before=lambda full: None, after=lambda full: None,
            allocate=None, nbytes=lambda full: full.numel() * full.element_size()):
-    """`free` and `allocate`.   before, after: what `allocate` does to the buffer besides.
-
-    another storage: `full` has another storage now, but a view that was taken before keeps the old one alive.
-    shorter: You made the tensor shorter, and its storage stayed as it was.
-    nothing freed: Not one byte was given back.
-    shape too: Leave the tensor as it is, or nobody knows how much memory to allocate again.
-    new storage: Views of the old one, and what autograd saved, stay without memory: let the old storage grow again.
-    elements: You counted elements: each takes {_size} bytes.
-    4 bytes: You allocated 4 bytes an element: here an element takes {_size}.
-    nothing allocated: The tensor still has its shape, so `full.resize_` finds nothing to do: resize its storage.
-    again: The memory was there already, so nothing may happen.
-    cleared: Your second `allocate` writes into the buffer, or gives it new memory: when the memory is there, leave it.
-    right: 0 bytes while free, and afterwards every view, also autograd's, reads the new numbers.
-    """
+    """`free` and `allocate`.   before, after: what `allocate` does to the buffer besides."""
     def allocates(full):
         before(full)
         full.untyped_storage().resize_(nbytes(full))

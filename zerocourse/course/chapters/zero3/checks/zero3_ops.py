@@ -64,21 +64,7 @@ def uses_freed(error, flat):
 
 
 def unshard_on_a_rank(unshard, reshard, step):
-    """What `unshard` does with a freed buffer.
-
-    case: `unshard` on {world} ranks
-    allocated: rank {rank} used `flat.full` while its memory was freed.
-    storage: afterwards `flat.full` of rank {rank} stands on another storage.
-    held: afterwards the storage of `flat.full` of rank {rank} holds {got} bytes, and {want} are right.
-    gathers: rank {rank} called `comm.all_gather` {got} times, and once is right.
-    sliced: when rank {rank} called `comm.all_gather`, `flat.shard` was not yet at its position in `flat.full`, at
-        `flat.own`.
-    under way: rank {rank} returned {_kind}, so nobody has the handle of its all-gather, which is still under way.
-    apart: afterwards `flat.shard` of rank {rank} is a view of `flat.full`.
-    shard: `flat.shard` of rank {rank} must not change: it has
-    waited: rank {rank} returned {_kind} after it had waited for the gather.
-    row: afterwards `flat.full` of rank {rank} has
-    """
+    """What `unshard` does with a freed buffer."""
     comm = GatherComm()
     flat = freed_flat(comm)
     flat.shard.mul_(2).add_(1)  # a step was done since the buffer was filled
@@ -102,13 +88,7 @@ def unshard_on_a_rank(unshard, reshard, step):
 
 
 def reshard_on_a_rank(unshard, reshard, step):
-    """What `reshard` does with a gathered buffer.
-
-    case: `reshard` after a forward, on {world} ranks
-    shard lost: the memory of `flat.shard` of rank {rank} is gone too.
-    held: the storage of `flat.full` of rank {rank} still holds {got} bytes, and 0 are right.
-    shard: `flat.shard` of rank {rank} must not change: it has
-    """
+    """What `reshard` does with a gathered buffer."""
     flat = freed_flat(GatherComm())
     flat.storage.allocate()
     full, storage, shard_bytes = flat.full, flat.full.untyped_storage(), flat.shard.nbytes
@@ -125,17 +105,7 @@ def reshard_on_a_rank(unshard, reshard, step):
 
 
 def step_on_a_rank(unshard, reshard, step):
-    """One step of two buffers, the second in bf16 with fp32 master weights.
-
-    case: `step` on {world} ranks
-    freed: rank {rank} used `flat.full`, whose memory is freed.
-    updates: on rank {rank} the flat buffers were updated {got} times, and once each is right.
-    sent: rank {rank} sent {got} elements, and 0 are right.
-    held: afterwards the buffers of rank {rank} hold {got} bytes as a whole, and {want} are right.
-    slices: afterwards the first numbers of `flat.shard` of rank {rank}, in fp32 and in bf16, are {got}, and {want} are
-        right.
-    result: the slices are right, but rank {rank} returned {_returned}.
-    """
+    """One step of two buffers, the second in bf16 with fp32 master weights."""
     comm = GatherComm()
     flats = [freed_flat(comm, dtype) for dtype in (torch.float32, torch.bfloat16)]
     optimizer_step = Updates(flats, lambda flat: flat.master.sub_(comm.rank + 1), RESULT)
@@ -241,42 +211,7 @@ def operations(*, allocate=lambda flat: flat.storage.allocate(), place=own_slice
                after=lambda flat, handle: handle, reshard=lambda flat: flat.storage.free(),
                update=lambda optimizer_step, flats: optimizer_step(), publish=lambda flat: flat.round_masters(),
                late=True, bring=nothing, returns=lambda result: result):
-    """The three, in their order. late: are the master weights published after the update?
-
-    shard freed: It is the only copy of this rank's slice, and the next gather needs it: free `flat.full` alone.
-    another tensor: You let the name `flat.full` stand for another tensor: the views of the old one, autograd's among
-        them, keep its memory alive, and the next gather does not reach them.
-    parameters moved: You pointed the parameters at other memory: autograd saved views of the old one, and they keep it
-        alive. Free the storage itself.
-    overwritten: You overwrote the numbers: that frees nothing.
-    not freed: Free it with `flat.storage`, on every rank.
-    written back: You wrote the numbers of `flat.full` back: the slice is what the optimizer updates, and `flat.full` is
-        only a copy of it, so `reshard` frees and nothing else.
-    not allocated: `flat.storage.allocate()` comes first.
-    other storage: The parameters, and all that autograd saved, are views of the old one: give that one its memory
-        again, with `flat.storage.allocate()`.
-    no gather: This rank has its own slice; the others' must come from them.
-    gathered twice: Once brings everything.
-    slice missing: The gather sends what lies there: copy the shard there first.
-    handle lost: Return the handle.
-    shard moved in: The next reshard frees that memory, and the only copy of the slice with it: copy the numbers, and
-        leave `flat.shard` as it is.
-    waits: The computation stands still meanwhile, also for blocks ahead: return the handle at once, and let the stage
-        wait for it.
-    gathered elsewhere: You gathered into another tensor: the parameters are views of `flat.full` itself.
-    never updated: `optimizer_step` was never called: without it nothing moves.
-    updated again: `optimizer_step()` updates them all, and `optimizer_step(flat)` one: each further call is a further
-        step.
-    some updated: Call `optimizer_step()` once, or `optimizer_step(flat)` for every one.
-    whole in step: A rank updates its slice, which needs no whole parameters, and the next `unshard` brings it to the
-        others.
-    not published: A model in bf16 did not change. Its optimizer steps `flat.master`, in fp32: after the update, and not
-        before, `flat.round_masters()` must round that into `flat.shard`.
-    result lost: Return what `optimizer_step()` returned: with a closure it is the loss.
-    some kept: Some buffer was there still, so nobody gathered it again: `reshard` frees every buffer that it is given.
-    stuck: A gather may not sit behind an `if` that is not true on every rank.
-    right: GPT-2 trained with it on 2 and 3 ranks: the package's losses, its bytes held, its elements sent.
-    """
+    """The three, in their order. late: are the master weights published after the update?"""
     def unshard(flat, comm):
         allocate(flat)
         place(flat)

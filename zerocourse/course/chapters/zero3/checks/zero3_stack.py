@@ -46,35 +46,7 @@ def loss_of(model, x):
 
 
 def stack_on_a_rank(shard_stack):
-    """Train a sharded stack of 8 blocks on this rank, with data of its own; what it holds, and when.
-
-    case: on {world} ranks
-    shapes: the shards of rank {rank} have the shapes {got}, and {want} are right: one shard a block, flat,
-        ceil(n / {world}) elements.
-    trainable: an optimizer cannot train the shards of rank {rank}.
-    memory: a shard of rank {rank} has no memory.
-    start: before the first step rank {rank} holds {_start} bytes, and {_share} are right, its shards.
-    forward left: micro-batch {_batch}: the forward of rank {rank} left {got} bytes behind (its largest block has
-        {_block} bytes and the model {_model}).
-    forward peak: micro-batch {_batch}: the forward of rank {rank} took {got} bytes at its peak (its largest block has
-        {_block} bytes and the model {_model}).
-    no gradient: after the backward {got} shards of rank {rank} have no `.grad`.
-    backward left: micro-batch {_batch}: after the backward rank {rank} holds {got} bytes (its largest block has
-        {_block} bytes and the model {_model}).
-    backward peak: micro-batch {_batch}: the backward of rank {rank} took {got} bytes at its peak (its largest block has
-        {_block} bytes and the model {_model}).
-    all_reduce: rank {rank} called `all_reduce` {got} times in a forward and a backward of 8 blocks.
-    all_gather: rank {rank} gathered {got} times in a forward and a backward of 8 blocks: twice a block is right.
-    reduce_scatter: rank {rank} reduce-scattered {got} times in a forward and a backward of 8 blocks: once a block is
-        right, when all its gradients are there.
-    first loss: the very first loss of rank {rank} is {got}, and the unsharded model has {want}.
-    shards: after 2 steps, each rank with data of its own, the shards of rank {rank}, end to end, are not those of the
-        unsharded model: they have
-    step left: after a step and `zero_grad()` rank {rank} holds {_between} bytes, and {_share2} are right: its shards
-        and SGD's momentum.
-    evaluation left: an evaluation under `torch.no_grad()` leaves {got} bytes behind on rank {rank}.
-    evaluation peak: an evaluation under `torch.no_grad()` takes {got} bytes at its peak on rank {rank}.
-    """
+    """Train a sharded stack of 8 blocks on this rank, with data of its own; what it holds, and when."""
     rank, world = dist.get_rank(), dist.get_world_size()
     with Ledger() as ledger, watched_collectives() as calls:
         model, data = make_stack(), batches(rank)
@@ -227,47 +199,7 @@ def shard_stack(model, *, cut=lambda row: own_part(row).clone(), parameter=nn.Pa
                 keep=None, gathers=lambda: True):
     """hooks: knobs of `attach`.   wanted: the rows that are gathered when a block's is needed.   order: of the views.
     late: are gradients reduced when the whole backward is over?   keep: the "last" gradients, or
-    "rows" for them that are made in advance.
-
-    one more: A shard is one element too long where a block divides evenly, as with a padding of ranks - n % ranks: no
-        padding is needed there. Pad by -n % ranks.
-    rounded down: You rounded down, and the last elements of a block belong to nobody: round up and pad.
-    not cut: You cut nothing: every rank has whole rows.
-    not trainable: Each must be a leaf that requires a gradient, such as `nn.Parameter(row[mine].clone())`.
-    view of a freed row: It is a view of a row that was freed. The shard is the only copy that stays: clone it.
-    view of a whole row: Are the shards views of the whole rows? A view keeps all of the memory it looks at: clone it.
-    never freed: Where is the memory of the parameters, whole? Free the rows, and let the parameters be views of them.
-    gradient rows kept: Did you make the rows for the gradients in advance? Then a rank holds a whole gradient all the
-        time: make a row when a block's gradients are reduced, and let it go.
-    no memory: Its hooks must gather its own row before. (A function that is defined in a loop sees the last value of
-        the loop's variables.)
-    kept in the forward: The blocks' whole parameters are still there. Free the storage after each block. If you give
-        the parameters another tensor instead, the old memory lives on, because autograd saved views of it.
-    gathered too soon: Gather a block just before it computes, and free it before the next.
-    no gradient: The optimizer has nothing to step: set `.grad` of the very shards that you return.
-    gradients kept: Whole parameters or whole gradients are still there. When a block's gradients are reduced, set each
-        parameter's `.grad` to None, and free the storage again.
-    reduced at the end: Reduce and free a block as soon as its own backward is over, not at the end.
-    all-reduce: That brings the whole sum to every rank, and sends twice as much; a rank needs its own slice alone,
-        which is a reduce-scatter.
-    gathered again: Gather before the forward and before the backward, and nowhere else.
-    reduced again: Wait for the last gradient of the block, and reduce then.
-    views: Do the parameters view the gathered row in the right order?
-    summed: You summed the gradients of the ranks and never divided by their number: that is a learning rate {world}
-        times as large.
-    divided twice: You divided by the number of ranks twice.
-    sum divided: You added to the shard's gradient and divided then, so what earlier backwards left was divided again:
-        divide what is new alone.
-    own gradient: Each shard was moved by its own rank's gradient alone: the sum over the ranks is missing.
-    gradient of rank 0: Every rank got the gradients of rank 0.
-    last one counts: Of two backwards before a step only the last one counted: add to the shard's `.grad` when there is
-        one.
-    nothing moved: Nothing moved.
-    kept between steps: Some row of parameters or of gradients is still there, as a whole.
-    kept in evaluation: Nothing may stay gathered when no backward follows.
-    stuck: Does a collective sit behind an `if` that is not true on every rank?
-    right: trained on 2 and 3 ranks like the unsharded model: a share of it between steps, few blocks at the peak.
-    """
+    "rows" for them that are made in advance."""
     ranks, rows, shards, ended, kept = dist.get_world_size(), [], [], [], []
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     for number, block in enumerate(model):
