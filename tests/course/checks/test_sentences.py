@@ -1,6 +1,7 @@
 """What checks say stands in catalogues by language, a sentence a mistake; and how much code a check is."""
 
 import importlib
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -12,12 +13,13 @@ import zerocourse.course.checks as checks
 from zerocourse.course.chapters import TOPICS
 from zerocourse.course.checks import check, exercises
 from zerocourse.course.checks.catalogue import VARIABLE, of_docstring, read, sentences
+from zerocourse.course.checks.exercise import _registered
 
 ROOM = Path(checks.__file__).parents[1]
 CATALOGUES = sorted(ROOM.rglob("sentences.*.toml"))
-IN_DOCSTRINGS = {*range(2, 19), 25, 26}  # chapters whose checks have no catalogue yet; the list only shrinks
-TOKENS = {1: 4_904, 2: 7_182, 3: 7_367, 4: 10_404, 5: 6_523, 6: 8_682, 7: 11_405, 8: 7_272, 9: 3_639, 10: 6_985,
-          11: 5_099, 12: 5_353, 13: 4_965, 14: 3_594, 15: 4_234, 16: 6_834, 17: 4_228, 18: 6_314, 25: 4_448, 26: 3_593}
+IN_DOCSTRINGS = {*range(9, 19), 25, 26}  # chapters whose checks have no catalogue yet; the list only shrinks
+TOKENS = {1: 4_900, 2: 7_108, 3: 7_301, 4: 10_316, 5: 6_445, 6: 8_590, 7: 11_281, 8: 7_186, 9: 3_579, 10: 6_895,
+          11: 5_029, 12: 5_250, 13: 4_877, 14: 3_523, 15: 4_174, 16: 6_732, 17: 4_176, 18: 6_219, 25: 4_386, 26: 3_563}
 # tokens of each chapter's checks: where they fall, write the smaller number here
 
 CHECK = '''
@@ -59,7 +61,7 @@ def made_up(tmp_path, monkeypatch):
 
     yield made
     sys.modules.pop("made_up_check", None)
-    checks.exercise._registered.pop("99.8", None)
+    _registered.pop("99.8", None)
     read.cache_clear()
 
 
@@ -122,9 +124,9 @@ def test_a_translation_of_what_is_not_said_is_refused(made_up, tmp_path, text):
 @pytest.mark.parametrize("path", CATALOGUES, ids=[str(path.relative_to(ROOM)) for path in CATALOGUES])
 def test_every_table_belongs_to_one_function_and_translates_english(path):
     defined = [line for file in path.parent.glob("*.py") for line in file.read_text().splitlines()
-               if line.startswith("def ")]
+               if line.startswith(("def ", "class "))]
     for name in read(path.parent, path.name.split(".")[1]):
-        assert sum(line.startswith(f"def {name}(") for line in defined) == 1, f"{path}: [{name}]"
+        assert sum(name in re.findall(r"\w+", line)[1:2] for line in defined) == 1, f"{path}: [{name}]"
 
 
 def test_only_these_chapters_have_their_sentences_in_docstrings():

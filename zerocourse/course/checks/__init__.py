@@ -1,6 +1,7 @@
 """The checks of the course's exercises: the same for a notebook, the command line and the tests.
 
-`check("1.1", fn)` runs an answer in processes of its own and returns a verdict, which shows itself.
+`check("1.1", fn)` runs an answer in processes of its own and returns a verdict, which shows itself. Here is also what the
+check of an exercise is made of: `exercise`, `Trial`, `When` and `Wrong`.
 """
 
 from collections.abc import Sequence
@@ -8,11 +9,14 @@ from collections.abc import Sequence
 from ...errors import BadInput, ZeroCourseError
 from . import harness
 from .catalogue import language
-from .exercise import Exercise, exercises, find
+from .exercise import FORMULAS, Exercise, exercise, exercises, find
+from .harness import When
 from .lab import Lab
-from .verdict import FAILED, NOT_DONE, PASSED, NotDone, Progress, Verdict, Wrong
+from .trace import Trial
+from .verdict import FAILED, MISUSED, NOT_DONE, PASSED, STUCK, NotDone, Progress, Verdict, Wrong
 
-__all__ = ["Exercise", "Verdict", "check", "exercises", "progress"]
+__all__ = ["FORMULAS", "MISUSED", "STUCK", "Exercise", "Trial", "Verdict", "When", "Wrong", "check", "exercise", "exercises",
+           "progress"]
 
 _last: dict[str, Verdict] = {}  # of this session, for `progress`
 _passed: dict[str, tuple[tuple, Verdict]] = {}  # the last answer that passed, as it was sent: not run twice

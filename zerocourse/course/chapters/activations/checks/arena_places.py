@@ -1,7 +1,6 @@
 """The check of 13.4: where first fit places blocks of memory, and when it gives up."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 SIMPLE = [("a", 4), ("b", 3), ("c", 2)]
 REUSED = [("a", 4), ("b", 3), ("a", 0), ("c", 2), ("d", 2), ("e", 1)]
@@ -16,7 +15,7 @@ def lowest(fitting):
 
 
 @exercise(
-    "13.4", "Where does the block go?", minutes=30, difficulty=2, answer="first_fit",
+    "13.4", "Where does the block go?", minutes=30, difficulty=2,
     replaces=("zerocourse.activations.arena:*",),
     trials=[Trial([(SIMPLE, 12), (SIMPLE, 9), (REUSED, 12)]), Trial([(TWO_HOLES, 12), (LOW_LATER, 12), (MERGED, 8)]),
             Trial([(FULL, 10), (SIMPLE, 8)])],

@@ -2,14 +2,13 @@
 
 import math
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 GB = 10**9
 
 
 @exercise(
-    "13.1", "The largest batch", minutes=15, difficulty=1, answer="largest_batch",
+    "13.1", "The largest batch", minutes=15, difficulty=1,
     replaces=("zerocourse.formulas.activations:*",),
     cases=[(16 * 10 * 1024 * 768 * 2 * 3, 10, 1024, 768, 16, 0, 2)],
     trials=[Trial([(8 * GB, 12, 1024, 768, 16, 0, 2), (8 * GB, 12, 1024, 768, 16, 0, 4)]),
@@ -58,7 +57,7 @@ def nearest(layers, wish):
 
 
 @exercise(
-    "13.2", "How many checkpoints?", minutes=15, difficulty=1, answer="best_number",
+    "13.2", "How many checkpoints?", minutes=15, difficulty=1,
     replaces=("zerocourse.activations.spacing:*",),
     cases=[(100, 100, 36), (100, 1512, 12)],
     trials=[Trial([(100, 1512, 48), (100, 400, 24)]), Trial([(100, 300, 12), (7, 1, 30), (1, 1000, 7)])],

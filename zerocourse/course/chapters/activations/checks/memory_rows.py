@@ -1,7 +1,6 @@
 """The check of 13.6: what the bytes of a step, block by block, say about it."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 
 def rows(kept, gradients, swell, again, start=0):
@@ -34,7 +33,7 @@ def highest(table):
 
 
 @exercise(
-    "13.6", "Read the bytes of a step", minutes=20, difficulty=2, answer="read_step",
+    "13.6", "Read the bytes of a step", minutes=20, difficulty=2,
     trials=[Trial([(ALIKE,), (FULL,)]), Trial([(MIXED,), (SHORT,), (LAST_TOO,)])],
     mistakes={
         "what swells": {"kept": lambda row: row["highest"] - row["before"]},

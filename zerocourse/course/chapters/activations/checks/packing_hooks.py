@@ -5,9 +5,7 @@ from torch import nn
 
 from .....activations.keeping import storage_of
 from .....measure.ledger import Ledger
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 
 WIDE = 96
 
@@ -66,7 +64,7 @@ def shares_memory(tensor, model):
 
 
 @exercise(
-    "13.3", "Keep it in half", minutes=30, difficulty=2, answer="half_hooks",
+    "13.3", "Keep it in half", minutes=30, difficulty=2,
     replaces=("zerocourse.activations.keeping:keeping",),
     trials=[Trial([("float32",), ("float64",)], kept_and_back, close={"gradients": 1e-9})],
     mistakes={

@@ -2,9 +2,7 @@
 
 import contextlib
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 
 
 class PowerCut(Exception):
@@ -103,7 +101,7 @@ def crashes(answer, before):
 
 
 @exercise(
-    "12.4", "A save that cannot be torn", minutes=25, difficulty=2, answer="save_safely",
+    "12.4", "A save that cannot be torn", minutes=25, difficulty=2,
     trials=[Trial([({},), ({"state": OLD},), ({"state": OLD, "notes": b"other"},)], crashes)],
     mistakes={
         "in place": {"draft": ""},

@@ -5,8 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 STEPS, AT = 6, 3
 
@@ -88,7 +87,7 @@ def parameters_alone(state):
 
 
 @exercise(
-    "12.6", "Find the bug: a copy that is none", minutes=25, difficulty=2, answer="snapshot",
+    "12.6", "Find the bug: a copy that is none", minutes=25, difficulty=2,
     trials=[Trial(observe=taken_and_restored)],
     mistakes={
         "the bug": ({"copied": lambda state: state}, {"copied": dict},

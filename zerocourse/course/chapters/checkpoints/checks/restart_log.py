@@ -4,8 +4,7 @@ import math
 from itertools import pairwise
 
 from .....formulas.interruptions import best_interval as own_interval
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 # 12.1 ---------------------------------------------------------------------------------------------------------------
 
@@ -21,7 +20,7 @@ LOGS = [log((1, 13, 4), (11, 22, 4), (21, 30, 4)), log((1, 9, 4), (6, 12, 3), (1
 
 
 @exercise(
-    "12.1", "Read the log", minutes=10, difficulty=1, answer="read_log",
+    "12.1", "Read the log", minutes=10, difficulty=1,
     trials=[Trial([(each,)]) for each in LOGS],
     mistakes={
         "all rows": {"twice": lambda rows: len(rows)},
@@ -60,7 +59,7 @@ def read_log(rows, *, twice=lambda rows: len(rows) - len({row["step"] for row in
 # 12.2 ---------------------------------------------------------------------------------------------------------------
 
 @exercise(
-    "12.2", "How often to save", minutes=10, difficulty=1, answer="save_every",
+    "12.2", "How often to save", minutes=10, difficulty=1,
     own=lambda save, mean, machines: own_interval(save, mean / machines), replaces=("zerocourse.formulas.interruptions:*",),
     sample=lambda random: (random.uniform(1, 100), random.uniform(1e5, 1e8), random.randint(1, 4000)),
     cases=[(50.0, 10000.0, 1), (8.0, 4e6, 1)], trials=[Trial([(8.0, 4e6, 16), (30.0, 1e8, 2048)])],

@@ -3,8 +3,7 @@
 
 from itertools import pairwise
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 # 12.3 ---------------------------------------------------------------------------------------------------------------
 
@@ -18,7 +17,7 @@ TWO, FIVE = chunks(0, 50, 100), chunks(0, 7, 20, 21, 40, 64)
 
 
 @exercise(
-    "12.3", "Which chunks hold the slice?", minutes=20, difficulty=2, answer="pieces_of",
+    "12.3", "Which chunks hold the slice?", minutes=20, difficulty=2,
     replaces=("zerocourse.course.chapters.checkpoints.resumes:transfers", "torch.distributed.checkpoint.planner_helpers:*"),
     trials=[Trial([(TWO, 60, 80), (TWO, 0, 50), (TWO, 50, 100)]), Trial([(TWO, 30, 70), (FIVE, 5, 45), (FIVE, 0, 64)]),
             Trial([(FIVE, 20, 21), (FIVE, 8, 8), (chunks(0, 4, 4, 9), 2, 9)]),
@@ -77,7 +76,7 @@ ORDER = [7, 2, 9, 4, 11, 0, 5, 8, 1, 10, 3, 6, 15, 12, 14, 13, 19, 17, 16, 18, 2
 
 
 @exercise(
-    "12.5", "Whose samples come next?", minutes=20, difficulty=2, answer="next_samples",
+    "12.5", "Whose samples come next?", minutes=20, difficulty=2,
     replaces=("zerocourse.data.sampler:ShardSampler.__iter__", "zerocourse.data.tokens:TokenStream.indices"),
     trials=[Trial([(ORDER, 0, 6, rank, 2, 3) for rank in (0, 1)]),
             Trial([(ORDER, 6, 12, rank, 2, 3) for rank in (0, 1)]),
@@ -150,7 +149,7 @@ def put_in_order(values, places):
 
 
 @exercise(
-    "12.7", "Cut a checkpoint anew", minutes=45, difficulty=3, answer="reshard",
+    "12.7", "Cut a checkpoint anew", minutes=45, difficulty=3,
     trials=[Trial([(*ONE_TENSOR, 2), (*ONE_TENSOR, 4), (*ONE_TENSOR, 1)]), Trial([(*TWO_TENSORS, 2), (*TWO_TENSORS, 4)]),
             Trial([(*UNEVEN, 2), (*UNEVEN, 3), (*UNEVEN, 5)]), Trial([(*SHUFFLED, 2)])],
     mistakes={

@@ -2,7 +2,7 @@
 
 from math import nan
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 # 26.3 ---------------------------------------------------------------------------------------------------------------
 
@@ -17,7 +17,7 @@ def holds_in(value, low, high):
 
 
 @exercise(
-    "26.3", "Write the judge", minutes=20, difficulty=1, answer="verdict_of", cases=FOUND,
+    "26.3", "Write the judge", minutes=20, difficulty=1, cases=FOUND,
     mistakes={
         "the mean": {"answers": lambda found, low, high: "true" if found
                      and low <= sum(found.values()) / len(found) <= high else None},
@@ -84,7 +84,7 @@ def separates(sign, bound, good, bad):
 
 
 @exercise(
-    "26.6", "Find the condition", minutes=50, difficulty=3, answer="condition_of", cases=RUNS,
+    "26.6", "Find the condition", minutes=50, difficulty=3, cases=RUNS,
     mistakes={
         "upwards alone": {"signs": (">=",)},
         "the bound where it fails": {"bound": lambda sign, good, bad: max(bad) if sign == ">=" else min(bad)},

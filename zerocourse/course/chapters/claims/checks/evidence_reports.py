@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from ....checks.exercise import FORMULAS, exercise
+from ....checks import FORMULAS, exercise
 
 GIB, GB = 2**30, 10**9
 WHOLE = {0: 16, 1: 4, 2: 2, 3: 0}  # bytes for each parameter that every rank holds; the ranks share the rest of 16
@@ -21,7 +21,7 @@ REPORTS = [(1_557_611_200, 0, 1, 24), (1_557_611_200, 1, 2, 24), (7 * GB, 3, 8, 
 
 
 @exercise(
-    "26.1", "Find the bug: somebody's evidence", minutes=10, difficulty=1, answer="memory_report", replaces=FORMULAS,
+    "26.1", "Find the bug: somebody's evidence", minutes=10, difficulty=1, replaces=FORMULAS,
     cases=REPORTS,
     mistakes={
         "GiB as GB": {"unit": GIB},
@@ -72,7 +72,7 @@ def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda n
 
 
 @exercise(
-    "26.2", "From how many ranks on is it true?", minutes=15, difficulty=2, answer="fewest_ranks_for",
+    "26.2", "From how many ranks on is it true?", minutes=15, difficulty=2,
     replaces=FORMULAS, cases=PERCENTS,
     mistakes={
         "the limit is reached": {"at_limit": 10**6},
@@ -116,7 +116,7 @@ def sent_passes(stage, micro_batches):
 
 
 @exercise(
-    "26.4", "Defend a configuration", minutes=25, difficulty=2, answer="is_needed", replaces=FORMULAS,
+    "26.4", "Defend a configuration", minutes=25, difficulty=2, replaces=FORMULAS,
     cases=NEEDS,
     mistakes={
         "fits, so needed": {"judge": lambda stage, best, fitting: "true" if stage in fitting else "false"},

@@ -1,6 +1,6 @@
 """The check of 26.5: what two timelines say about a claim on prefetching."""
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 from ...infinity.checks.io_schedule import seconds_of, timeline
 
 COMPUTES, SENDS = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")
@@ -37,7 +37,7 @@ def of_step(events):
 
 
 @exercise(
-    "26.5", "Read these timelines: does prefetch bring so much?", minutes=30, difficulty=2, answer="judge_prefetch",
+    "26.5", "Read these timelines: does prefetch bring so much?", minutes=30, difficulty=2,
     cases=[(timeline(off), timeline(on), claimed) for off, on, claimed in PAIRS],
     mistakes={
         "time saved": {"gain": lambda off, on: 1 - on / off},

@@ -8,11 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ....checks.exercise import exercise
-from ....checks.harness import When
+from ....checks import MISUSED, Trial, When, Wrong, exercise
 from ....checks.observers.wire import Wire, sorted_values
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a, value_text
 
 # 4.2 ----------------------------------------------------------------------------------------------------------------
@@ -69,7 +66,7 @@ def unsent(gradient):
 
 
 @exercise(
-    "4.2", "Average the gradients", minutes=15, difficulty=1, answer="average_gradients", timeout=15,
+    "4.2", "Average the gradients", minutes=15, difficulty=1, timeout=15,
     replaces=("zerocourse.zero.ddp:*", "zerocourse.comm.group:Comm.reduce_scatter",
               "zerocourse.comm.group:Comm.all_gather", "zerocourse.comm.group:Comm.all_reduce"),
     trials=[Trial([("a model that uses all its parameters", True)], averages, worlds=(2, 3)),
@@ -159,7 +156,7 @@ def lists(text, owner, exchange):
 
 
 @exercise(
-    "4.3", "Count words together", minutes=20, difficulty=2, answer="word_count", timeout=15,
+    "4.3", "Count words together", minutes=20, difficulty=2, timeout=15,
     replaces=("zerocourse.classics.word_count:word_count",),
     trials=[Trial(observe=count_words, worlds=(2, 3))],
     mistakes={

@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
+from ....checks import Trial, When, exercise
 from .bucket_runs import STEPS, buckets_of, or_zeros, trainable, trained
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 # 4.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ def filled_up(n, ranks):
 
 
 @exercise(
-    "4.1", "Cut a row", minutes=10, difficulty=1, answer="cut",
+    "4.1", "Cut a row", minutes=10, difficulty=1,
     cases=[(12, 4), (14, 4), (9, 4), (7, 4), (1202, 3), (2, 4), (0, 3), (5, 1), (10**6 + 1, 2)],
     mistakes={
         "rounded up": (stops(lambda n, ranks, r: min(n, (r + 1) * -(-n // ranks))), filled_up),
@@ -87,7 +87,7 @@ def ages(age):
 
 
 @exercise(
-    "4.4", "A gradient that is too old", minutes=20, difficulty=2, answer="replay",
+    "4.4", "A gradient that is too old", minutes=20, difficulty=2,
     replaces=("zerocourse.classics.parameter_server:*",),
     cases=[(0.0, pull, [1, 2, 1, 1, 2], 0.5), (8.0, pull, [1, 2, 3, 1, 2, 3], 0.25), (4.0, pull, [1, 1, 1], 0.5),
            (1.0, steep, [3, 3, 1, 3, 1, 2, 2], 0.125), (2.0, pull, [], 0.5)],

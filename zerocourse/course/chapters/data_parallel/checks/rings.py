@@ -4,10 +4,8 @@ import torch
 import torch.distributed as dist
 
 from .....classics import ring
-from ....checks.exercise import exercise
-from ....checks.harness import When
+from ....checks import Trial, When, exercise
 from ....checks.observers.wire import Wire
-from ....checks.trace import Trial
 
 
 def in_ring(answer, n, gathers, _=""):
@@ -115,7 +113,7 @@ def trials(gathers):
 
 
 @exercise(
-    "4.5", "Half a ring: reduce-scatter", minutes=30, difficulty=2, answer="ring_reduce_scatter",
+    "4.5", "Half a ring: reduce-scatter", minutes=30, difficulty=2,
     own=ring.ring_reduce_scatter, trials=trials(False), **HOW,
     mistakes={
         **SENDING,
@@ -136,7 +134,7 @@ def ring_reduce_scatter(row, *, first=-1, arrive=torch.Tensor.add_, **knobs):
 
 
 @exercise(
-    "4.6", "The other half: all-gather", minutes=20, difficulty=2, answer="ring_all_gather",
+    "4.6", "The other half: all-gather", minutes=20, difficulty=2,
     own=ring.ring_all_gather, trials=trials(True), **HOW,
     mistakes={
         **SENDING,

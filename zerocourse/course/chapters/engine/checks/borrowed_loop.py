@@ -6,10 +6,9 @@ from .....engine import Engine
 from .....engine.config import Config
 from .....engine.optimizers import choose_scheduler
 from .....models.gpt2 import GPT
-from ....checks.exercise import exercise
+from ....checks import Trial, exercise
 from ....checks.observers.stage_probe import calling
 from ....checks.observers.stage_runs import CONFIG, WatchedComm, data
-from ....checks.trace import Trial
 
 G, BATCHES = 3, 7  # two windows, and one micro-batch that is left
 FILE = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": G, "zero_optimization": {"stage": 2},
@@ -53,7 +52,7 @@ def loop_on_a_rank(answer):
 
 
 @exercise(
-    "11.3", "Find the bugs: a borrowed loop", minutes=25, difficulty=2, answer="train",
+    "11.3", "Find the bugs: a borrowed loop", minutes=25, difficulty=2,
     replaces=("zerocourse.engine.train:step",),
     trials=[Trial(observe=loop_on_a_rank, worlds=(2, 3), close=1e-4)],
     mistakes={

@@ -6,9 +6,7 @@ import warnings
 
 from .....engine.config import Config
 from .....errors import BadInput
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
+from ....checks import MISUSED, Trial, Wrong, exercise
 
 RANKS = 4
 REPAIRED = {
@@ -90,7 +88,7 @@ def set_to(value, *path):
 
 
 @exercise(
-    "11.4", "Repair this file", minutes=15, difficulty=1, answer="repaired", trials=[Trial(observe=config_as_read)],
+    "11.4", "Repair this file", minutes=15, difficulty=1, trials=[Trial(observe=config_as_read)],
     mistakes={
         "clipping lost": {"change": without("gradient_clipping")},
         "micro lost": ({"change": without("train_micro_batch_size_per_gpu")},

@@ -5,8 +5,7 @@ import itertools
 from .....engine.config import Config
 from .....engine.config.explain import counts
 from .....models.gpt2 import CONFIGS
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 MICRO_BATCHES = 1, 2, 4, 8, 16
 GIB = 2**30
@@ -21,7 +20,7 @@ def config_of(stage, micro_batch, checkpointing, ranks, batch):
 
 
 @exercise(
-    "11.6", "Choose for three machines, and defend it", minutes=30, difficulty=2, answer="choose", cases=MACHINES,
+    "11.6", "Choose for three machines, and defend it", minutes=30, difficulty=2, cases=MACHINES,
     trials=[Trial(OTHERS)],
     mistakes={
         "only the states": {"needs": "total_bytes"},

@@ -6,8 +6,7 @@ import torch
 
 from .....engine.config import rules
 from .....engine.schedules import WarmupDecayLR
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 SIZES = [(32, 4, None, 2), (32, None, 2, 2), (None, 4, 2, 3), (32, None, None, 2), (None, 4, None, 2), (32, 4, 4, 2)]
 IMPOSSIBLE = [(None, None, 4, 2), (None, None, None, 2), (30, 4, None, 2), (32, None, 5, 2), (32, 4, 2, 2), (33, None, None, 2),
@@ -29,7 +28,7 @@ def exact(train, by):
 
 
 @exercise(
-    "11.1", "The batch rule", minutes=10, difficulty=1, answer="batch_sizes", own=own_batch_sizes,
+    "11.1", "The batch rule", minutes=10, difficulty=1, own=own_batch_sizes,
     replaces=("zerocourse.engine.config.rules:*",), cases=SIZES, trials=[Trial(IMPOSSIBLE)],
     mistakes={
         "no ranks": {"of": lambda ranks: 1},
@@ -107,7 +106,7 @@ def risen(count, warmup, kind):
 
 
 @exercise(
-    "11.2", "A rate that rises and falls", minutes=15, difficulty=1, answer="warmup_decay", own=own_rate, sample=random_rate,
+    "11.2", "A rate that rises and falls", minutes=15, difficulty=1, own=own_rate, sample=random_rate,
     replaces=("zerocourse.engine.schedules:warm_up", "zerocourse.engine.schedules:WarmupDecayLR.gamma"),
     cases=RATES, trials=[Trial(EDGES)],
     mistakes={

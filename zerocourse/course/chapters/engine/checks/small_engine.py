@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from ....checks.exercise import exercise
+from ....checks import Trial, exercise
 from ....checks.observers.stage_probe import calling
-from ....checks.trace import Trial
 
 LR = 0.1
 
@@ -68,7 +67,7 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
 
 
 @exercise(
-    "11.5", "An engine of your own", minutes=45, difficulty=3, answer="MyEngine",
+    "11.5", "An engine of your own", minutes=45, difficulty=3,
     replaces=("zerocourse.engine.engine:initialize", "zerocourse.engine.engine:Engine.__init__"),
     trials=[Trial([(1, 0.0, 0, 3), (3, 0.0, 0, 6), (3, 0.4, 0, 6), (3, 0.4, 5, 8), (3, 0.0, 5, 8)], engine_at_work, close=1e-5)],
     mistakes={

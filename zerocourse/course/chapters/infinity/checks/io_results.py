@@ -1,8 +1,6 @@
 """The checks of 15.3 and 15.5: reads that bring less than they were asked for, and results that nobody looks at."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 
 # 15.3 ---------------------------------------------------------------------------------------------------------------
 
@@ -41,7 +39,7 @@ def read_and_seen(answer, most, size, offset, count):
 
 
 @exercise(
-    "15.3", "Read exactly", minutes=15, difficulty=1, answer="read_exactly",
+    "15.3", "Read exactly", minutes=15, difficulty=1,
     trials=[Trial([(500, 500, 0, 200), (500, 400, 130, 70), (64, 500, 0, 200), (64, 500, 100, 150), (1, 60, 20, 9),
                    (64, 300, 250, 100), (500, 100, 100, 10), (500, 300, 10, 0)], read_and_seen)],
     mistakes={
@@ -128,7 +126,7 @@ FINE = {"c": (4, 0), "a": (8, 0), "b": (6, 0)}
 
 
 @exercise(
-    "15.5", "Find the bug: a result that nobody looks at", minutes=20, difficulty=2, answer="save_blocks",
+    "15.5", "Find the bug: a result that nobody looks at", minutes=20, difficulty=2,
     trials=[Trial([(FINE | hurt,) for hurt in (
         {}, {"a": (4, 0)}, {"c": (0, 5)}, {"b": (6, 28)}, {"b": (0, 0)}, {"a": (8, 5), "b": (2, 0)},
         {"c": (4, 5)})], saved)],

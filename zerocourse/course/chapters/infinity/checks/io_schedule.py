@@ -1,6 +1,6 @@
 """The checks of 15.4 and 15.7: when states are read, updated and written, and what a timeline says about that."""
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 # 15.4 ---------------------------------------------------------------------------------------------------------------
 
@@ -10,7 +10,7 @@ RUNS = [(4, [1] * 5, [1] * 5, [1] * 5), (1, [1, 2], [1, 1], [2, 1]), (2, [1] * 6
 
 
 @exercise(
-    "15.4", "A step with b buffers", minutes=45, difficulty=3, answer="schedule", cases=RUNS,
+    "15.4", "A step with b buffers", minutes=45, difficulty=3, cases=RUNS,
     mistakes={
         "handed out before written": {"free": lambda ends: ends["step"]},
         "one buffer too many": {"more": 1},
@@ -95,7 +95,7 @@ def seconds_of(intervals):
 
 
 @exercise(
-    "15.7", "Read this timeline: what bounds the step?", minutes=20, difficulty=2, answer="bound_by",
+    "15.7", "Read this timeline: what bounds the step?", minutes=20, difficulty=2,
     cases=[(each,) for each in TIMELINES],
     mistakes={
         "added up": {"busy": lambda each: sum(end - start for start, end in each)},

@@ -3,9 +3,7 @@
 import torch
 from torch import nn
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 
 LAYERS = [(8, 12, True, 1, 3), (8, 12, True, 4, 1), (12, 8, True, 3, 2), (12, 8, False, 2, 4), (6, 6, True, 1, 1)]
 
@@ -38,7 +36,7 @@ def tiled(answer, inputs, outputs, bias, in_splits, out_splits):
 
 
 @exercise(
-    "15.6", "Cut a layer into tiles", minutes=25, difficulty=2, answer="tile_linear", own=(),
+    "15.6", "Cut a layer into tiles", minutes=25, difficulty=2, own=(),
     replaces=("zerocourse.offload.tiling:TiledLinear.from_linear",), trials=[Trial(LAYERS, tiled)],
     mistakes={
         "bias in each": {"has_bias": lambda column, columns: True},

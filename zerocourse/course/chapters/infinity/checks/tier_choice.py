@@ -1,7 +1,7 @@
 """The checks of 15.1 and 15.2: how fast a tier must be, and what belongs on which."""
 
 from .....formulas import efficiency as formulas
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 # 15.1 ---------------------------------------------------------------------------------------------------------------
 
@@ -11,7 +11,7 @@ def own_bandwidth(kind, tokens, peak, share):
 
 
 @exercise(
-    "15.1", "How fast must it be?", minutes=10, difficulty=1, answer="bandwidth_for", own=own_bandwidth,
+    "15.1", "How fast must it be?", minutes=10, difficulty=1, own=own_bandwidth,
     replaces=("zerocourse.formulas.efficiency:*",),
     sample=lambda random: (random.choice(("parameters", "states")), random.randint(1, 1 << 16),
                            random.uniform(1e12, 1e15), random.uniform(0.05, 0.95)),
@@ -52,7 +52,7 @@ MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1,
 
 
 @exercise(
-    "15.2", "Which tier for what?", minutes=20, difficulty=2, answer="places", cases=MACHINES,
+    "15.2", "Which tier for what?", minutes=20, difficulty=2, cases=MACHINES,
     mistakes={
         "all ranks": {"of": lambda params, ranks: params},
         "gradients forgotten": {"gradients": 0},

@@ -1,7 +1,7 @@
 """The check of 1.1: GPT-2's parameters, counted by a formula."""
 
 from .....formulas.transformer import gpt2_params
-from ....checks.exercise import FORMULAS, exercise
+from ....checks import FORMULAS, exercise
 
 
 @exercise(

@@ -6,8 +6,7 @@ import operator
 
 from .....formulas.states import largest_params, model_states
 from .....formulas.volumes import sent_bytes
-from ....checks.exercise import FORMULAS, exercise
-from ....checks.trace import Trial
+from ....checks import FORMULAS, Trial, exercise
 
 # 1.2 ----------------------------------------------------------------------------------------------------------------
 

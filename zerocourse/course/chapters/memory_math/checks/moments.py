@@ -4,10 +4,9 @@ import itertools
 from itertools import pairwise
 from typing import NamedTuple
 
-from ....checks.exercise import FORMULAS, exercise
-from ....checks.harness import When
+from ....checks import FORMULAS, Trial, When, exercise
 from ....checks.plain import Raised
-from ....checks.trace import Trial, call
+from ....checks.trace import call
 from ....checks.words import value_text
 
 FORWARD, BACKWARD = ("unshard", "forward", "reshard"), ("gather", "backward", "reduce", "release", "free")

@@ -6,10 +6,7 @@ from itertools import combinations, pairwise
 import torch
 from torch import Tensor, nn
 
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, When, Wrong, exercise
 from ....checks.words import value_text
 from .meta_models import all_names, buffered, frozen, half_planned, planned, tables, three_names, twice, zeroed
 
@@ -47,7 +44,7 @@ def persistent(model):
 
 
 @exercise(
-    "2.1", "Bytes of a plan", minutes=10, difficulty=1, answer="planned_bytes",
+    "2.1", "Bytes of a plan", minutes=10, difficulty=1,
     trials=[Trial([(words,) for words in COUNTED], count_on_a_rank)],
     mistakes={
         "elements": {"nbytes": lambda tensor, _: tensor.numel()},
@@ -121,7 +118,7 @@ def other_order(got, want):
 
 
 @exercise(
-    "2.2", "One tensor, several names", minutes=15, difficulty=1, answer="tied_names",
+    "2.2", "One tensor, several names", minutes=15, difficulty=1,
     trials=[Trial([(words,) for words in [*TIES][:2]], ties_on_a_rank),  # real: here values can be compared
             Trial([(words,) for words in [*TIES][2:]], ties_on_a_rank)],
     mistakes={
@@ -195,7 +192,7 @@ def of_buffers(model):
 
 
 @exercise(
-    "2.3", "What to_empty() loses", minutes=15, difficulty=2, answer="lost_names",
+    "2.3", "What to_empty() loses", minutes=15, difficulty=2,
     trials=[Trial([(words,) for words in LOST], loss_on_a_rank)],
     mistakes={
         "changed": ({"look": lambda model, checkpoint: model.to_empty(device="cpu")},

@@ -10,10 +10,7 @@ from torch import nn
 
 from .....measure.ledger import Ledger
 from ....checks.compare import same
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, When, Wrong, exercise
 from ....checks.words import a, value_text
 from .meta_models import all_names, planned
 from .meta_values import MATERIALISING, crc
@@ -128,7 +125,7 @@ def padding_alone(got, want):
 
 
 @exercise(
-    "2.5", "Only this rank's slice", minutes=60, difficulty=3, answer="my_slices", replaces=MATERIALISING,
+    "2.5", "Only this rank's slice", minutes=60, difficulty=3, replaces=MATERIALISING,
     trials=[Trial(observe=what_values_follow), Trial([(0, 1), (1, 2), (2, 3)], slices_for_a_rank)],
     mistakes={
         "generator": {"number": lambda *_: None},

@@ -3,8 +3,7 @@
 import torch
 
 from .....precision import DynamicLossScaler
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 INF, LR = float("inf"), 0.5
 GRADIENTS = [  # of each step, unscaled, for two parameters
@@ -52,7 +51,7 @@ def norm_of(params):
 
 
 @exercise(
-    "10.6", "Find the bugs: a step in fp16", minutes=20, difficulty=2, answer="step_repaired", timeout=10,
+    "10.6", "Find the bugs: a step in fp16", minutes=20, difficulty=2, timeout=10,
     trials=[Trial([(1024.0,), (65536.0,)], steps_in_fp16, close=1e-5)],
     mistakes={
         "both bugs": {"order": "clip first", "schedule_waits": False},

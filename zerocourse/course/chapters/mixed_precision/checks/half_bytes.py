@@ -1,6 +1,6 @@
 """The checks of 10.1, bytes per rank in mixed precision, and 10.7, a configuration for a card."""
 
-from ....checks.exercise import FORMULAS, exercise
+from ....checks import FORMULAS, exercise
 
 # 10.1 ---------------------------------------------------------------------------------------------------------------
 
@@ -9,7 +9,7 @@ BYTES_CASES = [(1000, stage, ranks, half, wide) for ranks in (1, 2, 4) for stage
                for half, wide in ((False, False), (True, False), (True, True), (False, True))]
 
 
-@exercise("10.1", "Bytes per parameter", minutes=10, difficulty=1, answer="held_bytes", replaces=FORMULAS,
+@exercise("10.1", "Bytes per parameter", minutes=10, difficulty=1, replaces=FORMULAS,
           cases=BYTES_CASES,
           mistakes={
               "no master": {"master": lambda half: 0},
@@ -64,7 +64,7 @@ MACHINES = [((7, 5), 15 * GIB, 500_000_000, 2), ((7, 5), 15 * GIB, 1_500_000_000
             ((7, 5), 15 * GIB, 200_000_000, 1)]
 
 
-@exercise("10.7", "A precision for a card", minutes=20, difficulty=2, answer="choose_precision", replaces=FORMULAS,
+@exercise("10.7", "A precision for a card", minutes=20, difficulty=2, replaces=FORMULAS,
           cases=MACHINES,
           mistakes={
               "emulated": {"least": (7, 5)},

@@ -2,9 +2,7 @@
 
 import torch
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 
 BF16, LR, STEPS = torch.bfloat16, 2.0**-10, 24
 

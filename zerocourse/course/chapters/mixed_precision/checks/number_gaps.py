@@ -2,7 +2,7 @@
 
 import math
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 FP32, FP16, BF16, E4M3 = (23, -126), (10, -14), (7, -126), (3, -6)  # bits of fraction; exponent of the smallest normal
 CASES = [(1.0, *FP16), (1.0, *BF16), (2.0, *FP16), (1.5, *FP16), (3.0, *BF16), (0.75, *FP16), (0.3, *BF16),
@@ -20,7 +20,7 @@ def unsigned(value, fraction, least):
     return 2.0 ** (max(math.floor(math.log2(value)), least) - fraction)
 
 
-@exercise("10.2", "The gap to the next number", minutes=10, difficulty=1, answer="gap", cases=CASES,
+@exercise("10.2", "The gap to the next number", minutes=10, difficulty=1, cases=CASES,
           replaces=("zerocourse.course.chapters.mixed_precision.number_formats:NumberFormat.gap",),
           mistakes={
               "sign": unsigned,

@@ -1,8 +1,6 @@
 """The check of 10.3: the rules by which a loss scale rises and falls."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 from ....checks.words import a
 
 CASES = [("....", 8.0, 2, 1, 1.0), ("x..x.", 8.0, 2, 1, 1.0), (".x..x...", 16.0, 3, 1, 1.0), ("xxx", 4.0, 2, 1, 3.0),
@@ -27,7 +25,7 @@ def scale_by_step(answer, steps, scale, window, hysteresis, minimum):
     return {name: [state[place] for state in states] for place, name in enumerate(("scales", "good", "left"))}
 
 
-@exercise("10.3", "The life of a loss scale", minutes=20, difficulty=2, answer="next_scale", timeout=10,
+@exercise("10.3", "The life of a loss scale", minutes=20, difficulty=2, timeout=10,
           replaces=("zerocourse.precision.loss_scaler:DynamicLossScaler.update",),
           trials=[Trial(CASES, scale_by_step)],
           mistakes={

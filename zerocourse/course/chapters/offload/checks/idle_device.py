@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 COMPUTE, HOST_LANES = "compute", ("down", "update", "up")
 
@@ -41,7 +40,7 @@ def pauses(rows):
 
 
 @exercise(
-    "14.7", "Read this timeline", minutes=25, difficulty=2, answer="read_lanes",
+    "14.7", "Read this timeline", minutes=25, difficulty=2,
     trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,)])],
     mistakes={
         "sum": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows)},

@@ -1,7 +1,6 @@
 """The check of 14.3: a delay queue of length one."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 RATES = [0.5, 0.25, 0.125, 0.5, 0.25]
 
@@ -30,7 +29,7 @@ def steps(answer, after):
 
 
 @exercise(
-    "14.3", "A delay queue of length one", minutes=25, difficulty=2, answer="delayed_steps",
+    "14.3", "A delay queue of length one", minutes=25, difficulty=2,
     trials=[Trial([(0,), (2,), (5,)], steps, close=1e-9)],
     mistakes={
         "not delayed": {"delay": 0},

@@ -1,7 +1,6 @@
 """The checks of 14.2 and 14.5: the bytes of a link's two lanes, and when the last gradient is down."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 # 14.2 ---------------------------------------------------------------------------------------------------------------
 
@@ -10,7 +9,7 @@ CASES = [(1000, 1, 1, False, False), (1000, 2, 1, False, False), (1000, 2, 4, Fa
 
 
 @exercise(
-    "14.2", "Bytes down, bytes up", minutes=10, difficulty=1, answer="link_bytes",
+    "14.2", "Bytes down, bytes up", minutes=10, difficulty=1,
     trials=[Trial(list(CASES))],
     mistakes={
         "whole": {"share": lambda params, ranks: params},
@@ -56,7 +55,7 @@ def queue(ready, sizes, rate, *, begins=lambda free, ready, all: max(free, ready
 
 
 @exercise(
-    "14.5", "When is everything down?", minutes=15, difficulty=2, answer="down_times",
+    "14.5", "When is everything down?", minutes=15, difficulty=2,
     trials=[Trial(LANES, close=1e-6)],
     mistakes={
         "no queue": {"begins": lambda free, ready, all: ready},

@@ -3,8 +3,7 @@
 from itertools import product
 
 from .....formulas.placements import EDGES, HELD
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 GRAPH = [("a", "b", 2), ("b", "c", 4), ("c", "b", 4), ("a", "c", 7)]
 ADAM = list(EDGES)
@@ -14,7 +13,7 @@ LIMITS = (0, 3, 4, 5, 6, 20)
 
 
 @exercise(
-    "14.1", "What a placement moves", minutes=10, difficulty=1, answer="moved_bytes",
+    "14.1", "What a placement moves", minutes=10, difficulty=1,
     trials=[Trial([(GRAPH, {"c"}), (GRAPH, {"b", "c"}), (GRAPH, set()), (GRAPH, {"a", "b", "c"}),
                    (ADAM, {*HELD}), (ADAM, {*HELD} - {"parameters fp16"}), (ADAM, {"momentum fp32"})])],
     mistakes={
@@ -62,7 +61,7 @@ def one_by_one(edges, held, limit):
 
 
 @exercise(
-    "14.6", "The fewest bytes on the device", minutes=45, difficulty=3, answer="least_on_device",
+    "14.6", "The fewest bytes on the device", minutes=45, difficulty=3,
     trials=[Trial([(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 11)]
                   + [(*LONE, limit) for limit in (0, 1, 6, 7)] + [(*HEAVY, 3)])],
     mistakes={

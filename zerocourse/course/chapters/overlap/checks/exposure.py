@@ -5,9 +5,8 @@ import functools
 import math
 from itertools import pairwise
 
-from ....checks.exercise import exercise
+from ....checks import Trial, exercise
 from ....checks.observers.stage_runs import train
-from ....checks.trace import Trial
 
 COMPUTES, TRAVELS = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")
 
@@ -52,7 +51,7 @@ def real_step(answer):
 
 
 @exercise(
-    "8.4", "What a timeline exposes", minutes=30, difficulty=2, answer="exposed_seconds",
+    "8.4", "What a timeline exposes", minutes=30, difficulty=2,
     cases=[(events,) for events in TIMELINES], trials=[Trial(observe=real_step, worlds=(2,))],
     mistakes={
         "all collectives": (lambda events: lasted(events, TRAVELS), {"computes": ()}),

@@ -4,9 +4,7 @@ import copy
 import operator
 from collections import Counter
 
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
+from ....checks import Trial, When, exercise
 from ....checks.words import a, value_text
 
 NAMES = ("forward", "backward", "gather", "reduce")
@@ -46,7 +44,7 @@ def first_difference(case, got, want):
 
 
 @exercise(
-    "8.6", "Two lanes", minutes=60, difficulty=3, answer="simulate", timeout=5,
+    "8.6", "Two lanes", minutes=60, difficulty=3, timeout=5,
     trials=[Trial(CASES, events_of, words={"events": first_difference})],
     mistakes={
         "no events": (lambda *case: max(event[3] for event in simulate(*case)), When("form")),

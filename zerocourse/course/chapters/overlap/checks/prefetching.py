@@ -5,9 +5,7 @@ forward that looks ahead and the simulator have files of their own.
 import operator
 
 from .....zero.schedule import Prefetcher
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
+from ....checks import Trial, When, exercise
 
 # 8.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -17,7 +15,7 @@ def overlapped(C, M, e):
 
 
 @exercise(
-    "8.1", "The bound", minutes=10, difficulty=1, answer="speedup_bound",
+    "8.1", "The bound", minutes=10, difficulty=1,
     cases=[(1.0, 1.0, 0.0), (4.0, 1.0, 0.0), (1.0, 4.0, 0.0), (8.0, 0.5, 0.0)],
     trials=[Trial([(1.0, 1.0, 0.25), (4.0, 1.0, 0.5), (1.0, 4.0, 0.5), (2.0, 2.0, 2.0), (3, 0, 0), (0, 3, 1)])],
     mistakes={
@@ -98,7 +96,7 @@ def sample_order(random):
 
 
 @exercise(
-    "8.2", "What comes next", minutes=20, difficulty=2, answer="gather_ahead", own=by_the_package,
+    "8.2", "What comes next", minutes=20, difficulty=2, own=by_the_package,
     replaces=("zerocourse.zero.schedule:Prefetcher.next_after",), sample=sample_order,
     cases=[(ORDER, ORDER[:2], 2), (ORDER, ORDER[:1], 1), (ORDER, ORDER[:2], 0), (ORDER, ORDER[:4], 3),
            (ORDER, ORDER, 2), (NAMES, NAMES[:1], 5), (NAMES, NAMES[:2], 3)],  # plain

@@ -2,9 +2,7 @@
 
 from itertools import pairwise
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
+from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.words import a
 from ..recorded_step import SETTINGS, recorded_step
 
@@ -101,7 +99,7 @@ def of_rank_0(name):
 
 
 @exercise(
-    "8.3", "Read this timeline", minutes=25, difficulty=2, answer="read_timeline",
+    "8.3", "Read this timeline", minutes=25, difficulty=2,
     trials=[Trial(observe=entries, close=0.002)],  # so near that milliseconds may be rounded to whole ones
     mistakes={
         "rank 0": tuple(map(of_rank_0, ("waited", "under_way", "longest_wait"))),

@@ -7,10 +7,8 @@ from functools import partial
 import torch
 
 from .....layout.rankmap import Layout
-from ....checks.exercise import exercise
+from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.observers.stage_runs import WatchedComm
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import value_text
 
 LAYERS, WIDTH = 5, 4  # WIDTH: elements of an activation
@@ -94,7 +92,7 @@ def ahead_on_a_rank(answer, depth):
 
 
 @exercise(
-    "8.5", "A forward that looks ahead", minutes=35, difficulty=2, answer="forward_ahead", timeout=15,
+    "8.5", "A forward that looks ahead", minutes=35, difficulty=2, timeout=15,
     replaces=("zerocourse.zero.schedule:Prefetcher.next_after", "zerocourse.zero.shard:shard"),
     trials=[Trial([(1,), (0,), (2,), (7,)], ahead_on_a_rank, worlds=(2, 3))],
     mistakes={

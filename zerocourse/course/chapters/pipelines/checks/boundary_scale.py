@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 
 def stepped(answer, depth, rows):
@@ -34,7 +33,7 @@ def stepped(answer, depth, rows):
 
 
 @exercise(
-    "17.4", "Find the bug: smaller at each boundary", minutes=25, difficulty=2, answer="pipeline_step",
+    "17.4", "Find the bug: smaller at each boundary", minutes=25, difficulty=2,
     trials=[Trial([(3, [2, 2, 2, 2]), (1, [1, 1]), (2, [3]), (2, [2, 2, 1]), (3, [1, 4])], stepped, close=2e-3)],
     mistakes={
         "the bug": {"everywhere": True},

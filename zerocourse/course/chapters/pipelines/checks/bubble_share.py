@@ -3,11 +3,11 @@
 import math
 from fractions import Fraction
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 
 @exercise(
-    "17.1", "How many micro-batches?", minutes=10, difficulty=1, answer="micro_batches_for",
+    "17.1", "How many micro-batches?", minutes=10, difficulty=1,
     cases=[(4, 10, 1), (8, 20, 1), (2, 50, 1), (4, 10, 2), (16, 25, 4), (8, 25, 1), (3, 30, 1), (4, 13, 1), (1, 5, 1), (4, 5, 3)],
     mistakes={
         "of the ideal time": {"rest": lambda percent: 100},

@@ -1,6 +1,6 @@
 """The check of 17.6: a clock that runs lists."""
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 
 def lists(*words):
@@ -17,7 +17,7 @@ CASES = [(TWO, 1, 2, 0), (lists("F0 B0"), 1, 2, 5), (lists("F0 F1", "F0 F1"), 1,
 
 
 @exercise(
-    "17.6", "A clock for lists", minutes=50, difficulty=3, answer="run_lists", cases=CASES,
+    "17.6", "A clock for lists", minutes=50, difficulty=3, cases=CASES,
     mistakes={
         "no transfers": {"late": lambda kind, transfer: 0},
         "gradients at once": {"late": lambda kind, transfer: transfer if kind == "F" else 0},

@@ -1,6 +1,6 @@
 """The check of 17.3: which ranks wait for ever."""
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 
 def lists(*words):
@@ -20,7 +20,7 @@ CASES = [lists("send 1 a, recv 1 b", "send 0 b, recv 0 a"), lists("recv 1 b, sen
 
 
 @exercise(
-    "17.3", "Who waits for ever?", minutes=30, difficulty=2, answer="stuck_ranks", cases=[(each,) for each in CASES],
+    "17.3", "Who waits for ever?", minutes=30, difficulty=2, cases=[(each,) for each in CASES],
     mistakes={
         "sends wait": {"sends_wait": True},
         "one round": {"rounds": 1},

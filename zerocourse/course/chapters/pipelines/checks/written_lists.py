@@ -5,9 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .....parallel.pipeline import Action, Pipeline, Schedule, deadlock, problems, simulate, with_transfers
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 
 SIZES = [(4, 8), (2, 4), (3, 7), (4, 2), (1, 3), (5, 5)]
 
@@ -79,7 +77,7 @@ def run_really(answer, micro_batches):
 
 
 @exercise(
-    "17.2", "1F1B as a list", minutes=30, difficulty=2, answer="one_f_one_b",
+    "17.2", "1F1B as a list", minutes=30, difficulty=2,
     replaces=("zerocourse.parallel.pipeline.synchronous:*", "zerocourse.parallel.pipeline.zero_bubble:*"),
     trials=[Trial(SIZES, looked_at), Trial([(4,)], run_really, worlds=(2, 3))],
     mistakes={
@@ -148,7 +146,7 @@ def measured(answer, ranks, micro_batches):
 
 
 @exercise(
-    "17.5", "Beat 1F1B", minutes=40, difficulty=3, answer="my_schedule",
+    "17.5", "Beat 1F1B", minutes=40, difficulty=3,
     replaces=("zerocourse.parallel.pipeline.synchronous:*", "zerocourse.parallel.pipeline.zero_bubble:*"),
     trials=[Trial([(4, 8), (2, 4), (3, 9), (5, 5), (1, 2)], measured)],
     mistakes={

@@ -14,9 +14,7 @@ import torch
 
 from .....layout import rankmap
 from .....layout.balance import Balance
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
+from ....checks import Trial, When, exercise
 from ....checks.words import value_text
 from .row_slices import REPLACED, some_owner, some_shapes
 
@@ -26,7 +24,7 @@ MODEL = {"a": (4, 5), "b": (10,), "c": (2, 5), "d": (3, 2, 4)}
 
 
 @exercise(
-    "3.1", "How uneven is it?", minutes=10, difficulty=1, answer="imbalance", replaces=REPLACED, sample=some_owner,
+    "3.1", "How uneven is it?", minutes=10, difficulty=1, replaces=REPLACED, sample=some_owner,
     own=lambda shapes, owner, world_size: Balance.build(shapes, world_size, lambda *_: owner).imbalance,
     trials=[Trial(cases, close=1e-6) for cases in (  # the answer may have computed in fp32
         [(MODEL, {"a": 0, "b": 1, "c": 0, "d": 1}, 2), (MODEL, {"a": 0, "b": 1, "c": 1, "d": 2}, 3)],
@@ -90,7 +88,7 @@ FEW = {name: (size,) for name, size in zip("abcdef", (6, 5, 4, 2, 1, 1), strict=
 
 
 @exercise(
-    "3.2", "The largest first", minutes=15, difficulty=1, answer="greedy_map", own=rankmap.greedy, replaces=REPLACED,
+    "3.2", "The largest first", minutes=15, difficulty=1, own=rankmap.greedy, replaces=REPLACED,
     sample=lambda random: (some_shapes(random), random.randint(1, 5)),
     cases=[(SIZES, 2), (SIZES, 3)],  # no two of one size
     trials=[Trial([*((EQUAL, ranks) for ranks in (1, 2, 3, 4)), (FEW, 2), ({"a": (0,), "b": (0, 2), "c": (1,)}, 2),
@@ -178,7 +176,7 @@ def counting_calls(calls=itertools.count()):
 
 
 @exercise(
-    "3.3", "Every rank by itself", minutes=15, difficulty=2, answer="map_by_name", replaces=REPLACED, timeout=4,
+    "3.3", "Every rank by itself", minutes=15, difficulty=2, replaces=REPLACED, timeout=4,
     trials=[Trial([(60, 2), (60, 3), (40, 4)], agreed)],
     mistakes={
         "incomplete": (lambda shapes, ranks: [0] * len(shapes), When("complete")),

@@ -7,10 +7,7 @@ import torch
 
 from .....comm.group import Comm
 from .....layout.rankmap import MAPS, Layout
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, STUCK, Wrong
+from ....checks import MISUSED, STUCK, Trial, When, Wrong, exercise
 from ....checks.words import a
 from .row_slices import REPLACED
 
@@ -96,7 +93,7 @@ def moved(answer, before, after):
 
 
 @exercise(
-    "3.6", "Moving house", minutes=60, difficulty=3, answer="move", replaces=REPLACED, timeout=15,
+    "3.6", "Moving house", minutes=60, difficulty=3, replaces=REPLACED, timeout=15,
     trials=[Trial(MOVES, moved, worlds=(2, 3))],
     mistakes={
         "old length": {"shape": lambda new, old, row: torch.zeros(len(old))},

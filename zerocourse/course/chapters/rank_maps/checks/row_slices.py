@@ -4,8 +4,7 @@ import itertools
 import math
 
 from .....layout.rankmap import Layout
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 REPLACED = ("zerocourse.layout.rankmap:*", "zerocourse.layout.balance:Balance.build",  # what an answer may not call
             *(f"zerocourse.layout.rankmap:Layout.{method}"
@@ -63,7 +62,7 @@ OWNERS = [(RAGGED, 2, {"a": 1, "b": 0, "c": 1}), (EVEN, 3, {"a": 2, "b": 1, "c":
 
 
 @exercise(
-    "3.4", "A row and its cuts", minutes=20, difficulty=2, answer="row_layout", own=own_layout, replaces=REPLACED,
+    "3.4", "A row and its cuts", minutes=20, difficulty=2, own=own_layout, replaces=REPLACED,
     sample=maybe_owner, cases=[(EVEN, ranks, None) for ranks in (2, 4, 1)],
     trials=[Trial([(RAGGED, 4, None), (RAGGED, 3, None), ({"a": (2,), "b": (0, 4), "c": ()}, 5, None)]),
             Trial(OWNERS), Trial(OWNERS, in_the_row)],
@@ -147,7 +146,7 @@ EMPTY = {"a": (2,), "x": (0, 3), "b": (3,), "s": ()}
 
 
 @exercise(
-    "3.5", "What lies in a slice", minutes=25, difficulty=2, answer="shard_ranges", own=own_ranges, replaces=REPLACED,
+    "3.5", "What lies in a slice", minutes=25, difficulty=2, own=own_ranges, replaces=REPLACED,
     sample=some_slice, cases=slices_of(FIVE, None, 2, 4, 8),
     trials=[Trial(slices_of(EMPTY, None, 1, 2, 4, 7)),
             Trial([*slices_of(FIVE, {"a": 2, "b": 0, "c": 2, "d": 0, "e": 3}, 4),

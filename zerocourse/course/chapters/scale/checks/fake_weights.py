@@ -4,9 +4,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 
 MOST = 1 << 28  # elements: a layer that is larger is not built for real
 
@@ -61,7 +59,7 @@ def every_parameter(model):
 
 
 @exercise(
-    "25.6", "Weigh what fits nowhere", minutes=20, difficulty=2, answer="weigh",
+    "25.6", "Weigh what fits nowhere", minutes=20, difficulty=2,
     trials=[Trial([(4, 2, "float32", False, False), (4, 3, "bfloat16", False, False), (4, 3, "float32", True, False),
                    (4, 2, "float32", False, True),
                    (100_000, 100, "bfloat16", False, False)], weighed)],

@@ -1,13 +1,11 @@
 """The checks of 25.4 and 25.5: what hybrid sharding sends, and how many ranks should divide a buffer."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, Wrong, exercise
 
 # 25.4 ---------------------------------------------------------------------------------------------------------------
 
 @exercise(
-    "25.4", "Inside the node, and between nodes", minutes=20, difficulty=2, answer="hybrid_bytes",
+    "25.4", "Inside the node, and between nodes", minutes=20, difficulty=2,
     cases=[(4800, 16, 4, 1, True), (4800, 4, 4, 1, True), (4800, 16, 1, 1, True), (4800, 16, 4, 3, True),
            (4800, 16, 4, 3, False), (9600, 64, 8, 2, False), (9600, 6, 2, 1, False)],
     mistakes={
@@ -100,7 +98,7 @@ CLUSTERS = [(64, 80e9), (6000, 200e9), (1536, 24e9), (96, 14e9), (48, 30e9), (8,
 
 
 @exercise(
-    "25.5", "Beat this number: how large a group?", minutes=30, difficulty=3, answer="best_group",
+    "25.5", "Beat this number: how large a group?", minutes=30, difficulty=3,
     trials=[Trial(CLUSTERS, chosen, close=1e-4)],
     mistakes={
         "all ranks": {"choose": lambda ranks, groups: max(groups)},

@@ -1,7 +1,7 @@
 """The checks of 25.1 and 25.2: how many ranks a step needs, and slices that are even on any number of ranks."""
 
 from .....formulas import states
-from ....checks.exercise import FORMULAS, exercise
+from ....checks import FORMULAS, exercise
 
 # 25.1 ---------------------------------------------------------------------------------------------------------------
 
@@ -13,7 +13,7 @@ def own_ranks(params, floor, card):
 
 
 @exercise(
-    "25.1", "How many ranks does a step need?", minutes=15, difficulty=1, answer="ranks_for_step", own=own_ranks,
+    "25.1", "How many ranks does a step need?", minutes=15, difficulty=1, own=own_ranks,
     replaces=FORMULAS,
     sample=lambda random: (random.randint(1, 10**10), random.randint(0, 10**9), random.randint(10**8, 2 * 10**9)),
     cases=[(1000, 0, 1600), (1000, 800, 2400), (1000, 800, 1600), (1000, 100, 399), (1001, 0, 16000), (100, 5, 52), (7, 9, 25),
@@ -74,7 +74,7 @@ def ceiled(numel, ranks):
 
 
 @exercise(
-    "25.2", "Find the bug: fine with two ranks", minutes=20, difficulty=2, answer="cut_evenly",
+    "25.2", "Find the bug: fine with two ranks", minutes=20, difficulty=2,
     cases=[(12, 4), (9, 2), (7, 8), (11, 4), (30, 8), (0, 3), (5, 1), (100, 64)],
     mistakes={
         "the bug": {"sizes": all_to(first=True)},

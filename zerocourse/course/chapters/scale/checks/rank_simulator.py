@@ -1,6 +1,6 @@
 """The check of 25.7: a simulator of one rank."""
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 BLOCKS = [(1000, 4.0), (1003, 5.0), (502, 2.0)]
 CASES = [(BLOCKS, 4, 1000.0, 0.0), (BLOCKS, 4, 125.0, 0.0), (BLOCKS, 4, 400.0, 0.125), (BLOCKS, 64, 4000.0, 0.0625),
@@ -14,7 +14,7 @@ def there_and_back(count):
 
 
 @exercise(
-    "25.7", "A simulator of one rank", minutes=50, difficulty=3, answer="simulate_rank", cases=CASES,
+    "25.7", "A simulator of one rank", minutes=50, difficulty=3, cases=CASES,
     mistakes={
         "no prefetch": {"ahead": False},
         "gathered again": {"again": True},

@@ -1,6 +1,6 @@
 """The check of 25.3: why a rank of many stands still."""
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 COMPUTES, COLLECTIVES = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")
 
@@ -37,7 +37,7 @@ def all_idle(events, work):
 
 
 @exercise(
-    "25.3", "Read this timeline: what would help?", minutes=25, difficulty=2, answer="read_step",
+    "25.3", "Read this timeline: what would help?", minutes=25, difficulty=2,
     cases=[(step_of(HIDDEN), 8, 0.25), (step_of(ENDS), 5, 0.25), (step_of(MANY), 17, 0.25), (step_of(MANY), 20, 0.25), (step_of(LATE), 9, 0.125),
            (step_of(GAP), 3, 0.5), (step_of(ENDS), 13, 0.25)],
     mistakes={

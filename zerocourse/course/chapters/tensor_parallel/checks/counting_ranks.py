@@ -5,10 +5,8 @@ from torch import nn
 
 from .....parallel.norms import audit, grad_norm
 from .....parallel.tensor.cuts import Cut
-from ....checks.exercise import exercise
+from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.observers.stage_runs import WatchedComm
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
 
 KINDS = {"wte.weight": "vocabulary", "wpe.weight": "whole", "ln_1.weight": "whole", "attn.q.weight": "columns",
@@ -78,7 +76,7 @@ def last_of(copies, rank, ranks):
 
 
 @exercise(
-    "16.4", "Who counts?", minutes=20, difficulty=2, answer="counted_here",
+    "16.4", "Who counts?", minutes=20, difficulty=2,
     replaces=("zerocourse.parallel.tensor.cuts:counts_here", "zerocourse.parallel.tensor.cuts:Cut.is_first"), timeout=15,
     trials=[Trial(lambda world: [(world,), (1,)], audited_on_a_rank, worlds=(2, 3)),
             Trial([(2, 2), (4, 2), (6, 3), (6, 2), (4, 1), (2, 4), (1, 2)], parts_counted)],

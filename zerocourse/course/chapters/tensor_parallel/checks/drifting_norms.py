@@ -6,10 +6,8 @@ from torch import nn
 
 from .....parallel.tensor.cuts import Cut
 from .....parallel.tensor.regions import gather_in, scatter_out
-from ....checks.exercise import exercise
+from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.observers.stage_runs import WatchedComm
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
 
 C, LR = 6, 0.5
@@ -95,7 +93,7 @@ def of_copies(block):
 
 
 @exercise(
-    "16.6", "Find the bug: copies that drift apart", minutes=30, difficulty=3, answer="sgd_step", timeout=15,
+    "16.6", "Find the bug: copies that drift apart", minutes=30, difficulty=3, timeout=15,
     trials=[Trial([(2,), (1,), (3,)], stepped_on_a_rank, worlds=(2, 3), close=1e-6)],
     mistakes={
         "the bug": {"names": lambda block: []},

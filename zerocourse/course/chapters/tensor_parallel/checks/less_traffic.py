@@ -2,14 +2,13 @@
 
 from fractions import Fraction
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 EASY = [(1024, 768, 1, 2, 2), (8192, 768, 1, 4, 4)]
 
 
 @exercise(
-    "16.5", "Tensor parallelism or ZeRO-3?", minutes=20, difficulty=2, answer="who_sends_less", replaces=(
+    "16.5", "Tensor parallelism or ZeRO-3?", minutes=20, difficulty=2, replaces=(
         "zerocourse.formulas.volumes:*",), cases=EASY,
     trials=[Trial([(8192, 768, 4, 2, 2), (3456, 768, 1, 4, 4), (4096, 1024, 1, 2, 8), (36864, 8192, 2, 8, 64),
                    (2000, 240, 2, 6, 1), (512, 240, 1, 1, 4), (7000, 768, 1, 8, 2)])],

@@ -1,8 +1,7 @@
 """The check of 16.2: the rows of one matrix of queries, keys and values that a rank has."""
 
 from .....parallel.tensor.cuts import Cut
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 
 def own_rows(n_embd, n_head, rank, ranks):
@@ -23,7 +22,7 @@ def without_heads(n_embd, n_head, rank, ranks):
 
 
 @exercise(
-    "16.2", "Which rows of q, k and v?", minutes=15, difficulty=2, answer="qkv_rows",
+    "16.2", "Which rows of q, k and v?", minutes=15, difficulty=2,
     replaces=("zerocourse.parallel.tensor.cuts:Cut.even", "zerocourse.parallel.tensor.cuts:Cut.take"),
     cases=[(8, 4, 0, 2), (8, 4, 1, 2), (12, 6, 1, 3)],
     trials=[Trial([(12, 4, 2, 4), (6, 3, 0, 1), (24, 6, 1, 2)]), Trial([(12, 4, 0, 3), (12, 3, 1, 2), (8, 2, 3, 4)])],

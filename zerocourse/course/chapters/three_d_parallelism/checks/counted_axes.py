@@ -4,7 +4,7 @@ import itertools
 import math
 import operator
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 SIZES = {"pp": 3, "dp": 5, "tp": 2}
 NORMS = {"ln.weight": ("dp", "tp"), "qkv.weight": ("dp",), "wte.weight": ("pp", "dp"), "bias": ("pp", "dp", "tp")}
@@ -33,7 +33,7 @@ def one_axis(count, axes, sizes):
 
 
 @exercise(
-    "18.2", "Counted along which axes?", minutes=30, difficulty=2, answer="counted_over",
+    "18.2", "Counted along which axes?", minutes=30, difficulty=2,
     replaces=("zerocourse.measure.norm_audit:*", "zerocourse.parallel.norms:audit"),
     cases=[case(2, 1, 1, 1), case(1, 5, 1, 1), case(1, 1, 3, 2), case(10, 1, 15, 30), case(0, 1, 1, 6), case(1, 1, 1, 1),
            case(5, 1, 1, 2), case(6, 1, replicated={"a": ("dp", "tp"), "b": ("dp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),

@@ -1,6 +1,6 @@
 """The check of 18.7: the mesh on which a model fits and its ranks stand still least."""
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 GB = 10**9
 
@@ -39,7 +39,7 @@ def held_with_all_cut(model, pp, dp, tp, micro_batches):
 
 
 @exercise(
-    "18.7", "Choose the mesh", minutes=60, difficulty=3, answer="best_mesh", cases=CASES,
+    "18.7", "Choose the mesh", minutes=60, difficulty=3, cases=CASES,
     mistakes={
         "states not divided": {"bytes_of": lambda *mesh: held(*mesh, zero=lambda dp: 1)},
         "zero 3": {"bytes_of": held_with_all_cut},

@@ -2,7 +2,7 @@
 
 import math
 
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 SIZES = {"tp": 2, "dp": 3, "pp": 4}
 MEGATRON, PICOTRON = ("pp", "dp", "tp"), ("dp", "pp", "tp")
@@ -18,7 +18,7 @@ def with_itself(order, sizes):
 
 
 @exercise(
-    "18.1", "Who shares my axis?", minutes=15, difficulty=1, answer="group_along",
+    "18.1", "Who shares my axis?", minutes=15, difficulty=1,
     replaces=("zerocourse.layout.mesh:Mesh.group_of", "zerocourse.layout.mesh:Mesh.groups", "zerocourse.layout.mesh:Mesh.coordinates"),
     cases=[(5, "tp", MEGATRON, SIZES), (5, "dp", MEGATRON, SIZES), (17, "pp", MEGATRON, SIZES), (17, "pp", PICOTRON, SIZES),
            (9, "dp", PICOTRON, SIZES), (0, "dp", ("dp",), {"dp": 4}), (3, "tp", ("pp", "tp"), {"pp": 4, "tp": 1}),

@@ -3,10 +3,7 @@
 import torch
 from torch import Tensor
 
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
+from ....checks import MISUSED, Trial, When, Wrong, exercise
 from ....checks.words import a
 
 D = 4
@@ -78,7 +75,7 @@ def clearly_infinite(query, _):
 
 
 @exercise(
-    "18.5", "Join two softmaxes", minutes=30, difficulty=2, answer="join",
+    "18.5", "Join two softmaxes", minutes=30, difficulty=2,
     replaces=("zerocourse.parallel.context.score_block:*",),
     trials=[Trial([("two blocks",), ("unequal blocks",), ("large scores",), ("masked blocks",), ("outputs in bf16",)], joined,
                   close=1e-4)],

@@ -3,10 +3,7 @@
 import itertools
 from fractions import Fraction
 
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
+from ....checks import MISUSED, Trial, When, Wrong, exercise
 
 RANKS = 16
 DP, TP, MISSING, TWICE, BOUNDARY = "sum over dp", "sum over tp", "sum over micro-batches", "divided twice", "each boundary"
@@ -87,7 +84,7 @@ def factors(ratio, dp, tp, micro_batches):
 
 
 @exercise(
-    "18.4", "The detective's one measurement", minutes=35, difficulty=3, answer="diagnose",
+    "18.4", "The detective's one measurement", minutes=35, difficulty=3,
     trials=[Trial([(each,) for each in EVERY], diagnosed, words={"named": in_words})],
     mistakes={
         "equal sizes": ({"sizes": (2, 2, 2, 2)}, alike(1)),

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from .....layout.rankmap import Layout
-from ....checks.exercise import exercise
+from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.observers.stage_runs import WatchedComm
-from ....checks.trace import Trial
-from ....checks.verdict import MISUSED, Wrong
 from ....checks.words import a
 
 
@@ -53,7 +51,7 @@ def one_by_one(own, other):
 
 
 @exercise(
-    "18.6", "A ring of keys and values", minutes=50, difficulty=3, answer="ring_attention", timeout=15,
+    "18.6", "A ring of keys and values", minutes=50, difficulty=3, timeout=15,
     replaces=("zerocourse.parallel.context.score_block:*",),
     trials=[Trial([(6, 3), (12, 4)], in_a_ring, worlds=(1, 2, 3), close=1e-9)],
     mistakes={

@@ -2,8 +2,7 @@
 
 import math
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 ORDER = ("pp", "dp", "tp")
 
@@ -18,7 +17,7 @@ def case(rank, rows, **sizes):
 
 
 @exercise(
-    "18.3", "Find the bug: a batch for each rank", minutes=20, difficulty=2, answer="own_rows",
+    "18.3", "Find the bug: a batch for each rank", minutes=20, difficulty=2,
     cases=[case(1, 8, dp=2), case(1, 8, dp=2, tp=2), case(2, 8, dp=2, tp=2), case(5, 8, pp=2, dp=2, tp=2), case(3, 4, pp=4),
            case(7, 12, pp=2, dp=3, tp=2), (list(range(8)), 5, ("dp", "pp", "tp"), {"pp": 2, "dp": 2, "tp": 2}),
            (list(range(6)), 4, ("tp", "dp"), {"dp": 3, "tp": 2})],

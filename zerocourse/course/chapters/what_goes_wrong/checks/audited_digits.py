@@ -4,8 +4,7 @@ from functools import partial
 
 import numpy
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 
 def norm_of(counts, dtype=numpy.float32):
@@ -33,7 +32,7 @@ def without_leading_zeros(square, names):
 
 
 @exercise(
-    "9.2", "The norm auditor's digits", minutes=20, difficulty=2, answer="how_often",
+    "9.2", "The norm auditor's digits", minutes=20, difficulty=2,
     replaces=("zerocourse.measure.norm_audit:*",),
     cases=[case(1, 1), case(1, 1, 1, 1), case(1), case(1, 0, 1), case(0, 1, 1)],
     trials=[Trial([case(1, 2, 1), case(3, 1, 0, 2, 1), case(1, 1, 0), case(0, 0, 0), case(1, 1, 1, 1, 1, 1, 1, 1, 1, 1),

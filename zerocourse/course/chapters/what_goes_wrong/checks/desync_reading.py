@@ -3,8 +3,7 @@
 from collections import Counter
 from itertools import zip_longest
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 BEGIN = ["all_gather h.0", "all_gather h.1", "reduce_scatter h.1", "reduce_scatter h.0"]
 
@@ -29,7 +28,7 @@ def differs(of_ranks):
 
 
 @exercise(
-    "9.3", "Read a desync report", minutes=20, difficulty=2, answer="first_split",
+    "9.3", "Read a desync report", minutes=20, difficulty=2,
     cases=[([BEGIN, BEGIN, BEGIN],), ([BEGIN, BEGIN, with_call(BEGIN, 2, "reduce_scatter h.0")],),
            ([BEGIN, with_call(BEGIN, 1, "reduce_scatter h.1"), BEGIN],)],
     trials=[Trial([([BEGIN, without(BEGIN, 2), BEGIN],), ([BEGIN, BEGIN, BEGIN[:3]],), ([BEGIN[:1], BEGIN, BEGIN],),

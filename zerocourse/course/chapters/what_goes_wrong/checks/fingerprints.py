@@ -1,7 +1,6 @@
 """The check of 9.1: what bug the norm's ratios at several numbers of micro-batches speak of."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 
 def near(ratio, value):
@@ -20,7 +19,7 @@ def at(place):
 
 
 @exercise(
-    "9.1", "The fingerprint of a bug", minutes=15, difficulty=1, answer="name_the_bug",
+    "9.1", "The fingerprint of a bug", minutes=15, difficulty=1,
     cases=[(2, {1: 1.0, 2: 1.0, 4: 1.0}), (2, {1: 2.0, 2: 2.0, 4: 2.0}), (2, {1: 1.0, 2: 2.0, 4: 4.0}),
            (2, {1: 1.0, 2: 0.6, 4: 0.3}), (2, {1: 0.8, 2: 0.88, 4: 0.95}), (2, {1: 1.59, 2: 1.67, 4: 1.66})],  # the chapter's
     trials=[Trial([(3, {1: 3.0, 2: 3.0, 4: 3.0}), (3, {1: 2.0, 2: 2.01, 4: 1.99}), (4, {1: 1.0, 2: 2.0, 4: 4.0}),

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from .....measure.not_finite import tensors_in
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 
 class Both(nn.Module):

@@ -5,11 +5,9 @@ import torch.distributed as dist
 
 from .....comm.group import Handle
 from .....zero.stage1 import reduce_scatter_in_place, sharded_step
-from ....checks.exercise import exercise
-from ....checks.harness import When
+from ....checks import Trial, When, exercise
 from ....checks.observers.stage_probe import Updates, flats_of, give_gradient, numbers
 from ....checks.observers.stage_runs import WatchedComm, training
-from ....checks.trace import Trial
 
 STAGE_1 = ("zerocourse.zero.stage1:*", "zerocourse.zero.ddp:*")
 SHAPES = [(5,), (2,), (6,)]  # two do not divide evenly by 2 and 3; on three ranks the last owns nothing of the second
@@ -91,7 +89,7 @@ def first_slice(flat):
 
 
 @exercise(
-    "5.4", "Reduce your slice", minutes=20, difficulty=2, answer="reduce_slice", own=reduce_scatter_in_place,
+    "5.4", "Reduce your slice", minutes=20, difficulty=2, own=reduce_scatter_in_place,
     replaces=STAGE_1, timeout=15,
     trials=[
         Trial([(numel,) for numel, in SHAPES], reduce_on_a_rank, worlds=(2, 3), words=reduction),
@@ -160,7 +158,7 @@ def turned(flats, comm):
 
 
 @exercise(
-    "5.5", "Update, then tell the others", minutes=20, difficulty=2, answer="update_and_gather", own=sharded_step,
+    "5.5", "Update, then tell the others", minutes=20, difficulty=2, own=sharded_step,
     replaces=STAGE_1, timeout=15,
     trials=[
         Trial(lambda world: [("float32",), ("bfloat16",)][:world - 1], step_on_a_rank, worlds=(2, 3)),

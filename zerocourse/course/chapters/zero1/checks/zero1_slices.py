@@ -8,12 +8,9 @@ import operator
 import torch
 
 from .....layout.rankmap import Layout
-from ....checks.exercise import FORMULAS, exercise
-from ....checks.harness import When
+from ....checks import FORMULAS, Trial, When, Wrong, exercise
 from ....checks.observers.stage_probe import bytes_under
 from ....checks.observers.stage_runs import WatchedComm
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
 
 # 5.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -33,7 +30,7 @@ def shared(share):
 
 
 @exercise(
-    "5.1", "The optimizer's bytes, rank by rank", minutes=10, difficulty=1, answer="adam_bytes",
+    "5.1", "The optimizer's bytes, rank by rank", minutes=10, difficulty=1,
     own=own_adam_bytes, replaces=("zerocourse.layout.rankmap:Layout.build", *FORMULAS),
     sample=lambda random: ([random.randint(1, 10**random.randint(1, 6)) for _ in range(random.randint(1, 4))],
                            random.randint(1, 9)),
@@ -101,7 +98,7 @@ def norm_of_all(slices, comm):
 
 
 @exercise(
-    "5.2", "The norm of a gradient in slices", minutes=15, difficulty=2, answer="clip_slices", timeout=15,
+    "5.2", "The norm of a gradient in slices", minutes=15, difficulty=2, timeout=15,
     replaces=("zerocourse.zero.ddp:*", "zerocourse.zero.ddp:DataParallel.grad_norm",
               "zerocourse.zero.ddp:DataParallel.clip_grad_norm_"),
     trials=[Trial(clip_cases, clip_on_a_rank, worlds=(2, 3), close=1e-4)],
@@ -156,7 +153,7 @@ def adamw_on_a_rank(answer):
 
 
 @exercise(
-    "5.3", "AdamW on slices", minutes=25, difficulty=2, answer="adamw",
+    "5.3", "AdamW on slices", minutes=25, difficulty=2,
     replaces=("torch.optim:AdamW.step", "torch.optim:Adam.step", "torch.optim.adamw:adamw", "torch.optim.adam:adam"),
     trials=[Trial(observe=adamw_on_a_rank)],
     mistakes={

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .....zero.unit import split_into_buffers
-from ....checks.exercise import exercise
+from ....checks import exercise
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ def pieces(size, limit):
 
 
 @exercise(
-    "6.1", "When a bucket closes", minutes=12, difficulty=1, answer="cut_into_buckets", own=own_cut,
+    "6.1", "When a bucket closes", minutes=12, difficulty=1, own=own_cut,
     replaces=("zerocourse.zero.unit:*",),
     sample=lambda random: ([[random.randint(1, 20) for _ in range(random.randint(1, 6))]
                             for _ in range(random.randint(1, 3))], random.randint(1, 30)),
@@ -129,7 +129,7 @@ def as_they_fill(full, end):
 
 
 @exercise(
-    "6.2", "When a bucket leaves", minutes=20, difficulty=2, answer="departures",
+    "6.2", "When a bucket leaves", minutes=20, difficulty=2,
     cases=[(ABC, list("edcba")), (ABC, list("dceba")), (ABC, list("abcde")), (ABC, list("edba")), (ABC, list("dcba")),
            (ABC, []), ([["a"], ["b"], ["c"], ["d"]], list("acbd")), ([["a"], ["b"], ["c"]], list("ca")),
            (ABC, list("ecdab"))],

@@ -12,11 +12,9 @@ from .....init.deferred import deferred_init
 from .....models.gpt2 import GPT
 from .....zero.shard import shard
 from .....zero.stage2 import reduce_scatter_and_free
-from ....checks.exercise import exercise
-from ....checks.harness import When
+from ....checks import Trial, When, exercise
 from ....checks.observers.stage_probe import flats_of, give_gradient, numbers
 from ....checks.observers.stage_runs import CONFIG, WatchedComm, data, training
-from ....checks.trace import Trial
 from ...zero1.checks.zero1_ops import STAGE_1, reduction
 
 # 6.4 ----------------------------------------------------------------------------------------------------------------
@@ -72,7 +70,7 @@ def replaced(flat, total):
 
 
 @exercise(
-    "6.4", "Drop the bucket", minutes=25, difficulty=2, answer="reduce_and_drop", own=reduce_scatter_and_free,
+    "6.4", "Drop the bucket", minutes=25, difficulty=2, own=reduce_scatter_and_free,
     replaces=("zerocourse.zero.stage2:*", *STAGE_1), timeout=15,
     trials=[
         Trial([(5, 1), (5, 2), (2, 1), (2, 3)], dropped_on_a_rank, worlds=(2, 3), words=reduction),
@@ -162,7 +160,7 @@ def mean(losses):
 
 
 @exercise(
-    "6.5", "Which micro-batches are reduced", minutes=20, difficulty=2, answer="train_step", timeout=15,
+    "6.5", "Which micro-batches are reduced", minutes=20, difficulty=2, timeout=15,
     trials=[Trial([(stage,)], accumulated_on_a_rank, worlds=(2,), close={"losses": 1e-3, "parameters": 1e-5})
             for stage in (1, 2)],
     mistakes={

@@ -1,7 +1,6 @@
 """The checks of chapter 07, ZeRO-3: here 7.1 to 7.3, which are functions of numbers and names."""
 
-from ....checks.exercise import exercise
-from ....checks.trace import Trial
+from ....checks import Trial, exercise
 
 # 7.1 ----------------------------------------------------------------------------------------------------------------
 
@@ -15,7 +14,7 @@ def rounded_at_the_end(units, ranks, micro_batches, reshard_after_forward):
 
 
 @exercise(
-    "7.1", "What a step of stage 3 sends", minutes=10, difficulty=1, answer="elements_sent",
+    "7.1", "What a step of stage 3 sends", minutes=10, difficulty=1,
     cases=[([600, 1200, 1200, 600], ranks, micro_batches, again) for ranks in (2, 4, 1) for micro_batches in (1, 4)
            for again in (True, False)],
     trials=[Trial([([601, 7, 2], ranks, 3, again) for ranks in (2, 4) for again in (True, False)])],
@@ -67,7 +66,7 @@ def rooted(add):
 
 
 @exercise(
-    "7.2", "Gathered at a time", minutes=15, difficulty=1, answer="most_gathered",
+    "7.2", "Gathered at a time", minutes=15, difficulty=1,
     cases=[(root, blocks, prefetch, reshard) for root, blocks in (
         (50, [10, 20, 40, 80, 70]), (7, [300, 10, 10, 200]), (1000, [64]), (5, [9, 90, 9, 90, 60, 9]))
         for reshard in (True, False) for prefetch in (0, 1, 2, 8)],
@@ -137,7 +136,7 @@ def from_a_negative_start(order, i, prefetch, direction):
 
 
 @exercise(
-    "7.3", "The order of the verbs", minutes=25, difficulty=2, answer="step_events",
+    "7.3", "The order of the verbs", minutes=25, difficulty=2,
     trials=[Trial([*((["h.0", "h.1", "h.2", "h.3"], prefetch) for prefetch in (0, 1, 2)), (["h.0"], 1),
                    (["h.0", "h.1"], 9), (["h.8", "h.9", "h.10", "h.11"], 2),
                    (["h.0", "h.1", "h.2"], 3)], words={"returned": first_other_event})],

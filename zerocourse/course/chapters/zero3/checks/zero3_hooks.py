@@ -6,10 +6,7 @@ import warnings
 import torch
 from torch import nn
 
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
-from ....checks.verdict import Wrong
+from ....checks import Trial, When, Wrong, exercise
 
 NO_GRAD, EVAL = "evaluation under `torch.no_grad()`", "evaluation under `torch.no_grad()` and `model.eval()`"
 
@@ -115,7 +112,7 @@ FORWARD, BACKWARD, FIRST = "block 0 in the forward", "block 2 in the backward", 
 
 
 @exercise(
-    "7.6", "Hooks at the right moments", minutes=30, difficulty=3, answer="attach",
+    "7.6", "Hooks at the right moments", minutes=30, difficulty=3,
     replaces=("zerocourse.zero.hooks:*",),
     trials=[Trial(observe=hooks_of_three_blocks)],
     mistakes={

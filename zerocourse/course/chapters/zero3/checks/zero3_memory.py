@@ -3,9 +3,7 @@
 import torch
 
 from .....measure import storages
-from ....checks.exercise import exercise
-from ....checks.harness import When
-from ....checks.trace import Trial
+from ....checks import Trial, When, exercise
 
 
 class Overwriting:

@@ -11,11 +11,9 @@ from .....layout.rankmap import Layout
 from .....zero.buffer import FlatBuffer
 from .....zero.groups import Groups
 from .....zero.stage3 import Stage3
-from ....checks.exercise import exercise
-from ....checks.harness import When
+from ....checks import Trial, When, exercise
 from ....checks.observers.stage_probe import Updates
 from ....checks.observers.stage_runs import WatchedComm, training
-from ....checks.trace import Trial
 
 NUMEL = 19  # padded on 2 ranks and on 3
 NAMES, RESULT = ("unshard", "reshard", "step"), 42.0

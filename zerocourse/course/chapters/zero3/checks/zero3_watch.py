@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from .....errors import CollectiveError
-from ....checks.verdict import Wrong
+from ....checks import Wrong
 from ....checks.words import line_text
 
 SECONDS = 2  # until a collective that the others do not call ends
