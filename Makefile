@@ -1,4 +1,4 @@
-# make tour | test | test-quick | test-gpu | lab | notebooks | pictures | kaggle | env | clean. Each makes the environment .venv when it is not there.
+# make tour | test | check | test-quick | test-gpu | lab | notebooks | pictures | kaggle | env | clean. Each makes the environment .venv when it is not there.
 #   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS, LAB_ARGS   more arguments for the command
@@ -11,6 +11,8 @@ TOUR_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 CHAPTERS ?=
+# What `make check` runs of the quick tests: the rules of the house, and the ground floors.
+CHECKED := tests/house tests/formulas tests/layout tests/data tests/zero/test_mini.py
 KAGGLE_USER ?= USERNAME
 LAB_ARGS ?=
 # It opens at chapter 00, and shows all folders. JupyterLab refuses to run as root, as one is in a container, unless told.
@@ -29,6 +31,11 @@ tour: $(VENV)/.tour  ## the ZeRO stages side by side in two real processes (two 
 
 test: $(VENV)/.test  ## the tests
 	$(VENV)/bin/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadgroup) $(PYTEST_ARGS)
+
+check: $(VENV)/.test  ## before a commit: linter, types, rules of the house, the quickest tests (about a minute)
+	$(VENV)/bin/python -m ruff check
+	$(VENV)/bin/python -m tools.typed & types=$$!; \
+	    $(VENV)/bin/python -m pytest -q --quick $(CHECKED) $(PYTEST_ARGS); tests=$$?; wait $$types && exit $$tests
 
 test-quick: $(VENV)/.test  ## the tests to run while one works (under three minutes)
 	$(VENV)/bin/python -m pytest --quick $(PYTEST_ARGS)
@@ -57,7 +64,7 @@ exercises: $(VENV)/.test  ## write exercises/ anew from solutions/
 env: $(VENV)/.test  ## the whole environment, and nothing more
 
 clean:  ## remove the environment and the caches; what runs wrote under output/ stays
-	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and alone: its index then serves nothing else, and no later range can fetch another build of it.
@@ -81,4 +88,4 @@ $(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constrai
 	@$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
 
-.PHONY: help tour test test-quick test-gpu lab notebooks kaggle exercises env clean
+.PHONY: help tour test check test-quick test-gpu lab notebooks kaggle exercises env clean

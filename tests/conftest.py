@@ -45,10 +45,10 @@ def pytest_addoption(parser):
 
 
 QUICK = {  # by file, the tests that are worth their seconds while one works; a string must be in the test's name
-    "test_commands": "", "test_config": "", "test_data": "", "test_house": "", "test_ledger": "", "test_memory": "",
+    "test_commands": "", "test_config": "", "test_contributing": "", "test_data": "", "test_house": "", "test_ledger": "", "test_memory": "",
     "test_memory_command": "", "test_mini": "[2", "test_mini_view": "", "test_model": "", "test_mutants": "",
     "test_passes": "is_not_the_last", "test_rankmap": "", "test_refusals": "", "test_show": "", "test_sizes": "",
-    "test_stages": "unsharded_model[2]", "test_traps": "trap_0",
+    "test_stages": "unsharded_model[2]", "test_torch_private": "", "test_traps": "trap_0",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tools.core_mutants import CORE
 from tools.mutants import NamedBreak
-from zerocourse.course.museum.breaks import Break, drop
+from zerocourse.course.museum.breaks import Break
 
 
 def of(module: str, *rows: tuple[str | dict[str, str | Callable], ...]) -> Iterator[NamedBreak]:

@@ -19,7 +19,6 @@ from zerocourse.course.museum.bug import Bug
 from zerocourse.course.museum.syntax_place import ModuleText
 from zerocourse.errors import LossScaleError
 
-
 ALL_TESTS = sorted({test for tests in (*TESTS.values(), *(broken.tests for broken in BREAKS)) for test in node_ids(tests)})
 
 

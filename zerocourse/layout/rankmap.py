@@ -13,6 +13,7 @@ slice per rank. With an owner map the parameters are sorted by owner first, so h
 Where parameters and slices begin at multiples of a few elements, as GPUs read them fastest, there is padding after them, too.
 """
 
+# pyright: strict, reportUnnecessaryIsInstance=false
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence

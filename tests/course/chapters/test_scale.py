@@ -1,6 +1,5 @@
 """Chapter 25: what is recorded of simulated ranks, the figures that are drawn from it, and the bug that two ranks do not show."""
 
-import json
 
 import pytest
 

@@ -164,8 +164,8 @@ def blank_return(params, stage, ranks):
     ("1.2", lambda params, stage, ranks: (0,),
      "`state_bytes(7_500_000_000, 0, 64)`：返回了 (0,)（类型是 tuple），应为 120_000_000_000。"),
     ("1.3", lambda card, stage, ranks: card * ranks // 16,
-     "`largest_model(32, 0, 2)`：返回了 4，应为 2。你在每个阶段都把 16 字节全部分摊给了各个 rank：只有阶段 3 才这样，之前的阶段里每个参数总有"
-     "一部分要在每个 rank 上完整保存。"),
+     ("`largest_model(32, 0, 2)`：返回了 4，应为 2。你在每个阶段都把 16 字节全部分摊给了各个 rank：只有阶段 3 才这样，之前的阶段里每个参数总有"
+      "一部分要在每个 rank 上完整保存。")),
     ("1.5", lambda units, stage, ranks: [("start", 5)],
      "`timeline([(800, 5000), (1600, 7000), (400, 300)], 0, 2)`：列表里有 1 个事件，应有 11 个：最后一个是 'zero_grad'。"),
 ])

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ....checks import STUCK, Wrong
 from ....checks.observers.stage_probe import calling
 from ....checks.observers.wire import Wire, sorted_values
-from ....checks import STUCK, Wrong
 
 BUCKET = 340  # elements: the first bucket is full to the last, and the last parameter is larger
 BOTH, TURNED, LEFT, RIGHT, NEITHER = "left right", "right left", "left", "right", ""  # branches of the model, in order

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from .....measure.ledger import Ledger
-from ....checks.compare import same
 from ....checks import Trial, When, Wrong, exercise
+from ....checks.compare import same
 from ....checks.words import a, value_text
 from .meta_models import all_names, planned
 from .meta_values import MATERIALISING, crc
