@@ -580,6 +580,7 @@ def test_a_guard_reaches_methods_closures_and_cached_functions():
     found = [fn.__qualname__ for spec in ("zerocourse.comm.group:Comm.all_gather", "zerocourse.launch.ranks:shared")
              for fn in functions(spec)]
     assert found == ["Comm.all_gather", "shared"]
+    assert {"exchange", "all_gather"} <= {fn.__name__ for fn in functions("zerocourse.comm.group:Comm.*")}
 
     def outer(captured=1):
         def inner():

@@ -1,8 +1,16 @@
 """A break finds its place whatever it is called and wherever it stands, and says in a sentence when the place is gone."""
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+
 import pytest
 
+from tools.mutants import ROOT
 from zerocourse.course.museum.breaks import Break, drop, file_after
+from zerocourse.zero.buffer import FlatBuffer
 
 CODE = '''"""Ä module, in which columns count bytes."""
 
@@ -93,3 +101,35 @@ def test_what_is_no_change_is_said(house):
         file_after([one, inside], house)
     with pytest.raises(ValueError, match="bucket.py is no Python after the change: "):
         file_after([Break("room.bucket", "add_()", "return return")], house)
+
+
+OF_LIBRARIES = "accumulate", "build", "tensors"  # names that mean something else elsewhere
+RESOLVE = """
+from pathlib import Path
+import zerocourse
+from tools.mutant_table import BREAKS
+from tools.mutants import NamedBreak
+from zerocourse.course.chapters.activations import activation_trial
+from zerocourse.course.museum import BUGS
+
+assert Path(zerocourse.__file__).parents[1] == Path.cwd(), zerocourse.__file__
+for bug in (*BUGS, activation_trial.NOT_GATHERED_AGAIN):
+    assert all(before != after for _, before, after in bug.sources()), bug.name
+print(len([broken.mutant() for broken in BREAKS if isinstance(broken, NamedBreak)]))
+"""
+
+
+def test_other_names_in_the_package_take_no_break_away(tmp_path):
+    """The buffer's methods get other names, by a search in the package and nowhere else."""
+    methods = [name for name in vars(FlatBuffer) if callable(getattr(FlatBuffer, name)) and not name.startswith("__")]
+    methods = [name for name in methods if name not in OF_LIBRARIES]
+    word = re.compile(rf"(?<!gc\.)\b({'|'.join(methods)})\b")
+    for part in ("zerocourse", "tools", "tests"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "*.json", "*.pt"))
+    for file in (tmp_path / "zerocourse").rglob("*.py"):
+        text = file.read_text()
+        file.write_text(word.sub(r"\1_called_otherwise", text))
+    assert f"def {methods[-1]}_called_otherwise(" in (tmp_path / "zerocourse" / "zero" / "buffer.py").read_text()
+    ran = subprocess.run([sys.executable, "-c", RESOLVE], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+                         capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0 and int(ran.stdout) > 100, ran.stderr

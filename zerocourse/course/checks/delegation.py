@@ -58,14 +58,12 @@ def _trap(fn: types.FunctionType) -> types.CodeType:
 
 
 def functions(spec: str) -> Iterator[types.FunctionType]:
-    """The plain functions behind "module:name", "module:Class.method" or "module:*" (all of a module)."""
-    module_name, _, path = spec.partition(":")
-    module = importlib.import_module(module_name)
-    if path != "*":
-        yield from _plain(functools.reduce(getattr, path.split("."), module))
-        return
-    for value in vars(module).values():
-        if getattr(value, "__module__", None) == module_name and not isinstance(value, type):
+    """The plain functions behind "module:name", "module:Class.method", "module:Class.*" or "module:*" (all that are in no class)."""
+    module, _, path = spec.partition(":")
+    *classes, name = path.split(".")
+    owner = functools.reduce(getattr, classes, importlib.import_module(module))
+    for value in vars(owner).values() if name == "*" else [getattr(owner, name)]:
+        if name != "*" or getattr(value, "__module__", None) == module and not isinstance(value, type):
             yield from _plain(value)
 
 

@@ -32,7 +32,7 @@ class Edit(NamedTuple):
 class Break:
     """One change of the package's code.
 
-    where: a module of the package, or a class or function in it, as "zero.buffer:FlatBuffer.collect".
+    where: a module of the package, or a class or function in it, as "comm.group:Comm.all_gather".
     path: from there to one node of the syntax tree, in the steps that `syntax_place` has.
     new: the code that stands there instead; or a function of the place, such as `drop`. {old} is what was there, and {value},
         {test} ... what was in this field of the node.

@@ -112,7 +112,7 @@ class SyntaxPlace(NamedTuple):
 
     @property
     def qualified_name(self) -> str:
-        """Of the function around the place, as "FlatBuffer.collect"."""
+        """Of the function around the place, as "Comm.all_gather"."""
         function = self.function
         return ".".join(node.name for node in reversed([function, *self.source.around(function)]) if isinstance(node, DEFINITIONS))
 
@@ -191,6 +191,6 @@ def name_of(node: ast.AST) -> str | None:
 
 def targets(node: ast.AST) -> list[ast.AST]:
     """What a statement assigns to."""
-    assigned = getattr(node, "targets", None) if isinstance(node, ast.Assign) else None
-    single = [node.target] if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) else []
-    return [target for given in assigned or single for target in (given.elts if isinstance(given, ast.Tuple) else [given])]
+    single = isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr)
+    given = node.targets if isinstance(node, ast.Assign) else [node.target] if single else []
+    return [target for each in given for target in getattr(each, "elts", [each])]
