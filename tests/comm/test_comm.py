@@ -250,6 +250,23 @@ def counted() -> dict:
     return found
 
 
+def keys_left() -> list[int]:
+    """Keys in the store before objects are exchanged, after few exchanges, and after many."""
+    comm, store, counts = Comm(), dist.distributed_c10d._get_process_group_store(dist.group.WORLD), []
+    for number in (0, 5, 200):
+        for each in range(number):
+            assert comm.all_gather_object([comm.rank, each]) == [[rank, each] for rank in range(comm.world_size)]
+        dist.barrier()
+        counts.append(store.num_keys())
+        dist.barrier()
+    return counts
+
+
+def test_the_store_does_not_grow_with_the_objects_that_it_carried(pool):
+    for before, few, many in pool(3).run(keys_left):
+        assert many == few <= before + 4, "of the last exchange alone: a key for each rank, and one that counts readers"
+
+
 def test_counts_are_exact(pool):
     """At 4 ranks slices of 3, the last with one element and 2 of padding. Data is counted without padding."""
     for rank, found in enumerate(pool(4).run(counted)):

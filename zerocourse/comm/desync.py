@@ -35,6 +35,7 @@ class DesyncReport:
         self.rank, self.progress = rank, progress
         self.names = names or [f"rank {rank}" for rank in range(len(progress.ranks))]
         self.peers = [peer for peer in range(len(progress.ranks)) if peer != rank]
+        self.written: list[str] = []  # this rank's keys of the last exchange of objects
         self.proof = ""  # the sentence about a wait that can never end, where it is proved
         # References of our own: the store must outlive the process group, which a rank that leaves destroys.
         store = group_store(group)
@@ -182,6 +183,10 @@ class DesyncReport:
             pause = min(0.05, 2 * pause)
         values = [json.loads(value) for value in self._get_all(keys)]
         self._let_read(f"{call}/read")
+        with suppress(RuntimeError):  # the store is gone
+            for key in self.written:  # all ranks are in this exchange, so each has read what it needs of the last one
+                self.store.delete_key(key)
+        self.written = [keys[self.rank]] + [f"{call}/read"] * (self.rank == 0)
         return values
 
     def _let_read(self, count: str) -> None:

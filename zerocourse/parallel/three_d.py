@@ -10,6 +10,7 @@ the weights are cut while the model is whole, then its layers become stages, and
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -79,4 +80,4 @@ class Parallel3D:
         self.optimizer.zero_grad()
         self.steps += 1
         data = self.comms.along("dp")
-        return sum(data.all_gather_object(loss)) / data.world_size
+        return float(data.all_reduce(torch.tensor(loss, dtype=torch.float64, device=self.pipeline.device))) / data.world_size
