@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.launch import RankError
 from zerocourse.launch.ranks import Ranks
@@ -265,6 +266,16 @@ def test_a_fault_names_its_rank_with_its_coordinates(kind, sentences):
         ranks.run(failing, kind)
     said = str(raised.value) + " ".join(failure.message for failure in raised.value.failures)
     assert all(sentence in said for sentence in sentences), said
+
+
+def time_limits() -> tuple:
+    comms = MeshComms(Mesh({"dp": 1, "tp": 2}))
+    return Comm().timeout, comms.along("tp").timeout, comms.make("dp", "tp").timeout
+
+
+def test_an_axis_waits_as_long_as_the_default_group(pool):
+    for default, *of_axes in pool(2).run(time_limits):
+        assert of_axes == [default] * 2 and default.total_seconds() < 1800, "the half an hour that torch gives"
 
 
 def dropped(mask):

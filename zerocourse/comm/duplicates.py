@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ..errors import BadInput
-from .group import Comm
+from .group import Comm, group_timeout
 from .torch_private import worlds
 
 MOST_CTAS = 4  # of a GPU, for one message: a communicator takes memory for each of them (with NCCL's own choice about 100 MB)
@@ -23,7 +23,7 @@ def new_group(partition: list[list[int]], timeout: timedelta | None = None, back
 
     timeout, backend: None: those of the default group.   options: of NCCL (`dist.ProcessGroupNCCL.Options`).
     """
-    group, _ = dist.new_subgroups_by_enumeration(partition, timeout, backend, options)
+    group, _ = dist.new_subgroups_by_enumeration(partition, timeout or group_timeout(None), backend, options)
     _partitions[group] = partition
     return group
 
