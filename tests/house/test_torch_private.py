@@ -17,7 +17,7 @@ OTHERS = {  # private names that are not torch's, and whose they are
     "os and sys": {"_current_frames", "_exit", "_getframe"}, "multiprocessing": {"_config"},
     "accelerate": {"_shared_state"}, "transformers": {"_attn_implementation"},
 }
-STILL_DIRECT = ("course/", "zero/")  # rooms that still name them where they use them
+STILL_DIRECT = ("zero/",)  # rooms that still name them where they use them
 LOADS_THE_COMPILER = "launch/processes/fork_server.py"  # imports torch._dynamo, and nothing of the package's
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
+from ...comm.torch_private import default_store
 from .catalogue import sentences
 from .compare import CLOSE, same
 from .inside import NO_TRAVELLER, Answer
@@ -113,7 +114,7 @@ def record(*args) -> list[dict]:
 def _meet(where: str) -> None:
     """Wait for the other ranks, so that none is in the next case while another is stuck in this one. It takes no
     collective, which might be paired with one of the answer's."""
-    world_size, store = dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    world_size, store = dist.get_world_size(), default_store()
     came = store.add(where, 1) if world_size > 1 else 1
     while came < world_size:
         time.sleep(0.0005)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ...comm import Comm, bootstrap
+from ...comm.torch_private import cuda_sleep
 from ...init.deferred import deferred_init, materialize_model
 from ...launch.processes.fork_server import start_fork_server
 from ...launch.ranks import Ranks
@@ -56,7 +57,7 @@ def one_rank_sum(record: Record) -> None:
     for _ in range(5):
         gradient, into, got = torch.randn(n, device=device), torch.full((n,), float("nan"), device=device), []
         if device.type == "cuda":
-            torch.cuda._sleep(100_000_000)
+            cuda_sleep(100_000_000)
         comm.reduce_scatter(gradient, layout, "a", into=into, done=got.append).wait()
         wrong += not torch.equal(got[0].clone(), gradient)
     record.note(backend=dist.get_backend_config(), sums=5, wrong_sums=wrong)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...comm import bootstrap
+from ...comm.torch_private import cuda_sleep
 from ...engine.checkpoint import load_checkpoint, save_checkpoint
 from ...models.gpt2 import GPT, GPTConfig
 from ...zero.shard import shard
@@ -66,7 +67,7 @@ def losses_of(tiny: bool, stage: int | None, steps: int = 6, micro_batches: int 
                 with nullcontext() if stage is None else model.zero.backward_options(is_last=True) if is_last else model.zero.no_sync():
                     loss = model(tokens, tokens) / (micro_batches * len(samples_of))
                     if late and device.type == "cuda":
-                        torch.cuda._sleep(20_000_000)  # of its clock's ticks: some 10 ms
+                        cuda_sleep(20_000_000)  # of its clock's ticks: some 10 ms
                     loss.backward()
                 total += loss.detach()
         if stage is None:

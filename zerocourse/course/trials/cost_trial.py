@@ -29,10 +29,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...comm import Comm
 from ...comm.simulated import SimulatedComm
+from ...comm.torch_private import FakeTensorMode
 from ...launch.link import limit_here, limited_link
 from ...launch.worker import progress
 from ...layout.rankmap import Layout

@@ -1,9 +1,9 @@
 """Claims about what ranks send, counted by the communicator of simulated ranks, which run the package's own stages."""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ....comm.simulated import SimulatedComm
+from ....comm.torch_private import FakeTensorMode
 from ....formulas.volumes import passes
 from ....init.deferred import deferred_init
 from ....layout.balance import Balance

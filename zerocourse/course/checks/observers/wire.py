@@ -14,8 +14,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ....comm.torch_private import TorchDispatchMode, default_store
 from ..verdict import STUCK, Wrong
 
 SPACES = ("c10d", "_c10d_functional")
@@ -47,7 +47,7 @@ class Wire(TorchDispatchMode):
         super().__init__()
         self.agree, self.timeout, self.keep, self.log = agree, timeout, keep, []
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.store = dist.PrefixStore(f"wire {next(_opened)}", dist.distributed_c10d._get_default_store())
+        self.store = dist.PrefixStore(f"wire {next(_opened)}", default_store())
         self.collectives = 0
 
     # -- what happened -------------------------------------------------------------------------------------------------

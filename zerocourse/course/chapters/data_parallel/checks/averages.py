@@ -6,8 +6,8 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from .....comm.torch_private import disable_current_modes
 from ....checks import MISUSED, Trial, When, Wrong, exercise
 from ....checks.observers.wire import Wire, sorted_values
 from ....checks.words import a, value_text
@@ -131,7 +131,7 @@ def count_words(answer):
         given.append([dict(parcel) for parcel in parcels])
         wire.meet("exchange")
         everything = [None] * world_size
-        with _disable_current_modes():
+        with disable_current_modes():
             dist.all_gather_object(everything, given[-1])
         return [sent[rank] for sent in everything]
 

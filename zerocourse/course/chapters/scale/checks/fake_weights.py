@@ -2,8 +2,8 @@
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from .....comm.torch_private import FakeTensor, FakeTensorMode
 from ....checks import Trial, Wrong, exercise
 
 MOST = 1 << 28  # elements: a layer that is larger is not built for real

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from .....comm.torch_private import default_store, set_group_timeout
 from .....errors import CollectiveError
 from ....checks import Wrong
 from ....checks.words import line_text
@@ -46,7 +47,7 @@ def guard_reads(model):
 
 def where_all_are(error):
     """The rank and the line of every collective whose time is up, from all ranks: it is up at about the same moment."""
-    store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
+    store, ranks = default_store(), range(dist.get_world_size())
     store.set(f"stuck {dist.get_rank()}", f"{error}{line_text(error)}")
     time.sleep(0.5)
     places = {rank: store.get(f"stuck {rank}").decode() for rank in ranks if store.check([f"stuck {rank}"])}
@@ -80,12 +81,12 @@ def watched_collectives():
         if verb and callable(getattr(dist, name)):
             kept[name] = getattr(dist, name)
             setattr(dist, name, counts(verb, kept[name]))
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS))
+    set_group_timeout(timedelta(seconds=SECONDS))
     try:
         yield calls
     except CollectiveError as error:
         raise CollectiveError(f"a collective did not complete within {SECONDS} s: {where_all_are(error)}") from None
     finally:
-        dist.distributed_c10d._set_pg_timeout(dist.default_pg_timeout)
+        set_group_timeout(dist.default_pg_timeout)
         for name, fn in kept.items():
             setattr(dist, name, fn)
