@@ -5,7 +5,7 @@ from html import unescape
 
 import pytest
 
-from zerocourse.course import show
+from zerocourse.course.show.cells import sources
 from zerocourse.course.show.mini_view import DIFFERENCES, mini_beside
 from zerocourse.errors import BadInput
 from zerocourse.zero import mini
@@ -45,7 +45,7 @@ def test_both_codes_are_shown(topic):
         for text in (shown.text, words):
             assert row.what in text and row.why in text
             for code in filter(None, (row.mini_code, row.real_code)):
-                assert show.code_of(code) in text and f"{show.file_of(code)}: {code.__qualname__}" in text
+                assert sources.code_of(code) in text and f"{sources.file_of(code)}: {code.__qualname__}" in text
     alone = sum(not row.mini for row in DIFFERENCES[topic])
     assert shown.html.count("not in mini") == shown.text.count("# not in mini") == alone
     assert shown._repr_mimebundle_()[0].keys() == {"text/plain", "text/html"}

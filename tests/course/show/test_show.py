@@ -14,6 +14,7 @@ from zerocourse.course import show
 from zerocourse.course.chapters.data_parallel.plots_classics import staleness_figure
 from zerocourse.course.chapters.engine.live_loss import LiveLoss
 from zerocourse.course.show import plots, widgets
+from zerocourse.course.show.cells import sources
 from zerocourse.course.show.palette import MEANINGS
 from zerocourse.course.show.plots_curves import STYLES, curves
 from zerocourse.errors import BadInput
@@ -65,19 +66,19 @@ def test_source_is_the_file_s_own_text():
     shown = show.source(Stage2)
     heading, code = shown.text.split("\n\n", 1)
     assert heading == "# zerocourse/zero/stage2.py: Stage2"
-    assert code in (show.ROOT / "zerocourse" / "zero" / "stage2.py").read_text()
+    assert code in (sources.ROOT / "zerocourse" / "zero" / "stage2.py").read_text()
     assert code in words(shown.html)
 
 
 @pytest.mark.parametrize("before, after", list(pairwise(STAGES)), ids=lambda stage: stage.__name__)
 def test_a_difference_names_all_that_a_stage_defines(before, after):
     shown = show.difference(before, after)
-    named = {name.split(".")[0] for name, _, _ in show.changes(before, after)}
+    named = {name.split(".")[0] for name, _, _ in sources.changes(before, after)}
     assert named == {name for name in vars(after) if not name.startswith("__") or name == "__init__"}
-    for name, _old, new in show.changes(before, after):
+    for name, _old, new in sources.changes(before, after):
         assert name in shown.text and name in words(shown.html)
         if callable(new):
-            lost = [line for line in show.code_of(new).splitlines() if line not in words(shown.html)]
+            lost = [line for line in sources.code_of(new).splitlines() if line not in words(shown.html)]
             assert not lost, f"the code of {name}"
 
 
@@ -96,7 +97,7 @@ def test_of_a_difference_the_rows_that_matter_are_open():
     shown = show.difference(Stage2, Stage3, rows=["shards_parameters", "ops.reshard"], only=[])
     opened, folded = shown.html.split("<details>")
     assert re.findall(r"<td[^>]*>([\w.]+)</td><td", opened) == ["shards_parameters", "ops.reshard"]
-    others = [name for name, _, _ in show.changes(Stage2, Stage3)
+    others = [name for name, _, _ in sources.changes(Stage2, Stage3)
               if name not in ("shards_parameters", "ops.reshard")]
     assert f"<summary>{len(others)} more that change</summary>" in folded
     assert all(f">{name}</td>" in folded and name in shown.text for name in others)
@@ -114,16 +115,16 @@ def test_words_say_the_numbers_of_their_cell():
 
 
 def test_side_by_side_marks_only_what_differs():
-    html = show.side_by_side(["a = 1", "b = 2", "c = 3"], ["a = 1", "c = 3", "d = 4"], "old", "new")
+    html = sources.side_by_side(["a = 1", "b = 2", "c = 3"], ["a = 1", "c = 3", "d = 4"], "old", "new")
     cells = re.findall(r"<pre[^>]*>(.*?)</pre>", html, re.S)
     assert [words(cell).strip() for cell in cells] == ["a = 1", "a = 1", "− b = 2", "", "c = 3", "c = 3", "", "+ d = 4"]
-    assert [show.REMOVED in cell for cell in cells].index(True) == 2 and html.count(show.REMOVED) == 1
-    assert [show.ADDED in cell for cell in cells].index(True) == 7 and html.count(show.ADDED) == 1
+    assert [sources.REMOVED in cell for cell in cells].index(True) == 2 and html.count(sources.REMOVED) == 1
+    assert [sources.ADDED in cell for cell in cells].index(True) == 7 and html.count(sources.ADDED) == 1
 
 
 def test_code_has_colours_of_its_own_and_is_not_broken_inside_words():
     """JupyterLab's dark theme makes <code> white, and its narrow pages break it anywhere, unless the element itself says else."""
-    for shown, breaks in ((show.source(words), "white-space:pre"), (show.difference(Stage1, Stage2), show.AT_SPACES)):
+    for shown, breaks in ((show.source(words), "white-space:pre"), (show.difference(Stage1, Stage2), sources.AT_SPACES)):
         styles = re.findall(r'<pre style="([^"]*)"><code style="([^"]*)">', shown.html)
         assert styles and all("color:#222222" in outer and "color:#222222" in inner for outer, inner in styles)
         assert all(outer.endswith(breaks) and inner.endswith(breaks) and "overflow-x:auto" in outer for outer, inner in styles)

@@ -14,7 +14,8 @@ from difflib import get_close_matches, unified_diff
 from types import CodeType, FunctionType
 
 from ...errors import BadInput
-from .. import show
+from ..show import Shown
+from ..show.cells import sources
 from .breaks import Break, function_after
 from .scene import Scene
 
@@ -42,17 +43,17 @@ class Bug:
     scene: Scene | None = None
     proof: Callable[..., None] | None = None
 
-    def line(self) -> show.Shown:
+    def line(self) -> Shown:
         """The changed lines, before and after, with two lines around them."""
         text, html = [], []
         for function, before, after in self.sources():
             left, right = before.splitlines(), after.splitlines()
-            where = f"{show.file_of(function)}: {function.__qualname__}"
+            where = f"{sources.file_of(function)}: {function.__qualname__}"
             text += [where, *list(unified_diff(left, right, n=CONTEXT, lineterm=""))[2:]]
             kept = near(left, right)
-            sides = show.side_by_side(*kept, "as it should be", f"with the bug {self.name!r}")
+            sides = sources.side_by_side(*kept, "as it should be", f"with the bug {self.name!r}")
             html.append(f"<div><code>{where}</code></div>{sides}")
-        return show.Shown("\n".join(text), "".join(html))
+        return Shown("\n".join(text), "".join(html))
 
     def sources(self) -> Iterator[tuple[FunctionType, str, str]]:
         """Each function that is changed, with its source before and after.

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from ...errors import OutOfMemory
 from ...measure.ledger import Ledger
-from .. import show
+from ..show import Shown
+from ..show.cells.sources import fold
 from ..show.figures import panels
 from . import BUGS
 from .bug import Bug
@@ -59,14 +60,14 @@ def verdict(ranks: list[Played], whole: Played, scene: Scene, number: int) -> st
     return "green"
 
 
-def solved(number: int, folded: str = "") -> show.Shown:
+def solved(number: int, folded: str = "") -> Shown:
     """The case's answer: the mistake, the lines, where it happened and which test kills it."""
     bug = case(number)
     line, happened = bug.line(), "it has been written many times" if bug.source == "common" else bug.source
     head = f"Case {number}, {bug.name}: {bug.title}."
     tail = f"Where: {happened}. The test that kills it: tests/{bug.test}"
     html = f"<p><b>{head}</b></p>{line.html}<p>{tail}</p>"
-    return show.Shown(f"{head}\n{tail}\n\n{line.text}", show.fold(html, folded))
+    return Shown(f"{head}\n{tail}\n\n{line.text}", fold(html, folded))
 
 
 def mean_losses(ranks: list[Played]) -> list[float]:

@@ -6,7 +6,8 @@ from html import escape
 from pkgutil import resolve_name
 
 from ...errors import BadInput
-from . import AT_SPACES, COLUMN, Shown, code_of, coloured, file_of, pre
+from .cells.shown import Shown
+from .cells.sources import AT_SPACES, COLUMN, code_of, coloured, file_of, pre
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 from ....errors import BadInput
 from ....formulas.units import gb
 from ....measure.stage_meter import KINDS
-from .. import ROOT, Shown
+from .. import Shown
+from ..cells.sources import ROOT
 from ..palette import FAINT, INK, MEANINGS
 from . import svg
 from .placing import GRADIENTS, OPTIMIZER, PARAMETERS, Placed, find, listed, pieces, under_way, units

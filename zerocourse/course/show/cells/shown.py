@@ -1,0 +1,67 @@
+"""What a cell shows: one thing in the forms from which a host chooses, and a figure as such a thing."""
+
+import io
+import re
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from ....errors import BadInput
+from ....layout.image import image
+
+COLORS = 128  # of a figure's palette: enough for the edges of letters
+WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)"')
+
+
+@dataclass(frozen=True, repr=False)
+class Shown:
+    """One thing to show, in forms from which a notebook chooses. text: also the alternative text of the picture.
+
+    width: of the picture on the page, in CSS pixels; None: one for each of its own.
+    """
+
+    text: str
+    html: str | None = None
+    png: bytes | None = None
+    svg: str | None = None
+    width: int | None = None
+    markdown: str | None = None
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+        data = {"text/plain": self.text}
+        if self.html is not None:
+            data["text/html"] = self.html
+        if self.markdown is not None:
+            data["text/markdown"] = self.markdown
+        if self.svg is not None:
+            data["text/html"] = image(self.svg, self.text, float(WIDTH.search(self.svg)[1]))
+        if self.png is not None:
+            data["text/html"] = image(self.png, self.text, self.width)
+        return data, {}
+
+
+def figure(drawn: Figure, alt: str = "") -> Shown:
+    """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it; by default the
+    figure's own label, which the function that draws it has set (`figure.set_label`).
+
+    `alt` is stored where hosts look for it: in the image's HTML, the output's plain text and the PNG's own description.
+    """
+    alt = alt or drawn.get_label()
+    if len(alt.split()) < 4:
+        raise BadInput(f"alt is {alt!r}: say in a sentence what the figure shows")
+    return Shown(alt, png=png_of(drawn, alt), width=round(100 * drawn.get_figwidth()))
+
+
+def png_of(drawn: Figure, description: str) -> bytes:
+    """Drawn with two dots per pixel, for screens of double density, in a palette of its own colours, which is small."""
+    whole, small, words = io.BytesIO(), io.BytesIO(), PngInfo()
+    drawn.savefig(whole, format="png", dpi=200, facecolor="white")
+    words.add_itxt("Description", description)
+    with Image.open(whole) as image:
+        image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(small, "PNG", optimize=True, pnginfo=words)
+    return small.getvalue()
