@@ -3,7 +3,6 @@
 import pytest
 
 from zerocourse.course.chapters.scale import two_gpu_table
-from zerocourse.course.chapters.scale.plots_two_gpus import two_gpus_figure
 from zerocourse.course.chapters.scale.two_gpu_table import MODES, account, by_simulation, by_training, cells, job_of, recorded, table
 from zerocourse.errors import BadInput
 from zerocourse.simulation.shapes import GPTS
@@ -39,13 +38,6 @@ def test_the_columns_and_their_account_add_up():
     assert said.count("\n") == 5 and "4.65" in said
     assert f"ZeRO-1 saves {saved['ZeRO-1'][0] / 1e9:.2f} GB over DDP when simulated, and 0.67 as published" in words
     assert "cannot be measured here" in words
-
-
-def test_the_figure_says_in_words_what_it_shows():
-    figure = two_gpus_figure({"small": cells("small")})
-    assert len(figure.axes) == 1 and "published 4.65" in figure.get_label()
-    heights = sorted(round(bar.get_height(), 2) for bar in figure.axes[0].patches)
-    assert 4.65 in heights and round(by_simulation("small", "one GPU") / 1e9, 2) in heights
 
 
 def test_a_cell_that_is_not_there():
