@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import BadInput
+
 WIDE = 200  # letters: what is longer is broken into its entries
 
 
@@ -25,6 +27,9 @@ class Recorded:
         self.file.write_text(laid_out(data) + "\n")
 
     def renew(self) -> None:
+        """Raises BadInput where somebody else measures."""
+        if self.measure is None:
+            raise BadInput(f"{self.file.name} has no measure() of its own: run what measures, which keeps it")
         self.keep(self.measure())
 
 
