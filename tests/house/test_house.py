@@ -3,6 +3,7 @@
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,24 @@ def upward_imports(house: Path, rooms: tuple[str, ...] = ROOMS) -> Iterator[str]
                 yield f"{path.relative_to(house)}:{line} imports {room}"
 
 
+def circle(house: Path) -> list[str]:
+    """Files that import each other in a circle, also inside a function; not what is imported for annotations alone. Empty: there is none."""
+    names = {path.relative_to(house).with_suffix("").parts: path for path in files(house)}
+    names |= {name[:-1]: path for name, path in names.items() if name[-1] == "__init__"}
+
+    def at_run_time(path: Path) -> Iterator[Path]:
+        blocks = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        for line, target in imported(path, house):
+            if not any(block.lineno <= line <= block.end_lineno for block in blocks):
+                yield next(names[name] for name in (tuple(target[:end]) for end in range(len(target), -1, -1)) if name in names)
+
+    try:
+        TopologicalSorter({path: set(at_run_time(path)) - {path} for path in files(house)}).prepare()
+    except CycleError as error:
+        return [str(path.relative_to(house)) for path in error.args[1]]
+    return []
+
+
 def wrong_in_the_course(house: Path, topics: Collection[str] = NUMBERS) -> Iterator[str]:
     """Imports inside of course/ from a room above, and from another chapter's room. The table of the chapters is everybody's."""
     for path in files(house / "course"):
@@ -111,6 +130,10 @@ def test_imports_point_down():
     assert list(upward_imports(HOUSE)) == []
 
 
+def test_no_files_import_each_other_in_a_circle():
+    assert circle(HOUSE) == []
+
+
 def test_rooms_of_the_course_look_down_and_chapters_not_at_each_other():
     assert {path.name for path in (HOUSE / "course").iterdir() if any(path.glob("*.py"))} == set(COURSE)
     assert {path.stem for path in (HOUSE / "course").glob("*.py")} == {"__init__"}
@@ -162,6 +185,17 @@ def test_an_import_upwards_is_seen(tmp_path, text, wrong):
     (tmp_path / "house" / "lower").mkdir(parents=True)
     (tmp_path / "house" / "lower" / "file.py").write_text(text)
     assert list(upward_imports(tmp_path / "house", ("lower", "upper"))) == wrong
+
+
+def test_a_circle_is_seen(tmp_path):
+    for name, text in {"zero/__init__": "", "zero/a": "from .b import B", "zero/b": "def later():\n    from ..zero import c",
+                       "zero/c": "if TYPE_CHECKING:\n    from .a import A"}.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert circle(tmp_path) == []
+    (tmp_path / "zero" / "c.py").write_text("from .a import A")
+    assert sorted(set(circle(tmp_path))) == ["zero/a.py", "zero/b.py", "zero/c.py"]
 
 
 def test_names_used_twice_are_seen(tmp_path):

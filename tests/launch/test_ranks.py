@@ -621,9 +621,9 @@ def test_other_processes_import_the_same_package(monkeypatch):
 
 
 def test_a_rank_imports_nothing_that_only_the_launching_process_needs():
-    code = "import sys, zerocourse.launch.worker; print(*sys.modules)"
+    code = "import sys, zerocourse.launch.rank_process; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
-    assert "zerocourse.launch.worker" in loaded
+    assert "zerocourse.launch.rank_process" in loaded
     assert not {"torch", "cloudpickle", "zerocourse.launch.launcher", "zerocourse.launch.processes.jobs"} & {*loaded}
     from zerocourse import launch
     assert all(getattr(launch, name) for name in launch.__all__)

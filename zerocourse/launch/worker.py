@@ -1,16 +1,11 @@
-"""The rank's side of a launch: it runs a function, a script or a module, and sends its own traceback when that fails.
+"""What a rank of a launch tells its parent: records, progress, that it begins and is done, its own traceback when it fails.
 
 Use in ranks: `from zerocourse.launch import report, progress`. Outside a launch both do nothing.
 """
 
-import contextlib
-import faulthandler
 import linecache
-import multiprocessing
 import os
 import pickle
-import runpy
-import signal
 import sys
 import time
 import traceback
@@ -45,47 +40,17 @@ def progress(step: int, total: int, **info) -> None:
         _connection.send("progress", step=step, total=total, info=info)
 
 
-def main(spec: dict) -> None:
-    """Run as the rank that the environment names, and do what `spec["kind"]` says: serve, call, script or module."""
+def connect(spec: dict) -> Connection:
+    """Begin to talk to the parent: what this process prints goes there, too."""
     global _connection
-    spec |= {"rank": int(os.environ["RANK"]), "local_rank": int(os.environ["LOCAL_RANK"])}
-    # Where multiprocessing, in the workers of a data loader too, keeps its sockets. It has no public setting for that, and
-    # a folder of its own would stay behind when the processes are killed.
-    multiprocessing.current_process()._config["tempdir"] = spec["folder"]
     _connection = Connection(spec, _forget_connection)
     redirect_output(spec)
-    if hasattr(faulthandler, "register"):
-        dump = open(os.path.join(spec["folder"], f"stack{spec['rank']}"), "w")
-        faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
-    if spec["kind"] == "serve":
-        from .processes.serving import serve
-        serve(spec, _connection)
-        return
-    ok = attempt(_TARGETS[spec["kind"]], spec)
-    if not ok:
-        os._exit(1)  # a normal exit would wait for threads that may be stuck in a collective
-    if spec["kind"] == "call":
-        _leave_group()
-        os._exit(0)
-    # A script ends as it would under torchrun alone: its threads and exit handlers run.
+    return _connection
 
 
 def _forget_connection() -> None:
     global _connection
     _connection = None
-
-
-# What a rank does once ------------------------------------------------------------------------------------------
-
-def _call(spec: dict) -> None:
-    from .processes import payload
-
-    if spec["init"]:
-        from ..comm import bootstrap
-        bootstrap.init()
-    fn, args, kwargs = payload.unpack(load_work(spec)["call"])
-    begin()
-    done(spec, fn(*args, **kwargs))
 
 
 def load_work(spec: dict) -> dict:
@@ -97,25 +62,6 @@ def load_work(spec: dict) -> dict:
     for name, lines in work["sources"].items():  # of code that is in no file, for tracebacks
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     return work
-
-
-def _script(spec: dict) -> None:
-    sys.argv = [spec["target"], *spec["argv"]]
-    sys.path.insert(0, os.path.dirname(spec["target"]))
-    begin()
-    runpy.run_path(spec["target"], run_name="__main__")
-    send_done()
-
-
-def _module(spec: dict) -> None:
-    sys.argv = [spec["target"], *spec["argv"]]
-    sys.path.insert(0, spec["cwd"])
-    begin()
-    runpy.run_module(spec["target"], run_name="__main__", alter_sys=True)
-    send_done()
-
-
-_TARGETS = {"call": _call, "script": _script, "module": _module}
 
 
 def begin() -> None:
@@ -194,10 +140,3 @@ def process_group():
     """torch.distributed if its process group has been started, else None."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist and dist.is_available() and dist.is_initialized() else None
-
-
-def _leave_group() -> None:
-    dist = process_group()
-    if dist:
-        with contextlib.suppress(RuntimeError, ValueError):  # the work is done and the value sent: nothing is lost
-            dist.destroy_process_group()

@@ -9,13 +9,11 @@ from itertools import count
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ... import zero
 from ...comm import bootstrap
 from ...comm.torch_private import make_subclass
 from ...errors import BadInput
-from ...init.deferred import deferred_init
 from ...zero.extras.refusals import SHARDED
 from ...zero.whole.weights import Reader
 
@@ -36,33 +34,6 @@ class DeferredParameter(nn.Parameter):
     @property
     def device(self) -> torch.device:
         return bootstrap.device() if self.is_meta else torch.Tensor.device.__get__(self)
-
-
-@contextmanager
-def Init(module: nn.Module | None = None, *_, enabled: bool = True, **deepspeeds) -> Iterator[None]:
-    """Parameters of models built inside take no memory. transformers builds its models inside, if the config says stage 3.
-
-    Raises BadInput for a module that is built already.
-    """
-    if module is not None:
-        raise BadInput(f"zero.Init got a {type(module).__name__} that is built already: give it to initialize as it is")
-    if not enabled:
-        yield
-        return
-    from .loader import install  # which needs this file
-
-    def on_registration(owner: nn.Module, name: str, param: nn.Parameter) -> None:
-        if param is not None and param.is_meta and type(param) is nn.Parameter:
-            param.__class__ = DeferredParameter
-            param.number = next(numbers)
-
-    install()
-    with deferred_init():  # whose own hook comes first, and moves the parameter to the meta device
-        handle = register_module_parameter_registration_hook(on_registration)
-        try:
-            yield
-        finally:
-            handle.remove()
 
 
 def deferred(params: Iterable[nn.Parameter]) -> list[DeferredParameter]:

@@ -21,7 +21,8 @@ from ..schedules import SCHEDULES
 from . import helper_names, parameter_status
 from .adam import DeepSpeedCPUAdam, FusedAdam
 from .deepspeed_engine import DeepSpeedEngine, initialize
-from .deferred_parameters import GatheredParameters, Init
+from .deferred_parameters import GatheredParameters
+from .zero_init import Init
 
 VERSION = "0.19.8+zerocourse"  # the DeepSpeed whose names these are: transformers and accelerate ask for versions
 

@@ -88,7 +88,7 @@ class Job:
         spec |= {"address": self.listener.address, "token": self.listener.token, "folder": str(self.folder),
                  "cwd": self.cwd}
         path = self.folder / "boot.py"
-        path.write_text(boot_text("zerocourse.launch.worker", spec))
+        path.write_text(boot_text("zerocourse.launch.rank_process", spec))
         return str(path)
 
     def write_work(self, **work) -> None:
