@@ -34,13 +34,10 @@ def is_event(event):
 def first_difference(case, got, want):
     """In words, where two lists of events differ for the first time."""
     extra = Counter(got) - Counter(want)
-    for what, block, start, end in Counter(want) - Counter(got):
-        instead = next((f"says from {other[2]:g} to {other[3]:g}" for other in extra if other[:2] == (what, block)),
-                       "has no such event")
-        return f"{what} {block} runs from {start:g} to {end:g}, and it {instead}."
-    what, block, start, end = next(iter(extra))
-    return (f"it has {len(got)} events where {len(want)} are right: {what} {block} from {start:g} to {end:g} is one "
-            "too many.")
+    for event in Counter(want) - Counter(got):
+        other = next((other for other in extra if other[:2] == event[:2]), None)
+        return "at other times" if other else "missing", {"event": event, "other": other}
+    return "too many", {"event": next(iter(extra)), "events": len(got), "right": len(want)}
 
 
 @exercise(

@@ -9,6 +9,7 @@ from .....measure.ledger import Ledger
 from .....models.gpt2 import GPT, GPTConfig
 from .....zero.shard import shard
 from ....checks import MISUSED, Trial, When, Wrong, exercise
+from ....checks.catalogue import sentences
 from ....checks.observers.stage_runs import WatchedComm
 
 MODEL = GPTConfig(4, 2, 32, block_size=32, vocab_size=64)
@@ -76,16 +77,10 @@ def under_budget_on_a_rank(answer):
         raise Wrong(f"`shard` refused the settings: {error}", MISUSED) from None
     why = {"stage": settings.get("stage", 3), "micro_batches": pieces, "checkpointing": recompute,
            "in_flight": settings.get("in_flight", 1)}
-    return {"losses": measured["losses"], "sent": measured["sent"] > SENT and why | {"bytes": measured["sent"]},
-            "peak": measured["peak"] > PEAK and why | {"bytes": measured["peak"]},
-            "_sent": measured["sent"], "_peak": measured["peak"]}
-
-
-def over(what: str, budget: int):
-    """Words for a budget that was exceeded."""
-    def words(case, got, want):
-        return f"a rank {what} {got['bytes']:,} bytes, and the budget is {budget:,}." if got else None
-    return words
+    return {"losses": measured["losses"], "sent": measured["sent"] > SENT and why,
+            "peak": measured["peak"] > PEAK and why,
+            "_sent": measured["sent"], "_peak": measured["peak"], "_sent_bytes": f"{measured['sent']:,}",
+            "_peak_bytes": f"{measured['peak']:,}", "_most_sent": f"{SENT:,}", "_most_held": f"{PEAK:,}"}
 
 
 def compared(seen: list[list[dict]]) -> str:
@@ -96,38 +91,33 @@ def compared(seen: list[list[dict]]) -> str:
     peak, sent = (max(of_rank[0][name] for of_rank in seen) for name in ("_peak", "_sent"))
     if peak > PEAK or sent > SENT:
         raise RuntimeError(f"with this version of torch the reference itself holds {peak:,} and sends {sent:,} bytes")
-    before = min(_best, default=None)
+    said, before = sentences(compared), min(_best, default=None)
     _best.append(peak)
-    session = "" if before is None else f" Your best before was {before:,}."
-    return (f"At the peak a rank held {peak:,} bytes (budget {PEAK:,}, the best known {BEST:,}), and in a step it sent "
-            f"{sent:,} (budget {SENT:,}).{session}")
+    measured = said["measured"].format(peak=peak, most=PEAK, best=BEST, sent=sent, most_sent=SENT)
+    return measured if before is None else f"{measured} {said['before'].format(before=before)}"
 
 
-def sent_when(test):
-    return When("sent", lambda got, want: bool(got) and test(got), suffices=True)
-
-
-def peak_when(test):
-    return When("peak", lambda got, want: bool(got) and test(got), suffices=True)
+def exceeds(what, test=bool):
+    """A mistake that is seen in the settings of an answer that is over this budget."""
+    return When(what, lambda got, want: got and test(got), suffices=True)
 
 
 @exercise(
     "7.8", "Beat this number", minutes=30, difficulty=3, timeout=30, tells=compared,
-    trials=[Trial(observe=under_budget_on_a_rank, worlds=(2,), close={"losses": 5e-5},
-                  words={"sent": over("sent in a step", SENT), "peak": over("held at the peak", PEAK)})],
+    trials=[Trial(observe=under_budget_on_a_rank, worlds=(2,), close={"losses": 5e-5})],
     mistakes={
         "half precision": {"param_dtype": torch.bfloat16},
         "uneven": {"micro_batches": 3},
         "gathered each time": ({"stage": 3, "bucket_size": None},
-                               sent_when(lambda got: got["stage"] == 3 and got["micro_batches"] > 1)),
-        "data parallel": ({"stage": 0}, sent_when(lambda got: got["stage"] == 0)),
-        "too many pieces": ({"micro_batches": 8}, sent_when(lambda got: True)),
-        "activations kept": ({"checkpointing": False}, peak_when(lambda got: not got["checkpointing"])),
+                               exceeds("sent", lambda got: got["stage"] == 3 and got["micro_batches"] > 1)),
+        "data parallel": ({"stage": 0}, exceeds("sent", lambda got: got["stage"] == 0)),
+        "too many pieces": ({"micro_batches": 8}, exceeds("sent")),
+        "activations kept": ({"checkpointing": False}, exceeds("peak", lambda got: not got["checkpointing"])),
         "too few pieces": ({"micro_batches": 2}, {"stage": 3, "micro_batches": 1},
-                           peak_when(lambda got: got["micro_batches"] < 4)),
-        "whole gradient": ({"stage": 1}, peak_when(lambda got: got["stage"] < 2)),
-        "in flight": ({"in_flight": 1}, peak_when(lambda got: got["in_flight"])),
-        "wide buckets": ({"bucket_size": None}, peak_when(lambda got: True)),
+                           exceeds("peak", lambda got: got["micro_batches"] < 4)),
+        "whole gradient": ({"stage": 1}, exceeds("peak", lambda got: got["stage"] < 2)),
+        "in flight": ({"in_flight": 1}, exceeds("peak", lambda got: got["in_flight"])),
+        "wide buckets": ({"bucket_size": None}, exceeds("peak")),
     })
 def settings(*, stage=2, micro_batches=4, checkpointing=True, bucket_size=4000, in_flight=0, **more):
     """Settings of `shard` and of the loop."""

@@ -107,8 +107,8 @@ def first_other_event(case, got, want):
         return None
     for number, (mine, wanted) in enumerate(zip(got, want, strict=False), start=1):
         if mine != wanted:
-            return f"event {number} is {mine!r} where {wanted!r} is right."
-    return f"it has {len(got)} events where {len(want)} are right; the first {min(len(got), len(want))} are the same."
+            return "other", {"number": number, "mine": mine, "wanted": wanted}
+    return "length", {"events": len(got), "right": len(want), "same": min(len(got), len(want))}
 
 
 def ahead(count):
