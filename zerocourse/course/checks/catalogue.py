@@ -10,7 +10,6 @@ import inspect
 import os
 import re
 import string
-import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,7 +23,7 @@ def sentences(fn: Callable) -> dict[str, str]:
 
     Of a function that has no table, what its docstring says (see `of_docstring`).
     """
-    fn = _function(fn)
+    fn = getattr(fn, "func", fn)  # of a partial
     return read(Path(inspect.getfile(fn)).parent, language()).get(fn.__name__) or of_docstring(fn)
 
 
@@ -37,24 +36,15 @@ def language() -> str:
 def read(folder: Path, language: str) -> dict[str, dict[str, str]]:
     """The tables of a folder. Raises ValueError where a translation has a sentence, or a name in braces, that English
     does not have."""
-    tables = _tables(folder / "sentences.en.toml")
-    for path in sorted(folder.glob(f"sentences.{language}*.toml"))[:1]:  # "zh" is enough for "zh-CN"
-        for name, table in _tables(path).items():
-            for code, sentence in table.items():
-                if code not in (english := tables.get(name, {})) or not names_in(sentence) <= names_in(english[code]):
-                    raise ValueError(f"{path.name}: {code!r} of {name} must translate a sentence of sentences.en.toml, and "
-                                     "have no other names in braces")
-                english[code] = sentence
+    paths = folder / "sentences.en.toml", *sorted(folder.glob(f"sentences.{language}*.toml"))[:1]  # "zh" is enough for "zh-CN"
+    tables, *others = [tomllib.loads(path.read_text("utf-8")) for path in paths if path.exists()] or [{}]
+    for name, table in (item for other in others for item in other.items()):
+        for code, sentence in table.items():
+            if code not in (english := tables.get(name, {})) or not names_in(sentence) <= names_in(english[code]):
+                raise ValueError(f"{paths[1].name}: {code!r} of {name} must translate a sentence of sentences.en.toml, and have no other "
+                                 "names in braces")
+            english[code] = sentence
     return tables
-
-
-def _function(fn: Callable) -> Callable:
-    """The function itself, of which it may be a partial."""
-    return getattr(fn, "func", fn)
-
-
-def _tables(path: Path) -> dict[str, dict[str, str]]:
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def names_in(sentence: str) -> set[str]:
@@ -65,7 +55,7 @@ def names_in(sentence: str) -> set[str]:
 def unfilled(fn: Callable, observers: Iterable[Callable]) -> dict[str, str]:
     """{name in braces: the sentence of `fn` in which nothing fills it in}. Filled in are FILLED, the entries of a case,
     and what observers see, which stands in their modules."""
-    source = "\n".join(inspect.getsource(sys.modules[_function(each).__module__]) for each in observers)
+    source = "\n".join(inspect.getsource(inspect.getmodule(getattr(each, "func", each))) for each in observers)
     return {name: code for code, sentence in sentences(fn).items() for name in names_in(sentence) - FILLED
             if not name.isdigit() and not re.search(rf"\b{re.escape(name)}\b", source)}
 

@@ -1,5 +1,6 @@
 """Is what an answer returned what it should have returned? And if not, in words: where not."""
 
+import functools
 import math
 import numbers
 import sys
@@ -28,10 +29,7 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str | None 
     close: of floats, relative.
     """
     how = {"exact": exact, "verb": verb, "tolerance": tolerance, "close": close, "nan": nan}
-
-    def said(name: str, **more) -> str:  # only where words are wanted: most comparisons ask whether there is a difference
-        return _in_words(name, got, want, at, verb, **more)
-
+    said = functools.partial(_in_words, got, want, at, verb)  # where words are wanted: most comparisons only ask for a difference
     if got is None and want is not None:
         return said("none")
     if _is_tensor(want):
@@ -56,13 +54,13 @@ def difference(got, want, at: str = "", *, exact: bool = True, verb: str | None 
     return None if math.isclose(got, want, rel_tol=close) else said("value")
 
 
-def _in_words(name: str, got, want, at: str, verb: str | None, **more) -> str:
+def _in_words(got, want, at: str, verb: str | None, name: str, **more) -> str:
     words = sentences(difference)
-    if name == "none" and not at and verb in (None, words["verb"]):
+    verb = verb or words["verb"]
+    if name == "none" and not at and verb == words["verb"]:
         name = "no return"
-    here = words["at"].format(at=at, verb=verb or words["verb"]) if at else verb or words["verb"]
-    return words[name].format(here=here, got=value_text(got), want=value_text(want), a_got=a(got), a_want=a(want),
-                              **more)
+    here = words["at"].format(at=at, verb=verb) if at else verb
+    return words[name].format(here=here, got=value_text(got), want=value_text(want), a_got=a(got), a_want=a(want), **more)
 
 
 def _dict_difference(got, want: dict, at: str, said: Callable[..., str], how: dict) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .catalogue import sentences
-from .compare import CLOSE, difference
+from .compare import difference
 from .exercise import Exercise
 from .lab import Lab
 from .plain import Raised
@@ -211,34 +211,29 @@ def _why_it_ended(exercise: Exercise, number: int, how: Wrong) -> Wrong:
 # In words -------------------------------------------------------------------------------------------------------------
 
 def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace, first: Place) -> str:
-    at, says = (first.what, first.case, first.rank), sentences(_difference_text)
-    came, wanted = got.value(*at), right.value(*at)
-    words, told = trial.words_for(first.what, says["seen"]), None
+    case, said = trial.case_text(first.case, exercise.answers[0]), _said(trial, got, right, first)
+    return sentences(_difference_text)["case"].format(case=case, said=said) if case else said
+
+
+def _said(trial: Trial, got: Trace, right: Trace, first: Place) -> str:
+    """What differs, without the case in which it does."""
+    came, wanted = (trace.value(first.what, first.case, first.rank) for trace in (got, right))
+    says, verb = sentences(_said), None
+    words = trial.words_for(first.what, says["seen"])
     if callable(words):
-        told, words = _told(words, trial.cases[first.case], came, wanted), None
-    if told:
-        said = told
-    elif words and ("{got}" in words or words.endswith((".", "。"))):
-        said = _filled(words, trial, got, right, first)
-    elif isinstance(came, Raised):
-        says_it = says["raised another" if isinstance(wanted, Raised) else "raised"]
-        said = says_it.format(kind=came.kind, message=came.message, right=getattr(wanted, "kind", ""))
-    elif isinstance(wanted, Raised):
-        said = says["not raised"].format(got=value_text(came), right=wanted.kind)
+        if told := words(trial.cases[first.case], came, wanted):
+            name, more = told
+            return sentences(words)[name].format(**{"got": came, "want": wanted} | more)
+    elif "{got}" in words or words.endswith((".", "。")):
+        return _filled(words, trial, got, right, first)
     else:
-        close = trial.close if isinstance(trial.close, float) else (trial.close or {}).get(first.what)
-        said = difference(came, wanted, exact=first.what == "exactly", close=close or CLOSE, tolerance=close or 1e-5,
-                          verb=words and words.format(what=first.what, rank=first.rank))
-    case = trial.case_text(first.case, exercise.answers[0])
-    return says["case"].format(case=case, said=said) if case else said
-
-
-def _told(words: Callable, case: tuple, got, want) -> str | None:
-    told = words(case, got, want)
-    if told is None or isinstance(told, str):
-        return told
-    name, filled_in = told
-    return sentences(words)[name].format(**{"got": got, "want": want} | filled_in)
+        verb = words.format(what=first.what, rank=first.rank)
+    if isinstance(came, Raised):
+        name = "raised another" if isinstance(wanted, Raised) else "raised"
+        return says[name].format(came=came, wanted=wanted)
+    if isinstance(wanted, Raised):
+        return says["not raised"].format(got=value_text(came), wanted=wanted)
+    return difference(came, wanted, verb=verb, **trial.how(first.what))
 
 
 def _joined(said: str, why: str) -> str:
@@ -252,8 +247,6 @@ def _joined(said: str, why: str) -> str:
 
 def _filled(sentence: str, trial: Trial, got: Trace, right: Trace, first: Place) -> str:
     """A sentence with its names in braces filled in (see `Trial.words`)."""
-    if "{" not in sentence:
-        return sentence
     at = first.what, first.case, first.rank
     everywhere = [short_text(got.value(first.what, first.case, rank)) for rank in range(trial.world)]
     more = {name: short_text(value) for name, value in got.seen[first.rank][first.case].items() if name.isidentifier()}

@@ -78,8 +78,12 @@ class Trial:
         """Are two values of what is seen the same? nan: NaN is like NaN."""
         if got is MISSING or want is MISSING:
             return got is want
+        return same(got, want, nan=nan, **self.how(what))
+
+    def how(self, what: str) -> dict:
+        """How `compare` looks at what is seen."""
         close = self.close.get(what) if isinstance(self.close, dict) else self.close
-        return same(got, want, exact=what == "exactly", nan=nan, close=close or CLOSE, tolerance=close or 1e-5)
+        return {"exact": what == "exactly", "close": close or CLOSE, "tolerance": close or 1e-5}
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,15 @@ EVERY = [some for number in range(len(MISTAKES) + 1) for some in itertools.combi
 
 
 def in_words(case, got, want):
-    """What it named, and, where its mesh cannot tell better, what looks the same there."""
-    if not isinstance(got, dict):
-        return f"planted were {listed(case[0])}, and `diagnose` named {listed(got)}."
-    said = f"planted were {listed(case[0])}, and `diagnose` named {listed(got['named'])}."
-    if got["like"] is None:
-        return said
-    pp, dp, tp, m = got["mesh"]
-    return f"{said} With pp {pp}, dp {dp}, tp {tp} and {m} micro-batches {listed(got['like'])} would give the same ratios."
+    """What it named, and, where its mesh cannot tell better, what looks the same there.
+
+    named: planted were {planted}, and `diagnose` named {named}.
+    like: planted were {planted}, and `diagnose` named {named}. With pp {mesh[0]}, dp {mesh[1]}, tp {mesh[2]} and {mesh[3]} micro-batches
+        {like} would give the same ratios.
+    """
+    got = got if isinstance(got, dict) else {"named": got, "like": None}
+    words = {"planted": listed(case[0]), "named": listed(got["named"]), "like": listed(got["like"] or ())}
+    return "named" if got["like"] is None else "like", got | words
 
 
 def listed(names):
