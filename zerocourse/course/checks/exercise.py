@@ -67,22 +67,20 @@ class Exercise:
         return int(self.id.partition(".")[0])
 
 
-def exercise(id: str, title: str, *, minutes: int, difficulty: int, answer: str | tuple[str, ...] = (), own=(),
-             replaces: tuple[str, ...] = (), sample: Callable | None = None, timeout: float = 20,
-             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), mistakes: dict, tells: Callable | None = None,
-             shared: Callable | None = None):
+def exercise(id: str, title: str, *, minutes: int, difficulty: int, mistakes: dict, answer: str | tuple[str, ...] = (), own=(),
+             cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), **more):
     """Make the decorated function the reference of a new exercise.
 
     The catalogue has a sentence for each of its mistakes and one for "right" (see `catalogue`).
     answer: where it has another name than the reference, or a tuple where there are several.   own: of the answer, or a
-    tuple.   cases: short for a first trial that calls the answer with each.
+    tuple.   cases: short for a first trial that calls the answer with each.   more: of `Exercise`.
     mistakes: {code: setting, or a tuple of several}.
     """
     def register(fn: Callable) -> Callable:
-        answers = (answer,) if isinstance(answer, str) else answer or (fn.__name__,)
-        table = {code: each if isinstance(each, tuple) else (each,) for code, each in mistakes.items()}
-        asked = Exercise(id, title, minutes, difficulty, answers, own if isinstance(own, tuple) else (own,), replaces,
-                         sample, timeout, fn, (*([Trial(list(cases))] if cases else []), *trials), table, tells, shared)
+        asked = Exercise(
+            id, title, minutes, difficulty, (answer,) if isinstance(answer, str) else answer or (fn.__name__,),
+            own if isinstance(own, tuple) else (own,), reference=fn, trials=(*([Trial(list(cases))] if cases else []), *trials),
+            mistakes={code: each if isinstance(each, tuple) else (each,) for code, each in mistakes.items()}, **more)
         if wrong := next(_faults(asked), None):
             raise ValueError(f"{id}: {wrong}")
         _registered[id] = asked

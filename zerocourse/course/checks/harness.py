@@ -238,10 +238,10 @@ def _said(trial: Trial, got: Trace, right: Trace, first: Place) -> str:
 
 def _joined(said: str, why: str) -> str:
     """What is wrong, and why: a sentence of its own, unless it goes on with a comma or in lower case."""
+    if why.startswith((",", "，")):
+        return said.rstrip(".。") + why
     if said.endswith("。"):  # after it Chinese has no space
-        return said.rstrip("。") + why if why.startswith("，") else said + why
-    if why.startswith(","):
-        return said.rstrip(".") + why
+        return said + why
     return f"{said.rstrip('.')}: {why}" if why[:1].islower() else f"{ended(said)} {why}".rstrip()
 
 
