@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import PackageNotFoundError, distributions, packages_distributions, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -49,6 +49,8 @@ def with_what_they_need(requirements: list[str]) -> set[str]:
 def hidden_modules(*packages: str) -> frozenset[str]:
     """The top-level modules that only distributions bring which the lab does not install, nor these packages."""
     there = installed_with("notebooks", *packages) | IN_EVERY_ENVIRONMENT
+    # Once setuptools is imported, the distributions inside of it are found, too; without them it builds no wheel.
+    there |= {normal(found.name) for found in distributions(path=[entry for entry in sys.path if entry.endswith("_vendor")])}
     return frozenset(module for module, names in packages_distributions().items() if not there & set(map(normal, names)))
 
 

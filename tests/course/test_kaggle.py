@@ -114,6 +114,13 @@ def host(tmp_path_factory) -> Host:
     return Host(folder, folder / "host" / "bin" / "python", folder / "bundle", installed)
 
 
+def test_what_setuptools_has_inside_is_hidden_from_nobody():
+    """Whether or not a test of this process has imported it before."""
+    program = "import setuptools, lab_kernel; print('jaraco' in lab_kernel.hidden_modules())"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "tests", capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "False\n", ended.stderr
+
+
 def test_the_bundle_has_chapters_sets_and_the_check_of_its_gpus(host):
     names = {path.parent.name for path in host.bundle.rglob("*.ipynb")}
     sets = {f"exercises_{path.stem}" for path in (ROOT / "exercises").glob("*.ipynb")}
