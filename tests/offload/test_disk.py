@@ -358,7 +358,7 @@ def test_nothing_stays_behind(tmp_path):
         read.read("states", torch.ones(1))
     forgotten = Disk(tmp_path)
     forgotten.write("states", torch.ones(1)).wait()
-    forgotten.threads.janitor.kill()
+    forgotten.threads.remover.kill()
     del forgotten
     child = os.fork()
     if not child:

@@ -20,7 +20,7 @@ from zerocourse.models.model_layers import model_layers
 from zerocourse.parallel.pipeline import Action, Pipeline, cut, gpipe, interleaved, one_f_one_b, pipedream, pipedream_2bw, plan, simulate, zb_h1
 from zerocourse.parallel.pipeline.cutting import PipelineStage
 from zerocourse.parallel.pipeline.delays import stage_delay
-from zerocourse.parallel.pipeline.mail import HEADER, Form, Mail, header, read_header
+from zerocourse.parallel.pipeline.stage_messages import HEADER, Form, StageMessages, header, read_header
 from zerocourse.parallel.pipeline.split_backward import deferring, pay
 from zerocourse.parallel.pipeline.weighing import count_targets
 from zerocourse.parallel.pipeline.weight_versions import WeightVersions
@@ -347,7 +347,7 @@ def integers_on_the_way() -> list:
     pipeline = Pipeline([Passes(), Passes(), Sum()], schedule("gpipe", comm.world_size, 2), F.mse_loss, comm,
                         cuts=[range(1), range(1, 3)])
     pipeline.step(torch.ones(4, 2), torch.zeros(4))
-    return list(pipeline.mail.forms.values())[0], pipeline.parameters()[0].grad
+    return list(pipeline.messages.forms.values())[0], pipeline.parameters()[0].grad
 
 
 def test_a_stage_may_pass_on_integers_and_tensors_without_gradient(pool):
@@ -670,15 +670,15 @@ def with_a_device_that_cannot_be_read() -> list:
     pipeline.forget()
     pipeline.device = torch.device("meta")
     pipeline.inputs = [(torch.empty(rows, 6, device="meta"),) for rows in (2, 1, 2)] if comm.rank == 0 else []
-    mail = Mail(pipeline.plan, comm, pipeline.device)
-    mail._receive = lambda kind, name, peer, forms: [torch.empty(form.shape, device="meta") for form in forms]
-    mail._post = lambda kind, peer, messages: [comm.send(tensor, peer, name).wait() for name, tensor in messages if "header" in name]
+    messages = StageMessages(pipeline.plan, comm, pipeline.device)
+    messages._receive = lambda kind, name, peer, forms: [torch.empty(form.shape, device="meta") for form in forms]
+    messages._post = lambda kind, peer, messages: [comm.send(tensor, peer, name).wait() for name, tensor in messages if "header" in name]
     if comm.rank == 0:
-        mail.send_outputs("F0", 1, 0, 0, [torch.ones(3, 2, device="meta", requires_grad=True)])
+        messages.send_outputs("F0", 1, 0, 0, [torch.ones(3, 2, device="meta", requires_grad=True)])
     else:
-        mail.receive_outputs("F0", 0, 0, 0)
+        messages.receive_outputs("F0", 0, 0, 0)
     counts = count_targets(torch.empty(3, dtype=torch.int64, device="meta")), count_targets(torch.empty(3, 2, device="meta"))
-    return [pipeline.agree_on_kinds(), mail.forms[0, 0], isinstance(counts[0], torch.Tensor), counts[1]]
+    return [pipeline.agree_on_kinds(), messages.forms[0, 0], isinstance(counts[0], torch.Tensor), counts[1]]
 
 
 def test_shapes_and_shares_are_not_read_from_a_gpu(pool):

@@ -51,7 +51,7 @@ def two_pipelines() -> list:
         pipeline = Pipeline(runs.layers_of("untied"), runs.schedule("1f1b", comm.world_size, 2), runs.cross_entropy, comm)
         pipeline.step(*runs.data_of("untied", 4))
         groups.append(len(dist.distributed_c10d._world.pg_map))
-    links = set(pipeline.mail.comm_of.values())
+    links = set(pipeline.messages.comm_of.values())
     return [groups, len(links), comm in links, comm.sent["send"] > 0,
             all(link.recorder is comm.recorder and link.timeout == comm.timeout for link in links)]
 

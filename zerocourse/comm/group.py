@@ -129,24 +129,24 @@ class Comm:
 
     # -- from one rank to another: pipelines, rings ----------------------------------------------------------------------
 
-    def send(self, tensor: torch.Tensor, to: int, unit: str) -> Handle:
-        """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same unit,
+    def send(self, tensor: torch.Tensor, to: int, name: str) -> Handle:
+        """Send a contiguous `tensor` of any shape to rank `to` of this Comm, which must call `recv` with the same name,
         number of elements and dtype. It may not be changed before `wait`, which returns when it has been taken.
 
         Two ranks that both wait for their send before they receive wait for each other, whatever the size: start the
         receives first, or wait for the sends later, or, as NCCL runs the messages of a group one after the other in the order in
         which they are started, do both at once by `exchange`. Raises BadInput for a rank that is no peer.
         """
-        return self.exchange({to: tensor}, {}, unit)
+        return self.exchange({to: tensor}, {}, name)
 
-    def recv(self, tensor: torch.Tensor, source: int, unit: str) -> Handle:
-        """Fill a contiguous `tensor` with what rank `source` of this Comm sends under the same unit (see `send`)."""
-        return self.exchange({}, {source: tensor}, unit)
+    def recv(self, tensor: torch.Tensor, source: int, name: str) -> Handle:
+        """Fill a contiguous `tensor` with what rank `source` of this Comm sends under the same name (see `send`)."""
+        return self.exchange({}, {source: tensor}, name)
 
-    def exchange(self, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], unit: str) -> Handle:
+    def exchange(self, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], name: str) -> Handle:
         """Messages to these ranks and from these, of which none waits for another: what `send` and `recv` do, at the same time."""
-        messages = {(self.rank, to): self._message("send", self.rank, to, unit, tensor) for to, tensor in sends.items()}
-        messages |= {(source, self.rank): self._message("recv", source, self.rank, unit, tensor) for source, tensor in receives.items()}
+        messages = {(self.rank, to): self._message("send", self.rank, to, name, tensor) for to, tensor in sends.items()}
+        messages |= {(source, self.rank): self._message("recv", source, self.rank, name, tensor) for source, tensor in receives.items()}
         for tensor in sends.values():
             self.elements["send"] += tensor.numel()
             self.sent["send"] += tensor.nbytes
@@ -154,16 +154,16 @@ class Comm:
         tensors, begun = [*flat.values(), *into.values()], self.recorder.clock()
         call = " and ".join(said for said, _ in messages.values())
         with self._explained(call):
-            works, arrived = self._backend(tensors[0]).exchange(unit, flat, into, {way: name for way, (_, name) in messages.items()})
+            works, arrived = self._backend(tensors[0]).exchange(name, flat, into, {way: both for way, (_, both) in messages.items()})
         self._note_messages(works, calls=0)
 
         def finish(alive=tensors) -> None:
             arrived()
             for _ in into if flat else ():  # the handle is the sends'
-                self.recorder.record("recv", unit, begun)
+                self.recorder.record("recv", name, begun)
 
         nbytes = sum(tensor.nbytes for tensor in flat.values())
-        return CollectiveHandle(self, "send" if flat else "recv", unit, nbytes, call, tensors[0], works, finish)
+        return CollectiveHandle(self, "send" if flat else "recv", name, nbytes, call, tensors[0], works, finish)
 
     def _note_messages(self, works: list, calls: int = 1) -> None:
         """Let these works count as so many calls. A collective counts once on every rank, however many messages it is:
@@ -172,19 +172,19 @@ class Comm:
             messages[self._group()] = messages.get(self._group(), 0) + len(works) - calls
             collectives[self._group()] = collectives.get(self._group(), 0) + calls
 
-    def _message(self, verb: str, source: int, to: int, unit: str, tensor: torch.Tensor) -> tuple[str, str]:
+    def _message(self, verb: str, source: int, to: int, name: str, tensor: torch.Tensor) -> tuple[str, str]:
         """What this rank calls a message, and what both its ends call it: one of another size or number never matches.
 
         It is not `issued`, because only two ranks know of it.
         """
         peer, end = (to, "to") if verb == "send" else (source, "from")
         if peer not in self.peers:
-            raise BadInput(f"rank {self.rank} of {self.world_size} cannot {verb} {unit}: there is no other rank {peer!r}")
+            raise BadInput(f"rank {self.rank} of {self.world_size} cannot {verb} {name}: there is no other rank {peer!r}")
         size = f"{tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')}"
-        name = f"message {unit} {source} {to} {size}"
-        self._calls[name] += 1
-        number = self._calls[name]
-        return f"{verb} of {unit} {end} rank {peer} ({size}) #{number}", f"{name} {number}"
+        both = f"message {name} {source} {to} {size}"
+        self._calls[both] += 1
+        number = self._calls[both]
+        return f"{verb} of {name} {end} rank {peer} ({size}) #{number}", f"{both} {number}"
 
     # -- metadata: small messages that keep the ranks together --------------------------------------------------------
 

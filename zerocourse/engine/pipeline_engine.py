@@ -110,7 +110,7 @@ class PipelineEngine:
                 raise BadInput("train_batch needs data_iter, an iterator of micro-batches (inputs, labels), or initialize training_data")
             pairs = [next(batches) for _ in range(self.pipeline.plan.micro_batches)]
             inputs, targets = ([placed(pair[part], self.pipeline.device) for pair in pairs] for part in (0, 1))
-        loss = torch.tensor(self.pipeline.step(inputs, targets), dtype=torch.float64, device=self.pipeline.mail.host)
+        loss = torch.tensor(self.pipeline.step(inputs, targets), dtype=torch.float64, device=self.pipeline.messages.host)
         return self.data.all_reduce(loss).item() / self.data.world_size
 
     def is_first_stage(self) -> bool:

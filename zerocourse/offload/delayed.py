@@ -118,7 +118,7 @@ class UpdateUnderWay:
         self.offload, self.flats, self.error = offload, flats, None
         self.factors = [transfer for transfer in [send_factors_down(flats)] if transfer is not None]
         self.gradients = [flat.take_gradients() for flat in flats]
-        self.transfers = self.factors + [each.transfer for gradient in self.gradients for each in gradient.landed]
+        self.transfers = self.factors + [each.transfer for gradient in self.gradients for each in gradient.host_gradients]
         for flat in flats:
             flat.is_updating = True
         self.step = BufferedStep(as_of_now(optimizer))

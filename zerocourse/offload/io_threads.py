@@ -14,7 +14,7 @@ from .tiers import FileTier
 if TYPE_CHECKING:
     from .disk import DiskTransfer
 
-JANITOR = 'read -r line; rm -rf -- "$1"'  # waits for a line, or for the end of the process that would write it
+REMOVAL = 'read -r line; rm -rf -- "$1"'  # waits for a line, or for the end of the process that would write it
 
 
 class IoThreads:
@@ -26,7 +26,7 @@ class IoThreads:
         self.closing = threading.Event()
         self.queues: dict[str, queue.SimpleQueue] = {}
         self.threads: list[threading.Thread] = []
-        self.janitor = subprocess.Popen(["/bin/sh", "-c", JANITOR, "sh", str(folder)], stdin=subprocess.PIPE, cwd="/",
+        self.remover = subprocess.Popen(["/bin/sh", "-c", REMOVAL, "sh", str(folder)], stdin=subprocess.PIPE, cwd="/",
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def put(self, verb: str, transfer: "DiskTransfer", piece: tuple[int, int] | None) -> None:
@@ -51,8 +51,8 @@ class IoThreads:
                 thread.join()
         self.tier.clear()
         with suppress(OSError):
-            self.janitor.communicate(b"\n")  # a line, because a fork of this process would keep its input open
-        if self.janitor.returncode:  # somebody has killed it
+            self.remover.communicate(b"\n")  # a line, because a fork of this process would keep its input open
+        if self.remover.returncode:  # somebody has killed it
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

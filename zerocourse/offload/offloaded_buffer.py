@@ -21,7 +21,7 @@ from .link_transfer import LinkTransfer
 
 
 @dataclass
-class Landed:
+class HostGradient:
     """A gradient (own,) on the host, or on its way there. norm: its 2-norm, taken on the device while it was there; None when the
     gradient has changed since."""
 
@@ -34,19 +34,19 @@ class Landed:
 class Gradient:
     """All of a buffer's gradient for one update: what has gone down, to be added up, and the factor that belongs to it."""
 
-    landed: list[Landed]
+    host_gradients: list[HostGradient]
     factor: float | torch.Tensor | None
     names: set[str]  # of the parameters that have one
 
     def total(self, real: int, notes: bool = True) -> torch.Tensor:
         """Their sum (own,), in the first one's memory, without the factor. Waits until all are there (see `wait`)."""
-        first, *more = self.landed
-        for each in self.landed:
+        first, *more = self.host_gradients
+        for each in self.host_gradients:
             each.transfer.wait(notes)
         for each in more:
             first.values[:real].add_(each.values[:real])
             first.norm = None
-        del self.landed[1:]
+        del self.host_gradients[1:]
         return first.values
 
     def for_step(self, flat: "OffloadedBuffer", notes: bool = True) -> torch.Tensor:
@@ -92,7 +92,7 @@ class OffloadedBuffer(FlatBuffer):
     def __init__(self, offload, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.offload, self.tier, self.link = offload, offload.tier, offload.link
-        self.landed: list[Landed] = []  # what has gone down since the last zero_grad: one, if backwards say which is last
+        self.host_gradients: list[HostGradient] = []  # what has gone down since the last zero_grad: one, if backwards say which is last
         self.publishing: LinkTransfer | None = None  # the last that went up out of `master`
         self.rising: LinkTransfer | None = None  # the last that went up out of `shard`, on the host
         self.is_updating = False  # is a delayed update under way, which has its own gradients at the shard parameters?
@@ -173,7 +173,7 @@ class OffloadedBuffer(FlatBuffer):
 
     @property
     def is_down(self) -> bool:
-        return bool(self.landed) and self.grad_shard is self.landed[-1].values
+        return bool(self.host_gradients) and self.grad_shard is self.host_gradients[-1].values
 
     def send_down(self) -> None:
         """The slice of the gradient is reduced: start moving it to the host, and give its memory on the device back."""
@@ -182,19 +182,19 @@ class OffloadedBuffer(FlatBuffer):
         slice = self.grad_shard
         into = self.tier.empty(slice.numel() - self.kept, slice.dtype, slice.device)
         norm = self.norm_of(slice, torch.float64 if slice.dtype in (torch.float64, torch.complex128) else torch.float32)
-        self.landed.append(Landed(into, self.link.down(into[self.on_host], slice[self.sent], self.name), norm))
+        self.host_gradients.append(HostGradient(into, self.link.down(into[self.on_host], slice[self.sent], self.name), norm))
         self.grad_shard = into
         self.take_bucket()  # stages 1 and 2 keep none, then: the next micro-batch begins another
 
     def accumulate(self, reduced: torch.Tensor) -> None:
         if self.is_down:
-            self.grad_shard = None  # `landed` has it; what comes now goes down after it, and is added there
+            self.grad_shard = None  # `host_gradients` has it; what comes now goes down after it, and is added there
         super().accumulate(reduced)
 
     def host_gradient(self) -> torch.Tensor:
         """The whole gradient (own,), on the host. Waits until it is there."""
         self.send_down()
-        self.grad_shard = Gradient(self.landed, None, set()).total(self.on_host.stop)
+        self.grad_shard = Gradient(self.host_gradients, None, set()).total(self.on_host.stop)
         return self.grad_shard
 
     def reduced_gradient(self) -> torch.Tensor | None:
@@ -203,8 +203,8 @@ class OffloadedBuffer(FlatBuffer):
         return None if self.grad_shard is None else self.host_gradient()
 
     def gradient_was_written(self) -> None:
-        if self.landed:
-            self.landed[0].norm = None
+        if self.host_gradients:
+            self.host_gradients[0].norm = None
 
     def publish_gradients(self) -> None:
         """Nothing: they are still coming down. The step gives the optimizer each buffer's when its turn comes."""
@@ -218,13 +218,13 @@ class OffloadedBuffer(FlatBuffer):
 
     def gradient_for_step(self) -> torch.Tensor:
         """(own,), on the host."""
-        return Gradient(self.landed, self.grad_factor, self.has_grad).for_step(self)
+        return Gradient(self.host_gradients, self.grad_factor, self.has_grad).for_step(self)
 
     def take_gradients(self) -> Gradient:
         """The gradient leaves the buffer, which can take the next one; it may still be on its way down."""
         self.send_down()
-        taken = Gradient(self.landed, self.grad_factor, set(self.has_grad))
-        self.landed, self.grad_shard, self.grad_factor = [], None, None
+        taken = Gradient(self.host_gradients, self.grad_factor, set(self.has_grad))
+        self.host_gradients, self.grad_shard, self.grad_factor = [], None, None
         return taken
 
     def withdraw_gradients(self) -> None:
@@ -232,14 +232,14 @@ class OffloadedBuffer(FlatBuffer):
             super().withdraw_gradients()
 
     def gradient_norm(self, dtype: torch.dtype) -> torch.Tensor:
-        taken = self.landed[0].norm if self.is_down and len(self.landed) == 1 else None
+        taken = self.host_gradients[0].norm if self.is_down and len(self.host_gradients) == 1 else None
         if taken is not None and taken.dtype is dtype:
             norm = taken
         else:
-            norm = self.landed_norm(dtype) if self.landed else self.norm_of(self.grad_shard, dtype)
+            norm = self.norm_on_host(dtype) if self.host_gradients else self.norm_of(self.grad_shard, dtype)
         return norm if self.grad_factor is None else norm * self.grad_factor
 
-    def landed_norm(self, dtype: torch.dtype) -> torch.Tensor:
+    def norm_on_host(self, dtype: torch.dtype) -> torch.Tensor:
         return self.norm_of(self.host_gradient()[self.on_host], dtype).to(self.full.device)
 
     def scale_gradient(self, factor: float | torch.Tensor) -> None:
@@ -248,15 +248,15 @@ class OffloadedBuffer(FlatBuffer):
             self.grad_factor = factor if self.grad_factor is None else self.grad_factor * factor
 
     def apply_factor(self) -> None:
-        if self.grad_factor is not None and self.landed:
+        if self.grad_factor is not None and self.host_gradients:
             self.host_gradient()
-            self.landed[0].norm = None if self.landed[0].norm is None else self.landed[0].norm * self.grad_factor
+            self.host_gradients[0].norm = None if self.host_gradients[0].norm is None else self.host_gradients[0].norm * self.grad_factor
             if isinstance(self.grad_factor, torch.Tensor):
                 self.grad_factor = self.grad_factor.to(self.grad_shard.device)
         super().apply_factor()
 
     def clear_gradients(self, set_to_none: bool = True) -> None:
-        self.landed = []
+        self.host_gradients = []
         super().clear_gradients(set_to_none)
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class OffloadedBuffer(FlatBuffer):
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         held = super().tensors()
-        held["gradients"] += [each.values for each in self.landed]
+        held["gradients"] += [each.values for each in self.host_gradients]
         if self.shard is not self.master:
             return held
         return held | {"parameters": [self.full], "optimizer": [self.master]}

@@ -75,8 +75,8 @@ class PartlyOffloadedBuffer(OffloadedBuffer):
         """((kept,) on the device, (own - kept,) on the host)"""
         return scaled(self.kept_grad, self.kept_master.dtype, self.grad_factor), super().gradient_for_step()
 
-    def landed_norm(self, dtype: torch.dtype) -> torch.Tensor:
-        return torch.hypot(super().landed_norm(dtype), self.norm_of(self.kept_grad, dtype))
+    def norm_on_host(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.hypot(super().norm_on_host(dtype), self.norm_of(self.kept_grad, dtype))
 
     def apply_factor(self) -> None:
         if self.grad_factor is not None and self.kept_grad is not None:

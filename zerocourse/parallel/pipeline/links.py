@@ -44,7 +44,7 @@ def standstill(plan: Schedule, number: Mapping[Link, int]) -> str | None:
 
     A rank gives its transfers to their communicators in the order of its list. One begins when those before it in the same
     communicator have ended, and when what the rank computed until then has. It ends when the transfer at its other end has
-    begun, too. Computation waits for every receive, and before a send for the one before on that link, as `Mail` does.
+    begun, too. Computation waits for every receive, and before a send for the one before on that link, as `StageMessages` does.
     """
     issued: list[dict[int, list[Action]]] = []  # of each rank and communicator, in order
     waits: list[list[Action]] = []  # what the computation of each rank waits for, in order

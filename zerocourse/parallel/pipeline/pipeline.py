@@ -26,7 +26,7 @@ from ..norms import grad_norm
 from .actions import Action, Schedule, problems
 from .cutting import PipelineStage, cut, tied_weights
 from .deadlock import deadlock
-from .mail import Mail
+from .stage_messages import StageMessages
 from .split_backward import Owed, deferring, pay
 from .ties import Ties
 from .weighing import count_targets, shares_of, weigh
@@ -72,7 +72,7 @@ class Pipeline:
         first = next((param for stage in self.stages.values() for param in stage.parameters()), torch.empty(0))
         self.device = first.device
         self.comm.recorder.time_on(self.device)
-        self.mail = Mail(plan, self.comm, self.device)
+        self.messages = StageMessages(plan, self.comm, self.device)
         self.ends = [action.micro_batch for action in self.actions if action.kind == "STEP"]  # of the batches
         self.versions, self.optimizers = {}, {}
         if self.ends:
@@ -129,7 +129,7 @@ class Pipeline:
                                        f"{named(self.stages[action.stage].numbers)}: {type(error).__name__}: {error}")
                 fail_all(failed)
                 raise failed from error
-        self.mail.finish()
+        self.messages.wait_for_sends()
         if self.sharded:
             for module in self.sharded_modules:
                 module.zero.flush()
@@ -261,19 +261,19 @@ class Pipeline:
     # -- the transfers -----------------------------------------------------------------------------------------------
 
     def send_forward(self, stage: int, micro_batch: int) -> None:
-        self.mail.send_outputs(f"F{micro_batch} of stage {stage}", self.plan.owner[stage + 1], stage, self.kinds[micro_batch],
+        self.messages.send_outputs(f"F{micro_batch} of stage {stage}", self.plan.owner[stage + 1], stage, self.kinds[micro_batch],
                                self.outbox.pop(("F", stage, micro_batch)))
 
     def receive_forward(self, stage: int, micro_batch: int) -> None:
-        self.values[stage, micro_batch] = tuple(self.mail.receive_outputs(
+        self.values[stage, micro_batch] = tuple(self.messages.receive_outputs(
             f"F{micro_batch} of stage {stage - 1}", self.plan.owner[stage - 1], stage - 1, self.kinds[micro_batch]))
 
     def send_backward(self, stage: int, micro_batch: int) -> None:
-        self.mail.send_gradients(f"B{micro_batch} of stage {stage}", self.plan.owner[stage - 1],
+        self.messages.send_gradients(f"B{micro_batch} of stage {stage}", self.plan.owner[stage - 1],
                                  self.outbox.pop(("B", stage, micro_batch)))
 
     def receive_backward(self, stage: int, micro_batch: int) -> None:
-        self.gradients[stage, micro_batch] = self.mail.receive_gradients(
+        self.gradients[stage, micro_batch] = self.messages.receive_gradients(
             f"B{micro_batch} of stage {stage + 1}", self.plan.owner[stage + 1], stage, self.kinds[micro_batch])
 
 

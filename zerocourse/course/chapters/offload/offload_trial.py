@@ -111,7 +111,7 @@ class OnlyTheLast(OffloadedBuffer):
     """DeepSpeed#7981: of several backwards in a step, the gradient of the last one replaced the others on the host."""
 
     def send_down(self):
-        self.landed = self.landed if self.is_down else []
+        self.host_gradients = self.host_gradients if self.is_down else []
         super().send_down()
 
 

@@ -33,7 +33,7 @@ class Form(NamedTuple):
         return cls(tensor.dtype, tensor.requires_grad, tuple(tensor.shape))
 
 
-class Mail:
+class StageMessages:
     """One rank's messages to and from the stages of other ranks. Making it is collective.
 
     device: on which tensors arrive.   host: on which numbers do that this rank reads: the CPU where there is gloo, so that to read
@@ -77,7 +77,7 @@ class Mail:
         """The gradients of what a stage of this rank made."""
         return self._receive("B", name, peer, [form for form in self.forms[stage, kind] if form.requires_grad])
 
-    def finish(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait until everything that was sent has been received."""
         for handles in self.under_way.values():
             while handles:
