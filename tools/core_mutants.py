@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.mutants import HOUSE, Mutant, node_ids
+from tools.mutant import HOUSE, Mutant
+from tools.mutant_list import node_ids
 
 
 class TextBreak(NamedTuple):

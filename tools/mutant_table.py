@@ -6,7 +6,7 @@ Files and tests are named without their folders, because no two have the same na
 from collections.abc import Callable, Iterator
 
 from tools.core_mutants import CORE
-from tools.mutants import NamedBreak
+from tools.mutant_list import NamedBreak
 from zerocourse.course.museum.breaks import Break
 
 

@@ -14,107 +14,33 @@ survived, 2 when the table or the command is wrong.
 
 import argparse
 import os
-import random
-import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import torch
 
-from tools.mutation_operators import generic_edits
-from zerocourse.course.museum.breaks import Break, file_after, text_after
-from zerocourse.course.museum.syntax_place import ModuleText
+from tools.mutant import ROOT, Mutant
 
-ROOT = Path(__file__).parents[1]
-HOUSE = ROOT / "zerocourse"
 LIMIT_SECONDS = 100  # of the tests of one mutant, or twice what all take without one: a mutant that hangs is killed, too
-PLACE = re.compile(r"(?P<file>[\w/.]+?)(\.py)?(:(?P<first>\d+)(-(?P<last>\d+))?)?")
 _clock = count(1)  # seconds of the files' times: Python must never take the bytecode of another mutant for this one's
 
 
-class Mutant(NamedTuple):
-    """A file of the package with a mistake in it.
-
-    file: inside zerocourse/.   text: the whole file.   tests: pytest's node ids inside tests/, of which one must fail.
-    """
-
-    name: str
-    file: str
-    text: str
-    tests: tuple[str, ...]
+def listed(places: list[str], sample: int | None) -> list[Mutant]:
+    """As `mutant_list.chosen`, from another process: this one must not import the whole package, or tests in it would see that."""
+    with ProcessPoolExecutor(1) as other:
+        return other.submit(_chosen, places, sample).result()
 
 
-class NamedBreak(NamedTuple):
-    """A mistake of the table.   tests: node ids without "test_" and without the folder, such as "disk.py::test_nothing_stays"."""
-
-    name: str
-    breaks: tuple[Break, ...]
-    tests: tuple[str, ...]
-
-    @property
-    def file(self) -> str:
-        return self.breaks[0].where.partition(":")[0].replace(".", "/") + ".py"
-
-    def mutant(self, house: Path = HOUSE) -> Mutant:
-        """Raises ValueError, in a sentence, where its place is not there any more."""
-        try:
-            return Mutant(self.name, self.file, file_after(self.breaks, house)[1], node_ids(self.tests))
-        except ValueError as error:
-            raise ValueError(f"mutant {self.name!r}: {error}") from None
-
-
-@cache
-def files_of(folder: Path) -> dict[str, Path]:
-    """The files of a folder and of those in it, by name: no two have the same."""
-    return {file.name: file.relative_to(folder) for file in folder.rglob("*.py")}
-
-
-def node_ids(tests: Iterable[str]) -> tuple[str, ...]:
-    """Where pytest finds tests that are named without their folder. Raises ValueError for a file that is not there."""
-    found = files_of(ROOT / "tests")
-    if gone := [test for test in tests if f"test_{test.partition('::')[0]}" not in found]:
-        raise ValueError(f"{', '.join(gone)}: there is no such file of tests")
-    return tuple("::".join((str(found[f"test_{file}"]), name)) for file, _, name in (test.partition("::") for test in tests))
-
-
-def chosen(places: list[str], sample: int | None) -> list[Mutant]:
-    """The mutants of some files, or lines of files; without any, those of the table."""
-    from tools.mutant_table import BREAKS, TESTS  # which imports this file
-
-    mutants = []
-    for place in places:
-        mutants += in_file(place, TESTS, sample)
-    names = {mutant.file for mutant in mutants}
-    return mutants + [broken.mutant() for broken in BREAKS if not places or broken.file in names]
-
-
-def in_file(place: str, tests_of: dict[str, tuple[str, ...]], sample: int | None) -> Iterator[Mutant]:
-    """The generic mutants of a file, or of some of its lines."""
-    if not (parts := PLACE.fullmatch(place)) or (name := parts["file"].rpartition("/")[2] + ".py") not in files_of(HOUSE):
-        raise ValueError(f"{place!r} is not a file of the package, nor lines of one, as in disk.py:40-60")
-    if name not in tests_of:
-        raise ValueError(f"which tests should notice a break in {name} is not said: give it a row in tools/mutant_table.py")
-    file, tests = files_of(HOUSE)[name], node_ids(tests_of[name])
-    first, last = int(parts["first"] or 0), int(parts["last"] or parts["first"] or sys.maxsize)
-    source = ModuleText(HOUSE / file)
-    made = [each for each in generic_edits(source) if first <= each[1].node.lineno <= last]
-    for operator, at, edit in made if sample is None else random.Random(0).sample(made, min(sample, len(made))):
-        before, after = (" ".join(code.split())[:40] for code in (source.text[edit.start : edit.stop].decode(), edit.new))
-        try:
-            text = text_after(source, [edit])
-        except ValueError:
-            continue  # an operator does not know all of Python's rules
-        yield Mutant(f"{at.node.lineno}: {operator}: `{before}` becomes `{after}`", str(file), text, tests)
+def _chosen(*args) -> list[Mutant]:
+    return import_module("tools.mutant_list").chosen(*args)
 
 
 def write(path: Path, text: str) -> None:
@@ -153,8 +79,7 @@ def kill_all(mutants: list[Mutant], copy: Path) -> list[Mutant]:
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     begun = time.monotonic()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)  # a process with more threads must not fork
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a process with more threads must not fork
     for slow in ("hypothesis", "torch._dynamo"):  # once, and not for every mutant
         import_module(slow)
     colour, said = run((test for mutant in mutants for test in mutant.tests), copy, 20 * LIMIT_SECONDS)
@@ -182,7 +107,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="only say which there are")
     args = parser.parse_args()
     try:
-        mutants = chosen(args.places, args.sample)
+        mutants = listed(args.places, args.sample)
         if args.list:
             print("\n".join(f"{mutant.file:28} {mutant.name}" for mutant in mutants))
             return 0

@@ -4,6 +4,8 @@ Whether the tests kill all of them, `python -m tools.mutants` says.
 """
 
 import re
+import subprocess
+import sys
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tools.core_mutants import TextBreak
+from tools.mutant import HOUSE, ROOT
+from tools.mutant_list import NamedBreak, chosen, files_of, node_ids
 from tools.mutant_table import BREAKS, TESTS
-from tools.mutants import HOUSE, ROOT, NamedBreak, chosen, files_of, node_ids
 from tools.mutation_operators import OPERATORS, generic_edits
 from zerocourse.course.museum.breaks import Break, text_after
 from zerocourse.course.museum.bug import Bug
@@ -119,6 +122,12 @@ def test_mutants_of_a_file_and_of_its_lines():
     assert {mutant.name for mutant in few} | {mutant.name for mutant in lines} <= {mutant.name for mutant in whole}
     assert all(30 <= int(mutant.name.partition(":")[0]) <= 40 for mutant in lines if ":" in mutant.name)
     assert [sum(":" in mutant.name for mutant in of) for of in (lines, few)] == [len(lines) - 2, 5]
+
+
+def test_the_command_does_not_import_the_package():
+    """Else a test in the process of the command would see the whole package, and every mutant would survive it."""
+    code = "import sys; from tools.mutants import listed; listed(['lion.py:30'], None); assert 'zerocourse' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("place, said", (("nothing.py", "'nothing.py' is not a file of the package"),

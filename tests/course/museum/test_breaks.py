@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tools.mutants import ROOT
+from tools.mutant import ROOT
 from zerocourse.course.museum.breaks import Break, drop, file_after
 from zerocourse.zero.buffer import FlatBuffer
 
@@ -108,7 +108,7 @@ RESOLVE = """
 from pathlib import Path
 import zerocourse
 from tools.mutant_table import BREAKS
-from tools.mutants import NamedBreak
+from tools.mutant_list import NamedBreak
 from zerocourse.course.chapters.activations import activation_trial
 from zerocourse.course.museum import BUGS
 
