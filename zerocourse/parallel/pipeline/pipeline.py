@@ -26,8 +26,8 @@ from ..norms import grad_norm
 from .actions import Action, Schedule, problems
 from .cutting import PipelineStage, cut, tied_weights
 from .deadlock import deadlock
-from .stage_messages import StageMessages
 from .split_backward import Owed, deferring, pay
+from .stage_messages import StageMessages
 from .ties import Ties
 from .weighing import count_targets, shares_of, weigh
 from .weight_versions import WeightVersions, run_with
