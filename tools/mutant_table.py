@@ -495,7 +495,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "growth.py::test_other_models_and_options_grow_alike[a group for each unit]",
         "usage.py::test_an_optimizer_that_knows_names_and_has_some_of_them"),
     "options.py": ("passes.py::test_param_dtype_leaves_doubles_alone",),
-    "reducer.py": ("precision.py::test_a_factor_is_on_the_gradients_that_were_there",
+    "backward.py": ("precision.py::test_a_factor_is_on_the_gradients_that_were_there",
         "growth.py::test_lines_grow_with_units_and_with_parameters[1]", "passes.py::test_towers_hold_one_bucket_at_a_time[False]",
         "passes.py::test_a_backward_reduces_each_bucket_once[flags0-ReentrantInside]",
         "stages.py::test_the_recorded_peak_is_the_formulas[2-2-1-1]",
@@ -533,7 +533,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "passes.py::test_a_parameter_belongs_to_the_innermost_unit_that_has_it",
         "traps.py::test_trap_14_a_bucket_smaller_than_a_parameter", "passes.py::test_frozen_parameters_are_not_sent_again[2]",
         "passes.py::test_a_list_inside_a_block_makes_no_units"),
-    "walk.py": ("growth.py::test_lines_grow_with_units_and_with_parameters[3]",
+    "program.py": ("growth.py::test_lines_grow_with_units_and_with_parameters[3]",
         "passes.py::test_a_backward_stops_at_the_last_unit_that_trains", "passes.py::test_units_inside_units[units1]"),
     # zero/whole
     "consolidate.py": ("outside.py::test_a_state_loaded_under_master_weights",

@@ -18,7 +18,7 @@ from worlds import STAGES, Case, Stack, check_exact, check_whole, runs_of, squar
 from zerocourse.comm import Comm
 from zerocourse.launch.processes.failures import RankError
 from zerocourse.zero.buffer import FlatBuffer
-from zerocourse.zero.ddp import DataParallel
+from zerocourse.zero.reducing import Reductions
 from zerocourse.zero.shard import STAGES as STAGE_TYPES
 
 
@@ -84,7 +84,7 @@ def impatient(own):
 
 @contextmanager
 def a_branch_around_a_collective():
-    with patched(DataParallel, "reduce", only_where_it_was_used), patched(Comm, "__init__", impatient):
+    with patched(Reductions, "start", only_where_it_was_used), patched(Comm, "__init__", impatient):
         yield
 
 

@@ -386,10 +386,10 @@ def test_shards_within_replicas(pool):
 @pytest.mark.parametrize("stage", (1, 2, 3))
 @pytest.mark.parametrize("backwards, sums", (
     (({"reduces": False}, {"reduces": False}, {}), 1), (({"is_last": False}, {"is_last": False}, {"is_last": True}), {1: 3, 2: 1, 3: 1}),
-    (({"reduces": False},) * 3, 1), (({}, {"reduces": False}, {}), {1: 2, 2: 3, 3: 3}), (({}, {}, {}), 3)))
+    (({"reduces": False},) * 3, 1), (({}, {"reduces": False}, {}), 2), (({}, {}, {}), 3)))
 def test_replicas_are_summed_once_where_the_backwards_say_which_is_the_last(pool, stage, backwards, sums):
     """Over the slow link a rank sends its slice once in an optimizer step, 2 (own)(R - 1)/R elements, however many
-    micro-batches there are; where no backward says so, or the sum has begun, each is summed for itself."""
+    micro-batches there are; where no backward says so, each is summed for itself."""
     [case] = of_stack(stages=(stage,), world_size=4, optimizer=worlds.sgd, accumulation=3)
     ranks = pool(4).run(hybrid, None, case, backwards)
     times = sums[stage] if isinstance(sums, dict) else sums
@@ -609,7 +609,7 @@ def of_a_pipeline(stage: int, **first) -> tuple[dict, list, int]:
         loss.backward()
     held = sum(flat.storage.nbytes for flat in model.zero.flats if flat.gathered)
     loss = case.loss(model, 0, 1, comm.rank) / 2
-    verbs = [verb for verb, *_ in list(comm.issued)[before:]]
+    verbs = [verb for verb, name, *_ in list(comm.issued)[before:] if name != "program"]
     loss.backward()
     optimizer.step()
     return state_dict(model), verbs, held

@@ -346,9 +346,9 @@ def gradients_at_gathers(case: Case) -> dict[str, tuple[int, int]]:
     begin = stage.start_unshard
 
     def start_unshard(unit):
-        if stage.in_backward and not unit.is_allocated:
-            flats = stage.current.flats
-            found[unit.name] = sum(flat.trainable - len(flat.awaited) for flat in flats), sum(flat.trainable for flat in flats)
+        if stage.backward is not None and not unit.is_allocated:
+            flats, awaited = stage.backward.order[stage.backward.here].flats, stage.backward.awaited
+            found[unit.name] = sum(flat.trainable - len(awaited[flat]) for flat in flats), sum(flat.trainable for flat in flats)
         begin(unit)
 
     stage.start_unshard = start_unshard

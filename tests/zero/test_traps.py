@@ -278,27 +278,36 @@ class Skipping(Stack):
         return self.last(x)
 
 
-def skip_a_unit(world_size: int) -> list:
-    """What each stage says when the last rank skips a unit, and after how many seconds."""
-    said = []
-    for stage in STAGES:
-        comm = Comm(dist.new_group(), timeout=1.0)
-        model, _ = shard(Skipping(), stage=stage, comm=comm)
-        began = time.monotonic()
-        try:
-            model(rows(0, 0, comm.rank), skip=comm.rank == world_size - 1).square().mean().backward()
-            said.append((stage, "nothing", 0))
-        except CollectiveError as error:
-            said.append((stage, str(error), time.monotonic() - began))
-    return said
+def skipped_by_turns(model, step, micro, rank):
+    return model(rows(step, micro, rank), skip=(rank + step + micro) % 2).square().mean()
+
+
+def test_trap_03_a_unit_skipped_on_one_rank(pool):
+    """Where every rank has all parameters it is trained, as DDP trains unused parameters."""
+    for world_size in (2, 3):
+        check_exact(pool, [case for size in (None, 20) for accumulation in (1, 2) for case in
+                           of_stack(Skipping, stages=(0, 1, 2), loss=skipped_by_turns, bucket_size=size, accumulation=accumulation,
+                                    world_size=world_size)])
+
+
+def skip_a_unit(world_size: int, reshards: bool) -> tuple[str, float]:
+    """What stage 3 says when the last rank skips a unit, and after how many seconds."""
+    comm = Comm(dist.new_group(), timeout=1.0)
+    model, _ = shard(Skipping(), comm=comm, reshard_after_forward=reshards)
+    began = time.monotonic()
+    try:
+        model(rows(0, 0, comm.rank), skip=comm.rank == world_size - 1).square().mean().backward()
+        return "nothing", 0
+    except CollectiveError as error:
+        return str(error), time.monotonic() - began
 
 
 @pytest.mark.ranks_may_differ
 @pytest.mark.parametrize("world_size", (2, 3))
-def test_trap_03_a_unit_skipped_on_one_rank(pool, world_size):
-    for rank, said in enumerate(pool(world_size).run(skip_a_unit, world_size)):
-        for stage, message, seconds in said:
-            assert "blocks.1" in message, f"rank {rank}, stage {stage}: {message}"
+def test_trap_03_a_unit_skipped_on_one_rank_at_stage_3(pool, world_size):
+    for reshards in (True, False):
+        for rank, (message, seconds) in enumerate(pool(world_size).run(skip_a_unit, world_size, reshards)):
+            assert "blocks.1" in message, f"rank {rank}: {message}"
             assert seconds < 10
 
 

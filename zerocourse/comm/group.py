@@ -190,21 +190,28 @@ class Comm:
 
     def all_reduce(self, values: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """The element-wise sum over ranks (or op="max": the maximum), in place. Each rank sends all values to all."""
+        return self.start_all_reduce(values, op)()
+
+    def start_all_reduce(self, values: torch.Tensor, op: str = "sum", name: str = "") -> Callable[[], torch.Tensor]:
+        """An `all_reduce` that goes on by itself. To be called for the values, which are not to be touched before."""
         if op not in OPS:
             raise BadInput(f"op is {op!r}: it must be {' or '.join(map(repr, OPS))}")
-        sent = len(self.peers) * values.nbytes
-        return self._now(f"all_reduce_{op}", "", values, sent,
-                         lambda flat, call: self._backend(flat).all_reduce(flat, op, call))
+        return self._start(f"all_reduce_{op}", name, values, len(self.peers) * values.nbytes,
+                           lambda flat, call: self._backend(flat).all_reduce(flat, op, call))
 
     def on_any_rank(self, flags: list[bool], device: torch.device) -> list[bool]:
         """Which of these flags are true on any rank. Sends a byte for each; waits until the answer is read."""
         return self.all_reduce(torch.tensor(flags, dtype=torch.uint8, device=device), "max").bool().tolist()
 
+    def start_max(self, values: list[int], device: torch.device, name: str) -> Callable[[], list[int]]:
+        """Start to find the largest of each of these integers over the ranks. To be called for them."""
+        complete = self.start_all_reduce(torch.tensor(values, device=device), "max", name)
+        return lambda: complete().tolist()
+
     def broadcast(self, values: torch.Tensor, unit: str) -> torch.Tensor:
         """Rank 0's values on every rank, in place."""
         sent = 0 if self.rank else len(self.peers) * values.nbytes
-        return self._now("broadcast", unit, values, sent,
-                         lambda flat, call: self._backend(flat).broadcast(flat, call))
+        return self._start("broadcast", unit, values, sent, lambda flat, call: self._backend(flat).broadcast(flat, call))()
 
     def all_gather_object(self, value: object) -> list:
         """The objects of all ranks (anything JSON can hold) in rank order, sent through the store."""
@@ -258,23 +265,26 @@ class Comm:
             self._by_device[device] = kind(self.group, self.rank, self.world_size, self._name)
         return self._by_device[device]
 
-    def _now(self, verb: str, unit: str, values: torch.Tensor, sent: int,
-             start: Callable[[torch.Tensor, str], backends.Transfer]) -> torch.Tensor:
-        """Run a collective on `values`, in place, and return when it is complete."""
+    def _start(self, verb: str, unit: str, values: torch.Tensor, sent: int,
+               start: Callable[[torch.Tensor, str], backends.Transfer]) -> Callable[[], torch.Tensor]:
+        """Start a collective on `values`, in place. What is returned waits for it, and returns them."""
         call = self._next(verb, unit, values)
         if not self.peers or not values.numel():
-            return values
-        in_one_piece = values.is_contiguous()
+            return lambda: values
         flat = values.detach().reshape(-1)  # a view of `values` if they are contiguous
         with self._explained(call):
             works, finish = start(flat, call)
         self._note_messages(works)
-        self.complete(works, call, flat)
-        finish()
-        if not in_one_piece:
-            values.detach().copy_(flat.view(values.shape))
-        self.metadata += sent
-        return values
+
+        def complete() -> torch.Tensor:
+            self.complete(works, call, flat)
+            finish()
+            if not values.is_contiguous():
+                values.detach().copy_(flat.view(values.shape))
+            self.metadata += sent
+            return values
+
+        return complete
 
     def _count(self, verb: str, tensor: torch.Tensor, real: int, whole: int) -> int:
         size = tensor.element_size()

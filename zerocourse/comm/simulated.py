@@ -58,6 +58,10 @@ class SimulatedComm(Comm):
         self.all_reduce(torch.empty(len(flags), dtype=torch.uint8, device=device), "max")
         return flags
 
+    def start_max(self, values: list[int], device: torch.device, name: str) -> Callable[[], list[int]]:
+        complete = self.start_all_reduce(torch.empty(len(values), dtype=torch.int64, device=device), "max", name)
+        return lambda: complete() is not None and values
+
     def complete(self, works: list, call: str, tensor: torch.Tensor) -> None:
         for moment in works:
             self.wire.clock.until(moment)

@@ -32,7 +32,7 @@ class UserBackward(Extra):
 
     def after_backward(self) -> None:
         engine = self.engine()
-        if engine is not None and not engine.in_engine_backward and any(flat.ready for flat in engine.zero.flats):
+        if engine is not None and not engine.in_engine_backward and engine.zero.backward.brought_gradients:
             engine.count_user_backward()
 
 

@@ -186,10 +186,10 @@ class OffloadedBuffer(FlatBuffer):
         self.grad_shard = into
         self.take_bucket()  # stages 1 and 2 keep none, then: the next micro-batch begins another
 
-    def accumulate(self, reduced: torch.Tensor) -> None:
+    def add_slice(self, reduced: torch.Tensor) -> None:
         if self.is_down:
             self.grad_shard = None  # `host_gradients` has it; what comes now goes down after it, and is added there
-        super().accumulate(reduced)
+        super().add_slice(reduced)
 
     def host_gradient(self) -> torch.Tensor:
         """The whole gradient (own,), on the host. Waits until it is there."""

@@ -29,6 +29,7 @@ from ..layout.rankmap import Layout, ShardRange
 from ..measure.storages import raw_grad, set_data
 from .extras import pool
 from .groups import Groups
+from .held_tensors import HeldTensors
 from .options import Precision
 from .storage import FreeableStorage
 
@@ -36,7 +37,7 @@ HALF = (torch.bfloat16, torch.float16)
 SLICE = "_zerocourse_slice"  # marks a gradient that holds only this rank's slice, so that torch's clip_grad_norm_ can be refused
 
 
-class FlatBuffer:
+class FlatBuffer(HeldTensors):
     """One flat buffer. `name` is the unit's, with a number when the unit has several.
 
     groups: the ranks that share it, where they are not just those of the layout (hybrid sharding).
@@ -60,13 +61,12 @@ class FlatBuffer:
         self.reduction: Handle | None = None  # the bucket's reduction, while it is under way
         self.complete = False  # is every element of the bucket written?
         self.postpones_replicas = False  # is the sum over the replicas left to a later backward, or to the step?
-        self.lacks_replicas = False  # is `grad_shard` still to be summed over them?
+        self.unsummed: torch.Tensor | None = None  # what was reduced, and is still to be summed over the replicas
+        self.summing: torch.Tensor | None = None  # what is being summed over them
         self.counts_in_norm = all(getattr(param, "counts_in_norm", True) for param in params.values())
         self.trainable = 0  # parameters that record gradients now
         self.accumulators: dict[str, object] = {}  # by parameter: autograd's node that brings its gradient
         # Each a set of parameter names:
-        self.awaited: set[str] = set()  # autograd will still bring their gradient in this backward
-        self.ready: set[str] = set()  # autograd has brought their gradient in this backward
         self.unreduced: set[str] = set()  # they have a gradient in the bucket that has not been sent to a reduction
         self.deferred: set[str] = set()  # their gradient came while the bucket was being reduced, and is still at the parameter
         self.has_grad: set[str] = set()  # they have a gradient, on some rank, since the last zero_grad
@@ -218,24 +218,44 @@ class FlatBuffer:
         self.unreduced.clear()
         return bucket
 
-    def sum_replicas(self, reduced: torch.Tensor) -> torch.Tensor:
-        """The reduced slice (own,), added up over the ranks that hold the same slice, where there are some."""
+    def slice_is_reduced(self) -> None:
+        """The sum was written where it lay in the bucket."""
+        self.grad_shard = self.grad[self.own]
+
+    def sum_replicas(self, reduced: torch.Tensor) -> Handle | None:
+        """Start adding up a reduced slice (own,), in place, over the ranks that hold the same slice; None where there are none."""
         return self.groups.sum_replicas(reduced, self.name)
 
     def accumulate(self, reduced: torch.Tensor) -> None:
-        """Add a reduced slice (own,) to what earlier micro-batches left."""
-        if self.grad_shard is None and self.postpones_replicas:
-            self.lacks_replicas = True
-        reduced = (reduced if self.lacks_replicas else self.sum_replicas(reduced)).to(self.grad_dtype)
-        self.grad_shard = reduced if self.grad_shard is None else self.grad_shard.add_(reduced)
-        if not self.postpones_replicas:
-            self.add_replicas()
+        """Add a reduced slice (own,) to what earlier micro-batches left, of which perhaps the sum over the replicas is still to come."""
+        if self.groups.replicate is None:
+            self.add_slice(reduced)
+        elif self.unsummed is None:
+            self.unsummed = reduced
+        else:
+            self.unsummed = self.unsummed.to(self.grad_dtype).add_(reduced)
 
-    def add_replicas(self) -> None:
-        """Do the sum over the replicas that earlier micro-batches have postponed. It is sent in `reduce_dtype`."""
-        if self.lacks_replicas:
-            summed = self.sum_replicas(self.grad_shard.to(self.reduce_dtype))
-            self.grad_shard, self.lacks_replicas = summed.to(self.grad_dtype), False
+    def add_slice(self, reduced: torch.Tensor) -> None:
+        """Add a slice (own,) that is summed over all ranks."""
+        reduced = reduced.to(self.grad_dtype)
+        self.grad_shard = reduced if self.grad_shard is None else self.grad_shard.add_(reduced)
+
+    @property
+    def lacks_replicas(self) -> bool:
+        """Is something still to be summed over the replicas?"""
+        return self.unsummed is not None
+
+    def add_replicas(self) -> Handle | None:
+        """Start the sum over the replicas, in `reduce_dtype`, unless a later backward is to do it. None: there is nothing to wait for."""
+        if self.unsummed is None or self.postpones_replicas:
+            return None
+        self.summing, self.unsummed = self.unsummed.to(self.reduce_dtype), None
+        handle = self.sum_replicas(self.summing)
+        return self.sum_is_there() if handle is None else handle.then(self.sum_is_there)
+
+    def sum_is_there(self) -> None:
+        summed, self.summing = self.summing, None
+        self.add_slice(summed)
 
     def publish_gradients(self) -> None:
         """Give each shard parameter its part of `grad_shard`. A parameter without a gradient on any rank keeps None.
@@ -300,44 +320,10 @@ class FlatBuffer:
         zeros = None if set_to_none else self.has_grad.copy()
         self.take_bucket()
         self.withdraw_gradients()
-        self.grad_shard, self.grad_factor, self.lacks_replicas = None, None, False
+        self.grad_shard, self.grad_factor, self.unsummed = None, None, None
         while self.deferred:
             self.params[self.deferred.pop()].grad = None
         self.has_grad.clear()
         if zeros:
             self.has_grad, self.grad_shard = zeros, self.full.new_zeros(self.shard.numel(), dtype=self.grad_dtype)
             self.publish_gradients()
-
-    # -- what it holds ------------------------------------------------------------------------------------------------
-
-    def tensors(self) -> dict[str, list[torch.Tensor]]:
-        """The real tensors by kind, for a ledger that reads their storages."""
-        gradients = [self.grad_or_in_flight, self.grad_shard, *self.handed_out]
-        return {"parameters": [self.full, self.shard],
-                "gradients": [tensor for tensor in gradients if tensor is not None],
-                "optimizer": [self.master] if self.steps_masters else []}
-
-    @property
-    def handed_out(self) -> list[torch.Tensor]:
-        """The gradients of the shard parameters that have one."""
-        return [gradient for param in self.shard_params.values() if (gradient := raw_grad(param)) is not None]
-
-    @property
-    def grad_or_in_flight(self) -> torch.Tensor | None:
-        """The bucket, also while it is still being sent and `grad` is None already (from stage 2 on)."""
-        return getattr(self.reduction, "tensor", None) if self.grad is None else self.grad  # a user's own handle may have none
-
-    @property
-    def bytes_by_tensor(self) -> dict[str, int]:
-        """Bytes of the tensors above, each storage counted once, without looking into any."""
-        has_slice = self.grad_shard is not None and (self.grad is None or self.grad_shard._base is not self.grad)
-        copied = self.steps_masters and self.grad_dtype is not self.master.dtype and bool(self.handed_out)
-        return {"full": self.storage.nbytes * self.gathered, "shard": self.shard.nbytes * self.shards_parameters,
-                "bucket": getattr(self.grad_or_in_flight, "nbytes", 0),
-                "grad_shard": self.shard.numel() * self.grad_dtype.itemsize * has_slice,
-                "master": self.master.nbytes * self.steps_masters, "master_grads": self.master.nbytes * copied}
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes into which the other ranks' slices of the bucket arrive, while its reduction is under way."""
-        return getattr(self.reduction, "received", 0)

@@ -7,15 +7,14 @@ on. What a stage does to a unit, and where:
                                  stages 0 and 1             stage 2                    stage 3
     pre_forward   (before_compute)                                                     all-gather parameters, prefetch
     post_forward                                                                       free parameters
-    pre_backward  (Walk.enter)                                                         all-gather parameters, prefetch
+    pre_backward  (Gather)                                                             all-gather parameters, prefetch
     on_gradient   (collect)      into the bucket            into the bucket            into the bucket
-    bucket full   (ops.reduce)   reduce it, keep it         reduce-scatter, free it    reduce-scatter, free it
-    unit's end    (Walk.leave)                                                         free parameters
+    bucket full   (Reduce)       reduce it, keep it         reduce-scatter, free it    reduce-scatter, free it
+    unit's end    (Free)                                                               free parameters
     end_backward  (finish)       agree, publish gradients   the same                   the same
     step          (ops.step)     update; stage 1: gather    update, gather             update
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from ..comm import Comm, Handle
 from ..measure.ledger import Ledger
 from ..measure.stage_meter import StageMeter
 from . import hooks
+from .backward import Backward
 from .buffer import FlatBuffer
 from .extras.gradients import AssignedGradients, PlainInStep
 from .extras.model_buffers import ModelBuffers
@@ -36,20 +36,17 @@ from .extras.stack import is_running
 from .extras.written import WrittenParameters
 from .groups import Groups
 from .options import ZeroOptions
-from .reducer import Reducer
 from .schedule import Pass
+from .program import REDUCE, SHARE, SUM, Call
+from .reducing import Reductions
 from .unit import Unit
 
 
 def all_reduce(flat: FlatBuffer, comm: Comm) -> Handle:
     """Sum the bucket over the ranks, on every rank: a reduce-scatter, then an all-gather. 2Ψ(N-1)/N elements."""
-
-    def gather(summed):
-        flat.sum_replicas(summed)
-        comm.all_gather(flat.grad, flat.layout, flat.name).wait()
-        flat.grad_shard = flat.grad[flat.own]
-
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.reduce_slice], done=gather)
+    own = flat.grad[flat.reduce_slice]
+    reduced = comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=own).then(lambda: flat.sum_replicas(own))
+    return reduced.then(lambda: comm.all_gather(flat.grad, flat.layout, flat.name)).then(flat.slice_is_reduced)
 
 
 def local_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
@@ -79,7 +76,7 @@ class StageOps:
     reshard: Callable[[FlatBuffer], None] = lambda flat: None
 
 
-class DataParallel(Reducer):
+class DataParallel:
     """One model and its optimizer, trained by the ranks of `groups`. What the next backward does, `backward_options` says."""
 
     number = 0
@@ -99,12 +96,12 @@ class DataParallel(Reducer):
         self.recorder.time_on(self.device)
         self.reduces = self.reshards = True
         self.is_last: bool | None = None
-        self.forward_stack: list[Unit] = []  # units whose forward is running, one inside the other
+        self.forward_stack: list[Call] = []  # units whose forward is running, one inside the other
         self.last_pass = Pass()  # of the last forward
-        self.backward_number, self.end_callback, self.passes = -1, lambda: None, []
-        self.forget_backward()
-        self.in_flight: list[FlatBuffer] = []  # buckets whose reduction is under way, the oldest first
-        self.reducing: Counter[Unit] = Counter()  # the units of these, each with the number of its buckets
+        self.backward: Backward | None = None  # that runs, or has ended in an exception
+        self.end_callback = lambda: None
+        self.reductions = Reductions(self)
+        self.known_lists: set[int] = set()  # lists of backwards on which the ranks have agreed
         self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
         self.has_unused_gradients = False  # has there been a backward since the last step?
         self.written = WrittenParameters(self)
@@ -119,7 +116,7 @@ class DataParallel(Reducer):
     def pre_forward(self, unit: Unit) -> None:
         recomputes = hooks.current_backward() != -1  # activation checkpointing computes the unit again
         if unit is self.root and not recomputes and not (unit.forward_depth and is_running(unit.module)):
-            if unit.forward_depth or self.in_backward:
+            if unit.forward_depth or self.backward is not None:
                 self.recover()
             for extra in self.extras:
                 extra.before_forward()
@@ -128,7 +125,7 @@ class DataParallel(Reducer):
             self.last_pass = Pass()
         unit.forward_depth += 1
         if unit is not self.root:
-            self.forward_stack.append(unit)
+            self.forward_stack.append(Call(unit, began=len(self.last_pass.calls)))
         self.before_compute(unit)
         if torch.is_grad_enabled():
             hooks.watch_gradients(self, unit)
@@ -141,17 +138,18 @@ class DataParallel(Reducer):
         unit.forward_depth = max(0, unit.forward_depth - 1)
         if not unit.forward_depth:
             self.meter.end("forward", unit.name)
-        if unit in self.forward_stack:
-            self.forward_stack.remove(unit)
+        call = next((call for call in reversed(self.forward_stack) if call.unit is unit), None)
+        if call is not None:
+            self.forward_stack.remove(call)
         # Reentrant checkpointing runs the first forward under no_grad; it counts all the same, for its place in the order.
         records = torch.is_grad_enabled() or self.root.forward_depth
-        if records and unit is not self.root and not failed and hooks.current_backward() == -1:
-            self.last_pass.note(unit, inside=[each for each in self.forward_stack if each is not unit])
+        if records and call is not None and not failed and hooks.current_backward() == -1:
+            self.last_pass.calls.append(call)
 
     @property
     def active_pass(self) -> Pass:
         """The pass that computes: that of the backward while it runs (it may compute units again), else the last forward's."""
-        return self.passes[-1] if self.passes else self.last_pass
+        return self.backward.passes[-1] if self.backward is not None and self.backward.passes else self.last_pass
 
     @contextmanager
     def backward_options(self, reduces: bool = True, reshards: bool = True, is_last: bool | None = None) -> Iterator[None]:
@@ -175,11 +173,79 @@ class DataParallel(Reducer):
         """Backwards inside only add to the local gradients; the first one after it reduces the sum (stages 0 and 1)."""
         return self.backward_options(reduces=False)
 
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        for extra in self.extras:
+            extra.before_backward()
+        for flat in self.flats:
+            flat.apply_factor()
+        self.backward = Backward(self)
+
+    def pre_backward(self, of_pass: Pass, unit: Unit) -> bool:
+        """Returns whether the unit's backward computes now."""
+        computes = self.backward.come_to(of_pass, unit)
+        self.meter.begin("backward", unit.name)
+        return computes
+
+    def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
+        self.backward.gradient_came(flat, key, param)
+
+    def end_backward(self) -> None:
+        for extra in self.extras:
+            extra.after_backward()
+        for unit in self.units:
+            self.meter.end("backward", unit.name)
+        self.backward.end()
+        self.needs_finish = True
+        self.has_unused_gradients = True
+        if self.ends_now:
+            self.finish(self.sums_replicas)
+        self.forget_backward()
+
+    def forget_backward(self) -> None:
+        """Nothing of a backward is left over."""
+        if self.backward is not None:
+            self.backward.read_message()
+            for each in self.backward.passes:
+                each.had_backward = True
+            self.backward = None
+
+    @property
+    def backward_failed(self) -> bool:
+        """Has the last backward ended in an exception, so that `end_backward` was not called?"""
+        return self.backward is not None and hooks.current_backward() == -1
+
+    @property
+    def last_units(self) -> list[Unit]:
+        """Units whose gradients are finished only at the end of a backward."""
+        return [unit for unit in self.units if unit is self.root or unit.stays_with_root]
+
+    @property
+    def reduction_parts(self) -> tuple[str, ...]:
+        """Of each reduction of this backward (see `program`)."""
+        sums = (SUM, SHARE) if self.groups.replicate is not None and (self.sums_replicas or not self.shards_gradients) else ()
+        return (REDUCE, *sums, *(() if self.shards_optimizer else (SHARE,))) if self.reduces_now else ()
+
+    @property
+    def reduces_now(self) -> bool:
+        return self.reduces
+
+    @property
+    def ends_now(self) -> bool:
+        """Does this backward wait for its reductions, and give the optimizer the gradients?"""
+        return self.reduces_now and self.is_last is not False
+
+    @property
+    def sums_replicas(self) -> bool:
+        """Does this backward sum over the replicas, too? That link is the slow one, so it is used once in an optimizer step."""
+        return self.reduces if self.is_last is None else self.is_last
+
     # -- the optimizer ------------------------------------------------------------------------------------------------
 
     def step(self, optimizer_step: Callable[..., object], closure: Callable[[], object] | None = None) -> object:
         """One update of all parameters, on all ranks. `closure` runs the model first, as torch's optimizers allow."""
-        if self.in_backward or self.root.forward_depth:
+        if self.backward is not None or self.root.forward_depth:
             self.recover()
         loss = None
         if closure is not None:
@@ -204,7 +270,7 @@ class DataParallel(Reducer):
         """Forget all gradients, on this rank; without `set_to_none` those that were there become zeros."""
         if self.backward_failed:
             self.forget_backward()
-        self.wait_for_reductions()
+        self.reductions.wait()
         self.needs_finish = False
         self.has_unused_gradients = False
         for flat in self.flats:
@@ -215,6 +281,11 @@ class DataParallel(Reducer):
         """Finish what backwards left that did not reduce, or were not the last."""
         if self.needs_finish:
             self.finish()
+
+    def finish(self, sums_replicas: bool = True) -> None:
+        """Wait for all reductions, and hand the gradients to the optimizer."""
+        self.reductions.finish(sums_replicas)
+        self.needs_finish = any(flat.lacks_replicas for flat in self.flats)
 
     def settle(self) -> None:
         """Apply what an offload has delayed: the parameters are those of all steps so far. Collective."""
@@ -256,7 +327,7 @@ class DataParallel(Reducer):
     def recover(self) -> None:
         """A forward or backward ended in an exception: finish what is under way. After a backward all gradients since the
         last zero_grad are dropped, because what it added to earlier micro-batches cannot be taken out again."""
-        if self.in_backward:
+        if self.backward is not None:
             self.zero_grad()
         self.forget_backward()
         self.meter.forget()

@@ -9,11 +9,12 @@ With one group for both there is plain ZeRO: the buffer is cut among all ranks. 
                  matrices under tensor parallelism: a gradient's norm is over these groups, too
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from ..comm import Comm
+from ..comm import Comm, Handle
 from ..layout.rankmap import Layout
 
 
@@ -35,11 +36,22 @@ class Groups:
     def comms(self) -> list[Comm]:
         return [comm for comm in (self.shard, self.replicate) if comm is not None]
 
+    def metadata_device(self, device: torch.device) -> torch.device:
+        """Where a small message lies that a stage on this device sends: on the host, because to read one on a GPU waits for all
+        that it still computes. A group of NCCL alone takes nothing from the host."""
+        on_host = all("gloo" in comm.backends or not comm.peers for comm in self.comms)
+        return torch.device("cpu") if on_host else device
+
     def on_any_rank(self, flags: list[bool], device: torch.device) -> list[bool]:
         """Which of these flags are true on any rank."""
         for comm in self.comms:
             flags = comm.on_any_rank(flags, device)
         return flags
+
+    def start_max(self, values: list[int], device: torch.device, name: str) -> Callable[[], list[int]]:
+        """Start to find the largest of each of these integers over all ranks. To be called for them."""
+        read = self.shard.start_max(values, device, name)
+        return read if self.replicate is None else lambda: self.replicate.start_max(read(), device, name)()
 
     def broadcast(self, values: torch.Tensor, name: str) -> None:
         """The first rank's values on all ranks, in place."""
@@ -51,11 +63,12 @@ class Groups:
         things = self.shard.all_gather_object(thing)
         return things if self.replicate is None else sum(self.replicate.all_gather_object(things), [])
 
-    def sum_replicas(self, slice: torch.Tensor, name: str) -> torch.Tensor:
-        """Add up the replicas of a reduced slice (own,), in place. 2 (own) (R - 1)/R elements, for R replicas."""
-        if self.replicate is not None and self.replicate.peers and slice.numel():
-            layout = Layout.split(slice.numel(), self.replicate.world_size)
-            part = slice[layout.slice(self.replicate.rank)]
-            self.replicate.reduce_scatter(slice, layout, name, into=part).wait()
-            self.replicate.all_gather(slice, layout, name).wait()
-        return slice
+    def sum_replicas(self, slice: torch.Tensor, name: str) -> Handle | None:
+        """Start adding up the replicas of a reduced slice (own,), in place; None where there are none, or nothing to add up.
+        2 (own) (R - 1)/R elements, for R replicas."""
+        if self.replicate is None or not self.replicate.peers or not slice.numel():
+            return None
+        layout = Layout.split(slice.numel(), self.replicate.world_size)
+        part = slice[layout.slice(self.replicate.rank)]
+        reduced = self.replicate.reduce_scatter(slice, layout, name, into=part)
+        return reduced.then(lambda: self.replicate.all_gather(slice, layout, name))

@@ -108,9 +108,9 @@ def _will_run(node) -> bool:
 
 def begin_backward(stage) -> None:
     """Once a backward: tell the stage, and have autograd call `end_backward` when all gradients are there."""
-    if stage.in_backward and stage.end_callback() is None:  # the last backward failed, so autograd has dropped its callback
+    if stage.backward is not None and stage.end_callback() is None:  # the last one failed, so autograd has dropped its callback
         stage.recover()
-    if not stage.in_backward:
+    if stage.backward is None:
         stage.begin_backward()
         end = stage.end_backward  # a new bound method: autograd will have the only reference
         stage.end_callback = weakref.ref(end)

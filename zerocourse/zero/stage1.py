@@ -13,11 +13,9 @@ from .ddp import DataParallel, StageOps
 
 def reduce_scatter_in_place(flat: FlatBuffer, comm: Comm) -> Handle:
     """Sum this rank's slice of the bucket over the ranks. Ψ(N-1)/N elements."""
-
-    def done(summed):
-        flat.grad_shard = flat.sum_replicas(summed)
-
-    return comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=flat.grad[flat.own], done=done)
+    own = flat.grad[flat.own]
+    reduced = comm.reduce_scatter(flat.grad, flat.layout, flat.name, into=own).then(lambda: flat.sum_replicas(own))
+    return reduced.then(flat.slice_is_reduced)
 
 
 def sharded_step(flats: list[FlatBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:

@@ -13,7 +13,7 @@ from .stage1 import Stage1, sharded_step
 def reduce_scatter_and_free(flat: FlatBuffer, comm: Comm) -> Handle:
     """Sum this rank's slice of the bucket over the ranks, add it to `grad_shard`, free the bucket."""
     bucket = flat.take_bucket()  # the handle has the last reference: the memory goes when the sum is there
-    return comm.reduce_scatter(bucket, flat.layout, flat.name, done=flat.accumulate)
+    return comm.reduce_scatter(bucket, flat.layout, flat.name, done=flat.accumulate).then(flat.add_replicas)
 
 
 class Stage2(Stage1):

@@ -7,7 +7,6 @@ forward and once for the backward, gradients once.
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from ..comm import Comm, Handle
 from ..errors import BadInput
@@ -19,7 +18,6 @@ from .extras.refusals import refuse_create_graph, same_number_of_forwards
 from .schedule import Pass, Prefetcher
 from .stage2 import Stage2
 from .unit import Unit
-from .walk import Walk
 
 
 def unshard(flat: FlatBuffer, comm: Comm) -> Handle:
@@ -43,7 +41,6 @@ class Stage3(Stage2):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.current = self.root  # the unit that computes
         self.prefetcher = Prefetcher(self.options.prefetch)
         self.hiding = Hiding(self.flats, self.gather_for_use)
 
@@ -85,31 +82,9 @@ class Stage3(Stage2):
             if not unit.forward_depth:
                 self.reshard_unit(unit)
 
-    def unshard_and_prefetch(self, unit: Unit, upcoming: list[Unit]) -> None:
-        """Gather the unit, and start gathering those that come next (before the wait: the link is never idle).
-
-        In a backward with in_flight=1 they start later, when half of this unit's gradients have come. By then the last unit's
-        reduction is over, and has given its memory back. On every rank: wait for the reduction of the unit before,
-        start gathering the next, reduce this one.
-        """
-        self.start_upcoming()
-        self.start_unshard(unit)
-        self.current = unit
-        self.upcoming = [each for each in upcoming if not each.is_allocated]
-        if self.options.in_flight != 1 or not self.in_flight:
-            self.start_upcoming()
-        self.unshard_unit(unit)
-
-    def start_upcoming(self) -> None:
-        """Start gathering those that come next."""
-        if self.upcoming and self.options.in_flight == 1:
-            self.wait_for_reductions()
-        while self.upcoming:
-            self.start_unshard(self.upcoming.pop(0))
-
     def gather_for_use(self, flat: FlatBuffer) -> bool:
         """A parameter is used while its unit does not compute."""
-        if not (self.root.forward_depth or self.in_backward):
+        if not (self.root.forward_depth or self.backward is not None):
             return False
         unit = self.unit_of[flat]
         unit.stays_with_root = True
@@ -126,7 +101,9 @@ class Stage3(Stage2):
             return
         if unit is self.root and unit.forward_depth == 1:
             self.prefetcher.start()
-        self.unshard_and_prefetch(unit, self.prefetcher.next_after(unit))
+        for each in (unit, *self.prefetcher.next_after(unit)):  # all before the wait: the link is never idle
+            self.start_unshard(each)
+        self.unshard_unit(unit)
 
     def post_forward(self, unit: Unit, failed: bool = False) -> None:
         super().post_forward(unit, failed)
@@ -139,56 +116,24 @@ class Stage3(Stage2):
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def begin_pass(self, of_pass: Pass) -> None:
-        self.walk.begin_pass(of_pass)
-        super().begin_pass(of_pass)
-        for unit in [*self.last_units, *of_pass.ahead[: self.options.prefetch]]:
-            self.start_unshard(unit)
-        for unit in self.last_units:
-            self.unshard_unit(unit)
-
-    def pre_backward(self, of_pass: Pass, unit: Unit) -> None:
+    def pre_backward(self, of_pass: Pass, unit: Unit) -> bool:
         refuse_create_graph()
-        super().pre_backward(of_pass, unit)
-        self.walk.come_to(of_pass, unit)
-
-    def enter(self, unit: Unit) -> None:
-        self.unshard_and_prefetch(unit, self.passes[-1].ahead[: self.options.prefetch])
-
-    def on_gradient(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
-        entered = self.walk.entered
-        if self.unit_of[flat] is self.root and not self.walk.has_units_ahead and not any(unit.awaits_gradients for unit in entered):
-            self.walk.leave_all()  # nothing follows the last unit, so a root's gradient, after all of its own, tells that it is over
-        super().on_gradient(flat, key, param)
-        if self.upcoming and sum(2 * len(flat.awaited) - flat.trainable for flat in self.current.flats) <= 0:  # half are there
-            self.start_upcoming()
-
-    def ready_to_reduce(self, flat: FlatBuffer) -> bool:
-        """A reduction waits until the backward has left its unit, so that all ranks start it at the same point among the
-        gathers, whichever parameters a rank has used. After the last gather full buckets are reduced at once."""
-        unit = self.unit_of[flat]
-        if unit in self.walk.exited and not unit.stays_with_root:
-            return not flat.awaited
-        return not self.walk.has_units_ahead and super().ready_to_reduce(flat)
+        is_new = of_pass not in self.backward.passes
+        computes = super().pre_backward(of_pass, unit)
+        for each in [*(self.last_units if is_new else ()), *([unit] if computes else ())]:
+            self.unshard_unit(each)
+        return computes
 
     def leave(self, unit: Unit) -> None:
-        self.start_upcoming()
+        """The backward is past the unit."""
         self.meter.end("backward", unit.name)
-        self.reduce_full_buckets()
-        if self.reshards and not (unit.stays_with_root or unit.forward_depth or self.walk.is_repeated(unit)):
-            self.reshard_unit(unit)  # units that ran twice stay, since only some ranks would have to gather them again
+        if not (unit.stays_with_root or unit.forward_depth):
+            self.reshard_unit(unit)
 
     def end_backward(self) -> None:
-        self.start_upcoming()
-        self.walk.finish()
         super().end_backward()
         if self.reshards:
             self.reshard_all()
-
-    def forget_backward(self) -> None:
-        super().forget_backward()
-        self.upcoming: list[Unit] = []  # units that are to be gathered while `current` computes, and are not begun yet
-        self.walk = Walk(self.enter, self.leave)
 
     # -- the optimizer ------------------------------------------------------------------------------------------------
 

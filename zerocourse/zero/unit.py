@@ -36,11 +36,6 @@ class Unit:
         return f"{self.name} ({sum(param.numel() for param in self.params.values()):,} elements)"
 
     @property
-    def awaits_gradients(self) -> bool:
-        """Will a gradient of one of its parameters still come in this backward, on this rank?"""
-        return any(flat.awaited for flat in self.flats)
-
-    @property
     def is_allocated(self) -> bool:
         """Is the memory of its parameters held, and filled or about to be?"""
         return all(flat.gathered for flat in self.flats)

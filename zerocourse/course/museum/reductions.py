@@ -29,7 +29,7 @@ BUGS = (
         scene=Scene(stage=0), proof=gradient_is_the_unsharded_one,
         changes=(Break(ALL_REDUCE, "all_gather().args[0]", "flat.full.div_(comm.world_size)"),
                  Break(ALL_REDUCE, "reduce_scatter().args[0]", "flat.full"),
-                 Break(ALL_REDUCE, "reduce_scatter().into.value", "flat.full"))),
+                 Break(ALL_REDUCE, "own=.value", "flat.full[flat.reduce_slice]"))),
     Bug("last_micro_batch", "each micro-batch overwrites the one before it",
         symptom="With accumulation the loss falls more slowly, and is noisier. Without accumulation nothing is wrong.",
         instrument="the gradient's norm at G = 1 and at G = 4, on the same samples",
@@ -51,7 +51,7 @@ BUGS = (
                  Break(BUFFER, WRITES, "self.late = self.late if self.unreduced else torch.zeros_like(self.grad)\n"
                                        "into.zero_()"),
                  Break(BUFFER, "discard()", "self.view_of(self.late, key).copy_(gradient / self.divisor)\n{old}"),
-                 Break("zero.stage1", "sum_replicas()", "{old}.add_(flat.late[flat.own])"))),
+                 Break("zero.stage1", "sum_replicas().args[0]", "own.add_(flat.late[flat.own])"))),
     Bug("unscaled_loss", "the losses of the micro-batches are added up and never averaged",
         symptom="The gradient's norm is G times as large as without accumulation. Under Adam the loss hardly shows it.",
         instrument="the gradient's norm at G = 1 and at G = 4, on the same samples",

@@ -38,7 +38,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("a handle", "MiniStage0.reduce_gradient", "zero.ddp:all_reduce",
                    "The real one starts the sum and returns a handle instead of the result, because the sum can "
                    "travel while the backward computes the next unit."),
-        Difference("overlap, and one order", "MiniStage0.on_gradient", "zero.ddp:DataParallel.reduce_full_buckets",
+        Difference("overlap, and one order", "MiniStage0.on_gradient", "zero.backward:Backward.advance",
                    "Gradients are reduced during the backward and not at the step, and strictly in one order, "
                    "because ranks that start the same collectives in different orders wait for each other for ever."),
         Difference("accumulation", "MiniStage0.add_to_shard", "zero.ddp:DataParallel.no_sync",
@@ -63,7 +63,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("a bucket that is still being sent", "MiniStage2.post_backward", "zero.stage2:reduce_scatter_and_free",
                    "The handle keeps the last reference to the bucket, because the backward goes on while it is "
                    "sent, and its memory is to be free as soon as that is over."),
-        Difference("few at a time", "", "zero.ddp:DataParallel.wait_for_reductions",
+        Difference("few at a time", "", "zero.program:Writer.make_room",
                    "Only `in_flight` units may be on their way at once, because a backward that never waits would "
                    "collect the whole gradient again, in buckets that are still being sent."),
     ),
@@ -94,7 +94,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("gradients one can wait for", "MiniStage0.on_gradient", "zero.buffer:FlatBuffer.collect",
                    "A gradient remembers whether it was reduced already, because a unit that runs twice, or a second "
                    "backward, brings more of it while the first part is on its way."),
-        Difference("the end of a unit's backward", "attach", "zero.walk:Walk",
+        Difference("the end of a unit's backward", "attach", "zero.program:finished_at",
                    "The end is read from the order of the units and not from the number of gradients, because that "
                    "number may differ from rank to rank when some parameters are unused."),
     ),

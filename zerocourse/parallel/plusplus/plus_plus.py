@@ -60,7 +60,7 @@ class ZeroPlusPlus:
     def computes(self) -> bool:
         """Is a forward or backward running? Else somebody reads the weights, and gets them exactly."""
         stage = self.stage()
-        return stage is not None and bool(stage.root.forward_depth or stage.in_backward)
+        return stage is not None and bool(stage.root.forward_depth or stage.backward is not None)
 
     def unshard(self, flat: FlatBuffer, comm: Comm) -> Handle:
         """Give `full` memory and gather into it: from the node's copy, if there is one, else from all nodes."""

@@ -24,7 +24,7 @@ def generating(model: nn.Module) -> Iterator[nn.Module]:
     if not isinstance(stage, DataParallel):
         raise BadInput(f"generating() takes a sharded model or its engine, and this {type(model).__name__} is none: "
                        "call zerocourse.shard(model, optimizer) first")
-    if stage.root.forward_depth or stage.in_backward:
+    if stage.root.forward_depth or stage.backward is not None:
         raise BadInput("generating() was called while the model computes: call it between two training steps")
     stage.settle()
     outer = vars(stage).get("begin_backward")  # of a generating() around this one

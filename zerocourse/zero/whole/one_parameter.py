@@ -174,7 +174,7 @@ def prepare(stage: DataParallel, flat: FlatBuffer, key: str, what: str) -> bool:
     """Bring what is asked for up to date, on all ranks. Is it there? Raises BadInput for a state that the optimizer lacks."""
     if what is GRADIENT:
         stage.flush()
-        return key in flat.has_grad and not stage.in_backward
+        return key in flat.has_grad and stage.backward is None
     stage.settle()
     if what is VALUE:
         return True

@@ -39,7 +39,7 @@ NOT_GATHERED_AGAIN = Bug(
     symptom="NaN in the gradients, or an error about a parameter of no elements.",
     instrument="gradients, bitwise against those without checkpointing", source="huggingface/transformers#47254",
     test="activations/test_activations.py::test_stage_3_gathers_a_block_before_it_computes_again",
-    changes=(Break("zero.stage3:Stage3.enter", "expr", drop),
+    changes=(Break("zero.stage3:Stage3.pre_backward", "for", drop),
              Break("zero.stage3:Stage3.gather_for_use", "if.test", "not self.root.forward_depth")))
 
 
