@@ -14,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tools.notebooks import COMPARED, FIRST_CELL, KERNEL, LARGEST, ROOT, WIDGET, chapters, problems, tidy, write
-from zerocourse.layout.image import image
+from zerocourse.measure.drawn.image import image
 
 CHAPTERS = {path.stem: path for path in chapters()}
 EVERY_CHAPTER = pytest.mark.parametrize("name", CHAPTERS)

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.layout.balance import Balance
 from zerocourse.layout.rankmap import MAPS, Layout, contiguous, greedy, owners, round_robin
+from zerocourse.measure.drawn.balance import Balance
 from zerocourse.models.gpt2 import build_model
 
 sizes = st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=9)  # [] is 0-d, a zero in it is an empty tensor

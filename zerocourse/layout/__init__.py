@@ -1,1 +1,1 @@
-"""Who owns what: rank maps, the layout of a flat buffer, and how even they are. Nothing here communicates."""
+"""Who owns what: rank maps, the layout of a flat buffer, the mesh. Nothing here communicates."""

@@ -221,9 +221,7 @@ class SilentComm(Comm):
         mine = tensor[layout.slice(self.rank)]
 
         def add() -> None:
-            summed = add_in_order([mine, torch.zeros_like(mine)], into)
-            if done is not None:
-                done(summed)
+            (done or bool)(add_in_order([mine, torch.zeros_like(mine)], into))
 
         return Chain(None, add)
 

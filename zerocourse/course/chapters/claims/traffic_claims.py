@@ -6,8 +6,8 @@ from ....comm.simulated import SimulatedComm
 from ....comm.torch_private import FakeTensorMode
 from ....formulas.volumes import passes
 from ....init.deferred import deferred_init
-from ....layout.balance import Balance
 from ....layout.rankmap import owners
+from ....measure.drawn.balance import Balance
 from ....models.gpt2 import CONFIGS, GPT
 from ....simulation.one_rank import step
 from ....zero.shard import shard

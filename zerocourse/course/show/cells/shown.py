@@ -9,7 +9,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from ....errors import BadInput
-from ....layout.image import image
+from ....measure.drawn.image import image
 
 COLORS = 128  # of a figure's palette: enough for the edges of letters
 WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)"')

@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 
 from .....layout import rankmap
-from .....layout.balance import Balance
+from .....measure.drawn.balance import Balance
 from ....checks import Trial, When, exercise
 from ....checks.words import value_text
 from .row_slices import REPLACED, some_owner, some_shapes

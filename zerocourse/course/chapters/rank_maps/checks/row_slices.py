@@ -6,7 +6,7 @@ import math
 from .....layout.rankmap import Layout
 from ....checks import Trial, exercise
 
-REPLACED = ("zerocourse.layout.rankmap:*", "zerocourse.layout.balance:Balance.build",  # what an answer may not call
+REPLACED = ("zerocourse.layout.rankmap:*", "zerocourse.measure.drawn.balance:Balance.build",  # what an answer may not call
             *(f"zerocourse.layout.rankmap:Layout.{method}"
               for method in ("build", "param_slice", "shard_ranges", "slice", "real")))
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
+from ...layout.rankmap import Layout, RankMap, Shape, owners
 from .image import image
-from .rankmap import Layout, RankMap, Shape, owners
 
 WIDTH = 640  # of the picture, in CSS pixels
 LETTER = 7.5  # at most, of a name in a cell

@@ -1,0 +1,1 @@
+"""What draws itself in a notebook: pictures of what was measured, as images with words."""
