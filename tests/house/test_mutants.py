@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tools.core_mutants import TextBreak
 from tools.mutant import HOUSE, ROOT
 from tools.mutant_list import NamedBreak, chosen, files_of, node_ids
 from tools.mutant_table import BREAKS, TESTS
@@ -136,13 +135,6 @@ def test_the_command_does_not_import_the_package():
 def test_a_place_without_mutants_is_said(place, said):
     with pytest.raises(ValueError, match=said):
         chosen([place], None)
-
-
-@pytest.mark.parametrize("text, times", (("", 0), ("x = 1\nx = 1\n", 2)))
-def test_a_text_that_does_not_apply_is_said(tmp_path: Path, text: str, times: int):
-    (tmp_path / "a.py").write_text(text)
-    with pytest.raises(ValueError, match=f"'broken': its old text is {times} times in a.py"):
-        TextBreak("broken", "a.py", "x = 1", "x = 2", ()).mutant(tmp_path)
 
 
 def test_a_break_without_its_place_says_which_mutant_it_is():
