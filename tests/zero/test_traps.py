@@ -877,6 +877,23 @@ def test_trap_20_the_average_and_not_the_sum(pool):
     check_exact(pool, of_stack(world_size=4, optimizer=lambda params: torch.optim.SGD(params, lr=0.1), steps=3))
 
 
+def messages_of_buffers() -> list[int]:
+    """How many broadcasts a step of `Buffers` takes, by stage."""
+    counts = []
+    for stage in STAGES:
+        model, optimizer = worlds.sharded(of_stack(Buffers, stages=(stage,))[0])
+        model(rows(0, 0, 0)).square().mean().backward()
+        before = len(model.zero.comm.issued)
+        optimizer.step()
+        counts.append(sum(verb == "broadcast" for verb, *_ in list(model.zero.comm.issued)[before:]))
+    return counts
+
+
+def test_trap_09_buffers_are_sent_together(pool):
+    """Means and variances in one message, counters in another."""
+    assert pool(2).run(messages_of_buffers) == [[2] * len(STAGES)] * 2
+
+
 def seeded() -> list:
     """The state by stage, of models that each rank built with a seed of its own."""
     states = []

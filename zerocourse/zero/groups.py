@@ -58,6 +58,17 @@ class Groups:
         for comm in reversed(self.comms):
             comm.broadcast(values, name)
 
+    def broadcast_together(self, tensors: list[torch.Tensor], name: str) -> None:
+        """The first rank's values of all these tensors on all ranks, in place: one message for each dtype."""
+        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault(tensor.dtype, []).append(tensor.detach())
+        for of_kind in kinds.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in of_kind])
+            self.broadcast(flat, name)
+            for tensor, values in zip(of_kind, flat.split([tensor.numel() for tensor in of_kind]), strict=True):
+                tensor.copy_(values.view(tensor.shape))
+
     def all_gather_object(self, thing: object) -> list:
         """Every rank's object (anything that JSON can hold)."""
         things = self.shard.all_gather_object(thing)

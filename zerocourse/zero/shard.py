@@ -114,8 +114,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     for module in model.modules():  # `model.to(device)` refuses a model with fake parameters
         module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
     cast_statistics(model)
-    for name, buffer in model.named_buffers():
-        groups.broadcast(buffer, f"buffer {name}")
+    groups.broadcast_together([*model.buffers()], "the model's buffers")
     flats = [flat for unit in made for flat in unit.flats]
     mark_parameters(flats)
     functions = sent_as_chosen(functions, flats)

@@ -82,8 +82,6 @@ class ModelBuffers(Extra):
     def after_step(self) -> None:
         """Rank 0's values for those that changed on any rank."""
         now = self.read()
-        for name in self.changed:
-            buffer = now[name][0]
-            self.groups.broadcast(buffer, f"buffer {name}")
-            self.known[name] = buffer, buffer._version
+        self.groups.broadcast_together([now[name][0] for name in self.changed], "the model's buffers")
+        self.known |= {name: (now[name][0], now[name][0]._version) for name in self.changed}
         self.changed = []
