@@ -90,6 +90,16 @@ def test_ranks_in_nodes_gather_over_the_fast_link():
     assert hybrid["step_seconds"] < plain["step_seconds"]
 
 
+@pytest.mark.parametrize("stage, shard_ranks", ((0, None), *((stage, 2) for stage in range(4))))
+def test_every_part_of_a_reduction_travels_while_the_backward_goes_on(stage, shard_ranks):
+    """Stage 0's second half, and the sums over replicas: where a rank computes long enough, only the last units' are waited for."""
+    job = replace(TINY, ranks=4, stage=stage, shard_ranks=shard_ranks)
+    network = Network(2, 1e9, 2e8, latency=0.0, latency_between=0.0)
+    result = simulate_time(job, Cluster(Machine(1e10, 1e9, 2**30), network, "made up"))
+    assert result["wire_seconds"] < 0.4 * result["compute_seconds"]
+    assert result["exposed_seconds"] < (0.4 if shard_ranks is None else 0.25) * result["wire_seconds"]
+
+
 def test_a_llama_holds_and_sends_what_real_ranks_do(pool):
     jobs = [replace(TINY, model="llama-tiny", stage=stage, **way)
             for stage, way in ((0, WAYS[0]), (3, WAYS[0]), (3, WAYS[1]))]

@@ -15,7 +15,7 @@ STAGES = 1, 2, 3
 
 
 @pytest.mark.parametrize("job, cluster", ((scale_study.table_job("llama-7b", 3, 64), None),
-                                          (scale_study.timed_job(8), scale_study.CLUSTER)))
+                                          (scale_study.timed_job(32, scale_study.NODE), scale_study.CLUSTER)))
 def test_what_is_recorded_is_simulated_again(job, cluster):
     """To the byte, and where there is a clock to the last bit. Red after a change to stages or clusters: record it again."""
     assert scale_study.simulated(job, cluster) == scale_study.recorded(job, cluster)
@@ -64,6 +64,13 @@ def test_a_hybrid_of_many_nodes_sends_a_slice_of_the_gradients_between_them():
         nodes = ranks // scale_study.NODE
         assert result["replicas_bytes"] == 2 * 2 * result["params"] // scale_study.NODE * (nodes - 1) // nodes
         assert result["total_bytes"] == 16 * result["params"] // scale_study.NODE
+
+
+@pytest.mark.parametrize("ranks", scale_study.TIMED_RANKS[1:])
+def test_a_hybrid_takes_little_longer_than_what_nothing_can_shorten(ranks):
+    """Within 5 %: no step is shorter than its computing, nor than what its links carry."""
+    result = scale_study.recorded(scale_study.timed_job(ranks, scale_study.NODE), scale_study.CLUSTER)
+    assert result["step_seconds"] <= 1.05 * max(result["compute_seconds"], result["wire_seconds"])
 
 
 def test_figures_say_what_they_show():

@@ -67,11 +67,15 @@ def one_schedule(panel: svg.Drawing, name: str, timing: Timing, scale: float) ->
                 panel.line(x, y - 2, x, y + ROW + 2, width=3)
                 continue
             fill, ink = FILLS[kind]
-            size = min(13, wide / (0.6 * len(str(micro_batch)) + 0.2))
             panel.rect(x, y, wide, ROW, fill=fill, data={
                 "rank": rank, "kind": kind, "stage": stage, "micro": micro_batch, "start": str(span.start), "end": str(span.end)})
             for bar in range(chunks[stage]):
                 panel.line(x + 2, y + ROW - 2.5 - 4 * bar, x + wide - 2, y + ROW - 2.5 - 4 * bar, color=ink, width=2)
-            if size >= SMALLEST:
-                panel.text(x + wide / 2, y + ROW / 2 + 0.35 * size - 1.5 * (chunks[stage] > 0), str(micro_batch), size=round(size, 1),
-                           anchor="middle", color=ink)
+            named(panel, x, y - 1.5 * (chunks[stage] > 0), wide, ROW, str(micro_batch), ink)
+
+
+def named(panel: svg.Drawing, x: float, y: float, wide: float, high: float, name: str, ink: str) -> None:
+    """The name in the middle of its box, as large as it fits; where it would be too small to read there is none."""
+    size = min(13, high / 1.2, wide / (0.6 * len(name) + 0.2))
+    if size >= SMALLEST:
+        panel.text(x + wide / 2, y + high / 2 + 0.35 * size, name, size=round(size, 1), anchor="middle", color=ink)
