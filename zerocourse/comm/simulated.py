@@ -74,7 +74,7 @@ class SimulatedComm(Comm):
 class Simulated(Gloo):
     """A backend that sends nothing.
 
-    terms: slices that a reduce-scatter adds up, with this rank's own.   wire: as in `SimulatedComm`.
+    terms: what a reduction adds up on this rank, with its own.   wire: as in `SimulatedComm`.
     """
 
     def __init__(self, rank: int, world_size: int, terms: int, wire: "TimedWire | None"):
@@ -111,7 +111,12 @@ class Simulated(Gloo):
         return max(1, self.terms - 1) * tensor[layout.slice(self.rank)].nbytes
 
     def all_reduce(self, flat: torch.Tensor, op: str, call: str) -> Transfer:
-        return Transfer(self.works(2 * flat.nbytes, reduces_all=True), nothing)
+        received = flat.new_empty(max(0, self.terms - 1) * flat.numel())
+
+        def reduced(alive=received) -> None:
+            """What the others send takes memory until then."""
+
+        return Transfer(self.works(2 * flat.nbytes, reduces_all=True), reduced)
 
     def broadcast(self, flat: torch.Tensor, call: str) -> Transfer:
         return Transfer(self.works(flat.nbytes), nothing)
