@@ -8,8 +8,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from zerocourse.simulation.program_clock import COMPUTE, COSTS, program_timing
-from zerocourse.zero.program import (END, FREE, GATHER, REDUCE, SHARE, START, SUM, WAIT, BackwardAction, Call, backward_program, finished_at,
-                                     merge, text)
+from zerocourse.zero.program import (
+    END,
+    FREE,
+    GATHER,
+    REDUCE,
+    SHARE,
+    START,
+    SUM,
+    WAIT,
+    BackwardAction,
+    Call,
+    backward_program,
+    finished_at,
+    merge,
+    text,
+)
 
 UNITS = tuple("abcde")
 PARTS = (REDUCE,), (REDUCE, SHARE), (REDUCE, SUM), (REDUCE, SUM, SHARE)

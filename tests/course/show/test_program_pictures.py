@@ -46,7 +46,7 @@ def test_the_recorded_backward_follows_its_list(mode, options):
     assert all(wait.end <= each.start or wait.start >= each.end for wait in recorded.lanes[WAITS] for each in recorded.lanes[COMPUTES])
 
 
-@pytest.mark.parametrize("backwards", ({}, {"nothing": BackwardLanes(dict.fromkeys((*FILLS, WAITS), []), "ms")}))
+@pytest.mark.parametrize("backwards", ({}, {"nothing": BackwardLanes({lane: [] for lane in (*FILLS, WAITS)}, "ms")}))
 def test_nothing_is_not_drawn(backwards):
     with pytest.raises(BadInput, match="nothing to draw"):
         program_rows(backwards)
