@@ -90,6 +90,8 @@ class Backward:
         self.move(END)
         self.program.extend(self.overtaken)
         self.advance()
+        if self.stage.reduces_now:
+            self.stage.reductions.wait()  # no bucket of this backward takes memory in the next forward
 
     @property
     def brought_gradients(self) -> bool:

@@ -159,7 +159,7 @@ class DataParallel:
             sum (stages 0 and 1; from stage 2 on every backward reduces, so that no full gradient survives it, and only the
             sum over the replicas of hybrid sharding waits).
         reshards: free the parameters that were gathered (stage 3); False: keep them for the next micro-batch.
-        is_last: wait for the reductions, and give the optimizer its gradients; False: leave that to the step. True also says
+        is_last: let the ranks agree, and give the optimizer its gradients; False: leave that to the step. True also says
             that the step comes next, so that gradients that are offloaded go down as soon as they are reduced.
         """
         before = self.reduces, self.reshards, self.is_last
