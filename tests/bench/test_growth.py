@@ -164,7 +164,8 @@ def looks_at_every_unit(monkeypatch) -> None:
     own = Backward.come_to
 
     def come_to(self, of_pass, unit):
-        [each for each in self.order]
+        for _ in self.order:
+            pass
         return own(self, of_pass, unit)
 
     monkeypatch.setattr(Backward, "come_to", come_to)
