@@ -18,11 +18,11 @@ KIND_OF = {"full": "parameters", "shard": "parameters", "bucket": "gradients", "
 class Held(Protocol):
     """Something that knows how many bytes it holds, without looking into any tensor.
 
-    work: what is under way with it, None when nothing is: only then its bytes change unasked.
+    reduction: what is under way with it, None when nothing is: only then its bytes change unasked.
     received_bytes: what that has taken beside it, for what the other ranks send.
     """
 
-    work: object
+    reduction: object
 
     @property
     def bytes_by_tensor(self) -> dict[str, int]: ...

@@ -23,8 +23,8 @@ from ..measure.storages import raw_grad
 from . import hooks
 from .agreement import SameList
 from .buffer import FlatBuffer
-from .schedule import Pass
 from .program import AGREE, END, FREE, GATHER, REDUCE, START, WAIT, BackwardAction, Call, backward_program, merge
+from .schedule import Pass
 from .unit import Unit
 
 
@@ -90,8 +90,7 @@ class Backward:
         self.move(END)
         self.program.extend(self.overtaken)
         self.advance()
-        if self.stage.reduces_now:
-            self.stage.reductions.wait()  # no bucket of this backward takes memory in the next forward
+        self.stage.reductions.wait()  # for those that were overtaken, too: no bucket takes memory in the next forward
 
     @property
     def brought_gradients(self) -> bool:
@@ -127,7 +126,7 @@ class Backward:
         buckets = {unit: [flat for flat in unit.flats if flat.trainable and flat not in self.reduced] for unit in stage.units}
         program = backward_program(
             calls, buckets, stage.last_units, prefetch=stage.options.prefetch if stage.shards_parameters else None,
-            in_flight=stage.options.in_flight, parts=stage.reduction_parts, reshards=stage.reshards, ends=stage.ends_now,
+            in_flight=stage.options.in_flight, parts=stage.reduction_parts, reshards=stage.reshards,
             under_way=[(stage.unit_of[flat], flat) for flat in stage.reductions.under_way])
         joined = {action.bucket for action in program if action.kind == REDUCE}
         left = [action._replace(at=START) for action in (*self.overtaken, *self.program)

@@ -199,7 +199,7 @@ class DataParallel:
         self.backward.end()
         self.needs_finish = True
         self.has_unused_gradients = True
-        if self.ends_now:
+        if self.reduces_now and self.is_last is not False:
             self.finish(self.sums_replicas)
         self.forget_backward()
 
@@ -230,11 +230,6 @@ class DataParallel:
     @property
     def reduces_now(self) -> bool:
         return self.reduces
-
-    @property
-    def ends_now(self) -> bool:
-        """Does this backward wait for its reductions, and give the optimizer the gradients?"""
-        return self.reduces_now and self.is_last is not False
 
     @property
     def sums_replicas(self) -> bool:

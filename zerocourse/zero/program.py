@@ -55,14 +55,13 @@ class BackwardAction(NamedTuple):
 
 def backward_program(calls: Sequence[Call], buckets: Mapping[Unit, Sequence[Bucket]], last: Sequence[Unit], *,
                      prefetch: int | None = None, in_flight: int = 1, parts: Sequence[str] = (REDUCE,), reshards: bool = True,
-                     under_way: Sequence[tuple[Unit, Bucket]] = (), ends: bool = True) -> list[BackwardAction]:
-    """The list for the backward of a forward that made these calls.
+                     under_way: Sequence[tuple[Unit, Bucket]] = ()) -> list[BackwardAction]:
+    """The list for the backward of a forward that made these calls. It ends when all reductions are over.
 
     buckets: of each unit the trainable ones, in the order of its parameters.   last: units that are finished at `END`.
     prefetch: gather so many units ahead of the one that computes; None: nothing is gathered (stages 0 to 2).
     in_flight: as in `ZeroOptions`.   parts: of each reduction, Reduce first; none: nothing is reduced.
-    reshards: free what was gathered.   under_way: reductions that earlier backwards have begun, the oldest first.
-    ends: wait for all reductions at the end.
+    reshards: free what was gathered.   under_way: reductions that have begun, of another forward's list; the oldest first.
     """
     order, gathers = [call.unit for call in reversed(calls)], prefetch is not None
     visits = [unit for unit in dict.fromkeys(order) if unit not in last]
@@ -82,8 +81,7 @@ def backward_program(calls: Sequence[Call], buckets: Mapping[Unit, Sequence[Buck
             writer.gather_ahead(visits[visited : visited + prefetch], position)
     for unit in reversed(last):
         writer.finish(unit, END)
-    if ends:
-        writer.wait()
+    writer.wait()
     return writer.written()
 
 
@@ -109,7 +107,6 @@ class Writer:
                  under_way: Sequence[tuple[Unit, Bucket]], frees: bool):
         self.buckets, self.in_flight, self.parts, self.frees = buckets, in_flight, parts, frees
         self.under_way = [UnderWay(*each) for each in under_way]
-        self.earlier = {each.bucket for each in self.under_way}  # of them, those of earlier backwards
         self.gathered: set[Unit] = set()
         self.actions: list[BackwardAction] = []
 
@@ -130,8 +127,6 @@ class Writer:
         if self.parts and self.buckets[unit]:
             self.make_room()
             for bucket in reversed(self.buckets[unit]):
-                while bucket in self.earlier:
-                    self.advance(self.under_way[0])
                 self.actions.append(BackwardAction(REDUCE, unit, bucket, at))
                 self.under_way.append(UnderWay(unit, bucket, self.parts[1:]))
                 if self.in_flight == 0:
@@ -152,7 +147,6 @@ class Writer:
         self.actions.append(BackwardAction(each.left.pop(0) if each.left else WAIT, each.unit, each.bucket, at))
         if self.actions[-1].kind == WAIT:
             self.under_way.remove(each)
-            self.earlier.discard(each.bucket)
 
     def wait(self, at: float | None = None) -> None:
         """Until all is over: of all buckets one part, and then the next."""

@@ -5,7 +5,7 @@ from .buffer import FlatBuffer
 
 
 class Reductions:
-    """Of one stage.   under_way: buckets whose reduction has begun, the oldest first; some may be of an earlier backward."""
+    """Of one stage.   under_way: buckets whose reduction has begun, the oldest first."""
 
     def __init__(self, stage):
         self.stage = stage
