@@ -136,7 +136,7 @@ def test_the_bundle_has_chapters_sets_and_the_check_of_its_gpus(host):
 @pytest.mark.timeout(2 * SECONDS)
 def test_chapters_and_a_set_run_where_only_the_wheel_is(host):
     run = host.run(*RUN)
-    assert (host.installed / "zerocourse" / "course" / "show.py").exists(), "the first cell did not install the wheel"
+    assert (host.installed / "zerocourse" / "course" / "show" / "__init__.py").exists(), "the first cell did not install the wheel"
     assert not list(host.installed.glob("torch*")), "the first cell installed torch"
     said = [str(output) for cell in run["exercises_05_zero1"].cells for output in cell.get("outputs", ())]
     assert sum("not done" in text for text in said) > 3, "blanks are not called blanks"
