@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from zerocourse.course.gpu_check.record import Record
+from zerocourse.course.gpu_check.check_record import Record
 from zerocourse.errors import BadInput
 
 

@@ -6,7 +6,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from .record import Record
+from .check_record import Record
 
 
 def main(calls: dict[str, str], folder: str, tiny: bool) -> None:

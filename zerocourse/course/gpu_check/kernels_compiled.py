@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .record import EXACT, Record
+from .check_record import EXACT, Record
 from .small_training import half
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}

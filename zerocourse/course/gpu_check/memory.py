@@ -11,7 +11,7 @@ from ...activations.packings import Int8
 from ...comm import bootstrap
 from ...measure.ledger import Ledger
 from ...offload import DiskOffload, HostActivations, HostOffload
-from .record import EXACT, HALF, Record
+from .check_record import EXACT, HALF, Record
 from .small_training import apart, forget_peak, half, losses_of, peak_mib
 
 MIB = 1 << 20

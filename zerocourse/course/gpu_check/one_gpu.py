@@ -18,7 +18,7 @@ from ...launch.ranks import Ranks
 from ...layout.rankmap import Layout
 from ...models.gpt2 import GPT
 from ...offload.aligned import aligned_empty
-from .record import EXACT, HALF, Record
+from .check_record import EXACT, HALF, Record
 from .small_training import apart, config, forget_peak, half, losses_of, mean_over_ranks, peak_mib
 
 QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader"]

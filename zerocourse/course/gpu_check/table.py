@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import kernels_compiled, memory, one_gpu, two_gpus, whole_programs
-from .record import Record
+from .check_record import Record
 
 
 @dataclass(frozen=True)

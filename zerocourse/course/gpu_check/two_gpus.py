@@ -24,8 +24,8 @@ from ...parallel.context.context_parallel import KINDS
 from ...parallel.norms import clip_grad_norm
 from ...parallel.pipeline import Pipeline, gpipe, interleaved, one_f_one_b, plan, zb_h1
 from ...parallel.tensor import tensor_parallel
+from .check_record import EXACT, Record
 from .one_gpu import SETTINGS, STAGES, ranks_beside_one
-from .record import EXACT, Record
 from .small_training import apart, config, tokens_of
 
 RANKS = 2

@@ -15,7 +15,7 @@ from ...errors import BadInput
 from ...models.gpt2 import GPT
 from ...offload import HostOffload
 from ...zero.shard import shard
-from .record import Record
+from .check_record import Record
 from .small_training import config, half, losses_of, tokens_of
 
 PRECISIONS = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True, "initial_scale_power": 22}}}
