@@ -19,16 +19,24 @@ from .errors import BadInput, ZeroCourseError
 ENDING = "_command"  # of the modules in `commands` that are commands
 
 
+def modules() -> dict[str, str]:
+    """The module of each command, by the command's name."""
+    paths = (info.name for info in pkgutil.walk_packages(commands.__path__, f"{commands.__name__}."))
+    return {name: path for path in sorted(paths, key=last) if (name := last(path).removesuffix(ENDING)) != last(path)}
+
+
+def last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def build_parser() -> CommandParser:
     """One sub-parser for each command of `zerocourse.commands`; each also takes `--json`."""
     parser = CommandParser(prog="zerocourse", description="ZeRO, small enough to read in an evening.")
     parser.add_argument("--version", action="version", version=f"zerocourse {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
-    for info in pkgutil.iter_modules(commands.__path__):
-        if not info.name.endswith(ENDING):
-            continue
-        module = importlib.import_module(f"{commands.__name__}.{info.name}")
-        sub = subparsers.add_parser(info.name.removesuffix(ENDING), help=module.HELP, description=paragraphs(module.__doc__),
+    for name, path in modules().items():
+        module = importlib.import_module(path)
+        sub = subparsers.add_parser(name, help=module.HELP, description=paragraphs(module.__doc__),
                                     formatter_class=argparse.RawDescriptionHelpFormatter)
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
         module.configure(sub)

@@ -3,7 +3,6 @@
 import importlib
 import importlib.metadata
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -19,13 +18,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import zerocourse
-from zerocourse import cli, commands
+from zerocourse import cli
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-COMMANDS = {info.name.removesuffix("_command") for info in pkgutil.iter_modules(commands.__path__)
-            if info.name.endswith("_command")}
+COMMANDS = set(cli.modules())
 ALLOWED_HOSTS = {"download.pytorch.org"}  # PyTorch's CPU wheels
 FROM_CONDA = {"pytorch": "torch", "matplotlib-base": "matplotlib"}  # conda-forge's name -> pip's
 PYTHONS = [f"3.{minor}" for minor in range(9, 17)]

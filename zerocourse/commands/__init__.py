@@ -1,4 +1,4 @@
-"""The commands of `python -m zerocourse`, one file each, `NAME_command.py`.
+"""The commands of `python -m zerocourse`, one file each, `NAME_command.py`, here or in a room inside.
 
 A command is a module with three things: `HELP` (one line), `configure(parser)` (its arguments) and
 `run(args) -> Outcome`. It prints nothing on stdout while it runs (progress goes to stderr); what it has to

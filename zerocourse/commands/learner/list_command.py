@@ -8,10 +8,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import course
-from ..errors import BadInput
-from . import Outcome
-from .arguments import Checked, whole
+from ... import course
+from ...errors import BadInput
+from .. import Outcome
+from ..arguments import Checked, whole
 
 HELP = "the exercises: what there is"
 MARK = "@exercise("

@@ -13,11 +13,11 @@ read, whatever the grades.
 import sys
 from pathlib import Path
 
-from ..errors import BadInput
-from ..launch.processes.parent import cores
-from ..launch.progress_bar import progress_bar
-from . import Outcome
-from .arguments import Checked, check_file, path, refuse_ignored, seconds, size, whole
+from ...errors import BadInput
+from ...launch.processes.parent import cores
+from ...launch.progress_bar import progress_bar
+from .. import Outcome
+from ..arguments import Checked, check_file, path, refuse_ignored, seconds, size, whole
 
 HELP = "grade answers to the exercises"
 LEAST_MEMORY = "512MiB"  # a process that imports torch takes half of it before any answer runs
@@ -42,9 +42,9 @@ def configure(parser):
 
 
 def run(args) -> Outcome:
-    from ..course.checks.exercise import find  # here and below, because torch takes two seconds to import
-    from ..course.grading.examiner import grade
-    from ..course.grading.student import Limits
+    from ...course.checks.exercise import find  # here and below, because torch takes two seconds to import
+    from ...course.grading.examiner import grade
+    from ...course.grading.student import Limits
 
     for id in args.ids:
         if id.endswith(".ipynb"):
@@ -67,7 +67,7 @@ def run(args) -> Outcome:
 
 def _notebooks(args) -> dict[str | Path, list[str]]:
     """Which answers to grade, by notebook."""
-    from ..course.grading.notebook import ids_of, read_cells
+    from ...course.grading.notebook import ids_of, read_cells
 
     if args.answers:
         return {args.answers: args.ids or ids_of(read_cells(args.answers))}
@@ -84,7 +84,7 @@ def _notebooks(args) -> dict[str | Path, list[str]]:
 
 def _ids(path: Path) -> list[str]:
     """The ids of the exercises in a notebook; none if it is another kind of notebook."""
-    from ..course.grading.notebook import ids_of, read_cells
+    from ...course.grading.notebook import ids_of, read_cells
 
     try:
         return ids_of(read_cells(path))
@@ -98,7 +98,7 @@ def _bar(total: int, unit: str):
 
 
 def _folder(args, limits) -> Outcome:
-    from ..course.grading.classroom import grade_folder, notebooks_in, save_csv
+    from ...course.grading.classroom import grade_folder, notebooks_in, save_csv
 
     folder, table = args.folder, args.csv or args.folder / "grades.csv"
     notebooks = notebooks_in(folder)
