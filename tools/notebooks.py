@@ -15,6 +15,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from zerocourse.course.learner.guesses import LABEL, called, guess_in
+
 ROOT = Path(__file__).parents[1]
 FIRST_CELL = Path(__file__).with_name("first_cell.ipy").read_text().rstrip()
 COMPARED = "nbval-check-output"
@@ -64,11 +66,18 @@ def tidy(notebook):
     seen: set[str] = set()
     for cell in notebook.cells:
         cell.source = cell.source.rstrip()
-        cell.metadata = nbformat.from_dict({"tags": sorted(cell.metadata.tags)} if cell.metadata.get("tags") else {})
+        cell.metadata = kept_metadata(cell)
         cell.id = fresh_id(cell.source, seen)
         if cell.cell_type == "code":
             cell.outputs = [plain(output) for output in cell.outputs if WIDGET not in output.get("data", {})]
     return notebook
+
+
+def kept_metadata(cell):
+    """Tags, what nbgrader knows of the cell, and the guess of a prediction as its source has it."""
+    kept = {"tags": sorted(tags(cell)), "nbgrader": cell.metadata.get("nbgrader"),
+            "zerocourse": {"guess": guess} if (guess := cell.cell_type == "code" and guess_in(cell.source)) else None}
+    return nbformat.from_dict({key: value for key, value in kept.items() if value})
 
 
 def fresh_id(source: str, seen: set[str]) -> str:
@@ -108,6 +117,7 @@ def problems(path: Path) -> Iterator[str]:
     for number, cell in enumerate(code, 1):
         for problem in cell_problems(cell):
             yield f"In[{number}]: {problem}"
+    yield from prediction_problems(code, path.name[:2])
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             yield from (f"a picture in the text has no alternative text: {picture}"
@@ -115,6 +125,26 @@ def problems(path: Path) -> Iterator[str]:
             yield from (f"it links to {link}, which is not there"
                         for link in re.findall(r"\]\(([^)#:]+\.ipynb)", cell.source)
                         if not (ROOT / "notebooks" / link).exists())
+
+
+def prediction_problems(code: list, number: str) -> Iterator[str]:
+    """A guess that nothing says is one, a prediction whose value is observed nowhere, and one that is observed and not made."""
+    predicted: list[str] = []
+    for cell in code:
+        guess = guess_in(cell.source)
+        if guess != cell.metadata.get("zerocourse", {}).get("guess"):
+            yield f"the metadata of a cell has another guess than its source, {guess}: run the notebook again"
+        if guess and not guess.startswith(f"{LABEL}("):
+            yield f"a guess is not labelled as one: write {LABEL}({guess})"
+        predicted += called(cell.source, "predict")
+        for id in called(cell.source, "observe"):
+            if id not in predicted:
+                yield f"{id} is observed, and not predicted in a cell above"
+    for id in predicted:
+        if predicted.count(id) > 1 or not id.startswith(f"{number}."):
+            yield f"{id} is no name for a prediction of this chapter: begin it with {number}. and use it once"
+        if not any(id in called(cell.source, "observe") for cell in code):
+            yield f"{id} is predicted, and never observed"
 
 
 def cell_problems(cell) -> Iterator[str]:

@@ -4,8 +4,8 @@ Each function returns a `Shown`. A notebook draws it, and elsewhere it is its pl
 """
 
 from .cells.sentences import says, sentence
-from .cells.shown import Shown, figure
+from .cells.shown import Shown, figure, put
 from .cells.sources import difference, source
 from .cells.tables import table
 
-__all__ = ["Shown", "difference", "figure", "says", "sentence", "source", "table"]
+__all__ = ["Shown", "difference", "figure", "put", "says", "sentence", "source", "table"]

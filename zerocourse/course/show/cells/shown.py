@@ -45,6 +45,16 @@ class Shown:
         return data, {}
 
 
+def put(shown: Shown) -> None:
+    """Show it where a cell is at: a notebook draws it, and elsewhere its text is printed."""
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        return print(shown)
+    display(shown) if get_ipython() else print(shown)
+
+
 def figure(drawn: Figure, alt: str = "") -> Shown:
     """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it; by default the
     figure's own label, which the function that draws it has set (`figure.set_label`).
