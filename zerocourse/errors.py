@@ -21,5 +21,9 @@ class LossScaleError(ZeroCourseError, ArithmeticError):
     """Gradients in fp16 overflow at the smallest loss scale that is allowed."""
 
 
+class UntrueSentence(ZeroCourseError, AssertionError):
+    """A sentence that a chapter prints is not so by the numbers of its cell: it says which, and what the numbers are."""
+
+
 class PipelineError(ZeroCourseError, RuntimeError):
     """The model failed on a rank of a pipeline: the sentence says in which action, stage, micro-batch and layers."""

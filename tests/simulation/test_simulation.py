@@ -54,6 +54,20 @@ def test_a_simulated_rank_is_a_real_one(pool, ranks):
             assert sum(ours["sent_bytes"] for ours in simulated) == times * ours["params"], job
 
 
+def with_one_comm(jobs: list[SimulatedJob]) -> list[dict]:
+    comm = Comm()
+    return [run_job(replace(job, rank=comm.rank), comm) for job in jobs]
+
+
+def test_one_comm_runs_jobs_one_after_the_other(pool):
+    """Its recorder counts on: of each job the second step's events come back, and not those of the second step ever."""
+    jobs = [replace(TINY, stage=stage) for stage in (1, 3)]
+    for job, real in zip(jobs, pool(2).run(with_one_comm, jobs)[0], strict=True):
+        ours = simulate(job)
+        assert {name: ours[name] for name in COUNTED} == {name: real[name] for name in COUNTED}, job
+        assert what_happened(real) and what_happened(ours) == what_happened(real), job
+
+
 def in_hybrid_ranks(jobs: list[SimulatedJob]) -> list[dict]:
     """Ranks 0 and 1 divide a buffer, and so do 2 and 3, which hold the same."""
     rank, pairs, results = dist.get_rank(), [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])], []

@@ -121,9 +121,10 @@ def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = 
 
     comm: all ranks, or those that divide a buffer and those that hold replicas, where the job has `shard_ranks`.
     Returns params, stage, ranks; what `watch_second_step` does, and replicas_bytes, how much of what is sent goes to ranks
-    that hold the same slice; and the second step's events.
+    that hold the same slice; and the second step's events. One Comm may run several jobs, one after the other.
     """
     groups = comm if isinstance(comm, Groups) else Groups(comm)
+    second = groups.shard.recorder.step + 1  # the Comm counts on from job to job
     model = make_model(job)
     about, optimizer, before = describe(job, model), adamw(model), Counter()
     shard(model, optimizer, job.stage, comm=groups, param_dtype=torch.bfloat16 if job.half else None,
@@ -138,7 +139,7 @@ def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = 
     result = about | watch_second_step(job, model, optimizer, groups.shard, begin_watched, watched_by)
     to_replicas = sent_to_replicas(groups) - before
     result |= {"sent_bytes": result["sent_bytes"] + to_replicas.total(), "sent": dict(Counter(result["sent"]) + to_replicas),
-               "replicas_bytes": to_replicas.total(), "events": groups.shard.recorder.of_step(1)}
+               "replicas_bytes": to_replicas.total(), "events": groups.shard.recorder.of_step(second)}
     del model, optimizer
     gc.collect()  # a stage and its hooks refer to each other
     return result

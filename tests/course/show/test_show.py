@@ -17,7 +17,7 @@ from zerocourse.course.show import plots, widgets
 from zerocourse.course.show.cells import sources
 from zerocourse.course.show.palette import MEANINGS
 from zerocourse.course.show.plots_curves import STYLES, curves
-from zerocourse.errors import BadInput
+from zerocourse.errors import BadInput, UntrueSentence
 from zerocourse.formulas.states import model_states
 from zerocourse.launch import launch, machine, progress
 from zerocourse.zero.ddp import DataParallel
@@ -112,6 +112,25 @@ def test_words_say_the_numbers_of_their_cell():
     for values in ({}, {"n": 1, "m": 2}):
         with pytest.raises(BadInput, match="give each name one value"):
             show.says("{n} bytes", **values)
+
+
+def test_a_sentence_that_must_be_so_is_said():
+    stage1, stage2 = 5, 3
+    shown = show.says("{held} bytes are less", held=stage2, must=stage2 < stage1 and all(stage2 < each for each in (4, 5)))
+    assert str(shown) == str(show.says("{held} bytes are less", held=stage2)) == "3 bytes are less"
+
+
+def test_a_sentence_that_is_not_so_is_refused_with_what_it_compared():
+    held, same = {"stage 1": 5, "stage 2": 7}, False
+    with pytest.raises(UntrueSentence) as refused:
+        show.says("{n} bytes\nare less", n=held["stage 2"],
+                  must=held["stage 1"] == 5 and held["stage 2"] < min(held.values()) and same)
+    assert str(refused.value) == ("this sentence is not true of the numbers of its cell: “7 bytes are less” `held['stage 2'] < "
+                                  "min(held.values())` is not so: `held['stage 2']` is 7, `min(held.values())` is 5")
+    with pytest.raises(UntrueSentence, match="`same or not held` is not so: `same` is False, `held` is {'stage 1': 5"):
+        show.says("They are the same.", must=same or not held)
+    with pytest.raises(UntrueSentence, match="“They are the same.” its `must` is not so$"):
+        exec("show.says('They are the same.', must=1 > 2)")  # there is no source
 
 
 def test_side_by_side_marks_only_what_differs():
