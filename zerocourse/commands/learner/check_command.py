@@ -58,7 +58,9 @@ def run(args) -> Outcome:
     todo = _notebooks(args)
     with _bar(sum(map(len, todo.values())), "answer") as bar:
         for path, ids in todo.items():
-            verdicts |= grade(path, ids, limits, on_verdict=lambda _: bar.update())
+            found = grade(path, ids, limits, on_verdict=lambda _: bar.update())
+            verdicts |= found
+            _remember(path, found)
     passed = sum(verdict.passed for verdict in verdicts.values())
     text = "\n".join([*map(str, verdicts.values()), f"{passed} of {len(verdicts)} passed"])
     data = {id: {"status": verdict.status, "message": verdict.message} for id, verdict in verdicts.items()}
@@ -80,6 +82,19 @@ def _notebooks(args) -> dict[str | Path, list[str]]:
     if missing:
         raise BadInput(f"no notebook here has an answer to {', '.join(missing)}: name one with --answers")
     return {path: ids for path, ids in chosen.items() if ids}
+
+
+def _remember(path: str | Path, verdicts: dict) -> None:
+    """In the record of a learner's folder, where the notebook lies in it."""
+    from ...course.checks.exercise import find
+    from ...course.grading.notebook import read_cells
+    from ...course.learner.folder import learner_folder
+    from ...course.learner.verdicts import remember_verdict
+
+    if (folder := learner_folder()) and folder in Path(path).resolve().parents:
+        cells = read_cells(path)
+        for id, verdict in verdicts.items():
+            remember_verdict(verdict, find(id).points, (cell.source for cell in cells if cell.id == id))
 
 
 def _ids(path: Path) -> list[str]:

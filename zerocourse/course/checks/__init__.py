@@ -7,15 +7,17 @@ check of an exercise is made of: `exercise`, `Trial`, `When` and `Wrong`.
 from collections.abc import Sequence
 
 from ...errors import BadInput, ZeroCourseError
+from ..learner.verdicts import cell_sources, remember_verdict
 from . import harness
+from .board import Board
 from .catalogue import language
 from .exercise import FORMULAS, Exercise, exercise, exercises, find
 from .harness import When
 from .lab import Lab
 from .trace import Trial
-from .verdict import FAILED, MISUSED, NOT_DONE, PASSED, STUCK, NotDone, Progress, Verdict, Wrong
+from .verdict import DIFFERENCE, FAILED, MISUSED, NOT_DONE, PASSED, STUCK, NotDone, Progress, Verdict, Wrong
 
-__all__ = ["FORMULAS", "MISUSED", "STUCK", "Exercise", "Trial", "Verdict", "When", "Wrong", "check", "exercise", "exercises",
+__all__ = ["FORMULAS", "MISUSED", "STUCK", "Board", "Exercise", "Trial", "Verdict", "When", "Wrong", "check", "exercise", "exercises",
            "progress"]
 
 _last: dict[str, Verdict] = {}  # of this session, for `progress`
@@ -23,7 +25,8 @@ _passed: dict[str, tuple[tuple, Verdict]] = {}  # the last answer that passed, a
 
 
 def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = False) -> Verdict:
-    """Check an answer to exercise `id`. Never raises; only an interrupt (Ctrl-C) goes through.
+    """Check an answer to exercise `id`. Never raises; only an interrupt (Ctrl-C) goes through. In a learner's folder the
+    verdict is remembered (`zerocourse progress`).
 
     This is feedback and no grade: it is made in the caller's process, where a cell can change whatever it likes. Grades
     come from `zerocourse check`.
@@ -33,6 +36,8 @@ def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = F
     """
     verdict = _verdict(str(id), answers, timeout, own_allowed)
     _last[verdict.id] = verdict
+    if verdict.code != "usage" and not own_allowed:
+        remember_verdict(verdict, find(verdict.id).points, cell_sources(answers))
     return verdict
 
 
@@ -67,15 +72,22 @@ def usage_text(id: str, names: Sequence[str], answers: Sequence) -> str:
 
 def judge(lab: Lab) -> Verdict:
     """Run the check of the lab's exercise; whatever happens becomes a verdict."""
+    try:
+        return _judged(lab)
+    except Exception as error:
+        sentence = f"the check itself failed, not your answer: {type(error).__name__}: {error}"
+        return Verdict(lab.exercise.id, FAILED, sentence, lab.printed, "broken")
+    finally:
+        lab.tidy()
+
+
+def _judged(lab: Lab) -> Verdict:
     id = lab.exercise.id
     try:
-        return Verdict(id, PASSED, harness.judge(lab), lab.printed)
+        return Verdict(id, PASSED, harness.judge(lab), lab.printed, numbers=harness.numbers(lab))
     except NotDone as blank:
         return Verdict(id, NOT_DONE, str(blank), lab.printed, NOT_DONE)
     except (Wrong, BadInput) as error:  # BadInput: something cannot be sent to the ranks
-        return Verdict(id, FAILED, str(error), lab.printed, getattr(error, "code", "usage"))
-    except Exception as error:
-        sentence = f"the check itself failed, not your answer: {type(error).__name__}: {error}"
-        return Verdict(id, FAILED, sentence, lab.printed, "broken")
-    finally:
-        lab.tidy()
+        code = getattr(error, "code", "usage")
+        came_to_its_end = code == DIFFERENCE or code in lab.exercise.mistakes
+        return Verdict(id, FAILED, str(error), lab.printed, code, harness.numbers(lab) if came_to_its_end else {})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...errors import BadInput
 from .. import chapters
+from .board import Board
 from .catalogue import sentences, unfilled
 from .trace import Trial
 from .verdict import DIFFERENCE, RAISED
@@ -35,6 +36,7 @@ class Exercise:
         always is.
     sample(random) -> args: random arguments, on which the tests compare the solution with `own`.
     timeout: seconds for each trip to the ranks.
+    board: the numbers that it asks to beat, where it does.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Exercise:
     mistakes: dict[str, tuple] = field(default_factory=dict)
     tells: Callable | None = None
     shared: Callable | None = None
+    board: tuple[Board, ...] = ()
 
     @property
     def sentences(self) -> dict[str, str]:
@@ -61,6 +64,11 @@ class Exercise:
     @property
     def stars(self) -> str:
         return "●" * self.difficulty + "○" * (3 - self.difficulty)
+
+    @property
+    def points(self) -> int:
+        """What it is worth to nbgrader and in a class's table."""
+        return self.difficulty
 
     @property
     def chapter(self) -> int:

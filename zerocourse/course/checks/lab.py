@@ -64,6 +64,7 @@ class Lab:
         self.timeout = timeout or exercise.timeout
         self.forbidden = ((), ()) if own_allowed else (exercise.replaces, exercise.own)
         self.printed, self.worlds = "", set()
+        self.traces: dict = {}  # of the trials that came to their end, which are not put to the answer twice
 
     # Running the answer ----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What a check has to say: a status and a sentence. It shows itself, as text and in a notebook."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
 PASSED, FAILED, NOT_DONE = "passed", "failed", "not done"
@@ -35,6 +35,7 @@ class Verdict:
     "misused" (it calls what it was given in a wrong way), "stuck" (the ranks disagree on a collective), "hung" (out of
     time), "died" (its process ended), "delegated" (it calls the package's own), "usage" (`check` itself was called
     wrongly), "broken" (the check failed, not the answer).
+    numbers: for the board, by name (see `board`); none where the answer breaks a rule.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Verdict:
     message: str
     printed: str = ""
     code: str | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:

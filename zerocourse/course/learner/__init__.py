@@ -1,4 +1,5 @@
 """What a learner has: a folder of their own, and in it a record of what they predicted and what passed.
 
-`folder` finds the folder, and `record` is what the course remembers there. Nothing of it leaves the machine.
+`folder` finds the folder, `record` is what the course remembers there, and `verdicts` what of an answer. Nothing of it leaves
+the machine.
 """

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from ....checks import Trial, Wrong, exercise
+from ....checks import Board, Trial, Wrong, exercise
 
 BLOCK = [{"name": name, "bytes": units * 100, "flops": flops}
          for name, units, flops in (("ln_1", 1, 1), ("c_attn", 3, 60), ("attention", 1, 43), ("c_proj", 1, 20), ("ln_2", 1, 1),
@@ -51,6 +51,8 @@ def cost(answer, operations, budget):
 
 @exercise(
     "13.7", "Beat this number", minutes=30, difficulty=3,
+    board=(Board("bytes kept in all cases", lambda seen: sum(case["bytes"] for trial in seen for case in trial[0]), 3525, 3525,
+                 "all subsets were tried", ("bytes",)),),
     trials=[Trial([(BLOCK, 0), (BLOCK, 8), (BLOCK, 291)], cost), Trial([(UNEVEN, 50), (UNEVEN, 31), (BLOCK, 100)], cost)],
     mistakes={
         "over budget": {"choose": lambda operations, budget: []},

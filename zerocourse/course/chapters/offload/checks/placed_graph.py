@@ -3,7 +3,7 @@
 from itertools import product
 
 from .....formulas.placements import EDGES, HELD
-from ....checks import Trial, exercise
+from ....checks import Board, Trial, exercise
 
 GRAPH = [("a", "b", 2), ("b", "c", 4), ("c", "b", 4), ("a", "c", 7)]
 ADAM = list(EDGES)
@@ -60,10 +60,21 @@ def one_by_one(edges, held, limit):
     return sum(size for name, size in held.items() if name not in host)
 
 
+PLACED = [(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 11)] \
+    + [(*LONE, limit) for limit in (0, 1, 6, 7)] + [(*HEAVY, 3)]
+
+
+def on_device(seen):
+    """In all cases, where each number is that of a placement within the limit."""
+    got = [case["returned"] for case in seen[0][0]]
+    reached = all(any(moved <= limit and size == number for moved, size, _ in ways(edges, held))
+                  for (edges, held, limit), number in zip(PLACED, got, strict=True))
+    return sum(got) if reached else None
+
+
 @exercise(
-    "14.6", "The fewest bytes on the device", minutes=45, difficulty=3,
-    trials=[Trial([(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 11)]
-                  + [(*LONE, limit) for limit in (0, 1, 6, 7)] + [(*HEAVY, 3)])],
+    "14.6", "The fewest bytes on the device", minutes=45, difficulty=3, trials=[Trial(PLACED)],
+    board=(Board("bytes on the device in all cases", on_device, 90, 90, "all placements were tried", ("returned", "exactly")),),
     mistakes={
         "greedy": one_by_one,
         "no limit": {"within": lambda moved, limit: True},

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .....parallel.pipeline import Action, Pipeline, Schedule, deadlock, problems, simulate, with_transfers
-from ....checks import Trial, Wrong, exercise
+from ....checks import Board, Trial, Wrong, exercise
 
 SIZES = [(4, 8), (2, 4), (3, 7), (4, 2), (1, 3), (5, 5)]
 
@@ -139,7 +139,7 @@ def measured(answer, ranks, micro_batches):
         timing = simulate(plan)
         seen["_held"] = max(timing.in_flight(rank) for rank in range(ranks))
         seen["_idle"] = int(max(timing.idle(rank) for rank in range(ranks)))
-        seen["_ranks"], seen["_goal"] = ranks, ranks - 1
+        seen["_ranks"], seen["_goal"], seen["_makespan"] = ranks, ranks - 1, int(timing.makespan)
         seen |= {"too many": seen["_held"] > ranks, "too slow": seen["_idle"] > ranks - 1,
                  "whole": any(action.kind == "B" for actions in plan.actions for action in actions)}
     return seen
@@ -149,6 +149,8 @@ def measured(answer, ranks, micro_batches):
     "17.5", "Beat 1F1B", minutes=40, difficulty=3,
     replaces=("zerocourse.parallel.pipeline.synchronous:*", "zerocourse.parallel.pipeline.zero_bubble:*"),
     trials=[Trial([(4, 8), (2, 4), (3, 9), (5, 5), (1, 2)], measured)],
+    board=(Board("units of time in all cases", lambda seen: sum(case["_makespan"] for case in seen[0][0]), 94, 94,
+                 "the last rank has 3m units of work, and its first input comes after p − 1", ("too slow", "whole")),),
     mistakes={
         "W at once": {"late": lambda ranks, rank: 0},
         "W at the end": {"late": lambda ranks, rank: 10**6},

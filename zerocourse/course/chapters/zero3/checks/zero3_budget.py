@@ -8,7 +8,7 @@ from .....init.deferred import deferred_init
 from .....measure.ledger import Ledger
 from .....models.gpt2 import GPT, GPTConfig
 from .....zero.shard import shard
-from ....checks import MISUSED, Trial, When, Wrong, exercise
+from ....checks import MISUSED, Board, Trial, When, Wrong, exercise
 from ....checks.catalogue import sentences
 from ....checks.observers.stage_runs import WatchedComm
 
@@ -102,8 +102,20 @@ def exceeds(what, test=bool):
     return When(what, lambda got, want: got and test(got), suffices=True)
 
 
+def most(name):
+    """Of the ranks in the one trial."""
+    return lambda seen: max(of_rank[0][name] for of_rank in seen[0])
+
+
+ELEMENTS = 53_952  # of the model's parameters
+
+
 @exercise(
     "7.8", "Beat this number", minutes=30, difficulty=3, timeout=30, tells=compared,
+    board=(Board("bytes held at the peak", most("_peak"), 767_220, 16 * ELEMENTS // 2,
+                 "weights, gradients and Adam's states are 16 bytes a parameter, which two ranks can at best share", ("peak",)),
+           Board("bytes sent in a step", most("_sent"), 539_520, 4 * ELEMENTS,
+                 "each gradient of a rank, 4 bytes, must in some form reach the other", ("sent",))),
     trials=[Trial(observe=under_budget_on_a_rank, worlds=(2,), close={"losses": 5e-5})],
     mistakes={
         "half precision": {"param_dtype": torch.bfloat16},
