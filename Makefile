@@ -15,8 +15,11 @@ CHAPTERS ?=
 CHECKED := tests/house tests/formulas tests/layout tests/data tests/zero/test_mini.py
 KAGGLE_USER ?= USERNAME
 LAB_ARGS ?=
-# It opens at chapter 00, and shows all folders. JupyterLab refuses to run as root, as one is in a container, unless told.
-LAB := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --LabApp.news_url=None --Application.log_level=WARN \
+# Where a learner works: copies that are theirs, and that git does not see.
+LEARNING := learning
+# It opens at chapter 00, and shows that folder. JupyterLab refuses to run as root, as one is in a container, unless told.
+LAB := --ServerApp.root_dir=$(LEARNING) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --LabApp.news_url=None \
+    --Application.log_level=WARN \
     $(if $(filter 0,$(shell id -u)),--allow-root)
 
 VENV := .venv
@@ -43,9 +46,8 @@ test-quick: $(VENV)/.test  ## the tests to run while one works (under three minu
 test-gpu: $(VENV)/.test  ## the tests that need one GPU, or two; the others never see any
 	$(VENV)/bin/python -m pytest --gpu -m "gpu or gpus2" $(PYTEST_ARGS)
 
-lab: $(VENV)/.lab  ## the course in JupyterLab
-	@# Pictures are shown without it too; HTML that is trusted is shown as it is written.
-	@$(VENV)/bin/jupyter trust notebooks/*.ipynb exercises/*.ipynb >/dev/null
+lab: $(VENV)/.lab  ## the course in JupyterLab, in copies of your own (learning/)
+	@$(VENV)/bin/python -m zerocourse course $(LEARNING) --update
 	@echo "JupyterLab starts, and opens chapter 00 in your browser. Otherwise open one of the addresses below. Ctrl-C twice ends it."
 	@$(VENV)/bin/python -m jupyterlab $(LAB) $(LAB_ARGS)
 
@@ -63,7 +65,7 @@ exercises: $(VENV)/.test  ## write exercises/ anew from solutions/
 
 env: $(VENV)/.test  ## the whole environment, and nothing more
 
-clean:  ## remove the environment and the caches; what runs wrote under output/ stays
+clean:  ## remove the environment and the caches; what runs wrote under output/ stays, and so does learning/
 	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -21,12 +21,10 @@ from nbclient.exceptions import CellExecutionError
 
 from tools import notebooks
 from zerocourse.course.checks import Exercise, exercises
+from zerocourse.course.learner.copies import learners_copy
 
 ROOT = notebooks.ROOT
 SOLUTIONS, EXERCISES = ROOT / "solutions", ROOT / "exercises"
-BLANK = 'raise NotImplementedError("your turn")'
-SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION[ \t]*\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
-HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS\n.*?^### END HIDDEN TESTS\n", re.S | re.M)
 CHECK = re.compile(r'^check\("(\d+\.\d+)", [\w, ]+\)\Z', re.M)
 HEADING = re.compile(r"\A## (\d+\.\d+)\b[^\n]*(?:\n+\*\d+ minutes[^\n]*\*)?")
 TEST = """### BEGIN HIDDEN TESTS
@@ -85,15 +83,8 @@ def _marks(grade_id: str, solution: bool = False, points: int | None = None):
 
 def blank(notebook):
     """The exercise: answers become blanks, hidden tests and outputs are gone."""
-    notebook, seen = copy.deepcopy(notebook), set()
+    notebook, seen = nbformat.from_dict(learners_copy(notebook)), set()
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.source = HIDDEN.sub("", SOLUTION.sub(lambda match: match[1] + BLANK, cell.source))
-            cell.outputs, cell.execution_count = [], None
-            tags = [tag for tag in cell.metadata.get("tags", []) if tag != notebooks.COMPARED]
-            cell.metadata.pop("tags", None)
-            if tags:
-                cell.metadata["tags"] = tags
         cell.id = notebooks.fresh_id(cell.source, seen)
     nbformat.validate(notebook)
     return notebook

@@ -19,18 +19,20 @@ from pathlib import Path
 
 import nbformat
 
-from .notebooks import FIRST_CELL, ROOT, chapters
+from zerocourse.course.learner.originals import FOLDERS, copies_of_all
+
+from .notebooks import FIRST_CELL, ROOT
 
 KAGGLE = {"accelerator": "nvidiaTeslaT4", "dataSources": [], "isGpuEnabled": True, "isInternetEnabled": False,
           "language": "python", "sourceType": "notebook"}
-PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "zerocourse")
+PACKAGED = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "zerocourse", *FOLDERS)
 GPU_CHECK = ROOT / "tools" / "gpu_check.ipynb"
 
 
-def bundled() -> dict[str, Path]:
-    """The notebooks of the bundle, by the name that each has there."""
-    exercises = sorted((ROOT / "exercises").glob("[0-9][0-9]_*.ipynb"))
-    return {path.stem: path for path in chapters()} | {f"exercises_{path.stem}": path for path in exercises} | {GPU_CHECK.stem: GPU_CHECK}
+def bundled() -> dict[str, str]:
+    """The notebooks of the bundle as text, by the name that each has there: a learner's copies, and the check of the GPUs."""
+    learners = {name.removeprefix("notebooks/").replace("/", "_").removesuffix(".ipynb"): text for name, text in copies_of_all().items()}
+    return learners | {GPU_CHECK.stem: GPU_CHECK.read_text("utf-8")}
 
 
 def build(out: Path, user: str) -> Path:
@@ -40,8 +42,8 @@ def build(out: Path, user: str) -> Path:
         wheel = build_wheel(made / "dataset")
         write_json(made / "dataset" / "dataset-metadata.json",
                    {"title": "zerocourse", "id": f"{user}/zerocourse", "licenses": [{"name": "other"}]})
-        for name, path in bundled().items():
-            add_notebook(path, made / name, user)
+        for name, text in bundled().items():
+            add_notebook(text, made / name, user)
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(made, out)
     return out / "dataset" / wheel.name
@@ -62,10 +64,10 @@ def build_wheel(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def add_notebook(path: Path, folder: Path, user: str) -> None:
+def add_notebook(text: str, folder: Path, user: str) -> None:
     """One notebook as Kaggle wants it; a kernel's id is its title in small letters with dashes."""
     folder.mkdir(parents=True)
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.reads(text, as_version=4)
     notebook.metadata["kaggle"] = KAGGLE
     for cell in notebook.cells:
         if cell.source.startswith(FIRST_CELL.splitlines()[0]):

@@ -11,6 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.notebooks import KERNEL, ROOT, chapters
+from zerocourse.course.learner.handout import hand_out
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -37,10 +38,9 @@ launch(stuck, nproc=2, env={"STUCK": "%s"})
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """The address of a JupyterLab on a copy of the notebooks."""
+    """The address of a JupyterLab on a learner's folder."""
     folder = tmp_path_factory.mktemp("course")
-    for path in chapters():
-        shutil.copy(path, folder)
+    hand_out(folder)
     with lab.server(folder, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1") as address:
         yield address, folder
 
@@ -66,6 +66,7 @@ def test_a_chapter_runs_and_its_slider_moves(course, page, name, tmp_path):
     requested, broken = [], []
     page.on("request", lambda request: requested.append(request.url))
     page.on("pageerror", lambda error: broken.append(str(error)))
+    name = f"notebooks/{name}"
     meant = sum("raises-exception" in cell.metadata.get("tags", []) for cell in nbformat.read(folder / name, 4).cells)
     lab.open_notebook(page, address, name)
     errors = lab.run_all(page)

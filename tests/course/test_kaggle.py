@@ -15,6 +15,7 @@ import nbformat
 import pytest
 
 from tools.notebooks import FIRST_CELL, ROOT, chapters
+from zerocourse.course.learner.originals import copies_of_all
 
 SECONDS = 300  # for the notebooks of a test, on a busy machine
 # Of Kaggle's image, what the course can use; the last line is what runs a notebook there.
@@ -125,12 +126,15 @@ def test_the_bundle_has_chapters_sets_and_the_check_of_its_gpus(host):
     names = {path.parent.name for path in host.bundle.rglob("*.ipynb")}
     sets = {f"exercises_{path.stem}" for path in (ROOT / "exercises").glob("*.ipynb")}
     assert names == {path.stem for path in chapters()} | sets | {"gpu_check"} and set(RUN) <= names
+    copies = copies_of_all()
     for name in names:
         about = json.loads((host.bundle / name / "kernel-metadata.json").read_text())
         assert about["id"] == f"someone/zerocourse-{name.replace('_', '-')}" and about["machine_shape"] == "NvidiaTeslaT4"
         assert not about["enable_internet"] and about["dataset_sources"] == ["someone/zerocourse"]
         cells = nbformat.read(host.bundle / name / about["code_file"], as_version=4).cells
         assert [cell.source for cell in cells].count(FIRST_CELL) == 1, name
+        learners = copies.get(f"notebooks/{name}.ipynb", copies.get(f"exercises/{name.removeprefix('exercises_')}.ipynb"))
+        assert name == "gpu_check" or cells == nbformat.reads(learners, as_version=4).cells, name
 
 
 @pytest.mark.timeout(2 * SECONDS)
@@ -140,6 +144,10 @@ def test_chapters_and_a_set_run_where_only_the_wheel_is(host):
     assert not list(host.installed.glob("torch*")), "the first cell installed torch"
     said = [str(output) for cell in run["exercises_05_zero1"].cells for output in cell.get("outputs", ())]
     assert sum("not done" in text for text in said) > 3, "blanks are not called blanks"
+    made = subprocess.run([host.python, "-m", "zerocourse", "course"], cwd=host.folder / "working", env=host.environment, capture_output=True)
+    assert made.returncode == 0, made.stderr
+    found = {name: host.folder / "working" / "learning" / name for name in copies_of_all()}
+    assert {name: path.read_text() for name, path in found.items()} == copies_of_all(), "the wheel has other copies"
 
 
 @pytest.mark.timeout(2 * SECONDS)

@@ -19,6 +19,7 @@ from packaging.version import Version
 
 import zerocourse
 from zerocourse import cli
+from zerocourse.course.learner.originals import copies_of_all
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -210,9 +211,11 @@ def test_make_lab_opens_chapter_00_for_every_user(make, tmp_path):
     for user in ("0", "1000"):
         (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
         (tmp_path / "id").chmod(0o755)
-        started = make("-n", "lab", PATH=f"{tmp_path}:{os.environ['PATH']}").stdout.splitlines()[-1]
-        opened = re.search(r"-m jupyterlab .*default_url=/lab/tree/(\S+)", started)
-        assert opened and (ROOT / opened[1]).is_file(), started
+        made = make("-n", "lab", PATH=f"{tmp_path}:{os.environ['PATH']}").stdout
+        started = made.splitlines()[-1]
+        folder, opened = re.search(r"-m jupyterlab .*root_dir=(\S+) .*default_url=/lab/tree/(\S+)", started).groups()
+        assert opened in copies_of_all() and f"course {folder} --update" in made, started
+        assert f"{folder}/" in (ROOT / ".gitignore").read_text().splitlines()
         assert ("--allow-root" in started) == (user == "0"), started
 
 

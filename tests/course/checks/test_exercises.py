@@ -11,9 +11,10 @@ from exercise_sets import IDS, SETS, answers_to, exercise_of
 from test_notebooks import SECONDS, nbval
 from wrong_answers import bank
 
-from tools.exercises import EXERCISES, SOLUTION, SOLUTIONS, problems
+from tools.exercises import EXERCISES, SOLUTIONS, problems
 from zerocourse.course.checks import check, exercises
 from zerocourse.course.checks.compare import difference
+from zerocourse.course.learner.copies import SOLUTION
 
 EVERY_EXERCISE = pytest.mark.parametrize("name", IDS)
 EVERY_SET = pytest.mark.parametrize("name", [f"chapter{stem}" for stem in SETS])
