@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from zerocourse.cli import main
-from zerocourse.course.learner.calibration import apart, calibration_figure, calibration_lines, column, typical_factor
 from zerocourse.course.learner.folder import MARK, VARIABLE
 from zerocourse.course.learner.record import FILE, remember
-from zerocourse.course.learner.summary import KINDS, kind_of, summarized
+from zerocourse.course.learner.remembered.calibration import apart, calibration_figure, calibration_lines, column, typical_factor
+from zerocourse.course.learner.remembered.summary import KINDS, kind_of, summarized
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_chapters_kinds_and_predictions_are_counted(folder, capsys):
     assert found["predictions"]["01.total"] == {"quantity": "bytes", "ratio": 0.5, "right": None}
     assert main(["progress"]) == 0
     text = capsys.readouterr().out
-    assert "01       memory math       1 of 5   1 of 9                1 of 2" in text
+    assert "01       memory math     1 of 5   1 of 9                1 of 2" in text
     assert "written in chapters: 1 of 1 tried passed" in text and "no numbers 1 of 1 were right" in text
     assert all(len(line) <= 80 for line in text.splitlines() if "picture is in" not in line)
 

@@ -89,7 +89,7 @@ def _remember(path: str | Path, verdicts: dict) -> None:
     from ...course.checks.exercise import find
     from ...course.grading.notebook import read_cells
     from ...course.learner.folder import learner_folder
-    from ...course.learner.verdicts import remember_verdict
+    from ...course.learner.remembered.verdicts import remember_verdict
 
     if (folder := learner_folder()) and folder in Path(path).resolve().parents:
         cells = read_cells(path)

@@ -30,7 +30,7 @@ def configure(parser):
 
 def run(args) -> Outcome:
     from ...course.learner.record import events
-    from ...course.learner.summary import summarized
+    from ...course.learner.remembered.summary import summarized
     from .list_command import exercises
 
     folder = folder_of_learner(args.folder)
@@ -41,7 +41,7 @@ def run(args) -> Outcome:
     ratios = summary.ratios()
     if ratios:
         check_file(picture, "--picture")
-        from ...course.learner.calibration import calibration_figure, calibration_lines  # here, because matplotlib takes a second
+        from ...course.learner.remembered.calibration import calibration_figure, calibration_lines  # here, because matplotlib takes a second
         calibration_figure(ratios).savefig(picture, dpi=150)
         drawn = ["", "predicted / measured", *calibration_lines(ratios, width()), f"The picture is in {picture}."]
     else:
@@ -76,7 +76,7 @@ def chapter_lines(summary, listed: dict[str, dict]) -> list[str]:
 
 def by_chapter(summary, listed: dict[str, dict]) -> dict[int, dict]:
     from ...course.chapters import TOPICS
-    from ...course.learner.summary import chapter_of
+    from ...course.learner.remembered.summary import chapter_of
 
     numbers = sorted({chapter for id in (*summary.checked, *summary.predicted) if (chapter := chapter_of(id)) in TOPICS})
     rows = {}
@@ -91,7 +91,7 @@ def by_chapter(summary, listed: dict[str, dict]) -> dict[int, dict]:
 
 
 def by_kind(summary, listed: dict[str, dict]) -> dict[str, dict]:
-    from ...course.learner.summary import KINDS, kind_of
+    from ...course.learner.remembered.summary import KINDS, kind_of
 
     of_kind = {kind: [id for id, each in listed.items() if kind_of(each["title"]) == kind] for kind in KINDS}
     return {kind: {"passed": sum(passed(summary, id) for id in ids), "tried": sum(id in summary.checked for id in ids), "exercises": len(ids)}

@@ -7,7 +7,7 @@ check of an exercise is made of: `exercise`, `Trial`, `When` and `Wrong`.
 from collections.abc import Sequence
 
 from ...errors import BadInput, ZeroCourseError
-from ..learner.verdicts import cell_sources, remember_verdict
+from ..learner.remembered.verdicts import cell_sources, remember_verdict
 from . import harness
 from .board import Board
 from .catalogue import language

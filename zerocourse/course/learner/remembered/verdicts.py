@@ -3,7 +3,7 @@
 import linecache
 from collections.abc import Callable, Iterable
 
-from .record import answer_hash, remember
+from ..record import answer_hash, remember
 
 NO_ANSWER = ("usage", "broken")  # codes of verdicts that say nothing of an answer
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from matplotlib.figure import Figure
 
-from ..show.figures import panels
-from ..show.palette import FAINT, INK, MEANINGS
+from ...show.figures import panels
+from ...show.palette import FAINT, INK, MEANINGS
 
 Ratios = Mapping[str, Mapping[str, float]]  # quantity → id of the prediction → predicted by measured
 NARROWEST, WIDEST = 10.0, 1e6  # the axis goes at least from a tenth to ten, and what is further out stands at its end
@@ -64,9 +64,10 @@ def apart(places: list[float], row: int, near: float) -> list[float]:
 
 def axis_ticks(end: float) -> dict[str, float]:
     """The words on the axis, and where they stand."""
-    powers = [10 ** power for power in range(1, round(math.log10(end)) + 1)]
+    last = round(math.log10(end))
+    powers = [10 ** power for power in range(last, 0, -2 if last <= 3 else -last)]  # words need room
     inner = {"1/2": 1 / 2, "1": 1.0, "2": 2.0} if end <= 100 else {"1": 1.0}
-    return {f"1/{power:,}": 1 / power for power in reversed(powers)} | inner | {f"{power:,}": float(power) for power in powers}
+    return {f"1/{power:,}": 1 / power for power in powers} | inner | {f"{power:,}": float(power) for power in reversed(powers)}
 
 
 def calibration_lines(ratios: Ratios, wide: int) -> list[str]:

@@ -14,7 +14,7 @@ def kind_of(title: str) -> str:
 
 
 @dataclass
-class Checked:
+class CheckedExercise:
     """An exercise that was checked. code: of the mistake in the last answer, None where that passed.   hash: of the answer that
     passed last."""
 
@@ -26,7 +26,7 @@ class Checked:
 
 
 @dataclass
-class Predicted:
+class JudgedPrediction:
     """A prediction. ratio: predicted by measured.   right: for what is no number. Both None: not measured, or made too late."""
 
     quantity: str
@@ -38,8 +38,8 @@ class Predicted:
 class Summary:
     """What a record says, by id in the order of the first event."""
 
-    checked: dict[str, Checked] = field(default_factory=dict)
-    predicted: dict[str, Predicted] = field(default_factory=dict)
+    checked: dict[str, CheckedExercise] = field(default_factory=dict)
+    predicted: dict[str, JudgedPrediction] = field(default_factory=dict)
 
     def ratios(self) -> dict[str, dict[str, float]]:
         """Those that can stand on a logarithmic axis: {quantity: {id: predicted / measured}}, by name."""
@@ -62,13 +62,13 @@ def summarized(events: Iterable[Mapping]) -> Summary:
     for event in events:
         id = event["id"]
         if event["kind"] == "verdict":
-            checked = summary.checked.setdefault(id, Checked())
+            checked = summary.checked.setdefault(id, CheckedExercise())
             checked.tries += 1
             checked.code = event.get("code")
             if event.get("passed") is True:
                 checked.passed, checked.hash, checked.points = True, event.get("hash"), number(event.get("points")) or checked.points
         elif event["kind"] == "prediction" and event.get("guess") is not None:
-            summary.predicted.setdefault(id, Predicted(str(event.get("quantity") or "other")))
+            summary.predicted.setdefault(id, JudgedPrediction(str(event.get("quantity") or "other")))
         elif event["kind"] == "measured" and id in summary.predicted:
             predicted = summary.predicted[id]
             if predicted.ratio is None and predicted.right is None:
