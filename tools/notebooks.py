@@ -163,10 +163,12 @@ def cell_problems(cell) -> Iterator[str]:
         for match in MACHINE.finditer(words):
             yield f"its output names this machine: ...{words[max(0, match.start() - 20):match.end() + 40]}..."
         for kind in data:
-            if kind.startswith("image/"):
+            if kind.startswith("image/") and not re.search(r"<img[^>]*\balt=", data.get("text/html", "")):
                 yield f"its {kind} has no alternative text in JupyterLab: show it by show.figure(figure, alt=...) or image()"
             if kind == "text/html" and re.search(r"<img(?![^>]*\balt=)", data[kind]):
                 yield "its HTML has an image without alternative text"
+            if kind == "image/svg+xml" or kind == "text/html" and re.search(r"<svg|image/svg", data[kind]):
+                yield "it has an SVG, which hosts of notebooks may drop: show it as a `Shown` or a `Film`, which draw it as PNG"
 
 
 def tags(cell) -> list[str]:

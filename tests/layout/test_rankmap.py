@@ -233,9 +233,9 @@ def drawn(balance: Balance) -> tuple[list[dict], ElementTree.Element]:
 
 def test_it_shows_itself_as_an_image_with_words():
     balance = Balance.build(TWO, 2)
-    encoded, alt = re.fullmatch(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)".* style="max-width:100%[^>]*>',
-                                balance._repr_html_()).groups()
-    assert base64.b64decode(encoded).decode() == balance.svg() and alt == str(balance)
+    data = balance._repr_mimebundle_()
+    encoded, alt = re.search(r'<img src="data:image/png;base64,([^"]+)" alt="([^"]+)"', data["text/html"]).groups()
+    assert encoded == data["image/png"] and base64.b64decode(encoded).startswith(b"\x89PNG") and alt == str(balance)
 
 
 def overlap(one: dict, other: dict, room: float = 0.02) -> bool:  # coordinates are written with two digits

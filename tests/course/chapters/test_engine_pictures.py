@@ -6,7 +6,7 @@ from test_pictures import drawn
 from zerocourse.course.chapters.engine.batch_grid import batch_grid
 from zerocourse.course.chapters.engine.loop_trace import trace_loop
 from zerocourse.course.chapters.engine.windows import sent_in, windows
-from zerocourse.course.show import widgets
+from zerocourse.course.show import Shown, widgets
 from zerocourse.engine.config import Config
 from zerocourse.errors import BadInput
 from zerocourse.formulas.states import FP32
@@ -41,7 +41,10 @@ def test_a_recorded_loop_and_its_picture(pool):
         assert records[1]["norm"] == pytest.approx(loops["stage 0"][1]["norm"], rel=1e-5)
         assert sum(map(sent_in, records[:2])) == sent_bytes(TINY.params, stage, 2, 2, convention=FP32)
         assert {record["gradients_bytes"] for record in records} == {4 * TINY.params // (2 if stage > 1 else 1)}
-    picture = windows(loops)
+    film = windows(loops)
+    picture = Shown(film.text, svg=film.still(3))
+    assert [len(drawn(Shown("", svg=film.still(number)), "sent")) for number in range(4)] == [4, 8, 12, 16], "micro-batch by micro-batch"
+    assert "There is no update yet" in film.frames[0].caption and "The update comes now" in film.frames[1].caption
     recorded = [record for records in loops.values() for record in records]
     assert [(int(each["data-sent"]), int(each["data-held"])) for each in drawn(picture, "sent")] == \
         [(sent_in(record), record["gradients_bytes"]) for record in recorded]

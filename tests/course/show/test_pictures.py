@@ -2,6 +2,7 @@
 
 import base64
 import html
+import io
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
@@ -10,7 +11,8 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from test_story import SVG, frames_of
+from PIL import Image
+from test_story import frames_of
 from torch import nn
 from worlds import T, V, gpt
 
@@ -21,10 +23,12 @@ from zerocourse.course.chapters.rank_maps import padding
 from zerocourse.course.show.palette import MEANINGS
 from zerocourse.course.show.pictures import holdings, svg
 from zerocourse.errors import BadInput
+from zerocourse.measure.drawn.png import MARGIN, png_of_svg
 from zerocourse.models.gpt2 import GPTConfig
 
-IMAGE = re.compile(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)" width="([\d.]+)" style="max-width:100%; height:auto; '
-                   r'box-sizing:border-box; padding:8px; background-color:white">')
+IMAGE = re.compile(r'<div style="overflow-x:auto"><img src="data:image/png;base64,([^"]+)" alt="([^"]+)" width="([\d.]+)" '
+                   r'style="max-width:100%; min-width:\d+px; height:auto"></div>')
+SVG = "{http://www.w3.org/2000/svg}"
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=8, block_size=T, vocab_size=V)
 MODELS = {"plain": gpt, "half": lambda: gpt().bfloat16(), "frozen": lambda: frozen(gpt())}
 
@@ -114,9 +118,8 @@ def test_padding_names_the_units_there_are():
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_ring_that_is_drawn_ran(pool, world_size):
     turns = pool(world_size).run(ring_turns.ring_turns)
-    shown = ring_turns.ring(turns)
-    moving = [top for top in ElementTree.fromstring(shown.svg) if top.find(f"{SVG}animate") is not None]
-    frames = [[each.attrib for each in top.iter()] for top in moving]
+    film = ring_turns.ring(turns)
+    frames = [[each.attrib for each in ElementTree.fromstring(film.still(number)).iter()] for number in range(len(film.frames))]
     assert len(frames) == 1 + 2 * (world_size - 1)
     everybody = set(range(world_size))
     for number, frame in enumerate(frames):
@@ -160,26 +163,43 @@ def test_a_deferred_model_becomes_real(pool, world_size):
 
 # -- the canvas -------------------------------------------------------------------------------------------------------
 
-def all_pictures(pool):
-    model, turns, made = gpt(), pool(2).run(ring_turns.ring_turns), pool(2).run(becoming_real.watched_build, TINY)
-    return [holdings.holdings(model, 2), padding.padding(model, 3), ring_turns.ring(turns), ring_turns.ring(turns, moves=False),
-            becoming_real.becoming_real(made), becoming_real.becoming_real(made, moves=False)]
-
-
-def test_pictures_suit_every_host(pool):
-    """No ids that two pictures could share, no style sheet or script, words for who does not see, one first frame."""
-    for shown, again in zip(all_pictures(pool), all_pictures(pool), strict=True):
+def test_pictures_suit_every_host():
+    """No ids that two pictures could share, no style sheet or script, words for who does not see; shown as PNG, in HTML and alone."""
+    for draw in (lambda: holdings.holdings(gpt(), 2), lambda: padding.padding(gpt(), 3)):
+        shown, again = draw(), draw()
         top = ElementTree.fromstring(shown.svg)
         assert shown.svg == again.svg and len(shown.svg) < 200_000
         assert not [each for each in top.iter() if "id" in each.attrib or each.tag in (f"{SVG}style", f"{SVG}script")]
         assert top.find(f"{SVG}title").text and top.find(f"{SVG}desc").text == shown.text and re.search(r"\d", shown.text)
-        frames = [each for each in top if each.find(f"{SVG}animate") is not None]
-        assert [each.attrib["opacity"] for each in frames] == ["1"] + ["0"] * (len(frames) - 1) if frames else True
         data, _ = shown._repr_mimebundle_()
-        assert set(data) == {"text/plain", "text/html"} and data["text/plain"] == shown.text
+        assert set(data) == {"text/plain", "text/html", "image/png"} and data["text/plain"] == shown.text
+        assert data == again._repr_mimebundle_()[0], "the same bytes each time"
         encoded, alt, width = IMAGE.fullmatch(data["text/html"]).groups()
-        assert base64.b64decode(encoded).decode() == shown.svg and html.unescape(alt) == shown.text
-        assert float(width) == float(top.attrib["width"]) == float(top.attrib["viewBox"].split()[2])
+        assert encoded == data["image/png"] and html.unescape(alt) == shown.text
+        assert float(width) == float(top.attrib["width"]) + 2 * MARGIN
+        with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
+            assert image.size == tuple(2 * (int(float(top.attrib[side])) + 2 * MARGIN) for side in ("width", "height"))
+            assert image.info["Description"] == shown.text
+
+
+def test_a_png_shows_what_the_svg_has():
+    """Colours at places, one a shape; what it cannot draw is said."""
+    inner, drawing = svg.Drawing(20, 20), svg.Drawing(100, 60)
+    inner.rect(0, 0, 10, 10, fill="#ff0000", stroke="none")
+    drawing.put(inner, 10, 20)
+    drawing.line(40, 5, 40, 55, color="#00ff00", width=6)
+    drawing.tag("circle", cx=70, cy=30, r=10, fill="#0000ff")
+    drawing.text(0, 58, "words")
+    with drawing.group(opacity=0.5):
+        drawing.rect(85, 0, 10, 10, fill="#000000", stroke="none")
+    with Image.open(io.BytesIO(png_of_svg(svg.still(drawing, "shapes", "a box, a line and a circle"), "shapes"))) as image:
+        seen = {place: image.convert("RGB").getpixel(tuple(2 * (MARGIN + at) for at in place))
+                for place in ((15, 25), (5, 25), (40, 30), (70, 30), (78, 38), (90, 5))}
+    assert seen == {(15, 25): (255, 0, 0), (5, 25): (255, 255, 255), (40, 30): (0, 255, 0), (70, 30): (0, 0, 255),
+                    (78, 38): (255, 255, 255), (90, 5): pytest.approx((127, 127, 127), abs=1)}
+    drawing.tag("ellipse", rx=3)
+    with pytest.raises(BadInput, match="element <ellipse>"):
+        png_of_svg(svg.still(drawing, "shapes", "a box, a line and a circle"), "shapes")
 
 
 def test_one_frame_at_a_time():

@@ -1,11 +1,13 @@
 """What a rank map does with a whole model: how much each rank gets, how uneven that is, and a picture of it."""
 
 from collections.abc import Mapping
+from colorsys import hls_to_rgb
 from dataclasses import dataclass
 from html import escape
 
 from ...layout.rankmap import Layout, RankMap, Shape, owners
-from .image import image
+from .image import picture
+from .png import png_of_svg
 
 WIDTH = 640  # of the picture, in CSS pixels
 LETTER = 7.5  # at most, of a name in a cell
@@ -48,14 +50,15 @@ class Balance:
 
     __repr__ = __str__  # what a page shows that cannot draw
 
-    def _repr_html_(self) -> str:
-        return image(self.svg(), str(self), WIDTH)
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return picture(png_of_svg(self.svg(), str(self)), str(self))
 
     def svg(self) -> str:
         """One bar per rank, in it one cell per tensor (or part of one), as wide as its elements, with its name if there is room."""
         high, gap, left, right = 24, 6, 64, 120  # right: room for the count after the longest bar
         scale = (WIDTH - left - right) / max(1, self.widest or 0, *self.elements)
-        hue = {name: index * 360 // max(1, len(self.shapes)) for index, name in enumerate(self.shapes)}
+        hues = {name: hls_to_rgb(index / len(self.shapes), 0.7, 0.55) for index, name in enumerate(self.shapes)}
+        color = {name: "#" + "".join(f"{round(255 * part):02x}" for part in parts) for name, parts in hues.items()}
         rows: list[str] = []
         for rank, count in enumerate(self.elements):
             y = 26 + rank * (high + gap)
@@ -66,7 +69,7 @@ class Balance:
                 edge = ' stroke="white" stroke-width="0.8"' if width > 2 else ""  # it would hide a narrow cell
                 rows.append(
                     f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{high}"'
-                    f' fill="hsl({hue[piece.name]},55%,70%)"{edge}>'
+                    f' fill="{color[piece.name]}"{edge}>'
                     f"<title>{escape(piece.name)}[{piece.start}:{piece.stop}], {size:,} elements</title></rect>")
                 if width > LETTER * len(name := piece.name.removesuffix(".weight")):
                     rows.append(f'<text x="{x + width / 2:.2f}" y="{y + 16}" text-anchor="middle" font-size="12">{escape(name)}</text>')

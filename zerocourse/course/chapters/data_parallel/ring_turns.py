@@ -1,7 +1,7 @@
 """The ring turning: which sums each rank has after each turn, and that an all-reduce is a reduce-scatter and an all-gather.
 
     turns = launch(ring_turns, nproc=4)     # on each rank: run the ring of `classics.ring`, and look at every turn
-    ring(turns)                             # moves; ring(turns, moves=False) shows the turns below each other
+    ring(turns)                             # a film of the turns
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from ....classics import ring as classic
 from ....errors import BadInput
-from ...show import Shown
+from ...show.film import Film, Frame
 from ...show.palette import FAINT, INK, MEANINGS
 from ...show.pictures import svg
 from ...show.pictures.placing import GRADIENTS
 
 SECONDS = 2.0  # per frame
-PART, BAR, TOP = 30, 0.62, 92  # units: height of a part; of a column's width, what its parts take; of the first part
+PART, BAR, TOP = 30, 0.62, 34  # units: height of a part; of a column's width, what its parts take; of the first part
 MOST_RANKS = 6  # more columns than that are too narrow to be read
 LETTERS = "abcdef"  # by rank: whose values they are
 
@@ -63,8 +63,8 @@ def contributions(part: torch.Tensor) -> frozenset[int]:
     return frozenset(rank for rank in range(value.bit_length()) if value >> rank & 1)
 
 
-def ring(turns: Sequence[Sequence[Turn]], moves: bool = True) -> Shown:
-    """What `ring_turns` returned on each rank, as a picture. Raises BadInput for one rank, or for more than six."""
+def ring(turns: Sequence[Sequence[Turn]]) -> Film:
+    """What `ring_turns` returned on each rank, turn by turn. Raises BadInput for one rank, or for more than six."""
     if not 2 <= len(turns) <= MOST_RANKS:
         raise BadInput(f"turns are of {len(turns)} ranks: a ring that one can see has 2 to {MOST_RANKS}")
     world_size, count = len(turns), len(turns[0])
@@ -74,9 +74,8 @@ def ring(turns: Sequence[Sequence[Turn]], moves: bool = True) -> Shown:
     words = (f"{title}. In the reduce-scatter, the first {turns_each}, each rank adds the part that comes from its left neighbour "
              f"to its own, so that in the end each rank has the whole sum of one part. In the all-gather, the last {turns_each}, "
              f"the sums travel on. In each turn each rank sends 1/{world_size} of the buffer, {count - 1}/{world_size} in all.")
-    frames = [frame(turns, number) for number in range(count)]
-    drawn = svg.animated(frames, SECONDS, title, words) if moves else svg.strip(frames, title, words, columns=1)
-    return Shown(words, svg=drawn)
+    return Film(title, [Frame(frame(turns, number), explanation(turns, number), heading(turns, number)) for number in range(count)],
+                words, SECONDS)
 
 
 def frame(turns: Sequence[Sequence[Turn]], number: int) -> svg.Drawing:
@@ -84,8 +83,6 @@ def frame(turns: Sequence[Sequence[Turn]], number: int) -> svg.Drawing:
     world_size = len(turns)
     column = svg.WIDTH / world_size
     drawing = svg.Drawing(svg.WIDTH, TOP + PART * world_size + 44)
-    drawing.text(0, 18, heading(turns, number), size=16, bold=True)
-    drawing.text(0, 40, explanation(turns, number), size=13.5)
     for rank, own in enumerate(turns):
         left, turn = rank * column, own[number]
         drawing.text(left + column * BAR / 2, TOP - 12, f"rank {rank}", size=14, anchor="middle")

@@ -4,35 +4,51 @@ from collections.abc import Mapping, Sequence
 
 from ....errors import BadInput
 from ....formulas.units import gb
-from ...show import Shown
+from ...show.film import Film, Frame
 from ...show.palette import FAINT, INK
 from ...show.pictures import svg
 
 LEFT, HELD, SENT, UPDATE = 96, 44, 56, 26  # units: the names of rows; heights of the three rows
+SECONDS = 1.6
 KINDS = {"reduce_scatter": "gradients", "all_gather": "parameters"}
 
 
-def windows(loops: Mapping[str, Sequence[dict]]) -> Shown:
-    """One panel for each loop, below each other on shared scales. loops: name → the records of `loop_trace.trace_loop`.
+def windows(loops: Mapping[str, Sequence[dict]]) -> Film:
+    """One panel for each loop, below each other on shared scales, filled micro-batch by micro-batch.
 
-    Raises BadInput for loops of different lengths.
+    loops: name → the records of `loop_trace.trace_loop`.   Raises BadInput for loops of different lengths.
     """
     lengths = {len(records) for records in loops.values()}
     if len(lengths) != 1 or not min(lengths):
         raise BadInput(f"the loops have {sorted(lengths)} micro-batches: all must have as many, and at least one")
-    wide = (svg.WIDTH - LEFT) / lengths.pop()
+    (length,) = lengths
+    words = f"{length} micro-batches one after the other. " + " ".join(
+        f"{name}: {described(records)}." for name, records in loops.items())
+    frames = [Frame(frame(loops, number), caption(loops, number), f"Micro-batch {number}") for number in range(1, length + 1)]
+    return Film("What the engine does at each micro-batch", frames, words, SECONDS, keys=[length - 1])
+
+
+def frame(loops: Mapping[str, Sequence[dict]], until: int) -> svg.Drawing:
+    """The loops up to micro-batch `until`, counted from 1; what is to come is empty."""
     most_held = max(record["gradients_bytes"] for records in loops.values() for record in records) or 1
     most_sent = max(sent_in(record) for records in loops.values() for record in records) or 1
+    wide = (svg.WIDTH - LEFT) / max(map(len, loops.values()))
     panel = 34 + HELD + 16 + SENT + 24 + UPDATE + 26
     drawing = svg.Drawing(svg.WIDTH, panel * len(loops) + 34)
     for index, (name, records) in enumerate(loops.items()):
-        frame = svg.Drawing(svg.WIDTH, panel)
-        one_loop(frame, name, records, wide, most_held, most_sent)
-        drawing.put(frame, 0, panel * index)
+        of_loop = svg.Drawing(svg.WIDTH, panel)
+        one_loop(of_loop, name, records[:until], wide, most_held, most_sent)
+        drawing.put(of_loop, 0, panel * index)
     drawing.legend(0, panel * len(loops) + 4, ("gradients", "parameters", "optimizer"), {"optimizer": "update"})
-    words = f"{next(iter(map(len, loops.values())))} micro-batches one after the other. " + " ".join(
-        f"{name}: {described(records)}." for name, records in loops.items())
-    return Shown(words, svg=svg.still(drawing, "What the engine does at each micro-batch", words))
+    return drawing
+
+
+def caption(loops: Mapping[str, Sequence[dict]], number: int) -> str:
+    """What each loop holds and sends at one micro-batch, and which of them update."""
+    now = {name: records[number - 1] for name, records in loops.items()}
+    said = [f"{name} sends {gb(sent_in(record)) if sent_in(record) else 'nothing'}" for name, record in now.items()]
+    updates = [name for name, record in now.items() if record["update"]]
+    return f"{', '.join(said)}. " + (f"The update comes now: {', '.join(updates)}." if updates else "There is no update yet.")
 
 
 def sent_in(record: dict) -> int:

@@ -1,7 +1,7 @@
 """A model on the meta device becomes real: unit after unit gets memory and values, and each rank keeps its slice of it.
 
     made = launch(watched_build, config, nproc=2)     # on each rank: shard a deferred model, with a ledger beside it
-    becoming_real(made)                               # moves; becoming_real(made, moves=False) shows a few frames
+    becoming_real(made)                               # a film
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,15 @@ from ....measure.ledger import Ledger
 from ....models.gpt2 import GPTConfig, build_model
 from ....zero import shard as sharding
 from ....zero.buffer import FlatBuffer
-from ...show import Shown
+from ...show.film import Film, Frame
 from ...show.palette import FAINT, INK
 from ...show.pictures import svg
 
 SECONDS = 1.4  # per frame
-LABELS, GAP, LANE, ROW, TOP = 64, 40, 20, 30, 92  # units: names at the left, between ranks, a bar, from bar to bar, the first bar
+LABELS, GAP, LANE, ROW, TOP = 64, 40, 20, 30, 66  # units: names at the left, between ranks, a bar, from bar to bar, the first bar
 MOST_RANKS = 4
+SAID = {"deferred": "The model has shapes, and no memory.", "empty": "{} gets memory: what is in it is left over.",
+        "whole": "{} gets its values.", "slice": "Each rank keeps its slice of {}."}
 
 
 class Moment(NamedTuple):
@@ -76,8 +78,8 @@ def watched_build(config: GPTConfig, stage: int = 3, build: Callable[[GPTConfig]
     return Made(moments, units)
 
 
-def becoming_real(made: Sequence[Made], moves: bool = True) -> Shown:
-    """What `watched_build` returned on each rank, as a picture. Raises BadInput for more than four ranks."""
+def becoming_real(made: Sequence[Made]) -> Film:
+    """What `watched_build` returned on each rank, frame by frame. Raises BadInput for more than four ranks."""
     if not 1 <= len(made) <= MOST_RANKS:
         raise BadInput(f"made is of {len(made)} ranks: 1 to {MOST_RANKS} can be seen side by side")
     count = len(made[0].moments)
@@ -87,10 +89,9 @@ def becoming_real(made: Sequence[Made], moves: bool = True) -> Shown:
     words = (f"{title}, on {len(made)} ranks. The parameters of the model are {gb(whole)}. Rank 0 begins with "
              f"{gb(made[0].moments[0].alive)} and ends with {gb(made[0].moments[-1].alive)}. At no time does it hold more "
              f"than {gb(peak)}: its slices so far, and the one unit that is being filled.")
-    numbers = range(count) if moves else sorted({0, 1, 2, 3, 2 + 3 * ((count - 1) // 6), count - 1})
-    frames = [frame(made, number, whole) for number in numbers]
-    drawn = svg.animated(frames, SECONDS, title, words) if moves else svg.strip(frames, title, words, columns=1)
-    return Shown(words, svg=drawn)
+    return Film(title, [Frame(frame(made, number, whole), SAID[moment.what].format(moment.unit))
+                        for number, moment in enumerate(made[0].moments)],
+                words, SECONDS, keys=sorted({0, 1, 2, 3, 2 + 3 * ((count - 1) // 6), count - 1}))
 
 
 def size_of(buffers: Sequence[tuple[int, int, int]]) -> int:
@@ -102,16 +103,12 @@ def frame(made: Sequence[Made], number: int, whole: int) -> svg.Drawing:
     wide = (svg.WIDTH - LABELS - GAP * (len(made) - 1) - 2) / len(made)
     scale = wide / max(map(size_of, units.values()))
     drawing = svg.Drawing(svg.WIDTH, TOP + ROW * len(units) + 18)
-    moment = made[0].moments[number]
-    drawing.text(0, 18, {"deferred": "The model has shapes, and no memory", "empty": f"{moment.unit} gets memory: what is in it is left over",
-                         "whole": f"{moment.unit} gets its values", "slice": f"Each rank keeps its slice of {moment.unit}"}[moment.what],
-                         size=16, bold=True)
     for rank, (moments, own) in enumerate(made):
         left, now, alive = LABELS + rank * (wide + GAP), moments[: number + 1], moments[number].alive
-        drawing.text(left, 44, f"rank {rank}", size=14, bold=True)
-        drawing.text(left + wide, 44, f"{gb(alive)} alive", size=14, anchor="end")
-        drawing.rect(left, 52, wide, 12, stroke="#b4b4b4")  # as wide as the whole model
-        drawing.rect(left, 52, wide * min(1, alive / whole), 12, fill=INK, stroke="none", data={"rank": rank, "alive": alive})
+        drawing.text(left, 18, f"rank {rank}", size=14, bold=True)
+        drawing.text(left + wide, 18, f"{gb(alive)} alive", size=14, anchor="end")
+        drawing.rect(left, 26, wide, 12, stroke="#b4b4b4")  # as wide as the whole model
+        drawing.rect(left, 26, wide * min(1, alive / whole), 12, fill=INK, stroke="none", data={"rank": rank, "alive": alive})
         for row, (name, buffers) in enumerate(own.items()):
             y, there, begin = TOP + ROW * row, [each.what for each in now if each.unit == name], left
             if rank == 0:

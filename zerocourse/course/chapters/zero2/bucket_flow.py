@@ -3,28 +3,26 @@ the ranks, and a slice of the sum comes back.
 """
 
 from ....formulas.units import gb
-from ...show import Shown
+from ...show.film import Film, Frame
 from ...show.palette import INK
 from ...show.pictures import svg
 from ...show.pictures.placing import find, units
 from ...show.pictures.recorded_stages import RecordedRank, recorded_stage
 
 STAGE, RANK, SECONDS = 2, 0, 1.6
-LABELS, WIDE, SLICE, LANE, ROW, TOP = 56, 330, 440, 20, 34, 92  # units: names, a bucket, where slices begin, heights
+LABELS, WIDE, SLICE, LANE, ROW, TOP = 56, 330, 440, 20, 34, 26  # units: names, a bucket, where slices begin, heights
 
 
-def buckets(moves: bool = False) -> Shown:
-    """The backward of rank 0, frame by frame; moves: one frame after the other, else all of them below each other."""
+def buckets() -> Film:
+    """The backward of rank 0, frame by frame."""
     rank = recorded_stage(STAGE)[RANK]
-    moments = halves(rank)
-    drawn = [frame(rank, index, f"{number} of {len(moments)}") for number, index in enumerate(moments, 1)]
     most = max(sum(sizes["bucket"] for sizes in held.values()) for held in rank.held)
     whole = 4 * sum(buffer.elements for buffer in rank.buffers.values())
     title = "Buckets in a backward of ZeRO-2"
     words = (f"{title}, on rank {RANK}: the gradients of a block fill its bucket, from the last block to the first. A full one is "
              f"reduced while the next one fills, and then freed, so that at most {gb(most)} of buckets are held at once, "
              f"and not the {gb(whole)} of all gradients.")
-    return Shown(words, svg=svg.animated(drawn, SECONDS, title, words) if moves else svg.strip(drawn, title, words, columns=1))
+    return Film(title, [Frame(frame(rank, index), sentence(rank, index)) for index in halves(rank)], words, SECONDS)
 
 
 def halves(rank: RecordedRank) -> list[int]:
@@ -53,13 +51,10 @@ def arrived(rank: RecordedRank, name: str, index: int) -> set[str]:
             if event["verb"] == "gradient" and event["unit"].startswith(f"{name}/")}
 
 
-def frame(rank: RecordedRank, index: int, number: str) -> svg.Drawing:
+def frame(rank: RecordedRank, index: int) -> svg.Drawing:
     sizes, held = units(rank), rank.held[index]
     order = [unit for unit in sizes if unit != "root"][::-1] + ["root"]
     drawing = svg.Drawing(svg.WIDTH, TOP + ROW * len(order) + 26)
-    drawing.text(0, 18, f"Backward of ZeRO-2, rank {RANK}", size=17, bold=True)
-    drawing.text(svg.WIDTH - 2, 18, number, size=13, anchor="end")
-    drawing.paragraph(0, 42, sentence(rank, index), width=0.86 * svg.WIDTH)
     drawing.text(LABELS, TOP - 8, "bucket: whole gradients of the unit", size=13)
     drawing.text(SLICE, TOP - 8, "slice of the sum, kept", size=13)
     scale = WIDE / max(sizes.values())

@@ -4,7 +4,7 @@ which its gradient is added up over the ranks and only a slice of it stays.
 
 from ....errors import BadInput
 from ....formulas.units import gb
-from ...show import Shown
+from ...show.film import Film, Frame
 from ...show.palette import FAINT, INK
 from ...show.pictures import svg
 from ...show.pictures.placing import GRADIENTS, PARAMETERS, Placed, find, pieces, units
@@ -22,24 +22,20 @@ WHAT = {("start", 0): ("sharded", "Each rank keeps its slice."),
         ("reduce_scatter", 0): ("reduce-scatter", "Slices of the sum stay, the bucket goes.")}
 
 
-def filmstrip(unit: str = "h.1", moves: bool = False) -> Shown:
-    """One unit on all ranks, frame by frame; moves: one frame after the other, else all of them side by side.
-
-    Raises BadInput for a unit that is no block of the recorded model.
-    """
+def filmstrip(unit: str = "h.1") -> Film:
+    """One unit on all ranks, frame by frame. Raises BadInput for a unit that is no block of the recorded model."""
     ranks = recorded_stage(STAGE)
     blocks = [name for name in units(ranks[0]) if name != "root"]
     if unit not in blocks:
         raise BadInput(f"unit is {unit!r}, which is no block of the recorded model: it has {', '.join(blocks)}")
     order = sorted(WHAT, key=lambda moment: index_of(ranks[0], unit, moment))
-    drawn = [frame(ranks, unit, moment, number) for number, moment in enumerate(order, 1)]
     whole = sum(piece.nbytes for piece in pieces(ranks[0], index_of(ranks[0], unit, ("forward", 0)), STAGE)
                 if piece.unit == unit and piece.kind == "in flight")
     title = f"{unit} through a step of ZeRO-3"
-    words = (f"{title}, on {len(ranks)} ranks, in {len(drawn)} frames: {', '.join(WHAT[moment][0] for moment in order)}. Its "
+    words = (f"{title}, on {len(ranks)} ranks, in {len(order)} frames: {', '.join(WHAT[moment][0] for moment in order)}. Its "
              f"parameters are {gb(whole)}, of which each rank keeps {gb(whole // len(ranks))} between the frames.")
-    return Shown(words, svg=svg.animated(drawn, SECONDS, title, words) if moves else
-                 svg.strip(drawn, title, words, columns=2))
+    named = [Frame(frame(ranks, unit, moment), words, name) for moment in order for name, words in [WHAT[moment]]]
+    return Film(title, named, words, SECONDS)
 
 
 def index_of(rank: RecordedRank, unit: str, moment: tuple[str, int]) -> int:
@@ -47,25 +43,22 @@ def index_of(rank: RecordedRank, unit: str, moment: tuple[str, int]) -> int:
     return 0 if verb == "start" else find(rank, verb, unit, number)
 
 
-def frame(ranks: list[RecordedRank], unit: str, moment: tuple[str, int], number: int) -> svg.Drawing:
+def frame(ranks: list[RecordedRank], unit: str, moment: tuple[str, int]) -> svg.Drawing:
     """What the ranks hold of the unit at the end of one event. In each pair of lanes the upper one passes."""
-    drawing = svg.Drawing(WIDE, 2 * 21 + 14 + 4 * LANE + 46)
-    heading, words = WHAT[moment]
-    drawing.text(0, 16, f"{number}  {heading}", size=16, bold=True)
-    drawing.text(0, 36, words, size=13)
+    drawing = svg.Drawing(WIDE, 14 + 4 * LANE + 46)
     if moment[0] in ("forward", "backward"):
-        drawing.rect(WIDE - 84, 1, 84, 20, fill=INK)
-        drawing.text(WIDE - 42, 16, "computes", size=14, anchor="middle", color="white")
+        drawing.rect(0, 1, 84, 20, fill=INK)
+        drawing.text(42, 16, "computes", size=14, anchor="middle", color="white")
     elements = units(ranks[0])[unit]
     scale = (WIDE - LABELS - GAP * len(ranks)) / len(ranks) / elements
-    top = {PARAMETERS: 62, GRADIENTS: 62 + 2 * LANE + 12}
+    top = {PARAMETERS: 20, GRADIENTS: 20 + 2 * LANE + 12}
     for of, y in top.items():
         drawing.text(0, y + 1.7 * LANE, of, size=14)
     for rank, recorded in enumerate(ranks):
         left = LABELS + rank * (elements * scale + GAP)
         held = [piece for piece in pieces(recorded, index_of(recorded, unit, moment), STAGE)
                 if piece.unit == unit and piece.of in top]
-        drawing.text(left + elements * scale / 2, 55, f"rank {rank}", size=12, anchor="middle", color=FAINT)
+        drawing.text(left + elements * scale / 2, 15, f"rank {rank}", size=12, anchor="middle", color=FAINT)
         for y in top.values():
             drawing.rect(left, y + LANE, elements * scale, LANE, stroke="#b4b4b4")
         for piece in held:

@@ -1,25 +1,20 @@
 """What a cell shows: one thing in the forms from which a host chooses, and a figure as such a thing."""
 
-import io
-import re
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from ....errors import BadInput
-from ....measure.drawn.image import image
-
-COLORS = 128  # of a figure's palette: enough for the edges of letters
-WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)"')
+from ....measure.drawn.image import image, picture
+from ....measure.drawn.png import png_of, png_of_svg
 
 
 @dataclass(frozen=True, repr=False)
 class Shown:
     """One thing to show, in forms from which a notebook chooses. text: also the alternative text of the picture.
 
-    width: of the picture on the page, in CSS pixels; None: one for each of its own.
+    svg: shown as a PNG, because hosts may drop SVG.   width: of a PNG on the page, in CSS pixels;
+    None: half of its own.
     """
 
     text: str
@@ -39,7 +34,7 @@ class Shown:
         if self.markdown is not None:
             data["text/markdown"] = self.markdown
         if self.svg is not None:
-            data["text/html"] = image(self.svg, self.text, float(WIDTH.search(self.svg)[1]))
+            data |= picture(png_of_svg(self.svg, self.text), self.text)
         if self.png is not None:
             data["text/html"] = image(self.png, self.text, self.width)
         return data, {}
@@ -55,23 +50,14 @@ def put(shown: Shown) -> None:
     display(shown) if get_ipython() else print(shown)
 
 
-def figure(drawn: Figure, alt: str = "") -> Shown:
+def figure(drawn: Figure, alt: str = "", dpi: float = 200) -> Shown:
     """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it; by default the
-    figure's own label, which the function that draws it has set (`figure.set_label`).
+    figure's own label, which the function that draws it has set (`figure.set_label`).   dpi: dots per inch; it is shown
+    with 100 CSS pixels per inch.
 
     `alt` is stored where hosts look for it: in the image's HTML, the output's plain text and the PNG's own description.
     """
     alt = alt or drawn.get_label()
     if len(alt.split()) < 4:
         raise BadInput(f"alt is {alt!r}: say in a sentence what the figure shows")
-    return Shown(alt, png=png_of(drawn, alt), width=round(100 * drawn.get_figwidth()))
-
-
-def png_of(drawn: Figure, description: str) -> bytes:
-    """Drawn with two dots per pixel, for screens of double density, in a palette of its own colours, which is small."""
-    whole, small, words = io.BytesIO(), io.BytesIO(), PngInfo()
-    drawn.savefig(whole, format="png", dpi=200, facecolor="white")
-    words.add_itxt("Description", description)
-    with Image.open(whole) as image:
-        image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(small, "PNG", optimize=True, pnginfo=words)
-    return small.getvalue()
+    return Shown(alt, png=png_of(drawn, alt, dpi), width=round(100 * drawn.get_figwidth()))

@@ -1,7 +1,6 @@
 """A recorded step, frame by frame: all ranks side by side, and every byte that they hold in its place.
 
-    story(3)                  moves: it plays the step again and again
-    story(3, moves=False)     some of the same frames, below each other
+    story(3)     a film: the start, every forward and backward, the update
 
 `python -m zerocourse.course.show.pictures.story` draws the one that the README begins with.
 """
@@ -12,8 +11,8 @@ from pathlib import Path
 from ....errors import BadInput
 from ....formulas.units import gb
 from ....measure.stage_meter import KINDS
-from .. import Shown
 from ..cells.sources import ROOT
+from ..film import Film, Frame
 from ..palette import FAINT, INK, MEANINGS
 from . import svg
 from .placing import GRADIENTS, OPTIMIZER, PARAMETERS, Placed, find, listed, pieces, under_way, units
@@ -23,27 +22,22 @@ README_PICTURE = ROOT / "notebooks" / "pictures" / "zero3_step.svg"
 NAMES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 SECONDS = 1.6  # per frame
 LABELS, BETWEEN, GAP, LANE, ROW = 56, 30, 14, 13, 38  # units: names at the left, between ranks, between cells; heights
-TOP, RIGHT = 152, svg.WIDTH - 2  # of the first row; the right edge
+TOP, RIGHT = 72, svg.WIDTH - 2  # of the first row; the right edge
 
 
-def story(stage: int, moves: bool = True) -> Shown:
+def story(stage: int) -> Film:
     """The recorded step of a stage, 0 to 3, of a GPT-2 of four blocks on two ranks. Raises BadInput for any other."""
     if stage not in range(len(NAMES)):
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
     ranks = recorded_stage(stage)
-    shown = moments(ranks[0]) if moves else key_moments(ranks[0])
-    drawn = [frame(ranks, stage, verb, unit, f"{number} of {len(shown)}") for number, (verb, unit) in enumerate(shown, 1)]
     highest = max(event["alive"] for event in ranks[0].events)
-    title = f"One step of {NAMES[stage]}, frame by frame"
+    title, shown, told = f"One step of {NAMES[stage]}, frame by frame", moments(ranks[0]), key_moments(ranks[0])
     words = (f"{title}: what {len(ranks)} ranks hold of each of {len(units(ranks[0]))} units while the forward goes down "
              f"through the blocks and the backward comes up again. Rank 0 holds {gb(ranks[0].events[0]['alive'])} before "
              f"the step and at most {gb(highest)} in it. {SHORT[stage]}")
-    always = background(ranks, stage)
-    if moves:
-        return Shown(words, svg=svg.animated(drawn, SECONDS, title, words, under=always))
-    for each in drawn:
-        each.parts[:0] = always.parts
-    return Shown(words, svg=svg.strip(drawn, title, words, columns=1))
+    return Film(title, [Frame(frame(ranks, stage, *moment), sentence(stage, *moment, under_way(ranks[0], find(ranks[0], *moment))),
+                              f"{NAMES[stage]}: {heading(*moment)}") for moment in shown],
+                words, SECONDS, background(ranks, stage), [shown.index(moment) for moment in told])
 
 
 SHORT = {0: "Every rank holds everything all the time.",
@@ -98,10 +92,10 @@ def background(ranks: list[RecordedRank], stage: int) -> svg.Drawing:
     for name, y in grid.top.items():
         drawing.text(4, y + LANE + 5, name, size=14)
     for rank, left in enumerate(grid.left):
-        drawing.text(left, 98, f"rank {rank}", bold=True)
-        drawing.rect(left, 105, grid.wide, 14, stroke=FAINT)
+        drawing.text(left, 18, f"rank {rank}", bold=True)
+        drawing.rect(left, 25, grid.wide, 14, stroke=FAINT)
         for (of, x), words in zip(grid.across(rank).items(), (PARAMETERS, GRADIENTS, "Adam's averages"), strict=True):
-            drawing.text(x, 142, words, size=11.5)
+            drawing.text(x, 62, words, size=11.5)
             for name, y in grid.top.items():
                 for copy in range(1 + (of == OPTIMIZER)):
                     width = grid.sizes[name] * grid.scale
@@ -112,14 +106,11 @@ def background(ranks: list[RecordedRank], stage: int) -> svg.Drawing:
     return drawing
 
 
-def frame(ranks: list[RecordedRank], stage: int, verb: str, unit: str, number: str) -> svg.Drawing:
+def frame(ranks: list[RecordedRank], stage: int, verb: str, unit: str) -> svg.Drawing:
     """What the ranks held at the end of one event. It is the same event on each of them, not the same instant."""
     grid, at = Grid(ranks), find(ranks[0], verb, unit)
     moving = under_way(ranks[0], at)
     drawing = svg.Drawing(svg.WIDTH, grid.below + 62)
-    drawing.text(0, 20, f"{NAMES[stage]}: {heading(verb, unit)}", size=19, bold=True)
-    drawing.text(RIGHT, 20, number, size=13, anchor="end", color=FAINT)
-    drawing.paragraph(0, 44, sentence(stage, verb, unit, moving), width=0.86 * svg.WIDTH)
     if unit in grid.top:
         drawing.rect(0.5, grid.top[unit] - 5, RIGHT, ROW - 2)
     for number, rank in enumerate(ranks):
@@ -139,11 +130,11 @@ def frame(ranks: list[RecordedRank], stage: int, verb: str, unit: str, number: s
 def draw_total(drawing: svg.Drawing, grid: Grid, event: dict) -> None:
     """The rank's bytes in all, by kind."""
     x = grid.left[event["rank"]]
-    drawing.text(x + grid.wide, 98, f"{gb(event['alive'])} alive", anchor="end")
+    drawing.text(x + grid.wide, 18, f"{gb(event['alive'])} alive", anchor="end")
     for kind, nbytes in event["kinds"].items():
         width = grid.wide * nbytes / grid.most
         if nbytes:
-            drawing.rect(x, 105, width, 14, kind, stroke="none", data={"rank": event["rank"], "kind": kind, "bytes": nbytes})
+            drawing.rect(x, 25, width, 14, kind, stroke="none", data={"rank": event["rank"], "kind": kind, "bytes": nbytes})
         x += width
 
 
@@ -186,7 +177,7 @@ def sentence(stage: int, verb: str, unit: str, moving: list[tuple[str, str]]) ->
 
 def draw_for_readme(path: Path = README_PICTURE) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(story(3).svg + "\n")
+    path.write_text(story(3).animation() + "\n")
 
 
 if __name__ == "__main__":
