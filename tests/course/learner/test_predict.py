@@ -84,6 +84,7 @@ def test_what_was_refused_is_not_compared():
     ("times", 1.5, "1.5 times", 12, "1.5 times 12 times 0.125"), ("samples", 1, "1 sample", 10, "1 sample 10 samples 0.1"),
     ("messages", 3, "3 messages", 0, "3 messages 0 messages –"), ("messages", 0, "0 messages", 4, "0 messages 4 messages 0"),
     (OneOf("yes", "no"), "Yes", "yes", "no", "yes no no"), (OneOf("1", "2"), 2, "2", "2", "2 2 yes"),
+    (OneOf("yes", "no"), "no", "no", True, "no yes no"), (OneOf("yes", "no"), "no", "no", False, "no no yes"),
     (THREE, ["two", "One", "three"], "two, one, three", ["one", "two", "three"], "two, one, three one, two, three no"),
     (THREE, "one, two, three", "one, two, three", ["one", "two", "three"], "one, two, three one, two, three yes")])
 def test_the_guess_stands_beside_what_is_measured(form, typed, noted, measured, row):
@@ -133,11 +134,11 @@ def test_predicted_points_are_drawn_over_the_curve_of_their_name(capsys):
     figure = two_curves()
     said = str(observe("01.c", figure))
     drawn = {line.get_label(): line for line in figure.axes[0].lines}
-    guess = drawn["you (hollow marks)"]
+    guess = drawn["your guess (hollow)"]
     assert guess.get_color() == drawn["stage 2"].get_color() and guess.get_marker() == drawn["stage 2"].get_marker()
-    assert list(guess.get_xdata()) == [1, 1024] and list(guess.get_ydata()) == [120, 3] and guess.get_markerfacecolor() == "white"
+    assert list(guess.get_xdata()) == [1, 1024] and list(guess.get_ydata()) == [120, 3] and guess.get_markerfacecolor() == "none"
     assert list(figure.axes[0].lines[-1].get_ydata()) == [120, 60, 30]
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["stage 1", "stage 2", "you (hollow marks)"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["stage 1", "stage 2", "your guess (hollow)"]
     assert "what you predicted at 1, 16, 1024: stage 2 120 GB, –, 3.00 GB; stage 1 120 GB, 60.0 GB, 30.0 GB" in capsys.readouterr().out
     assert [line.split() for line in said.splitlines()[2:]] == [
         ["stage", "1", "16", "60.0", "GB", "40.0", "GB", "1.5"], ["stage", "2", "1,024", "3.00", "GB", "15.0", "GB", "0.2"]]
@@ -242,6 +243,8 @@ def test_a_record_that_cannot_be_read_stops_no_lesson(folder):
      'predict("01.x", {\n    "é": [..., ..., ...],\n    "two": ...}, form)'),
     ('predict("01.x", somebody_guessed(["b", "a"]), Order("a", "b"))', 'somebody_guessed(["b", "a"])',
      'predict("01.x", [..., ...], Order("a", "b"))'),
+    ('from it import observe, predict, somebody_guessed\npredict("01.x", somebody_guessed("no"), OneOf("yes", "no"))',
+     'somebody_guessed("no")', 'from it import observe, predict\npredict("01.x", ..., OneOf("yes", "no"))'),
     ("%time\nx = 1", None, "%time\nx = 1"), ("observe(1, 2)", None, "observe(1, 2)"), ('model.predict("01.x", 2)', None, 'model.predict("01.x", 2)')])
 def test_a_learner_s_copy_has_no_guess(source, guess, copy):
     assert guess_in(source) == guess and without_guess(source) == copy

@@ -114,7 +114,7 @@ class Number(AnswerForm):
 
 
 class OneOf(AnswerForm):
-    """One of several words."""
+    """One of several words. Where there are two, a measured True is the first of them."""
 
     quantity = "choice"
 
@@ -126,6 +126,9 @@ class OneOf(AnswerForm):
         if (option := self.options.get(str(typed).strip().lower())) is None:
             raise BadInput(f"{typed!r} is not {self.wants}")
         return option
+
+    def taken(self, measured: object) -> str:
+        return list(self.options.values())[not measured] if isinstance(measured, bool) else self.parse(measured)
 
 
 class Order(OneOf):

@@ -1,11 +1,10 @@
 """A learner's copy of a notebook: what its author wrote, without what it gave away.
 
-In the author's notebook the answers stand between `### BEGIN SOLUTION` and `### END SOLUTION`, the metadata of a prediction's
-cell has the labelled guess as it stands in the source, {"zerocourse": {"guess": "12.5"}}, and these tags say what a copy does
-with a cell:
+In the author's notebook the answers stand between `### BEGIN SOLUTION` and `### END SOLUTION`, guesses are arguments of `predict`
+(`guesses.py`), and these tags say what a copy does with a cell:
 
     ours       It shows our version of what the learner was asked to write. A class may want copies without these cells.
-    explains   A text that says what the cell above has measured. In a copy it is folded.
+    explains   A text that says what the cell above has measured. In a copy it is folded, and so is code that says it.
 
 A notebook is here what JSON makes of its file, and nothing needs more than Python: the package's wheel is built with this.
 """
@@ -15,10 +14,9 @@ import json
 import re
 from pathlib import Path
 
-from ...errors import BadInput
+from .guesses import without_guess
 
 BLANK = 'raise NotImplementedError("your turn")'
-UNANSWERED = "..."
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION[ \t]*\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
 HIDDEN = re.compile(r"^### BEGIN HIDDEN TESTS\n.*?^### END HIDDEN TESTS\n", re.S | re.M)
 OPEN = re.compile(r"(<details\b[^>]*?)\s+open(?:=(?:\"[^\"]*\"|'[^']*'|\w+))?(?=[\s>])", re.I)
@@ -31,7 +29,6 @@ def learners_copy(notebook: dict, ours: bool = True) -> dict:
     """The copy of an author's notebook, which is left as it is.
 
     ours: False leaves out the cells that show our version; a chapter then still goes on with ours where a blank is left.
-    Raises BadInput where a guess does not stand exactly once in the source of its cell.
     """
     made = copy.deepcopy(notebook)
     made["cells"] = [cell for cell in made["cells"] if ours or OURS not in tags(cell)]
@@ -40,8 +37,9 @@ def learners_copy(notebook: dict, ours: bool = True) -> dict:
         if cell["cell_type"] == "code":
             source = HIDDEN.sub("", SOLUTION.sub(lambda match: match[1] + BLANK, source))
             about = cell["metadata"].pop("zerocourse", {})
-            source = without_guess(source, about.pop("guess", None))
-            cell["metadata"] |= {"zerocourse": about} if about else {}
+            about.pop("guess", None)
+            source = without_guess(source)
+            cell["metadata"] |= ({"zerocourse": about} if about else {}) | ({"jupyter": {"source_hidden": True}} if EXPLAINS in tags(cell) else {})
             cell["outputs"], cell["execution_count"] = [], None
         elif cell["cell_type"] == "markdown":
             source = OPEN.sub(r"\1", source)
@@ -51,14 +49,6 @@ def learners_copy(notebook: dict, ours: bool = True) -> dict:
         if kept := [tag for tag in cell["metadata"].pop("tags", []) if tag not in FOR_AUTHORS]:
             cell["metadata"]["tags"] = kept
     return made
-
-
-def without_guess(source: str, guess: str | None) -> str:
-    if guess is None:
-        return source
-    if source.count(guess) != 1:
-        raise BadInput(f"the guess {guess!r} stands {source.count(guess)} times in its cell, and should stand there once: {source!r}")
-    return source.replace(guess, UNANSWERED)
 
 
 def tags(cell: dict) -> list[str]:

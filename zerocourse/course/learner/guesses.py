@@ -1,6 +1,7 @@
 """Where the guess stands in the source of a prediction's cell: the second argument of `predict`. Needs nothing but Python."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 OPEN = "..."
@@ -15,6 +16,7 @@ def guess_in(source: str) -> str | None:
 
 def without_guess(source: str) -> str:
     """The cell as a learner gets it: each answer is open. Of a dictionary the names are left, of a list how many there are."""
+    source = re.sub(rf", {LABEL}\b(?!\()", "", source)  # where it is imported
     if (call := _predict(source)) is None:
         return source
     lines = source.encode().splitlines(keepends=True)

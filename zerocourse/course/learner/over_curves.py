@@ -1,10 +1,12 @@
-"""A predicted curve over the measured one: hollow marks in the measured curve's colour, joined by a thin dotted line."""
+"""A predicted curve over the measured one: large hollow marks of the same form and colour, joined by a thin dotted line."""
 
 from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
 from .answer_forms import Curve
+
+WHOSE = {"you": "your guess", "somebody": "somebody's guess"}
 
 
 def heights(figure: Figure) -> dict[str, dict[float, float]]:
@@ -20,8 +22,8 @@ def draw_over(figure: Figure, form: Curve, guesses: Mapping[str, list[float | No
     for number, (name, guess) in enumerate(guesses.items()):
         points = [(place, height) for place, height in zip(form.at, form.recorded(guess), strict=True) if height is not None]
         line = measured[name]
-        axes.plot(*zip(*points, strict=True), color=line.get_color(), marker=line.get_marker(), markersize=8, markerfacecolor="white",
-                  linestyle=":", linewidth=1, zorder=1, label=f"{who} (hollow marks)" if number == 0 else "_")
+        axes.plot(*zip(*points, strict=True), color=line.get_color(), marker=line.get_marker(), markersize=9, markerfacecolor="none",
+                  linestyle=":", linewidth=1, label="_" if number else f"{WHOSE[who]} (hollow)")
         if axes.get_yscale() == "linear":
             axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * max(height for _, height in points)))
     if guesses:
