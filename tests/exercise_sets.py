@@ -1,8 +1,10 @@
-"""What the tests of exercises share: the answers in a set, a set with blanks filled, a process's environment."""
+"""What the tests of exercises share: the answers in a set, a set with blanks filled or left, a process's environment."""
 
 import functools
 import os
+import re
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -11,6 +13,7 @@ from tools.exercises import EXERCISES, ROOT, sets
 from zerocourse.course.checks import exercises
 from zerocourse.course.grading.notebook import read_cells
 
+CHECK = re.compile(r'^check\("', re.M)
 SETS = {path.stem: path for path in sets()}
 IDS = [f"chapter{each.chapter:02}-{id}" for id, each in exercises().items()]  # so that -k chapter05 chooses a chapter
 
@@ -53,6 +56,24 @@ def answering(exercise_set: str, grade_id: str, source: str):
     cell = next(cell for cell in notebook.cells if cell.metadata.get("nbgrader", {}).get("grade_id") == grade_id)
     cell.source = source
     return notebook
+
+
+def faults_of_a_run(notebook) -> Iterator[str]:
+    """Of a copy that has run with all its blanks left: every cell has ended, with no error but those that are meant, a blank is
+    called one, and the chapter goes on with ours."""
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        errors = [f"{output.ename}: {output.evalue}" for output in cell.outputs if output.output_type == "error"]
+        said, start = " ".join(map(str, cell.outputs)), cell.source[:60]
+        if not cell.execution_count:
+            yield f"did not run: {start}"
+        if errors and "raises-exception" not in cell.metadata.get("tags", []):
+            yield f"{start} ended with {errors[0]}"
+        if CHECK.search(cell.source) and "not done yet" not in said:
+            yield f"a blank is not called one: {start} says {said}"
+        if "yours_or_ours(" in cell.source and "ours" not in said:
+            yield f"does not go on with ours: {start} says {said}"
 
 
 def environment(**more) -> dict[str, str]:

@@ -11,6 +11,11 @@ NUMBERS = {
     "overlap": 8, "what_goes_wrong": 9, "mixed_precision": 10, "engine": 11, "checkpoints": 12, "activations": 13, "offload": 14,
     "infinity": 15, "tensor_parallel": 16, "pipelines": 17, "three_d_parallelism": 18, "scale": 25, "claims": 26,
 }  # 19 to 24 are kept for chapters that are to come
+NEEDS = {  # by number, the chapters without which one does not follow; what these need themselves is not named again
+    0: (), 1: (0,), 2: (1,), 3: (1,), 4: (1,), 5: (3, 4), 6: (5,), 7: (2, 6), 8: (7,), 9: (7,), 10: (7,), 11: (10,), 12: (11,), 13: (4,),
+    14: (8, 10), 15: (14,), 16: (7, 13), 17: (13,), 18: (16, 17), 25: (8, 18), 26: (15, 25),
+}
+PATHS = {"two hours": (0, 5), "a day": tuple(range(8)), "the whole course": tuple(NEEDS)}  # each has the chapters of the one before
 TOPICS = {number: topic for topic, number in NUMBERS.items()}
 
 

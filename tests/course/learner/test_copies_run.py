@@ -1,0 +1,76 @@
+"""A learner who writes nothing gets to the end of every copy: blanks are called blanks, and a chapter goes on with ours.
+
+Here run the copies that no other test runs. A chapter without blanks and predictions has the code of the authors' notebook,
+which runs again in `test_notebooks.py`; the cells of most sets are answers and checks alone, which run in `test_exercises.py`;
+and `test_kaggle.py` runs some in the place where only the wheel is.
+"""
+
+import json
+from pathlib import Path
+
+import lab_kernel
+import nbformat
+import pytest
+from exercise_sets import faults_of_a_run
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from test_kaggle import RUN
+
+from zerocourse.course.learner.handout import hand_out
+from zerocourse.course.learner.originals import copies_of_all
+from zerocourse.course.learner.record import events
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 300  # for a notebook, on a busy machine
+COPIES = copies_of_all()
+
+
+def code(text: str) -> list[dict]:
+    return [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+
+
+def runs_nowhere_else(name: str) -> bool:
+    if name.removeprefix("notebooks/").replace("/", "_").removesuffix(".ipynb") in RUN:
+        return False
+    cells = code(COPIES[name])
+    if name.startswith("notebooks/"):
+        return [cell["source"] for cell in cells] != [cell["source"] for cell in code((ROOT / name).read_text())]
+    return any("nbgrader" not in cell["metadata"] and "given" not in cell["metadata"].get("tags", [])
+               and not "".join(cell["source"]).startswith(("progress(", "# This cell is the same")) for cell in cells)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("learner") / "learning"
+    hand_out(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in COPIES if runs_nowhere_else(name)])
+@pytest.mark.timeout(SECONDS + 20)
+def test_a_copy_runs_with_its_blanks(name, folder, tmp_path, monkeypatch):
+    for variable, value in lab_kernel.add_kernel(tmp_path).items():
+        monkeypatch.setenv(variable, value)
+    notebook, before = nbformat.read(folder / name, as_version=4), len(events(folder))
+    NotebookClient(notebook, timeout=SECONDS, kernel_name=lab_kernel.NAME, allow_errors=True, coalesce_streams=True,
+                   resources={"metadata": {"path": (folder / name).parent}}).execute()
+    assert list(faults_of_a_run(notebook)) == []
+    assert not [event for event in events(folder)[before:] if event["kind"] == "prediction"], "nobody has predicted anything"
+
+
+def cell(source: str, said: str = "", **more):
+    outputs = [new_output("stream", name="stdout", text=said)] if said else []
+    return new_code_cell(source, outputs=outputs, execution_count=1, **more)
+
+
+@pytest.mark.parametrize("broken, fault", [
+    (new_code_cell("1 + 1"), "did not run"),
+    (cell('check("5.1", f)', "✓ 5.1 passed"), "a blank is not called one"),
+    (cell('check("05.w1", f)'), "a blank is not called one"),
+    (cell('step = yours_or_ours("05.w1", f)', "goes on with your"), "does not go on with ours"),
+    (new_code_cell("1 / 0", execution_count=1, outputs=[new_output("error", ename="ZeroDivisionError", evalue="no")]), "ended with Zero")])
+def test_a_fault_of_a_run_is_noticed(broken, fault):
+    sound = [cell("1 + 1"), cell('check("5.1", f)', "not done yet"), cell('yours_or_ours("05.w1", f)', "with **ours**")]
+    assert list(faults_of_a_run(new_notebook(cells=sound))) == []
+    found = list(faults_of_a_run(new_notebook(cells=[*sound, broken])))
+    assert len(found) == 1 and fault in found[0], found
