@@ -56,13 +56,14 @@ def stamp(notebook):
     notebooks.tidy(notebook)
     answers = []
     for cell in notebook.cells:
-        if "### BEGIN SOLUTION" in cell.source:
+        if notebooks.SOLUTION in cell.source:
             answers.append(cell)
         elif cell.cell_type == "code" and (match := CHECK.search(cell.source)):
             name = match[1].replace(".", "_")
             for number, answer in enumerate(answers):
-                answer.metadata.nbgrader = _marks(f"answer_{name}" + f"_{number}" * (len(answers) > 1), solution=True)
-            cell.metadata.nbgrader = _marks(f"check_{name}", points=_exercise(match[1]).difficulty)
+                grade_id = f"answer_{name}" + f"_{number}" * (len(answers) > 1)
+                answer.metadata.nbgrader = nbformat.from_dict(notebooks.marks(grade_id, solution=True))
+            cell.metadata.nbgrader = nbformat.from_dict(notebooks.marks(f"check_{name}", points=_exercise(match[1]).difficulty))
             answers = []
     return notebook
 
@@ -73,12 +74,6 @@ def _exercise(id: str) -> Exercise:
 
 def _title(exercise: Exercise) -> str:
     return f"## {exercise.id} {exercise.title}\n\n*{exercise.minutes} minutes · difficulty {exercise.stars}*"
-
-
-def _marks(grade_id: str, solution: bool = False, points: int | None = None):
-    graded = {} if points is None else {"points": points}
-    return nbformat.from_dict({"grade": points is not None, "grade_id": grade_id, "locked": not solution,
-                               "schema_version": 3, "solution": solution, "task": False, **graded})
 
 
 def blank(notebook):

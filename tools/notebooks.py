@@ -20,6 +20,8 @@ from zerocourse.course.learner.guesses import LABEL, called, guess_in
 ROOT = Path(__file__).parents[1]
 FIRST_CELL = Path(__file__).with_name("first_cell.ipy").read_text().rstrip()
 COMPARED = "nbval-check-output"
+SOLUTION = "### BEGIN SOLUTION"
+DEFINED = re.compile(r"^(?:def|class) (\w+)", re.M)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
           "language_info": {"name": "python"}}
@@ -54,7 +56,8 @@ def write(notebook, path: Path) -> None:
 
 
 def tidy(notebook):
-    """Leave only what a reader needs: one first cell, one kernel name, ids that follow from the text, no widgets."""
+    """Leave only what a reader needs: one first cell, one kernel name, ids that follow from the text, no widgets; and mark
+    the cells in which a learner writes."""
     code = [index for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     first = code[0] if code else len(notebook.cells)
     if code and notebook.cells[first].source.startswith(FIRST_CELL.splitlines()[0]):
@@ -74,10 +77,19 @@ def tidy(notebook):
 
 
 def kept_metadata(cell):
-    """Tags, what nbgrader knows of the cell, and the guess of a prediction as its source has it."""
-    kept = {"tags": sorted(tags(cell)), "nbgrader": cell.metadata.get("nbgrader"),
+    """Tags, what nbgrader knows of the cell (a chapter's is told by its function's name), and the guess of a prediction as its
+    source has it."""
+    answers = SOLUTION in cell.source and marks(f"answer_{DEFINED.search(cell.source)[1]}", solution=True)
+    kept = {"tags": sorted(tags(cell)), "nbgrader": answers or cell.metadata.get("nbgrader"),
             "zerocourse": {"guess": guess} if (guess := cell.cell_type == "code" and guess_in(cell.source)) else None}
     return nbformat.from_dict({key: value for key, value in kept.items() if value})
+
+
+def marks(grade_id: str, solution: bool = False, points: int | None = None) -> dict:
+    """nbgrader's metadata of an answer, or, with points, of a test."""
+    graded = {} if points is None else {"points": points}
+    return {"grade": points is not None, "grade_id": grade_id, "locked": not solution, "schema_version": 3, "solution": solution,
+            "task": False, **graded}
 
 
 def fresh_id(source: str, seen: set[str]) -> str:

@@ -5,6 +5,8 @@ With N ranks, the star sends everything through rank 0, so that rank 0 sends (N-
 In the ring (Patarasuk and Yuan 2009) every rank sends 2n(N-1)/N elements, which is less than 2n for any N.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -41,9 +43,29 @@ def ring_all_gather(buffer: torch.Tensor) -> int:
     return sent
 
 
-def ring_all_reduce(buffer: torch.Tensor) -> int:
-    """The sum on every rank: a reduce-scatter, and then an all-gather."""
-    return ring_reduce_scatter(buffer) + ring_all_gather(buffer)
+def turn_the_ring(parts, rank, pass_on):
+    """Add up a buffer over all ranks, by turns of a ring. Afterwards every part on every rank is the whole sum.
+
+    parts: the buffer, cut into as many views as there are ranks.   rank: this rank.
+    pass_on(leaving, arriving, add): one turn, which all ranks make at the same time. Sends `parts[leaving]` to the right
+        neighbour, and what the left neighbour sends is added to `parts[arriving]`, or, with add=False, replaces it.
+    """
+    ranks = len(parts)
+    for turn in range(1, ranks):  # afterwards part r is summed on rank r
+        pass_on((rank - turn) % ranks, (rank - turn - 1) % ranks, add=True)
+    for turn in range(ranks - 1):  # and the sums travel on
+        pass_on((rank - turn) % ranks, (rank - turn - 1) % ranks, add=False)
+
+
+def ring_all_reduce(buffer: torch.Tensor, turns: Callable[..., None] = turn_the_ring) -> int:
+    """The sum on every rank: a reduce-scatter, and then an all-gather.   turns: others, called as `turn_the_ring` is."""
+    parts, sent = _parts(buffer), []
+
+    def pass_on(leaving: int, arriving: int, add: bool) -> None:
+        sent.append(_pass_on(parts[leaving], parts[arriving], add))
+
+    turns(parts, dist.get_rank(), pass_on)
+    return sum(sent)
 
 
 def _parts(buffer: torch.Tensor) -> list[torch.Tensor]:

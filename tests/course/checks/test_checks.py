@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from zerocourse.comm import Comm
 from zerocourse.course.chapters.zero3.checks import zero3_budget, zero3_stack
-from zerocourse.course.checks import check, exercises, harness, judge, progress
+from zerocourse.course.checks import check, exercises, harness, judge, progress, written_cells
 from zerocourse.course.checks.compare import difference, same
 from zerocourse.course.checks.delegation import Delegated, Guard, functions
 from zerocourse.course.checks.exercise import Exercise, find
@@ -31,7 +31,8 @@ def right(params, stage, ranks):
     return whole * params + shared * -(-params // ranks)
 
 
-MUTANTS = {f"chapter{each.chapter:02}-{id}-{code}-{form}": (each, code, form, answers) for id, each in exercises().items()
+EVERYTHING = exercises() | written_cells()
+MUTANTS = {f"chapter{each.chapter:02}-{id}-{code}-{form}": (each, code, form, answers) for id, each in EVERYTHING.items()
            for code, form, answers in mutants(each)}  # so that -k chapter05 chooses a chapter
 
 
@@ -71,7 +72,7 @@ def test_the_reference_of_a_stage_3_from_nothing_trains_like_the_unsharded_model
 
 
 def test_every_mistake_has_a_mutant():
-    for id, exercise in exercises().items():
+    for id, exercise in EVERYTHING.items():
         of_exercise = {code for each, code, *_ in MUTANTS.values() if each is exercise}
         assert of_exercise == set(exercise.mistakes), f"{id}: {set(exercise.mistakes) - of_exercise} cannot run"
         assert len(of_exercise) >= 3, f"{id} knows {len(of_exercise)} mistakes"

@@ -52,6 +52,8 @@ def exercises_in(source: str) -> Iterator[tuple[str, dict]]:
              if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "exercise")
     for call in calls:
         id, title = map(ast.literal_eval, call.args)
+        if ".w" in id:  # a cell of a chapter, and none of its set
+            continue
         minutes, difficulty = (ast.literal_eval(each.value) for name in ("minutes", "difficulty") for each in call.keywords
                                if each.arg == name)
         yield id, {"title": title, "minutes": minutes, "difficulty": difficulty, "chapter": int(id.partition(".")[0])}

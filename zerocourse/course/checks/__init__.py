@@ -4,21 +4,21 @@
 check of an exercise is made of: `exercise`, `Trial`, `When` and `Wrong`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...errors import BadInput, ZeroCourseError
 from ..learner.remembered.verdicts import cell_sources, remember_verdict
 from . import harness
 from .board import Board
-from .catalogue import language
-from .exercise import FORMULAS, Exercise, exercise, exercises, find
+from .catalogue import language, sentences
+from .exercise import FORMULAS, Exercise, exercise, exercises, find, written_cells
 from .harness import When
 from .lab import Lab
 from .trace import Trial
 from .verdict import DIFFERENCE, FAILED, MISUSED, NOT_DONE, PASSED, STUCK, NotDone, Progress, Verdict, Wrong
 
 __all__ = ["FORMULAS", "MISUSED", "STUCK", "Board", "Exercise", "Trial", "Verdict", "When", "Wrong", "check", "exercise", "exercises",
-           "progress"]
+           "ours", "progress", "written_cells", "yours_or_ours"]
 
 _last: dict[str, Verdict] = {}  # of this session, for `progress`
 _passed: dict[str, tuple[tuple, Verdict]] = {}  # the last answer that passed, as it was sent: not run twice
@@ -44,6 +44,43 @@ def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = F
 def progress(chapter: int) -> Progress:
     """How far this session is with the exercises of a chapter."""
     return Progress({id: asked.title for id, asked in exercises(chapter).items()}, _last)
+
+
+def yours_or_ours(id: str, *answers: Callable) -> Callable | tuple[Callable, ...]:
+    """What a chapter goes on with: the learner's `answers`, if they have passed `check(id, ...)` as they are now, else ours.
+
+    It stands behind the check, `turns = yours_or_ours("04.w1", turn_the_ring)`, and shows which of the two it is.
+    Returns a function, or several where the cell asks for several. Raises BadInput for an id that is not there.
+    """
+    from .. import show  # it loads what draws, which a check does not need
+
+    asked, how = find(id), _standing(id, answers)
+    show.put(show.says(sentences(yours_or_ours)[how], names=" and ".join(f"`{name}`" for name in asked.answers)))
+    chosen = answers if how == PASSED else asked.own
+    return chosen[0] if len(chosen) == 1 else chosen
+
+
+def ours(id: str):
+    """Our version of what a chapter asks for: its source, folded until an answer has passed. Returns a `show.Shown`.
+
+    It stands in a cell of its own behind the check, so that no source of a learner's notebook has it.
+    """
+    from .. import show
+
+    return show.source(*find(id).own, folded="" if id in _passed else sentences(ours)["folded"])
+
+
+def _standing(id: str, answers: tuple) -> str:
+    """How these answers stand, without running them: "passed", as they are now; else the status of the last check; or "not
+    checked", where nobody has checked them, or they, or what they use, have changed since they passed."""
+    try:
+        sent = Lab(find(id), answers).sent
+    except ZeroCourseError:  # they cannot be sent to ranks
+        sent = None
+    if sent and (sent, language()) == _passed.get(id, (None, None))[0]:
+        return PASSED
+    last = _last.get(id)
+    return last.status if last and not last.passed else "not checked"
 
 
 def _verdict(id: str, answers: tuple, timeout: float | None, own_allowed: bool) -> Verdict:

@@ -1,7 +1,11 @@
-"""What an exercise is, and where the check of each is found: a chapter's are in `chapters/TOPIC/checks/`."""
+"""What an exercise is, and where the check of each is found: a chapter's are in `chapters/TOPIC/checks/`.
+
+An exercise is in a chapter's set ("5.1"), or a cell of the chapter itself, in which its core is written ("05.w1").
+"""
 
 import functools
 import importlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -21,7 +25,8 @@ _registered: dict[str, "Exercise"] = {}
 class Exercise:
     """One exercise and its check.
 
-    id: "5.1", chapter 5's first.   answers: the names that the learner defines, in the order that `check` gets them.
+    id: "5.1", the first of chapter 5's set, or "05.w1", the first that is written in the chapter.
+    answers: the names that the learner defines, in the order that `check` gets them.
     minutes: for somebody who has read the chapter.   difficulty: 1 to 3.
     reference: right by default, its knobs make the mistakes; where there are several answers it returns them.
     trials: what the answer is put through, in this order.
@@ -74,6 +79,11 @@ class Exercise:
     def chapter(self) -> int:
         return int(self.id.partition(".")[0])
 
+    @property
+    def is_in_chapter(self) -> bool:
+        """Is it a cell of the chapter, and none of its set?"""
+        return ".w" in self.id
+
 
 def exercise(id: str, title: str, *, minutes: int, difficulty: int, mistakes: dict, answer: str | tuple[str, ...] = (), own=(),
              cases: Iterable[tuple] = (), trials: Iterable[Trial] = (), **more):
@@ -117,10 +127,19 @@ def _load(chapter: int) -> None:
 
 
 def exercises(chapter: int | None = None) -> dict[str, Exercise]:
-    """All exercises, or a chapter's, by id in order."""
+    """All exercises of the sets, or of a chapter's, by id in order."""
+    return {id: each for id, each in _known(chapter).items() if not each.is_in_chapter}
+
+
+def written_cells(chapter: int | None = None) -> dict[str, Exercise]:
+    """All cells of chapters in which their core is written, or a chapter's, by id in order."""
+    return {id: each for id, each in _known(chapter).items() if each.is_in_chapter}
+
+
+def _known(chapter: int | None) -> dict[str, Exercise]:
     for number in chapters.with_exercises() if chapter is None else [chapter]:
         _load(number)
-    order = sorted(_registered, key=lambda id: tuple(map(int, id.split("."))))
+    order = sorted(_registered, key=lambda id: (".w" in id, *map(int, re.findall(r"\d+", id))))
     return {id: _registered[id] for id in order if chapter in (None, _registered[id].chapter)}
 
 
@@ -128,7 +147,7 @@ def find(id: str) -> Exercise:
     """The exercise of that id. Raises BadInput that says what there is."""
     number = str(id).partition(".")[0]
     chapter = int(number) if number.isdecimal() and int(number) in chapters.with_exercises() else None
-    known = exercises(chapter)
+    known = _known(chapter)
     if str(id) not in known:
         raise BadInput(f"there is no exercise {str(id)!r}: there are {', '.join(known)}")
     return known[str(id)]

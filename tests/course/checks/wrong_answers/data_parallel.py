@@ -222,3 +222,89 @@ def asks_after_the_loop(model, optimizer, batches, comm):
     _uneven(model, optimizer, batches, comm, len(batches), comm.world_size)
     steps = max(comm.all_gather_object(len(batches)))
     _uneven(model, optimizer, [], comm, steps - len(batches), comm.world_size)
+
+
+# 04.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("04.w1", "one half")
+def only_the_reduce_scatter(parts, rank, pass_on):
+    n = len(parts)
+    leaving = rank
+    for _ in range(n - 1):
+        pass_on(leaving, (leaving - 1) % n, True)
+        leaving = (leaving - 1) % n
+
+
+@wrong("04.w1", "added in both")
+def a_full_turn_twice(parts, rank, pass_on):
+    n, leaving = len(parts), (rank - 1) % len(parts)
+    for _ in range(2 * (n - 1)):
+        arriving = (leaving - 1) % n
+        pass_on(leaving, arriving, add=True)
+        leaving = arriving
+
+
+@wrong("04.w1", "second half starts too far")
+def begins_the_copies_where_the_sums_began(parts, rank, pass_on):
+    n = len(parts)
+    for add in (True, False):
+        for turn in range(n - 1):
+            pass_on((rank - turn - 1) % n, (rank - turn - 2) % n, add)
+
+
+@wrong("04.w1", "same part")
+def sends_its_own_part_each_time(parts, rank, pass_on):
+    n = len(parts)
+    for add, part in ((True, rank - 1), (False, rank)):
+        for _ in range(1, n):
+            pass_on(part % n, (part - 1) % n, add)
+
+
+@wrong("04.w1", "raised")
+def counts_from_one(parts, rank, pass_on):
+    for turn in range(1, len(parts) + 1):
+        pass_on(rank + turn, rank + turn - 1, True)
+
+
+@wrong("04.w1", "stuck")
+def the_last_rank_only_listens(parts, rank, pass_on):
+    n = len(parts)
+    for turn in range(n - 1 - (rank == n - 1)):
+        pass_on((rank - 1 - turn) % n, (rank - 2 - turn) % n, True)
+
+
+# 04.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("04.w2", "as if equal")
+def plain_mean(gradient, samples):
+    dist.all_reduce(gradient)
+    gradient /= dist.get_world_size()
+
+
+@wrong("04.w2", "weighted after")
+def share_of_the_sum(gradient, samples):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, samples)
+    dist.all_reduce(gradient)
+    gradient.mul_(samples).div_(sum(everyone))
+
+
+@wrong("04.w2", "not divided by the total")
+def sum_over_samples(gradient, samples):
+    gradient *= samples
+    dist.all_reduce(gradient)
+
+
+@wrong("04.w2", "not in place")
+def returns_it(gradient, samples):
+    count = torch.tensor([float(samples)])
+    dist.all_reduce(count)
+    weighted = gradient * samples / count
+    dist.all_reduce(weighted)
+    return weighted
+
+
+@wrong("04.w2", "stuck")
+def leaves_out_small_parts(gradient, samples):
+    if samples > 3:
+        dist.all_reduce(gradient)

@@ -134,3 +134,66 @@ def buffers_stay_for_the_next_time(units, stage, ranks):
 @wrong("1.5", "difference")
 def no_pairs(units, stage, ranks):
     return dict(_Rank(units, stage, ranks).play())
+
+
+# 01.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("01.w1", "no master weights")
+def two_averages_alone(stage, ranks):
+    return [2 / (ranks if stage == 3 else 1), 2 / (ranks if stage > 1 else 1), 8 / (ranks if stage else 1)]
+
+
+@wrong("01.w1", "all cut")
+def sixteen_by_ranks(stage, ranks):
+    by = 1 if stage == 0 else ranks
+    return 2 / by, 2 / by, 12 / by
+
+
+@wrong("01.w1", "other way round")
+def parameters_first(stage, ranks):
+    sizes = [2, 2, 12]
+    for place in range(stage):
+        sizes[place] /= ranks
+    return tuple(sizes)
+
+
+@wrong("01.w1", "sum")
+def by_the_table(stage, ranks):
+    return (16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks)[stage]
+
+
+@wrong("01.w1", "raised")
+def stages_from_a_dictionary(stage, ranks):
+    return {1: (2, 2, 12 / ranks), 2: (2, 2 / ranks, 12 / ranks)}[stage]
+
+
+# 01.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("01.w2", "highest")
+def goes_on_to_the_end(states, activations, card):
+    best = None
+    for stage in range(4):
+        if card >= states[stage] + activations:
+            best = stage
+    return best
+
+
+@wrong("01.w2", "without activations")
+def model_states_alone(states, activations, card):
+    return min((stage for stage in range(4) if states[stage] <= card), default=None)
+
+
+@wrong("01.w2", "3 where none fits")
+def ends_with_three(states, activations, card):
+    stage = 0
+    while stage < 3 and states[stage] > card - activations:
+        stage += 1
+    return stage
+
+
+@wrong("01.w2", "not quite full")
+def room_must_be_left(states, activations, card):
+    for stage in (0, 1, 2, 3):
+        if card - states[stage] - activations > 0:
+            return stage
+    return None

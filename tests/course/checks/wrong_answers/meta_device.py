@@ -114,3 +114,74 @@ def seeded_before_the_loop(model, rank, world_size, seed):
                 row, module._parameters[key] = module._parameters[key].detach().flatten(), p
                 found[names[p]] = nn.functional.pad(row, (0, -len(row) % world_size)).view(world_size, -1)[rank].clone()
     return found
+
+
+# 02.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("02.w1", "copies")
+def draws_its_part(rows, rank, world_size, seed):
+    torch.manual_seed(seed)
+    return torch.randn(rows // world_size, 2)
+
+
+@wrong("02.w1", "seed by rank")
+def seed_and_rank(rows, rank, world_size, seed):
+    mine = torch.Generator().manual_seed(seed + rank)
+    return torch.randn(rows // world_size, 2, generator=mine)
+
+
+@wrong("02.w1", "view")
+def a_chunk(rows, rank, world_size, seed):
+    return torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed)).chunk(world_size)[rank]
+
+
+@wrong("02.w1", "in turn")
+def every_nth(rows, rank, world_size, seed):
+    torch.manual_seed(seed)
+    whole = torch.randn(rows, 2)
+    return torch.stack([whole[row] for row in range(rows) if row % world_size == rank])
+
+
+# 02.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("02.w2", "untied")
+def name_by_name(model):
+    for path, param in list(model.named_parameters(remove_duplicate=False)):
+        module, _, name = path.rpartition(".")
+        new = torch.nn.Parameter(torch.zeros_like(param, device="cpu"), requires_grad=param.requires_grad)
+        setattr(model.get_submodule(module), name, new)
+
+
+@wrong("02.w2", "thawed")
+def parameter_of_zeros(model):
+    new = {}
+    for module in model.modules():
+        for name in module._parameters:
+            old = module._parameters[name]
+            if old is not None:
+                new.setdefault(id(old), torch.nn.Parameter(torch.zeros(old.shape, dtype=old.dtype)))
+                module._parameters[name] = new[id(old)]
+
+
+@wrong("02.w2", "never set")
+def a_local_name(model):
+    for param in model.parameters():
+        param = torch.nn.Parameter(torch.zeros(param.shape))
+
+
+@wrong("02.w2", "raised")
+def sets_a_tensor(model):
+    for module in model.modules():
+        for name, param in list(module.named_parameters(recurse=False)):
+            setattr(module, name, torch.zeros_like(param, device="cpu"))
+
+
+@wrong("02.w2", "buffers too")
+def everything_to_empty_and_tied_again(model):
+    shared = {}
+    for module in model.modules():
+        for name, param in list(module.named_parameters(recurse=False)):
+            shared.setdefault(param, torch.nn.Parameter(torch.zeros_like(param, device="cpu"), param.requires_grad))
+            setattr(module, name, shared[param])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = torch.zeros_like(buffer)

@@ -1,6 +1,7 @@
 """Wrong answers of chapter 03."""
 
 import heapq
+import math
 from itertools import accumulate
 from math import prod
 
@@ -109,3 +110,77 @@ def as_they_come(own, shapes, before, after, rank, world_size, exchange):
     old, new = _numbers(shapes, world_size, before), _numbers(shapes, world_size, after)
     arrived = torch.cat(exchange([own[_goes(old[rank], new[peer])] for peer in range(world_size)]))
     return torch.nn.functional.pad(arrived, (0, len(new[rank]) - len(arrived)))
+
+
+# 03.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("03.w1", "start")
+def where_it_starts(shapes, world_size):
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    total, before, owner = sum(sizes.values()), 0, {}
+    for name, size in sizes.items():
+        owner[name] = before * world_size // total
+        before += size
+    return owner
+
+
+@wrong("03.w1", "by number")
+def equally_many(shapes, world_size):
+    names = list(shapes)
+    return {name: place * world_size // len(names) for place, name in enumerate(names)}
+
+
+@wrong("03.w1", "filled up")
+def full_and_next(shapes, world_size):
+    room = sum(math.prod(shape) for shape in shapes.values()) / world_size
+    owner, rank, used = {}, 0, 0
+    for name, shape in shapes.items():
+        if used >= room and rank + 1 < world_size:
+            rank, used = rank + 1, 0
+        owner[name] = rank
+        used += math.prod(shape)
+    return owner
+
+
+@wrong("03.w1", "list")
+def owners_in_a_list(shapes, world_size):
+    total, before, owner = sum(map(math.prod, shapes.values())), 0, []
+    for shape in shapes.values():
+        owner.append((2 * before + math.prod(shape)) * world_size // (2 * total))
+        before += math.prod(shape)
+    return owner
+
+
+@wrong("03.w1", "raised")
+def of_tensors(shapes, world_size):
+    return {name: shape.numel() % world_size for name, shape in shapes.items()}
+
+
+# 03.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("03.w2", "rounded down")
+def floor_slices(numel, world_size, rank):
+    size = numel // world_size
+    return rank * size, rank * size + size, 0
+
+
+@wrong("03.w2", "on the last")
+def the_last_has_the_rest(numel, world_size, rank):
+    size = math.ceil(numel / world_size)
+    missing = size * world_size - numel if rank == world_size - 1 else 0
+    return size * rank, size * (rank + 1) - missing, missing
+
+
+@wrong("03.w2", "start behind the end")
+def stop_alone_is_cut(numel, world_size, rank):
+    size = (numel + world_size - 1) // world_size
+    start, stop = size * rank, min(numel, size * (rank + 1))
+    return start, stop, size - stop + start
+
+
+@wrong("03.w2", "length")
+def start_and_length(numel, world_size, rank):
+    size = (numel + world_size - 1) // world_size
+    start = min(numel, size * rank)
+    real = min(numel, start + size) - start
+    return start, real, size - real

@@ -1,16 +1,16 @@
 """The ring turning: which sums each rank has after each turn, and that an all-reduce is a reduce-scatter and an all-gather.
 
-    turns = launch(ring_turns, nproc=4)     # on each rank: run the ring of `classics.ring`, and look at every turn
+    turns = launch(ring_turns, nproc=4)     # on each rank: run a ring, by default that of `classics.ring`, and look at every turn
     ring(turns)                             # a film of the turns
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ....classics import ring as classic
+from ....classics.ring import ring_all_reduce, turn_the_ring
 from ....errors import BadInput
 from ...show.film import Film, Frame
 from ...show.palette import FAINT, INK, MEANINGS
@@ -32,29 +32,23 @@ class Turn(NamedTuple):
     adds: bool
 
 
-def ring_turns(elements_per_part: int = 4) -> list[Turn]:
-    """On every rank: all-reduce a buffer by `classics.ring`, and tell what it holds after each turn. Collective.
+def ring_turns(turns: Callable[..., None] = turn_the_ring, elements_per_part: int = 4) -> list[Turn]:
+    """On every rank: all-reduce a buffer by these turns (see `classics.ring`), and tell what it holds after each. Collective.
 
     Rank r puts 2^r into each element, so the bits of a sum say whose values are in it.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    buffer = torch.full((elements_per_part * world_size,), 1 << rank)
-    parts = buffer.tensor_split(world_size)
-    turns = [Turn([contributions(part) for part in parts], None, True)]
-    pass_on = classic._pass_on
+    seen: list[Turn] = []
 
-    def watched(mine: torch.Tensor, incoming: torch.Tensor, add: bool) -> int:
-        numel = pass_on(mine, incoming, add)
-        sent = next(index for index, part in enumerate(parts) if part.data_ptr() == mine.data_ptr())
-        turns.append(Turn([contributions(part) for part in parts], sent, add))
-        return numel
+    def watched(parts: Sequence[torch.Tensor], rank: int, pass_on: Callable[..., None]) -> None:
+        def turn(leaving: int, arriving: int, add: bool) -> None:
+            pass_on(leaving, arriving, add)
+            seen.append(Turn(list(map(contributions, parts)), leaving % len(parts), add))
 
-    classic._pass_on = watched
-    try:
-        classic.ring_all_reduce(buffer)
-    finally:
-        classic._pass_on = pass_on
-    return turns
+        seen.append(Turn(list(map(contributions, parts)), None, True))
+        turns(parts, rank, turn)
+
+    ring_all_reduce(torch.full((elements_per_part * dist.get_world_size(),), 1 << dist.get_rank()), watched)
+    return seen
 
 
 def contributions(part: torch.Tensor) -> frozenset[int]:

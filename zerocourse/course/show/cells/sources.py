@@ -21,15 +21,15 @@ WHOLE_LINES, AT_SPACES = ("white-space:pre", "white-space:pre-wrap; word-break:n
 REMOVED, ADDED = "#ffd7d5", "#ccffd8"
 
 
-def source(thing: Callable | type, folded: str = "") -> Shown:
-    """The source of a function or class of the package, as it is in its file.
+def source(*things: Callable | type, folded: str = "") -> Shown:
+    """The source of a function or class of the package, or of several, as it is in its file.
 
     folded: words on which one clicks to see it; none: it is open.
     """
-    code = code_of(thing)
-    where = f"{file_of(thing)}: {thing.__qualname__}"
-    html = f"<div><code>{escape(where)}</code></div>" + pre(coloured(code))
-    return Shown(f"# {where}\n\n{code}", fold(html, folded))
+    heads = [f"{file_of(thing)}: {thing.__qualname__}" for thing in things]
+    codes = list(map(code_of, things))
+    html = "".join(f"<div><code>{escape(head)}</code></div>{pre(coloured(code))}" for head, code in zip(heads, codes, strict=True))
+    return Shown("\n\n".join(f"# {head}\n\n{code}" for head, code in zip(heads, codes, strict=True)), fold(html, folded))
 
 
 def fold(html: str, words: str) -> str:

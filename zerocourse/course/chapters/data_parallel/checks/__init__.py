@@ -5,6 +5,7 @@
     buckets:           4.7
     rings:             4.5, 4.6
     uneven:            4.8
+    cells_ring:      04.w1, 04.w2
 """
 
-from . import averages, buckets, cuts_and_replays, rings, uneven  # each registers its exercises
+from . import averages, buckets, cells_ring, cuts_and_replays, rings, uneven  # each registers its exercises
