@@ -18,6 +18,8 @@ from tools.exercises import EXERCISES, ROOT
 from zerocourse.cli import main
 from zerocourse.course.checks import exercises
 from zerocourse.course.checks.plain import Raised, can_travel, decode, encode
+from zerocourse.course.checks.verdict import Verdict
+from zerocourse.course.grading import classroom
 from zerocourse.course.grading.classroom import notebooks_in
 from zerocourse.course.grading.confine import landlock_version
 from zerocourse.course.grading.examiner import grade
@@ -349,7 +351,7 @@ def test_a_class_may_be_named_from_below_and_in_a_hidden_folder(tmp_path, monkey
     assert [path.name for path in notebooks_in(Path("../.kept/class"))] == ["ada.ipynb"]
 
 
-def test_a_class_is_graded_into_one_table(capsys, tmp_path):
+def test_a_class_is_graded_into_one_table_and_then_only_what_has_changed(capsys, tmp_path, monkeypatch):
     students = {"ada": filled(SET), "bob": nbformat.read(EXERCISES / f"{SET}.ipynb", as_version=4),
                 "cyd": filled(SET, lambda grade_id: grade_id != "answer_1_3"),
                 "dan": answering(SET, "answer_1_2", ENDS_ITS_PROCESS)}
@@ -358,14 +360,45 @@ def test_a_class_is_graded_into_one_table(capsys, tmp_path):
         nbformat.write(nb, tmp_path / "class" / name / f"{SET}.ipynb")
     (tmp_path / "class" / "eve.ipynb").write_text("not a notebook")
     table = tmp_path / "grades.csv"
-    assert main(["check", "--folder", str(tmp_path / "class"), "--csv", str(table), "--jobs", "2", "--json"]) == 1
+    words = ["check", "--folder", str(tmp_path / "class"), "--csv", str(table), "--report", str(tmp_path / "report"), "--jobs", "2", "--json"]
+    assert main(words) == 1
     found = json.loads(capsys.readouterr().out)
     rows = {row["notebook"].partition("/")[0]: row for row in csv.DictReader(table.open(encoding="utf-8"))}
     assert {name: row["passed"] for name, row in rows.items()} == {"ada": "5", "bob": "0", "cyd": "4", "dan": "3",
                                                                    "eve.ipynb": "0"}
     assert rows["cyd"]["1.3"] == "not done" and "ended its process" in rows["dan"]["1.2 message"]
     assert "is not a notebook" in rows["eve.ipynb"]["problem"] and "problem" in found["eve.ipynb"]
-    assert found[f"ada/{SET}.ipynb"]["1.1"]["status"] == "passed"
+    assert found[f"ada/{SET}.ipynb"]["1.1"] == {"status": "passed", "message": found[f"ada/{SET}.ipynb"]["1.1"]["message"], "code": None,
+                                                "points": 1}
+    assert rows["dan"]["1.2 code"] == "raised" and rows["ada"]["1.2 code"] == "" and rows["cyd"]["points"] == "7" == rows["dan"]["points"]
+    assert (tmp_path / "report" / "index.html").exists() and (tmp_path / "report" / "students" / "dan.html").exists()
+    nbformat.write(answering(SET, "answer_1_1", WRONG), tmp_path / "class" / "ada" / f"{SET}.ipynb")
+    graded = []
+    monkeypatch.setattr(classroom, "new_ranks", lambda *how, **more: Counting(graded))
+    first = table.read_text()
+    assert main(words) == 1
+    again = json.loads(capsys.readouterr().out)
+    assert graded == [("ada", ["1.1", "1.2", "1.3", "1.4", "1.5"])]
+    assert again[f"ada/{SET}.ipynb"]["1.1"]["code"] == "made up" and again[f"bob/{SET}.ipynb"] == found[f"bob/{SET}.ipynb"]
+    assert [line for line in table.read_text().splitlines() if not line.startswith("ada")] == \
+        [line for line in first.splitlines() if not line.startswith("ada")]
+
+
+class Counting:
+    """An examiner that notes what it is asked to grade, and has one verdict for all of it."""
+
+    def __init__(self, graded: list):
+        self.graded = graded
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def run(self, fn, path, ids, limits, timeout):
+        self.graded.append((path.parent.name, ids))
+        return [[vars(Verdict(id, "failed", "no", code="made up")) for id in ids]]
 
 
 # nbgrader

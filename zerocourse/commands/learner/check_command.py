@@ -3,11 +3,14 @@
   zerocourse check                  every notebook in exercises/
   zerocourse check 1.1 1.2          these answers in exercises/
   zerocourse check --answers my/01_memory_math.ipynb
-  zerocourse check --folder submitted --csv grades.csv
+  zerocourse check --folder submitted --csv grades.csv --report report
+  zerocourse check --folder submitted --canvas canvas.csv --roster exported.csv
+  zerocourse check --answers submission.ipynb --gradescope results.json
 
 Only the answer cells and the cells they build on are run, each notebook in a process of its own with a limit of time
 and memory. Exit status 0 when every answer passed, 1 when not. With --folder it is 0 when every notebook could be
-read, whatever the grades.
+read, whatever the grades. What was graded is kept beside the table (grades.json beside grades.csv), and the next run
+grades only the notebooks whose answers have changed. docs/classes.md has more.
 """
 
 import sys
@@ -17,7 +20,7 @@ from ...errors import BadInput
 from ...launch.processes.parent import cores
 from ...launch.progress_bar import progress_bar
 from .. import Outcome
-from ..arguments import Checked, check_file, path, refuse_ignored, seconds, size, whole
+from ..arguments import Checked, check_file, check_folder, path, refuse_ignored, seconds, size, whole
 
 HELP = "grade answers to the exercises"
 LEAST_MEMORY = "512MiB"  # a process that imports torch takes half of it before any answer runs
@@ -33,6 +36,14 @@ def configure(parser):
                        help="class mode: grade every notebook below DIR")
     parser.add_argument("--csv", action=Checked, read=path, metavar="FILE",
                         help="class mode: write the grades here (default DIR/grades.csv)")
+    parser.add_argument("--report", action=Checked, read=path, metavar="DIR",
+                        help="class mode: write a page of the class here, and one for each student")
+    parser.add_argument("--canvas", action=Checked, read=path, metavar="FILE",
+                        help="class mode: write the points here as a gradebook that Canvas imports")
+    parser.add_argument("--roster", action=Checked, read=path, metavar="FILE",
+                        help="class mode: the gradebook that Canvas has exported, by which it knows students")
+    parser.add_argument("--gradescope", action=Checked, read=path, metavar="FILE",
+                        help="write the verdicts here as the results.json of a Gradescope autograder")
     parser.add_argument("--jobs", action=Checked, read=whole(1, JOBS_A_CORE * cores()), default=1, metavar="N",
                         help="class mode: notebooks at once (default 1)")
     parser.add_argument("--seconds", action=Checked, read=seconds, default=300.0, metavar="S",
@@ -53,7 +64,9 @@ def run(args) -> Outcome:
     limits = Limits(args.seconds, args.memory)
     if args.folder:
         return _folder(args, limits)
-    refuse_ignored(args.given, ("--csv", "--jobs"), "without --folder: it is for a class's notebooks")
+    refuse_ignored(args.given, ("--csv", "--report", "--canvas", "--roster", "--jobs"), "without --folder: it is for a class's notebooks")
+    if args.gradescope:
+        check_file(args.gradescope, "--gradescope")
     verdicts = {}
     todo = _notebooks(args)
     with _bar(sum(map(len, todo.values())), "answer") as bar:
@@ -61,6 +74,9 @@ def run(args) -> Outcome:
             found = grade(path, ids, limits, on_verdict=lambda _: bar.update())
             verdicts |= found
             _remember(path, found)
+    if args.gradescope:
+        from ...course.grading.tables import save_gradescope
+        save_gradescope(verdicts.values(), args.gradescope)
     passed = sum(verdict.passed for verdict in verdicts.values())
     text = "\n".join([*map(str, verdicts.values()), f"{passed} of {len(verdicts)} passed"])
     data = {id: {"status": verdict.status, "message": verdict.message} for id, verdict in verdicts.items()}
@@ -113,18 +129,39 @@ def _bar(total: int, unit: str):
 
 
 def _folder(args, limits) -> Outcome:
-    from ...course.grading.classroom import grade_folder, notebooks_in, save_csv
+    from ...course.grading.classroom import grade_folder, notebooks_in
+    from ...course.grading.gradebook import Gradebook
+    from ...course.grading.report.student_pages import save_report
+    from ...course.grading.tables import read_roster, save_canvas, save_csv
 
+    refuse_ignored(args.given, ("--gradescope",), "with --folder: it is for one notebook")
+    if args.roster and not args.canvas:
+        refuse_ignored(args.given, ("--roster",), "without --canvas: it says by which ids Canvas knows the students")
     folder, table = args.folder, args.csv or args.folder / "grades.csv"
-    notebooks = notebooks_in(folder)
-    check_file(table, "--csv")
-    if table.exists() and any(table.samefile(each) for each in notebooks):
-        raise BadInput(f"--csv is {table}, which is one of the notebooks: name a file for the grades")
+    notebooks, kept = notebooks_in(folder), table.with_suffix(".json")
+    outputs = {"--csv": table, "what --csv keeps": kept} | ({"--canvas": args.canvas} if args.canvas else {})
+    for name, file in outputs.items():
+        check_file(file, name)
+        if file.exists() and any(file.samefile(each) for each in (*notebooks, *([args.roster] if args.roster else []))):
+            raise BadInput(f"{name} is {file}, which is read here and would be lost: name another file")
+    if table in (kept, args.canvas):
+        raise BadInput(f"--csv is {table}, which another output is, too: name a file that ends in .csv")
+    if args.report:
+        check_folder(args.report, "--report")
+    if args.roster:
+        read_roster(args.roster)
+    book = Gradebook(kept)
     with _bar(len(notebooks), "notebook") as bar:
-        rows = grade_folder(folder, args.ids, limits, args.jobs, on_done=lambda _: bar.update())
+        rows = grade_folder(folder, args.ids, limits, args.jobs, book, on_done=lambda _: bar.update())
     save_csv(rows, table)
+    said = [f"grades are in {table}"]
+    if args.report:
+        save_report(rows, args.report)
+        said.append(f"the class's page is {args.report / 'index.html'}, and those of students are beside it")
+    if args.canvas:
+        missing = save_canvas(rows, args.canvas, args.roster)
+        said.append(f"{args.canvas} is for Canvas" + f", without {', '.join(missing)}, who are not in {args.roster}" * bool(missing))
     data = {row.name: row.as_dict() for row in rows}
-    unread = sum(bool(row.problem) for row in rows)
-    but = f", {unread} of them could not be graded" if unread else ""
-    text = "\n".join([*map(str, rows), "", f"{len(rows)} notebooks{but}; grades are in {table}"])
-    return Outcome(text, data, not unread)
+    unread, anew = sum(bool(row.problem) for row in rows), sum(bool(row.anew) for row in rows)
+    but = f", {unread} of them could not be graded" * bool(unread) + f", {len(rows) - unread - anew} as in the last run" * (anew + unread < len(rows))
+    return Outcome("\n".join([*map(str, rows), "", f"{len(rows)} notebooks{but}", *said]), data, not unread)

@@ -56,11 +56,15 @@ class Verdict:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        message = re.sub("`([^`]*)`", r"<code>\1</code>", escape(self.message)).replace("\n", "<br>")
         printed = f'<pre style="margin:.4em 0 0">{escape(self.printed.rstrip())}</pre>' if self.printed else ""
         colour = COLOURS[self.status]
         return (f'<div style="border-left:4px solid {colour};padding:.4em .8em"><b style="color:{colour}">'
-                f"{MARKS[self.status]} {escape(self.id)} {self.status}</b><br>{message}{printed}</div>")
+                f"{MARKS[self.status]} {escape(self.id)} {self.status}</b><br>{sentence_html(self.message)}{printed}</div>")
+
+
+def sentence_html(sentence: str) -> str:
+    """With code between backticks."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(sentence)).replace("\n", "<br>")
 
 
 class Progress(dict):

@@ -1,7 +1,7 @@
-"""Class mode: grades every notebook below a folder, and writes one table for the teacher."""
+"""Class mode: grades every notebook below a folder."""
 
-import csv
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,21 +10,55 @@ from queue import SimpleQueue
 
 from ...errors import BadInput
 from ...launch.processes.failures import LaunchError
+from .. import chapters
+from ..checks.exercise import exercises
 from ..checks.lab import new_ranks
 from ..checks.verdict import Verdict
 from .examiner import grade
+from .gradebook import Gradebook
+from .notebook import Cell, ids_of, read_cells
 from .student import Limits
 
+HANDED_IN = re.compile(rf"(.+?)[_-]+({'|'.join(Path(chapters.notebook_name(number)).stem for number in chapters.with_exercises())})(-\d+)?")
+"""A file's name that ends in the notebook's own, and in a number where it was handed in again."""
 SPARE_SECONDS = 120  # that an examiner gets beyond a notebook's time, for references and for starting ranks
 
 
 @dataclass(frozen=True)
 class Row:
-    """One notebook. name: its path below the folder.   problem: why it could not be graded, or nothing."""
+    """One notebook. name: its path below the folder.   problem: why it could not be graded, or nothing.   cells: of its answers.
+    anew: how many answers were graded in this run; the others were the same in the last one."""
 
     name: str
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     problem: str = ""
+    cells: tuple[Cell, ...] = ()
+    anew: int = 0
+
+    @property
+    def student(self) -> str:
+        """Whose it is: the first folder of its path, else what stands before the notebook's own name in the file's."""
+        folder, _, rest = self.name.partition("/")
+        stem = Path(self.name).stem
+        return folder if rest else found[1] if (found := HANDED_IN.fullmatch(stem)) else stem
+
+    @property
+    def points(self) -> int:
+        return sum(self.worth(id) for id, verdict in self.verdicts.items() if verdict.passed)
+
+    @property
+    def of_points(self) -> int:
+        return sum(map(self.worth, self.verdicts))
+
+    @staticmethod
+    def worth(id: str) -> int:
+        """The points of an exercise; 0 of one that there is not."""
+        known = exercises()
+        return known[id].points if id in known else 0
+
+    def source(self, id: str) -> str:
+        """What was handed in as the answer to an exercise."""
+        return "\n".join(cell.source for cell in self.cells if cell.id == id)
 
     @property
     def passed(self) -> int:
@@ -34,10 +68,11 @@ class Row:
         """For JSON."""
         if self.problem:
             return {"problem": self.problem}
-        return {id: {"status": each.status, "message": each.message} for id, each in self.verdicts.items()}
+        return {id: {"status": each.status, "message": each.message, "code": each.code,
+                     "points": self.worth(id) if each.passed else 0} for id, each in self.verdicts.items()}
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.problem or f'{self.passed} of {len(self.verdicts)} passed'}"
+        return f"{self.name}: {self.problem or f'{self.passed} of {len(self.verdicts)} passed, {self.points} of {self.of_points} points'}"
 
 
 def notebooks_in(folder: Path) -> list[Path]:
@@ -50,23 +85,41 @@ def notebooks_in(folder: Path) -> list[Path]:
     return paths
 
 
-def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int,
+def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int, book: Gradebook,
                  on_done: Callable = lambda _: None) -> list[Row]:
-    """A row for each notebook, in order. There are `jobs` examiners, each a process that grades one after another."""
+    """A row for each notebook, in order. There are `jobs` examiners, each a process that grades one after another.
+
+    book: what was graded before; an answer that is in it is not graded again.
+    """
     paths, free = notebooks_in(folder), SimpleQueue()
 
     def one(path: Path) -> Row:
-        examiner = free.get()
+        name = path.relative_to(folder).as_posix()
         try:
-            result, = examiner.run(verdicts_or_problem, path, list(ids), limits, timeout=limits.seconds + SPARE_SECONDS)
-        except (LaunchError, BadInput) as error:
-            result = f"its examiner did not come to an end: {error}"
-        name = str(path.relative_to(folder))
-        row = Row(name, problem=result) if isinstance(result, str) else \
-            Row(name, {each["id"]: Verdict(**each) for each in result})
-        free.put(examiner)
+            cells = read_cells(path)
+        except BadInput as error:
+            row = Row(name, problem=str(error))
+        else:
+            known, wanted = book.known(name, cells), ids or ids_of(cells)
+            found = graded(path, missing) if (missing := [id for id in wanted if id not in known]) else {}
+            if isinstance(found, str):
+                row = Row(name, problem=found)
+            else:
+                row = Row(name, {id: (known | found)[id] for id in wanted}, cells=tuple(cells), anew=len(found))
+                if found:
+                    book.keep(name, cells, (known | found).values())
         on_done(row)
         return row
+
+    def graded(path: Path, ids: list[str]) -> dict[str, Verdict] | str:
+        examiner = free.get()
+        try:
+            result, = examiner.run(verdicts_or_problem, path, ids, limits, timeout=limits.seconds + SPARE_SECONDS)
+        except (LaunchError, BadInput) as error:
+            return f"its examiner did not come to an end: {error}"
+        finally:
+            free.put(examiner)
+        return result if isinstance(result, str) else {each["id"]: Verdict(**each) for each in result}
 
     with ExitStack() as examiners, ThreadPoolExecutor(jobs) as threads:
         for _ in range(min(jobs, len(paths))):
@@ -80,16 +133,3 @@ def verdicts_or_problem(path: Path, ids: list[str], limits: Limits) -> list[dict
         return list(map(vars, grade(path, ids, limits).values()))
     except BadInput as error:
         return str(error)
-
-
-def save_csv(rows: Iterable[Row], path: Path) -> None:
-    """A line a notebook: how many passed, the status of every exercise, and then what was said to each."""
-    ids = sorted({id for row in rows for id in row.verdicts}, key=lambda id: tuple(map(int, id.split("."))))
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["notebook", "passed", "of", "problem", *ids, *(f"{id} message" for id in ids)])
-        for row in rows:
-            each = [row.verdicts.get(id) for id in ids]
-            table.writerow([row.name, row.passed, len(row.verdicts), row.problem,
-                            *(verdict.status if verdict else "" for verdict in each),
-                            *(verdict.message if verdict else "" for verdict in each)])
