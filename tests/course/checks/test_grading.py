@@ -370,7 +370,7 @@ def test_a_class_is_graded_into_one_table_and_then_only_what_has_changed(capsys,
     assert "is not a notebook" in rows["eve.ipynb"]["problem"] and "problem" in found["eve.ipynb"]
     assert found[f"ada/{SET}.ipynb"]["1.1"] == {"status": "passed", "message": found[f"ada/{SET}.ipynb"]["1.1"]["message"], "code": None,
                                                 "points": 1}
-    assert rows["dan"]["1.2 code"] == "raised" and rows["ada"]["1.2 code"] == "" and rows["cyd"]["points"] == "7" == rows["dan"]["points"]
+    assert rows["dan"]["1.2 code"] == "raised" and rows["ada"]["1.2 code"] == "" and (rows["cyd"]["points"], rows["dan"]["points"]) == ("7", "6")
     assert (tmp_path / "report" / "index.html").exists() and (tmp_path / "report" / "students" / "dan.html").exists()
     nbformat.write(answering(SET, "answer_1_1", WRONG), tmp_path / "class" / "ada" / f"{SET}.ipynb")
     graded = []

@@ -69,7 +69,7 @@ def run(args) -> Outcome:
         check_file(args.gradescope, "--gradescope")
     verdicts = {}
     todo = _notebooks(args)
-    with _bar(sum(map(len, todo.values())), "answer") as bar:
+    with progress_on_stderr(sum(map(len, todo.values())), "answer") as bar:
         for path, ids in todo.items():
             found = grade(path, ids, limits, on_verdict=lambda _: bar.update())
             verdicts |= found
@@ -123,7 +123,7 @@ def _ids(path: Path) -> list[str]:
         return []
 
 
-def _bar(total: int, unit: str):
+def progress_on_stderr(total: int, unit: str):
     """A progress bar on stderr, if that is a terminal."""
     return progress_bar(total, unit=unit, file=sys.stderr)
 
@@ -151,7 +151,7 @@ def _folder(args, limits) -> Outcome:
     if args.roster:
         read_roster(args.roster)
     book = Gradebook(kept)
-    with _bar(len(notebooks), "notebook") as bar:
+    with progress_on_stderr(len(notebooks), "notebook") as bar:
         rows = grade_folder(folder, args.ids, limits, args.jobs, book, on_done=lambda _: bar.update())
     save_csv(rows, table)
     said = [f"grades are in {table}"]

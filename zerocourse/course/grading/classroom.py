@@ -86,10 +86,11 @@ def notebooks_in(folder: Path) -> list[Path]:
 
 
 def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int, book: Gradebook,
-                 on_done: Callable = lambda _: None) -> list[Row]:
+                 on_done: Callable = lambda _: None, if_there: bool = False) -> list[Row]:
     """A row for each notebook, in order. There are `jobs` examiners, each a process that grades one after another.
 
     book: what was graded before; an answer that is in it is not graded again.
+    if_there: of `ids` only those to which a notebook has an answer, where it else could not be graded.
     """
     paths, free = notebooks_in(folder), SimpleQueue()
 
@@ -100,7 +101,7 @@ def grade_folder(folder: Path, ids: list[str], limits: Limits, jobs: int, book: 
         except BadInput as error:
             row = Row(name, problem=str(error))
         else:
-            known, wanted = book.known(name, cells), ids or ids_of(cells)
+            known, wanted = book.known(name, cells), [id for id in ids or ids_of(cells) if not if_there or id in ids_of(cells)]
             found = graded(path, missing) if (missing := [id for id in wanted if id not in known]) else {}
             if isinstance(found, str):
                 row = Row(name, problem=found)
