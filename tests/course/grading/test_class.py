@@ -12,15 +12,16 @@ from exercise_sets import answering, filled
 
 from zerocourse.cli import main
 from zerocourse.course.checks import exercises
+from zerocourse.course.checks.catalogue import VARIABLE
 from zerocourse.course.checks.verdict import Verdict
 from zerocourse.course.grading import gradebook
 from zerocourse.course.grading.classroom import Row
+from zerocourse.course.grading.grade_tables import WHO, read_roster, save_canvas, save_csv, save_gradescope
 from zerocourse.course.grading.gradebook import Gradebook
 from zerocourse.course.grading.notebook import Cell, read_cells
 from zerocourse.course.grading.report.anonymous import MOST_LINES, anonymous
 from zerocourse.course.grading.report.class_page import OF_ANY, class_page, examples, meaning
 from zerocourse.course.grading.report.student_pages import save_report
-from zerocourse.course.grading.tables import WHO, read_roster, save_canvas, save_csv, save_gradescope
 from zerocourse.errors import BadInput
 
 SET = "01_memory_math"
@@ -201,7 +202,10 @@ def test_verdicts_are_kept_until_an_answer_or_the_examiner_changes(tmp_path, mon
     Gradebook(tmp_path / "grades.json").keep("ada.ipynb", cells, [verdict, unsure, late])
     book = Gradebook(tmp_path / "grades.json")
     assert book.known("ada.ipynb", cells) == {"1.1": verdict} and book.known("ada.ipynb", other) == book.known("bob.ipynb", cells) == {}
-    monkeypatch.setattr(gradebook, "__version__", "another")
+    with monkeypatch.context() as another:
+        another.setattr(gradebook, "PACKAGE", gradebook.PACKAGE / "course")
+        assert Gradebook(tmp_path / "grades.json").known("ada.ipynb", cells) == {}
+    monkeypatch.setenv(VARIABLE, "zh-CN")
     assert Gradebook(tmp_path / "grades.json").known("ada.ipynb", cells) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["grades.json"]
 

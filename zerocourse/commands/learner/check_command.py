@@ -75,7 +75,7 @@ def run(args) -> Outcome:
             verdicts |= found
             _remember(path, found)
     if args.gradescope:
-        from ...course.grading.tables import save_gradescope
+        from ...course.grading.grade_tables import save_gradescope
         save_gradescope(verdicts.values(), args.gradescope)
     passed = sum(verdict.passed for verdict in verdicts.values())
     text = "\n".join([*map(str, verdicts.values()), f"{passed} of {len(verdicts)} passed"])
@@ -130,9 +130,9 @@ def progress_on_stderr(total: int, unit: str):
 
 def _folder(args, limits) -> Outcome:
     from ...course.grading.classroom import grade_folder, notebooks_in
+    from ...course.grading.grade_tables import read_roster, save_canvas, save_csv
     from ...course.grading.gradebook import Gradebook
     from ...course.grading.report.student_pages import save_report
-    from ...course.grading.tables import read_roster, save_canvas, save_csv
 
     refuse_ignored(args.given, ("--gradescope",), "with --folder: it is for one notebook")
     if args.roster and not args.canvas:

@@ -9,7 +9,7 @@ from html import escape
 from ...checks.exercise import Exercise, exercises
 from ...checks.verdict import FAILED, NOT_DONE, Verdict, sentence_html
 from ..classroom import Row
-from ..tables import ids_in
+from ..grade_tables import ids_in
 from .anonymous import anonymous
 from .page import bar, html_table, page
 
