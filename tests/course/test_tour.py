@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -136,7 +137,8 @@ def test_a_planted_fault_turns_the_verdict_red(pool, plant, what):
 
 
 def test_the_command_writes_its_table_pictures_and_summary(tmp_path, capsys):
-    argv = ["tour", "--model", "gpt2-laptop", "--tokens", "16", "--micro-batch", "1", "--steps", "3", "--trace"]
+    argv = ["tour", "--model", "gpt2-laptop", "--tokens", "16", "--micro-batch", "1", "--steps", "3", "--trace",
+            "--film", str(tmp_path / "sent" / "step.html")]
     status = main([*argv, "--out", str(tmp_path / "tour"), "--json"])
     printed = capsys.readouterr().out
     summary = json.loads((tmp_path / "tour" / "summary.json").read_text())
@@ -151,4 +153,9 @@ def test_the_command_writes_its_table_pictures_and_summary(tmp_path, capsys):
     traces = [f"trace_{mode}.json" for mode in MODES[1:]]
     written = sorted(path.name for path in (tmp_path / "tour").iterdir())
     assert written == sorted(["summary.json", "table.txt", "timeline.png", "tour.png", *traces])
+    page = (tmp_path / "sent" / "step.html").read_text()
+    inside = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page, re.S)[1])
+    code = inside["code"].splitlines()
+    assert len(inside["frames"]) == len(inside["lines"]) > 50 and "http" not in re.sub("http://www.w3.org", "", page)
+    assert {code[line].strip() for line in inside["lines"]} >= {"all_gather(self.full, self.shard)", "self.reduce_gradient()"}
     assert all(json.loads((tmp_path / "tour" / name).read_text())["traceEvents"] for name in traces)

@@ -38,10 +38,14 @@ def configure(parser):
                         help="default output/tour")
     parser.add_argument("--trace", action="store_true",
                         help="also write a trace of one step of each mode with ranks, for https://ui.perfetto.dev")
+    parser.add_argument("--film", action=Checked, read=path, metavar="FILE",
+                        help="also write one step of ZeRO-3 as a page that plays: bytes, collectives and lines of code, event by event")
 
 
 def run(args) -> Outcome:
     check_folder(args.out, "--out")
+    if args.film:
+        check_folder(args.film.parent, "--film")
     set_device(args, "cpu")
     from ..course.tour.tour import TourSettings, measure  # here, because torch takes two seconds to import
     from ..course.tour.tour_checks import checks, expected
@@ -56,7 +60,19 @@ def run(args) -> Outcome:
     summary = {"ok": all(check.ok for check in verdict),
                "modes": {mode: summarise(ranks) for mode, ranks in modes.items()}}
     write(args.out, text, summary, modes, wanted, args.trace)
-    return Outcome(f"{table(settings, modes, wanted, verdict)}\n\nwritten to {args.out}/", summary, summary["ok"])
+    said = f"{table(settings, modes, wanted, verdict)}\n\nwritten to {args.out}/"
+    if args.film:
+        from ..course.tour.tour_film import tour_film
+
+        args.film.parent.mkdir(parents=True, exist_ok=True)
+        args.film.write_text(tour_film([event for got in modes["zero3"] for event in got["events"]], formulas_of(wanted)).page())
+        said += f", the film to {args.film}"
+    return Outcome(said, summary, summary["ok"])
+
+
+def formulas_of(wanted: dict[str, dict]) -> dict[str, int]:
+    """Of ZeRO-3, by name, in bytes per rank."""
+    return {name: wanted["zero3"][f"{key}_bytes"] for name, key in (("model states", "total"), ("peak", "peak"))}
 
 
 def check(settings) -> None:
@@ -139,16 +155,17 @@ def write(out: Path, text: str, summary: dict, modes: dict, wanted: dict, traces
     """The table, the summary, the pictures and, if wanted, the traces; each file appears whole or not at all."""
     from ..course.show.plots import timeline, tour_figure
     from ..measure import perfetto
+    from ..measure.drawn.png import png_of_svg
 
     out.mkdir(parents=True, exist_ok=True)
     events = {mode: [event for got in ranks for event in got["events"]] for mode, ranks in modes.items()}
-    lines = {name: wanted["zero3"][f"{key}_bytes"] for name, key in (("model states", "total"), ("peak", "peak"))}
     with tempfile.TemporaryDirectory(dir=out) as draft:
         made = Path(draft)
         (made / "table.txt").write_text(text + "\n")
         (made / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         tour_figure(modes, wanted).savefig(made / "tour.png", dpi=110)
-        timeline(events["zero3"], "ZeRO-3, one step,", lines).savefig(made / "timeline.png", dpi=110)
+        drawn = timeline(events["zero3"], "ZeRO-3, one step,", formulas_of(wanted))
+        (made / "timeline.png").write_bytes(png_of_svg(drawn.svg, drawn.text))
         for mode, of_mode in events.items():
             if traces and of_mode:  # one process alone records none
                 perfetto.write(of_mode, made / f"trace_{mode}.json")

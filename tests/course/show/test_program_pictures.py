@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from zerocourse.course.show.pictures.program_rows import FILLS, program_rows
+from zerocourse.course.show.pictures.program_rows import KINDS, program_rows
 from zerocourse.course.trials.overlap_trial import recorded_trial
 from zerocourse.errors import BadInput
 from zerocourse.measure.backward_lanes import COMPUTES, GATHERS, REDUCTIONS, SUMS, WAITS, BackwardLanes, recorded_lanes
@@ -24,7 +24,7 @@ def test_every_action_that_takes_time_is_drawn_where_it_runs():
     timing = timed(prefetch=1, parts=(REDUCE, SUM, SHARE))
     lanes = timing.lanes.lanes
     drawn = re.findall(r'data-lane="(\w+)" data-name="(\S+?)" data-start="(\S+)" data-end="(\S+)"', program_rows({"hybrid": timing.lanes}).svg)
-    assert sorted(drawn) == sorted((lane, each.what, f"{each.start:g}", f"{each.end:g}") for lane in FILLS for each in lanes[lane])
+    assert sorted(drawn) == sorted((lane, each.what, f"{each.start:g}", f"{each.end:g}") for lane in KINDS for each in lanes[lane])
     for kind, lane in ((GATHER, GATHERS), (REDUCE, REDUCTIONS), (SUM, SUMS), (SHARE, SUMS)):
         assert {(timing.name(span), float(span.start)) for span in timing.spans(kind)} <= {(each.what, each.start) for each in lanes[lane]}
     halves = sum(span.end - span.start for span in timing.spans(COMPUTE))
@@ -46,7 +46,7 @@ def test_the_recorded_backward_follows_its_list(mode, options):
     assert all(wait.end <= each.start or wait.start >= each.end for wait in recorded.lanes[WAITS] for each in recorded.lanes[COMPUTES])
 
 
-@pytest.mark.parametrize("backwards", ({}, {"nothing": BackwardLanes({lane: [] for lane in (*FILLS, WAITS)}, "ms")}))
+@pytest.mark.parametrize("backwards", ({}, {"nothing": BackwardLanes({lane: [] for lane in (*KINDS, WAITS)}, "ms")}))
 def test_nothing_is_not_drawn(backwards):
     with pytest.raises(BadInput, match="nothing to draw"):
         program_rows(backwards)

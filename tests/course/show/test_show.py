@@ -1,5 +1,6 @@
 """What cells show: each form is right, says the same, and is there without ipywidgets too."""
 
+import asyncio
 import base64
 import re
 import subprocess
@@ -39,7 +40,8 @@ def words(html: str) -> str:
 def test_a_figure_has_its_words_in_every_form():
     shown = show.figure(Figure(figsize=(1, 1)), alt="Nothing at all is drawn here")
     data, about = shown._repr_mimebundle_()
-    found = re.fullmatch(r'<img src="data:image/png;base64,(.*)" alt="(.*)" width="100" style="max-width:100%; height:auto">',
+    found = re.fullmatch(r'<div style="overflow-x:auto"><img src="data:image/png;base64,(.*)" alt="(.*)" width="100" '
+                         r'style="max-width:100%; min-width:85px; height:auto"></div>',
                          data["text/html"])
     picture = base64.b64decode(found[1])
     assert picture.startswith(b"\x89PNG") and b"Nothing at all is drawn here" in picture
@@ -197,13 +199,7 @@ def test_live_bytes_gives_a_forward_the_left_half():
 
 def test_a_timeline_says_the_highest_and_the_last():
     events = [event | {"alive": alive} for event, alive in zip(step(), (5_000_000, 7_000_000, 4_000_000, 3_000_000))]
-    assert [text.get_text() for text in plots.timeline(events).axes[1].texts] == ["7.0", "3.0"]
-
-
-def test_a_timeline_can_stop_at_a_moment():
-    events = step()
-    whole, first = plots.timeline(events), plots.timeline_until(events, 0)
-    assert len(first.axes[0].patches) == len(whole.axes[0].patches) + 1, "what comes later is faded"
+    assert re.findall(r'font-weight="bold"[^>]*>([\d.]+)<', plots.timeline(events).svg) == ["7.0", "3.0"]
 
 
 # widgets
@@ -220,7 +216,6 @@ def test_an_explorer_shows_at_once_and_follows_its_controls(boxes, capsys):
     widgets.explore(lambda n: Figure(figsize=(1, 1)), lambda n: f"this is figure number {n}",
                     n=widgets.Control([1, 2, 3], 2))
     assert capsys.readouterr().out.count("this is figure number 2") == 2  # the sentence, and the picture's words
-    assert not boxes["n"].continuous_update  # else each value on the way would be drawn
     boxes["n"].value = 3
     assert capsys.readouterr().out.count("this is figure number 3") == 2
 
@@ -245,12 +240,30 @@ def test_the_memory_explorer_has_the_formulas_numbers(boxes, capsys):
     assert "fp32 SGD, ZeRO-3: each of 8 ranks holds 7.00 GB" in capsys.readouterr().out
 
 
-def test_the_timeline_explorer_steps(boxes, capsys):
+def test_a_step_is_looked_at_event_by_event():
     events = [event | {"alive": alive} for event, alive in zip(step(), (5_000_000, 7_000_000, 7_000_000, 3_000_000))]
-    widgets.timeline(events, "one step")
-    assert re.search("event 2 of 4, .* rank 0 ends forward of h.0.*; 7.00 MB are alive", capsys.readouterr().out), "the peak"
-    boxes["moment"].value = 0
-    assert re.search(r"event 1 of 4, .* rank 0 ends all_gather of h.0, 1.00 kB", capsys.readouterr().out)
+    film = plots.step_film(events, "one step")
+    assert len(film.frames) == 4 and film.start == 1 and list(film.shown) == [1], "the peak"
+    assert re.search("rank 0 ends forward of h.0.*; 7.00 MB are alive", film.frames[1].caption)
+    assert re.search(r"rank 0 ends all_gather of h.0, 1.00 kB", film.frames[0].caption)
+    places = [float(re.search(r'<line x1="([\d.]+)"', "".join(frame.drawing.parts))[1]) for frame in film.frames]
+    assert places == sorted(places) and len(set(places)) == len({event["end"] for event in events}), "the cursor moves on"
+
+
+def test_while_a_slider_moves_pictures_are_coarse_and_only_the_last_is_sharp():
+    drawn = []
+
+    async def dragged():
+        moved = widgets.sharp_when_quiet(drawn.append)
+        for _ in range(5):
+            moved()
+            await asyncio.sleep(0)
+        await asyncio.sleep(2 * widgets.QUIET)
+
+    asyncio.run(dragged())
+    assert drawn == [widgets.COARSE] * 5 + [widgets.SHARP]
+    widgets.sharp_when_quiet(drawn.append)()  # where no event loop runs
+    assert drawn[6:] == [widgets.SHARP]
 
 
 def test_a_control_refuses_a_start_that_is_none_of_its_values():

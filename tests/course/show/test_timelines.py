@@ -1,24 +1,34 @@
 """What the events of a step say of its bytes, and the pictures that are drawn from them."""
 
-import io
 import re
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 import worlds
-from PIL import Image
 from worlds import Case
 
 from zerocourse.course import show
+from zerocourse.course.chapters.infinity.plots_disk import io_lanes
 from zerocourse.course.show import plots
-from zerocourse.course.show.pictures import deep_step
+from zerocourse.course.show.pictures import deep_step, svg
+from zerocourse.course.show.pictures.lanes import IDLE, LEFT, LOOKS, Block, Lane, draw_lanes, legend_of
+from zerocourse.course.show.pictures.pipeline_rows import pipeline_rows
+from zerocourse.course.show.pictures.program_rows import program_rows
+from zerocourse.course.show.timelines import RIGHT, WIDE
+from zerocourse.course.trials.overlap_trial import recorded_trial
+from zerocourse.errors import BadInput
+from zerocourse.measure.backward_lanes import recorded_lanes
 from zerocourse.measure.intervals import LINK, PYTHON, ROOT, Interval, computing, gaps, in_rows, waiting
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.stage_meter import KINDS
 from zerocourse.measure.storages import raw_grad
+from zerocourse.parallel.pipeline import one_f_one_b, plan, simulate, zb_h1
 
+ROOT_FOLDER = Path(__file__).parents[3]
 STAGES = (0, 1, 2, 3)
 
 
@@ -111,9 +121,9 @@ def test_rows_hold_what_does_not_overlap():
     assert [[each[:2] for each in row] for row in rows] == [[(0, 2), (2, 4)], [(1, 3), (3, 3.5)], [(3.2, 5)]]
 
 
-def heights(axes) -> dict[str, float]:
-    """The top of each stacked area at the end, by its name."""
-    return {area.get_label(): area.get_paths()[0].vertices[:, 1].max() for area in axes.collections}
+def boxes(shown) -> list[dict[str, str]]:
+    """The attributes of what has data in a picture."""
+    return [each.attrib for each in ElementTree.fromstring(shown.svg).iter() if any(name.startswith("data-") for name in each.attrib)]
 
 
 def with_bytes(scale: int) -> list[dict]:
@@ -123,43 +133,75 @@ def with_bytes(scale: int) -> list[dict]:
 
 @pytest.mark.parametrize("lanes", (True, False))
 def test_compared_steps_share_their_axes(lanes):
+    """A byte is as high and a second as long in each of them."""
     steps = {"ZeRO-2": with_bytes(10**6), "ZeRO-1": with_bytes(2 * 10**6)}
-    figure = plots.compare(steps, {"ZeRO-1": {"peak": 15 * 10**6, "model states": 10**6}}, lanes=lanes)
-    alive = figure.axes[1::2] if lanes else figure.axes
-    assert len({axes.get_ylim() for axes in alive}) == 1 and alive[0].get_ylim()[0] == 0
-    assert alive[0].get_ylim()[1] > 15
-    assert not lanes or len({axes.get_xlim() for axes in figure.axes}) == 1
-    assert heights(alive[1]) == {"parameters": 8, "in flight": 12}, "a kind of which there is nothing is not drawn"
-    assert heights(alive[0]) == {"parameters": 4, "in flight": 6}
-    assert {"peak: 15.0", "model states: 1.0"} <= {text.get_text() for text in alive[1].texts}
-    words = show.figure(figure).text
+    shown = plots.compare(steps, {"ZeRO-1": {"peak": 15 * 10**6, "model states": 10**6}}, lanes=lanes)
+    areas = [each for each in boxes(shown) if "data-alive" in each]
+    assert {each["data-kind"] for each in areas} == {"parameters", "in flight"}, "a kind of which there is nothing is not drawn"
+    assert len({round(float(each["height"]) / int(each["data-alive"]), 7) for each in areas}) == 1
+    widths = [sum(float(each["width"]) for each in areas if (each["data-kind"], each["data-alive"]) == ("parameters", str(nbytes)))
+              for nbytes in (4 * 10**6, 8 * 10**6)]
+    assert widths[0] == pytest.approx(widths[1], abs=0.5) and widths[0] > 100
+    assert "peak by formula: 15.0" in shown.svg and "model states by formula: 1.0" in shown.svg
+    words = show.figure(shown).text
     assert "ZeRO-1: at most 12.0 MB" in words and re.search(r"ZeRO-2: at most 6.0 MB, .* and 6.0 MB at the end\.", words)
 
 
-def test_a_timeline_draws_blocks_waits_and_gaps():
-    figure = plots.timeline(with_bytes(10**6), "ZeRO-2, one step,", {"peak": 7 * 10**6})
-    lanes, alive = figure.axes[:2]
-    drawn = [(patch.get_label(), patch.get_x() / 1e3, patch.get_width() / 1e3) for patch in lanes.patches]
-    assert {("forward", 1, 1), ("backward", 2.5, 0.5), ("rank", 3, 2), (LINK, 5, 1), ("step", 6.5, 0.5), (PYTHON, 7, 1),
-            ("reduce_scatter", 3, 3)} <= set(drawn)
-    words = {text.get_text() for text in lanes.texts}
-    assert {"0", "rank 1", "step"} <= words and not any("h." in word for word in words), "one kind of label for a block"
-    assert lanes.get_title("left") == "ZeRO-2, one step, rank 0" and "peak: 7.0" in [text.get_text() for text in alive.texts]
-    waits = [patch for patch in lanes.patches if patch.get_label() in ("rank", LINK)]
-    assert all(patch.get_hatch() for patch in waits), "a wait is known without its colour"
+def test_a_timeline_draws_blocks_waits_and_moves():
+    shown = plots.timeline(with_bytes(10**6), "ZeRO-2, one step,", {"peak": 7 * 10**6})
+    looks = [(each["data-look"], float(each["x"]), float(each["width"])) for each in boxes(shown) if "data-look" in each
+             and "data-legend" not in each and float(each["y"]) < 200]
+    left, second = LEFT, (WIDE - LEFT - RIGHT) / 8
+    drawn = {(look, round((x - left) / second, 2), round(wide / second, 2)) for look, x, wide in looks}
+    assert {("forward", 1, 1), ("waits", 3, 2), ("waits", 5, 1), ("step", 6.5, 0.5), ("reduce_scatter", 3, 3)} <= drawn
+    words = re.findall(r">([^<>]+)</text>", shown.svg)
+    assert {"0", "rank 1", "link", "computes", "reduce-scatter"} <= set(words) and not any("h." in word for word in words), "one name for a block"
+    assert "ZeRO-2, one step, rank 0" in words and "peak by formula: 7.0" in words
 
 
 def test_bytes_of_a_small_model_are_not_rounded_away():
-    _, alive = plots.timeline(with_bytes(10**4)).axes[:2]
-    assert "0.060" in [text.get_text() for text in alive.texts]
+    assert ">0.060<" in plots.timeline(with_bytes(10**4)).svg
 
 
-def test_a_figure_is_sharp_and_small():
-    shown = show.figure(plots.timeline(with_bytes(10**6)), "a timeline of one step")
-    with Image.open(io.BytesIO(shown.png)) as image:
-        assert image.width == 2 * shown.width and image.mode == "P"
-    assert len(shown.png) < 100_000
-    assert f'alt="a timeline of one step" width="{shown.width}"' in shown._repr_mimebundle_()[0]["text/html"]
+def every_timeline() -> dict:
+    """What the chapters draw of steps, backwards, schedules and the disk."""
+    events = recorded_trial()["events"]["on"]
+    backward = recorded_lanes(events[0])
+    disk = [each | {"verb": {"all_gather": "read", "reduce_scatter": "write"}.get(each["verb"], each["verb"])} for each in events[0]]
+    return {"timeline": plots.timeline(events[0]), "compare": plots.compare({"a": events[0], "b": events[0]}), "disk": io_lanes({"a": disk}),
+            "backward": program_rows({"listed": backward, "recorded": backward}),
+            "pipeline": pipeline_rows({"ZB-H1": simulate(plan("zb-h1", zb_h1, 4, 8)), "1F1B": simulate(plan("1f1b", one_f_one_b, 4, 8))})}
+
+
+@pytest.mark.parametrize("name", ("timeline", "compare", "disk", "backward", "pipeline"))
+def test_every_timeline_has_one_grammar(name):
+    """Solid is what computes or moves, each with the look of its kind; hatched is a wait, and nothing else; idle is empty."""
+    whole = list(ElementTree.fromstring(every_timeline()[name].svg))
+    drawn = [(each, after) for each, after in pairwise(whole) if "data-look" in each.attrib]
+    assert len(drawn) > 10
+    for each, after in drawn:
+        assert each.attrib["fill"] == LOOKS[each.attrib["data-look"]].fill
+        if float(each.attrib["width"]) > 8:
+            assert (after.tag.endswith("path") and "d" in after.attrib) == (each.attrib["data-look"] == "waits")
+    entries = {each.attrib["data-legend"] for each, _ in drawn if "data-legend" in each.attrib}
+    assert len(entries) <= 5 and len({each.attrib["data-look"] for each, _ in drawn if "data-legend" in each.attrib}) == len(entries)
+    frames = [each for each in whole if each.attrib.get("stroke") == IDLE]
+    assert frames and all(each.attrib["fill"] == "none" for each in frames)
+
+
+def test_one_function_draws_all_lanes():
+    """Nobody else in the course puts blocks into rows by their times."""
+    others = [path.name for path in (ROOT_FOLDER / "zerocourse" / "course").rglob("*.py")
+              if re.search(r"\bin_rows\(|broken_barh", path.read_text()) and path.name != "lanes.py"]
+    assert others == []
+
+
+def test_a_legend_of_six_is_refused():
+    lanes = [Lane("all", [Block(0, 1, kind) for kind in LOOKS])]
+    with pytest.raises(BadInput, match="7 entries .* 5 is the most"):
+        legend_of(svg.Drawing(), 0, lanes)
+    with pytest.raises(BadInput, match="'sleeps': a timeline has blocks of forward"):
+        draw_lanes(svg.Drawing(), [Lane("one", [Block(0, 1, "sleeps")])], 0, 1, 1)
 
 
 def test_the_deep_model_shows_what_theory_says(pool):

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping
 from math import inf
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .palette import MEANINGS
+
+thin_hatches = rc_context({"hatch.linewidth": 0.6})
 
 PLATE = {"color": "white", "alpha": 0.85, "pad": 1}  # behind words on bars and lines
 

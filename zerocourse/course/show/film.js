@@ -1,8 +1,8 @@
 // Makes each film of the page that is not a player yet into one. A film is a <div data-film> with its key frames as <figure>s,
-// and with all frames as JSON: {title, seconds, width, height, under, frames, captions}, pieces of SVG and words.
+// and with all frames as JSON: pieces of SVG, captions, and code with a line for each frame.
 for (const film of document.querySelectorAll("[data-film]:not([data-ready])")) {
   film.setAttribute("data-ready", "");
-  const {title, seconds, width, height, under, frames, captions, start} = JSON.parse(film.querySelector("script").textContent);
+  const {title, seconds, width, height, under, frames, captions, start, code, lines} = JSON.parse(film.querySelector("script").textContent);
   const make = (tag, settings = {}, style = {}) => {
     const made = Object.assign(document.createElement(tag), settings);
     Object.assign(made.style, style);
@@ -23,7 +23,12 @@ for (const film of document.querySelectorAll("[data-film]:not([data-ready])")) {
   caption.setAttribute("aria-live", "polite");
   controls.append(back, play, step, slider);
   film.querySelectorAll("figure").forEach(figure => figure.remove());
-  film.append(controls, caption, picture);
+  const listing = make("pre", {}, {flex: "1 1 420px", overflowX: "auto", margin: "0", fontSize: "12px", lineHeight: "1.45"});
+  listing.append(...(code ? code.split("\n") : []).map(textContent => make("div", {textContent: textContent || " "})));
+  const beside = make("div", {}, {display: "flex", flexWrap: "wrap", gap: "12px"});
+  picture.style.flex = "2 1 520px";
+  beside.append(picture, ...(code ? [listing] : []));
+  film.append(controls, caption, beside);
 
   let now = 0, timer = null;
   const pause = () => { clearInterval(timer); timer = null; play.textContent = "▶ play"; };
@@ -33,6 +38,10 @@ for (const film of document.querySelectorAll("[data-film]:not([data-ready])")) {
     drawn.setAttribute("aria-label", captions[now]);
     slider.setAttribute("aria-valuetext", captions[now]);
     [caption.textContent, slider.value, back.disabled, step.disabled] = [captions[now], now, now === 0, now === frames.length - 1];
+    [...listing.children].forEach((line, at) => {
+      Object.assign(line.style, at === lines[now] ? {background: "#ffe08a", color: "#222222"} : {background: "", color: ""});
+      at === lines[now] ? line.setAttribute("aria-current", "true") : line.removeAttribute("aria-current");
+    });
     if (step.disabled) pause();
   };
   back.onclick = () => { pause(); show(now - 1); };

@@ -3,6 +3,7 @@
     film = Film("A ring adds up a buffer", [Frame(drawing, "Each rank sends one part to the right."), ...])
     film                  in a notebook: a player with play, step and a slider
     film.animation()      an SVG that moves, for a README or a site
+    film.page()           a file of HTML that can be sent
     film.widget()         the player of ipywidgets, whose frames the kernel draws
 
 In a notebook a film is HTML with a script, which plays with a kernel and without one. Where a host takes scripts away,
@@ -22,16 +23,21 @@ from ...measure.drawn.png import png_of_svg
 from .pictures import svg
 
 SCRIPT = Path(__file__).with_name("film.js")
+PAGE = "body{font:15px/1.4 Helvetica,Arial,sans-serif;max-width:1400px;margin:16px auto;padding:0 12px;color-scheme:light dark}"
 CAPTION = 14.5  # units: of the words above an animation's frames
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture of a film, and what one sees on it, in one or two sentences. name: of the moment, a few words."""
+    """One picture of a film, and what one sees on it, in one or two sentences. name: of the moment, a few words.
+
+    line: the number of the line of the film's code that runs at this moment, counted from 0.
+    """
 
     drawing: svg.Drawing
     caption: str
     name: str = ""
+    line: int | None = None
 
     @property
     def words(self) -> str:
@@ -43,7 +49,8 @@ class Film:
     """title: what moves.   words: what the whole film shows, for who does not see it.   seconds: of a frame.
 
     under: what is seen below every frame.   keys: the numbers of the frames that a page without scripts shows; none
-    given: all of them.   start: the number of the frame at which the player stands first. Raises BadInput without
+    given: all of them.   start: the number of the frame at which the player stands first.   code: shown beside
+    the pictures, with the line of each frame marked. Raises BadInput without
     frames, for a frame without a caption, and for a key that is no frame.
     """
 
@@ -54,6 +61,7 @@ class Film:
     under: svg.Drawing | None = None
     keys: Sequence[int] = ()
     start: int = 0
+    code: str = ""
 
     def __post_init__(self):
         if not self.frames:
@@ -113,10 +121,16 @@ class Film:
                           f"{image(png_of_svg(self.still(number), said[number]), said[number])}"
                           f"<figcaption>{escape(said[number])}</figcaption></figure>" for number in self.shown)
         inside = json.dumps({"title": self.title, "seconds": self.seconds, "width": wide, "height": high, "start": self.start,
-                             "under": "".join(self.under.parts if self.under else []), "captions": said,
+                             "under": "".join(self.under.parts if self.under else []), "captions": said, "code": self.code,
+                             "lines": [frame.line for frame in self.frames],
                              "frames": ["".join(frame.drawing.parts) for frame in self.frames]}).replace("<", r"\u003c")
         return (f'<div data-film="" data-lm-suppress-shortcuts="true"><div><b>{escape(self.title)}</b></div>{figures}'
                 f'<script type="application/json">{inside}</script></div><script>{SCRIPT.read_text()}</script>')
+
+    def page(self) -> str:
+        """A whole page with the player, which plays by itself wherever it is opened: it asks nothing of a network."""
+        return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+                f"<title>{escape(self.title)}</title><style>{PAGE}</style></head><body><p>{escape(self.text)}</p>{self.html()}</body></html>\n")
 
     def strip(self) -> str:
         """The key frames as one SVG, each below its caption."""

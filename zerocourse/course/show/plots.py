@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from ...formulas.states import ModelStates
 from ...formulas.units import gb
 from .alternative_text import described
-from .figures import PLATE, panels
+from .figures import PLATE, panels, thin_hatches
 from .palette import MEANINGS
-from .timelines import compare, live_bytes, thin_hatches, timeline, timeline_until  # noqa: F401 - chapters take all pictures of a step from here
+from .timelines import compare, live_bytes, step_film, timeline  # noqa: F401 - chapters take all pictures of a step from here
 
 REST = "the rest, at the peak"
 LOOKS = {kind: {"facecolor": MEANINGS[kind].color, "hatch": MEANINGS[kind].mpl_hatch, "edgecolor": "white", "linewidth": 0}

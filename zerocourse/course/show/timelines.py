@@ -1,246 +1,179 @@
-"""Timelines of recorded steps: what each rank computed, what was on its way, why it stood still, and its bytes by kind.
+"""Timelines of recorded steps: what each rank computed, what was on its way, where it stood still, and its bytes by kind.
 
     timeline(events)                       one step of all ranks
     compare({"ZeRO-1": events, ...})       one rank's steps, below each other or side by side, on shared axes
+    step_film(events)                      one step of all ranks, event by event
     live_bytes({"ZeRO-1": events, ...})    one curve each
 
 Events are dictionaries, as `events.Event` has them. All functions are pure: nothing is computed or launched here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 
-from ...measure.intervals import LINK, PYTHON, ROOT, Interval, collectives, computing, gaps, in_rows, ranks_of, waiting
-from ...measure.stage_meter import KINDS
+from ...formulas.units import gb
+from ...measure.backward_lanes import without
+from ...measure.intervals import ROOT, Interval, collectives, computing, gaps, ranks_of, waiting
+from .cells.shown import Shown
 from .figures import panels
-from .palette import FAINT, INK, MEANINGS
+from .film import Film, Frame
+from .pictures import svg
+from .pictures.bytes_chart import draw_bytes, draw_key
+from .pictures.lanes import LEFT, WAITS, Block, Lane, axis, draw_lanes, height_of, legend_of
 
-WIDTH = 9.6  # inches
-SMALL = 7.5  # points, of labels in blocks
-# A collective has the colour of what it moves. What is not work has none: waits are hatched, the rest is grey.
-SPANS = {"forward": {"facecolor": "#d3e5f2"}, "backward": {"facecolor": "#9cc3e0"}, "step": {"facecolor": "#8fd3bb"},
-         "all_gather": {"facecolor": MEANINGS["parameters"].color}, "reduce_scatter": {"facecolor": MEANINGS["gradients"].color},
-         "down": {"facecolor": MEANINGS["gradients"].color}, "up": {"facecolor": MEANINGS["parameters"].color},
-         "read": {"facecolor": MEANINGS["optimizer"].color}, "write": {"facecolor": MEANINGS["optimizer"].color},
-         "reshard": {"facecolor": INK},
-         "rank": {"facecolor": "white", "hatch": "////"}, LINK: {"facecolor": "white", "hatch": "...."},
-         ROOT: {"facecolor": "#e8eef3"}, PYTHON: {"facecolor": "#ececec"}}
-WORDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "step": "optimizer's step", "reshard": "free",
-         "down": "down to the host", "up": "up from the host", "read": "read from disk", "write": "written to disk",
-         "rank": "stands still: waits for another rank", LINK: "stands still: waits for the link",
-         ROOT: "the root: embeddings, head, loss", PYTHON: "nothing of the model: Python, copies"}
-LANES = ("compute", "all_gather", "reduce_scatter", "down", "up", "read", "write")
-FORMULA, DASHES = "by formula, in MB", (0, (5, 3))
-LANE, LANES_POINTS, LETTER = 0.86, 96, 0.62 * SMALL  # of a lane's height, what blocks take; points of all lanes; a letter's width
-
-thin_hatches = rc_context({"hatch.linewidth": 0.6})
+WIDE, RIGHT = 860, 48  # units: of a timeline; room at its right, for the last value
+BYTES, TITLE, BETWEEN = 130, 28, 22  # units: height of the bytes' chart, of a title, between one step and the next
+MOVES = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "down": "down to the host", "up": "up from the host",
+         "read": "read from disk", "write": "written to disk"}
 
 
-@thin_hatches
-def timeline(events: Sequence[dict], title: str = "", formulas: Mapping[str, int] | None = None) -> Figure:
+class Step(NamedTuple):
+    """One rank's step to draw. formulas: name → bytes, each a dashed line across the rank's bytes."""
+
+    title: str
+    events: Sequence[dict]
+    rank: int
+    formulas: Mapping[str, int]
+
+    @property
+    def begin(self) -> float:
+        return min(event["start"] for event in self.events)
+
+    @property
+    def takes(self) -> float:
+        """Seconds from the first event of any rank to the last."""
+        return max(event["end"] for event in self.events) - self.begin
+
+    @property
+    def mine(self) -> list[dict]:
+        return sorted((event for event in self.events if event["rank"] == self.rank), key=lambda event: event["end"])
+
+    @property
+    def most(self) -> int:
+        return max([*(event["alive"] for event in self.mine), *self.formulas.values()])
+
+
+def timeline(events: Sequence[dict], title: str = "", formulas: Mapping[str, int] | None = None) -> Shown:
     """One step: for each rank its lanes over the bytes alive on it, stacked by kind.
 
     formulas: name → bytes, each drawn as a dashed line across the bytes of every rank.
     """
-    ranks = ranks_of(events)
-    return stacked([(f"{title.rstrip(' ,')}, rank {rank}".lstrip(", "), events, rank, formulas or {}) for rank in ranks])
+    return stacked(steps_of(events, title, formulas))
 
 
-@thin_hatches
+def steps_of(events: Sequence[dict], title: str, formulas: Mapping[str, int] | None) -> list[Step]:
+    return [Step(f"{title.rstrip(' ,')}, rank {rank}".lstrip(", "), events, rank, formulas or {}) for rank in ranks_of(events)]
+
+
 def compare(steps: Mapping[str, Sequence[dict]], formulas: Mapping[str, Mapping[str, int]] | None = None, rank: int = 0,
-            lanes: bool = True) -> Figure:
+            lanes: bool = True, alive: bool = True) -> Shown:
     """Steps of one rank, by name, on shared axes: a millisecond and a megabyte are as long in each.
 
     formulas: by the same names, name → bytes, drawn as dashed lines.
     lanes: with what the rank did over its bytes, one step below the other; False: only the bytes, side by side.
+    alive: with the bytes below the lanes.
     """
-    formulas = formulas or {}
-    if lanes:
-        return stacked([(name, events, rank, formulas.get(name, {})) for name, events in steps.items()])
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    columns = figure.subplots(1, len(steps), sharey=True, squeeze=False)[0]
-    tops = []
-    for axes, (name, events) in zip(columns, steps.items(), strict=True):
-        begin = min(event["start"] for event in events if event["rank"] == rank)
-        tops.append(draw_bytes(axes, events, rank, begin, formulas.get(name, {})))
-        axes.set_title(name, fontsize=10, weight="bold")
-        axes.set_xlabel("milliseconds", fontsize=8)
-        axes.set_ylabel("MB alive" if axes is columns[0] else "", fontsize=9)
-    columns[0].set_ylim(0, max(tops))
-    legend(figure, columns, columns=6)
-    figure.set_label(f"Bytes alive on rank {rank} over a step, stacked by kind. "
-                     + " ".join(f"{name}: {extremes(events, rank)}." for name, events in steps.items()))
-    return figure
+    drawn = [Step(name, events, rank, (formulas or {}).get(name, {})) for name, events in steps.items()]
+    return stacked(drawn, alive) if lanes else beside(drawn)
 
 
-def stacked(rows: Sequence[tuple[str, Sequence[dict], int, Mapping[str, int]]]) -> Figure:
-    """One below the other, (title, events, rank, formulas) each: the lanes of the rank over its bytes."""
-    figure = Figure(figsize=(WIDTH, 0.9 + 2.9 * len(rows)), layout="constrained")
-    figure.get_layout_engine().set(hspace=0.01, h_pad=0.03)
-    axes = figure.subplots(2 * len(rows), 1, sharex=True, squeeze=False, height_ratios=[1.15, 1.3] * len(rows))[:, 0]
-    starts = [min(event["start"] for event in events) for _, events, _, _ in rows]
-    longest = max(max(event["end"] for event in events) - begin for (_, events, _, _), begin in zip(rows, starts, strict=True))
-    axes[-1].set(xlim=(-0.005e3 * longest, 1.02e3 * longest), xlabel="milliseconds since the step began")
-    axes[-1].xaxis.label.set_size(9)
-    tops = []
-    for index, (title, events, rank, formulas) in enumerate(rows):
-        lanes, alive = axes[2 * index : 2 * index + 2]
-        draw_lanes(lanes, events, rank, starts[index])
-        lanes.set_title(title, loc="left", fontsize=10, weight="bold")
-        tops.append(draw_bytes(alive, events, rank, starts[index], formulas))
-        alive.set_ylabel("MB alive", fontsize=9)
-    for alive in axes[1::2]:
-        alive.set_ylim(0, max(tops))
-    legend(figure, axes)
-    figure.set_label("What a rank computes and which collectives are under way, over the bytes alive on it. "
-                     + " ".join(f"{title}: {extremes(events, rank)}." for title, events, rank, _ in rows))
-    return figure
+def stacked(steps: Sequence[Step], alive: bool = True) -> Shown:
+    """One below the other: the lanes of a rank, over its bytes."""
+    drawing, words = drawn_steps(steps, alive)
+    return Shown(words, svg=svg.still(drawing, "What a rank computes, what moves meanwhile, and the bytes alive", words))
 
 
-def extremes(events: Sequence[dict], rank: int) -> str:
+def drawn_steps(steps: Sequence[Step], alive: bool = True) -> tuple[svg.Drawing, str]:
+    """The picture of `stacked`, and its words."""
+    scale = (WIDE - LEFT - RIGHT) / (1e3 * max(step.takes for step in steps))
+    lanes = [lanes_of(step) for step in steps]
+    below = (BYTES + BETWEEN if alive else 0) + 38
+    drawing = svg.Drawing(WIDE, sum(TITLE + height_of(each) + below for each in lanes) + (4 + 24 + 24 * alive))
+    top, most = 0.0, max(step.most for step in steps)
+    for step, its in zip(steps, lanes, strict=True):
+        drawing.text(0, top + 16, step.title, bold=True)
+        top = draw_lanes(drawing, its, top + TITLE, scale, 1e3 * step.takes)
+        if alive:
+            draw_bytes(drawing, step, top + 8, BYTES, most, scale, LEFT)
+            top += BYTES + BETWEEN
+        top = axis(drawing, top - 6 * alive, scale, 1e3 * step.takes, "milliseconds since the step began") + 6 * alive
+    legend_of(drawing, top + 4, [lane for its in lanes for lane in its])
+    if alive:
+        draw_key(drawing, top + 28, steps)
+    words = "What a rank computes and which collectives are under way" + ", over the bytes alive on it" * alive + ". "
+    return drawing, words + " ".join(f"{step.title}: {extremes(step) if alive else f'{1e3 * step.takes:.0f} ms'}." for step in steps)
+
+
+def beside(steps: Sequence[Step]) -> Shown:
+    """Only the bytes, side by side."""
+    gap, most = 30, max(step.most for step in steps)
+    wide = (WIDE - LEFT / 2 - (gap + RIGHT) * len(steps)) / len(steps)
+    scale = wide / (1e3 * max(step.takes for step in steps))
+    drawing = svg.Drawing(WIDE, TITLE + 1.6 * BYTES + 46 + 24)
+    for place, step in enumerate(steps):
+        left = LEFT / 2 + place * (wide + gap + RIGHT)
+        drawing.text(left, 16, step.title, bold=True)
+        draw_bytes(drawing, step, TITLE, 1.6 * BYTES, most, scale, left)
+        axis(drawing, TITLE + 1.6 * BYTES, scale, 1e3 * step.takes, "milliseconds", left)
+    draw_key(drawing, TITLE + 1.6 * BYTES + 42, steps)
+    words = f"Bytes alive on rank {steps[0].rank} over a step, stacked by kind. " + " ".join(
+        f"{step.title}: {extremes(step)}." for step in steps)
+    return Shown(words, svg=svg.still(drawing, "Bytes alive over a step", words))
+
+
+def extremes(step: Step) -> str:
     """How many bytes are alive at most and at the end, and when, for readers who do not see the picture."""
-    ordered = sorted((event for event in events if event["rank"] == rank), key=lambda event: event["end"])
-    highest = max(ordered, key=lambda event: event["alive"])
+    highest = max(step.mine, key=lambda event: event["alive"])
     return (f"at most {highest['alive'] / 1e6:.1f} MB, when {highest['verb']} of {highest['unit']} ends, "
-            f"and {ordered[-1]['alive'] / 1e6:.1f} MB at the end")
+            f"and {step.mine[-1]['alive'] / 1e6:.1f} MB at the end")
 
 
-# -- one rank's lanes --------------------------------------------------------------------------------------------------
+def lanes_of(step: Step) -> list[Lane]:
+    """What the rank computes, with its waits, over what moves; in milliseconds. Where it does neither, a lane is empty."""
+    def blocks(intervals: Iterable[Interval], kind: str = "", name: str | None = None) -> list[Block]:
+        return [Block(1e3 * (each.start - step.begin), 1e3 * (each.end - step.begin), kind or each.verb,
+                      each.what.rpartition(".")[2] if name is None else name) for each in intervals]
 
-def draw_lanes(axes: Axes, events: Sequence[dict], rank: int, begin: float) -> None:
-    """What the rank computes, with its waits and what is neither, over its collectives. The x axis must have its limits."""
-    lanes = [lane for lane in LANES if lane == "compute" or any(event["verb"] == lane for event in events)]
-    axes.set_ylim(len(lanes) - 0.1, -0.06)
+    events, rank = step.events, step.rank
     waits = waiting(events, rank)
-    free = [Interval(event["start"], event["end"], event["unit"], "reshard") for event in events
-            if event["verb"] == "reshard" and event["rank"] == rank]
-    blocks = [block._replace(what="step") if block.verb == "step" else block for block in computing(events, rank)]
-    row = [(gap, gap.what) for gap in gaps(events, rank)] + [(block, block.verb) for block in blocks]
-    row += [(wait, LINK if wait.what == LINK else "rank") for wait in waits] + [(each, "reshard") for each in free]
-    for interval, style in row:
-        draw(axes, interval, style, begin, 0.0)
-    write(axes, [largest_part(block, waits) for block in blocks], begin, 0.0)
-    write(axes, [wait for wait in waits if wait.what != LINK], begin, 0.0, boxed=True)
-    for place, verb in enumerate(lanes[1:], 1):
-        rows = in_rows(collectives(events, rank, verb))
-        for number, intervals in enumerate(rows):
-            top = place + LANE * number / len(rows)
-            for interval in intervals:
-                draw(axes, interval, verb, begin, top, LANE / len(rows))
-            write(axes, intervals, begin, top, LANE / len(rows), color="white" if verb in ("all_gather", "up") else INK)
-    axes.set(yticks=[place + LANE / 2 for place in range(len(lanes))], yticklabels=[WORDS.get(lane, lane) for lane in lanes])
-    axes.tick_params(length=0, labelsize=8, labelbottom=False)
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
+    computes = blocks((gap for gap in gaps(events, rank) if gap.what == ROOT), "root", "root")
+    computes += blocks(without(waits, computing(events, rank)))
+    computes += blocks((wait._replace(what=wait.what.removeprefix("the ")) for wait in waits), WAITS)
+    lanes = [Lane("computes", [block._replace(label="") if block.kind == "step" else block for block in computes])]
+    return lanes + [Lane(words, blocks(collectives(events, rank, verb)), apart=True) for verb, words in MOVES.items()
+                    if any(event["verb"] == verb for event in events)]
 
 
-def draw(axes: Axes, interval: Interval, style: str, begin: float, top: float, height: float = LANE) -> None:
-    """A block of a lane; top, height: in lanes."""
-    axes.add_patch(Rectangle(((interval.start - begin) * 1e3, top), (interval.end - interval.start) * 1e3, height, label=style,
-                             linewidth=0.4, edgecolor=FAINT if "hatch" in SPANS[style] else "white", **SPANS[style]))
+# -- event by event ----------------------------------------------------------------------------------------------------
+
+def step_film(events: Sequence[dict], title: str = "", formulas: Mapping[str, int] | None = None, code: str = "",
+              lines: Mapping[str, int] | None = None) -> Film:
+    """`timeline` event by event, in the order of their ends, first at its peak: what is later is pale.
+
+    code: shown beside it.   lines: verb → the number of the line that runs, counted from 0.
+    """
+    steps = steps_of(events, title, formulas)
+    under, words = drawn_steps(steps)
+    begin, ordered = steps[0].begin, sorted(events, key=lambda event: event["end"])
+    scale = (WIDE - LEFT - RIGHT) / max(step.takes for step in steps)
+    frames = []
+    for event in ordered:
+        cursor, x = svg.Drawing(under.width, under.height), LEFT + scale * (event["end"] - begin)
+        cursor.rect(x, 20, WIDE - x, under.height - 72, fill="#ffffffc0", stroke="none")
+        cursor.line(x, 20, x, under.height - 52, data={"after": event["verb"]})
+        moved = f", {gb(event['bytes'])}" if event["bytes"] else ""
+        frames.append(Frame(cursor, f"After {(event['end'] - begin) * 1e3:.1f} ms: rank {event['rank']} ends {event['verb']} of "
+                                    f"{event['unit']}{moved}; {gb(event['alive'])} are alive on it.",
+                            line=(lines or {}).get(event["verb"])))
+    peak = max(range(len(ordered)), key=lambda moment: ordered[moment]["alive"])
+    return Film(f"{title.rstrip(' ,') or 'One step'}, event by event", frames, words, 0.4, under, [peak], peak, code)
 
 
-def write(axes: Axes, intervals: Sequence[Interval], begin: float, top: float, height: float = LANE, color: str = INK,
-          boxed: bool = False) -> None:
-    """The numbers of blocks (3 of h.3), and what has a name alone, where there is room for them."""
-    points = height * LANES_POINTS / abs(np.diff(axes.get_ylim())[0])
-    if points < 6:  # too small to read
-        return
-    for interval in intervals:
-        label = interval.what.rpartition(".")[2]  # everywhere: beside each other, "10" and "h.10" look like different things
-        if len(label) * LETTER <= (interval.end - interval.start) * 1e3 * points_per_millisecond(axes):
-            axes.text(((interval.start + interval.end) / 2 - begin) * 1e3, top + height / 2, label, ha="center", va="center_baseline",
-                      fontsize=min(SMALL, 0.85 * points), clip_on=True, color=color,
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8} if boxed else None)
-
-
-def largest_part(block: Interval, others: Sequence[Interval]) -> Interval:
-    """The longest part of the block that none of the others covers."""
-    edges = [block.start]
-    for other in sorted(others):
-        if other.start < block.end and other.end > block.start:
-            edges += [max(other.start, block.start), min(other.end, block.end)]
-    parts = zip(edges[::2], [*edges[1::2], block.end], strict=True)
-    start, end = max(parts, key=lambda part: part[1] - part[0])
-    return block._replace(start=start, end=end)
-
-
-def points_per_millisecond(axes: Axes) -> float:
-    left, right = axes.get_xlim()
-    return 72 * 0.9 * axes.get_figure().get_figwidth() / (right - left)
-
-
-# -- one rank's bytes --------------------------------------------------------------------------------------------------
-
-def draw_bytes(axes: Axes, events: Sequence[dict], rank: int, begin: float, formulas: Mapping[str, int]) -> float:
-    """MB alive after each event, stacked by kind where the events know it, the highest and the last value written at it.
-    Returns how high the axis should be."""
-    ordered = sorted((event for event in events if event["rank"] == rank), key=lambda event: event["end"])
-    times = [0.0, *((event["end"] - begin) * 1e3 for event in ordered)]
-    alive = [event["alive"] / 1e6 for event in ordered]
-    alive = [alive[0], *alive]  # before the first event ends, as after it
-    if all(event.get("kinds") for event in ordered):
-        bottom = np.zeros(len(alive))
-        for kind in KINDS:
-            heights = [event["kinds"][kind] / 1e6 for event in ordered]
-            upper = bottom + [heights[0], *heights]
-            if any(heights):
-                axes.fill_between(times, bottom, upper, step="post", facecolor=MEANINGS[kind].color, edgecolor="white",
-                                  hatch=MEANINGS[kind].mpl_hatch, linewidth=0, label=kind)
-            bottom = upper
-    axes.step(times, alive, where="post", color=INK, linewidth=0.9)
-    highest = max(range(len(alive)), key=alive.__getitem__)
-    places = 1 if alive[highest] >= 1 else 3  # of a model of a few kB, 0.1 and 0.0 MB would say nothing
-    words = {"textcoords": "offset points", "fontsize": 8, "zorder": 4,
-             "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85}}
-    for index, offset, place in ((highest, (0, 4), "center"), (len(alive) - 1, (4, 0), "left")):
-        axes.annotate(f"{alive[index]:.{places}f}", (times[index], alive[index]), offset, ha=place, weight="bold",
-                      va="bottom" if index == highest else "center", **words)
-    for name, nbytes in sorted(formulas.items(), key=lambda each: each[1]):
-        above = nbytes == max(formulas.values())  # the others are written below their lines
-        axes.axhline(nbytes / 1e6, color=INK, linewidth=1, linestyle=DASHES, zorder=3, label=FORMULA)
-        axes.annotate(f"{name}: {nbytes / 1e6:.1f}", (0, nbytes / 1e6), (3, 3 if above else -3),
-                      xycoords=("axes fraction", "data"), va="bottom" if above else "top", **words)
-    axes.tick_params(labelsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return 1.2 * max([*alive, *(nbytes / 1e6 for nbytes in formulas.values())]) or 1.0
-
-
-def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
-    """What blocks and areas mean, below the figure: only what is there."""
-    spans = {patch.get_label() for each in axes for patch in each.patches}
-    kinds = {area.get_label() for each in axes for area in each.collections}
-    lines = {line.get_label() for each in axes for line in each.lines}
-    handles = [Patch(label=WORDS.get(name, name), edgecolor=FAINT, linewidth=0.4, **style)
-               for name, style in SPANS.items() if name in spans]
-    handles += [Patch(label=kind, facecolor=MEANINGS[kind].color, hatch=MEANINGS[kind].mpl_hatch, edgecolor="white", linewidth=0)
-                for kind in KINDS if kind in kinds]
-    handles += [Line2D([], [], color=INK, linewidth=1, linestyle=DASHES, label=FORMULA)] * (FORMULA in lines)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
-
-
-# -- other forms -------------------------------------------------------------------------------------------------------
-
-def timeline_until(events: Sequence[dict], moment: int, title: str = "", formulas: Mapping[str, int] | None = None) -> Figure:
-    """`timeline` with everything after event number `moment` faded (counted from 0 in the order of their ends)."""
-    figure = timeline(events, title, formulas)
-    ordered = sorted(events, key=lambda event: event["end"])
-    begin, now = min(event["start"] for event in events), ordered[moment]["end"]
-    for axes in figure.axes:
-        right = axes.get_xlim()[1]
-        axes.axvspan((now - begin) * 1e3, right, color="white", alpha=0.8, zorder=4.2)  # above lines and words
-        axes.axvline((now - begin) * 1e3, color=INK, linewidth=1, zorder=4.3)
-        axes.set_xlim(right=right)
-    return figure
-
+# -- curves ------------------------------------------------------------------------------------------------------------
 
 def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figure:
     """Bytes alive after each event, one curve per name. The axis counts events, because stages need different times.
@@ -248,7 +181,7 @@ def live_bytes(curves: dict[str, Sequence[dict]], title: str, what: str) -> Figu
     In each curve the forward, if there is one, takes the left half, and the backward takes the right half.
     curves: name → events of one rank, as in `timeline`.   what: the label of the axis; its unit is MB.
     """
-    figure, axes = panels(WIDTH, 3.2)
+    figure, axes = panels(9.6, 3.2)
     axes.set(title=title, ylabel=what, xlabel="from the first event to the last", xticks=[])
     for (name, events), style in zip(curves.items(), cycle(("-", "--", "-.", ":"))):
         ordered = sorted(events, key=lambda event: event["end"])

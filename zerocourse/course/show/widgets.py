@@ -4,6 +4,7 @@
 picture of the starting values. Importing this needs neither ipywidgets nor a notebook.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,9 @@ from ...models.gpt2 import CONFIGS
 from .. import show
 from . import plots
 from .plots_stages import stages_figure
+from .timelines import step_film as timeline  # noqa: F401 - a step that is looked at event by event
 
+COARSE, SHARP, QUIET = 70, 200, 0.4  # dots per inch, while a slider moves and after; seconds without a move
 MISSING = "The controls need ipywidgets, which is not installed here; the picture shows the starting values."
 
 
@@ -45,10 +48,8 @@ class Control:
 
         options = list(self.values.items()) if isinstance(self.values, Mapping) else list(self.values)
         make = ipywidgets.SelectionSlider if self.kind == "slider" else ipywidgets.Dropdown
-        # A picture takes a third of a second: a slider that told of all values on its way would have them drawn one by one.
-        when_released = {"continuous_update": False} if self.kind == "slider" else {}
         return make(options=options, value=self.start, description=self.label or name.replace("_", " "),
-                    style={"description_width": "110px"}, layout={"width": "520px"}, **when_released)
+                    style={"description_width": "110px"}, layout={"width": "520px"})
 
 
 def explore(draw: Callable, describe: Callable[..., str], **controls: Control) -> None:
@@ -65,24 +66,43 @@ def explore(draw: Callable, describe: Callable[..., str], **controls: Control) -
         display(ipywidgets.VBox(list(boxes.values())))
     words, picture = DisplayHandle(), DisplayHandle()
 
-    def forms(**values) -> tuple[object, object]:
+    def forms(values: Mapping[str, object], dpi: float = SHARP) -> tuple[object, object]:
         sentence, drawn = describe(**values), draw(**values)
-        return show.sentence(sentence), show.figure(drawn, sentence) if isinstance(drawn, Figure) else drawn
+        return show.sentence(sentence), show.figure(drawn, sentence, dpi) if isinstance(drawn, Figure) else drawn
 
-    def redraw(_) -> None:
+    def redraw(dpi: float = SHARP) -> None:
         try:
-            line, drawn = forms(**{name: box.value for name, box in boxes.items()})
+            line, drawn = forms({name: box.value for name, box in boxes.items()}, dpi)
         except ZeroCourseError as error:  # a traceback of a control would go to a log that nobody reads
             words.update(show.sentence(str(error)))
         else:
             words.update(line)
             picture.update(drawn)
 
-    line, drawn = forms(**{name: control.start for name, control in controls.items()})
+    line, drawn = forms({name: control.start for name, control in controls.items()})
     words.display(line)
     picture.display(drawn)
+    moved = sharp_when_quiet(redraw)
     for box in boxes.values():
-        box.observe(redraw, "value")
+        box.observe(lambda _: moved(), "value")
+
+
+def sharp_when_quiet(redraw: Callable[[float], None]) -> Callable[[], None]:
+    """What a control calls when it moves: it draws coarsely at once, and sharply when nothing has moved for a while, so that
+    what is drawn while a slider is dragged does not queue up. Where no event loop runs it draws sharply at once."""
+    waiting: list[asyncio.TimerHandle] = []
+
+    def moved() -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return redraw(SHARP)
+        while waiting:
+            waiting.pop().cancel()
+        redraw(COARSE)
+        waiting.append(loop.call_later(QUIET, redraw, SHARP))
+
+    return moved
 
 
 def _boxes(controls: Mapping[str, Control]) -> dict:
@@ -129,23 +149,6 @@ def memory(params: int = SIZES["7B"], stage: int = 3, ranks: int = 8, dtype: str
             ranks=Control([2**power for power in range(11)], ranks),
             dtype=Control({"16-bit, fp32 master": "mixed", "fp32": "fp32"}, dtype, "list"),
             optimizer=Control(list(OPTIMIZERS), optimizer, "list"))
-
-
-def timeline(events: Sequence[dict], title: str = "", formulas: Mapping[str, int] | None = None) -> None:
-    """One step of all ranks, event by event, at first up to its peak. The arguments are those of `plots.timeline`."""
-    ordered = sorted(events, key=lambda event: event["end"])
-    peak = max(range(len(ordered)), key=lambda moment: ordered[moment]["alive"])
-    begin, place = min(event["start"] for event in events), f"{title.rstrip(' ,')}: " if title else ""
-
-    def describe(moment):
-        event = ordered[moment]
-        moved = f", {gb(event['bytes'])}" if event["bytes"] else ""
-        return (f"{place}event {moment + 1} of {len(ordered)}, "
-                f"after {(event['end'] - begin) * 1e3:.1f} ms: rank {event['rank']} ends {event['verb']} "
-                f"of {event['unit']}{moved}; {gb(event['alive'])} are alive on it.")
-
-    explore(lambda moment: plots.timeline_until(events, moment, title, formulas), describe,
-            moment=Control({str(moment + 1): moment for moment in range(len(ordered))}, peak, label="event"))
 
 
 def ds_config(stage: int, accumulation: int = 1, dtype: str = "fp32", bucket: int = 5 * 10**8, checkpointing: bool = False,

@@ -1,35 +1,28 @@
 """Figures of the disk: what is read, updated and written when, and how fast a tier must be."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
 from ....formulas.efficiency import efficiency
+from ...show import Shown
 from ...show.figures import panels
 from ...show.plots_curves import STYLES
-from ...show.timelines import WIDTH, WORDS, draw_lanes, legend, thin_hatches
+from ...show.timelines import MOVES, compare
+
+WORDS = MOVES | {"step": "optimizer's step"}
 
 
-@thin_hatches
-def io_lanes(steps: Mapping[str, Sequence[dict]]) -> Figure:
+def io_lanes(steps: Mapping[str, Sequence[dict]]) -> Shown:
     """The lanes of rank 0 in steps, by name, one below the other on one time axis."""
-    figure = Figure(figsize=(WIDTH, 0.9 + 1.5 * len(steps)), layout="constrained")
-    rows = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
-    starts = {name: min(event["start"] for event in events) for name, events in steps.items()}
-    spans = {name: max(event["end"] for event in events) - starts[name] for name, events in steps.items()}
-    longest = 1e3 * max(spans.values())
-    rows[-1].set(xlim=(-0.005 * longest, 1.02 * longest), xlabel="milliseconds since the step began")
-    for axes, (name, events) in zip(rows, steps.items(), strict=True):
-        draw_lanes(axes, events, 0, starts[name])
-        axes.set_title(name, loc="left", fontsize=10, weight="bold")
-    rows[-1].tick_params(labelbottom=True)
-    legend(figure, rows)
-    figure.set_label("What is read from the disk, updated and written in a step. " + " ".join(
+    spans = {name: max(event["end"] for event in events) - min(event["start"] for event in events) for name, events in steps.items()}
+    words = "What is read from the disk, updated and written in a step. " + " ".join(
         f"{name}: {1e3 * spans[name]:.0f} ms, in which "
         + ", ".join(f"{WORDS[verb]} takes {1e3 * busy(events, verb):.0f} ms" for verb in ("read", "step", "write"))
         + "."
-        for name, events in steps.items()))
-    return figure
+        for name, events in steps.items())
+    return replace(compare(steps, alive=False), text=words)
 
 
 def busy(events: Sequence[dict], verb: str) -> float:

@@ -7,10 +7,9 @@ from matplotlib.figure import Figure
 from ....formulas.units import gb
 from ....planning import Evaluation
 from ...show.alternative_text import described
-from ...show.figures import PLATE, panels, stacked_rows
+from ...show.figures import PLATE, panels, stacked_rows, thin_hatches
 from ...show.palette import INK
 from ...show.plots import LOOKS
-from ...show.timelines import thin_hatches
 
 TIMES = {"computes": {"facecolor": "#9a9a9a"}, "waits": {"facecolor": "white", "hatch": "//", "edgecolor": INK}}
 LIMIT = 1.6  # of the card's memory: longer bars end there, with an arrow

@@ -8,9 +8,9 @@ from matplotlib.patches import Rectangle
 
 from ....formulas.units import gb
 from ...show.alternative_text import described
-from ...show.figures import panels, stacked_rows
+from ...show.figures import panels, stacked_rows, thin_hatches
 from ...show.palette import FAINT, INK, MEANINGS, Meaning
-from ...show.timelines import thin_hatches
+from ...show.pictures.lanes import LOOKS
 
 GB = 1e9
 STATES = "parameters", "gradients", "optimizer"
@@ -18,7 +18,7 @@ NARROW = 0.05  # of the longest bar: a narrower block has no room for its letter
 SLICES = "the rank's slices of parameters and optimizer states"
 AT_THE_PEAK = {"activations and all else": MEANINGS["activations"], "gradients": MEANINGS["gradients"],
                "gathered parameters": MEANINGS["parameters"], SLICES: MEANINGS["optimizer"]}
-COMPUTES, WAITS = {"facecolor": "#9cc3e0"}, {"facecolor": "white", "hatch": "...."}  # as in timelines
+COMPUTES, WAITS = {"facecolor": LOOKS["forward"].fill}, {"facecolor": "white", "hatch": "////"}  # as in timelines
 SHADES = "#ffffff", "#d0d0d0"  # of slices, in turn; their numbers tell them apart
 
 

@@ -1,6 +1,6 @@
 """What a cell shows: one thing in the forms from which a host chooses, and a figure as such a thing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
@@ -50,14 +50,16 @@ def put(shown: Shown) -> None:
     display(shown) if get_ipython() else print(shown)
 
 
-def figure(drawn: Figure, alt: str = "", dpi: float = 200) -> Shown:
-    """A figure as a PNG. alt: what it shows, in words and numbers, for readers who do not see it; by default the
+def figure(drawn: "Figure | Shown", alt: str = "", dpi: float = 200) -> Shown:
+    """A figure as a PNG; a picture that is an SVG stays one. alt: what it shows, in words and numbers, for readers who do not see it; by default the
     figure's own label, which the function that draws it has set (`figure.set_label`).   dpi: dots per inch; it is shown
     with 100 CSS pixels per inch.
 
     `alt` is stored where hosts look for it: in the image's HTML, the output's plain text and the PNG's own description.
     """
-    alt = alt or drawn.get_label()
+    alt = alt or (drawn.text if isinstance(drawn, Shown) else drawn.get_label())
     if len(alt.split()) < 4:
         raise BadInput(f"alt is {alt!r}: say in a sentence what the figure shows")
+    if isinstance(drawn, Shown):
+        return replace(drawn, text=alt)
     return Shown(alt, png=png_of(drawn, alt, dpi), width=round(100 * drawn.get_figwidth()))

@@ -68,9 +68,10 @@ class Drawing:
             y += 1.3 * size
         return y
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, *, color: str = INK, width: float = 1, dashed: bool = False) -> None:
+    def line(self, x1: float, y1: float, x2: float, y2: float, *, color: str = INK, width: float = 1, dashed: bool = False,
+             data: Data | None = None) -> None:
         self.tag("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=color, stroke_width=width,
-                 stroke_dasharray="5 4" if dashed else None)
+                 stroke_dasharray="5 4" if dashed else None, data=data)
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float, *, color: str = INK, width: float = 2,
               data: Data | None = None) -> None:
