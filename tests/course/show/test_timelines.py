@@ -15,9 +15,9 @@ from zerocourse.course import show
 from zerocourse.course.chapters.infinity.plots_disk import io_lanes
 from zerocourse.course.show import plots
 from zerocourse.course.show.pictures import deep_step, svg
-from zerocourse.course.show.pictures.lanes import IDLE, LEFT, LOOKS, Block, Lane, draw_lanes, legend_of
 from zerocourse.course.show.pictures.pipeline_rows import pipeline_rows
 from zerocourse.course.show.pictures.program_rows import program_rows
+from zerocourse.course.show.pictures.timeline_lanes import IDLE, LEFT, LOOKS, Lane, LaneBlock, draw_lanes, legend_of
 from zerocourse.course.show.timelines import RIGHT, WIDE
 from zerocourse.course.trials.overlap_trial import recorded_trial
 from zerocourse.errors import BadInput
@@ -192,16 +192,16 @@ def test_every_timeline_has_one_grammar(name):
 def test_one_function_draws_all_lanes():
     """Nobody else in the course puts blocks into rows by their times."""
     others = [path.name for path in (ROOT_FOLDER / "zerocourse" / "course").rglob("*.py")
-              if re.search(r"\bin_rows\(|broken_barh", path.read_text()) and path.name != "lanes.py"]
+              if re.search(r"\bin_rows\(|broken_barh", path.read_text()) and path.name != "timeline_lanes.py"]
     assert others == []
 
 
 def test_a_legend_of_six_is_refused():
-    lanes = [Lane("all", [Block(0, 1, kind) for kind in LOOKS])]
+    lanes = [Lane("all", [LaneBlock(0, 1, kind) for kind in LOOKS])]
     with pytest.raises(BadInput, match="7 entries .* 5 is the most"):
         legend_of(svg.Drawing(), 0, lanes)
     with pytest.raises(BadInput, match="'sleeps': a timeline has blocks of forward"):
-        draw_lanes(svg.Drawing(), [Lane("one", [Block(0, 1, "sleeps")])], 0, 1, 1)
+        draw_lanes(svg.Drawing(), [Lane("one", [LaneBlock(0, 1, "sleeps")])], 0, 1, 1)
 
 
 def test_the_deep_model_shows_what_theory_says(pool):

@@ -23,7 +23,7 @@ from .figures import panels
 from .film import Film, Frame
 from .pictures import svg
 from .pictures.bytes_chart import draw_bytes, draw_key
-from .pictures.lanes import LEFT, WAITS, Block, Lane, axis, draw_lanes, height_of, legend_of
+from .pictures.timeline_lanes import LEFT, WAITS, Lane, LaneBlock, axis, draw_lanes, height_of, legend_of
 
 WIDE, RIGHT = 860, 48  # units: of a timeline; room at its right, for the last value
 BYTES, TITLE, BETWEEN = 130, 28, 22  # units: height of the bytes' chart, of a title, between one step and the next
@@ -31,7 +31,7 @@ MOVES = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "down":
          "read": "read from disk", "write": "written to disk"}
 
 
-class Step(NamedTuple):
+class RankStep(NamedTuple):
     """One rank's step to draw. formulas: name → bytes, each a dashed line across the rank's bytes."""
 
     title: str
@@ -65,8 +65,8 @@ def timeline(events: Sequence[dict], title: str = "", formulas: Mapping[str, int
     return stacked(steps_of(events, title, formulas))
 
 
-def steps_of(events: Sequence[dict], title: str, formulas: Mapping[str, int] | None) -> list[Step]:
-    return [Step(f"{title.rstrip(' ,')}, rank {rank}".lstrip(", "), events, rank, formulas or {}) for rank in ranks_of(events)]
+def steps_of(events: Sequence[dict], title: str, formulas: Mapping[str, int] | None) -> list[RankStep]:
+    return [RankStep(f"{title.rstrip(' ,')}, rank {rank}".lstrip(", "), events, rank, formulas or {}) for rank in ranks_of(events)]
 
 
 def compare(steps: Mapping[str, Sequence[dict]], formulas: Mapping[str, Mapping[str, int]] | None = None, rank: int = 0,
@@ -77,17 +77,17 @@ def compare(steps: Mapping[str, Sequence[dict]], formulas: Mapping[str, Mapping[
     lanes: with what the rank did over its bytes, one step below the other; False: only the bytes, side by side.
     alive: with the bytes below the lanes.
     """
-    drawn = [Step(name, events, rank, (formulas or {}).get(name, {})) for name, events in steps.items()]
+    drawn = [RankStep(name, events, rank, (formulas or {}).get(name, {})) for name, events in steps.items()]
     return stacked(drawn, alive) if lanes else beside(drawn)
 
 
-def stacked(steps: Sequence[Step], alive: bool = True) -> Shown:
+def stacked(steps: Sequence[RankStep], alive: bool = True) -> Shown:
     """One below the other: the lanes of a rank, over its bytes."""
     drawing, words = drawn_steps(steps, alive)
     return Shown(words, svg=svg.still(drawing, "What a rank computes, what moves meanwhile, and the bytes alive", words))
 
 
-def drawn_steps(steps: Sequence[Step], alive: bool = True) -> tuple[svg.Drawing, str]:
+def drawn_steps(steps: Sequence[RankStep], alive: bool = True) -> tuple[svg.Drawing, str]:
     """The picture of `stacked`, and its words."""
     scale = (WIDE - LEFT - RIGHT) / (1e3 * max(step.takes for step in steps))
     lanes = [lanes_of(step) for step in steps]
@@ -108,7 +108,7 @@ def drawn_steps(steps: Sequence[Step], alive: bool = True) -> tuple[svg.Drawing,
     return drawing, words + " ".join(f"{step.title}: {extremes(step) if alive else f'{1e3 * step.takes:.0f} ms'}." for step in steps)
 
 
-def beside(steps: Sequence[Step]) -> Shown:
+def beside(steps: Sequence[RankStep]) -> Shown:
     """Only the bytes, side by side."""
     gap, most = 30, max(step.most for step in steps)
     wide = (WIDE - LEFT / 2 - (gap + RIGHT) * len(steps)) / len(steps)
@@ -125,17 +125,17 @@ def beside(steps: Sequence[Step]) -> Shown:
     return Shown(words, svg=svg.still(drawing, "Bytes alive over a step", words))
 
 
-def extremes(step: Step) -> str:
+def extremes(step: RankStep) -> str:
     """How many bytes are alive at most and at the end, and when, for readers who do not see the picture."""
     highest = max(step.mine, key=lambda event: event["alive"])
     return (f"at most {highest['alive'] / 1e6:.1f} MB, when {highest['verb']} of {highest['unit']} ends, "
             f"and {step.mine[-1]['alive'] / 1e6:.1f} MB at the end")
 
 
-def lanes_of(step: Step) -> list[Lane]:
+def lanes_of(step: RankStep) -> list[Lane]:
     """What the rank computes, with its waits, over what moves; in milliseconds. Where it does neither, a lane is empty."""
-    def blocks(intervals: Iterable[Interval], kind: str = "", name: str | None = None) -> list[Block]:
-        return [Block(1e3 * (each.start - step.begin), 1e3 * (each.end - step.begin), kind or each.verb,
+    def blocks(intervals: Iterable[Interval], kind: str = "", name: str | None = None) -> list[LaneBlock]:
+        return [LaneBlock(1e3 * (each.start - step.begin), 1e3 * (each.end - step.begin), kind or each.verb,
                       each.what.rpartition(".")[2] if name is None else name) for each in intervals]
 
     events, rank = step.events, step.rank

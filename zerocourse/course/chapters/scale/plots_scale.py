@@ -10,7 +10,7 @@ from ....formulas.units import gb
 from ...show.alternative_text import described
 from ...show.figures import panels, stacked_rows, thin_hatches
 from ...show.palette import FAINT, INK, MEANINGS, Meaning
-from ...show.pictures.lanes import LOOKS
+from ...show.pictures.timeline_lanes import LOOKS
 
 GB = 1e9
 STATES = "parameters", "gradients", "optimizer"

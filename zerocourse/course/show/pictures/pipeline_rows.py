@@ -6,7 +6,7 @@ from ....errors import BadInput
 from ....parallel.pipeline import Timing
 from .. import Shown
 from . import svg
-from .lanes import GAP, LEFT, ROW, Block, Lane, draw_lanes, legend_of
+from .timeline_lanes import GAP, LEFT, ROW, Lane, LaneBlock, draw_lanes, legend_of
 
 TITLE, BELOW = 30, 24  # units: above a schedule, below it
 KINDS = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
@@ -49,7 +49,7 @@ def lanes_of(timing: Timing) -> list[Lane]:
     for rank in range(timing.plan.ranks):
         chunks = {stage: chunk for chunk, stage in enumerate(timing.plan.stages_of(rank))}
         lanes.append(Lane(f"rank {rank}", [
-            Block(float(span.start), float(span.end), KINDS[kind], str(micro_batch),
+            LaneBlock(float(span.start), float(span.end), KINDS[kind], str(micro_batch),
                   {"rank": rank, "kind": kind, "stage": stage, "micro": micro_batch, "start": str(span.start), "end": str(span.end)},
                   bars=chunks[stage])
             for span in timing.of_rank(rank) for kind, stage, micro_batch in [span.action] if kind != "STEP"]))

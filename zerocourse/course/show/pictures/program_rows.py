@@ -7,7 +7,7 @@ from ....measure.backward_lanes import COMPUTES, GATHERS, REDUCTIONS, SUMS, Back
 from ....measure.backward_lanes import WAITS as WAITING
 from .. import Shown
 from . import svg
-from .lanes import LEFT, WAITS, Block, Lane, axis, draw_lanes, height_of, legend_of
+from .timeline_lanes import LEFT, WAITS, Lane, LaneBlock, axis, draw_lanes, height_of, legend_of
 
 TITLE, BELOW = 26, 46  # units: above a panel's lanes, below them
 KINDS = {COMPUTES: "backward", GATHERS: "all_gather", REDUCTIONS: "reduce_scatter", SUMS: "all_reduce"}  # by lane, from the top down
@@ -43,8 +43,8 @@ def lanes_of(backward: BackwardLanes, seen: list[str]) -> list[Lane]:
     """Its lanes; the rank waits in the first."""
     lanes = []
     for lane in seen:
-        blocks = [Block(each.start, each.end, KINDS[lane], each.what, {"lane": lane, "name": each.what, "start": each.start, "end": each.end})
+        blocks = [LaneBlock(each.start, each.end, KINDS[lane], each.what, {"lane": lane, "name": each.what, "start": each.start, "end": each.end})
                   for each in backward.lanes[lane]]
-        blocks += [Block(each.start, each.end, WAITS) for each in backward.lanes[WAITING] if lane == COMPUTES]
+        blocks += [LaneBlock(each.start, each.end, WAITS) for each in backward.lanes[WAITING] if lane == COMPUTES]
         lanes.append(Lane(lane, blocks, apart=lane != COMPUTES))
     return lanes

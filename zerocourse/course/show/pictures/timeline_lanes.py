@@ -37,7 +37,7 @@ LOOKS = {"forward": Look("#c3ddef", INK, "forward"), "backward": Look("#47789c",
          "all_reduce": Look(MEANINGS["in flight"].color), "read": Look(STATES), "write": Look(STATES)}
 
 
-class Block(NamedTuple):
+class LaneBlock(NamedTuple):
     """start, end: on the clock of its timeline.   kind: one of `LOOKS`.   label: in it, where there is room.
 
     data: what tests read.   bars: thin lines along its lower edge.
@@ -56,11 +56,11 @@ class Lane(NamedTuple):
     collectives do that are under way together; otherwise the later block is above the earlier."""
 
     name: str
-    blocks: Sequence[Block]
+    blocks: Sequence[LaneBlock]
     apart: bool = False
 
     @property
-    def rows(self) -> list[Sequence[Block]]:
+    def rows(self) -> list[Sequence[LaneBlock]]:
         return in_rows(sorted(self.blocks)) or [[]] if self.apart else [self.blocks]
 
     @property
@@ -90,7 +90,7 @@ def draw_lanes(drawing: svg.Drawing, lanes: Sequence[Lane], top: float, scale: f
     return top
 
 
-def draw_block(drawing: svg.Drawing, block: Block, x: float, y: float, wide: float, high: float) -> None:
+def draw_block(drawing: svg.Drawing, block: LaneBlock, x: float, y: float, wide: float, high: float) -> None:
     """One block, solid or hatched, with its name as large as it fits; where that would be too small to read there is none."""
     if block.kind not in LOOKS:
         raise BadInput(f"a block is of kind {block.kind!r}: a timeline has blocks of {', '.join(LOOKS)}")
@@ -122,7 +122,7 @@ def legend_of(drawing: svg.Drawing, y: float, lanes: Iterable[Lane], names: Mapp
         wide = 28 + svg.words_width(words, 14) + 22
         if at and at + wide - 22 > drawing.width:
             at, y = 0.0, y + 24
-        draw_block(drawing, Block(0, 0, kind, data={"legend": words}), at, y, 22, 16)
+        draw_block(drawing, LaneBlock(0, 0, kind, data={"legend": words}), at, y, 22, 16)
         drawing.text(at + 28, y + 13, words, size=14)
         at += wide
     return y + 24
