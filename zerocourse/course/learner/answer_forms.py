@@ -15,7 +15,7 @@ from ..show.alternative_text import short
 UNITS = {"bytes": BYTE_UNITS, "seconds": {"µs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600},
          "share": {"%": 0.01}, "factor": {"times": 1, "x": 1, "×": 1}}
 """Quantity → unit in lower case → how many bytes, seconds, shares of 1 or factors it is. Every other unit is what is counted, in
-words, such as "samples"; its quantity is "count"."""
+words, such as "samples", or nothing for a plain number; its quantity is "count"."""
 NUMBER = re.compile(r"(\d[\d,_]*\.?\d*|\.\d+)(e[+-]?\d+)?\s*(.*)", re.IGNORECASE)
 OPEN = "–"
 
@@ -67,7 +67,7 @@ class Number(AnswerForm):
     judged = "ratio"
 
     def __post_init__(self):
-        if self.quantity == "count" and not re.fullmatch(r"[a-z][a-z-]{3,}( .*)?", self.unit):
+        if self.quantity == "count" and not re.fullmatch(r"([a-z][a-z-]{3,}( .*)?)?", self.unit):
             known = ", ".join(unit for units in UNITS.values() for unit in units)
             raise BadInput(f"{self.unit!r} is no unit: there are {known}, and what is counted, such as samples")
 
@@ -77,7 +77,7 @@ class Number(AnswerForm):
 
     @property
     def wants(self) -> str:
-        return f"a number in {self.unit}" + ', or with another unit, such as "300 MB"' * (self.quantity == "bytes")
+        return f"a number in {self.unit}".removesuffix(" in ") + ', or with another unit, such as "300 MB"' * (self.quantity == "bytes")
 
     @property
     def scale(self) -> float:
@@ -101,7 +101,7 @@ class Number(AnswerForm):
             return (gib if self.unit.lower().endswith("ib") else gb)(answer)
         number = short(self.recorded(answer))
         unit = re.sub(r"s\b", "", self.unit, count=1) if number == "1" and self.quantity == "count" else self.unit
-        return f"{number} {unit}".replace(" %", "%")
+        return f"{number} {unit}".strip().replace(" %", "%")
 
     def recorded(self, answer: float) -> float:
         return answer / self.scale

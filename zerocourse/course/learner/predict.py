@@ -65,10 +65,10 @@ class Prediction:
 _made: dict[str, Prediction] = {}  # in this kernel
 
 
-def predict(id: str, guess: object, form: str | AnswerForm) -> Shown:
+def predict(id: str, guess: object, form: str | AnswerForm = "") -> Shown:
     """Take a prediction, keep it in the record of the learner's folder, and say how it was understood.
 
-    id: the chapter's number and a name, such as "01.xl".   form: the unit of a number, or `OneOf`, `Order` or `Curve`.
+    id: the chapter's number and a name, such as "01.xl".   form: the unit of a number, "" for a plain one, or `OneOf`, `Order` or `Curve`.
     Raises PredictionError for a guess of another form.
     """
     _made.pop(id, None)  # also where what is typed now is refused
