@@ -50,7 +50,7 @@ def test_a_number_is_read_with_its_unit_or_in_that_of_the_cell(unit, typed, answ
     ("GB", "12 s", """'12 s' is not a number in GB, or with another unit, such as "300 MB\""""), ("GB", "12 G", "is not a number in GB"),
     ("GB", "-3", "is not a number"), ("GB", -3, "is not a number"), ("GB", "about 3", "is not a number"), ("GB", None, "None"),
     ("GB", True, "True is not a number"), ("GB", float("nan"), "nan is not"), ("GB", [12], r"\[12\] is not"),
-    ("s", "3 GB", "'3 GB' is not a number in s"), ("samples", "3 cards", "is not a number in samples"), ("", "3 GB", "'3 GB' is not a number$"),
+    ("s", "3 GB", "'3 GB' is not a number in s"), ("samples", "3 cards", "is not a number of samples"), ("", "3 GB", "'3 GB' is not a number$"),
     (OneOf("yes", "no"), "perhaps", "'perhaps' is not one of \"yes\", \"no\""), (OneOf("yes", "no"), True, "True is not one of"),
     (THREE, ["one", "two"], r"\['one', 'two'\] is not all of \"one\", \"two\", \"three\", in your order, in \[ \]"),
     (THREE, ["one", "one", "two"], "is not all of"), (THREE, ["one", "two", ...], "is not all of"), (THREE, 3, "3 is not all of"),

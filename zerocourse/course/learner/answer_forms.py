@@ -77,7 +77,10 @@ class Number(AnswerForm):
 
     @property
     def wants(self) -> str:
-        return f"a number in {self.unit}".removesuffix(" in ") + ', or with another unit, such as "300 MB"' * (self.quantity == "bytes")
+        if not self.unit:
+            return "a number"
+        return (f"a number {'of' if self.quantity in ('factor', 'count') else 'in'} {self.unit}"
+                + ', or with another unit, such as "300 MB"' * (self.quantity == "bytes"))
 
     @property
     def scale(self) -> float:
