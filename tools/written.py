@@ -12,30 +12,34 @@ import nbformat
 from nbformat.v4 import new_code_cell
 
 from tools import notebooks
-from zerocourse.course.checks.exercise import find
+from zerocourse.course.checks.exercise import Exercise, find
 
 IMPORTS = "from zerocourse.course.checks import check, ours, yours_or_ours"
 
 
-def blank_with_solution(fn: Callable, name: str) -> str:
-    """Our function under the name that a learner defines, without types, and with the marks around its body."""
+def blank_with_solution(asked: Exercise) -> str:
+    """Our functions under the names that a learner defines, without types, and with the marks around their bodies. What the
+    reference says of itself in several lines stands in place of our docstring, which may be the package's own and short."""
+    return "\n\n\n".join(_blank(*each, inspect.getdoc(asked.reference)) for each in zip(asked.own, asked.answers, strict=True))
+
+
+def _blank(fn: Callable, name: str, said: str) -> str:
     source = textwrap.dedent(inspect.getsource(fn)).rstrip()
-    docstring, *body = ast.parse(source).body[0].body
-    lines = source.splitlines()
+    first = ast.parse(source).body[0].body[1].lineno - 1
     signature = inspect.signature(fn)
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
     head = f"def {name}{signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)}:"
-    return "\n".join([head, *lines[docstring.lineno - 1 : body[0].lineno - 1], "    ### BEGIN SOLUTION", *lines[body[0].lineno - 1 :],
-                      "    ### END SOLUTION"])
+    words = said if "\n\n" in said else inspect.getdoc(fn)
+    docstring = f'"""{words}\n"""' if "\n" in words else f'"""{words}"""'
+    return "\n".join([head, textwrap.indent(docstring, "    "), "    ### BEGIN SOLUTION", *source.splitlines()[first:], "    ### END SOLUTION"])
 
 
 def cells(id: str) -> list:
-    """The function, its check, whose function the chapter goes on with, and ours."""
+    """The functions, their check, whose the chapter goes on with, and ours."""
     asked = find(id)
     names = ", ".join(asked.answers)
-    functions = "\n\n\n".join(map(blank_with_solution, asked.own, asked.answers))
     calls = [f'{IMPORTS}\n\ncheck("{id}", {names})', f'chosen = yours_or_ours("{id}", {names})', f'ours("{id}")']
-    made = [new_code_cell(source) for source in (functions, *calls)]
+    made = [new_code_cell(source) for source in (blank_with_solution(asked), *calls)]
     for cell, tag in zip(made[1:], (notebooks.COMPARED, notebooks.COMPARED, "ours"), strict=True):
         cell.metadata["tags"] = [tag]
     return made

@@ -150,3 +150,57 @@ def gathered_by_block(blocks, prefetch, bucket_bytes, rate):
 @wrong("8.6", "second link")
 def a_link_each(blocks, prefetch, bucket_bytes, rate):
     return _step(blocks, prefetch, bucket_bytes, rate, lambda what: what, lambda place, block: place)
+
+
+# 08.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("08.w1", "not the unit itself")
+def those_after_it(order, unit, ahead, gathered):
+    place = order.index(unit) + 1
+    return [each for each in order[place:place + ahead] if each not in gathered]
+
+
+@wrong("08.w1", "gathered again")
+def all_of_them(order, unit, ahead, gathered):
+    place = order.index(unit)
+    return order[place:place + ahead + 1]
+
+
+@wrong("08.w1", "one fewer")
+def so_many_in_all(order, unit, ahead, gathered):
+    place = order.index(unit)
+    return [each for each in order[place:place + max(1, ahead)] if each not in gathered]
+
+
+@wrong("08.w1", "a set")
+def what_is_missing(order, unit, ahead, gathered):
+    place = order.index(unit)
+    return set(order[place:place + ahead + 1]) - gathered
+
+
+@wrong("08.w1", "raised")
+def by_number(order, unit, ahead, gathered):
+    place = order.index(unit)
+    return [order[place + number] for number in range(ahead + 1) if order[place + number] not in gathered]
+
+
+# 08.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("08.w2", "one after the other")
+def added(compute, communication, exposed):
+    return compute + communication
+
+
+@wrong("08.w2", "hidden completely")
+def the_longer(compute, communication, exposed):
+    return compute if compute > communication else communication
+
+
+@wrong("08.w2", "counted twice")
+def and_the_ends(compute, communication, exposed):
+    return max(compute, communication) + exposed
+
+
+@wrong("08.w2", "never added")
+def what_can_hide(compute, communication, exposed):
+    return max(compute, communication - exposed)

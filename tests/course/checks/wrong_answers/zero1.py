@@ -131,3 +131,69 @@ class SkipsWithoutGradient(WholeStates):
     def step(self):
         if all(param.grad is not None for param in self.params):
             super().step()
+
+
+# 05.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("05.w1", "no gather")
+def alone(parameters, gradients, own, speed, gather, lr=0.1):
+    speed.mul_(0.9).add_(gradients[own])
+    parameters[own].sub_(speed, alpha=lr)
+
+
+@wrong("05.w1", "speed lost")
+def a_new_speed(parameters, gradients, own, speed, gather, lr=0.1):
+    speed = 0.9 * speed + gradients[own]
+    parameters[own] = parameters[own] - lr * speed
+    gather(parameters)
+
+
+@wrong("05.w1", "everything moved")
+def whole_step(parameters, gradients, own, speed, gather, lr=0.1):
+    momentum = gradients.clone()
+    momentum[own] += 0.9 * speed
+    speed.copy_(momentum[own])
+    parameters.sub_(lr * momentum)
+
+
+@wrong("05.w1", "gradients gathered")
+def tells_its_gradients(parameters, gradients, own, speed, gather, lr=0.1):
+    speed.mul_(0.9)
+    speed += gradients[own]
+    parameters[own] -= lr * speed
+    gather(gradients)
+
+
+@wrong("05.w1", "raised")
+def wrong_length(parameters, gradients, own, speed, gather, lr=0.1):
+    speed += gradients
+    gather(parameters)
+
+
+# 05.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("05.w2", "share of 1")
+def a_share(ranks, parameter, gradient, optimizer):
+    before = parameter + gradient + optimizer
+    after = parameter + gradient + optimizer / ranks
+    return (before - after) / before
+
+
+@wrong("05.w2", "kept")
+def what_is_left(ranks, parameter, gradient, optimizer):
+    return 100 * (parameter + gradient + optimizer / ranks) / (parameter + gradient + optimizer)
+
+
+@wrong("05.w2", "all cut")
+def divides_by_ranks(ranks, parameter, gradient, optimizer):
+    return 100 - 100 / ranks
+
+
+@wrong("05.w2", "always 16")
+def sixteenths(ranks, parameter, gradient, optimizer):
+    return 100 * optimizer * (ranks - 1) / ranks / 16
+
+
+@wrong("05.w2", "one rank's part")
+def its_own_part(ranks, parameter, gradient, optimizer):
+    return 100 * (optimizer / ranks) / (parameter + gradient + optimizer)

@@ -185,3 +185,74 @@ def adds_out_of_place(flat, comm):
 @wrong("6.7", "own memory")
 def as_in_6_4(flat, comm):
     return comm.reduce_scatter(flat.take_bucket(), flat.layout, flat.name, done=flat.accumulate)
+
+
+# 06.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("06.w1", "as soon as it is full")
+def whoever_is_full(name, waiting, send):
+    for entry in list(waiting):
+        entry[1].discard(name)
+        if not entry[1]:
+            send(entry[0])
+            waiting.remove(entry)
+
+
+@wrong("06.w1", "one at a time")
+def if_and_not_while(name, waiting, send):
+    for bucket, missing in waiting:
+        if name in missing:
+            missing.remove(name)
+    if waiting and len(waiting[0][1]) == 0:
+        send(waiting[0][0])
+        del waiting[0]
+
+
+@wrong("06.w1", "sent again")
+def never_taken_out(name, waiting, send):
+    for bucket, missing in waiting:
+        missing.discard(name)
+    if not waiting[0][1]:
+        send(waiting[0][0])
+
+
+@wrong("06.w1", "raised")
+def only_looks_at_the_first(name, waiting, send):
+    bucket, missing = waiting[0]
+    missing.remove(name)
+    if not missing:
+        waiting.pop(0)
+        send(bucket)
+
+
+# 06.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("06.w2", "view")
+def slice_of_the_bucket(kept, bucket, own):
+    mine = bucket[own]
+    if kept is not None:
+        mine += kept
+    return mine
+
+
+@wrong("06.w2", "replaced")
+def latest_alone(kept, bucket, own):
+    return bucket[own].clone()
+
+
+@wrong("06.w2", "whole bucket")
+def sums_of_everything(kept, bucket, own):
+    return bucket.clone() if kept is None else kept.add_(bucket)
+
+
+@wrong("06.w2", "first slice")
+def from_the_beginning(kept, bucket, own):
+    part = bucket[:own.stop - own.start].clone()
+    return part if kept is None else part + kept
+
+
+@wrong("06.w2", "nothing returned")
+def adds_and_forgets(kept, bucket, own):
+    part = bucket[own].clone()
+    if kept is not None:
+        part += kept

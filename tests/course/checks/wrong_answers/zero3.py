@@ -303,3 +303,69 @@ def many_small_buckets():
 @wrong("7.8", "misused")
 def as_in_a_ds_config():
     return {"stage": 2, "gradient_accumulation_steps": 4}
+
+
+# 07.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("07.w1", "not allocated")
+def copies_at_once(flat, comm):
+    flat.full[flat.own].copy_(flat.shard)
+    flat.storage.allocate()
+    return comm.all_gather(flat.full, flat.layout, flat.name)
+
+
+@wrong("07.w1", "slice missing")
+def gathers_nothing(flat, comm):
+    flat.storage.allocate()
+    return comm.all_gather(flat.full, flat.layout, flat.name)
+
+
+@wrong("07.w1", "waits")
+def waits_for_it(flat, comm):
+    flat.storage.allocate()
+    flat.full[flat.own] = flat.shard
+    comm.all_gather(flat.full, flat.layout, flat.name).wait()
+
+
+@wrong("07.w1", "handle lost")
+def returns_nothing(flat, comm):
+    flat.storage.allocate()
+    flat.full[flat.own] = flat.shard
+    comm.all_gather(flat.full, flat.layout, flat.name)
+
+
+@wrong("07.w1", "other storage")
+def a_new_tensor(flat, comm):
+    flat.full = torch.empty(flat.layout.padded)
+    flat.full[flat.own] = flat.shard
+    return comm.all_gather(flat.full, flat.layout, flat.name)
+
+
+# 07.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("07.w2", "another tensor")
+def no_full(flat):
+    flat.full = torch.empty(0)
+
+
+@wrong("07.w2", "not freed")
+def deletes_a_name(flat):
+    full = flat.full
+    del full
+
+
+@wrong("07.w2", "overwritten")
+def zeros(flat):
+    flat.full[:] = 0
+
+
+@wrong("07.w2", "parameters moved")
+def empty_parameters(flat):
+    for param in flat.params.values():
+        param.data = param.data.new_empty(0)
+
+
+@wrong("07.w2", "written back")
+def keeps_the_slice(flat):
+    flat.shard[:] = flat.full[flat.own]
+    flat.storage.free()

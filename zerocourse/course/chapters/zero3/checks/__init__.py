@@ -6,6 +6,7 @@
     zero3_memory:      7.4
     zero3_ops:         7.5
     zero3_stack:       7.7
+    cells_units:       07.w1, 07.w2
 """
 
-from . import zero3_budget, zero3_counts, zero3_hooks, zero3_memory, zero3_ops, zero3_stack  # each registers its exercises
+from . import cells_units, zero3_budget, zero3_counts, zero3_hooks, zero3_memory, zero3_ops, zero3_stack  # each registers its exercises

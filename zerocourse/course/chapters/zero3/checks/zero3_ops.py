@@ -58,7 +58,7 @@ def freed_flat(comm, dtype=torch.float32):
 
 def uses_freed(error, flat):
     """Is that why it was raised?"""
-    return not flat.storage.held and not isinstance(error, CollectiveError)
+    return not flat.storage.held and not isinstance(error, CollectiveError | NotImplementedError)
 
 
 def unshard_on_a_rank(unshard, reshard, step):
