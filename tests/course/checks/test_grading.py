@@ -91,6 +91,18 @@ def test_one_bad_cell_leaves_the_others_alone(notebook, source, words):
     assert words in verdicts["1.1"].message
 
 
+def test_helpers_of_one_name_in_two_answers_are_two_helpers(notebook):
+    """As in the notebook, where each check runs after its own cell."""
+    nb = filled(SET)
+    for cell in nb.cells:
+        for name, arguments in {"count_params": "layers, width, vocab, block_size, tied", "state_bytes": "params, stage, ranks"}.items():
+            if cell.cell_type == "code" and cell.source.startswith(f"def {name}("):
+                helper = cell.source.replace(f"def {name}(", "def solve(")
+                cell.source = f"{helper}\n\ndef {name}({arguments}):\n    return solve({arguments})"
+    assert sum("def solve(" in cell.source for cell in nb.cells) == 2
+    assert set(statuses(grade(notebook(nb), ["1.1", "1.2"])).values()) == {"passed"}
+
+
 def test_a_cell_that_never_ends_is_stopped(notebook):
     verdicts = grade(notebook(answering(SET, "answer_1_1", HANGS_IN_CELL)), ["1.1", "1.2"], Limits(cell_seconds=3))
     assert statuses(verdicts) == {"1.1": "failed", "1.2": "passed"}

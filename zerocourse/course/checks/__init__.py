@@ -4,6 +4,7 @@
 check of an exercise is made of: `exercise`, `Trial`, `When` and `Wrong`.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 
 from ...errors import BadInput, ZeroCourseError
@@ -15,10 +16,10 @@ from .exercise import FORMULAS, Exercise, exercise, exercises, find, written_cel
 from .harness import When
 from .lab import Lab
 from .trace import Trial
-from .verdict import DIFFERENCE, FAILED, MISUSED, NOT_DONE, PASSED, STUCK, NotDone, Progress, Verdict, Wrong
+from .verdict import DIFFERENCE, FAILED, MISUSED, NOT_DONE, OF_TYPE, PASSED, STUCK, NotDone, Progress, Verdict, Wrong
 
-__all__ = ["FORMULAS", "MISUSED", "STUCK", "Board", "Exercise", "Trial", "Verdict", "When", "Wrong", "check", "exercise", "exercises",
-           "ours", "progress", "written_cells", "yours_or_ours"]
+__all__ = ["FORMULAS", "MISUSED", "STUCK", "Board", "Exercise", "Trial", "Verdict", "When", "Wrong", "case", "check", "exercise",
+           "exercises", "ours", "progress", "written_cells", "yours_or_ours"]
 
 _last: dict[str, Verdict] = {}  # of this session, for `progress`
 _passed: dict[str, tuple[tuple, Verdict]] = {}  # the last answer that passed, as it was sent: not run twice
@@ -39,6 +40,17 @@ def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = F
     if verdict.code != "usage" and not own_allowed:
         remember_verdict(verdict, find(verdict.id).points, cell_sources(answers))
     return verdict
+
+
+def case(id: str, number: int) -> tuple:
+    """The arguments of a call that the check of an exercise makes, 1 being its first: `read_log(*case("12.1", 3))`.
+
+    Raises BadInput where there is no such call.
+    """
+    found = harness.calls(find(str(id)))
+    if not 1 <= number <= len(found):
+        raise BadInput(f"the check of {id} makes {len(found)} plain calls: there is no call {number}")
+    return copy.deepcopy(found[number - 1])
 
 
 def progress(chapter: int) -> Progress:
@@ -126,5 +138,5 @@ def _judged(lab: Lab) -> Verdict:
         return Verdict(id, NOT_DONE, str(blank), lab.printed, NOT_DONE)
     except (Wrong, BadInput) as error:  # BadInput: something cannot be sent to the ranks
         code = getattr(error, "code", "usage")
-        came_to_its_end = code == DIFFERENCE or code in lab.exercise.mistakes
+        came_to_its_end = code in (DIFFERENCE, OF_TYPE, *lab.exercise.mistakes)
         return Verdict(id, FAILED, str(error), lab.printed, code, harness.numbers(lab) if came_to_its_end else {})

@@ -9,19 +9,21 @@ are kept between answers, and mutants run only when an answer is wrong.
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from .catalogue import sentences
 from .compare import difference
 from .exercise import Exercise
 from .lab import Lab
 from .plain import Raised
-from .trace import Trace, Trial, record
-from .verdict import DIFFERENCE, RAISED, STUCK, Wrong
-from .words import ended, short_text, value_text
+from .trace import Trace, Trial, record, record_each
+from .verdict import DIFFERENCE, OF_TYPE, RAISED, STUCK, NotDone, Wrong
+from .words import CUT, ended, short_text, two_texts, value_text
 
-MUTANT_SECONDS = 5.0  # for a trip of a mutant, which may hang as the mistake does
+MUTANT_SECONDS = 5.0  # for a trip of a mutant, which may hang as the mistake does; and for that of all pairs
 _kept: dict[tuple, Trace] = {}  # by exercise, trial, and mutant
+_pairs: dict[tuple, list] = {}  # by exercise and trial
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,24 @@ class Place:
 
 
 def judge(lab: Lab) -> str:
-    """What to say to a right answer. Raises Wrong with the code and the sentence of what is wrong."""
-    trials = list(_trials(lab.exercise))
+    """What to say to a right answer. Raises Wrong with the code and the sentence of what is wrong.
+
+    An answer of which only a type is wrong goes through all trials, because a later one may have more to say.
+    """
+    trials, of_type = list(_trials(lab.exercise)), None
     for number, trial in enumerate(trials):
         got, right = trace(lab, trial), _of_reference(lab.exercise, number)
         if right.ended:
             raise RuntimeError(f"the reference of {lab.exercise.id} ended with: {right.ended}")
         if got.ended:
             raise _why_it_ended(lab.exercise, number, got.ended)
-        if first := first_difference(trial, got, right):
-            code, where = _mistake(lab, number, got, right, first), (trial, got, right, first)
-            why = _filled(lab.exercise.sentences.get(code, ""), *where)
-            raise Wrong(_joined(_difference_text(lab.exercise, *where), why), code)
+        if first_difference(trial, got, right):
+            wrong = _what_is_wrong(lab, number, got, right)
+            if wrong.code != OF_TYPE:
+                raise wrong
+            of_type = of_type or wrong
+    if of_type:
+        raise of_type
     said, tells = lab.exercise.sentences["right"], lab.exercise.tells
     return f"{said} {tells(got.seen)}" if tells else said
 
@@ -80,6 +88,11 @@ def numbers(lab: Lab) -> dict[str, float]:
 @functools.cache
 def _trials(exercise: Exercise) -> tuple[Trial, ...]:
     return tuple(each for trial in exercise.trials for each in trial.by_world())
+
+
+def calls(exercise: Exercise, before: int | None = None) -> list[tuple]:
+    """The arguments of every plain call that the check makes, in the order of its trials; or of those in the trials before one."""
+    return [case for trial in _trials(exercise)[:before] if trial.observe is None for case in trial.cases]
 
 
 # Traces ---------------------------------------------------------------------------------------------------------------
@@ -138,10 +151,29 @@ def _of_mutants(exercise: Exercise, number: int, among: set | None = None) -> It
             yield code, form, _kept_trace(exercise, number, (code, form), answers)
 
 
-def first_difference(trial: Trial, got: Trace, right: Trace) -> Place | None:
-    """In the order of what is seen, then of cases, then of ranks."""
+def _of_pairs(exercise: Exercise, number: int) -> list[tuple[tuple[str, str], Trace]]:
+    """What two mistakes at once leave: a mutant with the knobs of both. On one rank, where the exercise asks for one function, and
+    in one trip for all pairs; if that takes too long, there are none."""
+    trial = _trials(exercise)[number]
+    if trial.world > 1 or len(exercise.answers) > 1:
+        return []
+    if (exercise, number) not in _pairs:
+        knobs = [(code, each) for code, settings in exercise.mistakes.items() for each in settings if isinstance(each, dict)]
+        both = [((code, other), _answers(exercise, **one, **two)[0]) for (code, one), (other, two) in combinations(knobs, 2)
+                if code != other and not one.keys() & two.keys()]
+        lab = Lab(replace(exercise, answers=exercise.answers * len(both)), [fn for _, fn in both], own_allowed=True) if both else None
+        try:
+            seen = lab.run(record_each, trial.observe, trial.cases, [""] * len(trial.cases), timeout=MUTANT_SECONDS)[0] if lab else []
+        except (Wrong, NotDone):
+            seen = []
+        _pairs[exercise, number] = [(codes, Trace([of_pair])) for (codes, _), of_pair in zip(both, seen, strict=False) if of_pair]
+    return _pairs[exercise, number]
+
+
+def first_difference(trial: Trial, got: Trace, right: Trace, alike: Callable | None = None) -> Place | None:
+    """In the order of what is seen, then of cases, then of ranks.   alike: in place of the trial's."""
     return next((Place(what, case, rank) for what, case, rank in _places(got, right)
-                 if not trial.alike(what, got.value(what, case, rank), right.value(what, case, rank))), None)
+                 if not (alike or trial.alike)(what, got.value(what, case, rank), right.value(what, case, rank))), None)
 
 
 def _places(*traces: Trace) -> list[tuple[str, int, int]]:
@@ -153,14 +185,32 @@ def _places(*traces: Trace) -> list[tuple[str, int, int]]:
 
 # Diagnosis ------------------------------------------------------------------------------------------------------------
 
-def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Place) -> str:
-    """The code of the mistake: that of the mutant whose trace is the answer's.
+def _what_is_wrong(lab: Lab, number: int, got: Trace, right: Trace) -> Wrong:
+    """Where a trace differs, and why. Where no mistake explains it, types are left out of account: is there another difference,
+    and a mistake that explains that one?"""
+    trial, exercise = _trials(lab.exercise)[number], lab.exercise
+    first = first_difference(trial, got, right)
+    code, others = _mistake(lab, number, got, right, first, trial.alike)
+    if code == DIFFERENCE:
+        in_value = first_difference(trial, got, right, trial.alike_but_for_type)
+        code, others = _mistake(lab, number, got, right, in_value, trial.alike_but_for_type) if in_value else (OF_TYPE, False)
+        first = in_value or first
+    why = _filled(exercise.sentences.get(code, ""), trial, got, right, first)
+    said = _joined(_difference_text(exercise, number, got, right, first, asks=code == DIFFERENCE), why)
+    return Wrong(_joined(said, sentences(_what_is_wrong)["another"]) if others else said, code)
 
-    Where none is: of one that is like the answer wherever that is wrong. Then, as two mistakes may come together: of
-    one that is recognised by what differs first, that is like the answer in all of it, or at least where it is wrong.
+
+def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Place, alike: Callable) -> tuple[str, bool]:
+    """The code of the mistake: that of the mutant whose trace is the answer's. And whether there is another mistake beside it.
+
+    Where none is: of the first of two mistakes that together leave the answer's trace. Then of one mutant that is like the answer
+    wherever that is wrong, that is recognised by what differs first, that is like the answer in all of it, at least where it is
+    wrong, or at least there at most of these places.
+
+    alike: the trial's way to compare, or the one that leaves out types.
     """
-    exercise, trial, places = lab.exercise, _trials(lab.exercise)[number], _places(got, right)
-    wrong = {at for at in places if not trial.alike(at[0], got.value(*at), right.value(*at))}
+    exercise, places = lab.exercise, _places(got, right)
+    wrong = {at for at in places if not alike(at[0], got.value(*at), right.value(*at))}
     of_first = {at for at in places if at[0] == first.what}
     levels = {0: set(places), 1: wrong, 3: of_first, 4: wrong & of_first}
     order, fits = list(exercise.mistakes), []
@@ -168,18 +218,43 @@ def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Place) -> s
                 if not any(isinstance(each, When) and each.suffices for each in exercise.mistakes[code])}
     for code, form, mutant in _of_mutants(exercise, number, compared):
         like = set() if mutant.ended else \
-            {at for at in places if trial.alike(at[0], got.value(*at), mutant.value(*at), nan=True)}
-        if (level := next((level for level, needed in levels.items() if needed <= like), None)) is not None:
+            {at for at in places if alike(at[0], got.value(*at), mutant.value(*at), nan=True)}
+        level = next((level for level, needed in levels.items() if needed <= like), None)
+        if level is None and _is_mostly_like(like & of_first, wrong & of_first, of_first, first, got):
+            level = 5
+        if level is not None:
             fits.append((level, -len(like), order.index(code), form))
     fits += [(2, 0, order.index(code), 0) for code, settings in exercise.mistakes.items() for each in settings
              if isinstance(each, When) and _is_seen(each, got, right, first)]
+    exact = [fit for fit in fits if fit[0] == 0]
+    if not exact and (pair := _pair(exercise, number, got, first, alike, places)):
+        return pair, True
     if not fits:
         value = got.value(first.what, first.case, first.rank)
-        return RAISED if isinstance(value, Raised) else DIFFERENCE
-    exact = [fit for fit in fits if fit[0] == 0]
+        return RAISED if isinstance(value, Raised) else DIFFERENCE, False
     if len({fit[2] for fit in exact}) > 1:
         fits = _told_apart(lab, number, exact, order)
-    return order[min(fits)[2]]
+    level, _, place, _ = min(fits)
+    return order[place], level == 5
+
+
+def _is_mostly_like(like: set, wrong: set, places: set, first: Place, got: Trace) -> bool:
+    """Is a mutant like the answer where this is first wrong, at most of the places where it is, and at most of the others? Values
+    that many mistakes have in common, None and True, say nothing."""
+    telling = {at for at in like & wrong if not isinstance(got.value(*at), (bool, Raised, type(None)))}
+    return (first.what, first.case, first.rank) in telling and len(telling) > len(wrong) / 2 \
+        and len(like - wrong) >= len(places - wrong) / 2
+
+
+def _pair(exercise: Exercise, number: int, got: Trace, first: Place, alike: Callable, places: list) -> str | None:
+    """Of two mistakes that together leave this trace, the one that alone is like it where it first differs; None: there are no such two."""
+    for codes, pair in _of_pairs(exercise, number):
+        if all(alike(at[0], got.value(*at), pair.value(*at), nan=True) for at in places):
+            at = first.what, first.case, first.rank
+            alone = {code for code, _, mutant in _of_mutants(exercise, number) if not mutant.ended
+                     and alike(at[0], got.value(*at), mutant.value(*at), nan=True)}
+            return next((code for code in codes if code in alone), codes[0])
+    return None
 
 
 def _is_seen(mistake: When, got: Trace, right: Trace, first: Place) -> bool:
@@ -227,13 +302,17 @@ def _why_it_ended(exercise: Exercise, number: int, how: Wrong) -> Wrong:
 
 # In words -------------------------------------------------------------------------------------------------------------
 
-def _difference_text(exercise: Exercise, trial: Trial, got: Trace, right: Trace, first: Place) -> str:
-    case, said = trial.case_text(first.case, exercise.answers[0]), _said(trial, got, right, first)
-    return sentences(_difference_text)["case"].format(case=case, said=said) if case else said
+def _difference_text(exercise: Exercise, number: int, got: Trace, right: Trace, first: Place, asks: bool) -> str:
+    trial, name, words = _trials(exercise)[number], exercise.answers[0], sentences(_difference_text)
+    nothing = number == 0 and all(of_case.get(first.what) is None for of_rank in got.seen for of_case in of_rank)
+    case, said = trial.case_text(first.case, name).rstrip(".。"), _said(trial, got, right, first, asks and nothing)
+    repeated = trial.observe is None and CUT.search(case) is not None
+    return words["cut case" if repeated else "case"].format(
+        case=case, said=said, name=name, id=exercise.id, number=len(calls(exercise, number)) + first.case + 1) if case else said
 
 
-def _said(trial: Trial, got: Trace, right: Trace, first: Place) -> str:
-    """What differs, without the case in which it does."""
+def _said(trial: Trial, got: Trace, right: Trace, first: Place, asks: bool) -> str:
+    """What differs, without the case in which it does.   asks: of what returned None, whether it ends without `return`."""
     came, wanted = (trace.value(first.what, first.case, first.rank) for trace in (got, right))
     says, verb = sentences(_said), None
     words = trial.words_for(first.what, says["seen"])
@@ -250,7 +329,7 @@ def _said(trial: Trial, got: Trace, right: Trace, first: Place) -> str:
         return says[name].format(came=came, wanted=wanted)
     if isinstance(wanted, Raised):
         return says["not raised"].format(got=value_text(came), wanted=wanted)
-    return difference(came, wanted, verb=verb, **trial.how(first.what))
+    return difference(came, wanted, verb=verb, asks=asks, **trial.how(first.what))
 
 
 def _joined(said: str, why: str) -> str:
@@ -267,5 +346,5 @@ def _filled(sentence: str, trial: Trial, got: Trace, right: Trace, first: Place)
     at = first.what, first.case, first.rank
     everywhere = [short_text(got.value(first.what, first.case, rank)) for rank in range(trial.world)]
     more = {name: short_text(value) for name, value in got.seen[first.rank][first.case].items() if name.isidentifier()}
-    return sentence.format(**more, what=first.what, rank=first.rank, world=trial.world, got=everywhere[first.rank],
-                           want=short_text(right.value(*at)), all=", ".join(everywhere))
+    one, other = two_texts(got.value(*at), right.value(*at))
+    return sentence.format(**more, what=first.what, rank=first.rank, world=trial.world, got=one, want=other, all=", ".join(everywhere))

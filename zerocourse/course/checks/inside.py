@@ -118,10 +118,15 @@ def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
         return RAISED, f"it ended the program (exit or sys.exit){line}: return a value instead"
     if isinstance(error, MemoryError):
         return RAISED, f"it ran out of memory{line}: {MEMORY / 2**30:.0f} GiB is what it may take"
-    if isinstance(error, EOFError):
+    if waits_for_input(error):
         return RAISED, f"it waits for input{line}, and nobody is there to type: use the arguments"
     who = "it raised" if any(answer.error for answer in answers) else "it returned, but then what it left behind led to"
     return RAISED, f"{who} {type(error).__name__}{message_text(error)}{line}"
+
+
+def waits_for_input(error: BaseException) -> bool:
+    """Is it what `input()` raises here? An answer may raise an EOFError of its own, at the end of a file."""
+    return isinstance(error, EOFError) and str(error) == "EOF when reading a line"
 
 
 class Bounded(io.StringIO):

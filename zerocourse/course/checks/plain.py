@@ -7,6 +7,7 @@ import base64
 import numbers
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 
 LONGEST_INT = 10_000  # bits: Python does not turn longer ones into digits
@@ -24,7 +25,7 @@ class Raised:
 
 
 def encode(value):
-    """`value` of numbers, strings, tensors, lists, tuples, sets and dictionaries as JSON can hold it.
+    """`value` of numbers, strings, tensors, arrays of numbers, lists, tuples, sets and dictionaries as JSON can hold it.
 
     Subclasses travel as what they derive from, a named tuple as a tuple. Raises TypeError for anything else.
     """
@@ -50,6 +51,8 @@ def encode(value):
             return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
         case bytes():
             return {"bytes": base64.b64encode(value).decode()}
+        case numpy.ndarray() if value.dtype.kind in "biuf":
+            return {"array": [str(value.dtype), list(value.shape), base64.b64encode(value.tobytes()).decode()]}
         case torch.Tensor():
             return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), _content(value)]}
         case torch.dtype():
@@ -101,6 +104,13 @@ def _tensor(dtype: str, shape: list[int], content: str | None) -> torch.Tensor:
     return flat.reshape(shape)
 
 
+def _array(dtype: str, shape: list[int], content: str) -> numpy.ndarray:
+    """Raises ValueError for a dtype that is not of numbers, of which a pickle could be read."""
+    if numpy.dtype(dtype).kind not in "biuf":
+        raise ValueError(f"{dtype} is no dtype of numbers")
+    return numpy.frombuffer(base64.b64decode(content), dtype=dtype).reshape(shape)
+
+
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
@@ -111,5 +121,5 @@ def _dtype(name: str) -> torch.dtype:
 _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _READERS = {"dict": lambda pairs: {decode(key): decode(item) for key, item in pairs},
             "complex": lambda parts: complex(*parts), "bytes": base64.b64decode, "range": lambda parts: range(*parts),
-            "tensor": lambda parts: _tensor(*parts), "dtype": _dtype, "device": torch.device,
+            "tensor": lambda parts: _tensor(*parts), "array": lambda parts: _array(*parts), "dtype": _dtype, "device": torch.device,
             "raised": lambda parts: Raised(*map(str, parts))}

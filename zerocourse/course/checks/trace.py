@@ -14,15 +14,14 @@ import torch.distributed as dist
 
 from ...comm.torch_private import default_store
 from .catalogue import sentences
-from .compare import CLOSE, same
-from .inside import NO_TRAVELLER, Answer
+from .compare import CLOSE, same, same_but_for_type
+from .inside import NO_TRAVELLER, Answer, waits_for_input
 from .plain import Raised, can_travel
 from .verdict import RAISED, Wrong
 from .words import a, blank_of, call_text, line_text, message_text
 
 MISSING = "nothing was recorded"
 _trips = itertools.count()  # of this rank; the same number on every rank of a world, as they start and end together
-NEVER_A_VALUE = (MemoryError, EOFError)  # raised by what runs the answer, and each has a sentence of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +79,11 @@ class Trial:
             return got is want
         return same(got, want, nan=nan, **self.how(what))
 
+    def alike_but_for_type(self, what: str, got, want, *, nan: bool = False) -> bool:
+        """Are they the same, or would they be if they were of one type?"""
+        return self.alike(what, got, want, nan=nan) or got is not MISSING and want is not MISSING \
+            and same_but_for_type(got, want, **self.how(what))
+
     def how(self, what: str) -> dict:
         """How `compare` looks at what is seen."""
         close = self.close.get(what) if isinstance(self.close, dict) else self.close
@@ -115,6 +119,19 @@ def record(*args) -> list[dict]:
     return seen
 
 
+def record_each(*args) -> list[list[dict] | None]:
+    """On a world's only rank: what `record` sees of each of several answers by itself; None where it cannot be recorded."""
+    *answers, observe, cases, texts = args
+    seen = []
+    for answer in answers:
+        try:
+            seen.append(record(answer, observe, cases, texts))
+        except Exception:
+            answer.error, answer.misfit = None, ""
+            seen.append(None)
+    return seen
+
+
 def _meet(where: str) -> None:
     """Wait for the other ranks, so that none is in the next case while another is stuck in this one. It takes no
     collective, which might be paired with one of the answer's."""
@@ -131,8 +148,8 @@ def call(answer: Answer, *case) -> dict:
     try:
         value = answer(*given)
     except Exception as error:
-        if answer.misfit or isinstance(error, NEVER_A_VALUE) or blank_of(error):
-            raise
+        if answer.misfit or isinstance(error, MemoryError) or waits_for_input(error) or blank_of(error):
+            raise  # each has a sentence of its own
         answer.error, value = None, Raised(type(error).__name__, message_text(error) + line_text(error))
     if not can_travel(value):
         raise Wrong(f"it {NO_TRAVELLER.format(a(value))}", RAISED)

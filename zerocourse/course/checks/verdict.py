@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from html import escape
 
 PASSED, FAILED, NOT_DONE = "passed", "failed", "not done"
-MARKS = {PASSED: "✓", FAILED: "✗", NOT_DONE: "○"}
-DIFFERENCE, STUCK, RAISED, MISUSED = "difference", "stuck", "raised", "misused"  # codes
-COLOURS = {PASSED: "#1a7f37", FAILED: "#b42318", NOT_DONE: "#57606a"}
+DIFFERENCE, STUCK, RAISED, MISUSED, OF_TYPE = "difference", "stuck", "raised", "misused", "type"  # codes
+ALMOST = "right, but not of the asked type"  # what a verdict with the last of them says in place of its status
+MARKS = {PASSED: "✓", FAILED: "✗", NOT_DONE: "○", ALMOST: "≈"}
+COLOURS = {PASSED: "#1a7f37", FAILED: "#b42318", NOT_DONE: "#57606a", ALMOST: "#9a6700"}
 
 
 class Wrong(Exception):
@@ -31,7 +32,8 @@ class Verdict:
 
     status: "passed", "failed" or "not done".   printed: what the answer printed while it was checked.
     code: why it failed, for machines; None when it passed. A mistake of the exercise's table has its own code there.
-    For the rest: "not done" (a blank), "difference" (wrong, and no known mistake explains it), "raised" (an exception),
+    For the rest: "not done" (a blank), "difference" (wrong, and no known mistake explains it), "type" (every value is right, and
+    one is not of the type that is asked for), "raised" (an exception),
     "misused" (it calls what it was given in a wrong way), "stuck" (the ranks disagree on a collective), "hung" (out of
     time), "died" (its process ended), "delegated" (it calls the package's own), "usage" (`check` itself was called
     wrongly), "broken" (the check failed, not the answer).
@@ -49,17 +51,22 @@ class Verdict:
     def passed(self) -> bool:
         return self.status == PASSED
 
+    @property
+    def heading(self) -> str:
+        """The status, or ALMOST."""
+        return ALMOST if self.code == OF_TYPE else self.status
+
     def __str__(self) -> str:
-        text = f"{MARKS[self.status]} {self.id} {self.status}: {self.message}"
+        text = f"{MARKS[self.heading]} {self.id} {self.heading}: {self.message}"
         return text + "".join(f"\n  | {line}" for line in self.printed.splitlines())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         printed = f'<pre style="margin:.4em 0 0">{escape(self.printed.rstrip())}</pre>' if self.printed else ""
-        colour = COLOURS[self.status]
+        colour = COLOURS[self.heading]
         return (f'<div style="border-left:4px solid {colour};padding:.4em .8em"><b style="color:{colour}">'
-                f"{MARKS[self.status]} {escape(self.id)} {self.status}</b><br>{sentence_html(self.message)}{printed}</div>")
+                f"{MARKS[self.heading]} {escape(self.id)} {self.heading}</b><br>{sentence_html(self.message)}{printed}</div>")
 
 
 def sentence_html(sentence: str) -> str:
@@ -77,8 +84,8 @@ class Progress(dict):
     def __str__(self) -> str:
         done = sum(verdict is not None and verdict.passed for verdict in self.values())
         width = max(map(len, self.titles.values()), default=0)
-        rows = [f"{MARKS[verdict.status] if verdict else ' '} {id}  {self.titles[id]:{width}}  "
-                f"{verdict.status if verdict else 'not checked'}" for id, verdict in self.items()]
+        rows = [f"{MARKS[verdict.heading] if verdict else ' '} {id}  {self.titles[id]:{width}}  "
+                f"{verdict.heading if verdict else 'not checked'}" for id, verdict in self.items()]
         return "\n".join([*rows, f"{done} of {len(self)} passed"])
 
     __repr__ = __str__

@@ -1,15 +1,19 @@
 """Values, calls and lines of code in words, for verdicts."""
 
 import linecache
+import math
 import os
+import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
 
 from .catalogue import sentences
 
 WORDS = 400  # characters of an exception's message
 LISTED = 16  # elements of a tensor that are told one by one
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CUT = re.compile(r"\.\.\.|a tensor of shape")  # in words for a value: they are not the whole of it
+_OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))  # the package
 _NOT_THEIRS = (_OURS + os.sep, "<frozen", "<string>",
                *(sysconfig.get_path(key) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")))
 
@@ -43,11 +47,37 @@ def value_text(value, longest: int = 160) -> str:
 
 def short_text(value) -> str:
     """As `value_text`, with numbers to four places and strings as they are."""
-    if hasattr(value, "tolist"):
-        value = value.tolist() if value.numel() <= LISTED else value
+    if hasattr(value, "tolist") and math.prod(value.shape) <= LISTED:
+        value = value.tolist()
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(short_text, value))}]"
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else value_text(value)
+
+
+def two_texts(got, want) -> tuple[str, str]:
+    """Two values in words, which differ where the values do: where `short_text` says the same of both, with more digits, with their
+    dtypes or types, or with the place in a list or a tensor where they differ."""
+    short = short_text(got), short_text(want)
+    if short[0] != short[1]:
+        return short
+    if type(got) is type(want) and hasattr(got, "dtype") and got.dtype != want.dtype:
+        return f"{short[0]} in {got.dtype}", f"{short[1]} in {want.dtype}"
+    if (one := value_text(got)) != (other := value_text(want)):
+        return one, other
+    if type(got) is not type(want):
+        return f"{short[0]} ({a(got)})", f"{short[1]} ({a(want)})"
+    for place, one, other in _elements(got, want):
+        if len(set(texts := two_texts(one, other))) > 1:
+            return f"{short[0]} with {texts[0]} at {place}", f"{short[1]} with {texts[1]} at {place}"
+    return short
+
+
+def _elements(got, want) -> Iterator[tuple[list, object, object]]:
+    """(place, what stands there in one, and in the other) of two sequences or tensors of one size, where they differ."""
+    if hasattr(got, "tolist") and got.shape == want.shape and len(got.shape):
+        yield from ((place.tolist(), got[tuple(place)].item(), want[tuple(place)].item()) for place in (got != want).nonzero())
+    elif isinstance(got, (list, tuple)) and len(got) == len(want):
+        yield from (([index], one, other) for index, (one, other) in enumerate(zip(got, want, strict=True)))
 
 
 def a(value) -> str:

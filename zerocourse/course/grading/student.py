@@ -51,9 +51,12 @@ def packed_answers(cells: Sequence[Cell], exercises: Sequence[Exercise], limits:
                    ) -> dict[str, bytes | str]:
     """The answers to each exercise, by id: packed, or a sentence on why there are none.
 
+    An answer is packed when its last cell has run, as `check` would find it there: a later cell may define a helper of the same name.
     deadline: in the time of time.monotonic. Raises BadInput when the process cannot begin.
     """
     ended: dict[str, str] = {}
+    names = {each.id: each.answers for each in exercises}
+    last = {cell.id: number for number, cell in enumerate(cells)}
     with new_ranks(1, init=False) as process:
 
         def ask(about: str, seconds: float, fn: Callable, *args):
@@ -73,12 +76,14 @@ def packed_answers(cells: Sequence[Cell], exercises: Sequence[Exercise], limits:
             try:
                 ask("start", START_SECONDS, prepare, limits.memory_bytes)
                 faults: dict[str | None, str] = {}
+                answers: dict[str, bytes | str] = {}
                 for number, cell in enumerate(cells):
                     if fault := ask(f"cell {number}", limits.cell_seconds, run_cell, cell.source, cell.name):
                         faults.setdefault(cell.id, f"its cell {fault}")
-                return {each.id: _answer(ask(f"answer {each.id}", limits.cell_seconds, pack_answers, each.id,
-                                             each.answers), faults.get(each.id) or faults.get(None))
-                        for each in exercises}
+                    if cell.id in names and number == last[cell.id]:
+                        came = ask(f"answer {cell.id}", limits.cell_seconds, pack_answers, cell.id, names[cell.id])
+                        answers[cell.id] = _answer(came, faults.get(cell.id) or faults.get(None))
+                return answers
             except Ended as end:
                 about, how = end.args
                 if how == OUT_OF_TIME:
