@@ -33,7 +33,7 @@ from zerocourse.engine.engine import Engine
 from zerocourse.models.gpt2 import GPT, GPTConfig
 from zerocourse.offload import HostActivations, HostOffload
 from zerocourse.offload.host_link import HostLink
-from zerocourse.zero.groups import Groups
+from zerocourse.zero.buffers.groups import Groups
 
 DEVICE = "fakegpu"
 CONFIG = GPTConfig(2, 2, 32, block_size=16, vocab_size=64)

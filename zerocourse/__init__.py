@@ -21,7 +21,7 @@ _ZERO_TO_FP32 = ["get_fp32_state_dict_from_zero_checkpoint", "load_state_dict_fr
 _HOME = {
     "initialize": "engine", "Engine": "engine",
     "init_distributed": "engine.familiar", "add_config_arguments": "engine.familiar",
-    "shard": "zero.shard", "gathered": "zero.whole.consolidate", "generating": "zero.whole.generation",
+    "shard": "zero.extras", "gathered": "zero.whole.consolidate", "generating": "zero.whole.generation",
     "state_dict": "zero.whole.consolidate", "load_state_dict": "zero.whole.consolidate",
     "fp32_state_dict": "zero.whole.fp32_weights",
     **dict.fromkeys(_ONE_PARAMETER, "zero.whole.one_parameter"), **dict.fromkeys(_LEAVES, "engine.leaf_modules"),

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from zerocourse import shard
 from zerocourse.bench import growth
 from zerocourse.bench.growth import Growth, at_start, counts, exponent, grow, lines_run
 from zerocourse.bench.hook_cost import TinyBlock
@@ -17,8 +18,7 @@ from zerocourse.course.chapters.scale.plots_growth import growth_figure
 from zerocourse.course.chapters.scale.recorded_growth import recorded_growth
 from zerocourse.errors import BadInput
 from zerocourse.layout.rankmap import Layout
-from zerocourse.zero.backward import Backward
-from zerocourse.zero.shard import shard
+from zerocourse.zero.passes.backward import Backward
 
 SIZES = (8, 16, 32)  # each twice the one before, so that what grows with them grows by twice as much each time
 LINES = ("lines of shard()", "lines of the first step", "lines of a step")

@@ -17,8 +17,8 @@ from zerocourse.launch import RankError
 from zerocourse.launch.processes.serving import _collective_calls
 from zerocourse.layout.rankmap import Layout
 from zerocourse.parallel.pipeline.ties import Ties
-from zerocourse.zero.agreement import agree
-from zerocourse.zero.groups import Groups
+from zerocourse.zero.buffers.groups import Groups
+from zerocourse.zero.passes.agreement import agree
 
 # -- the rules -------------------------------------------------------------------------------------------------------
 

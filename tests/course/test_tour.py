@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from zerocourse import shard
 from zerocourse.cli import main
 from zerocourse.course.tour.tour import MODES, TourSettings, run_modes
 from zerocourse.course.tour.tour_checks import PEAK_TOLERANCE, checks, furthest_apart, rank_checks
@@ -17,7 +18,6 @@ from zerocourse.formulas.states import FP32
 from zerocourse.init.deferred import deferred_init
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import CONFIGS, GPT, GPTConfig
-from zerocourse.zero.shard import shard
 
 SETTINGS = TourSettings(replace(CONFIGS["gpt2-mini"], block_size=16), steps=3, micro_batch=2)
 

@@ -7,7 +7,7 @@ from worlds import Stack, rows
 from zerocourse import zero
 from zerocourse.engine import Engine, initialize
 from zerocourse.errors import BadInput
-from zerocourse.zero.storage import FreeableStorage
+from zerocourse.memory.storage import FreeableStorage
 
 BATCH = 6  # samples of an update, whatever the number of ranks
 

@@ -17,8 +17,8 @@ from worlds import STAGES, Case, Stack, check_exact, check_whole, runs_of, squar
 
 from zerocourse.comm import Comm
 from zerocourse.launch.processes.failures import RankError
-from zerocourse.zero.buffer import FlatBuffer
-from zerocourse.zero.reducing import Reductions
+from zerocourse.zero.buffers.buffer import FlatBuffer
+from zerocourse.zero.passes.reducing import Reductions
 from zerocourse.zero.shard import STAGES as STAGE_TYPES
 
 

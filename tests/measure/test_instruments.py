@@ -5,12 +5,12 @@ import torch
 import worlds
 from torch import nn
 
+from zerocourse import shard
 from zerocourse.course.museum import planted
 from zerocourse.errors import BadInput
 from zerocourse.measure.norm_audit import norm_counts
 from zerocourse.measure.not_finite import NotFinite
 from zerocourse.measure.staleness import LEARNING_RATES, critical_rate, diverges, staleness
-from zerocourse.zero.shard import shard
 
 NAMES = [name for name, _ in worlds.gpt().named_parameters()]
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from zerocourse import shard
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.launch import RankError
@@ -21,7 +22,6 @@ from zerocourse.parallel.norms import audit
 from zerocourse.parallel.pipeline import Pipeline, interleaved, one_f_one_b, plan, zb_h1
 from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.parallel.which_axis import which_axis
-from zerocourse.zero.shard import shard
 from zerocourse.zero.whole.consolidate import state_dict
 
 L, C, T, V, ROWS = 4, 16, 8, 23, 2  # ROWS: of a micro-batch

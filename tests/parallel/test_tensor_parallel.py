@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from zerocourse import shard
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.layout.mesh import Mesh
@@ -21,7 +22,6 @@ from zerocourse.parallel.tensor.cuts import Cut
 from zerocourse.parallel.tensor.regions import all_reduce, copy_in, reduce_out, reduce_scatter
 from zerocourse.parallel.tensor.row import RowLinear
 from zerocourse.parallel.tensor.vocabulary import cross_entropy
-from zerocourse.zero.shard import shard
 from zerocourse.zero.whole.consolidate import state_dict
 
 L, C, T, V = 2, 24, 12, 31  # V: divisible by none of the numbers of ranks

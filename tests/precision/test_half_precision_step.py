@@ -15,7 +15,7 @@ import zerocourse
 from zerocourse import shard
 from zerocourse.errors import BadInput
 from zerocourse.offload import HostOffload
-from zerocourse.zero.extras.written import checksum
+from zerocourse.zero.passes.written import checksum
 
 BF16 = torch.bfloat16
 

@@ -17,7 +17,7 @@ from zerocourse.models.llama import Llama
 from zerocourse.models.model_layers import model_layers
 from zerocourse.simulation import SimulatedJob, one_rank, run_job, shapes, simulate, simulate_time
 from zerocourse.simulation.clusters import Cluster, Machine, Network
-from zerocourse.zero.groups import Groups
+from zerocourse.zero.buffers.groups import Groups
 
 COUNTED = ("params", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "peak_bytes", "peak_kinds",
            "sent_bytes", "sent", "replicas_bytes", "padding_bytes")

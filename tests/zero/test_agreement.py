@@ -3,7 +3,7 @@
 import pytest
 
 from zerocourse.errors import CollectiveError
-from zerocourse.zero.agreement import number, refuse
+from zerocourse.zero.passes.agreement import number, refuse
 
 A, B, B_FIRST, A_LAST = ["a", 0], ["b", 1], ["b", 0], ["a", 1]
 

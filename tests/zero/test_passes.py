@@ -20,8 +20,8 @@ from worlds import STAGES, Block, Case, Recomputed, RecomputedReentrant, Stack, 
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.offload import HostOffload
-from zerocourse.zero.schedule import Prefetcher
-from zerocourse.zero.unit import Unit, cut_into_units
+from zerocourse.zero.buffers.unit import Unit, cut_into_units
+from zerocourse.zero.passes.schedule import Prefetcher
 
 # -- the same collectives in the same order --------------------------------------------------------------------------
 
@@ -943,4 +943,4 @@ def test_units_that_are_called_by_themselves_leave_no_record_behind():
     model, _ = shard(Stack(), stage=3)
     for _ in range(5):
         model.blocks[0](rows(0, 0, 0)).sum().backward()
-    assert not model.zero.prefetcher.so_far and len(model.zero.last_pass.calls) <= 1
+    assert not model.zero.prefetcher.so_far and len(model.zero.forward.of_pass.calls) <= 1

@@ -11,8 +11,8 @@ from torch import nn
 from zerocourse import shard
 from zerocourse.errors import OutOfMemory
 from zerocourse.measure.ledger import Ledger
-from zerocourse.zero.extras import pool as memory_pool
-from zerocourse.zero.storage import FreeableStorage
+from zerocourse.memory import pool as memory_pool
+from zerocourse.memory.storage import FreeableStorage
 
 pytestmark = pytest.mark.skipif(not memory_pool.FREEABLE, reason="the system has no MADV_FREE")
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from zerocourse.simulation.program_clock import COMPUTE, COSTS, program_timing
-from zerocourse.zero.program import (
+from zerocourse.zero.passes.program import (
     END,
     FREE,
     GATHER,

@@ -19,8 +19,8 @@ from worlds import STAGES, Block, Case, Recomputed, RecomputedReentrant, Stack, 
 from zerocourse import load_state_dict, shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput, CollectiveError
-from zerocourse.zero.extras import pool as buffer_pool
-from zerocourse.zero.storage import FreeableStorage
+from zerocourse.memory import pool as buffer_pool
+from zerocourse.memory.storage import FreeableStorage
 
 
 def of_stack(make=Stack, stages=STAGES, **fields) -> list[Case]:
@@ -860,7 +860,7 @@ def test_trap_15_late_gradients_wait_for_no_other_rank(pool, in_flight):
 def special_on_some(model, step, micro, rank):
     """Which rank uses which branch differs from micro-batch to micro-batch; each of them is reduced at once."""
     if hasattr(model, "zero"):
-        model.zero.reduces = True
+        model.zero.next_backward = replace(model.zero.next_backward, reduces=True)
     return model(rows(step, micro, rank), special=rank == micro % 2).square().mean()
 
 

@@ -19,7 +19,7 @@ from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.init.deferred import deferred_init, materialize_model
 from zerocourse.measure.ledger import Ledger
-from zerocourse.zero.unit import cut_into_units
+from zerocourse.zero.buffers.unit import cut_into_units
 
 
 def of_stack(make=Stack, **fields) -> list[Case]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import BadInput
-from ..zero.unit import cut_into_units
+from ..zero.buffers.unit import cut_into_units
 from .keeping import Packing, keeping
 
 

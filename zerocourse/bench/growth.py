@@ -35,9 +35,9 @@ from ..course.chapters.scale.recorded_growth import recorded_growth
 from ..errors import BadInput
 from ..init.deferred import deferred_init
 from ..launch.ranks import Ranks
-from ..zero.buffer import FlatBuffer
-from ..zero.shard import shard
-from ..zero.unit import Unit
+from ..zero.buffers.buffer import FlatBuffer
+from ..zero.buffers.unit import Unit
+from ..zero.extras import shard
 from .hook_cost import Tower
 from .modes import adamw
 

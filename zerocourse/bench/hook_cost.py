@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..zero.shard import shard
+from ..zero.extras import shard
 from .modes import adamw
 from .settings import BenchSettings
 

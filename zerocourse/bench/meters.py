@@ -32,14 +32,14 @@ def build_heap_meter(folder: Path) -> Path | None:
 
 
 class Heap:
-    """Bytes of this process's heap, in blocks of at least 16 KiB, and of the blocks in use of `zero.extras.pool`, which takes its
+    """Bytes of this process's heap, in blocks of at least 16 KiB, and of the blocks in use of `memory.pool`, which takes its
     memory from the system and not from malloc. `here`: is the meter preloaded?"""
 
     def __init__(self):
         self._library = ctypes.CDLL(None)
         self.here = hasattr(self._library, "heap_peak")
         if self.here:
-            from ..zero.extras import pool
+            from ..memory import pool
 
             self._library.heap_peak.restype = self._library.heap_held.restype = ctypes.c_long
             pool.meters.add(count_pooled)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..comm.group import Comm
 from ..models.gpt2 import GPT, GPTConfig
-from ..zero.shard import shard
+from ..zero.extras import shard
 from .settings import BenchMode, BenchSettings
 
 

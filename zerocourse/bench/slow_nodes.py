@@ -20,7 +20,7 @@ from ..layout.mesh import Mesh
 from ..models.gpt2 import GPT, GPTConfig
 from ..parallel.mesh_comms import MeshComms
 from ..parallel.plusplus import zero_plus_plus
-from ..zero.shard import shard
+from ..zero.extras import shard
 
 WAYS = {"stage 3": None, "in two hops": (False, False, False), "qwZ": (True, False, False), "hpZ": (False, True, False),
         "qgZ": (False, False, True), "ZeRO++": (True, True, True)}

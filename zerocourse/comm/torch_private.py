@@ -51,6 +51,17 @@ set_group_timeout = dist.distributed_c10d._set_pg_timeout  # (timedelta, group):
 clip_grad = nn.utils.clip_grad  # `_get_total_norm` and `_clip_grads_with_norm_` are replaced in it
 
 
+def global_step_hooks() -> list[dict]:
+    """The hooks before and after each step of every optimizer in this process."""
+    return [optimizer_hooks._global_optimizer_pre_hooks, optimizer_hooks._global_optimizer_post_hooks]
+
+
+def let_compiler_skip(code) -> None:
+    """torch.compile runs this code object, and whatever it calls, as it is."""
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+
+
 def fsdp_collectives() -> tuple[type, type]:
     """FSDP2's own (all-gather, reduce-scatter). Imported when asked for: a second of processor time."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from ..errors import BadInput
-from ..zero.unit import cut_into_units, has_forward
+from ..zero.buffers.unit import cut_into_units, has_forward
 from .config import Config
 
 LEAF = "_z3_leaf"  # DeepSpeed's own mark, which libraries look at

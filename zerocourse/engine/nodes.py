@@ -7,7 +7,7 @@ from ..comm.group import Comm
 from ..layout.mesh import Mesh
 from ..parallel.mesh_comms import MeshComms
 from ..parallel.plusplus import zero_plus_plus
-from ..zero.shard import shard
+from ..zero.extras import shard
 from .config import Config
 from .config.rules import nodes_of
 

@@ -5,11 +5,12 @@ gradients over the number of micro-batches included. (torch.autograd.grad() brin
 """
 
 import weakref
+from dataclasses import replace
 
 import torch
 
 from ..errors import BadInput
-from ..zero.extras.extra import Extra
+from ..zero.extra import Extra
 
 SCALED = "_zerocourse_scaled"  # marks what `engine.scale` returned
 
@@ -28,7 +29,8 @@ class UserBackward(Extra):
         share = 1 if engine is None or engine.in_engine_backward else engine.gradient_accumulation_steps()
         for flat in stage.flats:
             flat.divisor = stage.groups.size * share
-        stage.reduces = stage.is_last = comes_last  # the ranks agree once in a window: at its last backward, or in the step
+        # The ranks agree once in a window: at its last backward, or in the step.
+        stage.next_backward = replace(stage.next_backward, reduces=comes_last, is_last=comes_last)
 
     def after_backward(self) -> None:
         engine = self.engine()

@@ -12,7 +12,7 @@ from .ledger import Ledger
 
 KINDS = ("optimizer", "parameters", "gradients", "in flight", "activations")
 KIND_OF = {"full": "parameters", "shard": "parameters", "bucket": "gradients", "grad_shard": "gradients",
-           "master": "optimizer", "master_grads": "gradients"}  # the names are those of `zero.buffer`
+           "master": "optimizer", "master_grads": "gradients"}  # the names are those of `zero.buffers.buffer`
 
 
 class Held(Protocol):

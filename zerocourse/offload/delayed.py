@@ -22,15 +22,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..autograd.compiled import eager
+from ..autograd.graph import current_backward
+from ..autograd.outputs import tensors_of
+from ..autograd.running import is_running
 from ..comm import Comm
 from ..errors import BadInput
-from ..zero.buffer import FlatBuffer
-from ..zero.extras.compiled import eager
-from ..zero.extras.optimizer_habits import is_seen_stepping
-from ..zero.extras.outputs import tensors_of
-from ..zero.extras.stack import is_running
-from ..zero.hooks import current_backward
-from ..zero.optimizer import BufferedStep
+from ..zero.buffers.buffer import FlatBuffer
+from ..zero.optimizer import BufferedStep, is_seen_stepping
 from .offloaded_buffer import OffloadedBuffer, send_factors_down
 
 

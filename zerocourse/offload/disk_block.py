@@ -5,7 +5,7 @@
 
 The tensors stay the same objects, so that an optimizer can keep them: it is their storage that gets the memory of a
 staging buffer, and gives it back. Who reads them meanwhile reads NaN, where the system allows that
-(`zero/extras/nan_pages`).
+(`memory/nan_pages`).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 
 from ..measure import tier_registry
 from ..measure.storages import swap_memory
-from ..zero.extras.nan_pages import NanPages
+from ..memory.nan_pages import NanPages
 from .aligned import whole_blocks
 from .block_file import DiskError
 from .disk import Disk, DiskTransfer

@@ -28,7 +28,7 @@ from ..comm import Chain, Comm, Handle
 from ..errors import BadInput
 from ..measure import storages, tier_registry
 from ..zero.ddp import StageOps
-from ..zero.extras.optimizer_habits import is_seen_stepping
+from ..zero.optimizer import is_seen_stepping
 from .disk import Disk
 from .disk_block import PARAMS
 from .disk_buffer import DiskBuffer

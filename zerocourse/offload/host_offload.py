@@ -27,9 +27,9 @@ from torch.optim import Optimizer
 
 from ..comm import Chain, Comm, Handle
 from ..errors import BadInput
-from ..zero.buffer import FlatBuffer
+from ..zero.buffers.buffer import FlatBuffer
 from ..zero.ddp import DataParallel, StageOps
-from ..zero.extras.optimizer_habits import is_seen_stepping
+from ..zero.optimizer import is_seen_stepping
 from .delayed import DelayedUpdate
 from .host_link import HostLink
 from .link_transfer import LinkTransfer
@@ -127,7 +127,7 @@ class HostOffload:
     def reduce(self, own: Callable[[FlatBuffer, Comm], Handle | None], flat: OffloadedBuffer, comm: Comm) -> Handle | None:
         """What the stage does, and then the gradient goes down, if this backward is the last of its step."""
         reduction = own(flat, comm)
-        return Chain(reduction, flat.send_down) if self.stage.is_last else reduction  # it may be over only in a later backward
+        return Chain(reduction, flat.send_down) if self.stage.next_backward.is_last else reduction  # it may be over only in a later backward
 
     def step(self, flats: list[OffloadedBuffer], comm: Comm, optimizer_step: Callable[..., object]) -> object:
         flats = flats[::-1]  # as the backward came to them: the last one's gradient is down first, the root's at the end

@@ -1,6 +1,6 @@
 """A flat buffer whose optimizer states and master weights lie in the host's memory. It moves gradients down and parameters up.
 
-The tensors of `zero.buffer`, and where they are here (own: this rank's slice):
+The tensors of `zero.buffers.buffer`, and where they are here (own: this rank's slice):
 
     master        (own,)  on the host, in fp32 training too, and so are the optimizer's states, which are made like it
     grad_shard    (own,)  on the device while micro-batches are added up in it; on the host once it has gone down
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import BadInput
-from ..zero.buffer import FlatBuffer
+from ..zero.buffers.buffer import FlatBuffer
 from ..zero.optimizer import BufferedStep
 from .link_transfer import LinkTransfer
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ..layout.rankmap import ShardRange
-from ..zero.extras.optimizer_habits import is_seen_stepping
-from ..zero.optimizer import BufferedStep
+from ..zero.optimizer import BufferedStep, is_seen_stepping
 from .link_transfer import LinkTransfer
 from .offloaded_buffer import OffloadedBuffer, scaled
 

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from ..comm import Comm
 from ..data.file_checksum import checksum_of
 from ..errors import BadInput
-from ..zero.buffer import FlatBuffer
+from ..zero.buffers.buffer import FlatBuffer
 from ..zero.whole.consolidate import load_state_dict
 from .tensor.cuts import gathered
 from .three_d import Parallel3D

@@ -19,7 +19,7 @@ from ..comm.duplicates import new_group
 from ..comm.events import Recorder
 from ..errors import BadInput
 from ..layout.mesh import Mesh
-from ..zero.groups import Groups
+from ..zero.buffers.groups import Groups
 
 
 class MeshComms:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..comm.torch_private import FakeTensorMode, disable_current_modes, fake_store, fsdp_collectives, storage_use_count
 from ..errors import BadInput
-from ..zero.unit import cut_into_units
+from ..zero.buffers.unit import cut_into_units
 from .one_rank import SimulatedJob, adamw, describe, make_model, watch_second_step
 
 AllGather, ReduceScatter = fsdp_collectives()

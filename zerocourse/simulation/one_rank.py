@@ -22,9 +22,9 @@ from ..errors import BadInput
 from ..formulas.units import integer
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
-from ..zero.groups import Groups
+from ..zero.buffers.groups import Groups
+from ..zero.extras import shard
 from ..zero.options import ZeroOptions
-from ..zero.shard import shard
 from .clusters import Cluster, Network
 from .shapes import find_model
 from .virtual_time import Computing, SimulatedLink, VirtualClock

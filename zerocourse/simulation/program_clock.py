@@ -14,7 +14,7 @@ from ..measure.backward_lanes import COMPUTES, GATHERS, REDUCTIONS, SUMS, WAITS,
 from ..measure.intervals import Interval
 from ..parallel.pipeline import Action, Costs, Schedule, Timing, simulate, with_transfers
 from ..parallel.pipeline.makespan import Computed, Number
-from ..zero.program import AGREE, END, FREE, GATHER, REDUCE, SHARE, START, SUM, WAIT, BackwardAction, Bucket, Call, Unit, finished_at
+from ..zero.passes.program import AGREE, END, FREE, GATHER, REDUCE, SHARE, START, SUM, WAIT, BackwardAction, Bucket, Call, Unit, finished_at
 
 PROCESSOR, LINK, BETWEEN = range(3)  # the lanes; the last one is the link between replicas
 COMPUTE, ASKS, HAS = "compute", "asks", "has"  # what the processor does; only the first takes it time of its own

@@ -23,23 +23,23 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..autograd.graph import current_backward
+from ..autograd.running import is_running
 from ..comm import Comm, Handle
+from ..comm.events import Recorder
 from ..measure.ledger import Ledger
 from ..measure.stage_meter import StageMeter
 from . import hooks
-from .backward import Backward
-from .buffer import FlatBuffer
-from .extras.gradients import AssignedGradients, PlainInStep
-from .extras.model_buffers import ModelBuffers
-from .extras.replaced import Registered
-from .extras.stack import is_running
-from .extras.written import WrittenParameters
-from .groups import Groups
-from .options import ZeroOptions
-from .schedule import Pass
-from .program import REDUCE, SHARE, SUM, Call
-from .reducing import Reductions
-from .unit import Unit
+from .buffers.buffer import FlatBuffer
+from .buffers.groups import Groups
+from .buffers.unit import Unit
+from .extra import Extra
+from .options import BackwardOptions, ZeroOptions
+from .passes.backward import Backward
+from .passes.program import REDUCE, SHARE, SUM, Call
+from .passes.reducing import Reductions
+from .passes.schedule import Forward, Pass
+from .passes.written import WrittenParameters
 
 
 def all_reduce(flat: FlatBuffer, comm: Comm) -> Handle:
@@ -87,45 +87,56 @@ class DataParallel:
 
     def __init__(self, model: nn.Module, units: list[Unit], groups: Groups, options: ZeroOptions = ZeroOptions(),
                  ops: StageOps | None = None):
-        self.model, self.units, self.groups, self.options = model, units, groups, options
-        self.comm, self.ops, self.recorder = groups.shard, ops or self.ops, groups.shard.recorder
-        self.root = units[0]
+        self.model, self.units, self.groups, self.options, self.ops = model, units, groups, options, ops or self.ops
         self.unit_of = {flat: unit for unit in units for flat in unit.flats}
-        self.flats = list(self.unit_of)
-        self.device = self.flats[0].full.device
         self.recorder.time_on(self.device)
-        self.reduces = self.reshards = True
-        self.is_last: bool | None = None
-        self.forward_stack: list[Call] = []  # units whose forward is running, one inside the other
-        self.last_pass = Pass()  # of the last forward
+        self.forward = Forward()
         self.backward: Backward | None = None  # that runs, or has ended in an exception
-        self.end_callback = lambda: None
+        self.next_backward = BackwardOptions()
         self.reductions = Reductions(self)
-        self.known_lists: set[int] = set()  # lists of backwards on which the ranks have agreed
-        self.needs_finish = False  # are there gradients that only this rank knows, or whose reduction is under way?
-        self.has_unused_gradients = False  # has there been a backward since the last step?
-        self.written = WrittenParameters(self)
         self.optimizer: Optimizer | None = None  # that steps this model
         self.offload = None  # what keeps states in another memory (see `offload`), where there is one
-        self.extras = [Registered(self), AssignedGradients(self), ModelBuffers(self), self.written, PlainInStep(self)]
+        self.written = WrittenParameters(self)
+        self.extras: list[Extra] = [self.written]  # `shard` adds those that it is handed
         self.meter = StageMeter(self.recorder, self.flats, ["bucket"] * self.shards_gradients + ["full"] * self.shards_parameters)
         hooks.attach(self)
+
+    @property
+    def flats(self) -> list[FlatBuffer]:
+        return list(self.unit_of)
+
+    @property
+    def root(self) -> Unit:
+        """What is in no other unit."""
+        return self.units[0]
+
+    @property
+    def comm(self) -> Comm:
+        return self.groups.shard
+
+    @property
+    def recorder(self) -> Recorder:
+        return self.comm.recorder
+
+    @property
+    def device(self) -> torch.device:
+        return self.flats[0].full.device
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def pre_forward(self, unit: Unit) -> None:
-        recomputes = hooks.current_backward() != -1  # activation checkpointing computes the unit again
+        recomputes = current_backward() != -1  # activation checkpointing computes the unit again
         if unit is self.root and not recomputes and not (unit.forward_depth and is_running(unit.module)):
             if unit.forward_depth or self.backward is not None:
                 self.recover()
             for extra in self.extras:
                 extra.before_forward()
-            self.last_pass = Pass()
-        elif self.last_pass.had_backward and not recomputes and not self.root.forward_depth:  # a unit that is called by itself
-            self.last_pass = Pass()
+            self.forward = Forward()
+        elif self.forward.of_pass.had_backward and not recomputes and not self.root.forward_depth:  # a unit that is called by itself
+            self.forward.of_pass = Pass()
         unit.forward_depth += 1
         if unit is not self.root:
-            self.forward_stack.append(Call(unit, began=len(self.last_pass.calls)))
+            self.forward.begin(unit)
         self.before_compute(unit)
         if torch.is_grad_enabled():
             hooks.watch_gradients(self, unit)
@@ -138,36 +149,23 @@ class DataParallel:
         unit.forward_depth = max(0, unit.forward_depth - 1)
         if not unit.forward_depth:
             self.meter.end("forward", unit.name)
-        call = next((call for call in reversed(self.forward_stack) if call.unit is unit), None)
-        if call is not None:
-            self.forward_stack.remove(call)
         # Reentrant checkpointing runs the first forward under no_grad; it counts all the same, for its place in the order.
-        records = torch.is_grad_enabled() or self.root.forward_depth
-        if records and call is not None and not failed and hooks.current_backward() == -1:
-            self.last_pass.calls.append(call)
+        records = bool(torch.is_grad_enabled() or self.root.forward_depth)
+        self.forward.end(unit, counts=records and not failed and current_backward() == -1)
 
     @property
     def active_pass(self) -> Pass:
         """The pass that computes: that of the backward while it runs (it may compute units again), else the last forward's."""
-        return self.backward.passes[-1] if self.backward is not None and self.backward.passes else self.last_pass
+        return self.backward.passes[-1] if self.backward is not None and self.backward.passes else self.forward.of_pass
 
     @contextmanager
-    def backward_options(self, reduces: bool = True, reshards: bool = True, is_last: bool | None = None) -> Iterator[None]:
-        """What the backwards inside do, as a pipeline needs it for its micro-batches.
-
-        reduces: reduce the gradients; False: only add them to the local ones, and the next backward that reduces sends the
-            sum (stages 0 and 1; from stage 2 on every backward reduces, so that no full gradient survives it, and only the
-            sum over the replicas of hybrid sharding waits).
-        reshards: free the parameters that were gathered (stage 3); False: keep them for the next micro-batch.
-        is_last: let the ranks agree, and give the optimizer its gradients; False: leave that to the step. True also says
-            that the step comes next, so that gradients that are offloaded go down as soon as they are reduced.
-        """
-        before = self.reduces, self.reshards, self.is_last
-        self.reduces, self.reshards, self.is_last = reduces, reshards, is_last
+    def backward_options(self, **options: bool | None) -> Iterator[None]:
+        """What the backwards inside do: fields of `BackwardOptions`."""
+        before, self.next_backward = self.next_backward, BackwardOptions(**options)
         try:
             yield
         finally:
-            self.reduces, self.reshards, self.is_last = before
+            self.next_backward = before
 
     def no_sync(self):
         """Backwards inside only add to the local gradients; the first one after it reduces the sum (stages 0 and 1)."""
@@ -197,10 +195,9 @@ class DataParallel:
         for unit in self.units:
             self.meter.end("backward", unit.name)
         self.backward.end()
-        self.needs_finish = True
-        self.has_unused_gradients = True
-        if self.reduces_now and self.is_last is not False:
-            self.finish(self.sums_replicas)
+        self.reductions.needs_finish = self.reductions.has_unused = True
+        if self.reduces_now and self.next_backward.is_last is not False:
+            self.reductions.finish(self.sums_replicas)
         self.forget_backward()
 
     def forget_backward(self) -> None:
@@ -214,7 +211,7 @@ class DataParallel:
     @property
     def backward_failed(self) -> bool:
         """Has the last backward ended in an exception, so that `end_backward` was not called?"""
-        return self.backward is not None and hooks.current_backward() == -1
+        return self.backward is not None and current_backward() == -1
 
     @property
     def last_units(self) -> list[Unit]:
@@ -229,12 +226,13 @@ class DataParallel:
 
     @property
     def reduces_now(self) -> bool:
-        return self.reduces
+        return self.next_backward.reduces
 
     @property
     def sums_replicas(self) -> bool:
         """Does this backward sum over the replicas, too? That link is the slow one, so it is used once in an optimizer step."""
-        return self.reduces if self.is_last is None else self.is_last
+        chosen = self.next_backward
+        return chosen.reduces if chosen.is_last is None else chosen.is_last
 
     # -- the optimizer ------------------------------------------------------------------------------------------------
 
@@ -257,7 +255,7 @@ class DataParallel:
             self.written.note_update(updated)
         for extra in self.extras:
             extra.after_step()
-        self.has_unused_gradients = False
+        self.reductions.has_unused = False
         self.recorder.next_step()
         return loss if closure is not None else result
 
@@ -266,21 +264,15 @@ class DataParallel:
         if self.backward_failed:
             self.forget_backward()
         self.reductions.wait()
-        self.needs_finish = False
-        self.has_unused_gradients = False
+        self.reductions.needs_finish = self.reductions.has_unused = False
         for flat in self.flats:
             flat.clear_gradients(set_to_none)
             self.meter.recount(flat)
 
     def flush(self) -> None:
         """Finish what backwards left that did not reduce, or were not the last."""
-        if self.needs_finish:
-            self.finish()
-
-    def finish(self, sums_replicas: bool = True) -> None:
-        """Wait for all reductions, and hand the gradients to the optimizer."""
-        self.reductions.finish(sums_replicas)
-        self.needs_finish = any(flat.lacks_replicas for flat in self.flats)
+        if self.reductions.needs_finish:
+            self.reductions.finish()
 
     def settle(self) -> None:
         """Apply what an offload has delayed: the parameters are those of all steps so far. Collective."""
@@ -326,7 +318,7 @@ class DataParallel:
             self.zero_grad()
         self.forget_backward()
         self.meter.forget()
-        self.forward_stack = []
+        self.forward.stack.clear()
         for unit in self.units:
             unit.forward_depth = 0
 

@@ -14,10 +14,11 @@ import weakref
 import torch
 from torch import nn
 
-from .buffer import FlatBuffer
-from .extras.compiled import eager
-from .extras.outputs import tensors_of
-from .unit import Unit
+from ..autograd.compiled import eager
+from ..autograd.graph import current_backward
+from ..autograd.outputs import tensors_of
+from ..comm.torch_private import DisableTorchFunctionSubclass, execution_engine
+from .buffers.unit import Unit
 
 
 def attach(stage) -> None:
@@ -84,7 +85,7 @@ def watch_gradients(stage, unit: Unit) -> None:
             if key in flat.accumulators:
                 continue
             param = flat.params[key]
-            with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+            with torch.enable_grad(), DisableTorchFunctionSubclass():
                 flat.accumulators[key] = param.view_as(param).grad_fn.next_functions[0][0]
 
             def hook(param, stage=weakref.ref(stage), flat=weakref.ref(flat), key=key):
@@ -94,29 +95,12 @@ def watch_gradients(stage, unit: Unit) -> None:
             param.register_post_accumulate_grad_hook(hook)
 
 
-def awaited(flat: FlatBuffer) -> set[str]:
-    """Parameters whose gradient the running backward will bring, on this rank: autograd knows which nodes it will run."""
-    return {key for key, node in flat.accumulators.items() if _will_run(node)}
-
-
-def _will_run(node) -> bool:
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # torch.autograd.grad() asked for this gradient: it goes to the caller and not to the parameter
-        return False
-
-
 def begin_backward(stage) -> None:
     """Once a backward: tell the stage, and have autograd call `end_backward` when all gradients are there."""
-    if stage.backward is not None and stage.end_callback() is None:  # the last one failed, so autograd has dropped its callback
+    if stage.backward is not None and stage.backward.end_callback() is None:  # the last one failed, so autograd has dropped its callback
         stage.recover()
     if stage.backward is None:
         stage.begin_backward()
         end = stage.end_backward  # a new bound method: autograd will have the only reference
-        stage.end_callback = weakref.ref(end)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
-
-
-def current_backward() -> int:
-    """A number of the backward that this thread is inside of; -1 outside. Reentrant ones have numbers of their own."""
-    return torch._C._current_graph_task_id()
+        stage.backward.end_callback = weakref.ref(end)
+        execution_engine.queue_callback(end)

@@ -13,8 +13,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .buffer import FlatBuffer
-from .extras.optimizer_habits import groups_added_later, is_seen_stepping, refuse_scaler, shard_state
+from ..comm.torch_private import global_step_hooks
+
+from .buffers.buffer import FlatBuffer
+
+
+UNCOUNTED_HOOKS: set[Callable] = set()  # hooks of optimizers that do not mind how often they are called
 
 
 class BufferedStep:
@@ -66,6 +70,16 @@ class BufferedStep:
             self.optimizer.param_groups = every
 
 
+def is_seen_stepping(optimizer: Optimizer) -> bool:
+    """Would somebody notice several calls in one step? An optimizer that is not torch's may count them, unless its own class
+    says `steps_in_parts`, and so may hooks."""
+    hooks = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
+             *global_step_hooks()]
+    kind = type(optimizer)
+    in_parts = kind.__module__.startswith("torch.optim") or vars(kind).get("steps_in_parts", False)
+    return not in_parts or any(hook not in UNCOUNTED_HOOKS for each in hooks for hook in each.values())
+
+
 def elementwise_states(optimizer: Optimizer | None, param: nn.Parameter | None) -> dict[str, torch.Tensor]:
     """The optimizer's states of a parameter that have an element for each of its elements, by name."""
     state = optimizer.state.get(param, {}) if optimizer is not None and param is not None else {}
@@ -78,7 +92,8 @@ def take_over(optimizer: Optimizer, stage) -> None:
     for flat in stage.flats:
         for part, shard_param in flat.shard_params.items():
             shards.setdefault(flat.params[part.name], []).append(shard_param)
-    shard_state(optimizer, stage)
+    for extra in stage.extras:
+        extra.before_take_over(optimizer)
     for group in optimizer.param_groups:
         if "param_names" in group:  # of an optimizer made from named_parameters()
             group["param_names"] = [name for name, param in zip(group["param_names"], group["params"], strict=True)
@@ -88,12 +103,11 @@ def take_over(optimizer: Optimizer, stage) -> None:
 
     @wraps(buffered.own_step)  # a scheduler that was made before has set `_wrapped_by_lr_sched` on it
     def step(optimizer: Optimizer, closure=None):
-        refuse_scaler(optimizer)
         buffered.begin([flat for flat in stage.flats if flat.steps_masters])
         return stage.step(buffered, closure)
 
-    optimizer._step_supports_amp_scaling = True  # GradScaler then calls `step` on every rank, which `refuse_scaler` sees
     optimizer.step = MethodType(step, optimizer)  # a scheduler that is made later looks for a method's __func__
-    optimizer.add_param_group = groups_added_later(optimizer, stage, shards)
     optimizer.zero_grad = stage.zero_grad
     stage.optimizer = optimizer
+    for extra in stage.extras:
+        extra.after_take_over(optimizer, shards)

@@ -1,8 +1,12 @@
-"""What one may choose about a stage, in two frozen dataclasses. `shard` takes them whole, or the fields as keywords."""
+"""What one may choose about a stage, in frozen dataclasses. `shard` takes three of them whole, or their fields as keywords."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
 
 import torch
+from torch import nn
 
 from ..errors import BadInput
 from ..formulas.units import integer
@@ -81,3 +85,48 @@ class Precision:
             raise BadInput(f"accumulate_dtype is {added}, and parameters train in {dtype}: gradients must be added up "
                            f"in {'that or in ' * (dtype is not torch.float32)}torch.float32")
         return sent, added
+
+
+@dataclass(frozen=True)
+class BackwardOptions:
+    """What the next backwards do, as a pipeline needs it for its micro-batches.
+
+    reduces: reduce the gradients; False: only add them to the local ones, and the next backward that reduces sends the
+        sum (stages 0 and 1; from stage 2 on every backward reduces, so that no full gradient survives it, and only the
+        sum over the replicas of hybrid sharding waits).
+    reshards: free the parameters that were gathered (stage 3); False: keep them for the next micro-batch.
+    is_last: let the ranks agree, and give the optimizer its gradients; False: leave that to the step. True also says
+        that the step comes next, so that gradients that are offloaded go down as soon as they are reduced.
+    """
+
+    reduces: bool = True
+    reshards: bool = True
+    is_last: bool | None = None
+
+
+@dataclass(frozen=True)
+class Values:
+    """Where the parameters' values come from. Those that the model has already stay, unless `weights` has others.
+
+    init_fn: what draws the values of a module whose parameters are on the meta device. None: the model's `_init_weights`, else the
+        module's `reset_parameters`.
+    seed: with the parameter's name it decides what is drawn, so that any number of ranks begins alike.
+    weights: a local folder of safetensors, from which each rank reads the slices that it owns; or by parameter a function that
+        reads its elements [start, stop), where the parameters without one keep their values.
+    """
+
+    init_fn: Callable[[nn.Module], None] | None = None
+    seed: int = 0
+    weights: str | Path | dict[str, Callable[[int, int], torch.Tensor]] | None = None
+
+
+def with_fields(chosen: Sequence, given: dict[str, object]) -> list:
+    """The dataclasses, with those fields that were given (and are not None) in place of their own. Raises TypeError for a name
+    that none of them has."""
+    names = [field.name for each in chosen for field in fields(each)]
+    for name in given:
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            raise TypeError(f"shard() has no parameter {name!r}{f': did you mean {near[0]!r}?' if near else ''}")
+    return [replace(each, **{field.name: given[field.name] for field in fields(each) if given.get(field.name) is not None})
+            for each in chosen]

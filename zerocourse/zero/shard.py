@@ -5,13 +5,14 @@ into its buffers, before the next unit has any: so a deferred model under stage 
 one unit, and the module of it that is being drawn.
 """
 
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from ..comm import Comm, bootstrap
@@ -19,23 +20,19 @@ from ..errors import BadInput
 from ..init.deferred import Materializer, assert_materializable
 from ..init.safetensors_folder import SafetensorsFolder
 from ..layout.rankmap import Layout, RankMap, owners
-from .buffer import FlatBuffer
+from .buffers.buffer import SHARDED, FlatBuffer
+from .buffers.groups import Groups
+from .buffers.unit import Unit, cut_into_units, split_into_buffers
 from .ddp import DataParallel, StageOps
-from .extras.encoder import gather_for_encoder
-from .extras.gradients import mark_parameters
-from .extras.model_buffers import cast_statistics
-from .extras.pretrained import save_together
-from .extras.reduce_dtype import sent_as_chosen
-from .extras.whole_tensors import give_shapes
-from .extras.refusals import check_same, check_trainable, describe, refuse_emulated_bf16, refuse_habits
-from .groups import Groups
+from .buffers.dtypes import cast_statistics, refuse_emulated_bf16, sent_as_chosen
+from .extra import Extra
 from .optimizer import take_over
-from .options import Precision, ZeroOptions
+from .options import Precision, Values, ZeroOptions, with_fields
+from .same_model import check_same, describe
 from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
-from .unit import Unit, cut_into_units, split_into_buffers
-from .whole.weights import Reader, read_buffers, read_weights, readers_of
+from .whole.weights import read_buffers, read_weights, readers_of
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
 ALIGNED_BYTES = 16  # the most that a thread of a GPU reads at once
@@ -43,38 +40,28 @@ ALIGNED_BYTES = 16  # the most that a thread of a GPU reads at once
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
           units: Iterable[str | type] | None = None, *, options: ZeroOptions | None = None, precision: Precision | None = None,
-          bucket_size: int | None = None, prefetch: int | None = None, in_flight: int | None = None,
-          reshard_after_forward: bool | None = None, agreement: bool | None = None, param_dtype: torch.dtype | None = None,
-          reduce_dtype: torch.dtype | None = None, accumulate_dtype: torch.dtype | None = None,
-          init_fn: Callable[[nn.Module], None] | None = None, seed: int = 0,
-          weights: str | Path | dict[str, Reader] | None = None, offload=None, comm: Comm | Groups | None = None,
-          shard_group: dist.ProcessGroup | None = None,
-          replicate_group: dist.ProcessGroup | None = None, ops: dict[str, Callable] | None = None,
-          device: torch.device | str | None = None) -> tuple[nn.Module, Optimizer | None]:
+          values: Values | None = None, offload=None, comm: Comm | Groups | ProcessGroup | None = None,
+          ops: dict[str, Callable] | None = None, device: torch.device | str | None = None,
+          extras: Iterable[type[Extra]] = (), **fields) -> tuple[nn.Module, Optimizer | None]:
     """Train `model` with ZeRO: afterwards plain `loss.backward(); optimizer.step()` does the rest. Collective.
 
     model: changed in place and returned; `model.zero` is its stage (see `zero.ddp.DataParallel`). Parameters on the
-        meta device are materialised unit by unit, and a rank keeps its slices: by `init_fn(module)`, else the model's
-        `_init_weights`, else `reset_parameters`, from `seed` and the parameter's name, so that any number of ranks
-        begins alike.
-    weights: a local folder of safetensors, from which each rank reads the slices it owns, in place of any other values; or by
-        parameter a function that reads its elements [start, stop), where the parameters without one keep their values.
+        meta device are materialised unit by unit, and a rank keeps its slices.
     optimizer: any whose update is element-wise; changed in place (its parameters become 1-D parts of this rank's
         slices; groups and hyper-parameters stay) and returned. `step` is collective, `zero_grad` is local. With a rank_map for
         whole tensors also one that looks at each tensor by itself, such as Adafactor, Muon or Lamb.
     stage: 0 (data parallel), 1, 2 or 3.
     rank_map: None or "flat" for equal slices; "round_robin", "contiguous", "greedy" or a function for whole tensors.
     units: names or classes of the modules that are gathered and freed as a whole; by default a ModuleList's entries.
-    options, precision: see `ZeroOptions` and `Precision`.
-    bucket_size, prefetch, in_flight, reshard_after_forward, agreement: fields of `ZeroOptions`, in place of those in `options`.
-    param_dtype, reduce_dtype, accumulate_dtype: fields of `Precision`, in place of those in `precision`.
+    options, precision, values: how memory is traded for speed, what is computed in which dtype, and where the parameters' values
+        come from.   fields: fields of these three, such as `bucket_size`, `prefetch`, `param_dtype`, `seed` or `weights`.
     offload: what keeps optimizer states, and perhaps parameters, in another memory: a `zerocourse.offload.HostOffload` or
         `DiskOffload`.
-    comm, shard_group: the ranks that cut each buffer among them; by default the default process group, or one rank when
-        there is none.   replicate_group: the ranks that hold the same slice as this one (hybrid sharding). A `Groups` as
-        `comm` is both.
+    comm: the ranks that cut each buffer among them; by default the default process group, or one rank when there is none. With
+        `Groups.of(shard, replicate)` those of `replicate` hold the same slice (hybrid sharding).
     ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).
     device: where the model trains; by default where its parameters are (those on meta: `comm.bootstrap.device()`).
+    extras: what unusual models and habits need beside the stage; `zerocourse.shard` has all of `zero.extras.EXTRAS`.
 
     Gradients live in the optimizer (`optimizer.param_groups[i]["params"][j].grad`), not in the model's parameters; clip
     with `model.zero.clip_grad_norm_`. Raises BadInput when ranks disagree on the model, and for settings that are not supported.
@@ -83,12 +70,11 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         raise BadInput(f"stage is {stage!r}: it must be 0, 1, 2 or 3")
     if offload is not None:
         offload.check(stage, ops or {})
-    groups = comm if isinstance(comm, Groups) else with_replicas(comm or Comm(shard_group), replicate_group)
-    check_trainable(model, optimizer, has_whole=not stage or rank_map not in (None, "flat") or groups.shard.world_size == 1)
-    options = with_fields(options or ZeroOptions(), bucket_size=bucket_size, prefetch=prefetch, in_flight=in_flight,
-                          reshard_after_forward=reshard_after_forward, agreement=agreement)
-    precision = with_fields(precision or Precision(), param_dtype=param_dtype, reduce_dtype=reduce_dtype,
-                            accumulate_dtype=accumulate_dtype)
+    groups = comm if isinstance(comm, Groups) else Groups.of(comm)
+    has_whole = not stage or rank_map not in (None, "flat") or groups.shard.world_size == 1
+    for extra in extras:
+        extra.check(model, optimizer, has_whole)
+    options, precision, values = with_fields([options or ZeroOptions(), precision or Precision(), values or Values()], fields)
     device = torch.device(device or next((param.device for param in model.parameters() if not param.is_meta), None) or bootstrap.device())
     if options.aligned is None:  # before the ranks compare their options
         options = replace(options, aligned=device.type == "cuda")
@@ -103,9 +89,9 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     trained_in = {precision.of(param) for param in model.parameters()}
     refuse_emulated_bf16(trained_in.union(*map(precision.of_gradients, trained_in)), device)
     assert_materializable(model)
-    materializer = Materializer(model, seed=seed, init_fn=init_fn, device=device)
-    folder = SafetensorsFolder(weights) if isinstance(weights, str | Path) else None
-    readers = readers_of(model, folder) if folder is not None else weights or {}
+    materializer = Materializer(model, seed=values.seed, init_fn=values.init_fn, device=device)
+    folder = SafetensorsFolder(values.weights) if isinstance(values.weights, str | Path) else None
+    readers = readers_of(model, folder) if folder is not None else values.weights or {}
 
     with materializer.hiding():
         for unit in made:
@@ -116,33 +102,21 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     cast_statistics(model)
     groups.broadcast_together([*model.buffers()], "the model's buffers")
     flats = [flat for unit in made for flat in unit.flats]
-    mark_parameters(flats)
     functions = sent_as_chosen(functions, flats)
-    model.zero = stage_class(model, made, groups, options, functions if offload is None else offload.ops(functions))
+    zero = model.zero = stage_class(model, made, groups, options, functions if offload is None else offload.ops(functions))
+    for param in [*model.parameters(), *(part for flat in flats for part in flat.shard_params.values())]:
+        setattr(param, SHARDED, weakref.ref(zero))
+    zero.extras += [extra(zero) for extra in extras]
     if offload is not None:
-        offload.attach(model.zero)
-    model.zero_grad = model.zero.zero_grad
+        offload.attach(zero)
+    model.zero_grad = zero.zero_grad
     if optimizer is not None:
-        give_shapes(optimizer, model.zero)
-        take_over(optimizer, model.zero)
-    refuse_habits(model)
-    save_together(model)
-    gather_for_encoder(model)
+        take_over(optimizer, zero)
     if readers:
-        read_weights(model.zero, readers)
+        read_weights(zero, readers)
     if folder is not None:
         read_buffers(model, folder)
     return model, optimizer
-
-
-def with_fields(options, **given):
-    """The options, with those fields that were given (and are not None) in place of their own."""
-    return replace(options, **{name: value for name, value in given.items() if value is not None})
-
-
-def with_replicas(comm: Comm, replicate_group: dist.ProcessGroup | None) -> Groups:
-    """The ranks of `comm` cut each buffer; those of the other group, if there is one, hold the same slice."""
-    return Groups(comm, None if replicate_group is None else Comm(replicate_group, recorder=comm.recorder))
 
 
 def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:

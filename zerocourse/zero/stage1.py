@@ -7,7 +7,7 @@ Each rank updates only its slice, so it needs the optimizer's state of that slic
 from collections.abc import Callable
 
 from ..comm import Comm, Handle
-from .buffer import FlatBuffer
+from .buffers.buffer import FlatBuffer
 from .ddp import DataParallel, StageOps
 
 

@@ -5,7 +5,7 @@ with accumulation over G micro-batches (G+1)Ψ(N-1)/N elements are sent a step i
 """
 
 from ..comm import Comm, Handle
-from .buffer import FlatBuffer
+from .buffers.buffer import FlatBuffer
 from .ddp import StageOps
 from .stage1 import Stage1, sharded_step
 

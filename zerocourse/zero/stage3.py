@@ -8,16 +8,14 @@ from dataclasses import replace
 
 import torch
 
+from ..autograd.graph import current_backward
 from ..comm import Comm, Handle
-from ..errors import BadInput
-from . import hooks
-from .buffer import FlatBuffer
+from ..errors import BadInput, CollectiveError
+from .buffers.buffer import FlatBuffer
+from .buffers.unit import Unit
 from .ddp import local_step
-from .extras.hidden import Hiding
-from .extras.refusals import refuse_create_graph, same_number_of_forwards
-from .schedule import Pass, Prefetcher
+from .passes.schedule import Pass, Prefetcher
 from .stage2 import Stage2
-from .unit import Unit
 
 
 def unshard(flat: FlatBuffer, comm: Comm) -> Handle:
@@ -42,7 +40,6 @@ class Stage3(Stage2):
     def __init__(self, *args):
         super().__init__(*args)
         self.prefetcher = Prefetcher(self.options.prefetch)
-        self.hiding = Hiding(self.flats, self.gather_for_use)
 
     # -- gather and release -------------------------------------------------------------------------------------------
 
@@ -58,9 +55,13 @@ class Stage3(Stage2):
         while unit.gathers:
             flat, handle = unit.gathers.pop(0)
             if handle is not None:
-                with same_number_of_forwards():
+                try:
                     handle.wait()
-            self.hiding.show(flat)
+                except CollectiveError as error:
+                    raise CollectiveError(f"{error}. At stage 3 every rank must run the same number of forwards: when a model "
+                                          "generates text, say synced_gpus=True") from error
+            for extra in self.extras:
+                extra.after_unshard(flat)
 
     def reshard_unit(self, unit: Unit) -> None:
         """Free the unit's parameters, unless somebody holds them."""
@@ -75,28 +76,20 @@ class Stage3(Stage2):
                 with self.recorder.span("reshard", flat.name, flat.storage.nbytes):
                     self.ops.reshard(flat)
                     self.meter.recount(flat)
-                self.hiding.hide(flat)
+                for extra in self.extras:
+                    extra.after_reshard(flat)
 
     def reshard_all(self) -> None:
         for unit in self.units:
             if not unit.forward_depth:
                 self.reshard_unit(unit)
 
-    def gather_for_use(self, flat: FlatBuffer) -> bool:
-        """A parameter is used while its unit does not compute."""
-        if not (self.root.forward_depth or self.backward is not None):
-            return False
-        unit = self.unit_of[flat]
-        unit.stays_with_root = True
-        self.unshard_unit(unit)
-        return True
-
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def before_compute(self, unit: Unit) -> None:
         """Gather it. Inside the model the next units are known; a unit that is called by itself, or computed again by
         activation checkpointing, has nothing after it that one could gather ahead."""
-        if hooks.current_backward() != -1 or not self.root.forward_depth:
+        if current_backward() != -1 or not self.root.forward_depth:
             self.unshard_unit(unit)
             return
         if unit is self.root and unit.forward_depth == 1:
@@ -107,7 +100,7 @@ class Stage3(Stage2):
 
     def post_forward(self, unit: Unit, failed: bool = False) -> None:
         super().post_forward(unit, failed)
-        if hooks.current_backward() != -1 or unit.forward_depth:
+        if current_backward() != -1 or unit.forward_depth:
             return
         no_backward = unit is self.root and (failed or not torch.is_grad_enabled())
         for each in self.units if unit is self.root else [unit]:  # the root's end frees also what was gathered ahead, or kept
@@ -117,7 +110,6 @@ class Stage3(Stage2):
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def pre_backward(self, of_pass: Pass, unit: Unit) -> bool:
-        refuse_create_graph()
         is_new = of_pass not in self.backward.passes
         computes = super().pre_backward(of_pass, unit)
         for each in [*(self.last_units if is_new else ()), *([unit] if computes else ())]:
@@ -132,7 +124,7 @@ class Stage3(Stage2):
 
     def end_backward(self) -> None:
         super().end_backward()
-        if self.reshards:
+        if self.next_backward.reshards:
             self.reshard_all()
 
     # -- the optimizer ------------------------------------------------------------------------------------------------

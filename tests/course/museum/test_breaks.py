@@ -10,7 +10,8 @@ import pytest
 
 from tools.mutant import ROOT
 from zerocourse.course.museum.breaks import Break, drop, file_after
-from zerocourse.zero.buffer import FlatBuffer
+from zerocourse.zero.buffers.buffer import FlatBuffer
+from zerocourse.zero.buffers.gradients import GradientBuffer
 
 CODE = '''"""Ä module, in which columns count bytes."""
 
@@ -120,7 +121,7 @@ print(len([broken.mutant() for broken in BREAKS]))
 
 def test_other_names_in_the_package_take_no_break_away(tmp_path):
     """The buffer's methods get other names, by a search in the package and nowhere else."""
-    methods = [name for name in vars(FlatBuffer) if callable(getattr(FlatBuffer, name)) and not name.startswith("__")]
+    methods = [name for name in (*vars(GradientBuffer), *vars(FlatBuffer)) if callable(getattr(FlatBuffer, name)) and not name.startswith("__")]
     methods = [name for name in methods if name not in OF_LIBRARIES]
     word = re.compile(rf"(?<!gc\.)\b({'|'.join(methods)})\b")
     for part in ("zerocourse", "tools", "tests"):
@@ -128,7 +129,7 @@ def test_other_names_in_the_package_take_no_break_away(tmp_path):
     for file in (tmp_path / "zerocourse").rglob("*.py"):
         text = file.read_text()
         file.write_text(word.sub(r"\1_called_otherwise", text))
-    assert f"def {methods[-1]}_called_otherwise(" in (tmp_path / "zerocourse" / "zero" / "buffer.py").read_text()
+    assert f"def {methods[-1]}_called_otherwise(" in (tmp_path / "zerocourse" / "zero" / "buffers" / "buffer.py").read_text()
     ran = subprocess.run([sys.executable, "-c", RESOLVE], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
                          capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0 and int(ran.stdout) > 100, ran.stderr

@@ -77,7 +77,7 @@ def test_a_bug_goes_again_also_after_an_exception():
 def test_what_cannot_be_planted_is_said():
     with pytest.raises(BadInput, match="no bug 'sumed': did you mean 'summed'"):
         planted("sumed")
-    with planted("summed"), pytest.raises(BadInput, match=r"FlatBuffer\.\w+ has a bug already"), planted("late_micro_batch"):
+    with planted("summed"), pytest.raises(BadInput, match=r"GradientBuffer\.\w+ has a bug already"), planted("late_micro_batch"):
         pass
     outdated = replace(BUGS["summed"], changes=(Break("zero.ddp:all_reduce", "while.test", "False"),))
     with pytest.raises(ValueError, match="'zero.ddp:all_reduce' has no place 'while.test': at 'while' nothing is left"):

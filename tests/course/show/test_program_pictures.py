@@ -9,7 +9,7 @@ from zerocourse.course.trials.overlap_trial import recorded_trial
 from zerocourse.errors import BadInput
 from zerocourse.measure.backward_lanes import COMPUTES, GATHERS, REDUCTIONS, SUMS, WAITS, BackwardLanes, recorded_lanes
 from zerocourse.simulation.program_clock import COMPUTE, program_timing
-from zerocourse.zero.program import GATHER, REDUCE, SHARE, SUM, Call, backward_program
+from zerocourse.zero.passes.program import GATHER, REDUCE, SHARE, SUM, Call, backward_program
 
 BLOCKS = [f"h.{number}" for number in range(8)]
 CALLS = [Call(name, number) for number, name in enumerate(BLOCKS)]

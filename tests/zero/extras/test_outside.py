@@ -16,7 +16,7 @@ from worlds import Stack, rows, squares
 import zerocourse
 from zerocourse import Ranks, shard
 from zerocourse.errors import BadInput
-from zerocourse.zero.storage import FreeableStorage
+from zerocourse.memory.storage import FreeableStorage
 
 # -- writing and reading ---------------------------------------------------------------------
 

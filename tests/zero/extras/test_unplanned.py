@@ -19,7 +19,7 @@ from worlds import Block, Stack, rows, squares
 
 from zerocourse import shard
 from zerocourse.errors import BadInput
-from zerocourse.zero.unit import cut_into_units
+from zerocourse.zero.buffers.unit import cut_into_units
 
 # -- a loss that reaches a unit's parameters past its output ---------------------------------------------------------
 

@@ -12,7 +12,7 @@ from ...comm import bootstrap
 from ...comm.torch_private import cuda_sleep
 from ...engine.checkpoint import load_checkpoint, save_checkpoint
 from ...models.gpt2 import GPT, GPTConfig
-from ...zero.shard import shard
+from ...zero.extras import shard
 
 SAMPLES = 4  # of a micro-batch
 

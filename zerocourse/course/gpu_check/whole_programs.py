@@ -14,7 +14,7 @@ from ...engine import initialize
 from ...errors import BadInput
 from ...models.gpt2 import GPT
 from ...offload import HostOffload
-from ...zero.shard import shard
+from ...zero.extras import shard
 from .check_record import Record
 from .small_training import config, half, losses_of, tokens_of
 

@@ -5,7 +5,7 @@ from .bug import Bug
 from .proof import gradient_is_the_unsharded_one
 from .scene import Scene
 
-BUFFER, ALL_REDUCE = "zero.buffer:FlatBuffer", "zero.ddp:all_reduce"
+BUFFER, ALL_REDUCE = "zero.buffers.gradients:GradientBuffer", "zero.ddp:all_reduce"
 # A gradient is added to those of earlier micro-batches, or written where there are none; and so is a reduced slice.
 ADDS, WRITES, SUMS_SLICES = "add_(alpha)", "mul(out)", "ifexp add_()"
 

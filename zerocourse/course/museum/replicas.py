@@ -24,5 +24,5 @@ BUGS = (
         symptom="The training hangs, without a word, at the first batch that uses an expert on one rank only.",
         instrument="the desync report: it names the ranks and the call of each",
         source="DeepSpeed#5066", test="zero/test_traps.py::test_trap_03_unused_on_one_rank",
-        changes=(Break("zero.reducing:Reductions.start", "complete_bucket()", "if not flat.unreduced:\n    return\n{old}"),)),
+        changes=(Break("zero.passes.reducing:Reductions.start", "complete_bucket()", "if not flat.unreduced:\n    return\n{old}"),)),
 )

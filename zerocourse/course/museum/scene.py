@@ -20,7 +20,7 @@ from ...measure.norm_audit import norm_counts
 from ...measure.not_finite import NotFinite
 from ...measure.staleness import staleness
 from ...models.gpt2 import GPT, GPTConfig
-from ...zero.shard import shard
+from ...zero.extras import shard
 
 if TYPE_CHECKING:
     from .bug import Bug

@@ -30,5 +30,5 @@ BUGS = (
         source="common", test="zero/test_stages.py::test_bytes_held",
         scene=Scene(half=True), proof=bytes_are_the_formulas,
         changes=(Break("zero.optimizer", "withdraw_gradients()", drop),
-                 Break("zero.buffer", "withdraw_gradients()", drop))),
+                 Break("zero.buffers.gradients", "withdraw_gradients()", drop))),
 )

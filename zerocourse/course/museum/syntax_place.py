@@ -123,7 +123,7 @@ def parsed(file: Path, changed: int) -> ModuleText:
 
 
 def find(house: Path, where: str, path: str) -> SyntaxPlace:
-    """house: the folder of the package, or of a copy of it.   where: "zero.buffer:FlatBuffer", a module and a name in it.
+    """house: the folder of the package, or of a copy of it.   where: "zero.buffers.buffer:FlatBuffer", a module and a name in it.
 
     Raises ValueError, in a sentence, where the place is not there or could be several.
     """

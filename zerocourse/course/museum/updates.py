@@ -21,7 +21,7 @@ BUGS = (
         instrument="the staleness meter: the update is one step late",
         source="common", test="zero/test_stages.py::test_equals_the_unsharded_model",
         scene=Scene(), proof=losses_are_the_unsharded_ones,
-        changes=(Break("zero.buffer:FlatBuffer.publish_gradients", "gradient=[0]",
+        changes=(Break("zero.buffers.gradients:GradientBuffer.publish_gradients", "gradient=[0]",
                        'gradient = getattr(self, "last_gradient", torch.zeros_like(self.master))\n'
                        "self.last_gradient = self.grad_shard.to(self.master.dtype, copy=True)"),)),
     Bug("l2_for_decay", "weight decay is added to the gradient, as in Adam, where AdamW was meant",

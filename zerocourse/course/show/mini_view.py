@@ -38,13 +38,13 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("a handle", "MiniStage0.reduce_gradient", "zero.ddp:all_reduce",
                    "The real one starts the sum and returns a handle instead of the result, because the sum can "
                    "travel while the backward computes the next unit."),
-        Difference("overlap, and one order", "MiniStage0.on_gradient", "zero.backward:Backward.advance",
+        Difference("overlap, and one order", "MiniStage0.on_gradient", "zero.passes.backward:Backward.advance",
                    "Gradients are reduced during the backward and not at the step, and strictly in one order, "
                    "because ranks that start the same collectives in different orders wait for each other for ever."),
         Difference("accumulation", "MiniStage0.add_to_shard", "zero.ddp:DataParallel.no_sync",
                    "The real one has to be told which backwards only accumulate, because by the time of the step, "
                    "where mini reduces, it would be too late to overlap."),
-        Difference("unused and frozen parameters", "MiniStage0.pre_step", "zero.agreement:agree",
+        Difference("unused and frozen parameters", "MiniStage0.pre_step", "zero.passes.agreement:agree",
                    "The ranks tell each other who has a gradient, because a parameter may be frozen, or used on one "
                    "rank and not on another, and all of them must make the same step."),
         Difference("exceptions", "", "zero.ddp:DataParallel.recover",
@@ -63,7 +63,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("a bucket that is still being sent", "MiniStage2.post_backward", "zero.stage2:reduce_scatter_and_free",
                    "The handle keeps the last reference to the bucket, because the backward goes on while it is "
                    "sent, and its memory is to be free as soon as that is over."),
-        Difference("few at a time", "", "zero.program:Writer.make_room",
+        Difference("few at a time", "", "zero.passes.program:Writer.make_room",
                    "Only `in_flight` units may be on their way at once, because a backward that never waits would "
                    "collect the whole gradient again, in buckets that are still being sent."),
     ),
@@ -71,7 +71,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("two verbs in place of one", "MiniStage3.unshard", "zero.stage3:Stage3.unshard_unit",
                    "To start a gather and to wait for it are two calls, because the next unit can travel while this "
                    "one computes."),
-        Difference("prefetch", "", "zero.schedule:Prefetcher",
+        Difference("prefetch", "", "zero.passes.schedule:Prefetcher",
                    "Somebody has to know which unit comes next before it is called, so the order of units is "
                    "recorded in one pass and used in the next."),
         Difference("keeping parameters", "MiniStage3.post_forward", "zero.stage3:Stage3.post_forward",
@@ -80,21 +80,21 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("checkpointing", "MiniStage3.post_forward", "zero.stage3:Stage3.before_compute",
                    "A unit that is computed again inside the backward is gathered like any other but leaves the "
                    "recorded order alone, because its own backward follows at once."),
-        Difference("freed memory reads as NaN", "MiniStage3.reshard", "zero.storage:FreeableStorage",
+        Difference("freed memory reads as NaN", "MiniStage3.reshard", "memory.storage:FreeableStorage",
                    "A tensor that someone kept after it was freed reads as NaN, because PyTorch would read address "
                    "zero, and the process would die without a word."),
     ),
     "units": (
-        Difference("tied weights", "cut", "zero.unit:cut_into_units",
+        Difference("tied weights", "cut", "zero.buffers.unit:cut_into_units",
                    "A weight of two units goes to the root, because the root is there as long as any unit computes, "
                    "and `units=` names other units, because not every model is a list of blocks."),
-        Difference("half precision", "MiniStage0.__init__", "zero.buffer:FlatBuffer.build",
+        Difference("half precision", "MiniStage0.__init__", "zero.buffers.buffer:FlatBuffer.build",
                    "Beside a buffer in bf16 stands this rank's slice in fp32, because small updates to bf16 numbers "
                    "are lost in rounding."),
-        Difference("gradients one can wait for", "MiniStage0.on_gradient", "zero.buffer:FlatBuffer.collect",
+        Difference("gradients one can wait for", "MiniStage0.on_gradient", "zero.buffers.gradients:GradientBuffer.collect",
                    "A gradient remembers whether it was reduced already, because a unit that runs twice, or a second "
                    "backward, brings more of it while the first part is on its way."),
-        Difference("the end of a unit's backward", "attach", "zero.program:finished_at",
+        Difference("the end of a unit's backward", "attach", "zero.passes.program:finished_at",
                    "The end is read from the order of the units and not from the number of gradients, because that "
                    "number may differ from rank to rank when some parameters are unused."),
     ),

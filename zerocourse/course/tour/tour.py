@@ -26,7 +26,7 @@ from ...launch.worker import progress
 from ...measure.ledger import Ledger
 from ...measure.watched_step import watched_step
 from ...models.gpt2 import GPT, GPTConfig
-from ...zero.shard import shard
+from ...zero.extras import shard
 
 MODES = ("single", "ddp", "zero1", "zero2", "zero3")
 LIMIT_SECONDS = 900  # for the mode with one process, and for those with ranks together

@@ -35,8 +35,8 @@ from ...launch.worker import progress
 from ...layout.rankmap import Layout
 from ...measure.recorded import Recorded
 from ...models.gpt2 import GPTConfig, build_model
-from ...zero.buffer import FlatBuffer
-from ...zero.shard import shard
+from ...zero.buffers.buffer import FlatBuffer
+from ...zero.extras import shard
 
 CONFIG = GPTConfig(8, 4, 128, block_size=128, vocab_size=256)
 SEQUENCES = 24  # per rank and step, of block_size tokens: enough for the cores to be busy computing, not sending

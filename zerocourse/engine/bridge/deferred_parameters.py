@@ -14,7 +14,7 @@ from ... import zero
 from ...comm import bootstrap
 from ...comm.torch_private import make_subclass
 from ...errors import BadInput
-from ...zero.extras.refusals import SHARDED
+from ...zero.buffers.buffer import SHARDED
 from ...zero.whole.weights import Reader
 
 numbers = count()

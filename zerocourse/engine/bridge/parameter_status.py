@@ -11,8 +11,8 @@ from enum import Enum
 
 from torch import nn
 
+from ...zero.buffers.buffer import SHARDED
 from ...zero.extras.hidden import HiddenParameter
-from ...zero.extras.refusals import SHARDED
 from .deferred_parameters import deferred
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ...errors import BadInput, ZeroCourseError
 from ...measure.tier_registry import place_beside
-from ...zero.buffer import FlatBuffer
+from ...zero.buffers.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from ...zero.whole.weights import publish
 from . import checkpoint_folder as folders

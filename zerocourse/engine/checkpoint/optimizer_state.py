@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from ...errors import BadInput
 from ...layout.rankmap import ShardRange
-from ...zero.buffer import FlatBuffer
+from ...zero.buffers.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from .pieces import elementwise, stepped_range
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...layout.rankmap import ShardRange
-from ...zero.buffer import FlatBuffer
+from ...zero.buffers.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from ...zero.optimizer import elementwise_states
 from ...zero.whole.consolidate import names

@@ -55,7 +55,7 @@ def save_checkpoint(model: nn.Module, optimizer: Optimizer | None, path: str | P
     """
     stage, path = stage_of(model), Path(path)
     finish_earlier(stage)
-    if stage.backward is not None or stage.has_unused_gradients and not leaves_gradients:
+    if stage.backward is not None or stage.reductions.has_unused and not leaves_gradients:
         raise BadInput("there are gradients that no step has used, and a checkpoint holds none: save after optimizer.step()")
     stage.settle()
     with torch.no_grad():  # what somebody wrote into the model, the master weights take over now

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import BadInput
 from ...formulas.units import parse_bytes
-from ...zero.extras.refusals import SHARDED
+from ...zero.buffers.buffer import SHARDED
 from . import checkpoint_folder as folders
 from .deepspeed_checkpoint import convert, is_deepspeed
 from .offline import buffer, export, parameter

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from ...comm import Comm
 from ...errors import BadInput
-from ...zero.groups import Groups
-from ...zero.shard import shard
+from ...zero.buffers.groups import Groups
+from ...zero.extras import shard
 from .pipeline import Pipeline
 
 

@@ -8,9 +8,9 @@ from torch.optim import Optimizer
 from ...comm import Comm, Handle
 from ...errors import BadInput
 from ...layout.rankmap import Layout
-from ...zero.buffer import FlatBuffer
+from ...zero.buffers.buffer import FlatBuffer
 from ...zero.ddp import local_step
-from ...zero.shard import shard
+from ...zero.extras import shard
 from ..mesh_comms import MeshComms
 from .two_level import gather, reduce
 

@@ -9,14 +9,20 @@ import weakref
 import torch
 from torch import nn
 
-from ..hooks import current_backward
+from ...autograd.graph import current_backward
+from ..extra import Extra
 
 
-def gather_for_encoder(model: nn.Module) -> None:
+class EncoderAlone(Extra):
+    def __init__(self, stage):
+        gather_for_encoder(stage.model, stage)
+
+
+def gather_for_encoder(model: nn.Module, of_model) -> None:
     """Let the encoder of an encoder-decoder model be called outside of the model, without gradients."""
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False) or not model.zero.shards_parameters:
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False) or not of_model.shards_parameters:
         return
-    stage = weakref.ref(model.zero)
+    stage = weakref.ref(of_model)
 
     def is_alone() -> bool:
         return not stage().root.forward_depth and current_backward() == -1 and not torch.is_grad_enabled()

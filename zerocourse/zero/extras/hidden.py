@@ -10,14 +10,15 @@ devices can be asked for; values cannot.
 
 import functools
 import weakref
-from collections.abc import Callable
 
 import torch
 
+from ...comm.torch_private import DisableTorchFunctionSubclass
 from ...errors import BadInput
 from ...measure.storages import set_data
-from ..buffer import FlatBuffer
-from ..storage import FreeableStorage
+from ..buffers.buffer import FlatBuffer
+from ..extra import Extra
+from ...memory.storage import FreeableStorage
 
 NEEDS_NO_VALUES = {
     "shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "dtype",
@@ -39,14 +40,14 @@ class HiddenParameter:
             name = getattr(getattr(function, "__self__", None), "__name__", name)
             if name in ("data", "T", "mT", "H", "mH", "real", "imag"):
                 name = f".{name}"
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             if name not in NEEDS_NO_VALUES:
                 for param in _hidden_among([args, kwargs]):
                     param._hidden_in(name)
             return function(*args, **(kwargs or {}))
 
     def __repr__(self, **_) -> str:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return f"a parameter {tuple(self.shape)} that is sharded, and gathered while its unit computes"
 
 
@@ -63,13 +64,13 @@ def hidden_class(own: type) -> type:
     return type(own)(f"Hidden{own.__name__}", (HiddenParameter, own), {})
 
 
-class Hiding:
-    """Hides and shows the parameters of stage 3's buffers. gather_for_use(flat), a method: called when one is used while
-    hidden; returns whether it could gather it, which it can in a forward or a backward."""
+class Hiding(Extra):
+    """Hides and shows the parameters of stage 3's buffers, and gathers those that are used while they are hidden."""
 
-    def __init__(self, flats: list[FlatBuffer], gather_for_use: Callable[[FlatBuffer], bool]):
+    def __init__(self, stage):
+        self.stage = weakref.ref(stage)  # a parameter keeps neither its stage nor its buffer alive
+        flats = stage.flats if stage.shards_parameters else []
         self.own = {param: type(param) for flat in flats for param in flat.params.values()}
-        gather = weakref.WeakMethod(gather_for_use)  # a parameter keeps neither its stage nor its buffer alive
         one = {flat.dtype: torch.full((), float("nan") if flat.dtype.is_floating_point else 0, dtype=flat.dtype,
                                       device=flat.full.device) for flat in flats}
         self.empty = {param: one[flat.dtype].expand(param.shape) for flat in flats for param in flat.params.values()}
@@ -78,25 +79,34 @@ class Hiding:
                 storage.free()
         for flat in flats:
             for key, param in flat.params.items():
-                param._hidden_in = functools.partial(use, weakref.ref(flat), key, gather)
-            self.hide(flat)
+                param._hidden_in = functools.partial(use, weakref.ref(flat), key, weakref.ref(self))
+            self.after_reshard(flat)
 
-    def hide(self, flat: FlatBuffer) -> None:
+    def after_reshard(self, flat: FlatBuffer) -> None:
         """Let the modules see the right shapes, and no memory. An empty buffer is always there."""
         for param in flat.params.values() if not flat.gathered else ():
             set_data(param, self.empty[param])
             param.__class__ = hidden_class(self.own[param])
 
-    def show(self, flat: FlatBuffer) -> None:
+    def after_unshard(self, flat: FlatBuffer) -> None:
         for param in flat.params.values():
             param.__class__ = self.own[param]
         flat.show_full()
 
+    def gather_for_use(self, flat: FlatBuffer) -> bool:
+        """A parameter is used while its unit does not compute. Returns whether it could be gathered."""
+        stage = self.stage()
+        if not (stage.root.forward_depth or stage.backward is not None):
+            return False
+        unit = stage.unit_of[flat]
+        unit.stays_with_root = True
+        stage.unshard_unit(unit)
+        return True
 
-def use(flat: weakref.ref, key: str, gather_for_use: weakref.WeakMethod, operation: str) -> None:
+
+def use(flat: weakref.ref, key: str, hiding: weakref.ref, operation: str) -> None:
     """Raises BadInput where the parameter cannot be gathered."""
-    gather = gather_for_use()
-    if gather is None or not gather(flat()):
+    if hiding() is None or not hiding().gather_for_use(flat()):
         raise BadInput(f"parameter {key!r} is sharded at stage 3, and {operation.lstrip('.')!r} was asked of it outside of the "
                        "model's forward: gather it on every rank, in `with zerocourse.gathered(module):`, or take "
                        "zerocourse.state_dict(model)")

@@ -8,24 +8,9 @@ place, when its version moved, or when it belongs to running statistics in train
 from itertools import compress
 
 import torch
-from torch import nn
 
 from ...errors import CollectiveError
-from ..buffer import HALF
-from .extra import Extra
-
-
-def cast_statistics(model: nn.Module) -> None:
-    """Running statistics get the dtype of weights that train in half precision: no kernel takes them in another one.
-
-    DeepSpeed's cast of the model takes every buffer along. Here the others stay as they are: rotary frequencies in bf16, for
-    example, would be wrong positions.
-    """
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if getattr(module, "running_mean", None) is not None and weight is not None and weight.dtype in HALF:
-            module._buffers.update({name: buffer.to(weight.dtype) for name, buffer in module._buffers.items()
-                                    if buffer is not None and buffer.is_floating_point()})
+from ..extra import Extra
 
 
 class ModelBuffers(Extra):

@@ -1,25 +1,38 @@
 """What else people do with an optimizer. Needed by: a state loaded before shard, groups added later, hooks, GradScaler."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from ...errors import BadInput
 from ...layout.rankmap import ShardRange
-from .refusals import known_to, ours
+from ..extra import Extra
+from .refusals import known_to
 
 
-def is_seen_stepping(optimizer: Optimizer) -> bool:
-    """Would somebody notice several calls in one step? An optimizer that is not torch's may count them, unless its own class
-    says `steps_in_parts`, and so may hooks."""
-    hooks = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
-             torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks]
-    kind = type(optimizer)
-    in_parts = kind.__module__.startswith("torch.optim") or vars(kind).get("steps_in_parts", False)
-    return not in_parts or any(hook is not ours for each in hooks for hook in each.values())
+class OptimizerHabits(Extra):
+    """Of the optimizer that `shard` was given."""
+
+    def __init__(self, stage):
+        self.stage = weakref.ref(stage)
+        self.optimizer: Optimizer | None = None
+
+    def before_take_over(self, optimizer: Optimizer) -> None:
+        shard_state(optimizer, self.stage())
+
+    def after_take_over(self, optimizer: Optimizer, shards: Mapping[nn.Parameter, list[nn.Parameter]]) -> None:
+        self.optimizer = optimizer
+        optimizer._step_supports_amp_scaling = True  # GradScaler then calls `step` on every rank, which `check_step` sees
+        optimizer.add_param_group = groups_added_later(optimizer, self.stage(), shards)
+
+    def check_step(self) -> None:
+        if hasattr(self.optimizer, "found_inf"):
+            raise BadInput("torch.amp.GradScaler looks for an overflow on each rank alone, and ranks would part: train in bf16 "
+                           "(param_dtype=torch.bfloat16), which needs no scaling, or in fp16 through the engine, whose ranks "
+                           "agree (fp16.enabled)")
 
 
 def shard_state(optimizer: Optimizer, stage) -> None:
@@ -43,7 +56,7 @@ def cut(value: object, key: str, param: torch.Tensor, where: ShardRange, part: n
     return value.reshape(-1)[where.start : where.stop].to(part, copy=True).view(part.shape)
 
 
-def groups_added_later(optimizer: Optimizer, stage, parts: dict[nn.Parameter, list[nn.Parameter]]) -> Callable[[dict], None]:
+def groups_added_later(optimizer: Optimizer, stage, parts: Mapping[nn.Parameter, list[nn.Parameter]]) -> Callable[[dict], None]:
     """An `add_param_group` that takes the model's parameters, and gives the optimizer this rank's parts of them."""
     own = optimizer.add_param_group
 
@@ -55,10 +68,3 @@ def groups_added_later(optimizer: Optimizer, stage, parts: dict[nn.Parameter, li
                                 for each, param in zip(given, params, strict=True) for part in parts.get(param, ())]})
 
     return add_param_group
-
-
-def refuse_scaler(optimizer: Optimizer) -> None:
-    if hasattr(optimizer, "found_inf"):
-        raise BadInput("torch.amp.GradScaler looks for an overflow on each rank alone, and ranks would part: train in bf16 "
-                       "(param_dtype=torch.bfloat16), which needs no scaling, or in fp16 through the engine, whose ranks "
-                       "agree (fp16.enabled)")

@@ -6,6 +6,13 @@ from collections.abc import Callable
 from torch import nn
 
 from ...errors import CollectiveError
+from ..extra import Extra
+from ..whole.consolidate import state_dict as consolidated
+
+
+class SavedTogether(Extra):
+    def __init__(self, stage):
+        save_together(stage.model)
 
 
 def save_together(model: nn.Module) -> None:
@@ -18,8 +25,6 @@ def collective(model: Callable[[], nn.Module], own: Callable) -> Callable:
     def save_pretrained(folder, *args, state_dict: dict | None = None, **kwargs) -> object:
         """Save whole weights, the config and what else belongs to it. Collective; every rank returns when the files are
         there."""
-        from ..whole.consolidate import state_dict as consolidated  # which imports from here
-
         sharded, result, error = model(), None, None
         state = consolidated(sharded, rank_0_only=True) if state_dict is None else state_dict
         groups = sharded.zero.groups

@@ -1,11 +1,7 @@
 """What a sharded model cannot do, said in one sentence that names what can. Needed by: habits from unsharded training."""
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
-from hashlib import sha256
-from itertools import zip_longest
 
 import torch
 from torch import nn
@@ -14,12 +10,14 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ...errors import BadInput, CollectiveError
+from ...errors import BadInput
+from ..buffers.buffer import SHARDED
+from ..extra import Extra
+from ..optimizer import UNCOUNTED_HOOKS
 from .shared_memory import refuse_shared_memory
 
 WHOLE_TENSORS = {"adafactor", "muon", "shampoo", "soap", "lamb", "lars"}  # optimizers that look at each of them by itself
 NOT_SHARDED = {"lbfgs", "sparseadam"}  # that look at all of the model at once, or at sparse gradients
-SHARDED = "_zerocourse_sharded"  # the mark of a parameter that a stage has in its flat buffers, and of its shards
 
 
 def is_one_of(optimizer: Optimizer | None, names: set[str]) -> bool:
@@ -59,15 +57,6 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None, has_whole: bo
     known_to(optimizer.param_groups if optimizer is not None else [], model)
 
 
-def refuse_emulated_bf16(dtypes: Iterable[torch.dtype], device: torch.device) -> None:
-    """Raise BadInput for bf16 on a GPU that has none, where torch.cuda.is_bf16_supported() is true by emulation."""
-    if torch.bfloat16 in dtypes and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        major, minor = torch.cuda.get_device_capability(device)
-        raise BadInput(f"bfloat16 on {torch.cuda.get_device_name(device)}, whose compute capability is {major}.{minor} "
-                       "and not 8.0, would be emulated, slowly: train in float16 with a loss scale, by fp16.enabled of "
-                       "a config")
-
-
 def said(thing: object) -> str:
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
 
@@ -82,38 +71,35 @@ def known_to(groups: list[dict], model: nn.Module, first: int = 0) -> None:
                                "a parameter of the model: build the optimizer from model.parameters(), after the model has moved")
 
 
-def describe(model: nn.Module) -> list[str]:
-    """Each parameter and buffer in words: what all ranks must agree on."""
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    return [f"{name} {tuple(tensor.shape)} {tensor.dtype}{' trained' * tensor.requires_grad}" for name, tensor in tensors]
+class Refusals(Extra):
+    """What nobody should do before, and what the model, its modules and parameters refuse from then on."""
+
+    @classmethod
+    def check(cls, model: nn.Module, optimizer: Optimizer | None, has_whole: bool) -> None:
+        check_trainable(model, optimizer, has_whole)
+
+    def __init__(self, stage):
+        self.frees_parameters = stage.shards_parameters
+        refuse_habits(stage.model, stage.shards_parameters)
+
+    def before_backward(self) -> None:
+        if self.frees_parameters and torch.is_grad_enabled():  # inside a backward
+            raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
+                           "needs: use stage 2 for a gradient penalty")
 
 
-def check_same(gather: Callable[[object], list], mine: list[str]) -> None:
-    """Raise BadInput, on every rank, that names the first thing in which a rank differs from rank 0.
+def refuse_habits(model: nn.Module, hidden: bool) -> None:
+    """From now on the model, its modules and parameters refuse what would be silently wrong.
 
-    gather: brings every rank's object to all. Ranks that agree send a digest: N lists on N ranks would be long to read.
+    hidden: are parameters freed while nobody computes with them?
     """
-    digests = gather(sha256("\n".join(mine).encode()).hexdigest())
-    by_rank = gather(mine) if len(set(digests)) > 1 else []
-    for rank, other in enumerate(by_rank):
-        for here, there in zip_longest(by_rank[0], other, fillvalue="nothing more"):
-            if here != there:
-                raise BadInput(f"the ranks disagree on the model: rank 0 has {here}, rank {rank} has {there}; "
-                               "build the same model, and shard it in the same way, on every rank")
-
-
-def refuse_habits(model: nn.Module) -> None:
-    """From now on the model, its modules and parameters refuse what would be silently wrong."""
-    stage = weakref.ref(model.zero)
-    for param in [*model.parameters(), *(part for flat in model.zero.flats for part in flat.shard_params.values())]:
-        setattr(param, SHARDED, stage)
     watch_optimizers()
     watch_clipping()
     for module in model.modules():
-        module._apply = stays(module, model.zero.shards_parameters)
+        module._apply = stays(module, hidden)
     model.__deepcopy__ = refuse("a sharded model cannot be copied, since a copy would be one on this rank alone", "state_dict")
     model.load_state_dict = refuse("load_state_dict() of a sharded model would not reach what the optimizer steps", "load_state_dict")
-    if model.zero.shards_parameters:
+    if hidden:
         for module in model.modules():
             module.state_dict = refuse("state_dict() under stage 3 would hold NaN, since this rank has slices", "state_dict",
                                        type(module).state_dict.__get__(module))
@@ -146,25 +132,10 @@ def stays(model: nn.Module, hidden: bool) -> Callable:
     return apply
 
 
-def refuse_create_graph() -> None:
-    if torch.is_grad_enabled():  # inside a backward
-        raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
-                       "needs: use stage 2 for a gradient penalty")
-
-
-@contextmanager
-def same_number_of_forwards() -> Iterator[None]:
-    """Around the wait for parameters: its error says what is wrong when a rank generates a longer text than the others."""
-    try:
-        yield
-    except CollectiveError as error:
-        raise CollectiveError(f"{error}. At stage 3 every rank must run the same number of forwards: when a model "
-                              "generates text, say synced_gpus=True") from error
-
-
 @cache
 def watch_optimizers() -> None:
     """From now on, any optimizer that steps a sharded model's own parameters is refused: they get no gradients."""
+    UNCOUNTED_HOOKS.add(ours)
     register_optimizer_step_pre_hook(ours)
 
 

@@ -5,7 +5,7 @@ is what gets gathered.
 """
 
 from ...errors import BadInput
-from .extra import Extra
+from ..extra import Extra
 
 
 class Registered(Extra):

@@ -4,11 +4,22 @@ With a rank map for whole tensors each is, whole, on one rank, which updates it 
 steps get their parameters' shapes. It communicates nothing.
 """
 
+import weakref
+
 import torch
 from torch.optim import Optimizer
 
 from ...errors import BadInput
+from ..extra import Extra
 from .refusals import WHOLE_TENSORS, is_one_of
+
+
+class WholeTensors(Extra):
+    def __init__(self, stage):
+        self.stage = weakref.ref(stage)
+
+    def before_take_over(self, optimizer: Optimizer) -> None:
+        give_shapes(optimizer, self.stage())
 
 
 def give_shapes(optimizer: Optimizer, stage) -> None:

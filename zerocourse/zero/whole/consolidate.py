@@ -7,14 +7,13 @@ from copy import deepcopy
 import torch
 from torch import nn
 
+from ...comm.torch_private import EXTRA_STATE_KEY
 from ...errors import BadInput
-from ..buffer import FlatBuffer
+from ..buffers.buffer import FlatBuffer
 from ..ddp import DataParallel
-from ..extras.refusals import SHARDED
-from ..extras.written import checksum
-from ..unit import Unit
-
-EXTRA = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX  # of what `get_extra_state` returns
+from ..buffers.buffer import SHARDED
+from ..passes.written import checksum
+from ..buffers.unit import Unit
 
 
 @contextmanager
@@ -125,8 +124,8 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     by_param = {kept: state[name] for name, kept in mine.items() if isinstance(kept, nn.Parameter)}
     with torch.no_grad():
         for name, kept in mine.items():
-            if name.endswith(EXTRA):
-                model.get_submodule(name.removesuffix(EXTRA).removesuffix(".")).set_extra_state(state[name])
+            if name.endswith(EXTRA_STATE_KEY):
+                model.get_submodule(name.removesuffix(EXTRA_STATE_KEY).removesuffix(".")).set_extra_state(state[name])
             elif isinstance(kept, torch.Tensor) and not isinstance(kept, nn.Parameter):
                 kept.copy_(state[name])
         for unit in stage.units:

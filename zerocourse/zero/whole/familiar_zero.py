@@ -7,7 +7,7 @@ from torch import nn
 
 from ...errors import BadInput
 from ...init.deferred import deferred_init
-from ..extras.refusals import SHARDED
+from ..buffers.buffer import SHARDED
 from .consolidate import gathered
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from ...errors import BadInput
 from ...layout.rankmap import ShardRange
-from ..buffer import FlatBuffer
+from ..buffers.buffer import FlatBuffer
 from ..ddp import DataParallel
-from ..extras.refusals import SHARDED
+from ..buffers.buffer import SHARDED
 from ..optimizer import elementwise_states
 from .consolidate import whole, write_whole
 
@@ -219,7 +219,7 @@ def must_have(home: tuple | None, what: str, has: bool) -> None:
 
 
 def check_local(stage: DataParallel, flat: FlatBuffer, key: str, what: str) -> None:
-    if what is GRADIENT and (flat.unreduced or flat.deferred or flat.reduction is not None or flat.lacks_replicas):
+    if what is GRADIENT and (flat.unreduced or flat.deferred or flat.reduction is not None or flat.replicas.waiting is not None):
         raise BadInput(f"the gradient of {key!r} is not reduced yet: call safe_get_full_grad or safe_set_full_grad on every rank")
     if what is not GRADIENT and getattr(flat, "is_updating", False):
         raise BadInput(f"an update of {key!r} is under way (delay_after): call the function with `full` in its name on every rank, "

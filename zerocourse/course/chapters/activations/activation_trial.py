@@ -17,7 +17,7 @@ from ....comm import Comm
 from ....errors import BadInput
 from ....measure.ledger import Ledger
 from ....models.gpt2 import GPT, GPTConfig
-from ....zero.shard import shard
+from ....zero.extras import shard
 from ...museum.breaks import Break, drop
 from ...museum.bug import Bug
 from ...trials.watched_training import phases
@@ -40,7 +40,7 @@ NOT_GATHERED_AGAIN = Bug(
     instrument="gradients, bitwise against those without checkpointing", source="huggingface/transformers#47254",
     test="activations/test_activations.py::test_stage_3_gathers_a_block_before_it_computes_again",
     changes=(Break("zero.stage3:Stage3.pre_backward", "for", drop),
-             Break("zero.stage3:Stage3.gather_for_use", "if.test", "not self.root.forward_depth")))
+             Break("zero.extras.hidden:Hiding.gather_for_use", "if.test", "not stage.root.forward_depth")))
 
 
 def model_of(way: str = "nothing", shape: GPTConfig = SHAPE, **changes) -> GPT:

@@ -14,7 +14,7 @@ from ....formulas.states import fewest_ranks
 from ....formulas.what_fits import HOST, Arrangement, needs
 from ....measure.staleness import staleness
 from ....offload import HostOffload
-from ....zero.shard import shard
+from ....zero.extras import shard
 from ..offload import offload_trial as trial
 from ..offload import simulated_device as device
 from .claim import Evidence, judges

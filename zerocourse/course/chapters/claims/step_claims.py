@@ -10,7 +10,7 @@ from ....comm.simulated import SimulatedComm
 from ....init.deferred import deferred_init
 from ....measure.ledger import Ledger
 from ....models.gpt2 import CONFIGS, GPT, GPTConfig
-from ....zero.shard import shard
+from ....zero.extras import shard
 from ..activations import activation_trial as trial
 from .claim import Evidence, judges
 from .simulated_steps import simulated_step

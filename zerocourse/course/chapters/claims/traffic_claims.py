@@ -10,7 +10,7 @@ from ....layout.rankmap import owners
 from ....measure.drawn.balance import Balance
 from ....models.gpt2 import CONFIGS, GPT
 from ....simulation.one_rank import step
-from ....zero.shard import shard
+from ....zero.extras import shard
 from .claim import Evidence, judges
 from .simulated_steps import MODEL, sent_passes
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ....offload import Disk, DiskOffload
-from ....zero.shard import shard
+from ....zero.extras import shard
 
 BLOCKS, ELEMENTS, SECONDS = 8, 1 << 16, 0.03
 STATES = 12 * ELEMENTS  # bytes of a block's master weights and Adam's averages

@@ -17,7 +17,7 @@ from ....init.deferred import deferred_init
 from ....measure.ledger import Ledger
 from ....models.gpt2 import GPTConfig, build_model
 from ....zero import shard as sharding
-from ....zero.buffer import FlatBuffer
+from ....zero.buffers.buffer import FlatBuffer
 from ...show.film import Film, Frame
 from ...show.palette import FAINT, INK
 from ...show.pictures import svg

@@ -19,7 +19,7 @@ from ....measure.ledger import Ledger
 from ....models.gpt2 import GPT, GPTConfig
 from ....offload import HostOffload
 from ....offload.offloaded_buffer import OffloadedBuffer
-from ....zero.shard import shard
+from ....zero.extras import shard
 from ....zero.whole.consolidate import state_dict
 
 MODEL = GPTConfig(4, 4, 256, block_size=32, vocab_size=256)  # 3.2 million parameters

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ....offload import HostOffload
 from ....offload.offloaded_buffer import OffloadedBuffer
-from ....zero.shard import shard
+from ....zero.extras import shard
 
 HALF = torch.bfloat16
 

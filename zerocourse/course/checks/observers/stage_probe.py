@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ....measure.storages import all_tensors
-from ....zero.buffer import FlatBuffer
-from ....zero.shard import shard
+from ....zero.buffers.buffer import FlatBuffer
+from ....zero.extras import shard
 from ..inside import Answer
 from ..verdict import MISUSED, Wrong
 from .stage_runs import WatchedComm

@@ -14,7 +14,7 @@ from ....comm.group import Comm, Handle
 from ....init.deferred import deferred_init
 from ....layout.rankmap import Layout
 from ....models.gpt2 import GPT, GPTConfig
-from ....zero.shard import shard
+from ....zero.extras import shard
 from ...trials.watched_training import next_tokens, phases
 from ..trace import Trial
 

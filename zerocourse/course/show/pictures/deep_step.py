@@ -15,7 +15,7 @@ from ....init.deferred import deferred_init
 from ....launch.launcher import launch
 from ....measure.ledger import Ledger
 from ....models.gpt2 import GPT, GPTConfig
-from ....zero.shard import shard
+from ....zero.extras import shard
 
 DEEP = GPTConfig(12, 4, 128, block_size=16, vocab_size=256)  # 2.4 million parameters, of which a block has 198,272
 SAMPLES = 1  # per rank and step, of block_size tokens

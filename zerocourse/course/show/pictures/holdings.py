@@ -10,12 +10,12 @@ from torch import nn
 from ....errors import BadInput
 from ....formulas.units import gb, integer
 from ....layout.rankmap import Layout, RankMap, owners
-from ....zero.buffer import HALF
+from ....zero.buffers.gradients import HALF
+from ....zero.buffers.unit import cut_into_units, split_into_buffers
 from ....zero.ddp import DataParallel
 from ....zero.stage1 import Stage1
 from ....zero.stage2 import Stage2
 from ....zero.stage3 import Stage3
-from ....zero.unit import cut_into_units, split_into_buffers
 from .. import Shown
 from ..palette import FAINT
 from . import svg

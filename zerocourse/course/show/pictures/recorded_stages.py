@@ -15,7 +15,7 @@ from .deep_step import step_of
 
 CONFIG = GPTConfig(4, 2, 32, block_size=16, vocab_size=64)
 RANKS = 2
-TENSORS = ("full", "shard", "bucket", "grad_shard")  # of a flat buffer, see `zero.buffer`
+TENSORS = ("full", "shard", "bucket", "grad_shard")  # of a flat buffer, see `zero.buffers.buffer`
 SIZES = (*TENSORS, "received")  # and what arrives from other ranks while its bucket is reduced
 
 

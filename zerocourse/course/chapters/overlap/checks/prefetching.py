@@ -4,7 +4,7 @@ forward that looks ahead and the simulator have files of their own.
 
 import operator
 
-from .....zero.schedule import Prefetcher
+from .....zero.passes.schedule import Prefetcher
 from ....checks import Trial, When, exercise
 
 # 8.1 ----------------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def sample_order(random):
 
 @exercise(
     "8.2", "What comes next", minutes=20, difficulty=2, own=by_the_package,
-    replaces=("zerocourse.zero.schedule:Prefetcher.next_after",), sample=sample_order,
+    replaces=("zerocourse.zero.passes.schedule:Prefetcher.next_after",), sample=sample_order,
     cases=[(ORDER, ORDER[:2], 2), (ORDER, ORDER[:1], 1), (ORDER, ORDER[:2], 0), (ORDER, ORDER[:4], 3),
            (ORDER, ORDER, 2), (NAMES, NAMES[:1], 5), (NAMES, NAMES[:2], 3)],  # plain
     trials=[Trial([(TWICE, TWICE[:4], 2), (TWICE, TWICE[:2], 2), (TWICE, TWICE[:3], 3), (TWICE, TWICE[:1], 4),

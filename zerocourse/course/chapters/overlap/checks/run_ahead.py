@@ -93,7 +93,7 @@ def ahead_on_a_rank(answer, depth):
 
 @exercise(
     "8.5", "A forward that looks ahead", minutes=35, difficulty=2, timeout=15,
-    replaces=("zerocourse.zero.schedule:Prefetcher.next_after", "zerocourse.zero.shard:shard"),
+    replaces=("zerocourse.zero.passes.schedule:Prefetcher.next_after", "zerocourse.zero.shard:shard"),
     trials=[Trial([(1,), (0,), (2,), (7,)], ahead_on_a_rank, worlds=(2, 3))],
     mistakes={
         "all at once": {"reach": lambda i, depth: LAYERS},

@@ -5,7 +5,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from .....zero.unit import split_into_buffers
+from .....zero.buffers.unit import split_into_buffers
 from ....checks import exercise
 
 # 6.1 ----------------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def pieces(size, limit):
 
 @exercise(
     "6.1", "When a bucket closes", minutes=12, difficulty=1, own=own_cut,
-    replaces=("zerocourse.zero.unit:*",),
+    replaces=("zerocourse.zero.buffers.unit:*",),
     sample=lambda random: ([[random.randint(1, 20) for _ in range(random.randint(1, 6))]
                             for _ in range(random.randint(1, 3))], random.randint(1, 30)),
     cases=[([[5, 4, 3, 1]], 10), ([[4, 4, 4, 4]], 8), ([[5, 2], [2, 5]], 10), ([[3, 20, 3]], 8), ([[20], [1, 9]], 8),

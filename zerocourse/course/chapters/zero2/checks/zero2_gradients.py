@@ -10,7 +10,7 @@ from torch import nn
 
 from .....layout.rankmap import Layout
 from .....models.gpt2 import GPT
-from .....zero.unit import split_into_buffers
+from .....zero.buffers.unit import split_into_buffers
 from ....checks import Trial, When, Wrong, exercise
 from ....checks.observers import stage_runs
 from ....checks.observers.stage_probe import bytes_under, calling, numbers

@@ -10,7 +10,7 @@ import torch
 from .....comm.group import Comm
 from .....init.deferred import deferred_init
 from .....models.gpt2 import GPT
-from .....zero.shard import shard
+from .....zero.extras import shard
 from .....zero.stage2 import reduce_scatter_and_free
 from ....checks import Trial, When, exercise
 from ....checks.observers.stage_probe import flats_of, give_gradient, numbers

@@ -7,7 +7,7 @@ from .....errors import BadInput
 from .....init.deferred import deferred_init
 from .....measure.ledger import Ledger
 from .....models.gpt2 import GPT, GPTConfig
-from .....zero.shard import shard
+from .....zero.extras import shard
 from ....checks import MISUSED, Board, Trial, When, Wrong, exercise
 from ....checks.catalogue import sentences
 from ....checks.observers.stage_runs import WatchedComm

@@ -46,7 +46,7 @@ def shrunk(full):
 
 @exercise(
     "7.4", "Memory that comes and goes", minutes=15, difficulty=2, answer=("free", "allocate"),
-    replaces=("zerocourse.zero.storage:FreeableStorage.free", "zerocourse.zero.storage:FreeableStorage.allocate"),
+    replaces=("zerocourse.memory.storage:FreeableStorage.free", "zerocourse.memory.storage:FreeableStorage.allocate"),
     trials=[Trial([("float32", 48), ("bfloat16", 24), ("int64", 96)], free_and_take)],
     mistakes={
         "another storage": tuple({"free": lambda full, length=length: setattr(full, "data", full.new_empty(length))}

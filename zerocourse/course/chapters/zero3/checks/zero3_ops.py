@@ -8,8 +8,8 @@ from torch import nn
 from .....comm.group import Handle
 from .....errors import CollectiveError
 from .....layout.rankmap import Layout
-from .....zero.buffer import FlatBuffer
-from .....zero.groups import Groups
+from .....zero.buffers.buffer import FlatBuffer
+from .....zero.buffers.groups import Groups
 from .....zero.stage3 import Stage3
 from ....checks import Trial, When, exercise
 from ....checks.observers.stage_probe import Updates

@@ -157,7 +157,7 @@ def if_freed(number, rows):
 @exercise(
     "7.7", "Stage 3 from nothing", minutes=75, difficulty=3, timeout=15,
     replaces=("zerocourse:shard", "zerocourse.comm.group:Comm.all_gather", "zerocourse.comm.group:Comm.reduce_scatter",
-              "zerocourse.zero.buffer:FlatBuffer.build", "zerocourse.zero.stage3:*"),
+              "zerocourse.zero.buffers.buffer:FlatBuffer.build", "zerocourse.zero.stage3:*"),
     trials=[Trial(observe=stack_on_a_rank, worlds=(2, 3), close=1e-5)],
     mistakes={
         "one more": only_shards(lambda n, ranks: n // ranks + 1),

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.distributed import ProcessGroup
 
-from ..comm import Comm, Handle
-from ..layout.rankmap import Layout
+from ...comm import Comm, Handle
+from ...layout.rankmap import Layout
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,14 @@ class Groups:
     shard: Comm
     replicate: Comm | None = None
     norm: tuple[Comm, ...] = ()
+
+    @classmethod
+    def of(cls, shard: Comm | ProcessGroup | None = None, replicate: Comm | ProcessGroup | None = None) -> "Groups":
+        """From process groups, or Comms over them. By default all ranks cut each buffer (without a process group: this one alone)."""
+        shard = shard if isinstance(shard, Comm) else Comm(shard)
+        if replicate is not None and not isinstance(replicate, Comm):
+            replicate = Comm(replicate, recorder=shard.recorder)
+        return cls(shard, replicate)
 
     @property
     def size(self) -> int:

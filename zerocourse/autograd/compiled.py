@@ -1,6 +1,6 @@
 """Hooks that torch.compile leaves alone. Needed by: torch.compile(model), before or after shard."""
 
-from torch._C._dynamo import eval_frame
+from ..comm.torch_private import let_compiler_skip
 
 
 def eager(hook):
@@ -10,7 +10,6 @@ def eager(hook):
     that calls it later would be compiled itself, once for all hooks: it would be guarded by the closure of one of them, fail
     for the next model, and be compiled anew for each hook until the compiler gives up.
     """
-    skip = eval_frame._FrameAction.SKIP
     hook._torchdynamo_disable = True
-    eval_frame.set_code_exec_strategy(hook.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    let_compiler_skip(hook.__code__)
     return hook

@@ -1,7 +1,7 @@
 """What a forward leaves for its backward, and for the next forward: in which order the units ran. It communicates nothing."""
 
 from .program import Call
-from .unit import Unit
+from ..buffers.unit import Unit
 
 
 class Pass:
@@ -15,6 +15,24 @@ class Pass:
     def units(self) -> set[Unit]:
         """Those that ran."""
         return {call.unit for call in self.calls}
+
+
+class Forward:
+    """One forward while it runs.   of_pass: what it leaves.   stack: units whose forward is running, one inside the other."""
+
+    def __init__(self):
+        self.of_pass = Pass()
+        self.stack: list[Call] = []
+
+    def begin(self, unit: Unit) -> None:
+        self.stack.append(Call(unit, began=len(self.of_pass.calls)))
+
+    def end(self, unit: Unit, counts: bool) -> None:
+        """counts: is it a call to which the backward will come?"""
+        call = next((call for call in reversed(self.stack) if call.unit is unit), None)
+        if call is not None:
+            self.stack.remove(call)
+            self.of_pass.calls += [call] if counts else []
 
 
 class Prefetcher:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import compress
 
-from ..errors import CollectiveError
-from .buffer import FlatBuffer
+from ...errors import CollectiveError
+from ..buffers.buffer import FlatBuffer
 from .program import Call
 
 
@@ -25,7 +25,7 @@ class SameList:
         self.stage, self.calls = stage, calls
         ran = number("\n".join(f"{call.unit.name} {call.began}" for call in calls).encode())
         brings = number(bytes(key in awaited[flat] for flat in stage.flats for key in flat.params))
-        self.is_known = ran in stage.known_lists
+        self.is_known = ran in stage.reductions.known_lists
         self.was_read, self.same_gradients = False, True
         self.message = stage.groups.start_max([ran, -ran, brings, -brings], stage.groups.metadata_device(stage.device), "program")
 
@@ -34,7 +34,7 @@ class SameList:
         ran, minus_ran, brings, minus_brings = self.message()
         self.was_read, self.same_gradients = True, brings == -minus_brings
         if ran == -minus_ran:
-            self.stage.known_lists.add(ran)
+            self.stage.reductions.known_lists.add(ran)
             return None
         units = {unit.name: unit for unit in self.stage.units}
         by_rank = self.stage.groups.all_gather_object([[call.unit.name, call.began] for call in self.calls])

@@ -17,8 +17,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...errors import BadInput
-from ..buffer import FlatBuffer
-from .extra import Extra
+from ..buffers.buffer import FlatBuffer
+from ..extra import Extra
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes: what a value is read as, bit by bit; else int64
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # as an int64; 2⁶⁴ over the golden ratio, whose multiples are spread evenly

@@ -3,7 +3,8 @@
 from dataclasses import fields, is_dataclass
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from ..comm.torch_private import tree_leaves
 
 
 def tensors_of(tree) -> list[torch.Tensor]:

@@ -17,6 +17,8 @@ import weakref
 
 import torch
 
+from ..comm.torch_private import storage_from_pointer
+
 _PIECE = 4 << 20  # bytes of physical memory behind any amount of NaN; all bits set is NaN in every float format
 _MOST_PIECES = 30_000  # a process may have some 65,000 mappings
 _DONTNEED = 4  # madvise: forget what was written into these pages
@@ -29,7 +31,7 @@ class NanPages:
 
     def __init__(self, storage: torch.UntypedStorage, address: int, nbytes: int):
         self._address, self._nbytes = address, nbytes
-        self._pages = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), 0)
+        self._pages = storage_from_pointer(address, torch.device("cpu"), 0)
         # Only the pages that no view can reach any more may go to another storage.
         weakref.finalize(storage, _unused.setdefault(nbytes, []).append, address).atexit = False
 

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from ...comm.torch_private import DisableTorchFunctionSubclass
 from ...errors import BadInput
 from ...measure.storages import raw_grad
-from ..buffer import SLICE, FlatBuffer
-from .extra import Extra
-from .written import WatchedValues
+from ..buffers.buffer import FlatBuffer
+from ..buffers.gradients import SLICE
+from ..extra import Extra
+from ..passes.written import WatchedValues
 
 
 class ShardedParameter(WatchedValues):
@@ -59,11 +61,12 @@ def has_gradient(has_grad: set[str], key: str) -> bool:
     return key in has_grad
 
 
-class PlainInStep(Extra):
-    """Within a step the optimizer's parameters have their gradients, and are plain parameters: of a class that it does not
-    know, torch's Adam would update one parameter after the other, with a dozen kernels each."""
+class MarkedParameters(Extra):
+    """Parameters say where the gradients are. But within a step the optimizer's have theirs, and are plain parameters: of a class
+    that it does not know, torch's Adam would update one parameter after the other, with a dozen kernels each."""
 
     def __init__(self, stage):
+        mark_parameters(stage.flats)
         self.said_by = [(param, type(param)) for flat in stage.flats if flat.steps_masters for param in flat.shard_params.values()]
 
     def before_step(self) -> None:
@@ -85,7 +88,7 @@ class AssignedGradients(Extra):
         self.params = {key: param for flat in stage.flats for key, param in flat.params.items()}
 
     def before_step(self) -> None:
-        with torch._C.DisableTorchFunctionSubclass():  # hidden parameters look at every access
+        with DisableTorchFunctionSubclass():  # hidden parameters look at every access
             assigned = [key for key, param in self.params.items() if raw_grad(param) is not None]
         for key in assigned:
             raise BadInput(f"parameter {key!r} has a gradient that was assigned by hand, and a sharded model's gradients come "

@@ -8,8 +8,8 @@ memory. Who reads it meanwhile reads NaN, where the system allows that (`extras/
 import torch
 
 from ..measure.storages import swap_memory
-from .extras import pool
-from .extras.nan_pages import NanPages
+from . import pool
+from .nan_pages import NanPages
 
 
 class FreeableStorage:

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..measure.storages import raw_grad
+from ...measure.storages import raw_grad
 
 
 class HeldTensors:
@@ -10,7 +10,7 @@ class HeldTensors:
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """The real tensors by kind, for a ledger that reads their storages."""
-        gradients = [self.grad_or_in_flight, self.grad_shard, self.unsummed, self.summing, *self.handed_out]
+        gradients = [self.grad_or_in_flight, self.grad_shard, *self.replicas.tensors, *self.handed_out]
         return {"parameters": [self.full, self.shard],
                 "gradients": [tensor for tensor in gradients if tensor is not None],
                 "optimizer": [self.master] if self.steps_masters else []}
@@ -23,7 +23,7 @@ class HeldTensors:
     @property
     def grad_or_in_flight(self) -> torch.Tensor | None:
         """The bucket, also while it is still being sent and `grad` is None already (from stage 2 on)."""
-        if self.grad is not None or self.summing is not None:
+        if self.grad is not None or self.replicas.under_way is not None:
             return self.grad
         return getattr(self.reduction, "tensor", None)  # a user's own handle may have none
 
@@ -35,7 +35,7 @@ class HeldTensors:
         return {"full": self.storage.nbytes * self.gathered, "shard": self.shard.nbytes * self.shards_parameters,
                 "bucket": getattr(self.grad_or_in_flight, "nbytes", 0),
                 "grad_shard": self.shard.numel() * self.grad_dtype.itemsize * has_slice
-                + sum(tensor.nbytes for tensor in (self.unsummed, self.summing) if tensor is not None),
+                + sum(tensor.nbytes for tensor in self.replicas.tensors),
                 "master": self.master.nbytes * self.steps_masters, "master_grads": self.master.nbytes * copied}
 
     @property

@@ -19,20 +19,20 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ..measure.storages import raw_grad
-from . import hooks
+from ...autograd.graph import current_backward, will_run
+from ...measure.storages import raw_grad
+from ..buffers.buffer import FlatBuffer
+from ..buffers.unit import Unit
 from .agreement import SameList
-from .buffer import FlatBuffer
 from .program import AGREE, END, FREE, GATHER, REDUCE, START, WAIT, BackwardAction, Call, backward_program, merge
 from .schedule import Pass
-from .unit import Unit
 
 
 class Backward:
     """What one backward knows. It ends with autograd; an exception in between leaves it as it is, to be forgotten."""
 
     def __init__(self, stage):
-        self.stage, self.number = stage, hooks.current_backward()
+        self.stage, self.number = stage, current_backward()
         self.passes: list[Pass] = []  # those that it goes through, the present one last
         self.program: deque[BackwardAction] = deque()
         self.order: list[Unit] = []  # the units to which it comes in the present pass, by position
@@ -41,18 +41,19 @@ class Backward:
         self.overtaken: list[BackwardAction] = []  # reductions that others have passed, because their gradients come later
         self.reduced: set[FlatBuffer] = set()
         self.same_list: SameList | None = None  # what the ranks tell each other about the present list
-        self.awaited = {flat: hooks.awaited(flat) for flat in stage.flats}  # parameters whose gradient autograd will still bring
+        self.awaited = {flat: awaited(flat) for flat in stage.flats}  # parameters whose gradient autograd will still bring
+        self.end_callback = lambda: None  # a weak reference to what autograd calls at the end
         self.arrived: dict[FlatBuffer, set[str]] = {flat: set() for flat in stage.flats}  # those whose gradient it has brought
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
     def come_to(self, of_pass: Pass, unit: Unit) -> bool:
         """The gradient of one of the unit's outputs is there. Returns whether the unit's backward computes now."""
-        number = hooks.current_backward()
+        number = current_backward()
         if number not in (self.number, unit.inner_backward):  # a backward inside this one: reentrant checkpointing
             unit.inner_backward = number  # once: later, autograd would also name the gradients that have come already
             for flat in unit.flats:
-                self.awaited[flat] |= hooks.awaited(flat)
+                self.awaited[flat] |= awaited(flat)
         if of_pass not in self.passes:
             self.begin_pass(of_pass)
         if of_pass is not self.passes[-1]:
@@ -126,7 +127,7 @@ class Backward:
         buckets = {unit: [flat for flat in unit.flats if flat.trainable and flat not in self.reduced] for unit in stage.units}
         program = backward_program(
             calls, buckets, stage.last_units, prefetch=stage.options.prefetch if stage.shards_parameters else None,
-            in_flight=stage.options.in_flight, parts=stage.reduction_parts, reshards=stage.reshards,
+            in_flight=stage.options.in_flight, parts=stage.reduction_parts, reshards=stage.next_backward.reshards,
             under_way=[(stage.unit_of[flat], flat) for flat in stage.reductions.under_way])
         joined = {action.bucket for action in program if action.kind == REDUCE}
         left = [action._replace(at=START) for action in (*self.overtaken, *self.program)
@@ -205,3 +206,8 @@ class Backward:
                 self.position = self.place_of(unit)
             if is_over:
                 self.position = max(position, len(self.order))
+
+
+def awaited(flat: FlatBuffer) -> set[str]:
+    """Parameters whose gradient the running backward will bring, on this rank: autograd knows to which nodes it will come."""
+    return {key for key, node in flat.accumulators.items() if will_run(node)}

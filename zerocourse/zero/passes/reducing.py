@@ -1,22 +1,29 @@
 """The reductions of a stage's buckets: what is under way, and how they end. `Backward` starts most of them, by its list."""
 
 from .agreement import agree
-from .buffer import FlatBuffer
+from ..buffers.buffer import FlatBuffer
 
 
 class Reductions:
-    """Of one stage.   under_way: buckets whose reduction has begun, the oldest first."""
+    """Of one stage.
+
+    under_way: buckets whose reduction has begun, the oldest first.
+    needs_finish: are there gradients that only this rank knows, or whose reduction is under way?
+    has_unused: has there been a backward since the last step?   known_lists: those on which the ranks have agreed.
+    """
 
     def __init__(self, stage):
         self.stage = stage
         self.under_way: list[FlatBuffer] = []
+        self.needs_finish = self.has_unused = False
+        self.known_lists: set[int] = set()
 
     def start(self, flat: FlatBuffer) -> None:
         """Start a bucket's reduction."""
         stage = self.stage
         flat.collect_deferred()
         flat.complete_bucket()
-        flat.postpones_replicas = stage.groups.replicate is not None and not stage.sums_replicas
+        flat.replicas.postponed = not stage.sums_replicas
         flat.reduction = stage.ops.reduce(flat, stage.comm)
         if flat.reduction is not None:
             self.under_way.append(flat)
@@ -44,7 +51,7 @@ class Reductions:
         while len(self.under_way) > keep:
             self.wait_for(self.under_way[0])
 
-    def finish(self, sums_replicas: bool) -> None:
+    def finish(self, sums_replicas: bool = True) -> None:
         """Reduce what is left (of earlier backwards, or deferred), and hand the gradients to the optimizer."""
         stage = self.stage
         self.wait()
@@ -55,7 +62,7 @@ class Reductions:
             self.start(flat)
         self.wait()
         for flat in stage.flats if sums_replicas else ():
-            flat.postpones_replicas = False
+            flat.replicas.postponed = False
         for handle in [flat.add_replicas() for flat in stage.flats]:
             if handle is not None:
                 handle.wait()
@@ -63,3 +70,4 @@ class Reductions:
             if not flat.steps_masters:
                 flat.publish_gradients()
             stage.meter.recount(flat)
+        self.needs_finish = any(flat.replicas.waiting is not None for flat in stage.flats)

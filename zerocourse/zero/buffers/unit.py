@@ -8,7 +8,7 @@ from itertools import groupby
 
 from torch import nn
 
-from ..errors import BadInput
+from ...errors import BadInput
 from .buffer import FlatBuffer
 
 
