@@ -4,10 +4,13 @@ Nothing is reduced here (see `stage1`, `stage2`); of `grad` and `grad_shard`, an
 `buffer` and `passes.backward` tell.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from ...comm import Handle
+from ...layout.rankmap import Layout, ShardRange
 from ...measure.storages import raw_grad
 from ...memory import pool
 from .groups import Groups
@@ -24,6 +27,15 @@ class GradientBuffer(HeldTensors):
     dtypes: in which gradients are sent, and in which they are added up.   shards_gradients: is the bucket sent at once, and not
     added up in?
     """
+
+    name: str
+    layout: Layout
+    groups: Groups
+    params: dict[str, nn.Parameter]
+    own: slice
+    reduce_slice: slice
+    view_of: Callable[[torch.Tensor, str], torch.Tensor]
+    shard_view_of: Callable[[torch.Tensor, ShardRange], torch.Tensor]
 
     def __init__(self, groups: Groups, dtypes: tuple[torch.dtype, torch.dtype], shards_gradients: bool):
         self.divisor = groups.size  # gradients are averaged over so many ranks

@@ -1,12 +1,31 @@
 """What a flat buffer holds: its tensors and their bytes, by name and by kind."""
 
 import torch
+from torch import nn
 
+from ...comm import Handle
+from ...layout.rankmap import ShardRange
 from ...measure.storages import raw_grad
+from ...memory.storage import FreeableStorage
+from .replica_sum import ReplicaSum
 
 
 class HeldTensors:
-    """Of a `FlatBuffer`, which has the tensors."""
+    """Of a `FlatBuffer`, which has the tensors (see `buffer`)."""
+
+    full: torch.Tensor
+    shard: torch.Tensor
+    master: torch.Tensor
+    storage: FreeableStorage
+    shard_params: dict[ShardRange, nn.Parameter]
+    shards_parameters: bool
+    steps_masters: bool
+    gathered: bool
+    grad: torch.Tensor | None
+    grad_shard: torch.Tensor | None
+    grad_dtype: torch.dtype
+    reduction: Handle | None
+    replicas: ReplicaSum
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """The real tensors by kind, for a ledger that reads their storages."""
