@@ -31,7 +31,7 @@ def gathers_of(answer, order, ahead, there):
 
 @exercise(
     "08.w1", "What is gathered next", minutes=10, difficulty=2, answer="gather_next", own=gather_next,
-    replaces=("zerocourse.zero.program:*",),
+    replaces=("zerocourse.zero.passes.program:*",),
     trials=[Trial([(BLOCKS, 1, ()), (BLOCKS, 0, ())], gathers_of), Trial([(BLOCKS, 2, ()), (BRANCHES, 1, ("right",)), (BLOCKS, 9, ())], gathers_of)],
     mistakes={
         "not the unit itself": {"begin": 1},
