@@ -15,6 +15,7 @@ from pathlib import Path
 import nbformat
 
 from tools.notebooks import chapters, tags
+from zerocourse.course.learner.guesses import called
 
 LONGEST = 60  # minutes of a sitting
 WORDS = 150  # are read in a minute, sentences that a cell says among them
@@ -33,11 +34,14 @@ def minutes(cell) -> float:
     if cell.cell_type != "code":
         prose = FENCED.sub("", FOLDED.sub("", cell.source))
         return words(prose) / WORDS + PREDICTION * prose.count(PREDICT)
-    about = cell.metadata
-    if about.get("nbgrader", {}).get("solution"):
+    if cell.metadata.get("nbgrader", {}).get("solution"):
         return BLANK
-    guessed = PREDICTION if "guess" in about.get("zerocourse", {}) else 0
-    return guessed + lines(cell.source) / LINES + sum(map(minutes_of_output, cell.outputs))
+    return PREDICTION * predicts(cell) + lines(cell.source) / LINES + sum(map(minutes_of_output, cell.outputs))
+
+
+def predicts(cell) -> int:
+    """How many predictions a cell of code takes."""
+    return len(called(cell.source, "predict"))
 
 
 def minutes_of_output(output) -> float:
@@ -76,7 +80,7 @@ def sittings(notebook) -> list[float]:
 
 def asked_twice(cells: list) -> int:
     """Predictions that both a text and the cell after it ask for."""
-    return sum(PREDICT in text.source and "guess" in cell.metadata.get("zerocourse", {})
+    return sum(PREDICT in text.source and cell.cell_type == "code" and predicts(cell) > 0
                for text, cell in pairwise(cells) if text.cell_type == "markdown")
 
 

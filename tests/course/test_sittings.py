@@ -38,7 +38,7 @@ def output(**data):
     (new_markdown_cell("word " * 150 + "<details><summary>More</summary>\n" + "word " * 900 + "</details>"), 1),
     (new_markdown_cell("```python\n" + "x = 1\n" * 150 + "```"), 0),
     (new_code_cell("x = 1\n\n" * 30), 2),
-    (new_code_cell("x = 1\n" * 15, metadata={"zerocourse": {"guess": "12"}}), 1 + 2),
+    (new_code_cell("x = 1\n" * 14 + 'predict("01.x", 12, "GB")'), 1 + 2),
     (new_code_cell("x = 1\n" * 300, metadata={"nbgrader": {"solution": True}}), 6),
     (new_code_cell("", outputs=[output(text_plain="a picture", text_html="<img>"), output(text_plain="a table", text_html="<table>")]), 2),
     (new_code_cell("", outputs=[output(text_plain="word " * 150, text_markdown="word " * 150)]), 1),
@@ -50,7 +50,7 @@ def test_the_rule(cell, time):
 
 
 def test_a_prediction_in_text_and_cell_is_one():
-    asked = [text(149, begins=f"{PREDICT} "), new_code_cell("x = 1\n" * 15, metadata={"zerocourse": {"guess": "12"}})]
+    asked = [text(149, begins=f"{PREDICT} "), new_code_cell("x = 1\n" * 14 + 'predict("01.x", 12, "GB")')]
     alone, *_ = sittings(chapter())
     assert sittings(chapter(*asked)) == [pytest.approx(alone + 1 + 1 + PREDICTION)]
     assert sittings(chapter(*asked, text(150))) == [pytest.approx(alone + 1 + 1 + 1 + PREDICTION)]
