@@ -6,9 +6,12 @@ check of an exercise is made of: `exercise`, `Trial`, `When` and `Wrong`.
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ...errors import BadInput, ZeroCourseError
-from ..learner.remembered.verdicts import cell_sources, remember_verdict
+from ..learner.hints import due, recorded_tries
+from ..learner.record import answer_hash
+from ..learner.remembered.verdicts import NO_ANSWER, cell_sources, remember_verdict
 from . import harness
 from .board import Board
 from .catalogue import language, sentences
@@ -22,12 +25,14 @@ __all__ = ["FORMULAS", "MISUSED", "STUCK", "Board", "Exercise", "Trial", "Verdic
            "exercises", "ours", "progress", "written_cells", "yours_or_ours"]
 
 _last: dict[str, Verdict] = {}  # of this session, for `progress`
+_tries: dict[str, set[str]] = {}  # of this session: the answers that did not pass, by their hashes
 _passed: dict[str, tuple[tuple, Verdict]] = {}  # the last answer that passed, as it was sent: not run twice
 
 
 def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = False) -> Verdict:
     """Check an answer to exercise `id`. Never raises; only an interrupt (Ctrl-C) goes through. In a learner's folder the
-    verdict is remembered (`zerocourse progress`).
+    verdict is remembered (`zerocourse progress`). After three different answers that did not pass it offers the first hint, after
+    three more the next.
 
     This is feedback and no grade: it is made in the caller's process, where a cell can change whatever it likes. Grades
     come from `zerocourse check`.
@@ -37,9 +42,23 @@ def check(id: str, *answers, timeout: float | None = None, own_allowed: bool = F
     """
     verdict = _verdict(str(id), answers, timeout, own_allowed)
     _last[verdict.id] = verdict
-    if verdict.code != "usage" and not own_allowed:
-        remember_verdict(verdict, find(verdict.id).points, cell_sources(answers))
+    if verdict.code not in NO_ANSWER and not own_allowed:
+        sources = cell_sources(answers)
+        remember_verdict(verdict, find(verdict.id).points, sources)
+        verdict = replace(verdict, hints=due(verdict.id, _tries_after(verdict, answer_hash(sources))))
     return verdict
+
+
+def _tries_after(verdict: Verdict, answer: str) -> int:
+    """How many different answers to the exercise have not passed since one last did, in this session or by the record."""
+    if verdict.passed:
+        _tries.pop(verdict.id, None)
+        return 0
+    if verdict.status == NOT_DONE:
+        return 0
+    tried = _tries.setdefault(verdict.id, set())
+    tried.add(answer)
+    return max(len(tried), recorded_tries(verdict.id))
 
 
 def case(id: str, number: int) -> tuple:

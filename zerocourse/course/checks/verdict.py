@@ -38,6 +38,7 @@ class Verdict:
     time), "died" (its process ended), "delegated" (it calls the package's own), "usage" (`check` itself was called
     wrongly), "broken" (the check failed, not the answer).
     numbers: for the board, by name (see `board`); none where the answer breaks a rule.
+    hints: that are offered after several tries, as Markdown; they show themselves folded.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Verdict:
     printed: str = ""
     code: str | None = None
     numbers: dict[str, float] = field(default_factory=dict)
+    hints: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -58,15 +60,18 @@ class Verdict:
 
     def __str__(self) -> str:
         text = f"{MARKS[self.heading]} {self.id} {self.heading}: {self.message}"
-        return text + "".join(f"\n  | {line}" for line in self.printed.splitlines())
+        offer = f"\n  There is a hint for you: open “Hint {len(self.hints)}” above." if self.hints else ""
+        return text + "".join(f"\n  | {line}" for line in self.printed.splitlines()) + offer
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         printed = f'<pre style="margin:.4em 0 0">{escape(self.printed.rstrip())}</pre>' if self.printed else ""
+        folded = "".join(f"<details><summary>Hint {number}</summary>{sentence_html(hint)}</details>"
+                         for number, hint in enumerate(self.hints, 1))
         colour = COLOURS[self.heading]
         return (f'<div style="border-left:4px solid {colour};padding:.4em .8em"><b style="color:{colour}">'
-                f"{MARKS[self.heading]} {escape(self.id)} {self.heading}</b><br>{sentence_html(self.message)}{printed}</div>")
+                f"{MARKS[self.heading]} {escape(self.id)} {self.heading}</b><br>{sentence_html(self.message)}{printed}{folded}</div>")
 
 
 def sentence_html(sentence: str) -> str:

@@ -19,11 +19,16 @@ def copies_of_all(ours: bool = True) -> dict[str, str]:
 
     ours: with the cells that show our version (see `copies.learners_copy`). Raises BadInput where there are none at all.
     """
-    above = inside if (inside := PACKAGE / INSIDE).is_dir() else PACKAGE.parent
-    made = {path.relative_to(above).as_posix(): copies.written(copies.learners_copy(copies.read(path), ours)) for path in notebooks(above)}
+    root = above()
+    made = {path.relative_to(root).as_posix(): copies.written(copies.learners_copy(copies.read(path), ours)) for path in notebooks(root)}
     if not made:
-        raise BadInput(f"{above} has no notebooks of the course: install the package from a checkout, or from a wheel that was built in one")
+        raise BadInput(f"{root} has no notebooks of the course: install the package from a checkout, or from a wheel that was built in one")
     return made
+
+
+def above() -> Path:
+    """The folder of the folders of notebooks."""
+    return inside if (inside := PACKAGE / INSIDE).is_dir() else PACKAGE.parent
 
 
 def notebooks(above: Path) -> list[Path]:
