@@ -223,8 +223,8 @@ def test_a_file_with_something_else_is_not_overwritten(a_class, capsys, text):
 @pytest.mark.parametrize("words, sentence", [
     (["--report", "{file}"], "--report is"), (["--canvas", "nowhere/canvas.csv"], "--canvas is"), (["--roster", "{file}"], "without --canvas"),
     (["--canvas", "c.csv", "--roster", "nowhere.csv"], "--roster is"), (["--canvas", "c.csv", "--roster", "{file}"], "no gradebook of Canvas"),
-    (["--gradescope", "r.json"], "with --folder"), (["--csv", "{file}"], "would be lost"), (["--csv", "g.json"], "name a file that ends in .csv"),
-    (["--csv", "g.csv", "--canvas", "g.csv"], "another output"), (["--canvas", "{file}", "--roster", "{file}"], "would be lost"),
+    (["--gradescope", "r.json"], "with --folder"), (["--csv", "{file}"], "one of the notebooks"), (["--csv", "g.json"], "name a file that ends in .csv"),
+    (["--csv", "g.csv", "--canvas", "g.csv"], "another output"), (["--canvas", "{file}"], "one of the notebooks"),
 ])
 def test_bad_input_is_one_sentence_and_leaves_nothing(a_class, capsys, monkeypatch, words, sentence):
     file = a_class / "ada" / f"{SET}.ipynb"
@@ -234,6 +234,12 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(a_class, capsys, monkeypat
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert [path for path in a_class.parent.rglob("*") if path.is_file()] == [file] and file.read_bytes() == before
+
+
+def test_the_roster_is_not_overwritten(a_class, capsys):
+    (a_class / "roster.csv").write_text(EXPORTED, encoding="utf-8")
+    assert main(["check", "--folder", str(a_class), "--canvas", str(a_class / "roster.csv"), "--roster", str(a_class / "roster.csv")]) == 2
+    assert "which is the roster" in capsys.readouterr().err and (a_class / "roster.csv").read_text(encoding="utf-8") == EXPORTED
 
 
 @pytest.mark.parametrize("option", ["--report", "--canvas", "--roster", "--csv"])

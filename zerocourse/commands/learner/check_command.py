@@ -142,8 +142,9 @@ def _folder(args, limits) -> Outcome:
     outputs = {"--csv": table, "what --csv keeps": kept} | ({"--canvas": args.canvas} if args.canvas else {})
     for name, file in outputs.items():
         check_file(file, name)
-        if file.exists() and any(file.samefile(each) for each in (*notebooks, *([args.roster] if args.roster else []))):
-            raise BadInput(f"{name} is {file}, which is read here and would be lost: name another file")
+        read = dict.fromkeys(notebooks, "one of the notebooks") | ({args.roster: "the roster"} if args.roster else {})
+        if file.exists() and (what := next((what for each, what in read.items() if file.samefile(each)), None)):
+            raise BadInput(f"{name} is {file}, which is {what}: name another file")
     if table in (kept, args.canvas):
         raise BadInput(f"--csv is {table}, which another output is, too: name a file that ends in .csv")
     if args.report:
