@@ -223,8 +223,8 @@ def test_a_file_with_something_else_is_not_overwritten(a_class, capsys, text):
 @pytest.mark.parametrize("words, sentence", [
     (["--report", "{file}"], "--report is"), (["--canvas", "nowhere/canvas.csv"], "--canvas is"), (["--roster", "{file}"], "without --canvas"),
     (["--canvas", "c.csv", "--roster", "nowhere.csv"], "--roster is"), (["--canvas", "c.csv", "--roster", "{file}"], "no gradebook of Canvas"),
-    (["--gradescope", "r.json"], "with --folder"), (["--csv", "{file}"], "one of the notebooks"), (["--csv", "g.json"], "name a file that ends in .csv"),
-    (["--csv", "g.csv", "--canvas", "g.csv"], "another output"), (["--canvas", "{file}"], "one of the notebooks"),
+    (["--gradescope", "r.json"], "with --folder"), (["--csv", "{file}"], "one of the notebooks"), (["--canvas", "{file}"], "one of the notebooks"),
+    (["--csv", "g.json"], "name a file that ends in .csv"), (["--csv", "g.csv", "--canvas", "g.csv"], "another output"),
 ])
 def test_bad_input_is_one_sentence_and_leaves_nothing(a_class, capsys, monkeypatch, words, sentence):
     file = a_class / "ada" / f"{SET}.ipynb"

@@ -7,9 +7,10 @@ import pytest
 from exercise_sets import answering
 
 from zerocourse.cli import main
+from zerocourse.course import checks
 from zerocourse.course.checks import check
 from zerocourse.course.learner.folder import MARK, VARIABLE
-from zerocourse.course.learner.record import answer_hash, events
+from zerocourse.course.learner.record import FILE, answer_hash, events, remember
 
 WRONG = "def count_params(layers, width, vocab, block_size, tied):\n    return 12 * layers * width**2\n"
 KEEPS_ALL = "def keep(operations, budget):\n    return [each['name'] for each in operations]\n"
@@ -48,9 +49,24 @@ def test_a_number_for_the_board_is_remembered_too(folder):
     assert best == {"kind": "best", "id": "13.7", "what": "bytes kept in all cases", "value": 7110, "hash": answer_hash([KEEPS_ALL])}
 
 
+def test_progress_in_a_notebook_knows_of_earlier_sessions(folder, monkeypatch):
+    monkeypatch.setattr(checks, "_last", {})
+    remember("verdict", "1.2", passed=True, code=None, hash="abc", points=1)
+    remember("verdict", "1.3", passed=False, code="x", hash="abc", points=0)
+    check("1.1", defined(WRONG, "count_params"))
+    assert str(checks.progress(1)).splitlines()[-1] == "1 of 5 passed"
+    assert [verdict and verdict.status for verdict in checks.progress(1).values()] == ["failed", "passed", "failed", None, None]
+
+
+def test_a_record_that_cannot_be_read_is_no_progress(folder):
+    (folder / MARK / FILE).mkdir()
+    assert all(verdict is None for id, verdict in checks.progress(2).items())
+
+
 def test_what_says_nothing_of_an_answer_is_not_remembered(folder):
     assert check("1.1", 7).code == check("nowhere", print).code == "usage"
     check("1.1", defined(WRONG, "count_params"), own_allowed=True)  # as tests do
+    assert check("1.1", defined("def count_params(*case):\n    raise NotImplementedError", "count_params")).status == "not done"
     assert events(folder) == []
 
 

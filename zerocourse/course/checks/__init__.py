@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...errors import BadInput, ZeroCourseError
 from ..learner.hints import due, recorded_tries
 from ..learner.record import answer_hash
-from ..learner.remembered.verdicts import NO_ANSWER, cell_sources, remember_verdict
+from ..learner.remembered.verdicts import NO_ANSWER, cell_sources, remember_verdict, remembered
 from . import harness
 from .board import Board
 from .catalogue import language, sentences
@@ -73,8 +73,9 @@ def case(id: str, number: int) -> tuple:
 
 
 def progress(chapter: int) -> Progress:
-    """How far this session is with the exercises of a chapter."""
-    return Progress({id: asked.title for id, asked in exercises(chapter).items()}, _last)
+    """How far the learner is with the exercises of a chapter: in this session, and before it by the record of their folder."""
+    before = {id: Verdict(id, PASSED if each.passed else FAILED, "in an earlier session", code=each.code) for id, each in remembered().items()}
+    return Progress({id: asked.title for id, asked in exercises(chapter).items()}, before | _last)
 
 
 def yours_or_ours(id: str, *answers: Callable) -> Callable | tuple[Callable, ...]:

@@ -14,7 +14,8 @@ from .anonymous import anonymous
 from .page import bar, html_table, page
 
 EXAMPLES = 3
-OF_ANY = {"difference": "It is wrong, and no mistake that we know explains it.", "raised": "It raised an exception, or its cell does not run.",
+OF_ANY = {"difference": "It is wrong, and no mistake that we know explains it.", "type": "It is right, but not of the type that is asked for.",
+          "raised": "It raised an exception, or its cell does not run.",
           "misused": "It uses what it is given in a way that is not allowed.", "stuck": "The ranks disagree on a collective, and wait for ever.",
           "hung": "It did not end in time.", "died": "Its process ended.", "delegated": "It calls the package's own function.",
           "usage": "There is no function of that name, or it is no function.", "broken": "The check itself failed: this is ours to mend."}

@@ -20,7 +20,7 @@ code { padding: .1em .3em; }
 td:first-child code { overflow-wrap: normal; }
 pre { padding: .7rem .9rem; border: 1px solid var(--line); overflow-x: auto; overflow-wrap: normal; }
 .faint { color: var(--faint); }
-.bar { display: flex; height: .9rem; min-width: 9rem; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; }
+.bar { display: flex; height: .9rem; min-width: 6rem; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; }
 .bar span { display: block; border-right: 1px solid var(--page); }
 .passed { color: var(--passed); } .failed { color: var(--failed); } .open { color: var(--faint); }
 .bar .passed { background: var(--passed); }

@@ -46,4 +46,4 @@ def line(row: Row, verdict: Verdict) -> list[str]:
     name = "open" if verdict.status == NOT_DONE else verdict.status
     printed = f"<pre>{escape(verdict.printed.rstrip())}</pre>" if verdict.printed.strip() else ""
     return [f"{verdict.id}", escape(asked.title if asked else ""), f"{row.worth(verdict.id) if verdict.passed else 0} of {row.worth(verdict.id)}",
-            f"<b class={name}>{MARKS[verdict.status]} {verdict.status}</b> {sentence_html(verdict.message)}{printed}"]
+            f"<b class={name}>{MARKS[verdict.heading]} {verdict.heading}</b> {sentence_html(verdict.message)}{printed}"]

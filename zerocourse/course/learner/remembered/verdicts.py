@@ -3,9 +3,12 @@
 import linecache
 from collections.abc import Callable, Iterable
 
-from ..record import answer_hash, remember
+from ....errors import BadInput
+from ..folder import learner_folder
+from ..record import answer_hash, events, remember
+from .summary import CheckedExercise, summarized
 
-NO_ANSWER = ("usage", "broken")  # codes of verdicts that say nothing of an answer
+NO_ANSWER = "usage", "broken", "not done"  # codes of verdicts that say nothing of an answer
 
 
 def remember_verdict(verdict, points: int, sources: Iterable[str]) -> None:
@@ -19,6 +22,14 @@ def remember_verdict(verdict, points: int, sources: Iterable[str]) -> None:
     remember("verdict", verdict.id, passed=verdict.passed, code=verdict.code, hash=answer, points=points if verdict.passed else 0)
     for what, value in verdict.numbers.items():
         remember("best", verdict.id, what=what, value=value, hash=answer)
+
+
+def remembered() -> dict[str, CheckedExercise]:
+    """By id, what the learner's folder remembers of exercises; nothing without a folder, or where it cannot be read."""
+    try:
+        return summarized(events(folder)).checked if (folder := learner_folder()) else {}
+    except (OSError, BadInput):  # `remember` says so
+        return {}
 
 
 def cell_sources(answers: Iterable[Callable]) -> list[str]:
