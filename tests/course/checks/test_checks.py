@@ -602,7 +602,7 @@ def test_every_guarded_name_exists():
 
 @pytest.mark.parametrize("got, want, words", [
     (3, 3, None), (3.0, 3, "the number is right, but it has to be an int"), (True, 1, "a bool"),
-    (1, True, "where True"), (0.1 + 0.2, 0.3, None), ([1, 2], (1, 2), None), ([1], (1, 2), "1 entries where 2"),
+    (1, True, "where True"), (0.1 + 0.2, 0.3, None), ([1, 2], (1, 2), None), ([1], (1, 2), "a list of length 1 where length 2 is right"),
     ((1, 3), (1, 2), "at `[1]` it returned 3"),
     ({"a": 1}, {"a": 1, "b": 2}, "no entry 'b'"), ({"a": {"b": 2}}, {"a": {"b": 3}}, "at `['a']['b']` it returned 2"),
     ({"a": 1, "c": 0}, {"a": 1}, "an entry 'c' that should not be there"), (5, {"a": 1}, "where a dictionary is right"),
