@@ -46,7 +46,7 @@ NUMBERS = made(first_numbers, [(3,), (12,)], {"one less": ({"less": 1},), "nothi
 
 @pytest.mark.parametrize("answer, words", [
     (lambda count: range(count), "it returned a range where a list is right: range(0, 3) instead of [0, 1, 2]"),
-    (lambda count: numpy.arange(count), "it returned a ndarray where a list is right"),
+    (lambda count: numpy.arange(count), "it returned an ndarray where a list is right"),
     (lambda count: torch.arange(count), "it returned a Tensor where a list is right"),
     (lambda count: set(range(count)), "it returned a set where a list is right"),
     (lambda count: [float(number) for number in range(count)], "at `[0]` it returned 0.0, a float: the number is right, but it has to be"),

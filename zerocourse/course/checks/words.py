@@ -83,7 +83,7 @@ def _elements(got, want) -> Iterator[tuple[list, object, object]]:
 def a(value) -> str:
     """The type in words: "an int", "a Tensor"."""
     name = type(value).__name__
-    return sentences(a)["an" if name[0].lower() in "aeiou" else "a"].format(type=name)
+    return sentences(a)["an" if name.lower().startswith((*"aeiou", "nd")) else "a"].format(type=name)
 
 
 def ended(text: str) -> str:
