@@ -5,7 +5,7 @@ Files and tests are named without their folders, because no two have the same na
 
 from collections.abc import Callable, Iterator
 
-from tools.mutant_list import NamedBreak
+from tools.named_break import NamedBreak
 from zerocourse.course.museum.breaks import Break, drop
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tools.mutant import HOUSE, ROOT
-from tools.mutant_list import NamedBreak, chosen, files_of, node_ids
+from tools.mutant_list import chosen
 from tools.mutant_table import BREAKS, TESTS
 from tools.mutation_operators import OPERATORS, generic_edits
+from tools.named_break import NamedBreak, files_of, node_ids
 from zerocourse.course.museum.breaks import Break, text_after
 from zerocourse.course.museum.bug import Bug
 from zerocourse.course.museum.syntax_place import ModuleText

@@ -19,7 +19,7 @@ from zerocourse.precision import DynamicLossScaler, LossScaler
 from zerocourse.precision.fp8 import cast, mx_cast, mx_scales, simulate
 from zerocourse.precision.loss_scaler import LONGEST_ROW
 from zerocourse.zero.buffers.buffer import FlatBuffer
-from zerocourse.zero.buffers.dtypes import refuse_emulated_bf16
+from zerocourse.zero.options import refuse_emulated_bf16
 
 STAGES = (0, 1, 2, 3)
 CLIP = 0.75

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from zerocourse.simulation.program_clock import COMPUTE, COSTS, program_timing
+from zerocourse.zero.passes import program as program_of_a_backward
 from zerocourse.zero.passes.program import (
     END,
     FREE,
@@ -237,3 +238,10 @@ def test_the_text_has_a_line_for_each_action(backward):
     assert len(lines) == len(program)
     for line, each in zip(lines, program, strict=True):
         assert line.split()[:2] == [each.kind, each.unit if each.bucket is None else each.bucket]
+
+
+def test_the_list_in_the_docstring_is_what_is_written():
+    blocks = [f"block {number}" for number in range(3)]
+    calls = [Call(block, place) for place, block in enumerate(blocks)]
+    written = text(backward_program(calls, {unit: [unit] for unit in ["root", *blocks]}, ["root"], prefetch=1), calls)
+    assert "\n".join(f"    {line}" for line in written.splitlines()) in program_of_a_backward.__doc__

@@ -347,7 +347,7 @@ def gradients_at_gathers(case: Case) -> dict[str, tuple[int, int]]:
 
     def start_unshard(unit):
         if stage.backward is not None and not unit.is_allocated:
-            flats, awaited = stage.backward.order[stage.backward.here].flats, stage.backward.awaited
+            flats, awaited = stage.backward.order[stage.backward.place].flats, stage.backward.awaited
             found[unit.name] = sum(flat.trainable - len(awaited[flat]) for flat in flats), sum(flat.trainable for flat in flats)
         begin(unit)
 

@@ -5,17 +5,13 @@ import sys
 import time
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from ..errors import OutOfMemory
 from . import desync
 
-if TYPE_CHECKING:
-    from .group import Comm
-
-living: "weakref.WeakSet[Comm]" = weakref.WeakSet()  # the Comms of this process that have peers
+living = weakref.WeakSet()  # the Comms of this process that have peers
 _hooked_in = 0  # the process whose uncaught exceptions are told
 
 

@@ -1,12 +1,8 @@
 """Something that is under way: a collective, or one thing and then another."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from .group import Comm
 
 
 class Handle:
@@ -70,7 +66,7 @@ class Chain(Handle):
 class CollectiveHandle(Handle):
     """A collective under way. It keeps its tensors alive until `wait`.   nbytes: what this rank sends, with padding."""
 
-    def __init__(self, comm: "Comm", verb: str, unit: str, nbytes: int, call: str, tensor: torch.Tensor, works: list,
+    def __init__(self, comm, verb: str, unit: str, nbytes: int, call: str, tensor: torch.Tensor, works: list,
                  finish: Callable[[], object], received: int = 0):
         comm.recorder.time_on(tensor.device)
         self.comm, self.verb, self.unit, self.nbytes, self.call = comm, verb, unit, nbytes, call

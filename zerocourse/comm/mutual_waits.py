@@ -11,19 +11,15 @@ although they are of different moments: the first of the two ranks to go on woul
 """
 
 import json
-from typing import TYPE_CHECKING
 
 from .progress import known
-
-if TYPE_CHECKING:
-    from .watch import Wait
 
 PROVE_SECONDS = 0.5  # of a wait, until others are asked for their part of a proof
 LATER_SECONDS = 5.0  # of a wait, after which it is asked for at the watcher's slower pace
 MOST_PEERS = 8  # of a larger group only the two neighbours are looked at: where calls differ, they do between neighbours, too
 
 
-def comm_of_peer(wait: "Wait", thread: int) -> str | None:
+def comm_of_peer(wait, thread: int) -> str | None:
     """The name of the Comm in which a peer waits for this rank, which waits for it; None: nothing is proved.
 
     thread: the one that waits, the only one of this rank that does.

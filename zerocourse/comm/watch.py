@@ -20,17 +20,13 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch.distributed as dist
 
 from . import mutual_waits
 from .progress import CollectiveProgress, known
 from .torch_private import group_store
-
-if TYPE_CHECKING:
-    from .desync import DesyncReport
-    from .group import Comm
 
 NOTICE_SECONDS = 10.0  # until a wait says that it waits
 REPEAT_SECONDS = 60.0  # until it says so again
@@ -44,12 +40,13 @@ SHORT = timedelta(seconds=2)  # a time limit that comes as soon as a proof
 class Wait:
     """A thread's wait for one collective. `due`: seconds of waiting after which the next line is printed.
 
+    report, comm: the `DesyncReport` and the `Comm` of the collective.
     question: the key of the question that is open, asked when the wait had lasted `asked` seconds.
     """
 
-    report: "DesyncReport"
+    report: Any
     call: str
-    comm: "Comm"
+    comm: Any
     since: float  # on the monotonic clock, as all times here
     due: float | None = None
     question: str = ""
@@ -64,7 +61,7 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def begin(report: "DesyncReport", call: str, comm: "Comm") -> None:
+def begin(report, call: str, comm) -> None:
     """This thread begins to wait."""
     waits[threading.get_ident()] = Wait(report, call, comm, time.monotonic())
 

@@ -147,13 +147,13 @@ class Materializer:
         While drawing it needs memory for all of the module's parameters in fp32. Raises BadInput with the name of a
         parameter that no initialiser filled.
         """
-        module, keys = self.modules[name], self._direct[name]
+        module, keys, around = self.modules[name], self._direct[name], self._around(name)
         if not any(self.params[param].is_meta for param in keys):
             return {}
         # Installed ones are drawn too, so that those after them get the same random numbers.
         real = {param: _twin(self.params[param], unset(self._hidden[module][key])) for param, key in keys.items()}
         with self.hiding(), self._drawing(name, real):
-            tried = initialise(self._around(name), self.init_fn)
+            tried = initialise(around, self.init_fn)
             drawn = {param: module._parameters.get(key) for param, key in keys.items()}
         values = {}
         for param in keys:  # one after the other, so that the fp32 values of each are freed at once

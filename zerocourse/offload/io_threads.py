@@ -7,12 +7,8 @@ import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .tiers import FileTier
-
-if TYPE_CHECKING:
-    from .disk import DiskTransfer
 
 REMOVAL = 'read -r line; rm -rf -- "$1"'  # waits for a line, or for the end of the process that would write it
 
@@ -29,7 +25,7 @@ class IoThreads:
         self.remover = subprocess.Popen(["/bin/sh", "-c", REMOVAL, "sh", str(folder)], stdin=subprocess.PIPE, cwd="/",
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
-    def put(self, verb: str, transfer: "DiskTransfer", piece: tuple[int, int] | None) -> None:
+    def put(self, verb: str, transfer, piece: tuple[int, int] | None) -> None:
         if verb not in self.queues:
             self.queues[verb] = pieces = queue.SimpleQueue()
             for number in range(self.workers):

@@ -2,15 +2,11 @@
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..comm import Handle
 from ..errors import ZeroCourseError
-
-if TYPE_CHECKING:
-    from .host_link import HostLink
 
 DOWN, UP = "down", "up"
 
@@ -22,7 +18,7 @@ class TransferError(ZeroCourseError, RuntimeError):
 class LinkTransfer(Handle):
     """One copy under way. It keeps both tensors alive until `wait` or `release`; after `wait`, `into` may be used."""
 
-    def __init__(self, link: "HostLink", verb: str, name: str, into: torch.Tensor, source: torch.Tensor):
+    def __init__(self, link, verb: str, name: str, into: torch.Tensor, source: torch.Tensor):
         self.link, self.verb, self.name, self.nbytes = link, verb, name, source.nbytes
         self.into, self.source = into, source
         self.begun, self.ended = time.perf_counter(), 0.0

@@ -3,8 +3,8 @@
     pre_forward(unit)           before the unit computes      (also when activation checkpointing computes it again)
     post_forward(unit, failed)  after it computed             (also when its forward raised)
     begin_backward()            autograd begins
-    pre_backward(pass, unit)    the backward of this pass has come to the unit: the gradient of one of its outputs is there
-    on_gradient(flat, key)      the gradient of one of its parameters is there, complete
+    pre_backward(pass, unit)    the gradient of one of the unit's outputs in this pass is there: its backward is about to compute
+    on_gradient(flat, key, p)   the gradient of one of its parameters is there, complete
     end_backward()              autograd is done
 """
 
@@ -22,7 +22,7 @@ from .buffers.unit import Unit
 
 
 def attach(stage) -> None:
-    """Register the hooks of every unit on its module and of every parameter that records gradients."""
+    """Register the hooks of every unit on its module and of every trainable parameter."""
     for unit in stage.units:
         watch_module(stage, unit)
         watch_gradients(stage, unit)
@@ -34,8 +34,8 @@ def watch_module(stage, unit: Unit) -> None:
 
     @eager
     def before(module: nn.Module, args):
-        if current_backward() != -1:  # checkpointing computes the unit again
-            begin_backward(stage)
+        if current_backward() != -1:  # checkpointing computes the unit again, perhaps as the first thing in this backward
+            ensure_backward(stage)
         stage.pre_forward(unit)
 
     @eager
@@ -45,14 +45,14 @@ def watch_module(stage, unit: Unit) -> None:
         of_pass = weak().active_pass
 
         def begins(_):
-            begin_backward(weak())
+            ensure_backward(weak())
             weak().pre_backward(of_pass, unit)
 
         for tensor in tensors_of(output):
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(begins)
             if tensor._base is not None and tensor._base.grad_fn is not None:
-                # If a view is later changed in place, autograd gives it a new node; that of its base still takes part.
+                # A change in place gives a view a new node, so the node of its base is watched, too.
                 tensor._base.grad_fn.register_prehook(begins)
 
     @eager
@@ -61,7 +61,7 @@ def watch_module(stage, unit: Unit) -> None:
         if not failed:
             watch(module, args, output)
             if unit is stage.root and torch.is_grad_enabled() and not tensors_of(output):
-                unit.stays_with_root = True  # an object that we cannot look into: nobody knows when its backward comes
+                unit.stays_with_root = True  # no tensor to hook, so nobody knows when its backward comes
         stage.post_forward(unit, failed)
 
     unit.module.register_forward_pre_hook(before, prepend=True)
@@ -74,7 +74,7 @@ def watch_module(stage, unit: Unit) -> None:
 
 
 def watch_gradients(stage, unit: Unit) -> None:
-    """Hook every parameter of the unit that needs it; called again before each forward, for those just unfrozen.
+    """Hook each trainable parameter of the unit, once; called before every forward, because parameters may have been unfrozen.
 
     The hooks hold weak references, because the garbage collector cannot see into C++ hooks: a cycle through one would leak.
     """
@@ -89,15 +89,15 @@ def watch_gradients(stage, unit: Unit) -> None:
                 flat.accumulators[key] = param.view_as(param).grad_fn.next_functions[0][0]
 
             def hook(param, stage=weakref.ref(stage), flat=weakref.ref(flat), key=key):
-                begin_backward(stage())
+                ensure_backward(stage())
                 stage().on_gradient(flat(), key, param)
 
             param.register_post_accumulate_grad_hook(hook)
 
 
-def begin_backward(stage) -> None:
-    """Once a backward: tell the stage, and have autograd call `end_backward` when all gradients are there."""
-    if stage.backward is not None and stage.backward.end_callback() is None:  # the last one failed, so autograd has dropped its callback
+def ensure_backward(stage) -> None:
+    """Called by every hook; the first call in a backward tells the stage, and has autograd call `end_backward` at the end."""
+    if stage.backward is not None and stage.backward.end_callback() is None:  # it raised, so autograd has dropped the callback
         stage.recover()
     if stage.backward is None:
         stage.begin_backward()

@@ -1,6 +1,6 @@
 """What one may choose about a stage, in frozen dataclasses. `shard` takes three of them whole, or their fields as keywords."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -85,6 +85,15 @@ class Precision:
             raise BadInput(f"accumulate_dtype is {added}, and parameters train in {dtype}: gradients must be added up "
                            f"in {'that or in ' * (dtype is not torch.float32)}torch.float32")
         return sent, added
+
+
+def refuse_emulated_bf16(dtypes: Iterable[torch.dtype], device: torch.device) -> None:
+    """Raise BadInput for bf16 on a GPU that has none, where torch.cuda.is_bf16_supported() is true by emulation."""
+    if torch.bfloat16 in dtypes and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        major, minor = torch.cuda.get_device_capability(device)
+        raise BadInput(f"bfloat16 on {torch.cuda.get_device_name(device)}, whose compute capability is {major}.{minor} "
+                       "and not 8.0, would be emulated, slowly: train in float16 with a loss scale, by fp16.enabled of "
+                       "a config")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
 """From a model and its optimizer to a stage: checks that the ranks agree, fills the flat buffers, hands the optimizer its part.
 
-It broadcasts rank 0's values once (start-up traffic, counted as metadata). Each unit's values are drawn, or moved, straight
-into its buffers, before the next unit has any: so a deferred model under stage 3 never holds more than the rank's slices,
-one unit, and the module of it that is being drawn.
+It broadcasts rank 0's values once (start-up traffic, counted as metadata).
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +17,16 @@ from ..comm import Comm, bootstrap
 from ..errors import BadInput
 from ..init.deferred import Materializer, assert_materializable
 from ..init.safetensors_folder import SafetensorsFolder
-from ..layout.rankmap import Layout, RankMap, owners
+from ..layout.rankmap import RankMap, owners
 from .buffers.buffer import SHARDED, FlatBuffer
+from .buffers.dtypes import cast_statistics, sent_as_chosen
+from .buffers.filling import fill_unit
 from .buffers.groups import Groups
-from .buffers.unit import Unit, cut_into_units, split_into_buffers
+from .buffers.unit import cut_into_units
 from .ddp import DataParallel, StageOps
-from .buffers.dtypes import cast_statistics, refuse_emulated_bf16, sent_as_chosen
 from .extra import Extra
 from .optimizer import take_over
-from .options import Precision, Values, ZeroOptions, with_fields
+from .options import Precision, Values, ZeroOptions, refuse_emulated_bf16, with_fields
 from .same_model import check_same, describe
 from .stage1 import Stage1
 from .stage2 import Stage2
@@ -35,7 +34,6 @@ from .stage3 import Stage3
 from .whole.weights import read_buffers, read_weights, readers_of
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
-ALIGNED_BYTES = 16  # the most that a thread of a GPU reads at once
 
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, rank_map: str | RankMap | None = None,
@@ -82,27 +80,27 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     functions = with_functions(stage_class.ops, ops or {})
     shapes = {name: param.shape for name, param in model.named_parameters()}
     owner = owners(rank_map, shapes, groups.shard.world_size)
-    made = cut_into_units(model, units)
+    made = cut_into_units(model, units, options.bucket_size)
     settings = [f"stage {stage}", str(options), str(precision), f"offload {offload}", *(f"the unit {unit}" for unit in made),
                 *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]
     check_same(groups.all_gather_object, describe(model) + settings)
     trained_in = {precision.of(param) for param in model.parameters()}
     refuse_emulated_bf16(trained_in.union(*map(precision.of_gradients, trained_in)), device)
-    assert_materializable(model)
-    materializer = Materializer(model, seed=values.seed, init_fn=values.init_fn, device=device)
     folder = SafetensorsFolder(values.weights) if isinstance(values.weights, str | Path) else None
     readers = readers_of(model, folder) if folder is not None else values.weights or {}
+    assert_materializable(model)
+    materializer = Materializer(model, seed=values.seed, init_fn=values.init_fn, device=device)
 
     with materializer.hiding():
         for unit in made:
             fill_unit(unit, stage_class, groups, owner, options, precision, materializer, readers.keys(),
                       FlatBuffer if offload is None else offload.buffer)
     for module in model.modules():  # `model.to(device)` refuses a model with fake parameters
-        module._buffers.update({name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None})
+        module._buffers |= {name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None}
     cast_statistics(model)
-    groups.broadcast_together([*model.buffers()], "the model's buffers")
     flats = [flat for unit in made for flat in unit.flats]
     functions = sent_as_chosen(functions, flats)
+    groups.broadcast_together([*model.buffers()], "the model's buffers")
     zero = model.zero = stage_class(model, made, groups, options, functions if offload is None else offload.ops(functions))
     for param in [*model.parameters(), *(part for flat in flats for part in flat.shard_params.values())]:
         setattr(param, SHARDED, weakref.ref(zero))
@@ -125,31 +123,3 @@ def with_functions(ops: StageOps, given: dict[str, Callable]) -> StageOps:
         if name not in vars(ops):
             raise BadInput(f"ops has a function {name!r}, which no stage would call: there are {', '.join(vars(ops))}")
     return replace(ops, **given)
-
-
-def fill_unit(unit: Unit, stage_class: type[DataParallel], groups: Groups, owner: dict[str, int] | None,
-              options: ZeroOptions, precision: Precision, materializer: Materializer, read: Collection[str] = (),
-              make: Callable[..., FlatBuffer] = FlatBuffer) -> None:
-    """Make the unit's flat buffers, and free everything of it that this rank does not own.
-
-    read: parameters whose values are still to be read, each rank's slices by itself.   make: makes a buffer.
-    """
-    buffers = [each for run in unit.runs for each in split_into_buffers(run, options.bucket_size)]  # a run's gradients come together
-    for index, params in enumerate(buffers):
-        name = unit.name if len(buffers) == 1 else f"{unit.name}[{index}]"
-        shapes = {key: param.shape for key, param in params.items()}
-        dtype = precision.of(next(iter(params.values())))
-        narrowest = min(each.itemsize for each in (dtype, *precision.of_gradients(dtype)))
-        layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes},
-                              multiple=max(1, ALIGNED_BYTES // narrowest) if options.aligned else 1)
-        unit.flats.append(make(name, params, layout, dtype, stage_class, groups, precision))
-    places = {key: place for flat in unit.flats for key, place in flat.make_full(materializer.device).items()}
-    for key in [key for key in places if key in read]:
-        materializer.install(key, places[key])
-    for key, value in materializer.stream(unit.params):  # straight into the buffer: no second copy of the unit
-        materializer.install(key, places[key].copy_(value))
-    for flat in unit.flats:
-        is_read = all(key in read for key in flat.params)
-        flat.build(lambda values, name=flat.name, is_read=is_read: None if is_read else groups.broadcast(values, name))
-        if stage_class.shards_parameters:
-            flat.storage.free()

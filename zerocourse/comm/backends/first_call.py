@@ -8,16 +8,12 @@ number when they make their Comm, and see at once, and here only, whether their 
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from ...errors import CollectiveError
 from .. import bootstrap
-
-if TYPE_CHECKING:
-    from ..group import Comm
 
 NOTICE_SECONDS = 20.0  # a first call takes a few
 LIMIT = 0.9  # of the Comm's timeout, because at the end of it NCCL's watchdog ends the process without our sentence
@@ -26,7 +22,7 @@ WHY = ("every rank of the group must make its Comm at the same time; where all h
 made: "weakref.WeakSet[dist.ProcessGroup]" = weakref.WeakSet()  # the groups whose ranks have had their first call
 
 
-def make_communicator(comm: "Comm") -> None:
+def make_communicator(comm) -> None:
     """The first call of a Comm's group, if it has had none. Returns when it has ended. Counted as metadata.
 
     Raises CollectiveError after LIMIT of the Comm's timeout. NCCL may stop the host in it, so it runs in a thread.

@@ -19,7 +19,7 @@ BUGS = (
         instrument="a sum over each rank's parameters, before the first step: it must be one number",
         source="common", test="zero/test_traps.py::test_trap_21_different_seeds",
         scene=Scene(), proof=replicas_agree,
-        changes=(Break("zero.shard", "lambda broadcast()", "values"),)),
+        changes=(Break("zero.buffers.filling", "lambda broadcast()", "values"),)),
     Bug("owner_only", "a branch around a collective, which only ranks with a gradient take",
         symptom="The training hangs, without a word, at the first batch that uses an expert on one rank only.",
         instrument="the desync report: it names the ranks and the call of each",

@@ -6,7 +6,6 @@
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,9 +20,6 @@ from ...measure.not_finite import NotFinite
 from ...measure.staleness import staleness
 from ...models.gpt2 import GPT, GPTConfig
 from ...zero.extras import shard
-
-if TYPE_CHECKING:
-    from .bug import Bug
 
 V, T = 32, 16  # tokens there are, and tokens in a sample
 SAMPLES = 2  # in a micro-batch
@@ -107,7 +103,7 @@ def engine_of(scene: Scene, ranks: int = 1) -> Engine:
     return initialize(model, optimizer_of(scene, model.parameters()), config=config)[0]
 
 
-def play(scene: Scene, bug: "Bug | None" = None) -> Played:
+def play(scene: Scene, bug=None) -> Played:
     """Train on this rank, with a bug of the museum or without. Collective."""
     with bug.planted() if bug else nullcontext():
         engine = engine_of(scene)
@@ -150,13 +146,13 @@ def train(scene: Scene, engine: Engine, ranks: Iterable[int]) -> Played:
     return seen
 
 
-def delay_of(stage: int, bug: "Bug | None" = None, steps: int = 100) -> int:
+def delay_of(stage: int, bug=None, steps: int = 100) -> int:
     """How many steps late a stage applies its gradients, by the staleness meter. Collective."""
     with bug.planted() if bug else nullcontext():
         return staleness(lambda model, lr: shard(model, torch.optim.SGD(model.parameters(), lr=lr), stage)[1], steps)
 
 
-def counted(stage: int, bug: "Bug | None" = None) -> dict[str, int]:
+def counted(stage: int, bug=None) -> dict[str, int]:
     """How often a stage's norm counts each parameter, by the norm auditor. Collective."""
     scene = Scene(stage)
     with bug.planted() if bug else nullcontext():
@@ -184,7 +180,7 @@ class OneExpert(nn.Module):
         return self.expert(x) if to_expert else x
 
 
-def play_expert(bug: "Bug | None" = None, seconds: float = 1.0) -> dict:
+def play_expert(bug=None, seconds: float = 1.0) -> dict:
     """Two steps in which only rank 1 uses the expert: this rank's calls, and the error in which it ended, if it did.
 
     seconds: after which a collective that nobody answers is given up. Collective.

@@ -14,17 +14,7 @@ import torch
 from torch import nn
 
 from ...comm import Chain, Comm, Handle
-from ...errors import BadInput
 from .buffer import HALF, FlatBuffer
-
-
-def refuse_emulated_bf16(dtypes: Iterable[torch.dtype], device: torch.device) -> None:
-    """Raise BadInput for bf16 on a GPU that has none, where torch.cuda.is_bf16_supported() is true by emulation."""
-    if torch.bfloat16 in dtypes and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        major, minor = torch.cuda.get_device_capability(device)
-        raise BadInput(f"bfloat16 on {torch.cuda.get_device_name(device)}, whose compute capability is {major}.{minor} "
-                       "and not 8.0, would be emulated, slowly: train in float16 with a loss scale, by fp16.enabled of "
-                       "a config")
 
 
 def cast_statistics(model: nn.Module) -> None:
@@ -36,8 +26,8 @@ def cast_statistics(model: nn.Module) -> None:
     for module in model.modules():
         weight = module._parameters.get("weight")
         if getattr(module, "running_mean", None) is not None and weight is not None and weight.dtype in HALF:
-            module._buffers.update({name: buffer.to(weight.dtype) for name, buffer in module._buffers.items()
-                                    if buffer is not None and buffer.is_floating_point()})
+            module._buffers |= {name: buffer.to(weight.dtype) for name, buffer in module._buffers.items()
+                                if buffer is not None and buffer.is_floating_point()}
 
 
 def sent_as_chosen(ops, flats: Iterable[FlatBuffer]):

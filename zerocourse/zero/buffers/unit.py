@@ -15,12 +15,12 @@ from .buffer import FlatBuffer
 class Unit:
     """A part of the model that is gathered, used and freed as a whole."""
 
-    def __init__(self, name: str, module: nn.Module, runs: list[dict[str, nn.Parameter]]):
-        self.name, self.runs = name, runs  # runs: parameters that follow one another in the model, without another unit's in between
+    def __init__(self, name: str, module: nn.Module, buffers: list[dict[str, nn.Parameter]]):
+        self.name, self.buffers = name, buffers  # the parameters of each flat buffer
         # Weak, because autograd graphs refer to units: a strong reference would close a cycle through C++, which Python's
         # garbage collector cannot see.
         self._module = weakref.ref(module)
-        self.params = {key: param for run in runs for key, param in run.items()}
+        self.params = {key: param for buffer in buffers for key, param in buffer.items()}
         self.flats: list[FlatBuffer] = []  # in the order of the parameters in the model
         self.forward_depth = 0  # forwards of it that are running, one inside the other
         self.inner_backward = -1  # the number of the last reentrant backward (of checkpointing) that has reached it
@@ -50,7 +50,8 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) -> list[Unit]:
+def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None,
+                   bucket_size: int | None = None) -> list[Unit]:
     """The model's units in module order, the root first. Every parameter is in exactly one.
 
     By default each entry of an outermost ModuleList is a unit (of a list of lists, each entry of the inner ones); `units`
@@ -85,11 +86,13 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None) 
         unit_of[name] = name if name in chosen else unit_of.get(name.rpartition(".")[0], "")
         for param in module.parameters(recurse=False):
             home[param] = unit_of[name] if home.get(param, unit_of[name]) == unit_of[name] else ""
+    # A run: parameters that follow one another in the model, without another unit's in between. Its gradients come together.
     runs: dict[str, list[dict[str, nn.Parameter]]] = {name: [] for name in ("", *chosen)}
     for unit, run in groupby(model.named_parameters(), key=lambda named: home[named[1]]):
         runs[unit].append(dict(run))
     rest = "root" if "root" not in chosen else "root of all"  # a module may have that name
-    return [Unit(name or rest, modules[name], of_unit) for name, of_unit in runs.items() if of_unit or not name]
+    return [Unit(name or rest, modules[name], [each for run in of_unit for each in split_into_buffers(run, bucket_size)])
+            for name, of_unit in runs.items() if of_unit or not name]
 
 
 def split_into_buffers(params: dict[str, nn.Parameter], bucket_size: int | None) -> list[dict[str, nn.Parameter]]:

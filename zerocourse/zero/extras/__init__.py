@@ -20,11 +20,12 @@ from .optimizer_habits import OptimizerHabits
 from .pretrained import SavedTogether
 from .refusals import Refusals
 from .replaced import Registered
+from .shared_memory import SharedMemory
 from .whole_tensors import WholeTensors
 
 # In this order: what is hidden has the class of what is marked, and an optimizer gets shapes before it is cut.
-EXTRAS: tuple[type[Extra], ...] = (Registered, MarkedParameters, AssignedGradients, ModelBuffers, Refusals, Hiding, WholeTensors,
-                                   OptimizerHabits, SavedTogether, EncoderAlone)
+EXTRAS: tuple[type[Extra], ...] = (Registered, MarkedParameters, AssignedGradients, ModelBuffers, Refusals, SharedMemory, Hiding,
+                                   WholeTensors, OptimizerHabits, SavedTogether, EncoderAlone)
 
 
 @wraps(shard_with)

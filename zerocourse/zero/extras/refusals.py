@@ -14,7 +14,6 @@ from ...errors import BadInput
 from ..buffers.buffer import SHARDED
 from ..extra import Extra
 from ..optimizer import UNCOUNTED_HOOKS
-from .shared_memory import refuse_shared_memory
 
 WHOLE_TENSORS = {"adafactor", "muon", "shampoo", "soap", "lamb", "lars"}  # optimizers that look at each of them by itself
 NOT_SHARDED = {"lbfgs", "sparseadam"}  # that look at all of the model at once, or at sparse gradients
@@ -44,7 +43,6 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None, has_whole: bo
                            "shard it then")
         if hasattr(param, SHARDED):
             raise BadInput(f"parameter {name!r} is in another sharded model already: shard the model that holds all of it")
-    refuse_shared_memory(model)
     if next(model.parameters(), None) is None:
         raise BadInput(f"{kind} has no parameters, so there is nothing to train")
     if is_one_of(optimizer, NOT_SHARDED):

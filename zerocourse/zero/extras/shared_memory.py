@@ -8,8 +8,16 @@ from itertools import combinations
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ...errors import BadInput
+from ..extra import Extra
+
+
+class SharedMemory(Extra):
+    @classmethod
+    def check(cls, model: nn.Module, optimizer: Optimizer | None, has_whole: bool) -> None:
+        refuse_shared_memory(model)
 
 
 def refuse_shared_memory(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from .program import Call
 
 
 class SameList:
-    """Have all ranks written the same list? The message is sent when this is made.
+    """Have all ranks written the same list? The message, one reduction of four integers, is sent when this is made.
 
     calls: of this rank's forward, from which the list follows.   awaited: the parameters whose gradients autograd will bring.
     """

@@ -1,17 +1,18 @@
 """One backward while autograd runs: the list of all that it has yet to do (see `program`), and how far autograd is.
 
-Autograd's hooks only bring the facts: it has come to a unit, it has brought a gradient, it is done. A fact may move the
-position, and `advance` then does what stands at the head of the list, for as long as its condition holds. So the
+Autograd's hooks only tell what happened: it has come to a unit, it has brought a gradient, it is done. That may move the
+position, and `run_ready` then does what stands at the head of the list, for as long as its condition holds. So the
 collectives of all ranks begin in the order of the list, whatever a rank's own gradients do. The life of a bucket:
 
     empty       `grad` is None (or holds sums, which stages 0 and 1 keep)
     filling     `collect` moves gradients into it as autograd brings them
-    full        every gradient that autograd will bring has come (`is_full`)
+    full        each trainable parameter's gradient has come, and none will come once more (`is_full`)
     under way   Reduce has started its collective; Sum and Share start what follows
-    reduced     Wait has seen the end of it: the sum is in `grad_shard`
+    reduced     Wait has seen the end of it: the sum is in `grad_shard` (from stage 2 on the bucket's memory went with the first part)
 
-A gradient that comes while its bucket is under way is deferred: it stays at its parameter until that is over. What comes
-after its bucket was reduced is reduced once more at the end, if any rank has such a gradient (see `agreement`).
+A gradient that comes while its bucket is under way is deferred: it stays at its parameter. When autograd is done, the ranks tell
+each other in a second message who has such gradients, or others that came after their bucket was reduced, and reduce those
+buckets once more (`Reductions.finish`).
 """
 
 from collections import deque
@@ -29,29 +30,30 @@ from .schedule import Pass
 
 
 class Backward:
-    """What one backward knows. It ends with autograd; an exception in between leaves it as it is, to be forgotten."""
+    """What one backward knows. It is dropped at the end; after an exception it stays until the stage recovers."""
 
     def __init__(self, stage):
         self.stage, self.number = stage, current_backward()
-        self.passes: list[Pass] = []  # those that it goes through, the present one last
+        self.passes: list[Pass] = []  # the forwards through which it goes, the present one last
         self.program: deque[BackwardAction] = deque()
         self.order: list[Unit] = []  # the units to which it comes in the present pass, by position
         self.visited: list[Unit] = []  # those to which it has come on this rank
         self.position = START
-        self.overtaken: list[BackwardAction] = []  # reductions that others have passed, because their gradients come later
+        self.put_off: list[BackwardAction] = []  # reductions that are left for the end, because their gradients are still awaited
         self.reduced: set[FlatBuffer] = set()
         self.same_list: SameList | None = None  # what the ranks tell each other about the present list
-        self.awaited = {flat: awaited(flat) for flat in stage.flats}  # parameters whose gradient autograd will still bring
+        self.awaited = {flat: awaited(flat) for flat in stage.flats}  # parameters whose gradient is still to come
         self.end_callback = lambda: None  # a weak reference to what autograd calls at the end
         self.arrived: dict[FlatBuffer, set[str]] = {flat: set() for flat in stage.flats}  # those whose gradient it has brought
 
-    # -- facts --------------------------------------------------------------------------------------------------------
+    # -- what happens ---------------------------------------------------------------------------------------------------
 
     def come_to(self, of_pass: Pass, unit: Unit) -> bool:
-        """The gradient of one of the unit's outputs is there. Returns whether the unit's backward computes now."""
+        """The gradient of one of the unit's outputs is there. Returns False where the unit does not compute now: the gradient is of an
+        older forward, or none of the unit's calls is ahead."""
         number = current_backward()
         if number not in (self.number, unit.inner_backward):  # a backward inside this one: reentrant checkpointing
-            unit.inner_backward = number  # once: later, autograd would also name the gradients that have come already
+            unit.inner_backward = number  # ask once: later answers would still name what has come
             for flat in unit.flats:
                 self.awaited[flat] |= awaited(flat)
         if of_pass not in self.passes:
@@ -59,19 +61,19 @@ class Backward:
         if of_pass is not self.passes[-1]:
             return False
         self.visited.append(unit)
-        self.move(self.place_of(unit))
-        return unit in self.order[self.here :]
+        self.move_to(self.place_of(unit))
+        return unit in self.order[self.place :]
 
     def gradient_came(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         """Autograd has brought a parameter's gradient, complete."""
         unit = self.stage.unit_of[flat]
-        if unit is self.stage.root and self.here == len(self.order) - 1 and not self.awaits(self.order[-1]):
-            self.move(len(self.order))  # nothing follows the last unit, so a gradient of the root's tells that it is over
+        if unit is self.stage.root and self.place == len(self.order) - 1 and not self.awaits(self.order[-1]):
+            self.move_to(len(self.order))  # no unit follows that would tell that the last one is over: a gradient of the root's does
         self.awaited[flat].discard(key)
         self.arrived[flat].add(key)
         if raw_grad(param) is not None:  # else it was frozen after the forward, or an autograd function returned None
             if flat.reduction is not None and not flat.unreduced:
-                flat.deferred.add(key)  # do not wait here: a rank that has no such gradient would never join
+                flat.deferred.add(key)  # a wait here may start the next part, which ranks without this gradient would not
             else:
                 opens = flat.grad is None
                 flat.collect(key, param)
@@ -79,18 +81,18 @@ class Backward:
                     self.stage.meter.recount(flat)
         if not self.awaits(unit):
             self.stage.meter.end("backward", unit.name)
-        if self.program and self.program[0].at == self.here + 0.5 and self.half_came(self.order[self.here]):
-            self.move(self.here + 0.5)
-        self.advance()
+        if self.program and self.program[0].at == self.place + 0.5 and self.half_came(self.order[self.place]):
+            self.move_to(self.place + 0.5)
+        self.run_ready()
 
     def end(self) -> None:
-        """Autograd is done, so everything that is left in the list is done, too."""
+        """Autograd is done: do all that is left in the list."""
         for awaited in self.awaited.values():
             awaited.clear()  # autograd had nothing to bring, after all
         self.leave_pass()
-        self.move(END)
-        self.program.extend(self.overtaken)
-        self.advance()
+        self.move_to(END)
+        self.program.extend(self.put_off)
+        self.run_ready()
         self.stage.reductions.wait()  # for those that were overtaken, too: no bucket takes memory in the next forward
 
     @property
@@ -111,7 +113,7 @@ class Backward:
     # -- the list -----------------------------------------------------------------------------------------------------
 
     def begin_pass(self, of_pass: Pass) -> None:
-        """The backward has come to one more forward. Autograd goes from the last one to the first, so the one before is over."""
+        """The backward has come to one more forward. Autograd goes from the last one to the first, so the pass in which it was is over."""
         self.leave_pass()
         self.read_message()
         self.passes.append(of_pass)
@@ -119,10 +121,10 @@ class Backward:
         if self.stage.options.agreement and self.stage.groups.size > 1 and (self.stage.reduces_now or self.stage.shards_parameters):
             self.same_list = SameList(self.stage, of_pass.calls, self.awaited)
         self.write(of_pass.calls)
-        self.advance()
+        self.run_ready()
 
     def write(self, calls: Sequence[Call]) -> None:
-        """Write the list of a pass that made these calls, behind the reductions for which the one before has waited in vain."""
+        """Write the list of a pass that made these calls, behind the reductions of the pass before that were never done."""
         stage = self.stage
         buckets = {unit: [flat for flat in unit.flats if flat.trainable and flat not in self.reduced] for unit in stage.units}
         program = backward_program(
@@ -130,47 +132,48 @@ class Backward:
             in_flight=stage.options.in_flight, parts=stage.reduction_parts, reshards=stage.next_backward.reshards,
             under_way=[(stage.unit_of[flat], flat) for flat in stage.reductions.under_way])
         joined = {action.bucket for action in program if action.kind == REDUCE}
-        left = [action._replace(at=START) for action in (*self.overtaken, *self.program)
+        left = [action._replace(at=START) for action in (*self.put_off, *self.program)
                 if action.kind == REDUCE and action.bucket not in joined]
         if self.same_list is not None and not self.same_list.was_read:
-            # Before anything is waited for or reduced. A list on which the ranks have agreed before begins its first gathers already.
+            # Read it before anything is waited for or reduced. Where the ranks have agreed on such a list before, the gathers at the
+            # beginning need not wait for it. Below stage 3, which gathers nothing, it is due with the first action.
             early = sum(action.kind == GATHER and action.at == START for action in program) if self.same_list.is_known else 0
             first = program[0] if program and not stage.shards_parameters else BackwardAction(AGREE)
             program.insert(early, first._replace(kind=AGREE))
-        self.order, self.overtaken, self.program = [call.unit for call in reversed(calls)], [], deque([*left, *program])
+        self.order, self.put_off, self.program = [call.unit for call in reversed(calls)], [], deque([*left, *program])
 
     def leave_pass(self) -> None:
-        """The present pass is over. Autograd never comes to the units after the last trainable one, so they need no gather."""
+        """The present pass is over. Behind the last trainable unit autograd comes to none, so those need no gather."""
         trained = max((place for place, unit in enumerate(self.order) if any(flat.trainable for flat in unit.flats)), default=-1)
         self.program = deque(action for action in self.program if action.kind != GATHER or action.at <= trained + 0.5)
         if self.passes:
-            self.move(len(self.order))
+            self.move_to(len(self.order))
 
     @property
-    def here(self) -> int:
+    def place(self) -> int:
         """The place in `order` of the unit to which the backward has come last."""
         return max(0, int(min(self.position, len(self.order))))
 
     def place_of(self, unit: Unit) -> float:
         """The position of the unit's next call; the present one where it has none ahead."""
-        ahead = self.order[self.here :]
-        return self.here + ahead.index(unit) if unit in ahead else self.position
+        ahead = self.order[self.place :]
+        return self.place + ahead.index(unit) if unit in ahead else self.position
 
-    def move(self, position: float) -> None:
+    def move_to(self, position: float) -> None:
         self.position = max(self.position, position)
-        self.advance()
+        self.run_ready()
 
-    def advance(self) -> None:
+    def run_ready(self) -> None:
         """Do what stands at the head of the list, for as long as its condition holds."""
         while self.program:
             action = self.program[0]
             if self.position < action.at and not (action.full is not None and self.is_full(action.full)):
                 return
-            if action.kind == REDUCE and self.awaited[action.bucket]:  # its parameters are used before the unit, too
+            if action.kind == REDUCE and self.awaited[action.bucket]:  # they are used earlier in the forward, too
                 if not self.stage.shards_parameters:
                     return
-                if self.same_list is None or self.same_list.same_gradients:
-                    self.overtaken.append(self.program.popleft())
+                if self.same_list is None or self.same_list.same_gradients:  # on all ranks: else reduce what is here, and the rest at the end
+                    self.put_off.append(self.program.popleft())
                     continue
             self.do(self.program.popleft())
 
@@ -181,7 +184,7 @@ class Backward:
         elif action.kind == FREE:
             stage.leave(action.unit)
         elif action.kind == AGREE:
-            self.agree()
+            self.read_message()
         elif action.kind == REDUCE:
             self.reduced.add(action.bucket)
             stage.reductions.start(action.bucket)
@@ -191,12 +194,10 @@ class Backward:
             stage.reductions.next_part(action.bucket)
 
     def read_message(self) -> None:
-        """Nobody waits for a message in vain: what was sent is read, also where nothing was reduced since."""
-        if self.same_list is not None and not self.same_list.was_read:
-            self.agree()
-
-    def agree(self) -> None:
-        """Read what the ranks have told each other. If their forwards ran different units, all write the list of all calls."""
+        """Read, once, what the ranks have told each other about the list, also where nothing was reduced since: no rank's message
+        stays unread. If their forwards ran different units, stage 3 raises, and below it all write the list of all calls."""
+        if self.same_list is None or self.same_list.was_read:
+            return
         records = self.same_list.read()
         if records is not None:
             is_over, position = self.position >= len(self.order), self.position

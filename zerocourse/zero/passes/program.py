@@ -1,22 +1,39 @@
 """A backward is a program: one list of all that it will do, written when it begins, the same on every rank.
 
 All ranks must issue the same collectives in the same order, whatever the model does on one of them. So the order never
-follows the gradients that happen to arrive: it follows from the forward, which is the same on all ranks. Each action of
-the list has one condition, and is done when it stands at the head of the list and its condition holds (see `backward`).
+follows the gradients that happen to arrive: it follows from the calls that the forward made. Each action of the list has one
+condition, and is done when it stands at the head of the list and its condition holds (see `backward`). For three blocks under
+stage 3, with prefetch=1 and in_flight=1, the list is
 
-    Gather   all-gather the unit's parameters, at its position                 (stage 3)
-    Reduce   reduce-scatter a bucket at its position; after the last Gather as soon as it is full
-    Sum      the bucket's slice is reduced: add it up over the replicas        (hybrid sharding)
-    Share    all-gather what was added up                                      (stage 0, and the second half of a Sum)
-    Wait     the bucket's reduction must be over
-    Free     free the unit's parameters, at its position                       (stage 3)
-    Agree    read whether all ranks have the same list
+    Gather root     at the beginning
+    Gather block 2  at the beginning
+    Gather block 1  at block 2
+    Reduce block 2  past block 2
+    Free   block 2  past block 2
+    Wait   block 2  when half of the gradients of block 1 have come
+    Gather block 0  when half of the gradients of block 1 have come
+    Reduce block 1  when block 1 is full, or past block 1
+    Free   block 1  past block 1
+    Wait   block 1  when block 0 is full, or past block 0
+    Reduce block 0  when block 0 is full, or past block 0
+    Free   block 0  past block 0
+    Wait   block 0  when root is full, or at the end
+    Reduce root     when root is full, or at the end
+    Free   root     at the end
+    Wait   root     at the end
 
-The backward comes to the calls of the forward in reverse. A *position* counts them: at position p it has come to the p-th,
-at p + 1/2 half of that unit's gradients have come, and when it is as large as the number of calls the last one is past.
-The root, and units whose parameters are used outside of them, are there from the beginning and finished at `END`.
+    Agree    read whether all ranks have written the same list: where they have not, stage 3 raises, and the others merge theirs
+    Gather   start to all-gather the unit's parameters (stage 3); who computes with them waits (`Stage3.pre_backward`)
+    Reduce   start to reduce-scatter a bucket: past its unit; after the last Gather also as soon as the bucket is full
+    Sum      wait for that, and start to reduce-scatter the slice over the replicas (hybrid sharding)
+    Share    wait for that, and start to all-gather what was summed (stage 0, and after a Sum)
+    Wait     wait for the last of these
+    Free     free the unit's parameters (stage 3)
 
-This file knows nothing of tensors. Whatever can be a key may stand for a unit, and for a bucket.
+The backward comes to the calls of the forward in reverse. At position p it has come to call number p of that order, at
+p + 1/2 half of that unit's gradients have come, and at the number of calls the last one is over. The root is no call: it and
+units whose parameters are used outside of them stay gathered throughout, and are finished at `END`. A unit that did not run in
+the forward is not in the list. This file knows nothing of tensors: units and buckets are whatever can be a key.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,7 +41,7 @@ from math import inf
 from typing import NamedTuple
 
 GATHER, REDUCE, SUM, SHARE, WAIT, FREE, AGREE = "Gather", "Reduce", "Sum", "Share", "Wait", "Free", "Agree"
-START, END = -1.0, inf  # the positions before the backward has come to any unit, and at which autograd is done
+START, END = -1.0, inf  # positions: before the backward has come to any unit, and when autograd is done
 
 Unit = Hashable
 Bucket = Hashable
@@ -33,7 +50,7 @@ Bucket = Hashable
 class Call(NamedTuple):
     """One forward of a unit, in a list of calls in the order in which they ended.
 
-    began: how many calls had ended when this one began. Those from there on ran inside of it.
+    began: how many calls had ended when this one began. Those from there on, up to this one, ran inside of it.
     """
 
     unit: Unit
@@ -43,7 +60,7 @@ class Call(NamedTuple):
 class BackwardAction(NamedTuple):
     """What to do, and with which unit, or which of its buckets.
 
-    at: the position from which on it may be done.   full: the bucket that, when it is full, is enough, too; None: there is none.
+    at: the position from which on it may be done.   full: it may also be done as soon as this bucket is full; None: at `at` alone.
     """
 
     kind: str
@@ -60,14 +77,15 @@ def backward_program(calls: Sequence[Call], buckets: Mapping[Unit, Sequence[Buck
 
     buckets: of each unit the trainable ones, in the order of its parameters.   last: units that are finished at `END`.
     prefetch: gather so many units ahead of the one that computes; None: nothing is gathered (stages 0 to 2).
-    in_flight: as in `ZeroOptions`.   parts: of each reduction, Reduce first; none: nothing is reduced.
-    reshards: free what was gathered.   under_way: reductions that have begun, of another forward's list; the oldest first.
+    in_flight: as in `ZeroOptions`.   parts: of each reduction, such as (Reduce, Sum, Share); none: nothing is reduced.
+    reshards: free what was gathered.   under_way: reductions that an earlier list has begun, the oldest first.
     """
     order, gathers = [call.unit for call in reversed(calls)], prefetch is not None
     visits = [unit for unit in dict.fromkeys(order) if unit not in last]
     finished: dict[int, list[Unit]] = {}
-    for unit, position in finished_at(calls).items():  # of several, those inside come before those that contain them
-        finished.setdefault(position, []).extend([unit] if unit not in last else [])
+    for unit, position in finished_at(calls).items():  # of several at one position, those inside come before those around them
+        if unit not in last:
+            finished.setdefault(position, []).append(unit)
     writer = Writer(buckets, in_flight, parts, under_way, frees=gathers and reshards)
     if gathers:
         writer.gather([*last, *visits[:prefetch]], at=START)
@@ -86,7 +104,7 @@ def backward_program(calls: Sequence[Call], buckets: Mapping[Unit, Sequence[Buck
 
 
 def finished_at(calls: Sequence[Call]) -> dict[Unit, int]:
-    """The position at which a unit's gradients are complete: past its first call, and past those inside of it."""
+    """The position at which a unit's gradients are complete: past its first call in the forward, the last one in the backward."""
     first: dict[Unit, int] = {}
     for call in calls:
         first[call.unit] = min(first.get(call.unit, call.began), call.began)
@@ -94,10 +112,10 @@ def finished_at(calls: Sequence[Call]) -> dict[Unit, int]:
 
 
 class UnderWay:
-    """A reduction that has begun.   left: the parts that are still to be started."""
+    """A reduction that has begun.   to_come: the parts that are still to be started."""
 
-    def __init__(self, unit: Unit, bucket: Bucket, left: Sequence[str] = ()):
-        self.unit, self.bucket, self.left = unit, bucket, list(left)
+    def __init__(self, unit: Unit, bucket: Bucket, to_come: Sequence[str] = ()):
+        self.unit, self.bucket, self.to_come = unit, bucket, list(to_come)
 
 
 class Writer:
@@ -115,10 +133,11 @@ class Writer:
         self.gathered.update(units)
 
     def gather_ahead(self, units: Sequence[Unit], at: float) -> None:
-        """With in_flight=1 the last reduction first gives its memory back, for which it has until half of the gradients have come."""
+        """Gather units ahead. With in_flight=1 wait first for the reduction in flight, so that its bucket is freed, and do both when
+        half of the present unit's gradients have come: the reduction overlaps with the first half, the gather with the second."""
         if self.in_flight == 1 and not self.gathered.issuperset(units):
-            for each in [each for each in self.under_way if len(each.left) == max(0, len(self.parts) - 1)]:
-                self.advance(each)
+            for each in [each for each in self.under_way if len(each.to_come) == max(0, len(self.parts) - 1)]:  # in their first part
+                self.next_part(each)
                 at = int(at) + 0.5
         self.gather(units, at)
 
@@ -135,16 +154,16 @@ class Writer:
             self.actions.append(BackwardAction(FREE, unit, at=at))
 
     def make_room(self) -> None:
-        """One more unit is to be reduced: with it, at most `in_flight` may be in the first part of their reductions. Those that
-        were in a later part are one part further by then."""
+        """One more unit is to be reduced. With it, at most `in_flight` units may hold full buckets, in the first part of their
+        reductions: the older ones go on to their next part, and so do those that were in a later one."""
         units = list(dict.fromkeys(each.unit for each in self.under_way))
         keep = units[len(units) - self.in_flight + 1 :] if self.in_flight > 1 else []
         for each in [each for each in self.under_way if each.unit not in keep]:
-            self.advance(each)
+            self.next_part(each)
 
-    def advance(self, each: UnderWay, at: float | None = None) -> None:
-        """Wait for the part that is under way, and start the next one.   at: None: when the next action may be done."""
-        self.actions.append(BackwardAction(each.left.pop(0) if each.left else WAIT, each.unit, each.bucket, at))
+    def next_part(self, each: UnderWay, at: float | None = None) -> None:
+        """Wait for the part that is under way, and start the next one.   at: None: together with the next action."""
+        self.actions.append(BackwardAction(each.to_come.pop(0) if each.to_come else WAIT, each.unit, each.bucket, at))
         if self.actions[-1].kind == WAIT:
             self.under_way.remove(each)
 
@@ -152,11 +171,11 @@ class Writer:
         """Until all is over: of all buckets one part, and then the next."""
         while self.under_way:
             for each in list(self.under_way):
-                self.advance(each, at)
+                self.next_part(each, at)
 
     def written(self) -> list[BackwardAction]:
-        """What was written, with all conditions. Behind the last Gather a full bucket is enough for a Reduce. (Before it, a rank on
-        which a bucket is full could come to its reduction earlier than to a gather for which another rank does not wait.)"""
+        """What was written, with all conditions. Behind the last Gather a full bucket is enough for a Reduce. (Before it a block that
+        checkpointing computes again may be gathered outside of the list, and when a bucket is full differs between ranks.)"""
         written, at, full = [], END, None
         may_be_full = True
         for action in reversed(self.actions):
@@ -168,9 +187,9 @@ class Writer:
 
 
 def merge(records: Sequence[Sequence[Call]]) -> list[Call]:
-    """The calls of all ranks as one list, in which each rank's stand in their order; the same on every rank.
+    """The calls of all ranks as one list, which keeps the order of each rank's own; the same on every rank (stages 0 to 2).
 
-    It is as short as one that takes the first place that fits. A unit that has others inside of it is finished at the end.
+    Each call takes the first place that fits. A unit that has others inside of it is finished at the end.
     """
     units: list[Unit] = []
     containers = {call.unit for record in records for place, call in enumerate(record) if call.began < place}

@@ -11,7 +11,7 @@ from ....errors import BadInput
 from ....formulas.units import gb, integer
 from ....layout.rankmap import Layout, RankMap, owners
 from ....zero.buffers.gradients import HALF
-from ....zero.buffers.unit import cut_into_units, split_into_buffers
+from ....zero.buffers.unit import cut_into_units
 from ....zero.ddp import DataParallel
 from ....zero.stage1 import Stage1
 from ....zero.stage2 import Stage2
@@ -56,13 +56,12 @@ def buffers_of(model: nn.Module, world_size: int, rank_map: str | RankMap | None
     owner = owners(rank_map, shapes, world_size)
     found = []
     for unit in cut_into_units(model):
-        for run in unit.runs:
-            for params in split_into_buffers(run, None):
-                dtype, trainable = next((param.dtype, param.requires_grad) for param in params.values())
-                mine = owner and {name: owner[name] for name in params}
-                layout = Layout.build({name: shapes[name] for name in params}, world_size, mine)
-                found.append(ModelBuffer(unit.name, layout,
-                                    dtype.itemsize, *((8, 4) if dtype in HALF else (2 * dtype.itemsize, 0)), trainable))
+        for params in unit.buffers:
+            dtype, trainable = next((param.dtype, param.requires_grad) for param in params.values())
+            mine = owner and {name: owner[name] for name in params}
+            layout = Layout.build({name: shapes[name] for name in params}, world_size, mine)
+            states = (8, 4) if dtype in HALF else (2 * dtype.itemsize, 0)
+            found.append(ModelBuffer(unit.name, layout, dtype.itemsize, *states, trainable))
     return found
 
 
