@@ -10,7 +10,9 @@ from tools.notebooks import chapters, kept_metadata, prediction_problems
 from zerocourse.course.learner.guesses import LABEL, called, without_guess
 
 LEAST = 3
-ASK = ("00", "01", "02", "05", "06")  # the chapters that ask for as many; those of 00 to 08 that are not here yet come with their workshop
+WORKSHOPS = [f"{number:02}" for number in range(9)]  # the chapters that ask for as many
+NOT_YET = {"03", "07", "08"}  # those that do not yet; it only shrinks
+ASK = [number for number in WORKSHOPS if number not in NOT_YET]
 
 
 def code_of(number: str) -> list:
@@ -18,11 +20,11 @@ def code_of(number: str) -> list:
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
 
-@pytest.mark.parametrize("number", ASK)
+@pytest.mark.parametrize("number", WORKSHOPS)
 def test_a_chapter_asks_for_predictions_and_observes_what_was_predicted(number):
     code = code_of(number)
     predicted = [id for cell in code for id in called(cell.source, "predict")]
-    assert len(predicted) >= LEAST, f"{number} has {len(predicted)} predictions"
+    assert (len(predicted) >= LEAST) == (number not in NOT_YET), f"{number} has the predictions {predicted}"
     assert list(prediction_problems(code, number)) == []
 
 
