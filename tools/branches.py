@@ -13,16 +13,26 @@ def branches_that_should_not_be_there(cell) -> Iterator[str]:
     Where the text before `if` is no string, as `f(x) if x else "nothing"`, only sentences are looked at: a table may well have
     numbers in some rows and words in others.
     """
-    try:
-        tree = ast.parse("\n".join(line for line in cell.source.splitlines() if not line.lstrip().startswith(("%", "!"))))
-    except SyntaxError:
-        return
+    tree = parsed(cell)
     said, sentences = printed(cell), set(in_sentences(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.IfExp) and (otherwise := text_of(node.orelse)) and otherwise in said:
             expected = text_of(node.body)
             if node in sentences if expected is None else expected.replace(otherwise, "") not in said.replace(otherwise, ""):
                 yield otherwise
+
+
+def words_by_choice(cell) -> Iterator[str]:
+    """Every `"words" if ... else "other words"` in what a cell says."""
+    yield from (ast.unparse(node) for node in in_sentences(parsed(cell)) if text_of(node.body) and text_of(node.orelse))
+
+
+def parsed(cell) -> ast.Module:
+    """Without lines of IPython's; empty where it is no Python."""
+    try:
+        return ast.parse("\n".join(line for line in cell.source.splitlines() if not line.lstrip().startswith(("%", "!"))))
+    except SyntaxError:
+        return ast.parse("")
 
 
 def printed(cell) -> str:

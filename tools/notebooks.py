@@ -15,6 +15,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tools.branches import branches_that_should_not_be_there
 from zerocourse.course.learner.guesses import LABEL, called, guess_in
 
 ROOT = Path(__file__).parents[1]
@@ -127,6 +128,8 @@ def problems(path: Path) -> Iterator[str]:
     if not any(COMPARED in tags(cell) for cell in code):
         yield f"none of its outputs is compared: no cell has the tag {COMPARED}"
     for number, cell in enumerate(code, 1):
+        for text in branches_that_should_not_be_there(cell):
+            yield f"In[{number}]: its output says {text!r}, which is for the case that should not be: say the other by show.says(..., must=...)"
         for problem in cell_problems(cell):
             yield f"In[{number}]: {problem}"
     yield from prediction_problems(code, path.name[:2])

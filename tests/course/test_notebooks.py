@@ -200,6 +200,11 @@ def nothing_compared(notebook):
     notebook.cells[2].metadata = {}
 
 
+def not_equal(notebook):
+    add(notebook, new_output("stream", name="stdout", text="NOT equal"))
+    notebook.cells[-1].source = 'print("equal" if same else "NOT equal")'
+
+
 FAULTS = {
     "execution counts": no_counts,
     "from top to bottom": out_of_order,
@@ -216,6 +221,7 @@ FAULTS = {
     "in the text has no alternative": lambda nb: nb.cells.append(new_markdown_cell("![](picture.png)")),
     "writes to stderr": lambda nb: add(nb, new_output("stream", name="stderr", text="5 %"), tags=[COMPARED]),
     f"{LARGEST:,} is the most": lambda nb: nb.cells.append(new_markdown_cell("x" * LARGEST)),
+    "its output says 'NOT equal', which is for": not_equal,
     "08_nowhere.ipynb": lambda nb: nb.cells.append(new_markdown_cell("See [there](08_nowhere.ipynb).")),
 }
 
