@@ -33,6 +33,30 @@ BUDGET_OF_FILES = "disk.py::test_the_tier_has_a_budget_and_a_column"
 NOTHING_STAYS = "disk.py::test_nothing_stays_behind"
 BY_HAND = "optimizers.py::test_a_schedule_by_hand"
 FLIPPED = "damaged_checkpoints.py::test_any_flipped_bit_is_one_sentence_for_load_and_for_every_command"
+PREDICTIONS = tuple(f"predict.py::{name}" for name in (
+    "test_a_number_is_read_with_its_unit_or_in_that_of_the_cell",
+    "test_another_form_is_refused_in_one_sentence",
+    "test_a_unit_that_nobody_knows_is_the_author_s_mistake",
+    "test_what_was_refused_is_not_compared",
+    "test_the_guess_stands_beside_what_is_measured",
+    "test_several_answers_have_a_row_each_and_some_may_be_open",
+    "test_unanswered_is_allowed_and_said_in_one_sentence",
+    "test_several_that_are_all_open_are_none",
+    "test_what_is_measured_must_be_an_answer",
+    "test_somebody_s_guess_is_called_that",
+    "test_predicted_points_are_drawn_over_the_curve_of_their_name",
+    "test_a_guess_above_the_axes_is_seen",
+    "test_an_open_curve_leaves_the_figure_as_it_is",
+    "test_a_curve_is_shown_where_nothing_was_predicted",
+    "test_a_curve_that_is_not_in_the_figure_is_refused",
+    "test_a_prediction_and_its_measurement_are_remembered_once",
+    "test_each_of_several_answers_has_its_own_events",
+    "test_of_a_curve_the_ratio_that_is_farthest_from_1_is_remembered",
+    "test_the_last_guess_before_the_measurement_counts_and_a_later_one_does_not",
+    "test_who_measured_without_a_prediction_has_seen_the_answer",
+    "test_somebody_s_guess_is_not_remembered",
+    "test_a_record_that_cannot_be_read_stops_no_lesson",
+))
 OVERFLOW = "precision.py::test_trap_17_an_overflow_on_one_rank_is_one_everywhere"
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -106,6 +130,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         "claims.py::test_tensor_parallel_traffic_crosses_zero_3_at_four_and_a_half_widths"),
     "predictions.py": ("claims.py::test_predictions_keep_score", "claims.py::test_buttons_write_predictions"),
     "step_claims.py": ("claims.py::test_peaks_of_evidence_that_is_measured",),
+    # course/learner
+    "answer_forms.py": PREDICTIONS, "over_curves.py": PREDICTIONS, "predict.py": PREDICTIONS,
+    "guesses.py": ("predict.py::test_a_learner_s_copy_has_no_guess", "predict.py::test_which_predictions_a_cell_makes_and_compares"),
     # course/chapters/scale
     "plots_plan.py": ("plan_command.py::test_the_picture_is_drawn_to_scale",),
     "plots_scale.py": ("scale.py::test_the_parts_of_a_peak_are_all_of_it", "scale.py::test_figures_say_what_they_show"),

@@ -12,6 +12,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from tools.notebooks import KERNEL, ROOT
 from zerocourse.course.learner.handout import hand_out
+from zerocourse.course.learner.record import events
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -125,6 +126,42 @@ def test_a_film_plays_where_it_is_trusted_and_is_a_strip_where_it_is_not(course,
     playwright.expect(strip.get_by_text("8 of 8: reduce-scatter. Slices of the sum stay, the bucket goes.")).to_be_visible()
     assert all(len(each.get_attribute("alt").split()) > 3 for each in strip.locator("img").all())
     page.screenshot(path=tmp_path / "strip.png")
+
+
+def test_a_first_prediction_takes_two_minutes_and_is_there_when_one_comes_back(course, page, tmp_path):
+    """Typed into the cell of chapter 00 that asks for it. A wrong unit is one sentence, and no traceback."""
+    address, folder = course
+    chapter = "notebooks/00_start_here.ipynb"
+    index = next(number for number, cell in enumerate(nbformat.read(folder / chapter, 4).cells) if 'predict("00.card"' in cell.source)
+
+    def cell():
+        return page.locator(".jp-Notebook .jp-Cell").nth(index)
+
+    def type_in(guess: str, in_place_of: str) -> None:
+        cell().locator(".cm-content").click()
+        page.keyboard.press("Control+End")
+        for key in ["ArrowLeft"] * len(', "GB")') + ["Backspace"] * len(in_place_of):
+            page.keyboard.press(key)
+        page.keyboard.insert_text(guess)
+        page.keyboard.press("Control+Enter")
+
+    began = time.monotonic()
+    lab.open_notebook(page, address, chapter)
+    lab.start_cell(page, next(number for number, cell in enumerate(nbformat.read(folder / chapter, 4).cells) if cell.cell_type == "code"))
+    type_in('"20 s"', "...")
+    said = cell().locator(".jp-OutputArea-output")
+    playwright.expect(said).to_have_text("""prediction 00.card: '20 s' is not a number in GB, or with another unit, such as "300 MB\"""", timeout=60_000)
+    type_in('"20000 MB"', '"20 s"')
+    playwright.expect(said).to_have_text("Noted: 20.0 GB.", timeout=60_000)
+    assert time.monotonic() - began < 120
+    page.screenshot(path=tmp_path / "predicted.png")
+
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    lab.open_notebook(page, address, chapter)
+    lab.start_cell(page, index)
+    playwright.expect(said).to_have_text("Noted: 20.0 GB.", timeout=60_000)
+    assert [(event["id"], event["guess"], event["late"]) for event in events(folder)] == [("00.card", 20, False)]
 
 
 @pytest.mark.alone  # how soon the cell ends

@@ -181,6 +181,7 @@ def kept(folder) -> list[dict]:
 def test_a_prediction_and_its_measurement_are_remembered_once(folder):
     for _ in range(2):  # a kernel that begins again runs the same cells
         predict("01.x", "12000 MB", "GB")
+        predict("01.x", 12, "GB")
         observe("01.x", 24e9)
         module._made.clear()
     assert kept(folder) == [{"kind": "prediction", "id": "01.x", "guess": 12, "unit": "GB", "quantity": "bytes", "late": False},

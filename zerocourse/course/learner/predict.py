@@ -123,7 +123,7 @@ def _note_guess(id: str, form: AnswerForm, guess: object) -> bool:
     past = _past(id)
     last = next((event for event in reversed(past) if event["kind"] == "prediction"), None)
     if last and last.get("guess") == guess:
-        return last.get("late", False)
+        return bool(last.get("late"))
     late = any(event["kind"] == "measured" for event in past)
     remember("prediction", id, guess=guess, unit=form.unit, quantity=form.quantity, late=late)
     return late
