@@ -1,16 +1,18 @@
 """The bound on what overlap can bring, as a curve: a pure function from numbers to a matplotlib figure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from matplotlib.figure import Figure
 
-from ....formulas.step_time import speedup_bound
 from ...show.alternative_text import described
 from ...show.figures import panels
 
 
-def bound_figure(marked: Mapping[str, float]) -> Figure:
-    """The largest speed-up over M/C, on a logarithmic axis. marked: words → the M/C at which they stand on the curve."""
+def bound_figure(marked: Mapping[str, float], speedup_bound: Callable[[float, float], float]) -> Figure:
+    """The largest speed-up over M/C, on a logarithmic axis. marked: words → the M/C at which they stand on the curve.
+
+    speedup_bound: of C and M.
+    """
     figure, axes = panels(8, 3.2)
     ratios = [10 ** (index / 100) for index in range(-150, 151)]
     axes.semilogx(ratios, [speedup_bound(1, ratio) for ratio in ratios], color="black")

@@ -33,18 +33,22 @@ def draw_bytes(drawing: svg.Drawing, step: RecordedStep, top: float, high: float
     times = [left, *(left + 1e3 * scale * (event["end"] - step.begin) for event in ordered)]
     values = [ordered[0], *ordered]  # before the first event ends, as after it
     kinds = [kind for kind in KINDS if any((event.get("kinds") or {}).get(kind) for event in ordered)]
+    boxes: dict[str, list[list[float]]] = {kind: [] for kind in kinds}  # start, end, y, bytes; what stays as it is is one box
     for start, end, event in zip(times, [*times[1:], times[-1]], values, strict=True):
         y = bottom
-        for kind in kinds if all(each.get("kinds") for each in ordered) else ():
+        for kind, of_kind in boxes.items() if all(each.get("kinds") for each in ordered) else ():
             nbytes = event["kinds"][kind]
             y -= tall * nbytes
-            if nbytes and end > start:
-                drawing.tag("rect", x=start, y=y, width=end - start, height=tall * nbytes, fill=MEANINGS[kind].color,
-                            shape_rendering="crispEdges", data={"kind": kind, "alive": nbytes})
-                path = "".join(hatching(MEANINGS[kind].hatch, start, y, end - start, tall * nbytes))
-                if path:
-                    drawing.tag("path", d=path, fill="none", stroke=INK if MEANINGS[kind].hatch == "vertical" else "white",
-                                stroke_opacity=0.6, stroke_width=1.1)
+            if of_kind and of_kind[-1][1:] == [start, y, nbytes]:
+                of_kind[-1][1] = end
+            elif nbytes and end > start:
+                of_kind.append([start, end, y, nbytes])
+    for kind, of_kind in boxes.items():
+        for start, end, y, nbytes in of_kind:
+            drawing.tag("rect", x=start, y=y, width=end - start, height=tall * nbytes, fill=MEANINGS[kind].color,
+                        shape_rendering="crispEdges", data={"kind": kind, "alive": nbytes})
+        draw_hatching(drawing, kind, "".join(path for start, end, y, nbytes in of_kind
+                                             for path in hatching(MEANINGS[kind].hatch, start, y, end - start, tall * nbytes)))
     heights = [bottom - tall * event["alive"] for event in values]
     corners = [(times[0], heights[0])]
     for x, before, after in zip(times[1:], heights, heights[1:], strict=False):
@@ -85,6 +89,12 @@ def hatching(hatch: str, x: float, y: float, width: float, height: float, step: 
             yield f"M{svg.number(low)} {svg.number(both - low)}L{svg.number(high)} {svg.number(both - high)}"
 
 
+def draw_hatching(drawing: svg.Drawing, kind: str, path: str) -> None:
+    """The lines of a kind's hatching, all in one path."""
+    if path:
+        drawing.tag("path", d=path, fill="none", stroke=INK if MEANINGS[kind].hatch == "vertical" else "white", stroke_opacity=0.6, stroke_width=1.1)
+
+
 def draw_key(drawing: svg.Drawing, y: float, steps: Sequence[RecordedStep]) -> None:
     """What the colours of these steps' bytes mean."""
     there = [kind for kind in KINDS if any((event.get("kinds") or {}).get(kind) for step in steps for event in step.mine)]
@@ -92,7 +102,6 @@ def draw_key(drawing: svg.Drawing, y: float, steps: Sequence[RecordedStep]) -> N
     for kind in there:
         words, look = KEY.get(kind, kind), MEANINGS[kind]
         drawing.rect(at, y, 22, 16, fill=look.color)
-        drawing.tag("path", d="".join(hatching(look.hatch, at, y, 22, 16)) or None, fill="none",
-                    stroke=INK if look.hatch == "vertical" else "white", stroke_opacity=0.6, stroke_width=1.1)
+        draw_hatching(drawing, kind, "".join(hatching(look.hatch, at, y, 22, 16)))
         drawing.text(at + 28, y + 13, words, size=14)
         at += 28 + svg.words_width(words, 14) + 22

@@ -57,10 +57,9 @@ def moments(rank: RecordedRank) -> list[tuple[str, str]]:
 
 
 def key_moments(rank: RecordedRank) -> list[tuple[str, str]]:
-    """Those that tell the most: before the step, early and late in the forward and in the backward, the update."""
+    """Those that tell the most: before the step, early in the forward, in the middle of the backward, the update."""
     blocks = [name for name in units(rank) if name != "root"]
-    return [("start", "step"), ("forward", blocks[0]), ("forward", blocks[-1]), ("backward", blocks[-2]),
-            ("backward", blocks[0]), ("step", "optimizer")]
+    return [("start", "step"), ("forward", blocks[0]), ("backward", blocks[-2]), ("step", "optimizer")]
 
 
 class Grid:
