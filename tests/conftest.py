@@ -23,7 +23,7 @@ import torch.distributed as dist
 from quiet import undisturbed
 from strict_nccl import SECONDS, StrictRanks
 
-from zerocourse.comm import progress
+from zerocourse.comm.waits import progress
 from zerocourse.launch.ranks import Ranks
 
 torch.set_num_threads(1)

@@ -30,11 +30,12 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from zerocourse.comm import Comm, backends, progress
+from zerocourse.comm import Comm, backends
 from zerocourse.comm import group as group_module
 from zerocourse.comm.backends import first_call
 from zerocourse.comm.backends.gloo import Gloo, Transfer
 from zerocourse.comm.backends.nccl import carried, check_adds_up, equal_slices
+from zerocourse.comm.waits import progress
 from zerocourse.layout.rankmap import Layout
 
 SECONDS = 10.0  # until what hangs is ended; tests in which it is meant to hang take one

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from zerocourse.engine.checkpoint import checkpoint_folder as folders
+from zerocourse.engine.checkpoint.folders import checkpoint_folder as folders
 from zerocourse.engine.engine import Engine
 from zerocourse.engine.train import TrainSettings, train
 from zerocourse.launch import launch, report

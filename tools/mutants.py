@@ -1,6 +1,6 @@
 """Breaks the package on purpose, one place at a time, and says which breaks the tests notice.
 
-    python -m tools.mutants offload/disk.py         every break that a generic operator can make in this file, and those of the
+    python -m tools.mutants offload/on_disk/disk.py         every break that a generic operator can make in this file, and those of the
                                                     table that are in it, each with the tests that should notice (`mutant_table`)
     python -m tools.mutants disk.py:40-60           those in these lines: the ones that you have just written
     python -m tools.mutants disk.py --sample 30     thirty of them, always the same ones

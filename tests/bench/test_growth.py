@@ -12,7 +12,7 @@ import torch
 from zerocourse import shard
 from zerocourse.bench import growth
 from zerocourse.bench.growth import Growth, at_start, counts, exponent, grow, lines_run
-from zerocourse.bench.hook_cost import TinyBlock
+from zerocourse.bench.parts.hook_cost import TinyBlock
 from zerocourse.comm.simulated import SimulatedComm
 from zerocourse.course.chapters.scale.plots_growth import growth_figure
 from zerocourse.course.chapters.scale.recorded_growth import recorded_growth

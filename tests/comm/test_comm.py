@@ -33,10 +33,11 @@ import torch.distributed as dist
 from torch import nn
 
 from zerocourse import shard
-from zerocourse.comm import Chain, Comm, Handle, add_in_order, backends, desync, fail_all, mutual_waits, watch
+from zerocourse.comm import Chain, Comm, Handle, add_in_order, backends, fail_all
 from zerocourse.comm.backends import gloo, nccl
 from zerocourse.comm.events import MOST_EVENTS, Recorder
 from zerocourse.comm.simulated import SimulatedComm
+from zerocourse.comm.waits import desync, mutual_waits, watch
 from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.launch.ranks import Ranks
 from zerocourse.layout.rankmap import Layout

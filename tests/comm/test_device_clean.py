@@ -26,9 +26,9 @@ from zerocourse.measure.watched_step import watched_step
 
 # What a step may wait for, by the beginning of a case's name: in which file, and how often at most.
 MAY_WAIT = {
-    "engine, fp16": {"engine/half_precision.py": 1},  # did a gradient overflow on any rank?
-    "engine, bf16": {"engine/half_precision.py": 1},
-    "engine, half, offload": {"engine/half_precision.py": 1},
+    "engine, fp16": {"engine/updates/half_precision.py": 1},  # did a gradient overflow on any rank?
+    "engine, bf16": {"engine/updates/half_precision.py": 1},
+    "engine, half, offload": {"engine/updates/half_precision.py": 1},
     "pipeline": {"parallel/pipeline/pipeline.py": 1},  # the loss, which `step` returns as a number
 }
 LIMIT_SECONDS = 400  # all cases together take 25 s of a core, and the first test waits for them

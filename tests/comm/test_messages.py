@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from zerocourse.comm import Comm, watch
+from zerocourse.comm import Comm
 from zerocourse.comm.simulated import SimulatedComm
+from zerocourse.comm.waits import watch
 from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.launch.ranks import Ranks
 from zerocourse.layout.rankmap import Layout

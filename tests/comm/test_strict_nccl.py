@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from strict_nccl import nccls_rules
 
-from zerocourse.comm import Comm, progress
+from zerocourse.comm import Comm
 from zerocourse.comm.backends import first_call
+from zerocourse.comm.waits import progress
 from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.launch import RankError
 from zerocourse.launch.processes.serving import _collective_calls

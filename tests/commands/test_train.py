@@ -20,7 +20,7 @@ from zerocourse.commands import train_command
 from zerocourse.data.sampler import ShardSampler
 from zerocourse.data.text import TextDataset
 from zerocourse.data.tokens import TokenStream, open_tokens
-from zerocourse.engine.checkpoint import checkpoint_folder as folders
+from zerocourse.engine.checkpoint.folders import checkpoint_folder as folders
 from zerocourse.engine.config import Config
 from zerocourse.engine.train import BYTES, COLUMNS, TrainSettings, train
 from zerocourse.errors import BadInput

@@ -8,7 +8,7 @@ from torch import nn
 from zerocourse.engine import initialize
 from zerocourse.engine.pipeline_engine import PipelineEngine
 from zerocourse.engine.pipeline_module import LayerSpec, PipelineModule, TiedLayerSpec
-from zerocourse.engine.schedules import SCHEDULES
+from zerocourse.engine.updates.schedules import SCHEDULES
 from zerocourse.errors import BadInput
 
 MICRO, GAS, STEPS = 2, 3, 3

@@ -117,8 +117,8 @@ def test_every_operator_is_shown():
 
 
 def test_mutants_of_a_file_and_of_its_lines():
-    whole, lines, few = chosen(["engine/lion.py"], None), chosen(["lion.py:30-40"], None), chosen(["lion"], 5)
-    assert {mutant.file for mutant in (*whole, *lines, *few)} == {"engine/lion.py"}
+    whole, lines, few = chosen(["engine/updates/lion.py"], None), chosen(["lion.py:30-40"], None), chosen(["lion"], 5)
+    assert {mutant.file for mutant in (*whole, *lines, *few)} == {"engine/updates/lion.py"}
     assert {mutant.name for mutant in few} | {mutant.name for mutant in lines} <= {mutant.name for mutant in whole}
     assert all(30 <= int(mutant.name.partition(":")[0]) <= 40 for mutant in lines if ":" in mutant.name)
     assert [sum(":" in mutant.name for mutant in of) for of in (lines, few)] == [len(lines) - 2, 5]

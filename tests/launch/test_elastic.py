@@ -22,12 +22,13 @@ import torch.distributed as dist
 from test_comm import forked
 
 from tools import hurt
-from zerocourse.comm import Comm, failure
+from zerocourse.comm import Comm
 from zerocourse.comm.attempt import agree_on_attempt
+from zerocourse.comm.waits import failure
 from zerocourse.commands.earlier_run import of_earlier_attempt
 from zerocourse.commands.train_command import outcome, resolve
 from zerocourse.engine import initialize
-from zerocourse.engine.checkpoint import checkpoint_folder as folders
+from zerocourse.engine.checkpoint.folders import checkpoint_folder as folders
 from zerocourse.engine.config import Config
 from zerocourse.engine.train import TrainSettings, train
 from zerocourse.errors import BadInput, CollectiveError

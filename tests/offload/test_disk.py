@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerocourse.bench import disk_speed
+from zerocourse.bench.parts import disk_speed
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.perfetto import trace
 from zerocourse.offload import Disk
-from zerocourse.offload.aligned import BLOCK, aligned_empty, whole_blocks
-from zerocourse.offload.block_file import (
+from zerocourse.offload.link_transfer import TransferError
+from zerocourse.offload.on_disk.aligned import BLOCK, aligned_empty, whole_blocks
+from zerocourse.offload.on_disk.block_file import (
     DamagedFile,
     DiskError,
     DiskFull,
@@ -27,9 +28,8 @@ from zerocourse.offload.block_file import (
     is_direct,
     segments_of,
 )
-from zerocourse.offload.link_transfer import TransferError
-from zerocourse.offload.misbehaving import Misbehaving
-from zerocourse.offload.staging import StagingBuffers
+from zerocourse.offload.on_disk.misbehaving import Misbehaving
+from zerocourse.offload.on_disk.staging import StagingBuffers
 from zerocourse.offload.tiers import Tier
 
 

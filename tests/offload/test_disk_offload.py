@@ -20,11 +20,11 @@ from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.measure import tier_registry
 from zerocourse.measure.ledger import Ledger
 from zerocourse.offload import Disk, DiskOffload, Tier
-from zerocourse.offload.aligned import whole_blocks
-from zerocourse.offload.block_file import DamagedFile
-from zerocourse.offload.disk_block import DiskBlock
-from zerocourse.offload.misbehaving import Misbehaving
-from zerocourse.offload.staging import StagingBuffers
+from zerocourse.offload.on_disk.aligned import whole_blocks
+from zerocourse.offload.on_disk.block_file import DamagedFile
+from zerocourse.offload.on_disk.disk_block import DiskBlock
+from zerocourse.offload.on_disk.misbehaving import Misbehaving
+from zerocourse.offload.on_disk.staging import StagingBuffers
 
 BF16 = torch.bfloat16
 

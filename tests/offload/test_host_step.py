@@ -12,7 +12,7 @@ from torch import nn
 from worlds import Case
 
 from zerocourse import initialize, shard
-from zerocourse.bench import cpu_adam
+from zerocourse.bench.parts import cpu_adam
 from zerocourse.offload import HostOffload
 
 fused_adamw = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1, fused=True)

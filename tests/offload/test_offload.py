@@ -15,15 +15,15 @@ from worlds import Case
 
 from zerocourse import gathered, initialize, load_checkpoint, load_safetensors, save_checkpoint, shard, state_dict
 from zerocourse.course.chapters.offload.offload_trial import AddedAfterTheSum, OnlyTheFirst, OnlyTheLast
-from zerocourse.engine.lion import Lion
+from zerocourse.engine.updates.lion import Lion
 from zerocourse.errors import BadInput, OutOfMemory
 from zerocourse.formulas.placements import best_placements, placements
 from zerocourse.measure.ledger import Ledger
 from zerocourse.measure.staleness import staleness
 from zerocourse.offload import DiskOffload, HostLink, HostOffload
-from zerocourse.offload.aligned import whole_blocks
 from zerocourse.offload.link_transfer import TransferError
 from zerocourse.offload.offloaded_buffer import OffloadedBuffer
+from zerocourse.offload.on_disk.aligned import whole_blocks
 from zerocourse.offload.partly_offloaded import PartlyOffloadedBuffer
 
 STEPS = 2

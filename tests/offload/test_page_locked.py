@@ -12,8 +12,8 @@ from worlds import Case
 
 from zerocourse.errors import OutOfMemory
 from zerocourse.offload import DiskOffload, HostLink, HostOffload, Tier
-from zerocourse.offload.aligned import BLOCK, aligned_empty, whole_blocks
-from zerocourse.offload.staging import StagingBuffers
+from zerocourse.offload.on_disk.aligned import BLOCK, aligned_empty, whole_blocks
+from zerocourse.offload.on_disk.staging import StagingBuffers
 
 GPU, CPU = torch.device("cuda", 1), torch.device("cpu")
 BF16 = torch.bfloat16

@@ -661,7 +661,7 @@ def test_half_precision(pool):
 
 def test_torchs_own_trains_alike():
     """The bench's two sides compute the same thing."""
-    from zerocourse.bench.tensor_speed import measure
+    from zerocourse.bench.parts.tensor_speed import measure
 
     found = measure(GPTConfig(1, 4, C, block_size=T, vocab_size=V, tied=False), 2, 2, 2)
     assert len({round(each["loss"], 4) for each in found.values()}) == 1 and len(found) == 3

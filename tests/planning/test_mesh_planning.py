@@ -8,10 +8,10 @@ import pytest
 
 from zerocourse.cli import main
 from zerocourse.errors import BadInput
-from zerocourse.parallel.pipeline.actions import plan as schedule_plan
-from zerocourse.parallel.pipeline.makespan import Costs, simulate
-from zerocourse.parallel.pipeline.synchronous import interleaved, one_f_one_b
-from zerocourse.parallel.pipeline.zero_bubble import zb_h1
+from zerocourse.parallel.pipeline.schedules.actions import plan as schedule_plan
+from zerocourse.parallel.pipeline.schedules.makespan import Costs, simulate
+from zerocourse.parallel.pipeline.schedules.synchronous import interleaved, one_f_one_b
+from zerocourse.parallel.pipeline.schedules.zero_bubble import zb_h1
 from zerocourse.planning import Candidate, ask, candidates, computed
 from zerocourse.planning.mesh_parts import bubble_seconds, end_parts, heads_refused, in_flight, links, network_of
 from zerocourse.planning.published_meshes import RUNS, beside_published, table

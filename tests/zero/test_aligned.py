@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from worlds import Case, Stack, check_bitwise, check_near, runs_of
 
 from zerocourse import ZeroOptions, load_checkpoint, save_checkpoint, shard, state_dict
-from zerocourse.engine.checkpoint.checkpoint_index import read_index
+from zerocourse.engine.checkpoint.folders.checkpoint_index import read_index
 from zerocourse.formulas.shares import aligned, padded_elements, shard_elements
 from zerocourse.layout.rankmap import MAPS, Layout, owners
 from zerocourse.measure.ledger import Ledger

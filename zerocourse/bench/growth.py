@@ -38,8 +38,8 @@ from ..launch.ranks import Ranks
 from ..zero.buffers.buffer import FlatBuffer
 from ..zero.buffers.unit import Unit
 from ..zero.extras import shard
-from .hook_cost import Tower
 from .modes import adamw
+from .parts.hook_cost import Tower
 
 PACKAGE = str(Path(__file__).parents[1])
 BASE = {"units": 8, "parameters": 4, "ranks": 2}  # what does not grow; parameters: of each unit

@@ -169,7 +169,7 @@ class Bench:
         return {"watched": watched, "races": races, "tuning": tuning, "buckets": self.buckets, "hooks": hooks}
 
     def hooks(self) -> dict:
-        from .hook_cost import hook_costs
+        from .parts.hook_cost import hook_costs
 
         self.bar.set_description_str("cost of the hooks")
         with new_ranks(self.settings, nproc=1) as rank:

@@ -17,11 +17,12 @@ import torch.distributed as dist
 
 from ..errors import BadInput
 from ..layout.rankmap import Layout
-from . import backends, failure, watch
-from .desync import DesyncReport
+from . import backends
 from .events import Recorder
 from .handle import CollectiveHandle, Handle
-from .progress import CollectiveProgress, collectives, messages
+from .waits import failure, watch
+from .waits.desync import DesyncReport
+from .waits.progress import CollectiveProgress, collectives, messages
 
 OPS = ("sum", "max")
 _opened = weakref.WeakKeyDictionary()  # how many Comms each group has had, to keep their messages apart

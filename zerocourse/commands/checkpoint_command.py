@@ -46,7 +46,7 @@ def run(args) -> Outcome:
 
 
 def _ls(args) -> Outcome:
-    from ..engine.checkpoint import checkpoint_folder as folders
+    from ..engine.checkpoint.folders import checkpoint_folder as folders
     from ..engine.checkpoint.offline import summary
     from ..engine.checkpoint.source import Source
 
@@ -66,8 +66,8 @@ def _ls(args) -> Outcome:
 
 
 def _verify(args) -> Outcome:
-    from ..engine.checkpoint import checkpoint_folder as folders
-    from ..engine.checkpoint.checkpoint_index import FORMATS, damage, read_index
+    from ..engine.checkpoint.folders import checkpoint_folder as folders
+    from ..engine.checkpoint.folders.checkpoint_index import FORMATS, damage, read_index
 
     folder = folders.must_read(args.path)
     index = read_index(folder)
@@ -83,8 +83,8 @@ def _convert(args) -> Outcome:
 
     import torch
 
-    from ..engine.checkpoint import checkpoint_folder as folders
     from ..engine.checkpoint.deepspeed_checkpoint import convert, is_deepspeed
+    from ..engine.checkpoint.folders import checkpoint_folder as folders
     from ..engine.checkpoint.offline import export
     from ..engine.checkpoint.source import Source
 

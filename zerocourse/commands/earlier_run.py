@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..comm import bootstrap
-from ..engine.checkpoint import checkpoint_folder as folders
+from ..engine.checkpoint.folders import checkpoint_folder as folders
 from ..engine.checkpoint.source import Source
 from ..errors import BadInput
 

@@ -28,15 +28,15 @@ from .checkpoint.saving import Saving
 from .config import Config
 from .config.auto import known_values
 from .familiar import FamiliarNames, require_group
-from .half_precision import LossScaling, in_half, precision_of
 from .leaf_modules import set_leaves_of, units_with_leaves
 from .misplaced import check_device
 from .monitors import Monitors
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
-from .optimizers import choose_optimizer, choose_scheduler, hyper_parameters, rank_map_for
 from .pipeline_engine import PipelineEngine
 from .pipeline_module import PipelineModule
+from .updates.half_precision import LossScaling, in_half, precision_of
+from .updates.optimizers import choose_optimizer, choose_scheduler, hyper_parameters, rank_map_for
 from .user_backward import UserLoss
 
 

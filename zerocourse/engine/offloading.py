@@ -2,7 +2,7 @@
 
 from ..errors import BadInput
 from ..offload import DiskOffload, HostActivations, HostOffload
-from ..offload.disk import Disk
+from ..offload.on_disk.disk import Disk
 from .config import Config
 
 

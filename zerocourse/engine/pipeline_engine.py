@@ -17,9 +17,9 @@ from ..parallel.mesh_comms import MeshComms
 from ..parallel.pipeline import Pipeline, one_f_one_b, plan
 from ..parallel.pipeline.sharded import shard_stages
 from .config import Config
-from .half_precision import precision_of
-from .optimizers import build_optimizer, choose_scheduler
 from .pipeline_module import PipelineModule
+from .updates.half_precision import precision_of
+from .updates.optimizers import build_optimizer, choose_scheduler
 
 FORWARD = ("F", "SEND F", "RECV F")
 ABSENT = {"forward": "train_batch and eval_batch run all stages", "backward": "train_batch runs the backwards",

@@ -20,8 +20,8 @@ from ..init.deferred import deferred_init
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
 from ..models.gpt2 import GPT, GPTConfig
-from .checkpoint import checkpoint_folder as folders
-from .checkpoint.folder_lock import FolderLock
+from .checkpoint.folders import checkpoint_folder as folders
+from .checkpoint.folders.folder_lock import FolderLock
 from .engine import Engine, initialize
 
 COLUMNS = ("step", "epoch", "samples", "loss", "learning_rate", "gradient_norm", "step_seconds", "tokens_per_second")

@@ -12,7 +12,7 @@ the device first, and so moves 6Ψ/N bytes; here that happens with accumulate_dt
 micro-batches are added up on the device, so that the link carries one gradient a step.
 
 The step is that of the optimizer that was given. On a CPU take torch.optim.AdamW(fused=True), which goes through memory
-once: it took about a fifth of the time of torch's other two ways, and so did DeepSpeed's CPUAdam (`bench.cpu_adam`).
+once: it took about a fifth of the time of torch's other two ways, and so did DeepSpeed's CPUAdam (`bench.parts.cpu_adam`).
 Source: Ren et al. 2021, arXiv 2101.06840.
 """
 

@@ -18,7 +18,7 @@ from ..errors import OutOfMemory
 from ..formulas.units import gib, parse_bytes
 from ..measure import tier_registry
 from ..measure.storages import all_tensors, storages_of
-from .aligned import aligned_empty
+from .on_disk.aligned import aligned_empty
 
 
 class Tier:

@@ -2,7 +2,7 @@
 
 A unit goes through them as a micro-batch goes through a pipeline: the processor asks for its gather, the link gathers it, the
 processor computes its backward and asks for the reduction, the link reduces, and so on. So the list becomes a schedule, of which
-each rank is a lane here, and the clock of pipelines times it (`parallel.pipeline.makespan`), in exact units.
+each rank is a lane here, and the clock of pipelines times it (`parallel.pipeline.schedules.makespan`), in exact units.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from fractions import Fraction
 from ..measure.backward_lanes import COMPUTES, GATHERS, REDUCTIONS, SUMS, WAITS, BackwardLanes
 from ..measure.intervals import Interval
 from ..parallel.pipeline import Action, Costs, Schedule, Timing, simulate, with_transfers
-from ..parallel.pipeline.makespan import Computed, Number
+from ..parallel.pipeline.schedules.makespan import Computed, Number
 from ..zero.passes.program import AGREE, END, FREE, GATHER, REDUCE, SHARE, START, SUM, WAIT, BackwardAction, Bucket, Call, Unit, finished_at
 
 PROCESSOR, LINK, BETWEEN = range(3)  # the lanes; the last one is the link between replicas

@@ -25,11 +25,11 @@ from worlds import Block, Stack, adamw, add, add_ranks, rows, sgd
 
 from zerocourse import initialize, load_checkpoint, save_checkpoint, shard, state_dict
 from zerocourse.cli import main
-from zerocourse.engine.checkpoint import checkpoint_folder as folders
-from zerocourse.engine.checkpoint.checkpoint_folder import to_read
-from zerocourse.engine.checkpoint.checkpoint_index import damage, read_index
 from zerocourse.engine.checkpoint.content import Content
 from zerocourse.engine.checkpoint.deepspeed_checkpoint import STUBS, DeepSpeedCheckpoint
+from zerocourse.engine.checkpoint.folders import checkpoint_folder as folders
+from zerocourse.engine.checkpoint.folders.checkpoint_folder import to_read
+from zerocourse.engine.checkpoint.folders.checkpoint_index import damage, read_index
 from zerocourse.engine.checkpoint.saving import CheckpointError
 from zerocourse.engine.checkpoint.source import Source
 from zerocourse.errors import BadInput

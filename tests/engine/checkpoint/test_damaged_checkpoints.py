@@ -14,7 +14,7 @@ from worlds import Stack, adamw, rows
 
 from zerocourse import load_checkpoint, save_checkpoint, shard, state_dict
 from zerocourse.cli import main
-from zerocourse.engine.checkpoint.checkpoint_index import read_index
+from zerocourse.engine.checkpoint.folders.checkpoint_index import read_index
 from zerocourse.errors import BadInput
 
 FLIPS = int(os.environ.get("ZEROCOURSE_TEST_FLIPS", 20))

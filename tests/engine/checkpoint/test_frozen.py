@@ -10,7 +10,7 @@ from worlds import Block, Stack
 
 from zerocourse import initialize, save_checkpoint, state_dict
 from zerocourse.cli import main
-from zerocourse.engine.checkpoint.checkpoint_index import read_index
+from zerocourse.engine.checkpoint.folders.checkpoint_index import read_index
 from zerocourse.errors import BadInput
 
 

@@ -15,10 +15,10 @@ from test_checkpoints import prepared, train_on
 
 from zerocourse import load_checkpoint, save_checkpoint
 from zerocourse.cli import main
-from zerocourse.engine.checkpoint import checkpoint_folder as folders
 from zerocourse.engine.checkpoint import saving as saves
 from zerocourse.engine.checkpoint.content import Content
-from zerocourse.engine.checkpoint.folder_lock import FolderLock
+from zerocourse.engine.checkpoint.folders import checkpoint_folder as folders
+from zerocourse.engine.checkpoint.folders.folder_lock import FolderLock
 from zerocourse.engine.checkpoint.saving import CheckpointError
 from zerocourse.engine.train import TrainSettings, train
 from zerocourse.errors import BadInput

@@ -14,9 +14,9 @@ from worlds import Net, net_rows
 from zerocourse.comm import bootstrap
 from zerocourse.engine import initialize
 from zerocourse.engine.config import Config
-from zerocourse.engine.lion import Lion
-from zerocourse.engine.optimizers import build_optimizer, choose_optimizer, choose_scheduler
-from zerocourse.engine.schedules import SCHEDULES
+from zerocourse.engine.updates.lion import Lion
+from zerocourse.engine.updates.optimizers import build_optimizer, choose_optimizer, choose_scheduler
+from zerocourse.engine.updates.schedules import SCHEDULES
 from zerocourse.errors import BadInput
 
 

@@ -17,7 +17,7 @@ from ...launch.processes.fork_server import start_fork_server
 from ...launch.ranks import Ranks
 from ...layout.rankmap import Layout
 from ...models.gpt2 import GPT
-from ...offload.aligned import aligned_empty
+from ...offload.on_disk.aligned import aligned_empty
 from .check_record import EXACT, HALF, Record
 from .small_training import apart, config, forget_peak, half, losses_of, mean_over_ranks, peak_mib
 

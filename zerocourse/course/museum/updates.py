@@ -47,6 +47,6 @@ BUGS = (
         symptom="A training in fp16 stops at some step, hours after it began, and nothing is printed.",
         instrument="the desync report: one rank is in the update, and the other in the next step already",
         source="common", test="course/museum/test_museum.py::test_an_overflow_in_one_slice_is_skipped_by_all",
-        changes=(Break("engine.half_precision:LossScaling.overflows", "unaryop",
+        changes=(Break("engine.updates.half_precision:LossScaling.overflows", "unaryop",
                        "any(not flat.grad_shard.isfinite().all() for flat in self.zero.flats)"),)),
 )

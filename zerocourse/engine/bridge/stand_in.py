@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ...errors import BadInput
 from .. import familiar
 from ..compatibility import reason
-from ..schedules import SCHEDULES
+from ..updates.schedules import SCHEDULES
 from . import helper_names, parameter_status
 from .adam import DeepSpeedCPUAdam, FusedAdam
 from .deepspeed_engine import DeepSpeedEngine, initialize

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 
 from ...zero.ddp import DataParallel
-from . import checkpoint_folder as folders
-from .checkpoint_index import merge, metadata_of, part_of, text_of
-from .index_form import name_of
+from .folders import checkpoint_folder as folders
+from .folders.checkpoint_index import merge, metadata_of, part_of, text_of
+from .folders.index_form import name_of
 from .optimizer_state import group_settings, small_states
 from .pieces import Piece, aliases, buffers, frozen, pieces_to_write, rank_of
 from .safe_objects import packed, random_states

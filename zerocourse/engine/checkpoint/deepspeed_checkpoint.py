@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from ...errors import BadInput, ZeroCourseError
-from . import checkpoint_folder as folders
 from .content import Content, make_whole
-from .index_form import name_of
+from .folders import checkpoint_folder as folders
+from .folders.index_form import name_of
 from .pieces import Piece, state_name
 
 OWN_KEYS = {  # of DeepSpeed, in its file of model states; what else is there is the client's

@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 
 from ...errors import BadInput
-from . import checkpoint_folder as folders
+from .folders import checkpoint_folder as folders
 from .loading import load_checkpoint
 from .saving import finish_earlier, save_checkpoint
 

@@ -17,8 +17,8 @@ from ...measure.tier_registry import place_beside
 from ...zero.buffers.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from ...zero.whole.weights import publish
-from . import checkpoint_folder as folders
-from .index_form import dtype_named
+from .folders import checkpoint_folder as folders
+from .folders.index_form import dtype_named
 from .optimizer_state import check_optimizer, set_groups, with_others
 from .pieces import Piece, buffers, pieces_to_read, rank_of, state_name
 from .safe_objects import set_random_states

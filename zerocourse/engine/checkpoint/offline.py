@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .index_form import dtype_named
+from .folders.index_form import dtype_named
 from .safetensors_export import SHARD_BYTES, LazyTensor, cast, nbytes, write_safetensors
 from .source import Source
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...errors import BadInput
 from ...zero.whole.consolidate import state_dict
-from .checkpoint_folder import write_whole
+from .folders.checkpoint_folder import write_whole
 from .pieces import aliases
 from .saving import said, stage_of
 

@@ -26,8 +26,8 @@ from torch.optim import Optimizer
 from ...errors import BadInput, ZeroCourseError
 from ...formulas.units import gb
 from ...zero.ddp import DataParallel
-from . import checkpoint_folder as folders
 from .content import Content, content_of, make_whole
+from .folders import checkpoint_folder as folders
 
 POLL_SECONDS = 0.02
 SEEN_SECONDS = 60.0  # until what another rank has written and synced is seen here, on a disk of the network

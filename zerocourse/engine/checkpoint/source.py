@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ...errors import BadInput
-from .checkpoint_index import check_sizes, metadata_of, read_index
-from .checksums import FileSection, Span, is_as_written, span_of
-from .index_form import dtype_named
+from .folders.checkpoint_index import check_sizes, metadata_of, read_index
+from .folders.checksums import FileSection, Span, is_as_written, span_of
+from .folders.index_form import dtype_named
 from .pieces import Piece
 from .safe_objects import unpacked
 

@@ -11,8 +11,8 @@ from torch import nn
 from ...errors import BadInput
 from ...formulas.units import parse_bytes
 from ...zero.buffers.buffer import SHARDED
-from . import checkpoint_folder as folders
 from .deepspeed_checkpoint import convert, is_deepspeed
+from .folders import checkpoint_folder as folders
 from .offline import buffer, export, parameter
 from .source import Source
 

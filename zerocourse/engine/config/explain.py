@@ -14,7 +14,7 @@ from ...formulas.two_hop_volumes import SentOver, plus_plus_bytes
 from ...formulas.units import gb
 from ...formulas.volumes import sent_bytes
 from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_gpt2_unit, needs, on_device
-from ..half_precision import precision_of
+from ..updates.half_precision import precision_of
 from .load import Config
 from .rules import nodes_of
 

@@ -15,7 +15,7 @@ from . import payload
 from .connection import end_session
 
 NEW_SEED = 67280421310721  # the seed of torch in a new process
-PROGRESS = f"{__name__.partition('.')[0]}.comm.progress"  # the module that counts calls
+PROGRESS = f"{__name__.partition('.')[0]}.comm.waits.progress"  # the module that counts calls
 
 
 def serve(spec: dict, connection) -> None:

@@ -13,7 +13,7 @@ Source: NVIDIA's documentation of NCCL, "Point-to-point communication"; `batch_i
 
 from collections.abc import Mapping
 
-from .actions import Action, Schedule
+from .schedules.actions import Action, Schedule
 
 Link = tuple[str, int, int]  # "F" or "B", the rank that sends, the rank that receives
 

@@ -23,9 +23,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ...comm import Comm, fail_all
 from ...errors import BadInput, PipelineError, ZeroCourseError
 from ..norms import grad_norm
-from .actions import Action, Schedule, problems
 from .cutting import PipelineStage, cut, tied_weights
-from .deadlock import deadlock
+from .schedules.actions import Action, Schedule, problems
+from .schedules.deadlock import deadlock
 from .split_backward import Owed, deferring, pay
 from .stage_messages import StageMessages
 from .ties import Ties

@@ -12,9 +12,9 @@ from torch import Tensor
 from ...comm import Comm, Handle
 from ...comm.duplicates import duplicates
 from ...errors import BadInput
-from .actions import Schedule
-from .deadlock import deadlock
 from .links import Link, communicators, links
+from .schedules.actions import Schedule
+from .schedules.deadlock import deadlock
 
 HEADER = 64  # int64 numbers: how many tensors, then for each dtype, requires_grad, dimensions, and its shape
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,

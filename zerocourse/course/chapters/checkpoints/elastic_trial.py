@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ....engine.checkpoint import checkpoint_folder as folders
+from ....engine.checkpoint.folders import checkpoint_folder as folders
 from ....engine.train import TrainSettings, train
 from ....launch.launcher import launch
 from ....launch.processes.attempts import Attempt

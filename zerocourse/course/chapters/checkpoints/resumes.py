@@ -13,8 +13,8 @@ import torch
 
 from ....data.text import TextDataset, read_tokens
 from ....data.tokens import TokenStream
-from ....engine.checkpoint import checkpoint_folder as folders
-from ....engine.checkpoint.checkpoint_index import read_index
+from ....engine.checkpoint.folders import checkpoint_folder as folders
+from ....engine.checkpoint.folders.checkpoint_index import read_index
 from ....engine.checkpoint.pieces import pieces_to_read
 from ....engine.checkpoint.source import Source
 from ....engine.engine import Engine, initialize

@@ -8,8 +8,8 @@ from unittest import mock
 
 import torch
 
-from ....engine.checkpoint import checkpoint_folder as folders
 from ....engine.checkpoint import content
+from ....engine.checkpoint.folders import checkpoint_folder as folders
 from ....engine.checkpoint.saving import save_checkpoint
 from .resumes import begun
 

@@ -4,7 +4,7 @@ import torch
 
 from .....engine import Engine
 from .....engine.config import Config
-from .....engine.optimizers import choose_scheduler
+from .....engine.updates.optimizers import choose_scheduler
 from .....models.gpt2 import GPT
 from ....checks import Trial, exercise
 from ....checks.observers.stage_probe import calling

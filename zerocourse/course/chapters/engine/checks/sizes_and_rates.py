@@ -5,7 +5,7 @@ import math
 import torch
 
 from .....engine.config import rules
-from .....engine.schedules import WarmupDecayLR
+from .....engine.updates.schedules import WarmupDecayLR
 from ....checks import Trial, exercise
 
 SIZES = [(32, 4, None, 2), (32, None, 2, 2), (None, 4, 2, 3), (32, None, None, 2), (None, 4, None, 2), (32, 4, 4, 2)]
@@ -107,7 +107,7 @@ def risen(count, warmup, kind):
 
 @exercise(
     "11.2", "A rate that rises and falls", minutes=15, difficulty=1, own=own_rate, sample=random_rate,
-    replaces=("zerocourse.engine.schedules:warm_up", "zerocourse.engine.schedules:WarmupDecayLR.gamma"),
+    replaces=("zerocourse.engine.updates.schedules:warm_up", "zerocourse.engine.updates.schedules:WarmupDecayLR.gamma"),
     cases=RATES, trials=[Trial(EDGES)],
     mistakes={
         "always linear": {"rise": lambda count, warmup, kind: count / warmup},

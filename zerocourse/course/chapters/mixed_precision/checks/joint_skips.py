@@ -69,7 +69,7 @@ def brought_together(slices, comm):
 
 @exercise(
     "10.4", "Skip together", minutes=20, difficulty=2, timeout=15,
-    replaces=("zerocourse.engine.half_precision:LossScaling.overflows", "zerocourse.zero.ddp:DataParallel.grad_norm"),
+    replaces=("zerocourse.engine.updates.half_precision:LossScaling.overflows", "zerocourse.zero.ddp:DataParallel.grad_norm"),
     trials=[Trial(skip_cases, unscaled_on_a_rank, worlds=(2, 3))],
     mistakes={
         "own slices": {"overflow": lambda slices, comm: any_of(slices)},

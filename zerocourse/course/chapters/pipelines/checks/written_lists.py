@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .....parallel.pipeline import Action, Pipeline, Schedule, deadlock, problems, simulate, with_transfers
+from .....parallel.pipeline import Action, Pipeline, Schedule, problems, simulate, with_transfers
+from .....parallel.pipeline.schedules import deadlock
 from ....checks import Board, Trial, Wrong, exercise
 
 SIZES = [(4, 8), (2, 4), (3, 7), (4, 2), (1, 3), (5, 5)]
@@ -78,7 +79,7 @@ def run_really(answer, micro_batches):
 
 @exercise(
     "17.2", "1F1B as a list", minutes=30, difficulty=2,
-    replaces=("zerocourse.parallel.pipeline.synchronous:*", "zerocourse.parallel.pipeline.zero_bubble:*"),
+    replaces=("zerocourse.parallel.pipeline.schedules.synchronous:*", "zerocourse.parallel.pipeline.schedules.zero_bubble:*"),
     trials=[Trial(SIZES, looked_at), Trial([(4,)], run_really, worlds=(2, 3))],
     mistakes={
         "GPipe": {"warm": lambda ranks, rank, most: most},
@@ -147,7 +148,7 @@ def measured(answer, ranks, micro_batches):
 
 @exercise(
     "17.5", "Beat 1F1B", minutes=40, difficulty=3,
-    replaces=("zerocourse.parallel.pipeline.synchronous:*", "zerocourse.parallel.pipeline.zero_bubble:*"),
+    replaces=("zerocourse.parallel.pipeline.schedules.synchronous:*", "zerocourse.parallel.pipeline.schedules.zero_bubble:*"),
     trials=[Trial([(4, 8), (2, 4), (3, 9), (5, 5), (1, 2)], measured)],
     board=(Board("units of time in all cases", lambda seen: sum(case["_makespan"] for case in seen[0][0]), 94, 94,
                  "the last rank has 3m units of work, and its first input comes after p − 1", ("too slow", "whole")),),

@@ -1,0 +1,1 @@
+"""A checkpoint as files: a folder that is whole or not there, its index and its checksums."""

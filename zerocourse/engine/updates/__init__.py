@@ -1,0 +1,1 @@
+"""What an engine does in an optimizer step: which optimizer, which learning rate, and half precision."""
