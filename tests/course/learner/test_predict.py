@@ -124,7 +124,8 @@ def test_what_is_measured_must_be_an_answer():
 
 
 def test_somebody_s_guess_is_called_that():
-    assert str(predict("01.x", somebody_guessed(12), "GB")) == "What somebody guessed, which is not the answer: 12.0 GB."
+    said = predict("01.x", somebody_guessed(12), "GB")
+    assert str(said) == "What somebody guessed, which is not the answer: 12.0 GB." and said.html == f"<div>{said}</div>"
     assert str(observe("01.x", 24e9)).split()[:3] == ["somebody", "measured", "ratio"]
 
 
