@@ -9,11 +9,16 @@ from ....checks.observers.stage_runs import WatchedComm
 # 05.w1 ----------------------------------------------------------------------------------------------------------------
 
 def slice_step(parameters, gradients, own, speed, gather, lr=0.1):
-    """A step of SGD with momentum, of which this rank does its part. Afterwards every rank has all new parameters.
+    """A step of SGD with momentum, of which this rank does its part.
 
-    parameters: (n,), the same on every rank.   gradients: (n,), of which this rank's slice is summed over the ranks.
-    own: that slice.   speed: (length of the slice,) the momentum of this rank's parameters. It becomes 0.9 times itself plus
-    the gradient, and the parameters move against it, by `lr` times the speed.
+    Afterwards every rank has all new parameters.
+
+    parameters: (n,), the same on every rank.
+    gradients: (n,), of which this rank's slice is summed over the ranks.
+    own: that slice.
+    speed: (length of the slice,), the momentum of this rank's parameters. It becomes
+        0.9 times itself plus the gradient, and the parameters move against it, by
+        `lr` times the speed.
     gather(tensor): every rank's slice of the tensor (n,) comes to all ranks. Collective.
     """
     speed.mul_(0.9).add_(gradients[own])
@@ -86,9 +91,11 @@ def step_of(parameters, gradients, own, speed, gather, *, gathers=lambda gather,
 # 05.w2 ----------------------------------------------------------------------------------------------------------------
 
 def saved_percent(ranks, parameter, gradient, optimizer):
-    """How many percent of a rank's model states stage 1 saves, compared with data parallel training.
+    """How many percent of a rank's model states stage 1 saves.
 
-    parameter, gradient, optimizer: the bytes that each of them has for one parameter of the model.
+    It is compared with data parallel training.
+
+    parameter, gradient, optimizer: the bytes of each for one parameter of the model.
     """
     whole = parameter + gradient + optimizer
     return 100 * (optimizer - optimizer / ranks) / whole

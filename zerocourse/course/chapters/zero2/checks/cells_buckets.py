@@ -13,10 +13,12 @@ from ....checks import Trial, When, exercise
 def gradient_came(name, waiting, send):
     """The gradient of a parameter is complete: send what may leave now.
 
-    waiting: the buckets that have not left, in the order in which they must leave, the same on every rank. Each is
-    (the bucket's name, the set of the parameters whose gradients it still waits for). What came is taken out of the set, and
-    what has left is taken out of the list.   send(bucket): lets the bucket of that name leave. A bucket must not leave before
-    those that stand before it in the list, even if it is full.
+    waiting: the buckets that have not left, in the order in which they must leave, the
+        same on every rank. Each is (the bucket's name, the set of the parameters whose
+        gradients it still waits for). Take out of the set what came, and out of the
+        list what has left.
+    send(bucket): lets the bucket of that name leave.
+    A bucket must not leave before those that stand before it, even if it is full.
     """
     for _, missing in waiting:
         missing.discard(name)
@@ -83,10 +85,13 @@ def departing(name, waiting, send, *, may_leave=lambda waiting, place: place == 
 # 06.w2 ----------------------------------------------------------------------------------------------------------------
 
 def keep_slice(kept, bucket, own):
-    """What a rank keeps of a bucket: its slice, added to what it has kept of earlier micro-batches.
+    """What a rank keeps of a bucket: its slice, added to what it has kept before.
 
-    kept: that sum, (length of the slice,), or None before the first micro-batch.   bucket: (n,), in which the slice `own` is
-    summed over the ranks.   Returns the new sum. The bucket's memory must be free as soon as nobody else holds the bucket.
+    kept: the sum over the earlier micro-batches, (length of the slice,), or None before
+        the first.
+    bucket: (n,), in which the slice `own` is summed over the ranks.
+    Returns the new sum. The bucket's memory must be free as soon as nobody else holds
+    the bucket.
     """
     part = bucket[own].clone()
     return part if kept is None else kept + part
