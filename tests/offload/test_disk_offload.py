@@ -213,7 +213,7 @@ def test_states_are_read_and_written_while_others_are_stepped(tmp_path):
         if gains[-1] >= 0.8 * bound:
             break
     assert max(gains) >= 0.8 * bound, f"{gains} of {bound} s"
-    assert offload.on_disk.staging.peak <= offload.buffers
+    assert offload.staging.peak <= offload.buffers
 
 
 class Slow:
@@ -316,7 +316,7 @@ def test_a_damaged_file_is_named_with_the_parameter(tmp_path):
     with pytest.raises(DamagedFile), model.zero.flats[0].at_hand():
         pass
     model.zero.settle()
-    assert offload.on_disk.staging.in_flight == 0
+    assert offload.staging.in_flight == 0
 
 
 def test_a_step_that_fails_leaves_no_buffer_taken_and_no_file(tmp_path):
@@ -336,7 +336,7 @@ def test_a_step_that_fails_leaves_no_buffer_taken_and_no_file(tmp_path):
         step(case, model, optimizer, 1)
     model.zero.zero_grad()
     offload.settle()
-    assert offload.on_disk.staging.in_flight == 0
+    assert offload.staging.in_flight == 0
     del offload, model, optimizer
     gc.collect()
     assert not list(tmp_path.iterdir())
@@ -357,7 +357,7 @@ def test_a_checkpoint_needs_no_more_memory_than_a_step(tmp_path):
         largest = max(flat.block.nbytes for flat in model.zero.flats)
         counters = sum(4 * len(flat.shard_params) for flat in model.zero.flats)
         assert offload.tier.peak <= (2 + loads) * largest + counters, "two staging buffers, and what is loaded of one block"
-        assert offload.on_disk.staging.in_flight <= 1 and offload.disk.tier.bytes >= 6 * largest
+        assert offload.staging.in_flight <= 1 and offload.disk.tier.bytes >= 6 * largest
 
 
 def test_a_torch_that_cannot_give_a_tensor_other_memory_is_refused(tmp_path, monkeypatch):

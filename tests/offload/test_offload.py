@@ -107,7 +107,7 @@ def check_disk(offload: DiskOffload, steps: int) -> None:
         read, written = read + masters + (steps - 1) * all, written + masters + steps * all
     offload.settle()
     assert offload.disk.bytes == {"read": read, "written": written}
-    assert 1 <= offload.on_disk.staging.peak <= offload.buffers and not offload.on_disk.staging.in_flight
+    assert 1 <= offload.staging.peak <= offload.buffers and not offload.staging.in_flight
 
 
 @pytest.mark.parametrize("world_size", (1, 2, 3))

@@ -44,7 +44,7 @@ def make_communicator(comm) -> None:
 
     threading.Thread(target=call, daemon=True, name="zerocourse-first-call").start()
     limit = LIMIT * comm.timeout.total_seconds()
-    said = f"the first call over NCCL of the ranks {comm.waits.progress.ranks} has not ended after"
+    said = f"the first call over NCCL of the ranks {comm.progress.ranks} has not ended after"
     if not over.wait(min(NOTICE_SECONDS, limit)) and limit > NOTICE_SECONDS:
         sys.stderr.write(f"zerocourse: {said} {NOTICE_SECONDS:g} s: {WHY}\n")
         over.wait(limit - NOTICE_SECONDS)
