@@ -9,6 +9,8 @@ from html import escape
 
 import lab
 import pytest
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from PIL import Image
 
 from zerocourse.course.show.film import Film, Frame
@@ -136,6 +138,35 @@ def test_it_plays_steps_and_slides(browser, tmp_path, policy):
     assert playing.inner_text() == "▶ play", "it stands at its end"
     page.get_by_role("slider").press("Home")
     assert at(page) == "0" and not errors
+    page.close()
+
+
+def test_it_plays_on_a_page_of_nbconvert(browser, tmp_path):
+    notebook = new_notebook(cells=[new_code_cell("film", outputs=[new_output("execute_result", film()._repr_mimebundle_()[0], execution_count=1)])])
+    body, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook)
+    page = browser.new_page()
+    page.route(re.compile("^https?:"), lambda route: route.abort())
+    (tmp_path / "page.html").write_text(body)
+    page.goto((tmp_path / "page.html").as_uri())
+    page.get_by_role("button", name="one frame on").click()
+    assert at(page) == "1" and page.locator("figure").count() == 0
+    page.close()
+
+
+def test_it_plays_where_scripts_are_run_apart_from_their_place(browser, tmp_path):
+    """As VS Code does it: what it shows is put into the page first, and each script runs as a new element that is gone at once."""
+    put = f"""<div id="output"></div><script type="text/plain" id="saved">{escape(film().html())}</script><script>
+        const output = document.querySelector("#output"), read = document.createElement("textarea");
+        read.innerHTML = document.querySelector("#saved").textContent;
+        output.innerHTML = read.value;
+        for (const script of output.querySelectorAll("script")) {{
+            const again = document.createElement("script");
+            [again.text, again.type] = [script.innerText, script.type];
+            output.appendChild(again).parentNode.removeChild(again);
+        }}</script>"""
+    page, errors = opened(browser, tmp_path, put, VS_CODE)
+    page.get_by_role("button", name="one frame on").click()
+    assert at(page) == "1" and not errors
     page.close()
 
 
