@@ -150,7 +150,8 @@ def test_a_first_prediction_takes_two_minutes_and_is_there_when_one_comes_back(c
     lab.start_cell(page, next(number for number, cell in enumerate(nbformat.read(folder / chapter, 4).cells) if cell.cell_type == "code"))
     type_in('"20 s"', "...")
     said = cell().locator(".jp-OutputArea-output")
-    playwright.expect(said).to_have_text("""prediction 00.card: '20 s' is not a number in GB, or with another unit, such as "300 MB\"""", timeout=60_000)
+    refused = "prediction 00.card: '20 s' is not a number in GB, or with another unit, such as \"300 MB\""
+    playwright.expect(said).to_have_text(refused, timeout=60_000)
     type_in('"20000 MB"', '"20 s"')
     playwright.expect(said).to_have_text("Noted: 20.0 GB.", timeout=60_000)
     assert time.monotonic() - began < 120
