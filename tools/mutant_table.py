@@ -55,6 +55,7 @@ PREDICTIONS = tuple(f"predict.py::{name}" for name in (
     "test_the_last_guess_before_the_measurement_counts_and_a_later_one_does_not",
     "test_who_measured_without_a_prediction_has_seen_the_answer",
     "test_somebody_s_guess_is_not_remembered",
+    "test_each_other_value_that_is_measured_is_remembered_once",
     "test_a_record_that_cannot_be_read_stops_no_lesson",
 ))
 OVERFLOW = "precision.py::test_trap_17_an_overflow_on_one_rank_is_one_everywhere"

@@ -220,6 +220,15 @@ def test_who_measured_without_a_prediction_has_seen_the_answer(folder):
     predict("01.x", ..., "GB")
     observe("01.x", 24e9)
     assert "does not count" in str(predict("01.x", 24, "GB"))
+    observe("01.x", 24e9)
+    assert [event["kind"] for event in events(folder)] == ["measured", "prediction"]
+
+
+def test_each_other_value_that_is_measured_is_remembered_once(folder):
+    predict("01.x", 12, "GB")
+    for value in (24e9, 25e9, 25e9):
+        observe("01.x", value)
+    assert [event["value"] for event in events(folder) if event["kind"] == "measured"] == [24, 25]
 
 
 def test_somebody_s_guess_is_not_remembered(folder):
@@ -228,8 +237,12 @@ def test_somebody_s_guess_is_not_remembered(folder):
     assert [(event["kind"], event["ratio"]) for event in kept(folder)] == [("measured", None)]
 
 
-def test_a_record_that_cannot_be_read_stops_no_lesson(folder):
-    (folder / MARK / FILE).mkdir()
+@pytest.mark.parametrize("broken", ["record", "folder"])
+def test_a_record_that_cannot_be_read_stops_no_lesson(folder, broken, monkeypatch):
+    if broken == "record":
+        (folder / MARK / FILE).mkdir()
+    else:
+        monkeypatch.setenv("ZEROCOURSE_FOLDER", str(folder / "typo"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         predict("01.x", 12, "GB")
