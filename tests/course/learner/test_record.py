@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 
+from zerocourse.course.learner import record
 from zerocourse.course.learner.folder import MARK, VARIABLE, learner_folder
 from zerocourse.course.learner.record import FILE, answer_hash, events, remember
 from zerocourse.errors import BadInput
@@ -78,6 +79,20 @@ def test_no_event_is_lost_when_two_processes_write_at_once(folder):
         assert [guess for id, guess in found if id == name] == list(range(ROUNDS))
 
 
+def test_what_another_process_appends_just_before_a_write_is_not_overwritten(folder, monkeypatch):
+    remember("verdict", "5.1", passed=True)
+    looked = record._byte
+
+    def looked_while_another_wrote(file, place):
+        with open(folder / MARK / FILE, "ab") as other:
+            other.write(b'{"kind": "verdict", "id": "another"}\n')
+        return looked(file, place)
+
+    monkeypatch.setattr(record, "_byte", looked_while_another_wrote)
+    remember("verdict", "5.2", passed=False)
+    assert [event["id"] for event in events(folder)] == ["5.1", "another", "5.2"]
+
+
 @pytest.mark.parametrize("torn", [b'{"kind": "verdict", "id": "5.', b"\xff\xfe\x00", b"[1, 2]\n", b'{"id": "5.1"}\n', b"\n\n", b"null\n",
                                   b"[" * 100_000])
 def test_a_torn_or_foreign_line_loses_nothing_else(folder, torn):
@@ -99,7 +114,6 @@ def test_what_cannot_be_remembered_is_a_warning(folder, monkeypatch):
 
 
 def test_a_full_disk_is_said(folder, monkeypatch):
-    from zerocourse.course.learner import record
     monkeypatch.setattr(record.os, "write", lambda file, line: len(line) // 2)
     with pytest.warns(UserWarning, match="is the disk full"):
         remember("verdict", "5.1", passed=True)
