@@ -268,6 +268,23 @@ def test_the_store_does_not_grow_with_the_objects_that_it_carried(pool):
         assert many == few <= before + 4, "of the last exchange alone: a key for each rank, and one that counts readers"
 
 
+def drops_what_it_started(rounds: int = 10) -> list[int]:
+    """Each rank is by turns the late one, when the other has dropped what it would have received."""
+    found = []
+    for number in range(rounds):
+        comm = Comm()
+        if number % 2 == comm.rank:
+            time.sleep(0.02)
+        comm.start_max([comm.rank], torch.device("cpu"), "dropped")
+        found.append(sum(comm.all_gather_object(number)))
+    return found
+
+
+def test_a_message_that_nobody_waits_for_leaves_the_connection_whole(pool):
+    """As a backward leaves it that ended in an exception. (gloo alone breaks a pair whose receiver has gone.)"""
+    assert pool(2).run(drops_what_it_started) == [[2 * number for number in range(10)]] * 2
+
+
 def test_counts_are_exact(pool):
     """At 4 ranks slices of 3, the last with one element and 2 of padding. Data is counted without padding."""
     for rank, found in enumerate(pool(4).run(counted)):

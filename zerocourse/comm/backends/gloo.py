@@ -21,6 +21,9 @@ from ...layout.rankmap import Layout
 
 PIECE_BYTES = 1 << 20  # one large send and receive run half-duplex; pieces of this size reach 96 % of a link
 MOST_PIECES = 16
+# Works for which nobody has waited yet, by their list's id. A gloo message that is dropped before it has arrived, as by a backward that
+# ended in an exception and is never tried again, breaks the connection of its two ranks: so it is not dropped.
+unwaited: dict[int, list] = {}
 NEVER_SENT = 0x7FFFFFFF  # a tag that no message has: those of `exchange` end in their piece's number, below 16
 
 
@@ -95,6 +98,7 @@ class Gloo:
         """Block until all works are complete. Raises RuntimeError after `timeout`, or if a peer is gone."""
         for work in works:
             work.wait(timeout)
+        unwaited.pop(id(works), None)
 
     def disconnect(self) -> None:
         """Close this rank's connections of the group, so that a peer that waits at one of them notices at once.
@@ -134,7 +138,10 @@ class Gloo:
     def post(self, messages: list[tuple[Callable, torch.Tensor, int, int]]) -> list:
         """Start each message, given as (isend or irecv, tensor, peer, tag), and return the works."""
         side = {dist.isend: "group_dst", dist.irecv: "group_src"}
-        return [verb(piece, group=self.group, tag=tag, **{side[verb]: peer}) for verb, piece, peer, tag in messages]
+        works = [verb(piece, group=self.group, tag=tag, **{side[verb]: peer}) for verb, piece, peer, tag in messages]
+        if works:
+            unwaited[id(works)] = works
+        return works
 
 
 def add_in_order(terms: list[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
