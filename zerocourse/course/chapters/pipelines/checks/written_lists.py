@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .....parallel.pipeline import Action, Pipeline, Schedule, problems, simulate, with_transfers
-from .....parallel.pipeline.schedules import deadlock
+from .....parallel.pipeline import Action, Pipeline, Schedule, deadlock, problems, simulate, with_transfers
 from ....checks import Board, Trial, Wrong, exercise
 
 SIZES = [(4, 8), (2, 4), (3, 7), (4, 2), (1, 3), (5, 5)]
