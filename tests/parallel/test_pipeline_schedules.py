@@ -13,9 +13,11 @@ from zerocourse.parallel.pipeline import (
     Action,
     Costs,
     Schedule,
+    deadlock,
     gpipe,
     interleaved,
     one_f_one_b,
+    pipedream,
     pipedream_2bw,
     plan,
     problems,
@@ -24,7 +26,6 @@ from zerocourse.parallel.pipeline import (
     zb_h1,
 )
 from zerocourse.parallel.pipeline.links import communicators, link_of, links
-from zerocourse.parallel.pipeline.schedules import deadlock, pipedream
 from zerocourse.parallel.pipeline.schedules.makespan import in_flight
 
 RANKS, BATCHES, CHUNKS = st.integers(1, 6), st.integers(1, 14), st.integers(1, 3)
