@@ -17,9 +17,8 @@ from zerocourse.errors import BadInput, CollectiveError, PipelineError
 from zerocourse.launch.ranks import Ranks
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.model_layers import model_layers
-from zerocourse.parallel.pipeline import Action, Pipeline, cut, gpipe, interleaved, one_f_one_b, pipedream_2bw, plan, simulate, zb_h1
+from zerocourse.parallel.pipeline import Action, Pipeline, cut, gpipe, interleaved, one_f_one_b, pipedream, pipedream_2bw, plan, simulate, zb_h1
 from zerocourse.parallel.pipeline.cutting import PipelineStage
-from zerocourse.parallel.pipeline.schedules import pipedream
 from zerocourse.parallel.pipeline.schedules.delays import stage_delay
 from zerocourse.parallel.pipeline.split_backward import deferring, pay
 from zerocourse.parallel.pipeline.stage_messages import HEADER, Form, StageMessages, header, read_header

@@ -7,8 +7,7 @@ import pytest
 
 from zerocourse.course.show.pictures.pipeline_rows import pipeline_rows
 from zerocourse.errors import BadInput
-from zerocourse.parallel.pipeline import Costs, Schedule, gpipe, interleaved, one_f_one_b, plan, simulate, zb_h1
-from zerocourse.parallel.pipeline.schedules import pipedream
+from zerocourse.parallel.pipeline import Costs, Schedule, gpipe, interleaved, one_f_one_b, pipedream, plan, simulate, zb_h1
 
 TIMINGS = {"GPipe": simulate(plan("gpipe", gpipe, 4, 8)), "1F1B": simulate(plan("1f1b", one_f_one_b, 4, 8)),
            "interleaved": simulate(plan("interleaved", interleaved, 4, 8, 2), Costs(Fraction(1, 2), 1)),
