@@ -52,7 +52,7 @@ def hook_on_the_tensor(params, bucket, layout, world_size):
 
 @exercise(
     "6.3", "The hook", minutes=20, difficulty=2,
-    replaces=("zerocourse.zero.buffers.buffer:FlatBuffer.*", "zerocourse.zero.hooks:*"),
+    replaces=("zerocourse.zero.buffers.buffer:FlatBuffer.*", "zerocourse.zero.buffers.gradients:GradientBuffer.*", "zerocourse.zero.hooks:*"),
     trials=[Trial(observe=hooked_on_a_rank)],
     mistakes={
         "weights changed": ({"free": lambda param: param.data.zero_()}, When("moved")),
