@@ -857,6 +857,32 @@ def test_trap_15_late_gradients_wait_for_no_other_rank(pool, in_flight):
                                options=(("in_flight", in_flight),)), tolerance=1e-6)
 
 
+class UsesLess(Branching):
+    """Special rows leave one layer out, the others use all of them."""
+
+    def forward(self, x):
+        x, special = x
+        return Block.forward(self, x) + (0 if special else self.other(x))
+
+
+class RecomputedWithLess(Stack):
+    """A block is gathered for its computation in the backward, before autograd has come to its output."""
+
+    block = UsesLess
+
+    def forward(self, x, special):
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(lambda x, block=block: block((x, special)), x, use_reentrant=True)
+        return self.last(x)
+
+
+def test_a_bucket_that_is_full_on_one_rank_alone_waits_for_the_gathers_outside_of_the_list(pool):
+    """Where the next block is gathered by its own recomputation, all ranks begin it and the reduction in the same order."""
+    check_exact(pool, of_stack(RecomputedWithLess, stages=(3,), loss=special_on_rank_one,
+                               options=(("prefetch", 0),), optimizer=worlds.sgd), tolerance=1e-6)
+
+
 def special_on_some(model, step, micro, rank):
     """Which rank uses which branch differs from micro-batch to micro-batch; each of them is reduced at once."""
     if hasattr(model, "zero"):

@@ -44,11 +44,14 @@ def ring_all_gather(buffer: torch.Tensor) -> int:
 
 
 def turn_the_ring(parts, rank, pass_on):
-    """Add up a buffer over all ranks, by turns of a ring. Afterwards every part on every rank is the whole sum.
+    """Add up a buffer over all ranks, by turns of a ring. Afterwards every part on every
+    rank is the whole sum.
 
-    parts: the buffer, cut into as many views as there are ranks.   rank: this rank.
-    pass_on(leaving, arriving, add): one turn, which all ranks make at the same time. Sends `parts[leaving]` to the right
-        neighbour, and what the left neighbour sends is added to `parts[arriving]`, or, with add=False, replaces it.
+    parts: the buffer, cut into as many views as there are ranks.
+    rank: this rank.
+    pass_on(leaving, arriving, add): one turn, which all ranks make at the same time.
+    Sends `parts[leaving]` to the right neighbour, and what the left neighbour sends is
+    added to `parts[arriving]`, or, with add=False, replaces it.
     """
     ranks = len(parts)
     for turn in range(1, ranks):  # afterwards part r is summed on rank r

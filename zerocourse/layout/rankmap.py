@@ -36,7 +36,9 @@ def round_robin(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
 
 
 def contiguous(shapes: Mapping[str, Shape], world_size: int) -> dict[str, int]:
-    """Neighbours stay together: cut all elements into N equal parts, and a tensor goes to the rank whose part has its middle."""
+    """Neighbours stay together: cut all elements into N equal parts, and a tensor goes to
+    the rank whose part has its middle.
+    """
     total, start = sum(map(math.prod, shapes.values())), 0
     owner: dict[str, int] = {}
     for name, shape in shapes.items():

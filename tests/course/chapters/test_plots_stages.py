@@ -11,7 +11,7 @@ from zerocourse.formulas.step_time import speedup_bound
 def test_the_bound():
     assert speedup_bound(1, 1) == 2 and speedup_bound(1, 0.25) == 1.25 == speedup_bound(0.25, 1)
     assert speedup_bound(1, 1, exposed=0.25) == 1.6
-    figure = bound_figure({"even": 1, "slow": 4})
+    figure = bound_figure({"even": 1, "slow": 4}, speedup_bound)
     assert "marked: even (2.00); slow (1.25)" in figure.get_label()
     curve = figure.axes[0].lines[0].get_ydata()
     assert max(curve) == pytest.approx(2) and curve[0] < 1.05 > curve[-1]

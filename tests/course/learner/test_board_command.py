@@ -8,20 +8,11 @@ from exercise_sets import answering, filled
 
 from zerocourse.cli import main
 from zerocourse.course.checks import exercises
-from zerocourse.course.learner.folder import MARK, VARIABLE
+from zerocourse.course.learner.folder import MARK
 from zerocourse.course.learner.record import remember
 
 SET = "13_activations"
 KEEPS_ALL = "def keep(operations, budget):\n    return [each['name'] for each in operations]"
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / MARK).mkdir()
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def board(capsys, *words: str) -> dict:

@@ -6,7 +6,6 @@ import pytest
 
 import zerocourse.course.checks as checks
 from zerocourse.course.checks import check
-from zerocourse.course.learner.folder import MARK
 from zerocourse.course.learner.hints import due, hints, recorded_tries
 from zerocourse.course.learner.record import remember
 
@@ -16,13 +15,6 @@ RIGHT = "(16, 4, 2, 0)[stage] * params + (0, 12, 14, 16)[stage] * -(-params // r
 @pytest.fixture(autouse=True)
 def a_new_session(monkeypatch):
     monkeypatch.setattr(checks, "_tries", {})
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / MARK).mkdir()
-    monkeypatch.setenv("ZEROCOURSE_FOLDER", str(tmp_path))
-    return tmp_path
 
 
 def answer(number: int, body: str):

@@ -17,15 +17,6 @@ THREE = Order("one", "two", "three")
 AT = (1, 16, 1024)
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A learner's folder that a kernel has just begun to work in."""
-    (tmp_path / MARK).mkdir()
-    monkeypatch.setenv("ZEROCOURSE_FOLDER", str(tmp_path))
-    monkeypatch.setattr(module, "_made", {})
-    return tmp_path
-
-
 @pytest.fixture(autouse=True)
 def new_kernel(monkeypatch):
     monkeypatch.setattr(module, "_made", {})

@@ -13,16 +13,6 @@ from zerocourse.course.learner.remembered.calibration import apart, calibration_
 from zerocourse.course.learner.remembered.summary import KINDS, kind_of, summarized
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A learner's folder, in which the test is."""
-    (tmp_path / MARK).mkdir()
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def predicted(id: str, ratio: float | None, quantity: str = "bytes", **more) -> None:
     remember("prediction", id, guess=1.0, unit="GB", quantity=quantity, late=False)
     remember("measured", id, value=1.0, ratio=ratio, **more)

@@ -24,15 +24,6 @@ for number in range({ROUNDS}):
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A learner's folder, with the working directory in it."""
-    (tmp_path / MARK).mkdir()
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_the_folder_is_the_nearest_with_the_mark_or_the_one_that_is_named(folder, monkeypatch):
     deep, other = folder / "notebooks" / "more", folder / "other"
     deep.mkdir(parents=True)

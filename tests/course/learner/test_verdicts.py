@@ -3,24 +3,16 @@
 import linecache
 
 import nbformat
-import pytest
 from exercise_sets import answering
 
 from zerocourse.cli import main
 from zerocourse.course import checks
 from zerocourse.course.checks import check
-from zerocourse.course.learner.folder import MARK, VARIABLE
+from zerocourse.course.learner.folder import MARK
 from zerocourse.course.learner.record import FILE, answer_hash, events, remember
 
 WRONG = "def count_params(layers, width, vocab, block_size, tied):\n    return 12 * layers * width**2\n"
 KEEPS_ALL = "def keep(operations, budget):\n    return [each['name'] for each in operations]\n"
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / MARK).mkdir()
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    return tmp_path
 
 
 def defined(source: str, name: str, file: str = "<a cell>"):

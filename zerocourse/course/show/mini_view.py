@@ -38,7 +38,7 @@ DIFFERENCES: dict[int | str, tuple[Difference, ...]] = {
         Difference("a handle", "MiniStage0.reduce_gradient", "zero.ddp:all_reduce",
                    "The real one starts the sum and returns a handle instead of the result, because the sum can "
                    "travel while the backward computes the next unit."),
-        Difference("overlap, and one order", "MiniStage0.on_gradient", "zero.passes.backward:Backward.advance",
+        Difference("overlap, and one order", "MiniStage0.on_gradient", "zero.passes.backward:Backward.run_ready",
                    "Gradients are reduced during the backward and not at the step, and strictly in one order, "
                    "because ranks that start the same collectives in different orders wait for each other for ever."),
         Difference("accumulation", "MiniStage0.add_to_shard", "zero.ddp:DataParallel.no_sync",

@@ -175,7 +175,8 @@ class Writer:
 
     def written(self) -> list[BackwardAction]:
         """What was written, with all conditions. Behind the last Gather a full bucket is enough for a Reduce. (Before it a block that
-        checkpointing computes again may be gathered outside of the list, and when a bucket is full differs between ranks.)"""
+        reentrant checkpointing computes again may be gathered outside of the list, and a bucket may be full on one rank alone: the
+        two would begin in different orders.)"""
         written, at, full = [], END, None
         may_be_full = True
         for action in reversed(self.actions):

@@ -11,11 +11,6 @@ class Pass:
         self.calls: list[Call] = []  # in the order in which they ended; a unit that runs twice is there twice
         self.had_backward = False
 
-    @property
-    def units(self) -> set[Unit]:
-        """Those that ran."""
-        return {call.unit for call in self.calls}
-
 
 class Forward:
     """One forward while it runs.   of_pass: what it leaves.   stack: units whose forward is running, one inside the other."""

@@ -73,7 +73,8 @@ def ring_turns(parts, rank, pass_on, **knobs):
 def average_gradient(gradient, samples):
     """Make every rank's gradient that of the whole batch, in place.
 
-    gradient: the average over this rank's samples.   samples: how many these are; other ranks may have more or fewer.
+    gradient: the average over this rank's samples.
+    samples: how many these are; other ranks may have more or fewer.
     """
     total = torch.tensor(float(samples))
     dist.all_reduce(total)

@@ -5,9 +5,11 @@ from ....checks import FORMULAS, Trial, exercise
 # 01.w1 ----------------------------------------------------------------------------------------------------------------
 
 def kept_per_parameter(stage, ranks):
-    """The bytes of model states that a rank keeps, on average, for each parameter of the model: (parameter, gradient, optimizer).
+    """The bytes of model states that a rank keeps, on average, for each parameter of the
+    model: (parameter, gradient, optimizer).
 
-    Mixed precision with Adam. What a stage cuts is divided by the ranks, so the numbers need not be whole.
+    Mixed precision with Adam. What a stage cuts is divided by the ranks, so the numbers
+    need not be whole.
     stage: 0 (data parallel), 1, 2 or 3.
     """
     parameter, gradient, optimizer = 2, 2, 4 + 4 + 4
@@ -58,10 +60,12 @@ def kept(stage, ranks, *, sizes=(2, 2, 12), cut=lambda stage: (stage >= 3, stage
 # 01.w2 ----------------------------------------------------------------------------------------------------------------
 
 def lowest_stage(states, activations, card):
-    """The lowest stage with which a rank's bytes fit on its card; None if they fit with none.
+    """The lowest stage with which a rank's bytes fit on its card; None if they fit with
+    none.
 
-    states: the bytes of a rank's model states in the stages 0, 1, 2 and 3.   activations: those of its activations, in every
-    stage.   card: the bytes that the card has.
+    states: the bytes of a rank's model states in the stages 0, 1, 2 and 3.
+    activations: those of its activations, in every stage.
+    card: the bytes that the card has.
     """
     for stage, held in enumerate(states):
         if held + activations <= card:

@@ -9,10 +9,11 @@ from ....checks import Trial, exercise
 # 02.w1 ----------------------------------------------------------------------------------------------------------------
 
 def my_rows(rows, rank, world_size, seed):
-    """This rank's rows of a matrix of random numbers (rows, 2): the same matrix, on however many ranks.
+    """This rank's rows of a matrix of random numbers (rows, 2): the same matrix, on
+    however many ranks.
 
-    Rank 0 has the first rows // world_size of them, rank 1 the next, and so on. The rows are the rank's own: it keeps no
-    memory for those of the others.
+    Rank 0 has the first rows // world_size of them, rank 1 the next, and so on. The
+    rows are the rank's own: it keeps no memory for those of the others.
     """
     torch.manual_seed(seed)
     each = rows // world_size
@@ -57,10 +58,12 @@ def rows_of(rows, rank, world_size, seed, *, draws=lambda rows, each: rows, seed
 # 02.w2 ----------------------------------------------------------------------------------------------------------------
 
 def give_memory(model):
-    """Give every parameter of a deferred model memory on the CPU, filled with zeros, in place.
+    """Give every parameter of a deferred model memory on the CPU, filled with zeros, in
+    place.
 
-    A parameter that has two names is still one parameter with two names. Buffers stay as they are, and what was frozen
-    (`requires_grad` is False) stays frozen. All modules of the model are looked through, and those inside of them.
+    A parameter that has two names is still one parameter with two names. Buffers stay
+    as they are, and what was frozen (`requires_grad` is False) stays frozen. All
+    modules of the model are looked through, and those inside of them.
     """
     made = {}
     for module in model.modules():

@@ -9,10 +9,12 @@ BRANCHES = ["head", "left", "right", "body"]
 
 
 def gather_next(order, unit, ahead, gathered):
-    """The backward comes to `unit`: the units that must be gathered now, in the order in which they are needed.
+    """The backward comes to `unit`: the units that must be gathered now, in the order in
+    which they are needed.
 
-    order: the units in the order in which the backward comes to them, each once.   ahead: so many units after this one are
-    gathered while it computes.   gathered: the set of those that are there, or on their way. A unit is gathered once.
+    order: the units in the order in which the backward comes to them, each once.
+    ahead: so many units after this one are gathered while it computes.
+    gathered: the set of those that are there, or on their way. A unit is gathered once.
     """
     here = order.index(unit)
     return [each for each in order[here:here + 1 + ahead] if each not in gathered]
@@ -59,8 +61,10 @@ def gathers(order, unit, ahead, gathered, *, begin=0, more=0, turned=False, agai
 def shortest_step(compute, communication, exposed):
     """The seconds of a step with perfect overlap.
 
-    compute: seconds in which the rank computes.   communication: seconds of all collectives, one after the other on the link.
-    exposed: those of them behind which nothing can be computed, at both ends of the step; the others hide as far as they can.
+    compute: seconds in which the rank computes.
+    communication: seconds of all collectives, one after the other on the link.
+    exposed: those of them behind which nothing can be computed, at both ends of the
+    step; the others hide as far as they can.
     """
     return exposed + max(compute, communication - exposed)
 

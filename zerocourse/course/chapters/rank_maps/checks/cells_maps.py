@@ -73,10 +73,13 @@ def together(shapes, ranks, *, twice=lambda start, size: 2 * start + size, share
 # 03.w2 ----------------------------------------------------------------------------------------------------------------
 
 def flat_slice(numel, world_size, rank):
-    """A rank's slice of a flat buffer that is padded so that all slices are equally long: (start, stop, padding).
+    """A rank's slice of a flat buffer that is padded so that all slices are equally long:
+    (start, stop, padding).
 
-    start, stop: the slice has the elements [start, stop) of the numel real ones; the two are equal where it has none.
-    padding: how many elements of padding come after them, so that no slice is longer than another.
+    start, stop: the slice has the elements [start, stop) of the numel real ones; the
+    two are equal where it has none.
+    padding: how many elements of padding come after them, so that no slice is longer
+    than another.
     """
     length = -(-numel // world_size)  # rounded up
     start = min(rank * length, numel)

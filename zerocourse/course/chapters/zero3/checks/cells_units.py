@@ -42,12 +42,15 @@ def unsharded(answer):
     })
 def unsharding(flat, comm, *, allocate=lambda flat: flat.storage.allocate(), place=own_slice, gather=gathered,
                after=lambda flat, handle: handle):
-    """Bring all parameters of a unit to `flat.full`, whose memory is freed. Returns the handle of the gather at once.
+    """Bring all parameters of a unit to `flat.full`, whose memory is freed. Returns the
+    handle of the gather at once.
 
-    flat.storage.allocate(): gives `flat.full` (n,) its memory again.   flat.shard: this rank's slice, which is always there.
+    flat.storage.allocate(): gives `flat.full` (n,) its memory again.
+    flat.shard: this rank's slice, which is always there.
     flat.own: where that slice lies in `flat.full`.
-    comm.all_gather(flat.full, flat.layout, flat.name): begins to bring the slices of all ranks; from each rank it sends what
-    lies at its own place in `flat.full`. Returns a handle, for which the stage waits when it needs the parameters.
+    comm.all_gather(flat.full, flat.layout, flat.name): begins to bring the slices of
+    all ranks; from each rank it sends what lies at its own place in `flat.full`.
+    Returns a handle, for which the stage waits when it needs the parameters.
     """
     allocate(flat)
     place(flat)
@@ -71,9 +74,11 @@ def resharded(answer):
         "some kept": (When("elements by all_gather", operator.lt), {"frees": lambda flat: flat.name.startswith("root") or flat.storage.free()}),
     })
 def resharding(flat, *, frees=lambda flat: flat.storage.free()):
-    """Give the memory of `flat.full` back: the unit has computed, and this rank keeps its slice, `flat.shard`, alone.
+    """Give the memory of `flat.full` back: the unit has computed, and this rank keeps its
+    slice, `flat.shard`, alone.
 
-    flat.storage: the memory of `flat.full`, of which the parameters and what autograd has saved are views. `allocate()` gives
-    it, `free()` takes it away, and the views remain what they are.
+    flat.storage: the memory of `flat.full`, of which the parameters and what autograd
+    has saved are views. `allocate()` gives it, `free()` takes it away, and the views
+    remain what they are.
     """
     frees(flat)
