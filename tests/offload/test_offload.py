@@ -62,8 +62,12 @@ def whole_gradient(flat: OffloadedBuffer) -> torch.Tensor:
     return torch.cat([flat.kept_grad, on_host]) if flat.kept else on_host
 
 
-def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[list[dict[str, int]]]:
-    """Each case, with each of these offloads, beside the same without, step by step. Returns the bytes over the link."""
+def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]], tolerance: float = 0) -> list[list[dict[str, int]]]:
+    """Each case, with each of these offloads, beside the same without, step by step: bitwise, or to this distance. Returns
+    the bytes over the link."""
+    def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return torch.allclose(one, other, rtol=tolerance, atol=tolerance) if tolerance else torch.equal(one, other)
+
     moved = []
     for case, says_last, choices in cases:
         plain = list(steps(case, None, False, halving=True))
@@ -72,12 +76,12 @@ def equals_the_plain_run(cases: list[tuple[Case, bool, list[dict]]]) -> list[lis
             offload = offload_with(options)
             for step, ours in enumerate(steps(case, offload, says_last, halving=True)):
                 what = f"{case}, {says_last=}, {options}: step {step}"
-                assert ours[0] == plain[step][0], f"{what}: the loss"
+                assert abs(ours[0] - plain[step][0]) <= tolerance, f"{what}: the loss"
                 for name, gradient in ours[1].items():
-                    same = torch.equal(gradient, plain[step][1][name][: gradient.numel()])
-                    assert case.clip or same, f"{what}: the gradient of {name}"  # the plain run's is scaled already
+                    if not case.clip:  # else the plain run's is scaled already
+                        assert same(gradient, plain[step][1][name][: gradient.numel()]), f"{what}: the gradient of {name}"
                 for name, value in ours[2].items():
-                    assert torch.equal(value, plain[step][2][name]), f"{what}: {name}"
+                    assert same(value, plain[step][2][name]), f"{what}: {name}"
                 assert ours[3] == plain[step][3], f"{what}: the norm"
             moved[-1].append(dict(offload.link.bytes))
             if "folder" in options:
