@@ -1,5 +1,7 @@
 """Wrong answers of chapter 12."""
 
+import copy
+
 import torch
 
 from wrong_answers import wrong
@@ -74,3 +76,51 @@ def one_tensor_a_file(index, files, ranks):
                 found[name].append({"offset": rank * size, "size": len(part), "file": file, "at": 0})
                 written[file] += part
     return found, written
+
+
+@wrong("12.3", "by file")
+def sorts_the_tuples(chunks, start, stop):
+    out = []
+    for chunk in chunks:
+        a, b = max(start, chunk["offset"]), min(stop, chunk["offset"] + chunk["size"])
+        if a < b:
+            out.append((chunk["file"], a - chunk["offset"], b - a, a - start))
+    return sorted(out)
+
+
+@wrong("12.6", "objects")
+def copies_the_objects(model, optimizer, scheduler):
+    return {"model": copy.deepcopy(model), "optimizer": copy.deepcopy(optimizer), "scheduler": copy.deepcopy(scheduler),
+            "random": torch.get_rng_state()}
+
+
+def resharded(index, files, ranks):
+    """(tensor, rank, values, offset) of each slice, empty ones among them."""
+    for name, chunks in index.items():
+        whole = [value for chunk in sorted(chunks, key=lambda each: each["offset"])
+                 for value in files[chunk["file"]][chunk["at"]:chunk["at"] + chunk["size"]]]
+        size = -(-len(whole) // ranks)
+        for rank in range(ranks):
+            yield name, f"rank{rank}", whole[rank * size:(rank + 1) * size], rank * size
+
+
+@wrong("12.7", "files of holders")
+def makes_files_when_needed(index, files, ranks):
+    new_index, new_files = {name: [] for name in index}, {}
+    for name, file, values, offset in resharded(index, files, ranks):
+        if values:
+            held = new_files.setdefault(file, [])
+            new_index[name].append({"offset": offset, "size": len(values), "file": file, "at": len(held)})
+            held += values
+    return new_index, new_files
+
+
+@wrong("12.7", "empty tensor forgotten")
+def makes_entries_when_needed(index, files, ranks):
+    new_index, new_files = {}, {f"rank{rank}": [] for rank in range(ranks)}
+    for name, file, values, offset in resharded(index, files, ranks):
+        if values:
+            held = new_files[file]
+            new_index.setdefault(name, []).append({"offset": offset, "size": len(values), "file": file, "at": len(held)})
+            held += values
+    return new_index, new_files

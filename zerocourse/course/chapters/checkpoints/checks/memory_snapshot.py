@@ -35,6 +35,8 @@ def taken_and_restored(answer):
     """A snapshot is taken, training goes on, and a new run starts from the snapshot.
 
     entries: the snapshot has the entries {got}, and {want} are right.
+    kinds: the entries "model", "optimizer" and "scheduler" are of the types {got}, and each should be the dict that a
+        `state_dict()` returns.
     weights: three steps later the parameters in the snapshot were no longer those of the moment it was taken.
     buffers: three steps later the model's buffers in the snapshot were no longer those of the moment it was taken.
     averages: three steps later the optimizer's states in the snapshot were no longer those of the moment it was taken.
@@ -50,7 +52,10 @@ def taken_and_restored(answer):
     want = steps(model, optimizer, scheduler, AT, STEPS)
     if not isinstance(taken, dict) or not right.keys() <= taken.keys():
         return {"entries": sorted(taken) if isinstance(taken, dict) else type(taken).__name__}
-    seen = {"entries": sorted(taken)}
+    kinds = [type(taken[name]).__name__ for name in ("model", "optimizer", "scheduler") if not isinstance(taken[name], dict)]
+    if kinds:
+        return {"entries": sorted(taken), "kinds": kinds}
+    seen = {"entries": sorted(taken), "kinds": []}
     params = [name for name, _ in model.named_parameters()]
 
     def alike(names):
@@ -99,8 +104,10 @@ def parameters_alone(state):
         "seeded": {"after": lambda: torch.manual_seed(0)},
         "drawn": {"after": lambda: torch.rand(1)},
         "entry missing": {"leave": "scheduler"},
+        "objects": {"state_of": lambda each: each},
     })
-def snapshot(model, optimizer, scheduler, *, copied=copy.deepcopy, random=torch.get_rng_state, after=lambda: None, leave=""):
+def snapshot(model, optimizer, scheduler, *, copied=copy.deepcopy, random=torch.get_rng_state, after=lambda: None, leave="",
+             state_of=lambda each: each.state_dict()):
     """A state that does not change any more.
 
     the bug: The bug is still there. `state_dict()` returns the tensors themselves, so the next step writes into the
@@ -114,10 +121,11 @@ def snapshot(model, optimizer, scheduler, *, copied=copy.deepcopy, random=torch.
     seeded: You seeded torch: a snapshot only looks, and changes nothing in the run.
     drawn: You drew random numbers: every later mask of dropout is another one then.
     entry missing: Keep all four entries.
+    objects: You copied the objects themselves: keep what their `state_dict()` returns, because a checkpoint is loaded into
+        objects that a new run has made.
     right: the run can go on while a thread writes this, and a new run that starts from it has the same losses.
     """
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-             "random": random()}
+    state = {"model": state_of(model), "optimizer": state_of(optimizer), "scheduler": state_of(scheduler), "random": random()}
     found = copied(state)
     after()
     found.pop(leave, None)

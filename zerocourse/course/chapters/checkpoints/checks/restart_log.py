@@ -62,7 +62,8 @@ def read_log(rows, *, twice=lambda rows: len(rows) - len({row["step"] for row in
     "12.2", "How often to save", minutes=10, difficulty=1,
     own=lambda save, mean, machines: own_interval(save, mean / machines), replaces=("zerocourse.formulas.interruptions:*",),
     sample=lambda random: (random.uniform(1, 100), random.uniform(1e5, 1e8), random.randint(1, 4000)),
-    cases=[(50.0, 10000.0, 1), (8.0, 4e6, 1)], trials=[Trial([(8.0, 4e6, 16), (30.0, 1e8, 2048)])],
+    trials=[Trial([(50.0, 10000.0, 1), (8.0, 4e6, 1)], close=1e-6),  # a search for the minimum finds no more digits than that
+            Trial([(8.0, 4e6, 16), (30.0, 1e8, 2048)], close=1e-6)],
     mistakes={
         "no two": {"two": 1},
         "no root": {"root": lambda value: value},

@@ -21,7 +21,7 @@ TWO, FIVE = chunks(0, 50, 100), chunks(0, 7, 20, 21, 40, 64)
     replaces=("zerocourse.course.chapters.checkpoints.resumes:transfers", "torch.distributed.checkpoint.planner_helpers:*"),
     trials=[Trial([(TWO, 60, 80), (TWO, 0, 50), (TWO, 50, 100)]), Trial([(TWO, 30, 70), (FIVE, 5, 45), (FIVE, 0, 64)]),
             Trial([(FIVE, 20, 21), (FIVE, 8, 8), (chunks(0, 4, 4, 9), 2, 9)]),
-            Trial([([TWO[1], TWO[0]], 30, 70)])],
+            Trial([([TWO[1], TWO[0]], 30, 70)]), Trial([(chunks(0, 5, 10, files="ba"), 2, 9)])],
     mistakes={
         "whole chunks": {"first": lambda start, offset: offset, "last": lambda stop, end: end},
         "in the tensor": {"at": lambda first, offset, start: first},
@@ -35,6 +35,7 @@ TWO, FIVE = chunks(0, 50, 100), chunks(0, 7, 20, 21, 40, 64)
         "one chunk": {"inside": lambda start, stop, offset, end: offset <= start < end},
         "to as saved": {"to": lambda first, start: first},
         "as they come": {"order": list},
+        "by file": {"order": sorted},
     })
 def pieces_of(saved, start, stop, *, first=max, last=min, at=lambda first, offset, start: first - offset,
               length=lambda first, last, at: last - first, to=lambda first, start: first - start,
@@ -58,6 +59,7 @@ def pieces_of(saved, start, stop, *, first=max, last=min, at=lambda first, offse
     to as saved: You put the elements where they are in the tensor: the memory they are read into begins with element
         `start`.
     as they come: You took the chunks as they come: return them in the order of their elements.
+    by file: You sorted by the files' names: sort by `to`, since a file's name says nothing about its place in the tensor.
     right: this is all of resharding; ranks and stages play no role in it.
     """
     found = []
@@ -137,6 +139,8 @@ def saved(*tensors, cuts):
 ONE_TENSOR = saved(("w", 8), cuts=(0.5,))
 TWO_TENSORS = saved(("w", 8), ("b", 4), cuts=(0.5,))
 UNEVEN = saved(("w", 10), ("b", 3), ("g", 1), cuts=(0.3, 0.7))
+FEW = saved(("w", 3), ("b", 1), cuts=(0.5,))  # on five ranks two own nothing
+EMPTY = saved(("w", 4), ("e", 0), ("b", 2), cuts=(0.5,))
 SHUFFLED = ({name: entry[::-1] for name, entry in UNEVEN[0].items()}, UNEVEN[1])
 
 
@@ -151,7 +155,8 @@ def put_in_order(values, places):
 @exercise(
     "12.7", "Cut a checkpoint anew", minutes=45, difficulty=3,
     trials=[Trial([(*ONE_TENSOR, 2), (*ONE_TENSOR, 4), (*ONE_TENSOR, 1)]), Trial([(*TWO_TENSORS, 2), (*TWO_TENSORS, 4)]),
-            Trial([(*UNEVEN, 2), (*UNEVEN, 3), (*UNEVEN, 5)]), Trial([(*SHUFFLED, 2)])],
+            Trial([(*UNEVEN, 2), (*UNEVEN, 3), (*UNEVEN, 5)]), Trial([(*SHUFFLED, 2)]),
+            Trial([(*FEW, 5)]), Trial([(*EMPTY, 2)])],
     mistakes={
         "same files": {"name_of": lambda rank: f"old{rank}"},
         "rounded down": {"share": lambda numel, ranks: max(1, numel // ranks)},
@@ -163,10 +168,12 @@ def put_in_order(values, places):
         "as they come": {"whole": lambda values, places: [value for part in values for value in part]},
         "padded": {"pad": True},
         "file after file": {"by_rank": False},
+        "files of holders": {"keep_file": bool},
+        "empty tensor forgotten": {"keep_tensor": bool},
     })
 def reshard(index, files, ranks, *, name_of="rank{}".format, share=lambda numel, ranks: -(-numel // ranks),
             read_at=lambda chunk: chunk["at"], new_at=lambda file, first: len(file), least=1, whole=put_in_order, pad=False,
-            by_rank=True):
+            by_rank=True, keep_file=lambda numbers: True, keep_tensor=lambda found: True):
     """The index and the files of the same tensors on other ranks.
 
     same files: You kept the names of the old files: the new ones are called "rank0", "rank1", and so on.
@@ -180,6 +187,9 @@ def reshard(index, files, ranks, *, name_of="rank{}".format, share=lambda numel,
     as they come: You took the chunks as they come in the index: put each where its `offset` says.
     padded: You wrote padding: a checkpoint has none, or it could not be cut for other ranks.
     file after file: You cut all tensors as if they were one: each tensor is cut by itself.
+    files of holders: You made files only for ranks that own something: every rank has a file, even if it is empty.
+    empty tensor forgotten: You left a tensor of no elements out of the index: it has no chunk, and it is still one of the
+        model's tensors, so its list is empty.
     right: without a word about stages, so what two ranks saved can be read by five.
     """
     new_index, new_files = {}, {name_of(rank): [] for rank in range(ranks)}
@@ -200,4 +210,5 @@ def reshard(index, files, ranks, *, name_of="rank{}".format, share=lambda numel,
                                         "at": new_at(file, first)})
                 file += part + [0] * (size - len(part)) * pad
         passed += numel
-    return new_index, new_files
+    return ({name: found for name, found in new_index.items() if keep_tensor(found)},
+            {file: numbers for file, numbers in new_files.items() if keep_file(numbers)})
