@@ -176,3 +176,131 @@ class Fp16SGD:
         if self.streak % self.window == 0:
             self.scale *= 2
         return True
+
+
+# 10.4 to 10.8: mistakes that were told another reason, or none ---------------------------------------------------------
+
+@wrong("10.4", "stuck")
+def leaves_before_the_collective(slices, loss_scale, comm):
+    if any(not part.isfinite().all() for part in slices):
+        return None
+    if comm.all_reduce(torch.zeros(1), "max").item() > 0:
+        return None
+    return [part.float() / loss_scale for part in slices]
+
+
+@wrong("10.5", "product in bf16")
+class ProductInBf16:
+    @staticmethod
+    def make_masters(params):
+        return [param.bfloat16() for param in params], [param.clone() for param in params]
+
+    @staticmethod
+    def masters_step(half, masters, gradients, lr):
+        for weight, master, gradient in zip(half, masters, gradients):
+            master -= lr * gradient
+            weight.copy_(master)
+
+
+@wrong("10.6", "unscaled around")
+def divides_before_and_after(params, optimizer, schedule, scaler, max_norm):
+    for param in params:
+        param.grad /= scaler.loss_scale
+    overflow = not torch.nn.utils.clip_grad_norm_(params, max_norm).isfinite().item()
+    if not overflow:
+        for param in params:
+            param.grad /= scaler.loss_scale
+        optimizer.step()
+        schedule.step()
+    optimizer.zero_grad()
+    scaler.update(overflow)
+
+
+@wrong("10.7", "as text")
+def major_and_minor_as_text(capability, memory, params, ranks):
+    new = "%d.%d" % tuple(capability) >= "8.0"
+    dtype = {"bf16": {"enabled": True}} if new else {"fp16": {"enabled": True, "loss_scale": 0}}
+    for stage, each in enumerate([16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]):
+        if params * each <= 0.8 * memory:
+            return {**dtype, "zero_optimization": {"stage": stage}}
+    return None
+
+
+@wrong("10.7", "strictly less")
+def less_than_four_fifths(capability, memory, params, ranks):
+    dtype = {"bf16": {"enabled": True}} if capability >= (8, 0) else {"fp16": {"enabled": True, "loss_scale": 0}}
+    for stage, each in enumerate([16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]):
+        if params * each < 0.8 * memory:
+            return {**dtype, "zero_optimization": {"stage": stage}}
+    return None
+
+
+# 10.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("10.w1", "good kept")
+def does_not_begin_anew(scale, good, overflow, window):
+    if overflow:
+        return scale * 0.5, good
+    good += 1
+    if good % window == 0:
+        scale *= 2
+        good = 0
+    return scale, good
+
+
+@wrong("10.w1", "rises on")
+def counts_for_ever(scale, good, overflow, window):
+    if overflow:
+        return scale / 2, 0
+    good += 1
+    return (scale * 2 if good >= window else scale), good
+
+
+@wrong("10.w1", "late")
+def asks_before_it_counts(scale, good, overflow, window):
+    if overflow:
+        return scale / 2, 0
+    if good == window:
+        return scale * 2, 0
+    return scale, good + 1
+
+
+@wrong("10.w1", "scale alone")
+def only_the_scale(scale, good, overflow, window):
+    return scale / 2 if overflow else scale * 2 if good + 1 == window else scale
+
+
+@wrong("10.w1", "never rises")
+def only_falls(scale, good, overflow, window):
+    return (scale / 2, 0) if overflow else (scale, good + 1)
+
+
+# 10.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("10.w2", "weight alone")
+def in_bf16(weight, master, update):
+    weight -= update
+
+
+@wrong("10.w2", "not shown")
+def a_new_name(weight, master, update):
+    master -= update
+    weight = master.to(weight.dtype)
+
+
+@wrong("10.w2", "both apart")
+def twice(weight, master, update):
+    for each in (weight, master):
+        each -= update
+
+
+@wrong("10.w2", "rounded back")
+def both_the_same(weight, master, update):
+    weight.copy_(master - update)
+    master.copy_(weight)
+
+
+@wrong("10.w2", "update in bf16")
+def all_in_bf16(weight, master, update):
+    master -= update.to(weight.dtype)
+    weight.copy_(master)

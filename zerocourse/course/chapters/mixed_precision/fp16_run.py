@@ -1,6 +1,6 @@
 """A training in fp16 whose gradients overflow now and then, and what each rank sees of its loss scale."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -12,10 +12,27 @@ from ....engine import Engine
 from ....engine.config import Config
 from ....errors import CollectiveError
 from ....models.gpt2 import GPT, GPTConfig
+from ....precision import LossScaler
 from ...museum.bug import Bug
 
 SHAPE = GPTConfig(2, 2, 32, block_size=16, vocab_size=256)
 TOO_LARGE = 1e9  # in fp16 a gradient of this size is inf under any loss scale
+
+
+class ScalerByRule(LossScaler):
+    """A loss scale whose life a function decides, such as a learner's.
+
+    rule(scale, good, overflow, window): the scale after a step, and the good steps since it changed.
+    """
+
+    dynamic = True
+
+    def __init__(self, rule: Callable, initial: float, window: int):
+        super().__init__(initial)
+        self.rule, self.window, self.good = rule, window, 0
+
+    def update(self, overflow: bool) -> None:
+        self.loss_scale, self.good = self.rule(self.loss_scale, self.good, overflow, self.window)
 
 
 @dataclass
@@ -35,12 +52,13 @@ class Fp16Seen:
 
 
 def train_fp16(steps: int, scale_power: int, window: int = 6, hysteresis: int = 1, overflows: Collection[int] = (),
-               bug: Bug | None = None, seconds: float = 30.0) -> Fp16Seen:
+               bug: Bug | None = None, seconds: float = 30.0, rule: Callable | None = None) -> Fp16Seen:
     """Train a small GPT-2 in fp16 at stage 1, each rank on its own samples of one text. Collective.
 
     scale_power: the loss scale begins at 2 to this power.   window, hysteresis: those of `DynamicLossScaler`.
     overflows: the steps in which the last rank has a gradient that is infinite, in the final LayerNorm's bias alone.
     bug: of the museum, planted meanwhile.   seconds: after which a collective that nobody answers is given up.
+    rule: decides the scale's life, see `ScalerByRule`; None: the package's own scaler.
     The learning rate falls by the same amount with each update.
     """
     comm, seen = Comm(dist.new_group(), timeout=seconds), Fp16Seen()
@@ -52,6 +70,8 @@ def train_fp16(steps: int, scale_power: int, window: int = 6, hysteresis: int = 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - update / steps)
     engine = Engine(model, optimizer, Config.load(config, comm.world_size), comm, schedule)
+    if rule:
+        engine.loss_scaler = ScalerByRule(rule, 2.0**scale_power, window)
     words = torch.Generator().manual_seed(comm.rank)
     try:
         with bug.planted() if bug else nullcontext():

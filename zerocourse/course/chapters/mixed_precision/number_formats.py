@@ -77,16 +77,15 @@ def gaps_figure(formats=FORMATS[:4]) -> Figure:
     """How far apart neighbouring numbers are, in percent of their size, over the range that each format has."""
     (figure, axes), said = panels(8, 3.8), []
     for kind, (colour, mark, dashes) in zip(formats, STYLES, strict=False):
-        low, high = floor(log2(kind.least)), floor(log2(kind.most))
-        at = range(low, high + 1)
-        heights = [100 * kind.gap(2.0**power) / 2.0**power for power in at]
-        axes.plot([2.0**power for power in at], heights, color=colour, linestyle=dashes, linewidth=2, label=kind.name)
-        axes.plot([2.0**low, 2.0**high], [heights[0], heights[-1]], mark, color=colour, markersize=6)
+        at = [2.0**power for power in range(floor(log2(kind.least)), floor(log2(kind.most)) + 1)] + [kind.most]
+        heights = [100 * kind.gap(value) / value for value in at]
+        axes.plot(at, heights, color=colour, linestyle=dashes, linewidth=2, label=kind.name)
+        axes.plot([at[0], at[-1]], [heights[0], heights[-1]], mark, color=colour, markersize=6)
         said.append(f"{kind.name} from {kind.least:.1e} to {kind.most:.3g}, where neighbours are "
                     f"{100 * 2.0**-kind.fraction:.2g} percent apart at best")
     axes.set(xscale="log", yscale="log", xlabel="size of the number", ylabel="gap to the next, in % of it",
              title="What a format can tell apart, and where it ends")
-    axes.set(xlim=(1e-12, 1e12), ylim=(None, 2000))
+    axes.set(xlim=(1e-46, 1e40), ylim=(None, 2000))
     axes.legend(fontsize=9, ncols=4, loc="upper center")
     figure.set_label(f"{axes.get_title()}. {'; '.join(said)}.")
     return figure

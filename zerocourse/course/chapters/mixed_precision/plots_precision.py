@@ -1,4 +1,4 @@
-"""Pictures of gradients beside the range of fp16, and of a loss scale's life. They draw, and compute nothing else."""
+"""Pictures of gradients beside the range of fp16, of losses beside those in fp32, and of a loss scale's life. They draw, and compute nothing else."""
 
 from collections.abc import Mapping, Sequence
 
@@ -63,13 +63,17 @@ def scale_life(scales: Sequence[float], skipped: Sequence[bool], rates: Sequence
     return described(figure, "The learning rate falls in every step but those that are skipped.")
 
 
-def loss_curves(lines: Mapping[str, Sequence[float]], title: str, over: int = 5) -> Figure:
-    """Losses over steps, each point the mean of `over` steps, with the axis as high as the curves need it."""
+def losses_above(lines: Mapping[str, Sequence[float]], other: str, title: str, over: int = 5) -> Figure:
+    """How far each line lies above the line `other`, which would hide those that are near it. Means of `over` steps."""
+    def mean(losses: Sequence[float], at: int) -> float:
+        return sum(losses[at : at + over]) / over
+
+    starts = range(0, len(lines[other]) - over + 1, over)
+    above = {name: [mean(losses, at) - mean(lines[other], at) for at in starts] for name, losses in lines.items() if name != other}
     figure, axes = panels(8, 3.4)
-    for (name, losses), (colour, mark, dashes) in zip(lines.items(), STYLES, strict=False):
-        means = [sum(losses[at:at + over]) / over for at in range(0, len(losses) - over + 1, over)]
-        axes.plot([over * (place + 1) for place in range(len(means))], means, color=colour, marker=mark, markersize=4,
-                  linestyle=dashes, label=name)
-    axes.set(title=title, xlabel="step", ylabel=f"loss, mean of {over} steps")
+    for (name, heights), (colour, mark, dashes) in zip(above.items(), STYLES, strict=False):
+        axes.plot([at + over for at in starts], heights, color=colour, marker=mark, markersize=4, linestyle=dashes, label=name)
+    axes.axhline(0, color=FAINT, linewidth=1)
+    axes.set(title=title, xlabel="step", ylabel=f"loss above that in {other}")
     axes.legend(fontsize=9)
     return described(figure)

@@ -63,6 +63,7 @@ def norm_of(params):
         "schedule stands": {"schedules": False},
         "still scaled": {"order": "no unscaling"},
         "unscaled twice": {"order": "twice"},
+        "unscaled around": {"order": "around"},
         "never skips": {"skips": lambda norm: False},
         "NaN": {"skips": lambda norm: bool(norm.isinf())},
         "new scale": {"update": "first"},
@@ -87,6 +88,7 @@ def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unsca
     schedule stands: The schedule does not move any more: it has to in every step that is made.
     still scaled: You do not unscale any more: the optimizer steps with gradients that are too large.
     unscaled twice: You unscaled twice.
+    unscaled around: You divide by the loss scale before you clip, and a second time before the step.
     never skips: You step with infinite gradients: such a step must be skipped.
     NaN: You skip for infinities alone: a NaN is an overflow as well.
     new scale: You update the scaler before you unscale: these gradients have the scale of the step before.
@@ -109,6 +111,8 @@ def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unsca
         if order not in ("clip first", "limit divided", "no clipping"):
             for group in ([[param] for param in params] if order == "each alone" else [params]):
                 clip(group, max_norm)
+        if order == "around":
+            unscale(params, scaler)
         optimizer.step()
     if schedules and (not skipped or not schedule_waits):
         schedule.step()

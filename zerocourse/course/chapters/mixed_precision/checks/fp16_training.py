@@ -15,6 +15,7 @@ CASES = [("gradients of usual size", 0.5, FREE, 256.0, 100, [1.0] * 2, ()),
          ("an overflow on the last rank in step 1", 0.5, FREE, 256.0, 3, [1.0] * 5, (1,)),
          ("two overflows on the last rank", 0.5, 0.5, 256.0, 2, [1.0] * 6, (3, 4)),
          ("gradients near 1e-8", 1e8, FREE, 65536.0, 100, [1e-8], ()),
+         ("gradients of 32,768 times 1 on every rank, whose sum fp16 cannot hold", 0.1, FREE, 32768.0, 100, [0.0] * 2, ()),
          ("updates of less than half a gap", 4e-4, FREE, 256.0, 100, [0.0] * 8, ())]  # 0: all gradients are 1
 
 
@@ -97,6 +98,7 @@ KNOBS = {
     mistakes={
         "own gradients": {"reduce": lambda grad, comm: grad, "average": lambda ranks: 1},
         "summed": {"average": lambda ranks: 1},
+        "summed in fp16": {"reduce": lambda grad, comm: comm.all_reduce(grad.half()).float()},
         "divided twice": {"average": lambda ranks: ranks**2},
         "loss in fp16": {"scaled": lambda loss, scale: loss.half() * scale},
         "not scaled": {"scaled": lambda loss, scale: loss.float()},
@@ -121,6 +123,8 @@ class Fp16SGD:
 
     own gradients: You never averaged the gradients over the ranks.
     summed: You summed the gradients over the ranks and did not divide by their number.
+    summed in fp16: You added up in fp16, where the sum of large gradients is infinite: make each of them fp32 before the
+        all-reduce.
     divided twice: You divided by the number of ranks twice.
     loss in fp16: You scaled the loss in fp16, where 65536 is infinite: make it fp32 first.
     not scaled: `scaled` must multiply the loss by the scale.

@@ -61,7 +61,7 @@ MACHINES = [((7, 5), 15 * GIB, 500_000_000, 2), ((7, 5), 15 * GIB, 1_500_000_000
             ((9, 0), 80 * GIB, 7_000_000_000, 8),
             ((8, 6), 24 * GIB, 1_900_000_000, 2), ((8, 0), 40 * GIB, 6_000_000_000, 4),
             ((9, 0), 80 * GIB, 70_000_000_000, 16), ((8, 0), 125 * 10**9, 6_250_000_000, 1),
-            ((7, 5), 15 * GIB, 200_000_000, 1)]
+            ((7, 5), 15 * GIB, 200_000_000, 1), ((10, 0), 180 * GIB, 7_000_000_000, 8)]
 
 
 @exercise("10.7", "A precision for a card", minutes=20, difficulty=2, replaces=FORMULAS,
@@ -72,6 +72,8 @@ MACHINES = [((7, 5), 15 * GIB, 500_000_000, 2), ((7, 5), 15 * GIB, 1_500_000_000
               "always fp16": {"least": (99, 0)},
               "after ampere": {"least": (8, 1)},
               "hopper": {"least": (9, 0)},
+              "as text": {"newer": lambda capability, least: ".".join(map(str, capability)) >= "8.0"},
+              "strictly less": {"fits": lambda held, room: held < room},
               "static scale": ({"scale": {"loss_scale": 65536}}, {"scale": {"loss_scale": 1}}),
               "scale left out": {"scale": {}},
               "scale for bf16": {"of_bf16": {"loss_scale": 0}},
@@ -81,7 +83,8 @@ MACHINES = [((7, 5), 15 * GIB, 500_000_000, 2), ((7, 5), 15 * GIB, 1_500_000_000
               "always 3": {"stages": (3,)},
               "always one": {"no_room": 3}})
 def choose_precision(capability, memory, params, ranks, *, least=(8, 0), scale={"loss_scale": 0}, of_bf16={},
-                     parameter=2, gradient=2, optimizer=12, share=0.8, stages=(0, 1, 2, 3), no_room=None):
+                     parameter=2, gradient=2, optimizer=12, share=0.8, stages=(0, 1, 2, 3), no_room=None,
+                     newer=lambda capability, least: capability >= least, fits=lambda held, room: held <= room):
     """The part of a ds_config, or None.
 
     emulated: You gave bf16 to a card that only emulates it: a T4 has capability 7.5, and bf16 needs 8.0.
@@ -95,15 +98,17 @@ def choose_precision(capability, memory, params, ranks, *, least=(8, 0), scale={
     no masters: You counted 8 bytes of optimizer states per parameter: with the master weights it is 12.
     fp32 states: You counted the bytes of fp32 training: 2 for a parameter, 2 for its gradient and 12 for the optimizer
         are right here, and the stages above 0 shard them differently.
+    as text: You compared the capability as text or as one number: 10.0 is above 8.0. Compare the pairs themselves.
+    strictly less: What fills exactly 80 % fits: at most is wanted, and not less.
     all memory: You filled the whole card with model states: a fifth must remain for activations and the rest.
     always 3: You took stage 3 always: the lowest stage that fits is wanted, because it sends less or is simpler.
     always one: You chose stage 3 where not even that fits: None is right there.
-    right: for thirteen machines, from a T4 to sixteen H100.
+    right: for fourteen machines, from a T4 to sixteen H100.
     """
-    section = {"bf16": {"enabled": True, **of_bf16}} if capability >= least else {"fp16": {"enabled": True, **scale}}
+    section = {"bf16": {"enabled": True, **of_bf16}} if newer(capability, least) else {"fp16": {"enabled": True, **scale}}
     for stage in stages:
         held = [each if kind + stage < 3 else each / ranks for kind, each in
                 zip(KINDS, (parameter, gradient, optimizer), strict=True)]
-        if params * sum(held) <= share * memory:
+        if fits(params * sum(held), share * memory):
             return {**section, "zero_optimization": {"stage": stage}}
     return None if no_room is None else {**section, "zero_optimization": {"stage": no_room}}

@@ -109,7 +109,7 @@ def unscale_or_skip(slices, loss_scale, comm, *, overflow=lambda slices, comm: c
     scaled still: You did not divide by the loss scale.
     averaged: You divided by the number of ranks as well: these gradients are averages already.
     together: You brought the slices together: one small number per rank is enough.
-    stuck: A rank that owns nothing takes part too.
+    stuck: Every rank takes part before it decides: the one that has seen an overflow, and the one that owns nothing.
     right: one infinite number on one rank and all skip; else fp32 gradients, to the smallest.
     """
     skip = bool(overflow(slices, comm))
