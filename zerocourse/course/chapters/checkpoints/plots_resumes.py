@@ -1,6 +1,7 @@
 """Figures of runs that are interrupted: how far a resumed run is from the unhurt one, attempts over time, lost time."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -44,7 +45,7 @@ def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Fi
 
     data: as `elastic_trial.as_data` makes it.
     """
-    figure, (time, loss) = panels(9, 4, 1, 2)
+    figure, (time, loss) = panels(9, 4.8, 1, 2)
     loss.plot(range(1, len(unhurt) + 1), unhurt, color=FAINT, linewidth=5, alpha=0.35, label="never hurt")
     for number, attempt in enumerate(data, 1):
         colour, mark, dashes = STYLES[(number - 1) % len(STYLES)]
@@ -55,28 +56,37 @@ def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Fi
         ended = attempt["ended"] or "the run is complete"
         style["label"] = f"{name}, until\n{ended}"
         time.plot([row["at"] for row in rows], [row["step"] for row in rows], **style)
-    time.set(title="what was computed when", xlabel="seconds", ylabel="step", ylim=(0, 1.9 * len(unhurt)))
+    for one, other in pairwise(data):
+        stops, goes_on = one["rows"][-1], other["rows"][0]
+        time.annotate(f"{goes_on['at'] - stops['at']:.1f} s", ((stops["at"] + goes_on["at"]) / 2, stops["step"]), (0, 4),
+                      textcoords="offset points", ha="center", fontsize=8)
+    time.set(title="what was computed when", xlabel="seconds", ylabel="step", ylim=(0, 1.15 * len(unhurt)))
     loss.set(title="the losses", xlabel="step", ylabel="loss")
     for axis in (time.yaxis, loss.xaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     time.set_yticks(range(0, len(unhurt) + 1, 3))
-    time.legend(fontsize=8, loc="upper left")
+    time.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     loss.legend(fontsize=8)
     figure.suptitle(title)
     return described(figure, "All losses lie on the curve of the run that was never hurt.")
 
 
-def lost_time(intervals: Sequence[float], shares: Mapping[str, Sequence[float]], best: float) -> Figure:
-    """The share of the time that is lost, over the interval between two saves, both in minutes and percent."""
+def lost_time(intervals: Sequence[float], shares: Mapping[str, Sequence[float]], best: Mapping[str, float]) -> Figure:
+    """The share of the time that is lost, over the interval between two saves, both in minutes and percent.
+
+    best: of each curve, the interval at which it is lowest.
+    """
     figure, axes = panels(8, 3.6)
-    for (name, heights), (colour, mark, dashes) in zip(shares.items(), STYLES, strict=False):
-        axes.plot(intervals, [100 * height for height in heights], color=colour, marker=mark, markersize=5,
-                  linestyle=dashes, label=name)
-    axes.axvline(best, color=FAINT, linewidth=1, linestyle=":", gid=f"the least, near {best:.1f} minutes")
-    axes.annotate(f"{best:.1f} minutes", (best, axes.get_ylim()[1]), (3, -10), textcoords="offset points", fontsize=8)
+    for (name, heights), (colour, _, dashes) in zip(shares.items(), STYLES, strict=False):
+        percent = [100 * height for height in heights]
+        axes.plot(intervals, percent, color=colour, linestyle=dashes, label=name)
+        at = best[name]
+        axes.axvline(at, color=FAINT, linewidth=1, linestyle=":", gid=f"the least, near {at:.1f} minutes")
+        axes.annotate(f"{at:.1f} minutes", (at, min(percent)), (4, 8), textcoords="offset points", fontsize=8)
     axes.set(xscale="log", title="What saving and losing work cost", xlabel="minutes between two saves",
              ylabel="percent of the time")
-    axes.set_xticks(intervals, [f"{interval:g}" for interval in intervals])
+    ticks = [tick for tick in (0.5, 1, 3, 6, 12, 24, 60, 120) if intervals[0] <= tick <= intervals[-1]]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.legend(fontsize=9)
     return described(figure)

@@ -21,7 +21,6 @@ from ....engine.engine import Engine, initialize
 from ....engine.train import step
 from ....init.deferred import deferred_init
 from ....models.gpt2 import GPT, GPTConfig
-from ....zero.whole.weights import publish
 from ...museum.breaks import Break
 from ...museum.bug import Bug
 
@@ -76,26 +75,6 @@ def never_stopped(folder: str) -> list[float]:
     losses = training.steps(STOP)
     training.save(folder)
     return losses + training.steps(STEPS)
-
-
-def gone_on(folder: str, without: str | None = None) -> list[float]:
-    """The losses of steps STOP + 1 to STEPS in a new run that loads the checkpoint. Collective.
-
-    without: what of `PARTS` is treated as if it were not in the checkpoint.
-    """
-    training = begun()
-    engine, fresh = training.engine, torch.get_rng_state()
-    _, client = engine.load_checkpoint(folder, load_optimizer_states=without != "optimizer",
-                                       load_lr_scheduler_states=without != "scheduler")
-    if without == "random":
-        torch.set_rng_state(fresh)
-    if without == "masters":  # they begin anew, from the bf16 parameters
-        for flat in engine.zero.flats:
-            flat.master.copy_(flat.master.to(torch.bfloat16))
-        publish(engine.zero)
-    if without != "data":
-        training.stream.load_state_dict(client["stream"])
-    return training.steps(STEPS)
 
 
 @dataclass(frozen=True)
