@@ -103,3 +103,149 @@ def most_bytes_for_a_flop(operations, budget):
             budget -= each["flops"]
             kept.remove(each["name"])
     return list(kept)
+
+
+@wrong("13.1", "rounded")
+def nearest_sample(budget, layers, seq, width, kept, again, element):
+    each = seq * width * element * (layers * kept + again)
+    return int(budget / each + 0.5)
+
+
+@wrong("13.2", "two at least")
+def never_one(inputs, kept, layers):
+    totals = [(k * inputs + kept * (layers // k), k) for k in range(2, layers + 1) if layers // k * k == layers]
+    return sorted(totals)[0][1]
+
+
+@wrong("13.3", "slices of weights")
+def by_first_address(model):
+    own = {param.data_ptr() for param in model.parameters()}
+
+    def pack(tensor):
+        if tensor.data_ptr() in own or not tensor.is_floating_point() or tensor.numel() < 64:
+            return None, tensor.detach()
+        return tensor.dtype, tensor.bfloat16()
+
+    return pack, lambda kept: kept[1] if kept[0] is None else kept[1].to(kept[0])
+
+
+@wrong("13.4", "next fit")
+def goes_on_searching(events, size):
+    there, out, last = {}, [], 0
+    for name, nbytes in events:
+        if not nbytes:
+            del there[name]
+            continue
+        starts = [*range(last, size), *range(last)]
+        fits = [at for at in starts if at + nbytes <= size and all(at + nbytes <= a or a + n <= at for a, n in there.values())]
+        out.append(fits[0] if fits else None)
+        if not fits:
+            break
+        there[name], last = (fits[0], nbytes), fits[0]
+    return out
+
+
+@wrong("13.5", "tiles kept")
+def plain_autograd(x, weight, targets, tiles):
+    parts = zip(x.tensor_split(tiles), targets.tensor_split(tiles), strict=True)
+    return torch.stack([nn.functional.cross_entropy(a @ weight.T, t, reduction="sum") for a, t in parts]).sum() / len(x)
+
+
+# 13.w1 --------------------------------------------------------------------------------------------------------------
+
+def kept_by(random):
+    def keep_input(ctx, block, x):
+        ctx.save_for_backward(x)
+        ctx.block = block
+        if random == "before":
+            ctx.state = torch.get_rng_state()
+        output = block(x)
+        if random == "after":
+            ctx.state = torch.get_rng_state()
+        return output
+    return keep_input
+
+
+@wrong("13.w1", "other masks")
+class NoRandomState:
+    keep_input = kept_by(None)
+
+    def compute_again(ctx, gradient):
+        x, = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            y = ctx.block(x)
+        torch.autograd.backward([y], [gradient])
+        return None, x.grad
+
+
+@wrong("13.w1", "state moved")
+class StateNotGivenBack:
+    keep_input = kept_by("before")
+
+    def compute_again(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_(True)
+        torch.set_rng_state(ctx.state)
+        with torch.enable_grad():
+            y = ctx.block(x)
+        y.backward(gradient)
+        return None, x.grad
+
+
+@wrong("13.w1", "taken late")
+class StateOfTheEnd:
+    keep_input = kept_by("after")
+
+    def compute_again(ctx, gradient):
+        x, now = ctx.saved_tensors[0].detach().requires_grad_(True), torch.get_rng_state()
+        torch.set_rng_state(ctx.state)
+        with torch.enable_grad():
+            y = ctx.block(x)
+        torch.set_rng_state(now)
+        y.backward(gradient)
+        return None, x.grad
+
+
+@wrong("13.w1", "input alone")
+class AsksForXAlone:
+    keep_input = kept_by("before")
+
+    def compute_again(ctx, gradient):
+        x, now = ctx.saved_tensors[0].detach().requires_grad_(True), torch.get_rng_state()
+        torch.set_rng_state(ctx.state)
+        with torch.enable_grad():
+            grad, = torch.autograd.grad(ctx.block(x), [x], [gradient])
+        torch.set_rng_state(now)
+        return None, grad
+
+
+# 13.w2 --------------------------------------------------------------------------------------------------------------
+
+def segments(starts, blocks):
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], blocks], strict=True)]
+
+
+@wrong("13.w2", "no inputs inside")
+def besides_alone(starts, inputs, kept):
+    held, peaks = 0, []
+    for segment in segments(starts, len(kept)):
+        held += inputs[segment[0]]
+        peaks.append(held + sum(kept[i] for i in segment))
+    return max(peaks)
+
+
+@wrong("13.w2", "all checkpoints")
+def never_freed(starts, inputs, kept):
+    waiting = sum(inputs[i] for i in starts)
+    return waiting + max(sum(kept[i] + inputs[i] for i in segment) - inputs[segment[0]] for segment in segments(starts, len(kept)))
+
+
+@wrong("13.w2", "own checkpoint")
+def segment_by_itself(starts, inputs, kept):
+    return max(sum(kept[i] + inputs[i] for i in segment) for segment in segments(starts, len(kept)))
+
+
+@wrong("13.w2", "last segment")
+def when_the_backward_begins(starts, inputs, kept):
+    last = segments(starts, len(kept))[-1]
+    return sum(inputs[i] for i in starts[:-1]) + sum(kept[i] + inputs[i] for i in last)

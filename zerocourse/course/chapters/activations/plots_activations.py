@@ -16,12 +16,12 @@ from .activation_trial import Step
 MB = 1e6
 
 
-def memory_curves(steps: Mapping[str, Step]) -> Figure:
-    """A panel for each step, on the same axes: the bytes that it has allocated, gradients above all else."""
+def memory_curves(steps: Mapping[str, Step], one_scale: bool = True) -> Figure:
+    """A panel for each step, on the same axes if `one_scale`: the bytes that it has allocated, gradients above all else."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     highest = max(map(sum, (both for step in steps.values() for both in zip(*step.curve(), strict=True)))) / MB
     said = []
-    panels = figure.subplots(1, len(steps), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(steps), sharey=one_scale, squeeze=False)[0]
     for axes, (name, step) in zip(panels, steps.items(), strict=True):
         gradients, others = step.curve()
         total = [one + other for one, other in zip(gradients, others, strict=True)]
@@ -38,7 +38,7 @@ def memory_curves(steps: Mapping[str, Step]) -> Figure:
                       fontsize=9, bbox={"color": "white", "alpha": 0.85, "pad": 0.6})
         axes.set(title=name, xlabel="allocations and frees, in order")
         axes.title.set_fontsize(10)
-        axes.set_ylim(0, highest * 1.16)
+        axes.set_ylim(0, (highest if one_scale else total[at] / MB) * 1.16)
         said.append(f"{name}: {total[step.forward] / MB:.1f} MB when the forward ends, at most "
                     f"{total[at] / MB:.1f} MB, which is event {at} of {len(total)}, {gradients[-1] / MB:.1f} MB of gradients at the end")
     first = figure.axes[0]

@@ -6,6 +6,7 @@
     tiled_losses:       13.5
     memory_rows:        13.6
     kept_outputs:       13.7
+    cells_recompute:    13.w1, 13.w2
 """
 
-from . import arena_places, batch_and_spacing, kept_outputs, memory_rows, packing_hooks, tiled_losses
+from . import arena_places, batch_and_spacing, cells_recompute, kept_outputs, memory_rows, packing_hooks, tiled_losses

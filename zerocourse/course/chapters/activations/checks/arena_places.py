@@ -2,6 +2,7 @@
 
 from ....checks import Trial, exercise
 
+ROUND = [("a", 1), ("b", 1), ("c", 1), ("d", 1), ("a", 0), ("c", 0), ("e", 1)]
 SIMPLE = [("a", 4), ("b", 3), ("c", 2)]
 REUSED = [("a", 4), ("b", 3), ("a", 0), ("c", 2), ("d", 2), ("e", 1)]
 TWO_HOLES = [("a", 4), ("b", 1), ("c", 2), ("d", 1), ("a", 0), ("c", 0), ("e", 2), ("f", 2)]
@@ -10,19 +11,25 @@ FULL = [("a", 4), ("b", 2), ("c", 4), ("b", 0), ("d", 3), ("e", 2)]
 LOW_LATER = [("a", 2), ("b", 2), ("c", 2), ("a", 0), ("d", 1), ("c", 0), ("e", 1), ("f", 1)]
 
 
-def lowest(fitting):
+def lowest(fitting, last):
     return fitting[0]
+
+
+def goes_round(fitting, last):
+    """The next hole behind the block that was placed last."""
+    return next((hole for hole in fitting if hole[0] >= last), fitting[0])
 
 
 @exercise(
     "13.4", "Where does the block go?", minutes=30, difficulty=2,
     replaces=("zerocourse.activations.arena:*",),
-    trials=[Trial([(SIMPLE, 12), (SIMPLE, 9), (REUSED, 12)]), Trial([(TWO_HOLES, 12), (LOW_LATER, 12), (MERGED, 8)]),
+    trials=[Trial([(SIMPLE, 12), (SIMPLE, 9), (REUSED, 12), (ROUND, 4)]), Trial([(TWO_HOLES, 12), (LOW_LATER, 12), (MERGED, 8)]),
             Trial([(FULL, 10), (SIMPLE, 8)])],
     mistakes={
-        "best fit": {"pick": lambda fitting: min(fitting, key=lambda hole: hole[1] - hole[0])},
-        "worst fit": {"pick": lambda fitting: max(fitting, key=lambda hole: hole[1] - hole[0])},
-        "from the top": {"pick": lambda fitting: fitting[-1]},
+        "best fit": {"pick": lambda fitting, last: min(fitting, key=lambda hole: hole[1] - hole[0])},
+        "worst fit": {"pick": lambda fitting, last: max(fitting, key=lambda hole: hole[1] - hole[0])},
+        "next fit": {"pick": goes_round},
+        "from the top": {"pick": lambda fitting, last: fitting[-1]},
         "never reused": {"reuse": False},
         "not merged": {"merge": False},
         "one too many": {"fits": lambda hole, nbytes: hole[1] - hole[0] > nbytes},
@@ -36,6 +43,8 @@ def first_fit(events, size, *, pick=lowest, reuse=True, merge=True, fits=lambda 
 
     best fit: You took the smallest hole that is large enough: first fit takes the lowest.
     worst fit: You took the largest hole: first fit takes the lowest that is large enough.
+    next fit: You went on searching behind the block that was placed last, which is called next fit: first fit begins at
+        0 each time.
     from the top: You took the highest hole: first fit takes the lowest that is large enough.
     never reused: You never used memory again that was freed.
     not merged: You did not join holes that lie side by side: together they are one.
@@ -45,7 +54,7 @@ def first_fit(events, size, *, pick=lowest, reuse=True, merge=True, fits=lambda 
     goes on: You went on after a block that did not fit: the step has ended there.
     right: an allocator has to say no with memory free, because a block lies in one piece.
     """
-    free, blocks, places = [(0, max(size, end))], {}, []
+    free, blocks, places, last = [(0, max(size, end))], {}, [], 0
     for name, nbytes in events:
         if not nbytes:
             if reuse:
@@ -58,11 +67,11 @@ def first_fit(events, size, *, pick=lowest, reuse=True, merge=True, fits=lambda 
                 break
             blocks[name] = (0, 0)
             continue
-        start, stop = hole = pick(fitting)
-        free = [(start + nbytes, stop) if each == hole else each for each in free]
+        last, stop = hole = pick(fitting, last)
+        free = [(last + nbytes, stop) if each == hole else each for each in free]
         free = [each for each in free if each[1] > each[0]]
-        blocks[name] = (start, start + nbytes)
-        places.append(start)
+        blocks[name] = (last, last + nbytes)
+        places.append(last)
     return places
 
 

@@ -13,7 +13,7 @@ GB = 10**9
     cases=[(16 * 10 * 1024 * 768 * 2 * 3, 10, 1024, 768, 16, 0, 2)],
     trials=[Trial([(8 * GB, 12, 1024, 768, 16, 0, 2), (8 * GB, 12, 1024, 768, 16, 0, 4)]),
             Trial([(8 * GB, 12, 1024, 768, 1, 15, 2), (8 * GB, 48, 1024, 1600, 10, 8, 2)]),
-            Trial([(10**6, 12, 1024, 768, 1, 15, 2)])],
+            Trial([(10**6, 12, 1024, 768, 1, 15, 2), (190, 1, 1, 1, 100, 0, 1)])],
     mistakes={
         "one block": {"blocks": lambda layers, kept, again: kept + again},
         "not again": {"blocks": lambda layers, kept, again: layers * kept},
@@ -23,6 +23,7 @@ GB = 10**9
         "elements": {"size": lambda element: 1},
         "always half": {"size": lambda element: 2},
         "rounded up": {"whole": lambda budget, each: -(-budget // each)},
+        "rounded": {"whole": lambda budget, each: round(budget / each)},
         "a fraction": {"whole": lambda budget, each: budget / each},
         "at least one": {"whole": lambda budget, each: max(1, budget // each)},
     })
@@ -40,6 +41,7 @@ def largest_batch(budget, layers, seq, width, kept, again, element, *,
     elements: You counted elements: each has `element` bytes.
     always half: You counted 2 bytes an element whatever `element` says.
     rounded up: You rounded up: one sample more than fits does not fit.
+    rounded: You rounded to the nearest number: a sample that fits by half does not fit.
     a fraction: You returned a fraction: samples are whole.
     at least one: You returned at least one sample: where none fits the answer is 0.
     right: with checkpoints 12 layers need 27 tensors a sample and 48 need 63, and without them 192 and 768.
@@ -60,7 +62,7 @@ def nearest(layers, wish):
     "13.2", "How many checkpoints?", minutes=15, difficulty=1,
     replaces=("zerocourse.activations.spacing:*",),
     cases=[(100, 100, 36), (100, 1512, 12)],
-    trials=[Trial([(100, 1512, 48), (100, 400, 24)]), Trial([(100, 300, 12), (7, 1, 30), (1, 1000, 7)])],
+    trials=[Trial([(100, 1512, 48), (100, 400, 24)]), Trial([(100, 300, 12), (7, 1, 30), (1, 1000, 7), (1000, 1, 6)])],
     mistakes={
         "root of the layers": {"best": lambda inputs, kept, layers: nearest(layers, math.sqrt(layers))},
         "one a block": {"best": lambda inputs, kept, layers: layers},
@@ -71,6 +73,8 @@ def nearest(layers, wish):
         "more of two": {"best": lambda inputs, kept, layers:
                         max(peaks(inputs, kept, layers), key=lambda each: (-peaks(inputs, kept, layers)[each], each))},
         "block alone": {"best": lambda inputs, kept, layers: 1},
+        "two at least": {"best": lambda inputs, kept, layers:
+                         min((each for each in peaks(inputs, kept, layers) if each > 1), key=peaks(inputs, kept, layers).get)},
     })
 def best_number(inputs, kept, layers, *, best=lambda inputs, kept, layers:
                 min(peaks(inputs, kept, layers), key=peaks(inputs, kept, layers).get)):
@@ -84,6 +88,7 @@ def best_number(inputs, kept, layers, *, best=lambda inputs, kept, layers:
     the peak: You returned the peak: the number of checkpoints is wanted.
     more of two: Of two numbers with the same peak take the smaller one.
     block alone: You took one checkpoint: then the backward has all blocks at once.
+    two at least: You left out 1: one checkpoint, before the first block, is a choice, too.
     right: so what is measured decides, and not a rule about the root.
     """
     return best(inputs, kept, layers)

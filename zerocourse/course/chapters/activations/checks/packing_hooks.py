@@ -11,17 +11,18 @@ WIDE = 96
 
 
 class Small(nn.Module):
-    """Tokens, a LayerNorm, two linear layers and a tanh, and a small tanh at the end."""
+    """Tokens, a LayerNorm, two linear layers and a tanh, and a small tanh at the end. The second layer's weight is a slice."""
 
     def __init__(self, dtype):
         super().__init__()
         self.embed = nn.Embedding(600, WIDE, dtype=dtype)
         self.norm = nn.LayerNorm(WIDE, dtype=dtype)
-        self.up, self.down = (nn.Linear(WIDE, WIDE, dtype=dtype) for _ in range(2))
+        self.up, self.both = nn.Linear(WIDE, WIDE, dtype=dtype), nn.Linear(WIDE, 2 * WIDE, dtype=dtype)
 
     def forward(self, tokens):
         x = torch.tanh(self.up(self.norm(self.embed(tokens))))
-        return torch.tanh(self.down(x).mean((0, 1))[:8]).square().sum()
+        x = nn.functional.linear(x, self.both.weight[WIDE:], self.both.bias[WIDE:])
+        return torch.tanh(x.mean((0, 1))[:8]).square().sum()
 
 
 def kept_and_back(answer, dtype):
@@ -70,6 +71,7 @@ def shares_memory(tensor, model):
     mistakes={
         "weights": {"is_weight": lambda tensor, model: False},
         "views of weights": {"is_weight": lambda tensor, model: any(tensor is param for param in model.parameters())},
+        "slices of weights": {"is_weight": lambda tensor, model: tensor.data_ptr() in {param.data_ptr() for param in model.parameters()}},
         "not inverse": {"back": lambda packed, dtype: packed},
         "always fp32": {"back": lambda packed, dtype: packed.float()},
         "own input": {"as_it_is": lambda tensor: tensor},
@@ -86,6 +88,8 @@ def half_hooks(model, *, is_weight=shares_memory, back=lambda packed, dtype: pac
     weights: You packed the parameters as well: they are there anyway, so their copies are bytes on top.
     views of weights: You recognise a parameter only as the object itself: a linear layer keeps a transposed view of its
         weight, another tensor on the same memory. Compare the memory, `tensor.untyped_storage().data_ptr()`.
+    slices of weights: You compare where tensors begin, and a slice of a parameter begins elsewhere in the same memory: compare
+        `tensor.untyped_storage().data_ptr()`.
     not inverse: `unpack` is not the inverse of `pack`: the tensor must come back in its dtype.
     always fp32: You always return fp32: the tensor must come back in the dtype that it had.
     own input: You return the very tensor that `pack` was given: a result that is kept by the operation that made it then keeps

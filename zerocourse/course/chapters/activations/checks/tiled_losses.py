@@ -1,8 +1,11 @@
 """The check of 13.5: find the bug in a loss that is computed tile by tile."""
 
+import weakref
+
 import torch
 from torch import nn
 
+from .....activations.keeping import storage_of
 from .....comm.torch_private import TorchDispatchMode
 from ....checks import Trial, exercise
 
@@ -29,16 +32,33 @@ def loss_and_gradients(answer, tiles, factor):
     x gradient: the gradient of x is
     weight gradient: the gradient of the weight is
     logits: the logits of all tokens were there at once: compute them tile by tile.
+    kept: the tiles' logits were all kept for the backward: compute gradients in the forward, while a tile is there.
+    again: gradients are right, but a second backward (after `backward(retain_graph=True)`) has others.
     """
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(N, C, generator=draw, requires_grad=True)
     weight = torch.randn(V, C, generator=draw, requires_grad=True)
     targets = torch.randint(V, (N,), generator=draw)
+    packed = []  # weakly: what a tile's own backward has used is gone when the forward is over
+
+    def keep(tensor):
+        alias = tensor.detach()
+        packed.append(weakref.ref(alias))
+        return alias
+
     with Largest() as largest:
-        loss = answer(x, weight, targets, tiles)
-        (factor * loss).backward()
-    return {"loss": loss.detach(), "x gradient": x.grad, "weight gradient": weight.grad,
-            "logits": "all" if largest.elements >= N * V and tiles > 1 else "in tiles"}
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = answer(x, weight, targets, tiles)
+        kept = {storage_of(each): each.numel() for each in (ref() for ref in packed)
+                if each is not None and each.shape[-1:] == (V,) and storage_of(each) != storage_of(weight)}
+        (factor * loss).backward(retain_graph=True)
+    first = x.grad, weight.grad
+    x.grad = weight.grad = None
+    (factor * loss).backward()
+    same = all(torch.equal(*pair) for pair in zip(first, (x.grad, weight.grad), strict=True))
+    return {"loss": loss.detach(), "x gradient": first[0], "weight gradient": first[1],
+            "logits": "all" if largest.elements >= N * V and tiles > 1 else "in tiles",
+            "kept": "all" if sum(kept.values()) >= N * V and tiles > 1 else "none", "again": "equal" if same else "others"}
 
 
 @exercise(
@@ -56,6 +76,9 @@ def loss_and_gradients(answer, tiles, factor):
         "sum": {"share": lambda tile, tiles: tile / 1},
         "last tile": {"add": lambda total, part: part},
         "all at once": lambda x, weight, targets, tiles: nn.functional.cross_entropy(x @ weight.T, targets),
+        "tiles kept": lambda x, weight, targets, tiles: sum(
+            nn.functional.cross_entropy(x[at] @ weight.T, targets[at], reduction="sum") for at in torch.arange(N).tensor_split(tiles)) / N,
+        "in place": {"scale_weight": lambda gradient, factor: gradient.mul_(factor)},
         "x forgotten": {"scale_x": lambda gradient, factor: 0 * gradient},
     })
 def tiled_loss(x, weight, targets, tiles, *, scale_x=lambda gradient, factor: gradient * factor,
@@ -74,6 +97,9 @@ def tiled_loss(x, weight, targets, tiles, *, scale_x=lambda gradient, factor: gr
     sum: You did not divide by the number of tokens: the mean is wanted.
     last tile: You kept the weight's gradient of the last tile only: add them up.
     all at once: You computed all logits at once: then nothing is saved.
+    tiles kept: You add up the tiles, and autograd keeps the logits of each until the backward, so nothing is saved. Compute the
+        gradients in the forward, while a tile's logits are there.
+    in place: You multiplied the kept gradient in place: in a second backward it is multiplied again.
     x forgotten: x gets no gradient.
     right: a factor on the loss is the one test that shows this bug, because without it every number is right.
     """
