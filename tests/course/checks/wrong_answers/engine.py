@@ -227,3 +227,94 @@ def the_smallest(model, ranks, card_bytes, batch):
 def by_the_states(model, ranks, card_bytes, batch):
     return _best(model, ranks, batch, lambda here: here["total_bytes"] <= card_bytes,
                  lambda here, made, micro: (here["sent_bytes"], made, -micro, here["peak_bytes"]))
+
+
+# 11.w1 --------------------------------------------------------------------------------------------------------------
+
+def averaged(engine, loss):
+    loss.div(engine.accumulation).backward()
+
+
+@wrong("11.w1", "not divided")
+class SumsUp:
+    def engine_backward(engine, loss):
+        loss.backward()
+
+    def engine_step(engine):
+        engine.micro_steps += 1
+        if not engine.micro_steps % engine.accumulation:
+            engine.optimizer.step(), engine.optimizer.zero_grad(), engine.scheduler.step()
+            engine.global_steps += 1
+
+
+@wrong("11.w1", "schedule each time")
+class ScheduleOfMicroBatches:
+    engine_backward = averaged
+
+    def engine_step(engine):
+        engine.micro_steps += 1
+        if engine.micro_steps % engine.accumulation == 0:
+            engine.optimizer.step()
+            engine.optimizer.zero_grad()
+            engine.global_steps = engine.micro_steps // engine.accumulation
+        engine.scheduler.step()
+
+
+@wrong("11.w1", "early")
+class AsksBeforeItCounts:
+    engine_backward = averaged
+
+    def engine_step(engine):
+        full = engine.micro_steps % engine.accumulation == 0
+        engine.micro_steps += 1
+        if full:
+            engine.optimizer.step()
+            engine.optimizer.zero_grad()
+            engine.scheduler.step()
+            engine.global_steps += 1
+
+
+@wrong("11.w1", "never cleared")
+class NothingIsCleared:
+    engine_backward = averaged
+
+    def engine_step(engine):
+        engine.micro_steps += 1
+        if engine.micro_steps % engine.accumulation:
+            return
+        engine.optimizer.step()
+        engine.scheduler.step()
+        engine.global_steps += 1
+
+
+# 11.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("11.w2", "stretched")
+def always_to_the_limit(stage, limit):
+    norm = stage.grad_norm()
+    if limit:
+        stage.scale_gradients(limit / (norm + 1e-6))
+    return norm
+
+
+@wrong("11.w2", "zero clips")
+def by_torch_clamp(stage, limit):
+    norm = stage.grad_norm()
+    stage.scale_gradients((limit / (norm + 1e-6)).clamp(max=1))
+    return norm
+
+
+@wrong("11.w2", "not in proportion")
+def to_length_one(stage, limit):
+    norm = stage.grad_norm()
+    if limit > 0 and norm > limit:
+        stage.scale_gradients(1.0 / (norm + 1e-6))
+    return norm
+
+
+@wrong("11.w2", "norm after")
+def asks_again(stage, limit):
+    norm = stage.grad_norm()
+    if limit and norm > limit:
+        stage.scale_gradients(limit / (norm + 1e-6))
+    return stage.grad_norm()

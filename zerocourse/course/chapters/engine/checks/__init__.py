@@ -5,6 +5,7 @@
     broken_config:     11.4
     small_engine:      11.5
     choosing:          11.6
+    cells_loop:        11.w1, 11.w2
 """
 
-from . import borrowed_loop, broken_config, choosing, sizes_and_rates, small_engine  # each registers its exercises
+from . import borrowed_loop, broken_config, cells_loop, choosing, sizes_and_rates, small_engine  # each registers its exercises

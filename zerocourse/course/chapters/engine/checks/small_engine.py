@@ -28,6 +28,8 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
 
     case: windows of {0}, clipping at {1}, and {3} micro-batches, of which number {2} closes its window
     boundaries: `is_boundary()` says {got} at the micro-batches, and {want} is right.
+    still boundaries: between `backward` and `step`, `is_boundary()` says {got}, and {want} is right: until `step` it is the same micro-batch.
+    kind: after an update `norm` is {got}, and {want} is wanted.
     steps: `global_steps` after the micro-batches is {got}, and {want} is right.
     moved: the micro-batches after which the weights have changed are {got}, and {want} are right.
     first norm: the first update has the norm {got}, and {want} is right.
@@ -42,7 +44,7 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
     schedule = NotedSchedule(optimizer)
     engine = answer(model, optimizer, schedule, accumulation, clipping)
-    seen = {name: [] for name in ("boundaries", "steps", "moved", "norms", "scheduled", "left")}
+    seen = {name: [] for name in ("boundaries", "still boundaries", "steps", "moved", "norms", "scheduled", "left")}
     first = None
     for number in range(1, micro_batches + 1):
         x, y = torch.randn(4, 3), torch.randn(4, 2) * number
@@ -52,6 +54,7 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
         seen["boundaries"].append(bool(calling(answer, engine.is_boundary)))
         loss = (calling(answer, lambda: engine(x)) - y).square().mean()
         calling(answer, lambda: engine.backward(loss))
+        seen["still boundaries"].append(bool(calling(answer, engine.is_boundary)))
         calling(answer, engine.step)
         if not torch.equal(before, model.weight):
             seen["moved"].append(number)
@@ -61,7 +64,7 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
         seen["norms"].append(None if engine.norm is None else float(engine.norm))
         seen["scheduled"].append(schedule.steps)
     first_norm = next((norm for norm in seen["norms"] if norm is not None), None)
-    return {"boundaries": seen["boundaries"], "steps": seen["steps"], "moved": seen["moved"], "first norm": first_norm,
+    return {"boundaries": seen["boundaries"], "still boundaries": seen["still boundaries"], "kind": f"a {type(engine.norm).__name__}", "steps": seen["steps"], "moved": seen["moved"], "first norm": first_norm,
             "norms": seen["norms"], "scheduled": seen["scheduled"], "first update": first,
             "weights": model.weight.detach().clone(), "left": seen["left"]}
 
@@ -78,6 +81,8 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
         "keeps counting": {"resets": False},
         "last alone": {"cleared": "micro-batch"},
         "never cleared": {"cleared": "never"},
+        "counts in backward": {"counts": "backward"},
+        "tensor": {"told": lambda norm, clipping: torch.tensor(norm)},
         "schedule each time": {"schedule": "micro-batch"},
         "no schedule": {"schedule": "never"},
         "clipped each time": {"clips": "micro-batch"},
@@ -87,7 +92,7 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
     })
 def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lambda boundary: boundary,
              share=lambda count, accumulation: accumulation, mended=lambda accumulation, count: accumulation / count, opens=True,
-             resets=True, cleared="update", schedule="update", clips="update", told=lambda norm, clipping: norm):
+             resets=True, counts="step", cleared="update", schedule="update", clips="update", told=lambda norm, clipping: norm):
     """An engine for one rank. share: what the loss is divided by.
 
     every micro-batch: You update after every micro-batch, and not at the end of a window.
@@ -96,6 +101,8 @@ def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lam
     stays closed: `close_window` is for the present window: after its update the next one has its full length again.
     keeps counting: The count of micro-batches begins again after each update.
     last alone: You clear the gradients after each micro-batch, so that only the last one of a window counts.
+    counts in backward: You count a micro-batch in `backward`, so between `backward` and `step` `is_boundary()` speaks of the next one.
+    tensor: `norm` is a tensor: make it a float, with `item()`.
     never cleared: The gradients of a window are still there in the next one: clear them after the update.
     schedule each time: The schedule moves once for each update, and not for each micro-batch.
     no schedule: Nobody steps the schedule.
@@ -119,10 +126,12 @@ def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lam
         if cleared == "micro-batch":
             optimizer.zero_grad()
         (loss / share(state.count, accumulation)).backward()
+        state.count += counts == "backward"
         if clips == "micro-batch" and clipping:
             clip(clipping)
 
     def step():
+        state.count -= counts == "backward"
         boundary = is_boundary()
         state.count += 1
         if schedule == "micro-batch":
