@@ -64,7 +64,8 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
         seen["norms"].append(None if engine.norm is None else float(engine.norm))
         seen["scheduled"].append(schedule.steps)
     first_norm = next((norm for norm in seen["norms"] if norm is not None), None)
-    return {"boundaries": seen["boundaries"], "still boundaries": seen["still boundaries"], "kind": f"a {type(engine.norm).__name__}", "steps": seen["steps"], "moved": seen["moved"], "first norm": first_norm,
+    return {"boundaries": seen["boundaries"], "still boundaries": seen["still boundaries"],
+            "kind": f"a {type(engine.norm).__name__}", "steps": seen["steps"], "moved": seen["moved"], "first norm": first_norm,
             "norms": seen["norms"], "scheduled": seen["scheduled"], "first update": first,
             "weights": model.weight.detach().clone(), "left": seen["left"]}
 
