@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import torch
 from wrong_answers import wrong
 
 
@@ -65,3 +66,98 @@ def adds_lanes(rows):
         lanes[row["lane"]] = lanes.get(row["lane"], 0) + row["end"] - row["start"]
     idle = last - first - lanes.pop("compute")
     return {"step": last - first, "idle": idle, "waits_for": sorted(lanes, key=lanes.get)[-1]}
+
+
+@wrong("14.5", "begins")
+def starts_of_transfers(ready, sizes, rate):
+    now, out = 0.0, []
+    for moment, nbytes in zip(ready, sizes, strict=True):
+        now = max(now, moment)
+        out.append(now)
+        now += nbytes / rate
+    return out
+
+
+@wrong("14.6", "no limit")
+def among_placed_boxes(edges, held, limit):
+    names, best = list(held), sum(held.values())
+    for bits in range(2 ** len(names)):
+        host = {name for i, name in enumerate(names) if bits >> i & 1}
+        moved = sum(n for a, b, n in edges if a in held and b in held and (a in host) != (b in host))
+        if moved <= limit:
+            best = min(best, sum(size for name, size in held.items() if name not in host))
+    return best
+
+
+# 14.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("14.w1", "fp32 down")
+def as_deepspeed_does(link, params, masters, optimizer):
+    for param, master in zip(params, masters, strict=True):
+        master.grad = link.down(param.grad.to(torch.float32))
+    optimizer.step()
+    with torch.no_grad():
+        for param, master in zip(params, masters, strict=True):
+            param.copy_(link.up(master.to(param.dtype)))
+
+
+@wrong("14.w1", "fp32 up")
+def rounds_on_the_device(link, params, masters, optimizer):
+    for param, master in zip(params, masters, strict=True):
+        master.grad = link.down(param.grad).to(master.dtype)
+    optimizer.step()
+    for param, master in zip(params, masters, strict=True):
+        param.data.copy_(link.up(master))
+
+
+@wrong("14.w1", "not shown")
+def a_new_name(link, params, masters, optimizer):
+    for param, master in zip(params, masters, strict=True):
+        master.grad = link.down(param.grad).float()
+    optimizer.step()
+    for param, master in zip(params, masters, strict=True):
+        param = link.up(master.bfloat16())
+
+
+@wrong("14.w1", "another tensor")
+def new_data(link, params, masters, optimizer):
+    for i, param in enumerate(params):
+        masters[i].grad = link.down(param.grad).float()
+    optimizer.step()
+    for i, param in enumerate(params):
+        param.data = link.up(masters[i].detach().bfloat16())
+
+
+# 14.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("14.w2", "no queue")
+def each_alone(ready, hands):
+    return [moment + sum(hands) for moment in ready]
+
+
+@wrong("14.w2", "one at a time")
+def one_after_the_other(ready, hands):
+    ends, now = [], 0
+    for moment in ready:
+        now = max(now, moment) + sum(hands)
+        ends.append(now)
+    return ends
+
+
+@wrong("14.w2", "not ready")
+def as_hands_get_free(ready, hands):
+    free, ends = [0] * len(hands), []
+    for _ in ready:
+        for i in range(len(hands)):
+            free[i] += hands[i]
+        ends.append(free[-1])
+    return ends
+
+
+@wrong("14.w2", "slowest hand alone")
+def the_bottleneck(ready, hands):
+    ends, now = [], 0
+    for moment in ready:
+        now = max(now, moment) + max(hands)
+        ends.append(now)
+    return ends

@@ -84,7 +84,7 @@ def budget_bars(peaks: Mapping[str, int], budget: int, moved: Mapping[str, int])
     for at, (name, nbytes) in enumerate(peaks.items()):
         fits = nbytes <= budget
         axes.barh(at, nbytes / 1e6, color="#7fb4a2" if fits else "white", edgecolor=INK, hatch="" if fits else "///")
-        axes.annotate(f"{nbytes / 1e6:.0f} MB, {'fits' if fits else 'does not fit'}; link {moved[name] / 1e6:.0f} MB",
+        axes.annotate(f"{nbytes / 1e6:.1f} MB, {'fits' if fits else 'does not fit'}; link {moved[name] / 1e6:.1f} MB",
                       (nbytes / 1e6, at), (5, 0), textcoords="offset points", va="center", fontsize=9, zorder=4,
                       bbox={"color": "white", "pad": 1})
     axes.axvline(budget / 1e6, color=CUT, linestyle="--", linewidth=2)

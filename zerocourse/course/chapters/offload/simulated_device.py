@@ -126,7 +126,7 @@ class SlowHost(HostOffload):
 
 @dataclass(frozen=True)
 class Timed:
-    """The quickest of some steps. landed: seconds from the step's beginning until the last gradient was on the host.
+    """The step of some whose time is the median. landed: seconds from the step's beginning until the last gradient was on the host.
 
     events: of what began in the step.
     """
@@ -148,7 +148,7 @@ def run(machine: SleepingMachine, early: bool = True, accumulation: int = 1, rou
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model, optimizer = shard(model, optimizer, 2, offload=host, param_dtype=HALF,
                              accumulate_dtype=torch.float32 if machine.full else None)
-    recorder, best = model.zero.recorder, (float("inf"), 0.0)
+    recorder, steps = model.zero.recorder, []
     recorder.keep = rounds + 2  # a delayed step's copies are noted in the step after
     x = torch.ones(1, dtype=HALF, requires_grad=True)
     for number in range(rounds + 1):  # the first one also makes the optimizer's states
@@ -159,10 +159,10 @@ def run(machine: SleepingMachine, early: bool = True, accumulation: int = 1, rou
                 model(x).backward()
         optimizer.step()
         if number:
-            best = min(best, (time.perf_counter() - begin, begin))
+            steps.append((time.perf_counter() - begin, begin))
         optimizer.zero_grad()
     model.zero.settle()
-    seconds, begin = best
+    seconds, begin = sorted(steps)[len(steps) // 2]
     events = [asdict(event) for event in recorder.events if begin <= event.start < begin + seconds]
     landed = max((event["end"] for event in events if event["verb"] == "down"), default=begin) - begin
     return Timed(seconds, landed, events)

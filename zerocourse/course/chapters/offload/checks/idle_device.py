@@ -51,6 +51,7 @@ def pauses(rows):
                                                                                      if row["lane"] == COMPUTE)},
         "busiest": {"counts": lambda row, spans: row["end"] - row["start"]},
         "pieces": {"counts": lambda row, spans: int(overlap(row, spans) > 0)},
+        "longest piece": {"longest": True},
         "ends last": {"choose": lambda rows, busy:
                       max(rows, key=lambda row: (row["end"], row["lane"] != COMPUTE))["lane"]},
         "begins first": {"choose": lambda rows, busy: min((row for row in rows if row["lane"] != COMPUTE),
@@ -58,7 +59,7 @@ def pauses(rows):
     })
 def read_lanes(rows, *, step=lambda rows: max(row["end"] for row in rows) - min(row["start"] for row in rows),
                idle=lambda rows: sum(end - begin for begin, end in pauses(rows)), counts=overlap,
-               choose=lambda rows, busy: max(busy, key=busy.get)):
+               choose=lambda rows, busy: max(busy, key=busy.get), longest=False):
     """The step's length, the device's idle time, and the lane that is busy for most of it.
 
     sum: You added up all lanes: they work at the same time.
@@ -68,6 +69,7 @@ def read_lanes(rows, *, step=lambda rows: max(row["end"] for row in rows) - min(
     after the last: You counted only what comes after the device's last work: it may also wait in between.
     busiest: You took the lane with most work: only what it does while the device is idle holds the step up.
     pieces: You counted pieces of work: their milliseconds count.
+    longest piece: You took the lane with the longest single piece of work: several pieces of a lane add up.
     ends last: You took the lane that ends last: it may have waited for another all the time.
     begins first: You took the lane that begins first: the lane that is busy for most of the idle time is wanted.
     right: so before one makes anything quicker, one knows what is worth it.
@@ -75,5 +77,5 @@ def read_lanes(rows, *, step=lambda rows: max(row["end"] for row in rows) - min(
     spans, busy = pauses(rows), defaultdict(int)
     for row in rows:
         if row["lane"] != COMPUTE:
-            busy[row["lane"]] += counts(row, spans)
+            busy[row["lane"]] = max(busy[row["lane"]], counts(row, spans)) if longest else busy[row["lane"]] + counts(row, spans)
     return {"step": step(rows), "idle": idle(rows), "waits_for": choose(rows, busy)}

@@ -46,12 +46,14 @@ LANES = [([0.0], [8], 4.0), ([0.0, 1.0], [8, 4], 4.0), ([1.0, 1.5, 8.0], [8, 4, 
          ([2.0, 2.0, 2.0], [4, 4, 4], 2.0)]
 
 
-def queue(ready, sizes, rate, *, begins=lambda free, ready, all: max(free, ready)):
-    ends, free = [], 0.0
+def queue(ready, sizes, rate, *, begins=lambda free, ready, all: max(free, ready), takes=lambda nbytes, rate: nbytes / rate,
+          told=lambda begin, end: end):
+    found, free = [], 0.0
     for moment, nbytes in zip(ready, sizes, strict=True):
-        free = begins(free, moment, ready) + nbytes / rate
-        ends.append(free)
-    return ends
+        begin = begins(free, moment, ready)
+        free = begin + takes(nbytes, rate)
+        found.append(told(begin, free))
+    return found
 
 
 @exercise(
@@ -63,8 +65,12 @@ def queue(ready, sizes, rate, *, begins=lambda free, ready, all: max(free, ready
         "after backward": {"begins": lambda free, ready, all: max(free, all[-1])},
         "idle added": {"begins": lambda free, ready, all: free + ready},
         "the last": lambda ready, sizes, rate: queue(ready, sizes, rate)[-1:],
+        "begins": {"told": lambda begin, end: begin},
+        "whole seconds": {"takes": lambda nbytes, rate: nbytes // rate},
+        "times the rate": {"takes": lambda nbytes, rate: nbytes * rate},
+        "first at 0": {"begins": lambda free, ready, all: max(free, ready) if free else 0.0},
     })
-def down_times(ready, sizes, rate, *, begins=lambda free, ready, all: max(free, ready)):
+def down_times(ready, sizes, rate, **how):
     """The end of each transfer on a lane that carries one after the other.
 
     no queue: You began each transfer when it was ready: the lane carries one at a time, so it may still be busy.
@@ -72,6 +78,10 @@ def down_times(ready, sizes, rate, *, begins=lambda free, ready, all: max(free, 
     after backward: You waited for the last gradient before the first went down: that is the step without overlap.
     idle added: You added the waiting times: a transfer begins at the *later* one of two moments.
     the last: You returned the last end alone: the end of each transfer is wanted, in a list.
+    begins: You returned when each transfer begins: the ends are wanted.
+    whole seconds: You divided with //: a transfer takes bytes / rate seconds, and these may be fractions.
+    times the rate: You multiplied by the rate: bytes / rate are seconds.
+    first at 0: You began the first transfer at 0: it may not be ready then.
     right: the last entry is when the host's last update can begin, and it says what bounds the step.
     """
-    return queue(ready, sizes, rate, begins=begins)
+    return queue(ready, sizes, rate, **how)

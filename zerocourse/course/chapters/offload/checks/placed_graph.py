@@ -77,7 +77,8 @@ def on_device(seen):
     board=(Board("bytes on the device in all cases", on_device, 90, 90, "all placements were tried", ("returned", "exactly")),),
     mistakes={
         "greedy": one_by_one,
-        "no limit": {"within": lambda moved, limit: True},
+        "no limit": ({"within": lambda moved, limit: True}, lambda edges, held, limit: least_on_device(
+            [edge for edge in edges if edge[0] in held and edge[1] in held], held, limit)),
         "below": {"within": lambda moved, limit: moved < limit or limit == 0 == moved},
         "least moved": {"key": lambda way: (way[0], way[1])},
         "fewest boxes": {"key": lambda way: (-way[2], way[1])},
@@ -87,7 +88,8 @@ def least_on_device(edges, held, limit, *, within=lambda moved, limit: moved <= 
     """Over all placements that move at most `limit` bytes.
 
     greedy: You took one box after the other. Boxes that belong together are cheap to move only together: try all subsets.
-    no limit: You ignored the limit on the link.
+    no limit: More crosses the link than the limit allows. An edge between the host and a box that may not be placed, and stays on
+        the device, crosses it as well.
     below: You left out placements that move exactly `limit` bytes: these are allowed.
     least moved: You looked for the placement that moves least: it may move up to the limit.
     fewest boxes: You looked for the placement with the most boxes on the host: bytes count, and not boxes.
