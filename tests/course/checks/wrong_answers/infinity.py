@@ -93,3 +93,57 @@ def sums_durations(events):
             seconds[event["verb"]] += event["end"] - event["start"]
     lane = max(seconds, key=seconds.get)
     return lane, seconds[lane]
+
+
+@wrong("15.1", "whole tokens")
+def quarter_of_the_tokens(kind, tokens, peak, share):
+    return peak * share / (1 - share) / (tokens if kind == "parameters" else tokens // 4)
+
+
+@wrong("15.5", "first alone")
+def remembers_one(queue, blocks):
+    for name, data in blocks.items():
+        queue.submit(name, data)
+    bad = ""
+    for _ in blocks:
+        name, moved, error = queue.wait()
+        if (error or moved != len(blocks[name])) and name > bad:
+            bad = name
+    if bad:
+        raise OSError(f"block {bad} is not written")
+
+
+# 15.w1 --------------------------------------------------------------------------------------------------------------
+
+def scheduled(buffers, reads, steps, writes, waits):
+    """waits(block, found) -> when its read, update and write may begin at the earliest."""
+    found = []
+    for k in range(len(reads)):
+        before = found[-1] if found else None
+        lanes = (before[0] + reads[k - 1], before[1] + steps[k - 1], before[2] + writes[k - 1]) if before else (0, 0, 0)
+        read = max(lanes[0], waits(k, found))
+        step = max(lanes[1], read + reads[k])
+        found.append((read, step, max(lanes[2], step + steps[k])))
+    return found
+
+
+@wrong("15.w1", "handed out before written")
+def free_when_updated(buffers, reads, steps, writes):
+    return scheduled(buffers, reads, steps, writes,
+                     lambda k, found: found[k - buffers][1] + steps[k - buffers] if k >= buffers else 0)
+
+
+@wrong("15.w1", "one buffer too many")
+def waits_for_one_more(buffers, reads, steps, writes):
+    return scheduled(buffers, reads, steps, writes,
+                     lambda k, found: found[k - buffers - 1][2] + writes[k - buffers - 1] if k > buffers else 0)
+
+
+@wrong("15.w1", "endless buffers")
+def reads_at_will(buffers, reads, steps, writes):
+    return scheduled(buffers, reads, steps, writes, lambda k, found: 0)
+
+
+@wrong("15.w1", "one after the other")
+def block_by_block(buffers, reads, steps, writes):
+    return scheduled(buffers, reads, steps, writes, lambda k, found: found[-1][2] + writes[k - 1] if k else 0)

@@ -128,14 +128,14 @@ FINE = {"c": (4, 0), "a": (8, 0), "b": (6, 0)}
 @exercise(
     "15.5", "Find the bug: a result that nobody looks at", minutes=20, difficulty=2,
     trials=[Trial([(FINE | hurt,) for hurt in (
-        {}, {"a": (4, 0)}, {"c": (0, 5)}, {"b": (6, 28)}, {"b": (0, 0)}, {"a": (8, 5), "b": (2, 0)},
+        {}, {"a": (4, 0)}, {"c": (0, 5)}, {"b": (6, 28)}, {"b": (0, 0)}, {"a": (4, 0), "b": (2, 0)}, {"a": (8, 5), "b": (2, 0)},
         {"c": (4, 5)})], saved)],
     mistakes={
         "the bug": {"is_bad": lambda moved, error, size: False},
         "errors alone": {"is_bad": lambda moved, error, size: error},
         "lengths alone": {"is_bad": lambda moved, error, size: moved != size},
         "nothing moved": {"is_bad": lambda moved, error, size: error or not moved},
-        "first alone": {"among": lambda bad: bad[:1]},
+        "first alone": ({"among": lambda bad: bad[:1]}, {"among": lambda bad: bad[-1:]}),
         "raises at once": {"at_once": True},
         "assert": {"kind": AssertionError},
         "no name": {"said": lambda bad: f"{len(bad)} blocks"},

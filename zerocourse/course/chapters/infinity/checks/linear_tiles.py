@@ -5,20 +5,23 @@ from torch import nn
 
 from ....checks import Trial, Wrong, exercise
 
-LAYERS = [(8, 12, True, 1, 3), (8, 12, True, 4, 1), (12, 8, True, 3, 2), (12, 8, False, 2, 4), (6, 6, True, 1, 1)]
+LAYERS = [(8, 12, True, 1, 3, "float32"), (8, 12, True, 4, 1, "float32"), (12, 8, True, 3, 2, "float32"), (12, 8, False, 2, 4, "float32"),
+          (6, 6, True, 1, 1, "float32")]
 
 
-def tiled(answer, inputs, outputs, bias, in_splits, out_splits):
+def tiled(answer, inputs, outputs, bias, in_splits, out_splits, dtype):
     """What the tiles compute together, and what memory they hold.
 
-    case: a layer of {0} inputs and {1} outputs, bias={2}, in {3} × {4} tiles (in × out)
+    case: a layer of {0} inputs and {1} outputs, bias={2}, {5}, in {3} × {4} tiles (in × out)
+    dtypes: the tiles have weights in {got}, and the layer has {want}.
     weights: the tiles have weights of the shapes {got}, and {want} are right.
-    output: the tiles together compute another result than the layer. In one row it begins {got}, and {want} is right.
+    output: the tiles together compute another result than the layer.
     memory: a tile of the weight keeps {got} bytes alive, and {want} are its own.
     changed: the layer that was cut has changed.
     """
     torch.manual_seed(inputs + outputs)
-    layer, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(3, inputs)
+    kind = getattr(torch, dtype)
+    layer, x = nn.Linear(inputs, outputs, bias=bias, dtype=kind), torch.randn(3, inputs, dtype=kind)
     with torch.no_grad():
         right = layer(x)
         rows = answer(layer, in_splits, out_splits)
@@ -27,8 +30,9 @@ def tiled(answer, inputs, outputs, bias, in_splits, out_splits):
             raise Wrong("it must return a list of rows, each a list of nn.Linear")
         shapes = [[list(tile.weight.shape) for tile in row] for row in rows]
         wanted = [[[outputs // out_splits, inputs // in_splits]] * in_splits] * out_splits
-        seen = {"weights": shapes}
-        if shapes == wanted:
+        dtypes = {str(tile.weight.dtype).removeprefix("torch.") for row in rows for tile in row}
+        seen = {"weights": shapes, "dtypes": sorted(dtypes)}
+        if shapes == wanted and dtypes == {dtype}:
             parts = x.chunk(in_splits, dim=1)
             seen["output"] = torch.cat([sum(tile(part) for tile, part in zip(row, parts)) for row in rows], dim=1)
             seen["memory"] = max(tile.weight.untyped_storage().nbytes() for row in rows for tile in row)
@@ -37,12 +41,13 @@ def tiled(answer, inputs, outputs, bias, in_splits, out_splits):
 
 @exercise(
     "15.6", "Cut a layer into tiles", minutes=25, difficulty=2, own=(),
-    replaces=("zerocourse.offload.tiling:TiledLinear.from_linear",), trials=[Trial(LAYERS, tiled)],
+    replaces=("zerocourse.offload.tiling:TiledLinear.from_linear",), trials=[Trial(LAYERS, tiled), Trial([(8, 12, True, 1, 3, "float64")], tiled)],
     mistakes={
         "bias in each": {"has_bias": lambda column, columns: True},
         "no bias": {"has_bias": lambda column, columns: False},
         "one bias for all": {"bias_of": lambda bias, row, size: bias[:size]},
         "own values": {"copies": False},
+        "fp32": {"dtype": torch.Tensor.float},
         "views": {"shares": True},
         "in and out": {"swaps": True},
         "same columns": {"column_of": lambda column: 0},
@@ -50,7 +55,7 @@ def tiled(answer, inputs, outputs, bias, in_splits, out_splits):
     })
 def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns: column == columns - 1,
                 bias_of=lambda bias, row, size: bias[row * size:(row + 1) * size], copies=True, shares=False,
-                swaps=False, column_of=lambda column: column, row_of=lambda row: row):
+                swaps=False, dtype=lambda block: block, column_of=lambda column: column, row_of=lambda row: row):
     """Rows of tiles: over the outputs, and in each over the inputs.
 
     bias in each: Each tile of a row has the bias, and their outputs are added up: the bias counts once for each tile.
@@ -59,6 +64,7 @@ def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns
     one bias for all: Each row has the first piece of the bias: cut it as the outputs are cut.
     own values: Your tiles begin with values of their own, which also have another spread, because `nn.Linear` goes by
         the number of its own inputs: copy those of the layer.
+    fp32: Your tiles are in fp32 whatever the layer is in: keep its dtype.
     views: Your tiles are views of the whole weight, which stays in memory as long as one of them lives: copy.
     in and out: You took inputs and outputs the other way round: a weight has the shape (out, in).
     same columns: All tiles of a row have the same columns of the weight.
@@ -73,8 +79,9 @@ def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns
         tiles = []
         for column in range(in_splits):
             bias = layer.bias is not None and has_bias(column, in_splits)
-            tile, down, right = nn.Linear(inner, out, bias=bias), row_of(row) * out, column_of(column) * inner
+            tile, down, right = nn.Linear(inner, out, bias=bias, dtype=layer.weight.dtype), row_of(row) * out, column_of(column) * inner
             block = layer.weight[down:down + out, right:right + inner].detach()
+            block = dtype(block)
             if copies:
                 tile.weight = nn.Parameter(block if shares else block.clone())
                 if bias:

@@ -16,17 +16,18 @@ def own_bandwidth(kind, tokens, peak, share):
     sample=lambda random: (random.choice(("parameters", "states")), random.randint(1, 1 << 16),
                            random.uniform(1e12, 1e15), random.uniform(0.05, 0.95)),
     cases=[("parameters", 1024, 70e12, 0.5), ("states", 2048, 70e12, 0.9), ("parameters", 4096, 312e12, 0.8),
-           ("states", 65536, 990e12, 0.75)],
+           ("states", 65536, 990e12, 0.75), ("states", 1022, 70e12, 0.5)],
     mistakes={
         "no peak": {"odds": lambda share: share},
         "odds turned over": {"odds": lambda share: (1 - share) / share},
         "one minus": {"odds": lambda share: 1 / (1 - share)},
         "the same for states": {"states": 1},
         "four times": {"states": 4},
+        "whole tokens": {"rounds": int},
         "gigabytes": {"unit": 1e9},
         "tokens times": {"over": lambda intensity: 1 / intensity},
     })
-def bandwidth_for(kind, tokens, peak, share, *, odds=lambda share: share / (1 - share), states=1 / 4, unit=1,
+def bandwidth_for(kind, tokens, peak, share, *, odds=lambda share: share / (1 - share), states=1 / 4, unit=1, rounds=float,
                   over=lambda intensity: intensity):
     """Bytes per second.
 
@@ -35,11 +36,12 @@ def bandwidth_for(kind, tokens, peak, share, *, odds=lambda share: share / (1 - 
     one minus: You divided by 1 − e and left out e itself.
     the same for states: Optimizer states have another intensity than parameters: 32 bytes move and not 8.
     four times: Of optimizer states four times as many bytes move, so there are a quarter of the operations for each.
+    whole tokens: You divided the tokens with //: a quarter of them may be a fraction.
     gigabytes: You returned gigabytes, and bytes per second are wanted.
     tokens times: You multiplied by the intensity: with more operations for each byte, fewer bytes are needed.
     right: without a word about the size of the model, which cancels.
     """
-    intensity = tokens * (1 if kind == "parameters" else states)
+    intensity = rounds(tokens * (1 if kind == "parameters" else states))
     return peak * odds(share) / over(intensity) / unit
 
 
@@ -48,7 +50,7 @@ def bandwidth_for(kind, tokens, peak, share, *, odds=lambda share: share / (1 - 
 MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1, 2e9, 14e9, 0),
             (10**9, 1, 2e9, 14e9 - 1, 12e9), (10**9, 1, 1.5e9, 16e9, 1e12), (10**9, 1, 1.5e9, 15e9, 14e9),
             (10**9, 1, 1.5e9, 15e9, 13e9), (10**9, 1, 2e9, 1e9, 1e12), (8 * 10**9, 8, 3e9, 14e9, 1e12),
-            (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9)]
+            (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9), (10**9 + 1, 2, 8e9 + 8, 0, 0)]
 
 
 @exercise(
@@ -63,12 +65,13 @@ MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1,
         "never both on the host": {"order": (0, 1, 3, 4)},
         "never both on the disk": {"order": (0, 1, 2, 3)},
         "always offloads": {"order": (1, 2, 3, 4)},
-        "less than": {"fits": lambda need, room: need < room},
+        "less than": ({"fits": lambda need, room: need < room}, {"fits": lambda need, room: need < room, "empty": False}),
+        "rounded up": {"of": lambda params, ranks: -(-params // ranks)},
         "device alone": {"tiers": 1},
         "disk is endless": {"tiers": 2},
     })
 def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params / ranks, states=12, gradients=2,
-           gradients_at="host", order=(0, 1, 2, 3, 4), fits=lambda need, room: need <= room, tiers=3):
+           gradients_at="host", order=(0, 1, 2, 3, 4), fits=lambda need, room: need <= room, tiers=3, empty=True):
     """The first arrangement that fits.
 
     all ranks: You did not divide by the ranks: in ZeRO-3 each has a share of everything.
@@ -82,7 +85,8 @@ def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params
     never both on the host: You left out the third row: parameters can be on the host as well.
     never both on the disk: You left out the last row: parameters can be on the disk as well.
     always offloads: You offload where all fits on the device: that moves bytes for nothing.
-    less than: What fits exactly fits.
+    less than: What fits exactly fits, and what needs nothing fits where there is no room.
+    rounded up: You rounded a rank's share up: count without rounding.
     device alone: You looked at the device alone: the other tiers have sizes, too.
     disk is endless: A disk has a size, too.
     right: each row moves more bytes in a step than the one before, so the first that fits is the best.
@@ -95,6 +99,6 @@ def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params
         need[optimizer] += states * each
         need[parameters] += 2 * each
         need["device" if optimizer == "device" else gradients_at] += gradients * each
-        if all(fits(need[tier], room[tier]) or not need[tier] for tier in list(room)[:tiers]):
+        if all(fits(need[tier], room[tier]) or empty and not need[tier] for tier in list(room)[:tiers]):
             return rows[number]
     return None
