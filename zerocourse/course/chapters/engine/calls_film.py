@@ -18,7 +18,7 @@ COLLECTIVES = {"reduce_scatter": "gradients leave", "all_gather": "parameters ar
 
 
 @dataclass(frozen=True)
-class Call:
+class LoopCall:
     """micro: the number of the micro-batch, from 1.   line: of `LINES`.   who: of `LANES`.   what: a few words."""
 
     micro: int
@@ -27,7 +27,7 @@ class Call:
     what: str
 
 
-def recorded_calls(config: Mapping, micro_batches: int) -> list[Call]:
+def recorded_calls(config: Mapping, micro_batches: int) -> list[LoopCall]:
     """What happens in each line of a loop with this config, in order. Collective."""
     torch.manual_seed(0)
     model = GPT(CONFIGS["gpt2-tiny"])
@@ -35,7 +35,7 @@ def recorded_calls(config: Mapping, micro_batches: int) -> list[Call]:
     calls, here, comm = [], [0, 0], engine.zero.comm
 
     def note(who: str, what: str) -> None:
-        call = Call(*here, who, what)
+        call = LoopCall(*here, who, what)
         if call not in calls[-1:]:  # the collectives of one kind that follow each other are one entry
             calls.append(call)
 
@@ -81,7 +81,7 @@ def recorded_calls(config: Mapping, micro_batches: int) -> list[Call]:
     return calls
 
 
-def calls_film(calls: Sequence[Call]) -> Film:
+def calls_film(calls: Sequence[LoopCall]) -> Film:
     """A frame for each line of each micro-batch."""
     frames = []
     moments = sorted({(call.micro, call.line) for call in calls})
@@ -95,7 +95,7 @@ def calls_film(calls: Sequence[Call]) -> Film:
     return Film("Who calls whom", frames, words, 2.0, code="\n".join(LINES))
 
 
-def frame(calls: Sequence[Call], high: float) -> svg.Drawing:
+def frame(calls: Sequence[LoopCall], high: float) -> svg.Drawing:
     drawing = svg.Drawing(svg.WIDTH, high)
     for number, lane in enumerate(LANES):
         x = WIDE * (number + 0.5)

@@ -111,9 +111,10 @@ def tiles_film(inputs: int, outputs: int, tiles: int) -> Film:
             here = place == number
             drawing.rect(0, 26 + place * each, wide, each, "parameters" if here else None, fill="white", dashed=not here, data={"tile": place})
         drawing.rect(wide + 60, 26 + number * each, 34, each, "activations")
-        drawing.text(wide + 104, 26 + number * each + each / 2 + 5, f"outputs {number * outputs // tiles} to {(number + 1) * outputs // tiles - 1}", size=13)
+        first, last = number * outputs // tiles, (number + 1) * outputs // tiles - 1
+        drawing.text(wide + 104, 26 + (number + 0.5) * each + 5, f"outputs {first} to {last}", size=13)
         drawing.arrow(wide + 8, 26 + (number + 0.5) * each, wide + 54, 26 + (number + 0.5) * each)
-        frames.append(Frame(drawing, f"Its {module.weight.numel():,} elements are gathered, used and freed. Of all others a rank has its slice alone.",
-                            f"Tile {number} of {tiles}"))
+        said = f"Its {module.weight.numel():,} elements are gathered, used and freed. Of all others a rank has its slice alone."
+        frames.append(Frame(drawing, said, f"Tile {number}, of {tiles}"))
     words = f"A layer of {outputs * inputs:,} elements in {tiles} tiles over its outputs: {order[0].weight.numel():,} are gathered at a time."
     return Film("Tile by tile", frames, words, 1.6)
