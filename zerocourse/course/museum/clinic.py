@@ -29,7 +29,7 @@ WRONG = 30  # minutes that a wrong accusation costs: somebody has changed a line
 TELLS = {"weights_reduced": "norms", "first_micro_batch": "norms", "rank_zero_skipped": "parameters", "never_broadcast": "parameters",
          "stale_gradients": "delay", "l2_for_decay": "parameters", "step_count": "step_counts", "mean_of_nothing": "first_nan",
          "unsharded_states": "bytes", "full_gradients": "bytes", "fp32_gradients_kept": "bytes", "wait_at_once": "order"}
-"""The instrument that tells each bug from the healthy training: the fewest minutes in which one can be sure."""
+"""The instrument that we would take for each bug. A cleverer reader may need a cheaper one."""
 
 
 def play_name(name: str, scene: Scene) -> Played:
@@ -172,9 +172,9 @@ class Clinic:
         return show.table([{"name": name, "what is wrong": BUGS[name].title} for name in sorted(NAMES)])
 
     def score(self) -> Shown:
-        """Minutes spent for each patient that one has looked at, beside the fewest in which one can be sure."""
+        """Minutes spent for each patient that one has looked at, beside those of the instrument that we would take."""
         rows = [{"patient": label, "solved": "yes" if each.solved else "not yet", "minutes": each.minutes,
-                 "fewest": MINUTES[TELLS[each._name]] if each.solved else "?", "instruments": ", ".join(each.used)}
+                 "ours": MINUTES[TELLS[each._name]] if each.solved else "?", "instruments": ", ".join(each.used)}
                 for label, each in self.patients.items() if each.minutes or each.solved]
         spent = sum(each.minutes for each in self.patients.values())
         done = sum(each.solved for each in self.patients.values())

@@ -1,6 +1,7 @@
 """The checks of 15.4 and 15.7: when states are read, updated and written, and what a timeline says about that."""
 
 from ....checks import exercise
+from .cells_schedule import begins_of
 
 # 15.4 ---------------------------------------------------------------------------------------------------------------
 
@@ -27,10 +28,9 @@ RUNS = [(4, [1] * 5, [1] * 5, [1] * 5), (1, [1, 2], [1, 1], [2, 1]), (2, [1] * 6
         "updates": {"idle": lambda seconds, steps: sum(steps)},
         "all buffers": {"most": lambda held, buffers: buffers},
     })
-def schedule(buffers, reads, steps, writes, *, more=0, free=lambda ends: ends["write"], read_after=("read",),
-             step_after=("step",), write_after=("write",), tells="starts", written_at=lambda ends: ends["write"],
-             idle=lambda seconds, steps: seconds - sum(steps), most=lambda held, buffers: held):
-    """When read, step and write of each block begin, and what follows from that.
+def schedule(buffers, reads, steps, writes, *, tells="starts", written_at=lambda ends: ends["write"],
+             idle=lambda seconds, steps: seconds - sum(steps), most=lambda held, buffers: held, **order):
+    """When read, step and write of each block begin, and what follows from that. order: knobs of `begins_of`.
 
     handed out before written: You gave a buffer to the next block as soon as its block was updated: it is still being
         written, and the next states would overwrite what the disk has not got yet.
@@ -52,17 +52,9 @@ def schedule(buffers, reads, steps, writes, *, more=0, free=lambda ends: ends["w
     all buffers: In `held` you returned `buffers`: not all of them need ever be in use.
     right: and from three buffers on all three lanes can be busy at once.
     """
-    ends, starts, finished, taken = {"read": 0, "step": 0, "write": 0}, [], [], []
-    for number, (read, step, write) in enumerate(zip(reads, steps, writes)):
-        held = max(1, buffers + more)
-        buffer_free = finished[number - held] if number >= held else 0
-        begins_read = max([buffer_free, *(ends[lane] for lane in read_after)])
-        begins_step = max([begins_read + read, *(ends[lane] for lane in step_after)])
-        begins_write = max([begins_step + step, *(ends[lane] for lane in write_after)])
-        ends = {"read": begins_read + read, "step": begins_step + step, "write": begins_write + write}
-        starts.append(tuple(ends.values()) if tells == "ends" else (begins_read, begins_step, begins_write))
-        finished.append(free(ends))
-        taken.append((begins_read, written_at(ends)))
+    moments = begins_of(buffers, reads, steps, writes, told=lambda begins, ends: (begins, ends), **order)
+    starts = [tuple(ends.values()) if tells == "ends" else begins for begins, ends in moments]
+    taken = [(begins[0], written_at(ends)) for begins, ends in moments]
     seconds = max((end for _, end in taken), default=0)
     held = max((sum(first <= moment < last for first, last in taken) for moment, _ in taken), default=0)
     return {"begins": starts, "seconds": seconds, "idle": idle(seconds, steps), "held": most(held, buffers)}
