@@ -1,13 +1,11 @@
 """A learner who writes nothing gets to the end of every copy: blanks are called blanks, and a chapter goes on with ours.
 
-Here run the copies that no other test runs. A chapter without blanks has the code of the authors' notebook but for its predictions,
-and runs again in `test_notebooks.py`. So does all of a chapter that stands behind the first use of its last blank, which is where a
-copy ends here. The cells of most sets are answers and checks alone, which run in `test_exercises.py`; and `test_kaggle.py` runs
-some in the place where only the wheel is.
+Here run the copies that no other test runs. A chapter without blanks and predictions has the code of the authors' notebook,
+which runs again in `test_notebooks.py`; the cells of most sets are answers and checks alone, which run in `test_exercises.py`;
+and `test_kaggle.py` runs some in the place where only the wheel is.
 """
 
 import json
-import re
 from pathlib import Path
 
 import lab_kernel
@@ -22,9 +20,9 @@ from zerocourse.course.learner.handout import hand_out
 from zerocourse.course.learner.originals import copies_of_all
 from zerocourse.course.learner.record import events
 
+ROOT = Path(__file__).parents[3]
 SECONDS = 300  # for a notebook, on a busy machine
 COPIES = copies_of_all()
-CHOSEN = re.compile(r"([\w, ]+) = yours_or_ours\(")
 
 
 def code(text: str) -> list[dict]:
@@ -36,20 +34,9 @@ def runs_nowhere_else(name: str) -> bool:
         return False
     cells = code(COPIES[name])
     if name.startswith("notebooks/"):
-        return any(CHOSEN.match("".join(cell["source"])) for cell in cells)
+        return [cell["source"] for cell in cells] != [cell["source"] for cell in code((ROOT / name).read_text())]
     return any("nbgrader" not in cell["metadata"] and "given" not in cell["metadata"].get("tags", [])
                and not "".join(cell["source"]).startswith(("progress(", "# This cell is the same")) for cell in cells)
-
-
-def until_the_last_blank_is_used(cells: list) -> list:
-    """Up to the first cell that uses what the last `yours_or_ours` has returned; all, where there is none."""
-    last = max((place for place, cell in enumerate(cells) if CHOSEN.match(cell.source)), default=None)
-    if last is None:
-        return cells
-    names = [name.strip() for name in CHOSEN.match(cells[last].source)[1].split(",")]
-    used = next(place for place, cell in enumerate(cells) if place > last and cell.cell_type == "code"
-                and any(re.search(rf"\b{name}\b", cell.source) for name in names))
-    return cells[:used + 1]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +52,6 @@ def test_a_copy_runs_with_its_blanks(name, folder, tmp_path, monkeypatch):
     for variable, value in lab_kernel.add_kernel(tmp_path).items():
         monkeypatch.setenv(variable, value)
     notebook, before = nbformat.read(folder / name, as_version=4), len(events(folder))
-    notebook.cells = until_the_last_blank_is_used(notebook.cells)
     NotebookClient(notebook, timeout=SECONDS, kernel_name=lab_kernel.NAME, allow_errors=True, coalesce_streams=True,
                    resources={"metadata": {"path": (folder / name).parent}}).execute()
     assert list(faults_of_a_run(notebook)) == []
