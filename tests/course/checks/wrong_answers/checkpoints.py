@@ -1,6 +1,7 @@
 """Wrong answers of chapter 12."""
 
 import copy
+import pickle
 
 import torch
 
@@ -124,3 +125,82 @@ def makes_entries_when_needed(index, files, ranks):
             new_index.setdefault(name, []).append({"offset": offset, "size": len(values), "file": file, "at": len(held)})
             held += values
     return new_index, new_files
+
+
+# 12.w1 --------------------------------------------------------------------------------------------------------------
+
+def all_but(*names):
+    """The two functions as somebody else writes them, without some parts."""
+    def write(training, file):
+        parts = {name: getattr(training, name).state_dict() for name in ("optimizer", "scheduler", "stream") if name not in names}
+        with open(file, "wb") as stream:
+            pickle.dump((parts, [each.clone() for each in training.masters], torch.get_rng_state(), training.steps_done), stream)
+
+    def read(training, file):
+        with open(file, "rb") as stream:
+            parts, masters, random, steps = pickle.load(stream)
+        for name, state in parts.items():
+            getattr(training, name).load_state_dict(state)
+        torch.set_rng_state(random)
+        if "steps" not in names:
+            training.steps_done = steps
+        if "masters" not in names:
+            for number, each in enumerate(masters):
+                training.masters[number].data[:] = each
+        training.publish()
+
+    return write, read
+
+
+@wrong("12.w1", "no optimizer")
+class WeightsAreEnough:
+    save, resume = all_but("optimizer")
+
+
+@wrong("12.w1", "no stream")
+class TheTextBeginsAnew:
+    save, resume = all_but("stream")
+
+
+@wrong("12.w1", "no steps")
+class NobodyCounts:
+    save, resume = all_but("steps")
+
+
+@wrong("12.w1", "list replaced")
+class TheListIsReplaced:
+    save = all_but()[0]
+
+    def resume(training, file):
+        with open(file, "rb") as stream:
+            parts, training.masters, random, training.steps_done = pickle.load(stream)
+        for name, state in parts.items():
+            getattr(training, name).load_state_dict(state)
+        training.publish()
+        torch.set_rng_state(random)
+
+
+# 12.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("12.w2", "index first")
+def as_soon_as_rank_0_is_done(ranks):
+    order = [("write", 0), ("sync", 0), ("index",)]
+    for rank in range(1, ranks):
+        order += [("write", rank), ("sync", rank)]
+    return order + [("aside",), ("rename",), ("sync folder",), ("delete",)]
+
+
+@wrong("12.w2", "not synced")
+def the_folder_is_synced(ranks):
+    return [*(("write", rank) for rank in range(ranks)), ("index",), ("sync folder",), ("aside",), ("rename",), ("sync folder",), ("delete",)]
+
+
+@wrong("12.w2", "difference")
+def nobody_steps_aside(ranks):
+    order = [(what, rank) for rank in range(ranks) for what in ("write", "sync")]
+    return order + [("index",), ("rename",), ("sync folder",)]
+
+
+@wrong("12.w2", "left over")
+def for_safety(ranks):
+    return [*[(what, rank) for rank in range(ranks) for what in ("write", "sync")], ("index",), ("aside",), ("rename",), ("sync folder",)]

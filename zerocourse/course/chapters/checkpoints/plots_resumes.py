@@ -22,10 +22,9 @@ def differences(lines: Mapping[str, Sequence[float]], right: Sequence[float], fi
     for axes, (name, losses) in zip(panels, lines.items(), strict=False):
         gaps = [abs(one - other) for one, other in zip(losses, right, strict=True)]
         same = [step for step, gap in zip(steps, gaps) if not gap]
-        axes.plot(steps, [max(gap, FLOOR) for gap in gaps], color=INK, linewidth=1)
         axes.plot(same, [FLOOR] * len(same), "o", color=INK, markerfacecolor="white", markersize=5, label="the same bits")
         other = [(step, gap) for step, gap in zip(steps, gaps) if gap]
-        axes.plot([step for step, _ in other], [gap for _, gap in other], "s", color=INK, markersize=3)
+        axes.plot([step for step, _ in other], [gap for _, gap in other], "s-", color=INK, markersize=3)
         axes.set(yscale="log", title=name, ylim=(FLOOR / 2, 2))
         axes.title.set_fontsize(10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -21,6 +21,7 @@ from ....engine.engine import Engine, initialize
 from ....engine.train import step
 from ....init.deferred import deferred_init
 from ....models.gpt2 import GPT, GPTConfig
+from ....zero.whole.weights import publish
 from ...museum.breaks import Break
 from ...museum.bug import Bug
 
@@ -29,7 +30,7 @@ NO_DROPOUT = replace(MODEL, dropout=0.0)
 TEXT = Path(sysconfig.get_path("stdlib")) / "textwrap.py"  # Python's own, some 19 kB
 STEPS, STOP = 30, 12  # of the whole run; after which it is stopped
 PARTS = {"optimizer": "the optimizer's averages", "masters": "the fp32 master weights",
-         "scheduler": "the scheduler's position", "random": "the random states", "data": "the position in the data"}
+         "scheduler": "the scheduler's position", "random": "the random states", "stream": "the position in the data"}
 """What may be left out of a checkpoint beside the parameters."""
 
 
@@ -40,6 +41,31 @@ class Training:
     engine: Engine
     stream: TokenStream
     coming: Iterator | None = None
+
+    @property
+    def masters(self) -> list[torch.Tensor]:
+        """This rank's slices of the fp32 master weights."""
+        return [flat.master for flat in self.engine.zero.flats]
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.engine.optimizer
+
+    @property
+    def scheduler(self):
+        return self.engine.lr_scheduler
+
+    @property
+    def steps_done(self) -> int:
+        return self.engine.global_steps
+
+    @steps_done.setter
+    def steps_done(self, steps: int) -> None:
+        self.engine.global_steps = steps
+
+    def publish(self) -> None:
+        """The parameters of all ranks become the rounded master weights. Collective."""
+        publish(self.engine.zero)
 
     def steps(self, until: int) -> list[float]:
         """Train up to the end of step `until`. Returns the mean losses over all ranks. Collective."""
@@ -114,14 +140,6 @@ def save_at(folder: str, stage: int, half: bool = True) -> int:
     training.steps(2)
     training.save(folder)
     return training.engine.memory()["optimizer_bytes"]
-
-
-def go_on_elsewhere(folder: str, stage: int, steps: int) -> list[float]:
-    """The losses of some steps after loading a checkpoint into `stage`, at whatever number of ranks. Collective."""
-    training = begun(stage, model=NO_DROPOUT, half=False)
-    _, client = training.engine.load_checkpoint(folder)
-    training.stream.load_state_dict(client["stream"])
-    return training.steps(training.engine.global_steps + steps)
 
 
 def source_of(folder: str) -> Source:

@@ -52,11 +52,6 @@ def killed_save(folder: str, moment: str | None) -> None:
     save_checkpoint(training.engine.module, training.engine.optimizer, Path(folder, "last"), extra={"step": 2})
 
 
-def on_disk(folder: Path) -> dict[str, int]:
-    """The files below a folder and their bytes."""
-    return {str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()}
-
-
 class DyingFile:
     """A file that ends its process with SIGKILL when so many bytes have been written to it."""
 

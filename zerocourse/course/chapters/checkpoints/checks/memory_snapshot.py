@@ -92,7 +92,7 @@ def parameters_alone(state):
 
 
 @exercise(
-    "12.6", "Find the bug: a copy that is none", minutes=25, difficulty=2,
+    "12.6", "Find the bug: a snapshot for a thread", minutes=25, difficulty=2,
     trials=[Trial(observe=taken_and_restored)],
     mistakes={
         "the bug": ({"copied": lambda state: state}, {"copied": dict},
