@@ -32,6 +32,7 @@ class Scene:
     optimizer: "sgd", "adamw" (torch's) or "plain adamw" (the package's own, without its kernel).
     half: parameters in bf16, with fp32 master weights.   clip: the largest norm of the gradient, 0 for any.
     padded: (step, rank) of micro-batches in which every token and target is 0, if there are some.
+    disjoint: every rank has words of its own, as where each reads another language.
     """
 
     stage: int = 1
@@ -43,6 +44,7 @@ class Scene:
     half: bool = False
     layers: int = 2
     padded: tuple[int, int] | None = None
+    disjoint: bool = False
 
 
 @dataclass
@@ -85,10 +87,10 @@ def optimizer_of(scene: Scene, params: Iterable[nn.Parameter]) -> torch.optim.Op
 
 
 def batch(scene: Scene, step: int, micro: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and targets (SAMPLES, T), int64; every rank has words of its own, some of them often."""
+    """Tokens and targets (SAMPLES, T), int64; every rank draws its own, some words more often than others."""
     random = torch.Generator().manual_seed(1_000_003 * step + 1_009 * micro + rank)
     often = torch.rand(SAMPLES, T + 1, generator=random).square()  # small numbers more often than large ones
-    tokens = (often * (V // 2)).long() + V // 2 * (rank % 2)
+    tokens = (often * (V // 2)).long() + V // 2 * (rank % 2) if scene.disjoint else (often * V).long()
     if (step, rank) == scene.padded:
         tokens.zero_()
     return tokens[:, :-1], tokens[:, 1:]

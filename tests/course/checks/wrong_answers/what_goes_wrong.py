@@ -132,3 +132,56 @@ class LooksForNaN(Watcher):
 class SeesTensors(Watcher):
     def parts(self, out):
         return [out] if isinstance(out, torch.Tensor) else []
+
+
+# 09.w1 --------------------------------------------------------------------------------------------------------------
+
+def with_one_wrong(bug, wrong_one):
+    """Right but for one bug, written with loops."""
+    def answer(name, gradients, rank):
+        ranks, micros = len(gradients), len(gradients[0])
+        if name == bug:
+            return wrong_one(gradients, rank, ranks, micros)
+        total = sum(gradients[r][m] for r in range(ranks) for m in range(micros)) / ranks / micros
+        own_last = gradients[rank][-1] / ranks / micros
+        return {"no bug": total, "summed": ranks * total, "unscaled_loss": micros * total,
+                "last_micro_batch": sum(each[-1] for each in gradients) / ranks / micros,
+                "late_micro_batch": total - sum(each[-1] for each in gradients) / ranks / micros + own_last,
+                "nothing_reduced": sum(gradients[rank]) / micros}[name]
+    answer.__name__ = "left_by"
+    return answer
+
+
+wrong("09.w1", "late in full")(with_one_wrong("late_micro_batch", lambda g, rank, ranks, micros: (
+    sum(each[m] for each in g for m in range(micros - 1)) / ranks + g[rank][-1]) / micros))
+wrong("09.w1", "last not divided")(with_one_wrong("last_micro_batch", lambda g, rank, ranks, micros: sum(each[-1] for each in g) / ranks))
+wrong("09.w1", "of rank 0")(with_one_wrong("nothing_reduced", lambda g, rank, ranks, micros: sum(g[0]) / micros))
+wrong("09.w1", "all added")(with_one_wrong("summed", lambda g, rank, ranks, micros: g.flatten(0, 1).sum(0)))
+
+
+# 09.w2 --------------------------------------------------------------------------------------------------------------
+
+@wrong("09.w2", "own verdict")
+def asks_itself(comm, tensor):
+    return torch.equal(comm.broadcast(tensor.clone(), "theirs"), tensor)
+
+
+@wrong("09.w2", "by its sum")
+def adds_first(comm, tensor):
+    own = tensor.sum()
+    return bool(comm.all_reduce(own.clone()) == comm.world_size * own)
+
+
+@wrong("09.w2", "overwritten")
+def no_copy(comm, tensor):
+    before = tensor
+    after = comm.broadcast(tensor, "theirs")
+    same = torch.tensor(1.0 if (before == after).all() else 0.0)
+    return comm.all_reduce(same).item() == comm.world_size
+
+
+@wrong("09.w2", "nearly")
+def with_tolerance(comm, tensor):
+    mean = comm.all_reduce(tensor.clone()) / comm.world_size
+    same = torch.tensor([1.0 if (mean - tensor).abs().max() < 1e-4 else 0.0])
+    return comm.all_reduce(same).item() == comm.world_size

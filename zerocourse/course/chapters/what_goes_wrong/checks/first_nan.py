@@ -160,7 +160,7 @@ def first_not_finite(model, *, modules=lambda model: model.named_modules(), root
     children alone: You looked at the model's direct children: `named_modules()` has the layers inside of the blocks, too, and the
         innermost one is seen first.
     parts alone: You left the model itself out: its forward may spoil what its parts have computed.
-    right: with a rank's name beside it, this instrument has solved case 17.
+    right: with a rank's name beside it, this is what finds the rank that had the NaN first.
     """
     return Instrument(model, {"modules": modules, "root": root, "gradients": gradients, "removes": removes,
                               "overwrites": overwrites, "fine": fine, "tensors": tensors})
