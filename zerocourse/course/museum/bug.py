@@ -5,6 +5,7 @@ comes of it. So everybody who holds the function has the bug, also a stage that 
 """
 
 import linecache
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from .breaks import Break, function_after
 from .scene import Scene
 
 CONTEXT = 2  # lines around a change that are shown
+ISSUE = re.compile(r"([\w-]+)#(\d+)")
+OWNERS = {"DeepSpeed": "deepspeedai", "pytorch": "pytorch", "open-instruct": "allenai", "cosmos-rl": "nvidia-cosmos"}  # of repositories
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ class Bug:
             sides = sources.side_by_side(*kept, "as it should be", f"with the bug {self.name!r}")
             html.append(f"<div><code>{where}</code></div>{sides}")
         return Shown("\n".join(text), "".join(html))
+
+    def told(self, head: str, folded: str = "") -> Shown:
+        """The mistake, the changed lines, where it happened, with links, and which test kills it."""
+        line, happened = self.line(), "we made this one, and it is easily made" if self.source == "common" else self.source
+        tail = f"What is wrong: {self.title}. Seen in: {{}}. The test that kills it: tests/{self.test}"
+        linked = ISSUE.sub(lambda found: f'<a href="https://github.com/{OWNERS[found[1]]}/{found[1]}/issues/{found[2]}">{found[0]}</a>', happened)
+        html = f"<p><b>{head}</b></p>{line.html}<p>{tail.format(linked)}</p>"
+        return Shown(f"{head}\n{tail.format(happened)}\n\n{line.text}", sources.fold(html, folded))
 
     def sources(self) -> Iterator[tuple[FunctionType, str, str]]:
         """Each function that is changed, with its source before and after.

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from ...errors import OutOfMemory
 from ...measure.ledger import Ledger
 from ..show import Shown
-from ..show.cells.sources import fold
 from ..show.figures import panels
 from . import BUGS
 from .bug import Bug
@@ -51,13 +50,8 @@ def steps(scene: Scene, engine) -> None:
 
 
 def solved(number: int, folded: str = "") -> Shown:
-    """The case's answer: the mistake, the lines, where it happened and which test kills it."""
-    bug = case(number)
-    line, happened = bug.line(), "we made this one, and it is easily made" if bug.source == "common" else bug.source
-    head = f"Case {number}, {bug.name}: {bug.title}."
-    tail = f"Where: {happened}. The test that kills it: tests/{bug.test}"
-    html = f"<p><b>{head}</b></p>{line.html}<p>{tail}</p>"
-    return Shown(f"{head}\n{tail}\n\n{line.text}", fold(html, folded))
+    """The case's answer, under its number."""
+    return case(number).told(f"Case {number}, {case(number).name}.", folded)
 
 
 def mean_losses(ranks: list[Played]) -> list[float]:

@@ -17,7 +17,6 @@ from ...launch import Ranks
 from .. import show
 from ..show import Shown
 from . import BUGS
-from .bug import Bug
 from .proof import gathers_run_ahead
 from .scene import Played, Scene, delay_of, play, play_whole
 
@@ -141,14 +140,7 @@ class Patient:
                 self.minutes += WRONG
             return show.sentence(f"No: it is not {name}. That cost {WRONG} minutes, and patient {self.label} is at {self.minutes}.")
         self.solved = True
-        return answer(BUGS[name], f"Right, after {self.minutes} minutes: patient {self.label} has {name}.")
-
-
-def answer(bug: Bug, head: str) -> Shown:
-    """The mistake, the changed lines, where it happened and which test kills it."""
-    line, happened = bug.line(), "we made this one, and it is easily made" if bug.source == "common" else bug.source
-    tail = f"What is wrong: {bug.title}. Seen in: {happened}. The test that kills it: tests/{bug.test}"
-    return Shown(f"{head}\n{tail}\n\n{line.text}", html=f"<p><b>{head}</b></p>{line.html}<p>{tail}</p>")
+        return BUGS[name].told(f"Right, after {self.minutes} minutes: patient {self.label} has {name}.")
 
 
 class Clinic:
