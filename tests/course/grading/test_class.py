@@ -133,13 +133,14 @@ def test_a_roster_that_is_none_is_refused(tmp_path, text):
 
 
 def test_gradescope_gets_a_test_for_each_exercise_and_a_leaderboard(tmp_path):
-    save_gradescope([Verdict("13.1", "passed", "right"), Verdict("13.7", "failed", "no", code="all kept", numbers={"bytes kept in all cases": 7110})],
+    save_gradescope([Verdict("13.1", "passed", "right"), Verdict("13.7", "failed", "no", code="all kept",
+                                                                    numbers={"bytes kept in all cases": 15190})],
                     tmp_path / "results.json")
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["score"] == 1 and found["tests"][1] == {
         "number": "13.7", "name": "Beat this number", "score": 0, "max_score": 3, "status": "failed", "output": "no",
         "extra_data": {"code": "all kept"}}
-    assert found["leaderboard"] == [{"name": "13.7 bytes kept in all cases", "value": 7110, "order": "asc"}]
+    assert found["leaderboard"] == [{"name": "13.7 bytes kept in all cases", "value": 15190, "order": "asc"}]
 
 
 # pages

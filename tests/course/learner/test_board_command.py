@@ -43,10 +43,10 @@ def test_a_class_best_comes_from_its_notebooks(folder, capsys):
         nbformat.write(notebook, folder / "class" / name / "set.ipynb")
     found = board(capsys, "--folder", "class", "--csv", "grades.csv")
     best = found["13.7", "bytes kept in all cases"]
-    assert (best["best"], best["who"]) == (3525, ["ada"])
+    assert (best["best"], best["who"]) == (5352, ["ada"])
     (folder / "class" / "ada" / "set.ipynb").unlink()
     found = board(capsys, "--folder", "class", "--csv", "grades.csv")  # bob's verdict is kept
-    assert (found["13.7", "bytes kept in all cases"]["best"], found["13.7", "bytes kept in all cases"]["who"]) == (7110, ["bob"])
+    assert (found["13.7", "bytes kept in all cases"]["best"], found["13.7", "bytes kept in all cases"]["who"]) == (15190, ["bob"])
     assert not (folder / "class" / "grades.csv").exists() and (folder / "grades.json").exists()
 
 

@@ -85,14 +85,44 @@ def adds_the_bias_often(layer, in_splits, out_splits):
     return rows
 
 
-@wrong("15.7", "added up")
-def sums_durations(events):
-    seconds = dict.fromkeys(("read", "step", "write"), 0.0)
-    for event in events:
-        if event["verb"] in seconds:
-            seconds[event["verb"]] += event["end"] - event["start"]
-    lane = max(seconds, key=seconds.get)
-    return lane, seconds[lane]
+@wrong("15.7", "any growth")
+def last_against_first(run):
+    if run.ledger()["optimizer"]:
+        return "states on the device"
+    process = run.process()
+    if process[-1] > process[0]:
+        return "leak"
+    lanes = run.lanes()
+    if abs(lanes["read"] + lanes["step"] + lanes["write"] - lanes["whole"]) < 0.05 * lanes["whole"]:
+        return "in turn"
+    return "slow host" if lanes["step"] > max(lanes["read"], lanes["write"]) else "slow disk"
+
+
+@wrong("15.7", "too many")
+def looks_first(run):
+    ledger, process, lanes = run.ledger(), run.process(), run.lanes()
+    steps = [b - a for a, b in zip(process, process[1:], strict=False)]
+    total = sum(lanes.values()) - lanes["whole"]
+    if ledger["optimizer"]:
+        return "states on the device"
+    if min(steps[1:]) > 0:
+        return "leak"
+    if 0.95 <= total / lanes["whole"] <= 1.05:
+        return "in turn"
+    return "slow host" if lanes["step"] >= max(lanes["read"], lanes["write"]) else "slow disk"
+
+
+@wrong("15.7", "reads alone")
+def disks_read(run):
+    if run.ledger()["optimizer"]:
+        return "states on the device"
+    grown = run.process()[1:]
+    if sorted(set(grown)) == grown:
+        return "leak"
+    lanes = run.lanes()
+    if abs(sum(lanes.values()) / lanes["whole"] - 2) <= 0.05:
+        return "in turn"
+    return "slow disk" if lanes["read"] > max(lanes["step"], lanes["write"]) else "slow host"
 
 
 @wrong("15.1", "whole tokens")

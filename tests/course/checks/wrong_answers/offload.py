@@ -42,9 +42,12 @@ def overwrites(grads, mean_over_ranks):
     return host / len(grads)
 
 
-@wrong("14.5", "no queue")
-def all_at_once(ready, sizes, rate):
-    return [moment + size / rate for moment, size in zip(ready, sizes, strict=True)]
+@wrong("14.5", "all again")
+def nothing_is_kept(device, layers):
+    for layer in range(layers):
+        device.fetch(layer), device.forward(layer), device.drop(layer)
+    for layer in range(layers - 1, -1, -1):
+        device.fetch(layer), device.backward(layer), device.drop(layer)
 
 
 @wrong("14.6", "below")
@@ -68,14 +71,31 @@ def adds_lanes(rows):
     return {"step": last - first, "idle": idle, "waits_for": sorted(lanes, key=lanes.get)[-1]}
 
 
-@wrong("14.5", "begins")
-def starts_of_transfers(ready, sizes, rate):
-    now, out = 0.0, []
-    for moment, nbytes in zip(ready, sizes, strict=True):
-        now = max(now, moment)
-        out.append(now)
-        now += nbytes / rate
-    return out
+@wrong("14.5", "no room")
+def fetches_before_it_drops(device, layers):
+    steps = [("forward", layer) for layer in range(layers)] + [("backward", layer) for layer in reversed(range(layers))]
+    for what, layer in steps:
+        if layer not in device.there:
+            device.fetch(layer)
+        getattr(device, what)(layer)
+        while len(device.there) > device.room:
+            device.drop(min(device.there))
+    for layer in list(device.there):
+        device.drop(layer)
+
+
+@wrong("14.5", "the last alone")
+def room_for_two_halves(device, layers):
+    for layer in range(layers):
+        device.fetch(layer)
+        device.forward(layer)
+        if layer + 1 < layers:
+            device.drop(layer)
+    for layer in reversed(range(layers)):
+        if layer + 1 < layers:
+            device.fetch(layer)
+        device.backward(layer)
+        device.drop(layer)
 
 
 @wrong("14.6", "no limit")

@@ -1,7 +1,22 @@
 """The check of 26.5: what two timelines say about a claim on prefetching."""
 
 from ....checks import exercise
-from ...infinity.checks.io_schedule import seconds_of, timeline
+
+
+def timeline(text):
+    """Events from "read 0 2, step 2 5" (verb, start, end)."""
+    return [{"verb": verb, "start": float(start), "end": float(end)}
+            for verb, start, end in (row.split() for row in text.split(", "))]
+
+
+def seconds_of(intervals):
+    """During which at least one of them is under way."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
 
 COMPUTES, SENDS = ("forward", "backward", "step"), ("all_gather", "reduce_scatter")
 

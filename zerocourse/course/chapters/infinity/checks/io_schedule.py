@@ -1,4 +1,4 @@
-"""The checks of 15.4 and 15.7: when states are read, updated and written, and what a timeline says about that."""
+"""The check of 15.4: when states are read, updated and written."""
 
 from ....checks import exercise
 from .cells_schedule import begins_of
@@ -58,69 +58,3 @@ def schedule(buffers, reads, steps, writes, *, tells="starts", written_at=lambda
     seconds = max((end for _, end in taken), default=0)
     held = max((sum(first <= moment < last for first, last in taken) for moment, _ in taken), default=0)
     return {"begins": starts, "seconds": seconds, "idle": idle(seconds, steps), "held": most(held, buffers)}
-
-
-# 15.7 ---------------------------------------------------------------------------------------------------------------
-
-def timeline(text):
-    """Events from "read 0 2, step 2 5" (verb, start, end)."""
-    return [{"verb": verb, "start": float(start), "end": float(end)}
-            for verb, start, end in (row.split() for row in text.split(", "))]
-
-
-TIMELINES = [timeline(text) for text in (
-    "read 0 4, step 4 5, write 5 7", "step 3 9, read 0 3, write 9 10", "read 0 3, read 1 4, step 4 9, write 9 10",
-    "write 6 8, read 0 1, step 1 3, read 1 2, step 3 5, write 3 6, step 8 8.5",
-    "read 0 1, step 1 2, read 9 10, step 10 13, write 13 14",
-    "read 0 5, read 1 2, read 4 6, step 6 9, step 9 12.5, write 12.5 18",
-    "step 0 2, read 2 3, read 3 4, read 4 5, write 5 6",
-    "up 0 9, read 0 2, step 2 3, write 3 4, backward 0 30")]
-
-
-def seconds_of(intervals):
-    """During which at least one of them is under way."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
-
-
-@exercise(
-    "15.7", "Read this timeline: what bounds the step?", minutes=20, difficulty=2,
-    cases=[(each,) for each in TIMELINES],
-    mistakes={
-        "added up": {"busy": lambda each: sum(end - start for start, end in each)},
-        "from first to last": {"busy": lambda each: max(end for _, end in each) - min(start for start, _ in each)},
-        "the longest one": {"busy": lambda each: max(end - start for start, end in each)},
-        "the most": {"rank": lambda each: len(each)},
-        "the last": {"rank": lambda each: max(end for _, end in each)},
-        "the least": {"rank": lambda each: -seconds_of(each)},
-        "all lanes": {"lanes": None},
-        "not sorted": {"busy": lambda each: sum(
-            max(0.0, end - max(start, max((other for _, other in each[:at]), default=start)))
-            for at, (start, end) in enumerate(each))},
-        "the whole step": {"whole": True},
-    })
-def bound_by(events, *, busy=seconds_of, rank=None, lanes=("read", "step", "write"), whole=False):
-    """The lane that is busy longest, and for how many seconds.
-
-    added up: You added up the durations: two reads at once take their seconds together, so count each moment once.
-    from first to last: You took the time from the first beginning to the last end: in between the lane may stand still.
-    the longest one: You looked for the longest event: a lane with many short ones can be busy longer.
-    the most: You counted events: how long a lane is busy decides.
-    the last: You took the lane that ends last: something always does, and that need not be what is slow.
-    the least: You took the lane that is busy least.
-    all lanes: You took other lanes into account: `read`, `step` and `write` only.
-    not sorted: It is right where the events come in the order of time: they may come in any order.
-    the whole step: You returned the seconds of the whole step: those in which the lane is busy are wanted.
-    right: to make the step faster, this is the lane to look at, and no other.
-    """
-    found = {}
-    for event in events:
-        if lanes is None or event["verb"] in lanes:
-            found.setdefault(event["verb"], []).append((event["start"], event["end"]))
-    lane = max(found, key=lambda verb: (rank or busy)(found[verb]))
-    if whole:
-        return lane, max(event["end"] for event in events) - min(event["start"] for event in events)
-    return lane, busy(found[lane])

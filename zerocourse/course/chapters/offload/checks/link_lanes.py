@@ -1,4 +1,4 @@
-"""The checks of 14.2 and 14.5: the bytes of a link's two lanes, and when the last gradient is down."""
+"""The check of 14.2: the bytes of a link's two lanes."""
 
 from ....checks import Trial, exercise
 
@@ -38,50 +38,3 @@ def link_bytes(params, ranks, micro_batches, fp32_gradients, parameters, *, shar
     own = share(params, ranks)
     return (down(fp32_gradients) * sent(micro_batches) * own,
             (2 * gathers(micro_batches) if parameters else up(fp32_gradients)) * own)
-
-
-# 14.5 ---------------------------------------------------------------------------------------------------------------
-
-LANES = [([0.0], [8], 4.0), ([0.0, 1.0], [8, 4], 4.0), ([1.0, 1.5, 8.0], [8, 4, 2], 4.0), ([0.5, 3.0, 3.25], [2, 8, 4], 8.0),
-         ([2.0, 2.0, 2.0], [4, 4, 4], 2.0)]
-
-
-def queue(ready, sizes, rate, *, begins=lambda free, ready, all: max(free, ready), takes=lambda nbytes, rate: nbytes / rate,
-          told=lambda begin, end: end):
-    found, free = [], 0.0
-    for moment, nbytes in zip(ready, sizes, strict=True):
-        begin = begins(free, moment, ready)
-        free = begin + takes(nbytes, rate)
-        found.append(told(begin, free))
-    return found
-
-
-@exercise(
-    "14.5", "When is everything down?", minutes=15, difficulty=2,
-    trials=[Trial(LANES, close=1e-6)],
-    mistakes={
-        "no queue": {"begins": lambda free, ready, all: ready},
-        "not ready": {"begins": lambda free, ready, all: free},
-        "after backward": {"begins": lambda free, ready, all: max(free, all[-1])},
-        "idle added": {"begins": lambda free, ready, all: free + ready},
-        "the last": lambda ready, sizes, rate: queue(ready, sizes, rate)[-1:],
-        "begins": {"told": lambda begin, end: begin},
-        "whole seconds": {"takes": lambda nbytes, rate: nbytes // rate},
-        "times the rate": {"takes": lambda nbytes, rate: nbytes * rate},
-        "first at 0": {"begins": lambda free, ready, all: max(free, ready) if free else 0.0},
-    })
-def down_times(ready, sizes, rate, **how):
-    """The end of each transfer on a lane that carries one after the other.
-
-    no queue: You began each transfer when it was ready: the lane carries one at a time, so it may still be busy.
-    not ready: You began each transfer when the one before had ended: it may not have been computed by then.
-    after backward: You waited for the last gradient before the first went down: that is the step without overlap.
-    idle added: You added the waiting times: a transfer begins at the *later* one of two moments.
-    the last: You returned the last end alone: the end of each transfer is wanted, in a list.
-    begins: You returned when each transfer begins: the ends are wanted.
-    whole seconds: You divided with //: a transfer takes bytes / rate seconds, and these may be fractions.
-    times the rate: You multiplied by the rate: bytes / rate are seconds.
-    first at 0: You began the first transfer at 0: it may not be ready then.
-    right: the last entry is when the host's last update can begin, and it says what bounds the step.
-    """
-    return queue(ready, sizes, rate, **how)

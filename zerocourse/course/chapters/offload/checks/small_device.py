@@ -1,0 +1,86 @@
+"""The check of 14.5: a forward and a backward on a device that has room for some of the layers only."""
+
+from ....checks import Trial, Wrong, exercise
+
+
+class SmallDevice:
+    """A device with room for so many layers, and a link to the host, where all of them are. Notes what is done."""
+
+    def __init__(self, room):
+        self.room, self.there, self.fetched, self.done = room, set(), 0, []
+
+    def fetch(self, layer):
+        if layer in self.there:
+            raise Wrong(f"layer {layer} is fetched, and it is on the device already")
+        if len(self.there) == self.room:
+            raise Wrong(f"layer {layer} is fetched, and the device is full: it has the layers {sorted(self.there)}", "no room")
+        self.there.add(layer)
+        self.fetched += 1
+
+    def drop(self, layer):
+        self._needs(layer, "dropped")
+        self.there.remove(layer)
+
+    def forward(self, layer):
+        self._needs(layer, "computed")
+        self.done.append(f"forward {layer}")
+
+    def backward(self, layer):
+        self._needs(layer, "computed")
+        self.done.append(f"backward {layer}")
+
+    def _needs(self, layer, what):
+        if layer not in self.there:
+            raise Wrong(f"layer {layer} is {what}, and it is not on the device", "not there")
+
+
+def one_pass(answer, layers, room):
+    """What was computed, and what it took.
+
+    case: {0} layers, and room for {1}.
+    computed: what was computed is {got}, and {want} is right.
+    left: at the end {got} layers are on the device.
+    fetched: you fetched {got} times, and {want} times are enough.
+    """
+    device = SmallDevice(room)
+    answer(device, layers)
+    return {"computed": device.done, "left": len(device.there), "fetched": max(device.fetched, 2 * layers - min(room, layers))}
+
+
+@exercise(
+    "14.5", "Two memories and a link", minutes=25, difficulty=2,
+    trials=[Trial([(6, 1), (6, 3), (5, 5), (4, 8), (7, 2)], one_pass)],
+    mistakes={
+        "all again": {"kept": lambda room, layers: 0},
+        "the last alone": {"kept": lambda room, layers: 1},
+        "one idle": {"kept": lambda room, layers: max(room - 1, 1)},
+        "left over": {"leaves": True},
+        "same order": {"order": lambda layers: range(layers)},
+        "no backward": {"order": lambda layers: ()},
+    })
+def one_step(device, layers, *, kept=lambda room, layers: room, order=lambda layers: reversed(range(layers)), leaves=False):
+    """Keeps the last layers at the turn. kept: how many of them.
+
+    all again: You fetch every layer twice. Where the forward ends, the backward begins: what is there then need not be fetched again.
+    the last alone: At the turn you have only the last layer on the device: it has room for more.
+    one idle: You use less of the device than there is: at the turn it should be full.
+    left over: Layers are left on the device at the end.
+    same order: The backward goes through the layers in the opposite order.
+    no backward: There is no backward.
+    right: so few bytes cross the link because the backward begins where the forward ends.
+    """
+    for layer in range(layers):
+        device.fetch(layer)
+        device.forward(layer)
+        if layer < layers - kept(device.room, layers):
+            device.drop(layer)
+    for layer in order(layers):
+        if layer not in device.there:
+            if len(device.there) == device.room:
+                device.drop(max(device.there))
+            device.fetch(layer)
+        device.backward(layer)
+        if not leaves:
+            device.drop(layer)
+    for layer in () if leaves else list(device.there):
+        device.drop(layer)
