@@ -40,12 +40,6 @@ def test_each_part_is_counted_once():
         assert each.get("digits", {}) == {} and each.get("parts", []) == []
 
 
-def test_steps_are_those_of_one_process():
-    for each in seen("16.6"):
-        assert largest(each["copies"] + each["parts"]) < EXACT and each["apart"] == []
-        assert each["losses"] == pytest.approx(each["_losses"], abs=1e-5)
-
-
 def test_the_numbers_of_less_traffic_meet_where_the_chapter_says():
     who_sends_less = find("16.5").reference
     at = 9 * 768 // 2

@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from zerocourse.comm import Comm
+from zerocourse.course.chapters.tensor_parallel import two_ways
+from zerocourse.course.chapters.tensor_parallel.checks.cells_borders import copy_in, gather_in, reduce_out, scatter_out
+from zerocourse.course.chapters.tensor_parallel.region_film import TOKENS, WIDTH, recorded_passes, region_film
 from zerocourse.course.chapters.tensor_parallel.tensor_cut import CutWeight, cuts_of, tensor_cut
 from zerocourse.course.chapters.tensor_parallel.tensor_peer import PLANS, SplitGPT, torchs_collectives
 from zerocourse.errors import BadInput
@@ -88,3 +91,33 @@ def test_torch_computes_the_same_with_so_many_collectives(pool, name, expected):
     for loss, kinds, alone in pool(2).run(torch_beside_one_process, name):
         assert loss == pytest.approx(alone, abs=1e-5)
         assert tuple(kinds.values()) == expected
+
+
+# The film of a cut MLP ----------------------------------------------------------------------------------------------
+
+ALL = TOKENS * WIDTH
+
+
+def test_f_and_g_send_in_one_direction_each(pool):
+    first, *others = pool(2).run(recorded_passes, copy_in, reduce_out)
+    assert all(other == first for other in others)
+    sent = {(passing.way, passing.stop): passing.sent for passing in first if passing.sent}
+    assert sent == {("forward", "y"): ALL, ("backward", "x"): ALL}
+    assert [passing.stop for passing in first] == ["x", "f(x)", "hidden", "term", "y", "y", "term", "hidden", "f(x)", "x"]
+
+
+def test_with_cut_tokens_each_of_four_borders_sends_one_half(pool):
+    passes = pool(2).run(recorded_passes, gather_in, scatter_out, True)
+    sent = {(passing.way, passing.stop): passing.sent for passing in passes[0] if passing.sent}
+    assert sent == dict.fromkeys([("forward", "f(x)"), ("forward", "y"), ("backward", "term"), ("backward", "x")], ALL // 2)
+    assert {passing.shape[0] for passing in passes[0] if passing.stop in ("x", "y")} == {TOKENS // 2}
+    film = region_film(passes, "With cut tokens")
+    assert f"A rank sends {2 * ALL:,} elements in all." in film.words and len(film.frames) == 10
+
+
+def test_what_was_recorded_says_what_the_chapter_says():
+    kept = two_ways.recorded()
+    assert [row["tokens"] for row in kept["rows"]] == [samples * two_ways.BLOCK for samples in two_ways.BATCHES]
+    assert (kept["layers"], kept["width"], kept["rate_mbit"]) == (two_ways.LAYERS, two_ways.WIDTH, two_ways.RATE_MBIT)
+    faster = ["tensor" if row["tensor parallelism"] < row["ZeRO-3"] else "zero3" for row in kept["rows"]]
+    assert faster == sorted(faster) and {*faster} == {"tensor", "zero3"}

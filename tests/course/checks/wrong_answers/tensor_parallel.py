@@ -5,6 +5,8 @@ import torch.nn.functional as F
 
 from wrong_answers import wrong
 
+from zerocourse.parallel.tensor.regions import all_gather, reduce_scatter
+
 
 @wrong("16.1", "bias t times")
 def two_linear_layers(x, up, up_bias, down, down_bias, rank, ranks, f, g):
@@ -87,27 +89,112 @@ def gathers_once(tokens, width, accumulation, t, n):
     return {"tensor": tensor, "zero3": zero, "less": "zero3" if zero <= tensor else "tensor"}
 
 
-@wrong("16.6", "norms alone")
-def what_the_norm_has(block, x_BtC, y_BtC, comm, lr):
-    loss = ((block(x_BtC) - y_BtC) ** 2).mean() / comm.world_size
-    loss.backward()
-    for param in block.norm.parameters():
-        comm.all_reduce(param.grad)
-    with torch.no_grad():
-        for param in block.parameters():
-            param.sub_(lr * param.grad)
-            param.grad = None
-    return comm.all_reduce(loss.detach())
+@wrong("16.6", "half of it")
+def an_all_reduce_is_one(tokens, width, t, flops, rate, latency):
+    compute = 72 * tokens * width**2 / (t * flops)
+    step = (t - 1) * (2 * tokens * width / t / rate + latency)
+    gather = (t - 1) * (24 * width**2 / t / rate + latency)
+    tensor, zero3 = compute + 4 * step, max(compute, 3 * gather)
+    return {"tensor": tensor, "zero3": zero3, "faster": "tensor" if tensor < zero3 else "zero3"}
 
 
-@wrong("16.6", "mean")
-def makes_them_equal_afterwards(block, x_BtC, y_BtC, comm, lr):
-    loss = ((block(x_BtC) - y_BtC) ** 2).mean() / comm.world_size
-    loss.backward()
-    with torch.no_grad():
-        for name, param in block.named_parameters():
-            param -= lr * param.grad
-            param.grad = None
-            if name.startswith("norm") or name == "down.bias":
-                param.copy_(comm.all_reduce(param.clone()) / comm.world_size)
-    return comm.all_reduce(loss.detach())
+@wrong("16.6", "latency once")
+def a_latency_each(tokens, width, t, flops, rate, latency):
+    def seconds(n):
+        return 2 * n * (t - 1) / t / rate + (latency if t > 1 else 0)
+    compute = 72 * tokens * width * width / t / flops
+    found = {"tensor": compute + 8 * seconds(tokens * width), "zero3": max(compute, 3 * seconds(12 * width * width))}
+    return found | {"faster": min(("zero3", "tensor"), key=found.get)}
+
+
+# 16.w1 --------------------------------------------------------------------------------------------------------------
+
+def hooked(values, comm):
+    """Another right f: a hook on the tensor."""
+    out = values.view_as(values)
+    out.register_hook(lambda gradient: comm.all_reduce(gradient.clone()))
+    return out
+
+
+@wrong("16.w1", "g adds the gradients")
+class SumsBothWays:
+    copy_in = hooked
+
+    def reduce_out(values, comm):
+        class Sum(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, terms):
+                return comm.all_reduce(terms * 1)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return comm.all_reduce(gradient * 1)
+        return Sum.apply(values)
+
+
+@wrong("16.w1", "f does nothing")
+class EverybodyHasIt:
+    def copy_in(values, comm):
+        return values * 1
+
+
+@wrong("16.w1", "cut off")
+class SumsWithoutAutograd:
+    copy_in = hooked
+
+    def reduce_out(values, comm):
+        with torch.no_grad():
+            return comm.all_reduce(values.clone()).requires_grad_()
+
+
+@wrong("16.w1", "a mean at g")
+class MeansWell:
+    copy_in = hooked
+
+    def reduce_out(values, comm):
+        total = comm.all_reduce(values.detach().clone())
+        return values - values.detach() + total / comm.world_size
+
+
+# 16.w2 --------------------------------------------------------------------------------------------------------------
+
+def both_ways(forward, backward):
+    def apply(values, comm):
+        class Both(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, values):
+                return forward(values, comm)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return backward(gradient, comm)
+        return Both.apply(values)
+    return apply
+
+
+def gathers_tokens(values, comm):
+    return all_gather(values.contiguous(), comm, "tokens")
+
+
+def sums_tokens(values, comm):
+    return reduce_scatter(values.contiguous(), comm, "tokens")
+
+
+@wrong("16.w2", "own gradient")
+class SplitsTheGradient:
+    gather_in = both_ways(gathers_tokens, lambda gradient, comm: gradient.chunk(comm.world_size, 1)[comm.rank].clone())
+
+
+@wrong("16.w2", "own term")
+class SplitsTheTerm:
+    scatter_out = both_ways(lambda terms, comm: terms.chunk(comm.world_size, 1)[comm.rank].clone(), gathers_tokens)
+
+
+@wrong("16.w2", "a mean")
+class MeanOfTerms:
+    scatter_out = both_ways(lambda terms, comm: sums_tokens(terms / comm.world_size, comm), gathers_tokens)
+
+
+@wrong("16.w2", "times t")
+class ScalesBack:
+    scatter_out = both_ways(sums_tokens, lambda gradient, comm: gathers_tokens(gradient, comm).mul_(comm.world_size))

@@ -5,7 +5,8 @@
     cut_losses:      16.3
     counting_ranks:  16.4
     less_traffic:    16.5
-    drifting_norms:  16.6
+    seconds:         16.6
+    cells_borders:   16.w1, 16.w2
 """
 
-from . import counting_ranks, cut_layers, cut_losses, drifting_norms, less_traffic, qkv_rows
+from . import cells_borders, counting_ranks, cut_layers, cut_losses, less_traffic, qkv_rows, seconds
