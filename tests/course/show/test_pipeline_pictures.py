@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import pytest
 
+from zerocourse.course.chapters.pipelines.sleeping import eager_1f1b, measured
 from zerocourse.course.show.pictures.pipeline_rows import pipeline_rows
 from zerocourse.errors import BadInput
 from zerocourse.parallel.pipeline import Costs, Schedule, gpipe, interleaved, one_f_one_b, pipedream, plan, simulate, zb_h1
@@ -40,3 +41,20 @@ def test_updates_and_second_stages_are_marked():
 def test_nothing_is_not_drawn(timings):
     with pytest.raises(BadInput, match="nothing to draw"):
         pipeline_rows(timings)
+
+
+# Schedules on ranks that sleep ---------------------------------------------------------------------------------------
+
+def test_real_ranks_have_the_order_of_the_clock(pool):
+    """With transfers as long as a forward: twice the warm-up before 1F1B, which GPipe beats too."""
+    schedules = {"GPipe": gpipe, "1F1B": one_f_one_b, "eager": eager_1f1b}
+    late = Costs(transfer=1)
+    plans = {name: plan(name, order, 3, 6) for name, order in schedules.items()}
+    clock = {name: simulate(each, late).makespan for name, each in plans.items()}
+    real = {name: measured(pool(3), each, 0.02, late, rounds=3) for name, each in plans.items()}
+    assert clock["1F1B"] > clock["GPipe"] == clock["eager"]
+    assert real["1F1B"].makespan > max(real["GPipe"].makespan, real["eager"].makespan)
+    assert all(clock[name] <= timing.makespan for name, timing in real.items())
+    assert [(span.rank, span.action) for span in real["eager"].spans] == [
+        (rank, action) for rank, actions in enumerate(plans["eager"].actions) for action in actions if not action.is_transfer]
+    assert [real["eager"].in_flight(rank) for rank in range(3)] == [5, 3, 1]

@@ -95,3 +95,71 @@ def without_a_network(lists, forward, backward, transfer):
         now = [sum(1 if kind == "F" else -1 for kind, _ in actions[:at + 1]) for at in range(len(actions))]
         held.append(max(now, default=0))
     return {"end": max(free), "idle": [max(free) - each for each in work], "kept": held}
+
+
+# 17.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("17.w1", "one by one")
+def at_once(ranks, micro_batches, rank):
+    found = []
+    for k in range(micro_batches):
+        found += [("F", k), ("B", k)]
+    return found
+
+
+@wrong("17.w1", "last one first")
+def as_a_stack(ranks, micro_batches, rank):
+    forwards = [("F", k) for k in range(micro_batches)]
+    return forwards + [("B", k) for _, k in forwards[::-1]]
+
+
+@wrong("17.w1", "from 1")
+def counts_as_people_do(ranks, micro_batches, rank):
+    return [("F", k) for k in range(1, micro_batches + 1)] + [("B", k) for k in range(1, micro_batches + 1)]
+
+
+@wrong("17.w1", "difference")
+def staggered(ranks, micro_batches, rank):
+    return [("F", k) for k in range(micro_batches)] + [("B", k) for k in range(rank, micro_batches)] + [("B", k) for k in range(min(rank, micro_batches))]
+
+
+# 17.w2 --------------------------------------------------------------------------------------------------------------
+
+def one_step(comm, stage, x, target, loss, onward=lambda x, out: out, weights=lambda gradient: gradient, back=lambda x, gradient: x.grad):
+    gradient = None
+    if comm.rank:
+        comm.recv(x := x.clone(), comm.rank - 1, "x").wait()
+        x = x.requires_grad_()
+    out, error = stage(x), None
+    if comm.rank + 1 < comm.world_size:
+        comm.send(onward(x, out).detach().contiguous(), comm.rank + 1, "x").wait()
+        comm.recv(gradient := torch.zeros_like(x), comm.rank + 1, "dx").wait()
+        torch.autograd.backward(out, weights(gradient))
+    else:
+        error = loss(out, target)
+        error.backward()
+    if comm.rank:
+        comm.send(back(x, gradient if gradient is not None else x.grad).contiguous(), comm.rank - 1, "dx").wait()
+    return error
+
+
+@wrong("17.w2", "a gradient of ones")
+def backward_of_the_sum(comm, stage, x, target, loss):
+    return one_step(comm, stage, x, target, loss, weights=torch.ones_like)
+
+
+@wrong("17.w2", "own input")
+def passes_on_what_it_got(comm, stage, x, target, loss):
+    return one_step(comm, stage, x, target, loss, onward=lambda x, out: x)
+
+
+@wrong("17.w2", "handed on")
+def passes_back_what_it_got(comm, stage, x, target, loss):
+    return one_step(comm, stage, x, target, loss, back=lambda x, gradient: gradient)
+
+
+@wrong("17.w2", "weights cleared")
+def begins_anew(comm, stage, x, target, loss):
+    for param in stage.parameters():
+        param.grad = None
+    return one_step(comm, stage, x, target, loss)

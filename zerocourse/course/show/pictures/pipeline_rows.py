@@ -1,6 +1,7 @@
 """Schedules of pipelines, drawn from the lists that are simulated, proved and run: a row per rank, a box per action."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 
 from ....errors import BadInput
 from ....parallel.pipeline import Timing
@@ -9,6 +10,7 @@ from . import svg
 from .timeline_lanes import GAP, LEFT, ROW, Lane, LaneBlock, draw_lanes, legend_of
 
 TITLE, BELOW = 30, 24  # units: above a schedule, below it
+SMALL = 40  # of a fraction that is written as one
 KINDS = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
 NAMES = {"forward": "F, forward", "backward": "B, backward", "inputs": "I, gradient of the input", "weights": "W, gradients of weights"}
 
@@ -28,7 +30,7 @@ def pipeline_rows(timings: Mapping[str, Timing]) -> Shown:
     top, drawn = 0.0, []
     for name, timing in timings.items():
         drawing.text(0, top + 18, name, bold=True)
-        drawing.text(svg.WIDTH, top + 18, f"{timing.makespan} units, bubble {timing.bubble}", anchor="end", size=14)
+        drawing.text(svg.WIDTH, top + 18, f"{said(timing.makespan)} units, bubble {said(timing.bubble)}", anchor="end", size=14)
         lanes = lanes_of(timing)
         below = draw_lanes(drawing, lanes, top + TITLE, scale, float(timing.makespan))
         for rank in range(timing.plan.ranks):
@@ -59,5 +61,10 @@ def lanes_of(timing: Timing) -> list[Lane]:
 def described(timing: Timing) -> str:
     """A schedule in numbers."""
     held = ", ".join(str(timing.in_flight(rank)) for rank in range(timing.plan.ranks))
-    return (f"{timing.plan.ranks} ranks and {timing.plan.micro_batches} micro-batches take {timing.makespan} units, the bubble is "
-            f"{timing.bubble}, and the ranks hold up to {held} micro-batches")
+    return (f"{timing.plan.ranks} ranks and {timing.plan.micro_batches} micro-batches take {said(timing.makespan)} units, the bubble is "
+            f"{said(timing.bubble)}, and the ranks hold up to {held} micro-batches")
+
+
+def said(number: Fraction) -> str:
+    """A fraction as it is, and what was measured, to hundredths, as a decimal number."""
+    return str(number) if number.denominator < SMALL else f"{float(number):.2g}" if number < 1 else f"{float(number):.1f}"

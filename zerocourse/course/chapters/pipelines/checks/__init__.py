@@ -5,6 +5,7 @@
     waiting_ranks:   17.3
     boundary_scale:  17.4
     list_clock:      17.6
+    cells_pipeline:  17.w1, 17.w2
 """
 
-from . import boundary_scale, bubble_share, list_clock, waiting_ranks, written_lists  # each registers its exercises
+from . import boundary_scale, bubble_share, cells_pipeline, list_clock, waiting_ranks, written_lists  # each registers its exercises

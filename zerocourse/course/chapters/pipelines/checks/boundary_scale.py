@@ -33,7 +33,7 @@ def stepped(answer, depth, rows):
 
 
 @exercise(
-    "17.4", "Find the bug: smaller at each boundary", minutes=25, difficulty=2,
+    "17.4", "Find the bug: a slow first stage", minutes=25, difficulty=2,
     trials=[Trial([(3, [2, 2, 2, 2]), (1, [1, 1]), (2, [3]), (2, [2, 2, 1]), (3, [1, 4])], stepped, close=2e-3)],
     mistakes={
         "the bug": {"everywhere": True},
