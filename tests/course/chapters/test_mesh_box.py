@@ -34,7 +34,13 @@ def test_it_says_which_links_the_axes_use():
     for words in ("pp: 2 ranks, between nodes", "dp: 2 ranks, inside a node", "tp: 2 ranks, inside a node"):
         assert f">{words}<" in drawn.svg and words in drawn.text
     assert "rank 5 (pp 1, dp 0, tp 1) on node 1" in drawn.text
-    assert drawn.svg.count("stroke-dasharray") == 2, "the first axis between the panels, row by row"
+    joined = re.findall(r'<line [^>]*data-from="(\d+)" data-to="(\d+)"', drawn.svg)
+    assert sorted([int(one), int(other)] for one, other in joined) == Mesh({"pp": 2, "dp": 2, "tp": 2}).groups("pp")
+
+
+def test_it_says_what_a_rank_has_sent():
+    drawn = mesh_box(Mesh({"dp": 2, "tp": 2}), {"dp": 72_064, "tp": 147_456})
+    assert "tp: 2 ranks, inside a node, 147,456 bytes from a rank" in drawn.text
 
 
 def test_what_has_no_room_is_refused():

@@ -1,20 +1,24 @@
 """The ranks of a mesh as a box: panels side by side, rows and columns, with the nodes that they lie in and the axes named."""
 
+from collections.abc import Mapping
+
 from ....errors import BadInput
 from ....layout.mesh import Mesh
 from ...show import Shown
 from ...show.palette import INK
 from ...show.pictures import svg
 
-WIDE, HIGH, GAP, PANEL, TOP, LEFT = 74, 46, 16, 44, 58, 60  # units: a rank's box, the space between, and around
+WIDE, HIGH, GAP, PANEL, TOP, LEFT = 74, 46, 20, 44, 70, 60  # units: a rank's box, the space between, and around
 NODES = ("#cfe6f5", "#fbf5b5", "#e3e3e3", "#f5d9e8", "#d5efe0", "#fbe3cc", "#e6ddf3", "#ffffff")  # fills of nodes 0 to 7
 MOST = 32  # ranks
 
 
-def mesh_box(mesh: Mesh) -> Shown:
+def mesh_box(mesh: Mesh, sent: Mapping[str, int] | None = None) -> Shown:
     """Axes of more than one rank: the last goes to the right, the one before it down, the first in panels.
 
-    Ranks of one node have one fill, and the number of the node. Below stands over which links the groups of each axis talk.
+    Ranks of one node have one fill, and the number of the node. Solid lines join the groups of the last two axes, and a dashed one
+    leads from each rank to its neighbour along the first. Below stands over which links the groups of each axis talk, and how many
+    bytes a rank has `sent` along it, where that is given.
     Raises BadInput for more than three such axes, or more than 32 ranks.
     """
     axes = [axis for axis, size in mesh.sizes.items() if size > 1]
@@ -27,7 +31,7 @@ def mesh_box(mesh: Mesh) -> Shown:
     panel = columns * WIDE + (columns - 1) * GAP
     width = LEFT + count * panel + (count - 1) * PANEL
     bottom = TOP + rows * HIGH + (rows - 1) * GAP
-    links = [f"{axis}: {mesh.sizes[axis]} ranks, {mesh.link(axis)}" for axis in axes]
+    links = [f"{axis}: {mesh.sizes[axis]} ranks, {mesh.link(axis)}" + (f", {sent[axis]:,} bytes from a rank" if sent else "") for axis in axes]
     drawing = svg.Drawing(max(width + 2, 300), bottom + 30 + 20 * len(links))
     for rank in range(mesh.world_size):
         at = mesh.coordinates(rank)
@@ -41,8 +45,12 @@ def mesh_box(mesh: Mesh) -> Shown:
             drawing.line(x - GAP, y + HIGH / 2, x, y + HIGH / 2, width=3)
         if down and at[down]:
             drawing.line(x + WIDE / 2, y - GAP, x + WIDE / 2, y, width=3)
-        if panels and at[panels] and not (right and at[right]):
-            drawing.line(x - PANEL, y + HIGH / 2, x, y + HIGH / 2, width=2, dashed=True)
+        if panels and at[panels]:  # from the same place of the panel before, above the boxes between them
+            over, start = y - GAP * (1 + (at[right] if right else 0)) / (columns + 1), x - panel - PANEL + WIDE / 2 + 4
+            end = x + WIDE / 2 - 4
+            drawing.line(start, y, start, over, dashed=True)
+            drawing.line(start, over, end, over, dashed=True, data={"from": mesh.rank(**at | {panels: at[panels] - 1}), "to": rank})
+            drawing.line(end, over, end, y, dashed=True)
     if panels:
         for number in range(count):
             x = LEFT + number * (panel + PANEL) + panel / 2
