@@ -5,7 +5,7 @@ import json
 import pytest
 
 from zerocourse.course.chapters.checkpoints.agent_film import agent_film
-from zerocourse.course.chapters.checkpoints.checks.cells_resume import commit_order
+from zerocourse.course.chapters.checkpoints.checks.cells_commit import commit_order
 from zerocourse.course.chapters.checkpoints.commit_disk import CommitDisk, commit_film, states_of
 from zerocourse.engine.checkpoint.folders import checkpoint_folder as folders
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from zerocourse.comm import Comm
 from zerocourse.course.chapters.tensor_parallel import two_ways
-from zerocourse.course.chapters.tensor_parallel.checks.cells_borders import copy_in, gather_in, reduce_out, scatter_out
+from zerocourse.course.chapters.tensor_parallel.checks.cells_borders import copy_in, reduce_out
+from zerocourse.course.chapters.tensor_parallel.checks.cells_tokens import gather_in, scatter_out
 from zerocourse.course.chapters.tensor_parallel.region_film import TOKENS, WIDTH, recorded_passes, region_film
 from zerocourse.course.chapters.tensor_parallel.tensor_cut import CutWeight, cuts_of, tensor_cut
 from zerocourse.course.chapters.tensor_parallel.tensor_peer import PLANS, SplitGPT, torchs_collectives
