@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import pytest
 
+from zerocourse.course.chapters.pipelines.plots_held import held_by_ranks, held_over_time
 from zerocourse.course.chapters.pipelines.sleeping import eager_1f1b, measured
 from zerocourse.course.show.pictures.pipeline_rows import pipeline_rows
 from zerocourse.errors import BadInput
@@ -58,3 +59,12 @@ def test_real_ranks_have_the_order_of_the_clock(pool):
     assert [(span.rank, span.action) for span in real["eager"].spans] == [
         (rank, action) for rank, actions in enumerate(plans["eager"].actions) for action in actions if not action.is_transfer]
     assert [real["eager"].in_flight(rank) for rank in range(3)] == [5, 3, 1]
+
+
+def test_what_a_rank_keeps_over_time_is_what_its_list_says():
+    for name, timing in TIMINGS.items():
+        for rank in range(4):
+            moments, held = held_over_time(timing, rank)
+            assert moments == sorted(moments) and (held[0], held[-1]) == (0, 0)
+            assert max(held) == timing.in_flight(rank), f"{name}, rank {rank}"
+    assert "GPipe: at most 8, 8, 8, 8" in held_by_ranks({name: TIMINGS[name] for name in ("GPipe", "1F1B")}).get_label()
