@@ -701,8 +701,10 @@ def test_notices_and_error_tell_another_collective_from_none(spoiled):
         assert "; rank 2 is in no collective (it has completed none)" in line
         assert ": rank 1 is in broadcast of a (2 float32) #1;" in line
     for words in (first[-1], second[-1]):
-        assert words.startswith("a collective did not complete within 0.8 s: rank 0 was in all_reduce_sum (1 float32) "
-                                "#1; rank 1 was in broadcast of a (2 float32) #1; rank 2 was in no collective (")
+        begins, _, rest = words.partition(": ")  # on a busy machine one of the two has given up before the other's time is over
+        assert begins in ("a collective did not complete within 0.8 s", "a collective broke off")
+        assert rest.startswith("rank 0 was in all_reduce_sum (1 float32) #1; rank 1 was in broadcast of a (2 float32) #1; rank 2 was in no "
+                               "collective (")
         assert words.endswith(f". {desync.ORDER}")
 
 
