@@ -13,7 +13,7 @@ import torch
 
 from ....comm import Comm
 from ....launch import Ranks
-from ....parallel.pipeline import Costs, Schedule, Timing
+from ....parallel.pipeline import Costs, Schedule, Timing, one_f_one_b
 from ....parallel.pipeline.schedules.actions import Action, Actions
 from ....parallel.pipeline.schedules.makespan import OF_KIND, Computed
 
@@ -64,9 +64,8 @@ def timing_of(schedule: Schedule, by_rank: Sequence[Sequence[Row]], unit: float)
 
 
 def eager_1f1b(ranks: int, micro_batches: int, rank: int) -> Actions:
-    """1F1B with twice the warm-up: up to 2(p - rank) - 1 micro-batches in flight, so that a rank has work while messages travel."""
-    warm_up = min(2 * (ranks - 1 - rank), micro_batches)
-    actions = [Action("F", rank, micro_batch) for micro_batch in range(warm_up)]
-    for micro_batch in range(micro_batches - warm_up):
-        actions += [Action("F", rank, warm_up + micro_batch), Action("B", rank, micro_batch)]
-    return actions + [Action("B", rank, micro_batch) for micro_batch in range(micro_batches - warm_up, micro_batches)]
+    """1F1B with twice the warm-up: up to 2(p - rank) - 1 micro-batches in flight, so that a rank has work while messages travel.
+
+    It is what rank 0 does in 1F1B on so many ranks.
+    """
+    return [action._replace(stage=rank) for action in one_f_one_b(2 * (ranks - rank) - 1, micro_batches, 0)]
