@@ -83,7 +83,7 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 # One stamp for each set of packages, so that the tour does not wait for JupyterLab.
-$(VENV)/.lab: EXTRAS := [notebooks]
+$(VENV)/.lab: EXTRAS := [notebooks,triton]
 $(VENV)/.test: EXTRAS := [test,triton]
 $(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "zerocourse$(EXTRAS) and what it needs are installed ..."

@@ -48,7 +48,7 @@ def with_what_they_need(requirements: list[str]) -> set[str]:
 @functools.cache
 def hidden_modules(*packages: str) -> frozenset[str]:
     """The top-level modules that only distributions bring which the lab does not install, nor these packages."""
-    there = installed_with("notebooks", *packages) | IN_EVERY_ENVIRONMENT
+    there = installed_with("notebooks", "triton", *packages) | IN_EVERY_ENVIRONMENT  # the extras of `make lab`
     # Once setuptools is imported, the distributions inside of it are found, too; without them it builds no wheel.
     there |= {normal(found.name) for found in distributions(path=[entry for entry in sys.path if entry.endswith("_vendor")])}
     return frozenset(module for module, names in packages_distributions().items() if not there & set(map(normal, names)))

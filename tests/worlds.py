@@ -17,13 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from zerocourse import shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.engine import Engine, initialize
-from zerocourse.measure.storages import CAN_SWAP
 from zerocourse.models.gpt2 import GPT, GPTConfig
 
 T, V = 5, 29
-# Elements of a dtype that a rank of stage 3 has in place of its hidden parameters: where a storage without memory cannot be
-# read (torch 2.10), all of them are views of one NaN.
-STAND_INS = 0 if CAN_SWAP else 1
 STAGES = (0, 1, 2, 3)
 SIZE = 2  # samples a micro-batch
 

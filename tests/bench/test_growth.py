@@ -14,8 +14,6 @@ from zerocourse.bench import growth
 from zerocourse.bench.growth import Growth, at_start, counts, exponent, grow, lines_run
 from zerocourse.bench.parts.hook_cost import TinyBlock
 from zerocourse.comm.simulated import SimulatedComm
-from zerocourse.course.chapters.scale.plots_growth import growth_figure
-from zerocourse.course.chapters.scale.recorded_growth import recorded_growth
 from zerocourse.errors import BadInput
 from zerocourse.layout.rankmap import Layout
 from zerocourse.zero.passes.backward import Backward
@@ -210,23 +208,10 @@ def test_times_are_of_the_stage_and_not_of_the_model():
 
 def test_the_record_is_what_the_counts_are_now():
     """Times are of the machine that recorded them; lines may change with the code, and their exponents may not."""
-    rows = recorded_growth()
+    rows = growth.recorded_growth()
     assert {row["by"] for row in rows} == {*growth.SIZES, "real ranks"}
     for row in rows:
         sizes, values = row["sizes"][-growth.FITTED:], row["values"][-growth.FITTED:]
         assert row["exponent"] == pytest.approx(exponent(sizes, values)) and row["fitted"] == [sizes[0], sizes[-1]]
         if row["by"] == "units" and row["what"] in LINES:
             assert row["exponent"] == pytest.approx(1, abs=0.05)
-
-
-def test_the_picture_says_its_exponents():
-    rows = [{"what": what, "by": "units", "sizes": [8, 64], "values": values, "exponent": power, "fitted": [8, 64]}
-            for what, values, power in (("lines of a step", [10, 80], 1.0), ("a square", [1, 64], 2.0))]
-    figure = growth_figure(rows, "A title")
-    assert figure.get_label().startswith("A title. times as much as at 8, over units from 8 to 64: lines of a step: 1.00 goes from "
-                                         "1 to 8; a square: 2.00 goes from 1 to 64; ")
-    assert figure.get_label().endswith("Behind each cost stands its exponent, fitted from 8 to 64.")
-    one, two, *guides = figure.axes[0].lines
-    assert list(one.get_ydata()) == [1, 8] and list(two.get_ydata()) == [1, 64]
-    assert [list(guide.get_ydata()) for guide in guides] == [[1, 8], [1, 64]]
-    assert len({(line.get_marker(), line.get_linestyle()) for line in (one, two)}) == 2  # readable in grey

@@ -1,6 +1,7 @@
 """`zerocourse memory`: the table for people, the object for programs."""
 
 import json
+import re
 
 from zerocourse.cli import main
 from zerocourse.formulas.peak import gpt2_peak_bytes
@@ -58,3 +59,46 @@ def test_command_table_1(capsys):
     assert "31.41 / 16.64 / 1.88" in out and "4187.5 / 2218.75 / 250" in out
     table = json.loads(run(capsys, "--table1", "--json"))
     assert table["64"]["7.5B"] == list(paper_table1()[64]["7.5B"])
+
+
+# -- generation
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14_336, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192, "tie_word_embeddings": False}
+
+
+def test_keys_and_values_beside_the_weights(capsys, tmp_path):
+    """Llama 3 8B keeps 128 KiB a token (2 · 32 layers · 8 heads · 128 features · 2 bytes)."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    args = ("--model", str(path), "--kv", "--card", "24GiB", "--bandwidth", "300GB")
+    out = json.loads(run(capsys, *args, "--json"))
+    assert (out["params"], out["token_bytes"], out["request_bytes"]) == (8_030_261_248, 131_072, 2**30)
+    assert out["fitting_requests"] == (24 * 2**30 - 2 * 8_030_261_248) // 2**30 == 9
+    first, *_, last = out["steps"]
+    assert [step["requests"] for step in out["steps"]] == [1, 8, 9]
+    read = 2 * (8_030_261_248 - 128_256 * 4096)
+    assert first["step_bytes"] == read + 2**30 and abs(first["tokens_per_second"] - 300e9 / (read + 2**30)) < 1e-9
+    assert last["tokens_per_second"] == 9 * 300e9 / (read + 9 * 2**30)
+    text = run(capsys, *args, "--seq", "4096")
+    assert "A token keeps 131 kB of keys and values, and a request of 4,096 tokens 537 MB." in text and "18 such requests fit" in text
+    assert "With --bandwidth" in run(capsys, "--model", "gpt2", "--kv")
+
+
+def test_what_generation_has_no_use_for_is_refused(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    for args, words in ((("--params", "7e9", "--kv"), "without --model"), (("--model", "gpt2", "--kv", "--ranks", "2"), "with --kv"),
+                        (("--model", "gpt2", "--bandwidth", "300GB"), "without --kv"),
+                        (("--model", str(path), "--kv", "--card", "12GiB"), "the weights of .* take 16.1 GB")):
+        assert main(["memory", *args]) == 2
+        assert re.search(words, capsys.readouterr().err), args
+
+
+def test_the_formula_is_what_the_servers_cache_holds():
+    from zerocourse.formulas.models.kv_cache import kv_bytes
+    from zerocourse.inference.server import Server
+    from zerocourse.models.gpt2 import build_model
+
+    server = Server(build_model("gpt2-tiny"), blocks=10, block_size=4)
+    assert server.cache.nbytes == kv_bytes(CONFIGS["gpt2-tiny"], 40, element=4)

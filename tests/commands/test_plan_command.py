@@ -1,22 +1,18 @@
-"""What a plan says: the facts of its sentences, `zerocourse plan`, and the widget."""
+"""What a plan says: the facts of its sentences, and `zerocourse plan`."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
 
 from zerocourse.cli import main
-from zerocourse.course import show
-from zerocourse.course.chapters.scale import plan_widget
-from zerocourse.course.chapters.scale.plots_plan import plan_figure
-from zerocourse.errors import BadInput
 from zerocourse.formulas.units import gb
 from zerocourse.planning import Candidate, ask, computed, plan
 from zerocourse.planning.reasons import choice, decides, fewest_ranks, host_needed, nothing_fits, reason, why
 from zerocourse.planning.search import evaluate
 
-LLAMA = ask("llama-7b", "8xA100")
+WHOLE = 80 * 10**9  # of a card, without a reserve
+LLAMA = ask("llama-7b", "8xA100", memory=WHOLE)
 
 
 def saying(sentences: list[str], begins: str) -> str:
@@ -69,8 +65,8 @@ def test_what_is_said_to_decide_is_so():
 def test_the_reason_names_what_decides():
     tight = choice(plan(ask("gpt2-xl", "2xT4"), simulate=0))
     assert "no lower stage fits" in tight and "micro-batch 4 does not fit without recomputation" in tight
-    assert "no lower stage fits" not in choice(plan(ask("gpt2-xl", "8xA100"), simulate=0))
-    assert "no lower stage fits" in choice(plan(ask("llama-13b", "8xA100"), simulate=0))
+    assert "no lower stage fits" not in choice(plan(ask("gpt2-xl", "8xA100", memory=WHOLE), simulate=0))
+    assert "no lower stage fits" in choice(plan(ask("llama-13b", "8xA100", memory=WHOLE), simulate=0))
     away = choice(plan(ask("llama-7b", "2xT4", host=128 * 10**9), simulate=0))
     assert "no stage fits with all of it on the card" in away
     assert "micro-batch 8 is the largest power of two that fits" in away
@@ -86,7 +82,7 @@ def test_a_computed_neighbour_is_compared_with_what_is_computed():
 
 
 def test_a_batch_that_is_not_divided_is_said():
-    found = plan(ask("llama-7b", "8xA100", batch=8 * 12, ranks=(4, 8)), simulate=0)
+    found = plan(ask("llama-7b", "8xA100", batch=8 * 12, ranks=(4, 8), memory=WHOLE), simulate=0)
     assert found.chosen.candidate.ranks == 8 and found.chosen.candidate.samples == 96
     assert "of them accumulated" in choice(found)
     sixteen = replace(found.chosen.candidate, micro_batch=8, accumulation=0)
@@ -95,7 +91,7 @@ def test_a_batch_that_is_not_divided_is_said():
 
 
 def test_where_nothing_fits_it_is_said_what_would():
-    question = ask("llama-70b", "8xA100")
+    question = ask("llama-70b", "8xA100", memory=WHOLE)
     lines = nothing_fits(question)
     ranks, host = fewest_ranks(question), host_needed(question)
     assert ranks == 16 and f"--ranks {ranks}" in lines[1]
@@ -153,83 +149,3 @@ def test_the_command_for_people(capsys):
 def test_a_plan_that_fails_has_status_1(capsys):
     assert main(["plan", "--model", "llama-70b", "--cluster", "8xA100", "--simulate", "0"]) == 1
     assert capsys.readouterr().out.startswith("Nothing fits. Nearest is ")
-
-
-# The widget -----------------------------------------------------------------------------------------------------------
-
-WAY = {"model": "llama-7b", "cluster": "8xA100", "stage": 2, "ranks": 8, "micro_batch": 2, "recompute": False, "tensor": 1, "pipeline": 1,
-       "accumulation": 1, "offload": False}
-
-
-def test_the_verdict():
-    question, found = plan_widget.evaluations(**WAY)
-    said = plan_widget.verdict(question, found["▸ ZeRO-2"], found)
-    assert said.startswith("llama-7b on 8 ranks of 8xA100, ZeRO-2 with micro-batch 2 and no recomputation: it fits, ")
-    assert gb(80 * 10**9 - found["▸ ZeRO-2"].peak_bytes) in said
-    question, found = plan_widget.evaluations(**WAY | {"stage": 0})
-    said = plan_widget.verdict(question, found["▸ data parallel"], found)
-    assert "With this micro-batch ZeRO-1 and ZeRO-2 and ZeRO-3 would fit." in said
-    question, found = plan_widget.evaluations(**WAY | {"micro_batch": 64})
-    assert "No stage fits so" in plan_widget.verdict(question, found["▸ ZeRO-2"], found)
-
-
-def test_the_verdict_on_a_mesh():
-    mesh = WAY | {"model": "llama-70b", "cluster": "64x8xH100", "ranks": 64, "stage": 1, "tensor": 8, "pipeline": 4, "accumulation": 16}
-    question, found = plan_widget.evaluations(**mesh)
-    said = plan_widget.verdict(question, found["▸ ZeRO-1"], found)
-    assert said.startswith("llama-70b on 64 ranks (tensor 8 × pipeline 4, 1f1b × data 2) of 64x8xH100, ZeRO-1 with micro-batch 2 × 16 and")
-    assert "the tensor axis sends" in said and "between nodes" in said and "the pipeline's bubble is" in said
-    question, found = plan_widget.evaluations(**WAY)
-    assert "On this mesh" not in plan_widget.verdict(question, found["▸ ZeRO-2"], found)
-    with pytest.raises(BadInput, match="64 ranks are no multiple of 8 × 32"):
-        plan_widget.evaluations(**mesh | {"pipeline": 32})
-    with pytest.raises(BadInput, match="12 heads cannot be divided among 8 ranks"):
-        plan_widget.evaluations(**mesh | {"model": "gpt2", "pipeline": 1})
-
-
-def test_the_verdict_on_offload():
-    way = WAY | {"model": "llama-13b", "stage": 3, "ranks": 2, "cluster": "8xA100", "offload": True}
-    _question, found = plan_widget.evaluations(**way)
-    chosen = next(each for name, each in found.items() if name.startswith("▸ "))
-    on_card = plan_widget.evaluations(**way | {"offload": False})[1]["▸ ZeRO-3"]
-    assert chosen.candidate.optimizer == "host" and 0 < chosen.held["host"] <= plan_widget.HOST_BYTES
-    assert chosen.peak_bytes < on_card.peak_bytes and str(chosen.candidate.arrangement) == "ZeRO-3, optimizer on host"
-    with pytest.raises(BadInput, match="on a mesh nothing is offloaded"):
-        plan_widget.evaluations(**way | {"tensor": 2})
-
-
-def test_the_picture_is_drawn_to_scale():
-    question, found = plan_widget.evaluations(**WAY)
-    figure = plan_figure(found, question.budgets["device"])
-    memory, sent, time = figure.axes
-    widths = {}
-    for bar in memory.patches:
-        row = round(bar.get_y() + bar.get_height() / 2)
-        widths[row] = widths.get(row, 0) + bar.get_width()
-    assert widths == pytest.approx({row: each.peak_bytes / 1e9 for row, each in enumerate(found.values())})
-    every = list(found.values())
-    assert [bar.get_width() for bar in sent.patches] == pytest.approx([sum(each.sent.values()) / 1e9 for each in every])
-    assert sum(bar.get_width() for bar in time.patches) == pytest.approx(sum(each.step_seconds for each in every))
-    assert "▸ ZeRO-2: 49.7 GB (parameters 13.5" in figure.get_label()
-    assert figure.get_label().endswith(f"fits on the card: {', '.join(name for name, each in found.items() if each.fits)}.")
-    assert [line.get_xdata()[0] for line in memory.lines] == [80.0]
-
-
-def test_a_saved_notebook_keeps_the_picture(monkeypatch):
-    """Moving a control draws at once: each of its values in a fraction of a second, and without a simulation."""
-    shown = []
-    monkeypatch.setattr(plan_widget, "explore", lambda *functions, **controls: shown.append((*functions, controls)))
-    plan_widget.planner()
-    draw, describe, controls = shown[0]
-    values = {name: control.start for name, control in controls.items()}
-    assert values == WAY
-    for name, control in controls.items():
-        for value in (control.values.values() if isinstance(control.values, dict) else control.values):
-            try:
-                assert re.search(r"\d", describe(**values | {name: value}))
-            except BadInput as error:  # the control shows the sentence in place of a verdict
-                assert name in ("ranks", "tensor", "pipeline")
-                assert "cannot be divided" in str(error) or "are no multiple of" in str(error)
-    assert show.figure(draw(**values), describe(**values)) is not None
-    with pytest.raises(BadInput, match="the planner does not offer 'bert'"):
-        plan_widget.planner("bert")

@@ -158,7 +158,7 @@ def test_the_check_of_its_gpus_is_rehearsed_on_the_cpu(host, monkeypatch):
     result = json.loads(text)
     assert result["device"] == "cpu" and result["tiny"] and result["ok"], text
     skipped = {name for name, check in result["checks"].items() if check["status"] == "skipped"}
-    assert skipped == {"kernels", "bandwidth"} and len(result["checks"]) > 20
+    assert skipped == {"kernels", "head_and_attention", "bandwidth"} and len(result["checks"]) > 20
     assert str(host.folder) not in text and all(check["numbers"] for name, check in result["checks"].items() if name not in skipped)
     assert set(result["checks"]["tour"]["numbers"]["modes"]) == {"single", "ddp", "zero1", "zero2", "zero3"}
 

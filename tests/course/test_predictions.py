@@ -10,7 +10,7 @@ from tools.notebooks import chapters, kept_metadata, prediction_problems
 from zerocourse.course.learner.guesses import LABEL, called, without_guess
 
 LEAST = 3
-ASK = [f"{number:02}" for number in range(19)]  # the chapters that ask for as many; it only grows
+ASK = [f"{number:02}" for number in (*range(21), 25, 26)]  # the chapters that ask for as many; it only grows
 
 
 def code_of(number: str) -> list:
@@ -33,7 +33,7 @@ def test_an_executed_chapter_says_whose_guess_it_is(number):
     outputs = [(cell, "".join(output.get("data", {}).get("text/plain", "") for output in cell.outputs)) for cell in code_of(number)]
     for cell, said in outputs:
         if called(cell.source, "predict"):
-            assert said.startswith("What somebody guessed, which is not the answer: ")
+            assert "What somebody guessed, which is not the answer: " in said
         if called(cell.source, "observe"):
             table = re.search(r"somebody +measured +(?:ratio|right)\n[- ]+\n((?:.+(?:\n|$))+)", said)
             wrong.append(any(row.split()[-1] not in ("yes", "1") for row in table[1].splitlines()))

@@ -198,7 +198,7 @@ def make(tmp_path):
 
 
 @pytest.mark.parametrize("target, package", [("tour", "-e '.'"), ("test", "-e '.[test,triton]'"),
-                                             ("lab", "-e '.[notebooks]'")])
+                                             ("lab", "-e '.[notebooks,triton]'")])
 def test_make_installs_torch_first_and_alone(make, target, package):
     index = "https://download.pytorch.org/whl/cpu"
     installs = [line.split(" install ")[1] for line in make("-n", target, f"TORCH_INDEX={index}").stdout.splitlines()

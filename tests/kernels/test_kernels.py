@@ -278,6 +278,32 @@ def test_layer_norm_equals_its_plain_twin_and_names_what_is_wrong(interpreter):
     interpreter(layer_norm_twin_and_module)
 
 
+# -- RMSNorm: the same kernels ------------------------------------------------------------------------------------------
+
+def rms_norm_equal():
+    from zerocourse.kernels.layernorm import FusedRMSNorm, plain_rms_norm, rms_norm
+
+    for shape in ((300, 200), (1, 64), (2, 3, 65), (64,), (0, 8)):
+        draw = torch.Generator().manual_seed(2)
+        x, dy = (torch.randn(shape, generator=draw) for _ in range(2))
+        x, weight = (3 * x + 5).requires_grad_(), torch.randn(shape[-1], generator=draw).requires_grad_()
+        y, exact = rms_norm(x, weight, 1e-3), F.rms_norm(x, shape[-1:], weight, 1e-3)
+        torch.testing.assert_close(y, exact, rtol=1e-5, atol=1e-5)
+        for ours, theirs in zip(torch.autograd.grad(y, (x, weight), dy), torch.autograd.grad(exact, (x, weight), dy), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+    module, x = FusedRMSNorm(24), torch.randn(5, 24)
+    torch.testing.assert_close(module(x), torch.nn.RMSNorm(24)(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rms_norm(x, module.weight), plain_rms_norm(x, module.weight), rtol=1e-5, atol=1e-6)
+    half = torch.randn(70, 96).bfloat16()
+    assert rms_norm(half, torch.ones(96)).dtype is torch.bfloat16
+    with pytest.raises(BadInput, match=r"rms_norm of \(5, 24\) needs a weight of shape \(24,\), not \(23,\)"):
+        rms_norm(x, torch.ones(23))
+
+
+def test_rms_norm_equals_torchs_forward_and_backward(interpreter):
+    interpreter(rms_norm_equal)
+
+
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 def bytes_of_adamw():
@@ -316,11 +342,67 @@ def bytes_of_layer_norm():
     return trips, formula
 
 
+def bytes_of_rms_norm():
+    from zerocourse.kernels import layernorm, traffic
+
+    x, weight, dy = torch.randn(320, 256, requires_grad=True), torch.ones(256, requires_grad=True), torch.randn(320, 256)
+    forward = traffic.of_triton(lambda: layernorm.rms_norm(x, weight))
+    y = layernorm.rms_norm(x, weight)
+    backward = traffic.of_triton(lambda: torch.autograd.grad(y, (x, weight), dy))
+    return [each.total / x.nbytes for each in (forward, backward)]
+
+
+def test_fused_rms_norm_visits_memory_as_often_and_reads_no_bias(interpreter):
+    forward, backward = interpreter(bytes_of_rms_norm)
+    assert forward == pytest.approx(2, rel=0.02) and backward == pytest.approx(3, rel=0.02)
+
+
 def test_fused_layer_norm_visits_memory_twice_and_thrice(interpreter):
     (forward, backward, plain_forward, plain_backward), formula = interpreter(bytes_of_layer_norm)
     assert formula == [2, 3]
     assert forward == pytest.approx(2, rel=0.03) and backward == pytest.approx(3, rel=0.03)  # the weights are the rest
     assert plain_forward == pytest.approx(12, rel=0.03) and plain_backward > 20
+
+
+def bytes_of_other_accesses(n):
+    """A histogram by atomics, with some elements masked out; a swap of one number; a copy by descriptors."""
+    import triton
+    import triton.language as tl
+
+    from zerocourse.kernels import traffic
+
+    @triton.jit
+    def add_up(values, total, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.atomic_add(total + at % 8, tl.load(values + at, at < n, 0.0), at < n)
+
+    @triton.jit
+    def swap(flag):
+        tl.atomic_cas(flag, 0, 1)
+
+    @triton.jit
+    def copy(source, into, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+        block = [ROWS, COLUMNS]
+        read = tl.make_tensor_descriptor(source, [rows, COLUMNS], [COLUMNS, 1], block)
+        write = tl.make_tensor_descriptor(into, [rows, COLUMNS], [COLUMNS, 1], block)
+        write.store([tl.program_id(0) * ROWS, 0], read.load([tl.program_id(0) * ROWS, 0]))
+
+    values, total = torch.ones(n), torch.zeros(8)
+    atomics = traffic.of_triton(lambda: add_up[(triton.cdiv(n, 64),)](values, total, n, BLOCK=64))
+    assert total.sum() == n
+    flag = torch.zeros(1, dtype=torch.int32)
+    swaps = traffic.of_triton(lambda: swap[(1,)](flag))
+    assert flag.item() == 1
+    source, into = torch.randn(10, 16), torch.zeros(10, 16)
+    copies = traffic.of_triton(lambda: copy[(3,)](source, into, 10, ROWS=4, COLUMNS=16))
+    assert torch.equal(source, into)
+    return [(each.read, each.written) for each in (atomics, swaps, copies)]
+
+
+def test_atomics_and_descriptors_of_tensors_are_counted(interpreter):
+    """An atomic addition reads and writes what it adds to; of a descriptor's last block only rows count that are there."""
+    n = 1000
+    assert interpreter(bytes_of_other_accesses, n) == [(8 * n, 4 * n), (4, 4), (640, 640)]
 
 
 # -- where a kernel runs ----------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_the_hosts_bytes_are_those_of_the_formula(pool):
 def test_offloaded_parameters_leave_the_device_and_rise_for_every_gather(pool):
     for dtype in (None, BF16):
         for found in pool(2).run(held, 3, dtype, parameters=True):
-            assert found["parameters_bytes"] == worlds.STAND_INS * (dtype or torch.float32).itemsize
+            assert found["parameters_bytes"] == 0
             assert found["host_bytes"] == (12 if dtype is None else 14) * found["elements"] + found["scalars"]
     moved = pool(2).run(equals_the_plain_run, [(Case(3, param_dtype=BF16, accumulation=2, steps=STEPS), True, [{"parameters": True}])])
     params = sum(param.numel() for param in worlds.gpt().parameters())

@@ -18,7 +18,7 @@ from zerocourse.models.gpt2 import GPT, GPTConfig
 from zerocourse.models.model_layers import model_layers
 from zerocourse.parallel.mesh_checkpoint import load_on_mesh, save_on_mesh
 from zerocourse.parallel.mesh_comms import MeshComms
-from zerocourse.parallel.norms import audit
+from zerocourse.parallel.norms import audit, norms_by_stage
 from zerocourse.parallel.pipeline import Pipeline, interleaved, one_f_one_b, plan, zb_h1
 from zerocourse.parallel.three_d import Parallel3D
 from zerocourse.parallel.which_axis import which_axis
@@ -78,9 +78,9 @@ def layer_values(model):
     return [param for layer in model_layers(model) for _, param in layer.named_parameters()]
 
 
-def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence, chunks=1):
+def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence, chunks=1, recompute=False):
     comms = MeshComms(Mesh.ordered("megatron", sizes, per_node=2), timeout=20)
-    trainer = Parallel3D(whole_model(tied), comms, adamw, micro_batches, stage=stage, sequence=sequence, clip=clip,
+    trainer = Parallel3D(whole_model(tied), comms, adamw, micro_batches, stage=stage, sequence=sequence, clip=clip, recompute=recompute,
                          schedule=interleaved if chunks > 1 else one_f_one_b, chunks=chunks)
     data, losses, norms = comms.along("dp"), [], []
     rows = ROWS * micro_batches
@@ -108,9 +108,19 @@ def on_a_mesh(sizes, stage, micro_batches, steps, clip, tied, sequence, chunks=1
     *(({"pp": 1, "dp": 2, "tp": 1}, stage, True, False, 2) for stage in range(4)),  # both chunks, which share a weight, on one rank
 )])
 def test_equals_one_process(pool, sizes, stage, tied, sequence, chunks):
+    check_equals_one_process(pool, sizes, stage, tied, sequence, chunks)
+
+
+@pytest.mark.parametrize("sizes, stage, sequence", (({"pp": 2, "tp": 2}, 1, True), ({"pp": 2, "dp": 2}, 3, False), ({"dp": 2, "tp": 2}, 2, True)))
+def test_layers_that_are_computed_again(pool, sizes, stage, sequence):
+    """What tensor parallelism and ZeRO hook to a block is run, once: its tokens are cut, its parameters are gathered."""
+    check_equals_one_process(pool, sizes, stage, True, sequence, recompute=True)
+
+
+def check_equals_one_process(pool, sizes, stage, tied, sequence, chunks=1, recompute=False):
     steps, clip, micro_batches = 2, 0.5, 2
     ranks = torch.Size(sizes.values()).numel()
-    results = pool(ranks).run(on_a_mesh, sizes, stage, micro_batches, steps, clip, tied, sequence, chunks)
+    results = pool(ranks).run(on_a_mesh, sizes, stage, micro_batches, steps, clip, tied, sequence, chunks, recompute)
     losses, norms, weights = one_process(steps, ROWS * micro_batches * sizes.get("dp", 1), clip, tied)
     seen = set()
     for rank, (ours, our_norms, values, _) in enumerate(results):
@@ -186,6 +196,25 @@ def audited(sizes, stage, planted):
 def test_a_norm_over_the_mesh_counts_each_parameter_once(pool, stage):
     for counted in pool(8).run(audited, {"pp": 2, "dp": 2, "tp": 2}, stage, False):
         assert counted.keys() == set(names_of(whole_model())) - {TIED} and set(counted.values()) == {1}
+
+
+def stage_norms(stage):
+    comms = MeshComms(Mesh({"pp": 2, "dp": 2, "tp": 2}), timeout=20)
+    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage)
+    own = slice(4 * comms.along("dp").rank, 4 * (comms.along("dp").rank + 1))
+    trainer.pipeline.step(*(each[own] for each in batch(0, 8)))
+    stages = [module.zero for module in trainer.pipeline.stages.values()]
+    return norms_by_stage(stages, [comms.along("dp"), comms.along("tp")], comms.along("pp")), trainer.pipeline.grad_norm().item()
+
+
+@pytest.mark.parametrize("stage", (1, 3))
+def test_norms_by_stage_are_those_of_which_the_whole_is_made(pool, stage):
+    model = whole_model()
+    model.loss(model(batch(0, 8)[0]), batch(0, 8)[1]).backward()
+    last = [param.grad for name, param in model.named_parameters() if name.startswith(("h.2", "h.3", "ln_f"))]
+    for norms, whole in pool(8).run(stage_norms, stage):
+        assert sum(norm**2 for norm in norms) ** 0.5 == pytest.approx(whole, rel=1e-9)
+        assert norms[1] == pytest.approx(torch.cat([each.flatten() for each in last]).norm().item(), rel=1e-9)
 
 
 def with_replicas(stage, planted):

@@ -34,7 +34,7 @@ WAYS = [Candidate(0, 8, 2, 1), Candidate(1, 2, 1, half=False, recompute=True), C
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_formulas_are_near_the_simulation(way):
-    question = ask("gpt2", "8xA100", ranks=(way.ranks,))
+    question = ask("gpt2", "2x8xA100", ranks=(way.ranks,))
     by_formula, by_run = computed(question, way), simulated(question, way)
     assert by_formula.peak_bytes == pytest.approx(by_run.peak_bytes, rel=MARGIN)
     assert by_formula.sent.keys() == by_run.sent.keys()
@@ -81,7 +81,7 @@ def test_states_move_what_is_counted_in_the_operations(half):
     @cache
     def moved(stage, ranks, accumulation):
         job = SimulatedJob("gpt2-tiny", stage, ranks, micro_batch=1, seq=4, accumulation=accumulation, half=half)
-        return simulate_time(job, Cluster(Traffic(), Network(64, 1e30, 1e30, 0.0), "made up"))["compute_seconds"]
+        return simulate_time(job, Cluster(Traffic(), Network(64, 1e30, 1e30, 0.0), 10**6))["compute_seconds"]
 
     def by_formula(stage, ranks, accumulation):
         return state_traffic(stage, 2 if half else 4, PARAMS, PARAMS // ranks, accumulation)
@@ -238,6 +238,8 @@ def test_offload_is_computed_where_the_card_is_too_small():
 @pytest.mark.parametrize("wrong, sentence", (
     ({"model": "llama-7"}, "there is no model 'llama-7': did you mean llama-7b"),
     ({"cluster": "8xA10"}, "there is no cluster '8xA10': did you mean 8xA100"),
+    ({"cluster": "4x8xA10"}, "there is no cluster '4x8xA10': did you mean"),
+    ({"ranks": (8, 16)}, "16 ranks need as many cards, and this cluster has 8: give a cluster of 2 such nodes"),
     ({"batch": 7, "ranks": (2, 4)}, "a batch of 7 samples cannot be divided among 2 or 4 ranks: it must be a"),
     ({"batch": "many"}, "the batch is 'many': it must be a positive number of samples"),
     ({"batch": 0}, "the batch is 0"),
@@ -257,7 +259,19 @@ def test_samples_and_cards():
     assert samples_of("4194304tokens", 4096) == 1024
     assert {name: find_cluster(name).cards for name in ("2xT4", "dgx2", "8xA100", "64x8xH100")} == {
         "2xT4": 2, "dgx2": 16, "8xA100": 8, "64x8xH100": 512}
+    larger = find_cluster("256x8xH100")
+    assert larger.cards == 2048 and larger.network == find_cluster("64x8xH100").network and "256 such nodes" in larger.source
+    assert find_cluster("3x8xA100").network == find_cluster("8xA100").network and "64 such" not in larger.source
+    assert {name: find_cluster(name).cards for name in ("8xH100", "3x2xT4", "3xdgx2", "1x8xA100")} == {
+        "8xH100": 8, "3x2xT4": 6, "3xdgx2": 48, "1x8xA100": 8}
+    for name in ("4xA100", "3xT4", "16xH100", "0x8xA100", "x8xA100", "2x64x8xH100"):  # no number of whole nodes
+        with pytest.raises(BadInput, match=f"there is no cluster '{name}'"):
+            find_cluster(name)
     assert ask("gpt2", "dgx2").ranks == (1, 2, 4, 8, 16)
+
+
+def test_a_tenth_of_a_card_is_left_for_what_is_no_tensor():
+    assert ask("gpt2", "8xA100").budgets["device"] == 72 * 10**9 and ask("gpt2", "8xA100", memory=79).budgets["device"] == 79
 
 
 def test_what_it_costs():
@@ -276,7 +290,7 @@ def test_published_rates_are_within_a_factor_of_two(model, recompute, rate):
     They recompute a part of the 8B model's activations and train on 8,192 tokens, and the 70B model has other words,
     so a factor of two is all that can be asked.
     """
-    found = plan(ask(model, "8xA100", ranks=(64,), memory=80 * 10**9), simulate=0)
+    found = plan(ask(model, "8x8xA100", ranks=(64,), memory=80 * 10**9), simulate=0)
     own = computed(found.question, Candidate(3, 64, 1, recompute=recompute))
     assert own.tokens_per_card / 2 < rate < own.tokens_per_card * 2
     if recompute:

@@ -11,14 +11,14 @@ from zerocourse.cli import main
 from zerocourse.errors import OutOfMemory
 from zerocourse.formulas.peak import gpt2_peak_bytes
 from zerocourse.formulas.states import FP32, ZERO
-from zerocourse.formulas.what_fits import DEVICE, DISK, HOST, Arrangement, Needs, largest_gpt2_unit, needs, on_device
+from zerocourse.formulas.what_fits import DEVICE, DISK, HOST, Arrangement, Needs, largest_unit, needs, on_device
 from zerocourse.measure.ledger import Ledger
 from zerocourse.models.gpt2 import GPT, find_config
 from zerocourse.offload import DiskOffload, HostOffload
 
 CONFIG = find_config("gpt2-tiny")
 LARGEST = 4 * CONFIG.vocab_size * CONFIG.n_embd  # bytes of the largest parameter, or of its gradient
-FIRST = 8 * largest_gpt2_unit(CONFIG)  # on the host, once: states of the first step, before they have a place on the disk
+FIRST = 8 * largest_unit(CONFIG)  # on the host, once: states of the first step, before they have a place on the disk
 # What single operations take for a moment, which the formula leaves out:
 LOGITS = 2 * CONFIG.vocab_size * 4  # on the device, a token: those in fp32 and their logarithms
 UPDATE = 3 * LARGEST  # on the host: Adam's two of the largest parameter; step counters, whole blocks
@@ -29,7 +29,7 @@ def predicted(where: Arrangement, dtype, tokens: int) -> Needs:
     offloaded = where.optimizer != DEVICE
     peak = gpt2_peak_bytes(CONFIG, where.stage, 1, 1, tokens, on_device(convention, offloaded), offloaded=offloaded,
                            offloaded_parameters=where.parameters != DEVICE)
-    return needs(where, CONFIG.params, 1, convention, device_peak=peak, largest_unit=largest_gpt2_unit(CONFIG))
+    return needs(where, CONFIG.params, 1, convention, device_peak=peak, largest_unit=largest_unit(CONFIG))
 
 
 def fits(where: Arrangement, dtype, length: int, folder, device: int, host: int | None = None, disk: int | None = None) -> bool:

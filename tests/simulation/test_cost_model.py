@@ -140,7 +140,7 @@ def test_a_cluster_of_ones_own(tmp_path, capsys):
     path.write_text(json.dumps(OWN | {"sources": {"all": "measured"}}))
     own = find_cluster(str(path))
     assert (own.machine.memory, own.cards, own.network.latency, own.source) == (8 * 10**9, 4, 0, "measured")
-    assert main(["simulate", "--model", "gpt2-tiny", "--seq", "8", "--cluster", str(path)]) == 0
+    assert main(["simulate", "--model", "gpt2-tiny", "--seq", "8", "--ranks", "4", "--cluster", str(path)]) == 0
     said = capsys.readouterr().out
     assert "at 40% of their peak" in said and "measured" in said
     assert f"within {largest_error(recorded_cost()):.0%} of the measured ones" in said

@@ -96,7 +96,7 @@ def test_ranks_in_nodes_gather_over_the_fast_link():
     """Each of two nodes gathers by itself, so that only its share of the gradients waits for the slow link between them,
     which the two ranks of a node use at once."""
     job, network = replace(TINY, ranks=4), Network(2, 1e9, 1e6, latency=0.0)
-    plain, hybrid = (simulate_time(each, Cluster(Machine(1e12, 1e12, 2**30), network, "made up"))
+    plain, hybrid = (simulate_time(each, Cluster(Machine(1e12, 1e12, 2**30), network, 10**6))
                      for each in (job, replace(job, shard_ranks=2)))
     assert plain["wire_seconds"] == pytest.approx(plain["sent_bytes"] / 1e6, rel=1e-3)  # and a small message
     inside = hybrid["sent_bytes"] - hybrid["replicas_bytes"]
@@ -109,7 +109,7 @@ def test_every_part_of_a_reduction_travels_while_the_backward_goes_on(stage, sha
     """Stage 0's second half, and the sums over replicas: where a rank computes long enough, only the last units' are waited for."""
     job = replace(TINY, ranks=4, stage=stage, shard_ranks=shard_ranks)
     network = Network(2, 1e9, 2e8, latency=0.0, latency_between=0.0)
-    result = simulate_time(job, Cluster(Machine(1e10, 1e9, 2**30), network, "made up"))
+    result = simulate_time(job, Cluster(Machine(1e10, 1e9, 2**30), network, 10**6))
     assert result["wire_seconds"] < 0.4 * result["compute_seconds"]
     assert result["exposed_seconds"] < (0.4 if shard_ranks is None else 0.25) * result["wire_seconds"]
 
@@ -204,7 +204,7 @@ def test_a_cluster_that_is_not_there(capsys):
 
 def test_a_step_takes_the_time_of_what_it_computes_and_of_what_it_waits_for():
     """With as much computed, a link of a tenth of the rate is busy ten times as long, and the step takes what is not hidden."""
-    fast, slow = (Cluster(Machine(1e9, 1e9, 2**30), Network(2, rate, rate, latency=0.0), "made up") for rate in (1e8, 1e7))
+    fast, slow = (Cluster(Machine(1e9, 1e9, 2**30), Network(2, rate, rate, latency=0.0), 10**6) for rate in (1e8, 1e7))
     quick, late = (simulate_time(TINY, cluster, "gloo") for cluster in (fast, slow))
     assert quick["compute_seconds"] == pytest.approx(late["compute_seconds"])
     assert late["wire_seconds"] == pytest.approx(10 * quick["wire_seconds"])

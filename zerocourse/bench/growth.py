@@ -2,7 +2,7 @@
 
     python -m zerocourse.bench.growth             # counts alone: the same on every machine
     python -m zerocourse.bench.growth --times     # with times: of this machine, best when it is quiet
-    python -m zerocourse.bench.growth --record    # the same, kept for the course (course/chapters/scale/recorded_growth.json)
+    python -m zerocourse.bench.growth --record    # the same, kept in recorded_growth.json
 
 A cost that grows like size^p is a straight line on log-log paper, and p is its slope. Work that is done once for each
 unit has p = 1; where every unit looks at every other, p comes near 2. Counts tell them apart without any clock: the
@@ -31,10 +31,10 @@ from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..comm.simulated import SimulatedComm
-from ..course.chapters.scale.recorded_growth import recorded_growth
 from ..errors import BadInput
 from ..init.deferred import deferred_init
 from ..launch.ranks import Ranks
+from ..measure.recorded import Recorded
 from ..zero.buffers.buffer import FlatBuffer
 from ..zero.buffers.unit import Unit
 from ..zero.extras import shard
@@ -47,6 +47,9 @@ SIZES = {"units": (8, 32, 128, 384, 768), "parameters": (4, 16, 64, 256), "ranks
 REAL_RANKS = (2, 4, 8)
 FITTED = 3  # the exponent is that of the largest sizes, where what is paid once for a step hides least
 ROUNDS = 5  # of a timed step
+
+recorded_growth = Recorded(__file__, "recorded_growth")
+"""A cost a row: what, by, sizes, values, exponent, and fitted, the range of sizes that the exponent is of."""
 
 
 @dataclass(frozen=True)

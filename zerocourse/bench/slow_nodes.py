@@ -1,10 +1,11 @@
-"""Stage 3 and ZeRO++ on two nodes of two ranks each, over a cable of limited rate: bytes on the wire, and seconds.
+"""Stage 3, hybrid sharding and ZeRO++ on two nodes of two ranks each, over a cable of limited rate: bytes on the wire, and seconds.
 
-    sudo python -m zerocourse.bench.slow_nodes [--mbit 100] [--width 256] [--layers 4] [--rounds 5]
+    sudo python -m zerocourse.bench.slow_nodes [--mbit 100] [--width 256] [--layers 4] [--rounds 5] [--record]
 
 The model trains in bf16. Bytes are those that the cable's interface counts, headers and all, so they can be compared with
 what the ledgers say. Ψ is in bytes of bf16 here, and n is 2 nodes of S = 2 ranks. Each of stage 3's three passes sends
-S·Ψ·(n - 1)/n from a node, which is Ψ here; a pass in two hops sends Ψ·(n - 1)/n; and ZeRO++'s are 0.5, 0 and 0.25 of that.
+S·Ψ·(n - 1)/n from a node, which is Ψ here. A hybrid gathers inside the nodes, and sends twice Ψ·(n - 1)/n for its gradients. A
+pass in two hops sends Ψ·(n - 1)/n, and ZeRO++'s are 0.5, 0 and 0.25 of that.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 
 from ..comm import Comm
+from ..course.chapters.slow_links.cable import recorded
 from ..launch.link import DEVICE, limited_link
 from ..layout.mesh import Mesh
 from ..models.gpt2 import GPT, GPTConfig
@@ -22,7 +24,7 @@ from ..parallel.mesh_comms import MeshComms
 from ..parallel.plusplus import zero_plus_plus
 from ..zero.extras import shard
 
-WAYS = {"stage 3": None, "in two hops": (False, False, False), "qwZ": (True, False, False), "hpZ": (False, True, False),
+WAYS = {"stage 3": None, "hybrid": None, "in two hops": (False, False, False), "qwZ": (True, False, False), "hpZ": (False, True, False),
         "qgZ": (False, False, True), "ZeRO++": (True, True, True)}
 
 
@@ -41,7 +43,8 @@ def steps(config: GPTConfig, rounds: int) -> dict[str, dict[str, float]]:
         model = GPT(config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         if way is None:
-            models[name] = shard(model, optimizer, stage=3, param_dtype=torch.bfloat16)
+            comm = comms.groups("node", replicate="nodes") if name == "hybrid" else None
+            models[name] = shard(model, optimizer, stage=3, comm=comm, param_dtype=torch.bfloat16)
         else:
             weights, node_copy, gradients = way
             models[name] = zero_plus_plus(model, optimizer, comms, weights, node_copy, gradients, param_dtype=torch.bfloat16)
@@ -78,9 +81,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for option, default in (("mbit", 100), ("width", 256), ("layers", 4), ("rounds", 5)):
         parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--record", action="store_true", help="keep it for chapter 20")
     given = parser.parse_args()
     config = GPTConfig(given.layers, 4, given.width, block_size=32, vocab_size=256)
     found = measure(config, given.mbit, given.rounds)
+    if given.record:
+        recorded.keep(found)
     psi = 2 * config.params
     print(f"Ψ in bf16: {psi:,} bytes; two nodes of two ranks, {given.mbit} Mbit/s between them")
     for name, each in found.items():

@@ -214,6 +214,10 @@ class Comm:
         sent = 0 if self.rank else len(self.peers) * values.nbytes
         return self._start("broadcast", unit, values, sent, lambda flat, call: self._backend(flat).broadcast(flat, call))()
 
+    def numbers(self, tensor: torch.Tensor) -> list:
+        """The numbers of a tensor that every rank has, in one list. On a GPU this waits for all that it still computes."""
+        return tensor.flatten().tolist()
+
     def all_gather_object(self, value: object) -> list:
         """The objects of all ranks (anything JSON can hold) in rank order, sent through the store."""
         call = self._next("all_gather_object")

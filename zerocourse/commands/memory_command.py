@@ -2,25 +2,35 @@
 
   zerocourse memory --params 7e9 --stage 3 --ranks 8
   zerocourse memory --model gpt2-xl --ranks 2 --card 24GiB --micro-batch 4
+  zerocourse memory --model Qwen3-8B/config.json --ranks 8 --card 80GiB --seq 4096
   zerocourse memory --device 24GB --host 64GB --disk 1TB --params 7e9 --ranks 1
+  zerocourse memory --model Qwen3-8B/config.json --kv --seq 8192 --card 24GiB --bandwidth 300GB
   zerocourse memory --table1
+
+With --kv it is about generation: the keys and values of requests, and what a step reads.
 
 With --device it says what fits where: for each stage, with the optimizer's states and the parameters on the device, on the
 host or on the disk, the bytes of each, and which of those that fit moves least in a step.
 """
 
 from dataclasses import asdict
+from typing import cast
 
 from ..errors import BadInput
 from ..formulas.gpt2_config import GPTConfig, find_config
+from ..formulas.models.config_json import is_config, read_config
+from ..formulas.models.kv_cache import Decoding
+from ..formulas.models.llama_peak import llama_peak_bytes
+from ..formulas.models.llama_shape import LlamaShape
 from ..formulas.peak import gpt2_peak_bytes
 from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_states, paper_table1
 from ..formulas.units import both, gb
 from ..formulas.volumes import sent_bytes
-from ..formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, largest_gpt2_unit, needs, on_device
+from ..formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, largest_unit, needs, on_device
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
 from .fits_table import what_fits
+from .kv_table import kv_table
 from .terminal import table
 
 HELP = "bytes that each rank holds and sends at each stage, by formula"
@@ -31,7 +41,8 @@ BAR = 20  # characters for the largest total
 def configure(parser):
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--params", action=Checked, read=count, metavar="P", help="number of parameters: 7e9, 7B, 124M")
-    what.add_argument("--model", metavar="NAME", help="a GPT-2 by name, gpt2-xl for one: also estimates the peak")
+    what.add_argument("--model", metavar="NAME",
+                      help="a GPT-2 by name, gpt2-xl for one, or the path of a Hugging Face config.json: also estimates the peak")
     what.add_argument("--table1", action="store_true", help="the ZeRO paper's Table 1, computed")
     parser.add_argument("--stage", action=Checked, read=whole(0, 3), default=3, help="0 to 3 (default 3)")
     positive = {"action": Checked, "read": whole(1, MOST_RANKS)}
@@ -45,6 +56,10 @@ def configure(parser):
     where.add_argument("--device", action=Checked, read=size(), metavar="SIZE", help="memory of the device, such as 24GB")
     where.add_argument("--host", action=Checked, read=size(), metavar="SIZE", help="host memory for offload (default none)")
     where.add_argument("--disk", action=Checked, read=size(), metavar="SIZE", help="space on the disk (default none)")
+    generation = parser.add_argument_group("generation, with --model")
+    generation.add_argument("--kv", action="store_true", help="keys and values of requests of --seq tokens, beside the weights on a --card")
+    generation.add_argument("--bandwidth", action=Checked, read=size(), metavar="SIZE",
+                            help="what the card reads in a second, such as 300GB: also the most tokens a second")
     activations = parser.add_argument_group("activations, with --model")
     activations.add_argument("--micro-batch", **positive, metavar="B", help="samples in a micro-batch (default 1)")
     activations.add_argument("--seq", **positive, metavar="T", help="tokens in a sample (default: the model's most)")
@@ -58,8 +73,14 @@ def run(args) -> Outcome:
         refuse_ignored(args.given, others, "with --table1, which is the paper's table as it is")
         return _table1()
     if args.model is None:
-        refuse_ignored(args.given, ("--micro-batch", "--seq", "--recompute"),
-                       "without --model: activations depend on its shape")
+        refuse_ignored(args.given, ("--micro-batch", "--seq", "--recompute", "--kv", "--bandwidth"),
+                       "without --model: activations, keys and values depend on its shape")
+    if args.kv:
+        refuse_ignored(args.given, sorted(args.given - {"--model", "--kv", "--seq", "--card", "--bandwidth", "--json"}),
+                       "with --kv, which is about generation on one card")
+        model = cast("GPTConfig | LlamaShape", _model(args))
+        return kv_table(str(args.model), Decoding(model, args.seq or tokens_of(model)), args.card, args.bandwidth)
+    refuse_ignored(args.given, ("--bandwidth",), "without --kv: only generation is as fast as weights are read")
     if args.device is not None:
         refuse_ignored(args.given, ("--stage", "--card"), "with --device, which shows all stages on that device")
         needed = {where: _needs(args, where) for where in ARRANGEMENTS}
@@ -75,14 +96,19 @@ def run(args) -> Outcome:
     return Outcome(_text(args, stages), stages[args.stage])
 
 
-def _model(args) -> GPTConfig | None:
-    """The one of that name, or None. Raises BadInput."""
+def _model(args) -> GPTConfig | LlamaShape | None:
+    """The one of that name, or of that file, or None. Raises BadInput."""
     if args.model is None:
         return None
-    config = find_config(args.model)
-    if args.seq is not None and args.seq > config.block_size:
-        raise BadInput(f"--seq can be at most {config.block_size} for {args.model}, not {args.seq}.")
-    return config
+    shape = read_config(args.model) if is_config(args.model) else find_config(args.model)
+    if args.seq is not None and args.seq > tokens_of(shape):
+        raise BadInput(f"--seq can be at most {tokens_of(shape)} for {args.model}, not {args.seq}.")
+    return shape
+
+
+def tokens_of(shape: GPTConfig | LlamaShape) -> int:
+    """Of a sample, at most."""
+    return shape.block_size if isinstance(shape, GPTConfig) else shape.tokens
 
 
 def _params(args) -> int:
@@ -95,15 +121,17 @@ def _peak(args, stage: int, **offload) -> int | None:
     model, convention = _model(args), CONVENTIONS[args.convention]
     if model is None:
         return None
-    return gpt2_peak_bytes(model, stage, args.ranks, args.micro_batch or 1, args.seq or model.block_size,
-                           on_device(convention, offload.get("offloaded", False)), args.recompute or "selective",
-                           accumulated=args.accumulation > 1, **offload)
+    how = (args.micro_batch or 1, args.seq or tokens_of(model), on_device(convention, offload.get("offloaded", False)))
+    offload |= {"recompute": args.recompute or "selective", "accumulated": args.accumulation > 1}
+    if isinstance(model, GPTConfig):
+        return gpt2_peak_bytes(model, stage, args.ranks, *how, **offload)
+    return llama_peak_bytes(model, stage, args.ranks, *how, **offload)
 
 
 def _needs(args, where: Arrangement) -> Needs:
     model = _model(args)
     peak = _peak(args, where.stage, offloaded=where.optimizer != DEVICE, offloaded_parameters=where.parameters != DEVICE)
-    unit = 0 if model is None else largest_gpt2_unit(model)
+    unit = 0 if model is None else largest_unit(model)
     return needs(where, _params(args), args.ranks, CONVENTIONS[args.convention], args.accumulation, device_peak=peak,
                  largest_unit=unit)
 

@@ -7,9 +7,8 @@
 
 Formulas evaluate all candidates within a second: stages 0 to 3, the ranks, micro-batches, recomputation, and with
 --host and --disk the ways to offload. Simulations of the package's own stages then confirm the best, or refuse them.
---mesh tries tensor and pipeline parallelism beside ZeRO, by formula alone, and needs --batch; without it only ZeRO is
-tried.
-Without --batch the best has the most tokens a second per card, and with it the most of all cards.
+--mesh tries tensor and pipeline parallelism beside ZeRO, and needs --batch; without it only ZeRO is tried. Without --batch
+the best has the most tokens a second per card, and with it the most of all cards.
 """
 
 from dataclasses import asdict
@@ -25,9 +24,10 @@ MOST_SIMULATED = 100_000  # ranks, as in `simulate`
 
 
 def configure(parser):
-    parser.add_argument("--model", required=True, metavar="NAME", help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t")
+    parser.add_argument("--model", required=True, metavar="NAME",
+                        help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t, or the path of a Hugging Face config.json")
     parser.add_argument("--cluster", required=True, metavar="NAME",
-                        help="2xT4, dgx2, 25xdgx2, 8xA100, 16x8xA100, 48x8xA100, 64x8xH100, or a JSON file of your own")
+                        help="2xT4, dgx2, 25xdgx2, 8xA100, 16x8xA100, 48x8xA100, 64x8xH100, another number of such nodes, or a JSON file")
     parser.add_argument("--batch", metavar="B", help='samples of an optimizer step, or "4194304 tokens" (default: any)')
     parser.add_argument("--ranks", nargs="+", action=CheckedAll, read=whole(1, MOST_SIMULATED), metavar="N",
                         help="world sizes to try (default: powers of two up to the cluster's cards)")
@@ -36,7 +36,7 @@ def configure(parser):
     parser.add_argument("--seq", action=Checked, read=whole(1, MOST_RANKS), metavar="T",
                         help="tokens in a sample (default: the model's most)")
     parser.add_argument("--card", action=Checked, read=size(), metavar="SIZE",
-                        help="memory of a card that may be used (default: all that it has)")
+                        help="memory of a card that tensors may take (default: nine tenths of it)")
     parser.add_argument("--host", action=Checked, read=size(), default=0, metavar="SIZE",
                         help="host memory per rank, for offload")
     parser.add_argument("--disk", action=Checked, read=size(), default=0, metavar="SIZE",
@@ -53,8 +53,9 @@ def configure(parser):
                         help="ranks of the tensor axis, which may leave a node (default: 1, with --mesh any in a node)")
     parser.add_argument("--pipeline", action=Checked, read=whole(1, MOST_RANKS), metavar="P",
                         help="ranks of the pipeline axis (default: 1, with --mesh any)")
-    parser.add_argument("--simulate", action=Checked, read=whole(0, 20), default=3, metavar="K",
-                        help="how many of the best to simulate, each a few seconds; 0: formulas alone (default 3)")
+    parser.add_argument("--simulate", action=Checked, read=whole(0, 20), metavar="K",
+                        help="how many of the best to simulate, each a few seconds, and a mesh half a minute; 0: formulas "
+                             "alone (default 3, of meshes 1)")
 
 
 class CheckedAll(Checked):
@@ -76,12 +77,13 @@ def run(args) -> Outcome:
     question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host,
                    args.disk,
                    args.price, args.most_micro_batch, Rates(disk=args.disk_rate), args.mesh, args.tensor, args.pipeline)
-    with progress_bar(args.simulate, leave=False, bar_format="simulating {n_fmt} of {total_fmt}: {desc} [{elapsed}]") as bar:
+    simulations = (1 if question.has_meshes else 3) if args.simulate is None else args.simulate
+    with progress_bar(simulations, leave=False, bar_format="simulating {n_fmt} of {total_fmt}: {desc} [{elapsed}]") as bar:
         def show(done: int, candidate) -> None:
             bar.n = done + 1
             bar.set_description_str(str(candidate))
 
-        found = plan(question, args.simulate, show)
+        found = plan(question, simulations, show)
     asked = {"model": args.model, "params": question.model.params, "cluster": args.cluster, "seq": question.seq,
              "batch": question.batch, "ranks": list(question.ranks), "card_bytes": question.budgets["device"],
              "considered": found.considered}
@@ -124,8 +126,10 @@ def text(question, found, sentence: str, reasons: list[str]) -> str:
             lines.append(f"- {kind}: " + (f"{each.tokens_per_second:,.0f} tokens a second, {each.candidate}" if each else "nothing fits"))
     lines += ["", "Why not its neighbours?", *(f"- {line}" for line in reasons), "",
               "Simulated: the package's own stage, on tensors without memory. Computed: by formula, and not simulated.",
-              (f"Times are at {question.cluster.machine.efficiency:.0%} of the card's peak. What a framework and its "
-               "allocator need comes on top: --card 76GB leaves room for it."), f"Figures: {question.cluster.source}."]
+              *["Where a mesh is simulated, what a rank holds and sends is; its seconds are computed."] * question.has_meshes,
+              (f"Times are at {question.cluster.machine.efficiency:.0%} of the card's peak. Tensors may take "
+               f"{gb(question.budgets['device'])} of a card: the rest is for a framework and its allocator (--card)."),
+              f"Figures: {question.cluster.source}."]
     if question.budgets["host"]:
         lines.append("Offload is only computed, over a link of PCIe 4.0 x16, with 51 GB/s of host memory for each "
                      "card, and with nothing hidden.")

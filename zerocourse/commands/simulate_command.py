@@ -18,7 +18,8 @@ MOST_SIMULATED = 100_000  # ranks: each layout is a list of as many slices
 
 
 def configure(parser):
-    parser.add_argument("--model", required=True, metavar="NAME", help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t")
+    parser.add_argument("--model", required=True, metavar="NAME",
+                        help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t, or the path of a Hugging Face config.json")
     parser.add_argument("--stage", action=Checked, read=whole(0, 3), default=3, help="0 to 3 (default 3)")
     positive = {"action": Checked, "read": whole(1, MOST_RANKS)}
     parser.add_argument("--ranks", action=Checked, read=whole(1, MOST_SIMULATED), default=8, metavar="N",
@@ -40,7 +41,7 @@ def configure(parser):
                         help="also simulate torch's FSDP2 in place of stage 3 (or 2: kept until the backward)")
     parser.add_argument("--cluster", metavar="NAME",
                         help="also say how long a step takes there: 2xT4, dgx2, 25xdgx2, 8xA100, 16x8xA100, 48x8xA100, "
-                             "64x8xH100, or a JSON file of your own, like an entry of simulation/clusters.json")
+                             "64x8xH100 or another number of its nodes, or a JSON file of your own, like an entry of simulation/clusters.json")
 
 
 def run(args) -> Outcome:

@@ -4,5 +4,5 @@
     states       model states at each stage, in each convention     volumes    what is sent in an optimizer step
     transformer  parameters of a GPT-2 and a Llama                  activations  what a layer keeps for its backward
     peak         the most bytes at any moment of a step             estimators   what other people's tools would say
-    token_costs  bytes that one token keeps and moves                step_time    seconds of a step, and what they wait for
+    step_time    seconds of a step, and what they wait for           models/      Llamas: shapes, config.json, what a token costs
 """

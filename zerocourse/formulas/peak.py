@@ -62,6 +62,22 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
     return max(moments) + optimizer + (convention.parameter * share if stage == 3 and not offloaded_parameters else 0)
 
 
+def decoder_peaks(root: tuple[int, int], block: int, layers: int, stage: int, ranks: int, convention: Convention, kept: int, recomputed: int,
+                  head: int, late: int, accumulated: bool = False, offloaded: bool = False,
+                  offloaded_parameters: bool = False) -> tuple[int, int]:
+    """(the peak while blocks compute their backward, the peak when it ends), in bytes.
+
+    root: parameters before the blocks and after them.   block: of each.   kept, recomputed, head: activations of a layer and at the loss, as
+    for `states_peak`.   late: bytes of the embedding's gradient, which is in no bucket yet when the backward ends.
+    """
+    def peak_with(activations: int = 0, recomputed: int = 0, head: int = 0) -> int:
+        return states_peak((padded_elements(sum(root), ranks) - root[1], root[1]), [padded_elements(block, ranks)] * layers, stage, ranks,
+                           convention=convention, activations=activations, recomputed=recomputed, head=head, accumulated=accumulated,
+                           offloaded=offloaded, offloaded_parameters=offloaded_parameters)
+
+    return peak_with(kept, recomputed, head), peak_with() + late
+
+
 def gpt2_peak_bytes(config: GPTConfig, stage: int, ranks: int, micro_batch: int, seq: int, convention: Convention = ZERO,
                     recompute: str = "selective", prefetch: int = 1, in_flight: int = 1,
                     accumulated: bool = False, offloaded: bool = False, offloaded_parameters: bool = False) -> int:

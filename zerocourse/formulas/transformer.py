@@ -21,9 +21,15 @@ def gpt2_step_flops(params: int, layers: int, width: int, samples: int, seq: int
     return samples * seq * (6 * params + 12 * layers * width * seq)
 
 
-def llama_block_params(width: int, inner: int, heads: int, kv_heads: int) -> int:
-    """Parameters of one Llama block: queries and output, keys and values of fewer heads, three matrices, two norms."""
-    return 2 * width**2 + 2 * width * (width // heads) * kv_heads + 3 * width * inner + 2 * width
+def llama_block_params(width: int, inner: int, heads: int, kv_heads: int, features: int | None = None, qkv_bias: bool = False,
+                       qk_norm: bool = False) -> int:
+    """Parameters of one Llama block: queries and output, keys and values of fewer heads, three matrices, two norms.
+
+    features: of a head; None: width / heads.   qkv_bias, qk_norm: as `LlamaShape` has them.
+    """
+    features = features or width // heads
+    attention = 2 * width * features * (heads + kv_heads) + qkv_bias * features * (heads + 2 * kv_heads) + qk_norm * 2 * features
+    return attention + 3 * width * inner + 2 * width
 
 
 def block_flops(block: int, width: int, seq: int, samples: int, passes: int) -> int:

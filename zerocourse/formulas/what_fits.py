@@ -12,6 +12,7 @@ from fractions import Fraction
 from math import floor
 
 from .gpt2_config import GPTConfig
+from .models.llama_shape import LlamaShape
 from .shares import share_of
 from .states import ZERO, Convention, model_states
 from .transformer import gpt2_block_params
@@ -107,10 +108,12 @@ def needs(where: Arrangement, params: int, ranks: int, convention: Convention = 
     return Needs(device, gradients + staging, each * share + apart + staging, link, io, sent)
 
 
-def largest_gpt2_unit(config: GPTConfig) -> int:
+def largest_unit(shape: GPTConfig | LlamaShape) -> int:
     """Parameters of the largest unit: a block, or the root, which has the embeddings and the last norm."""
-    block = gpt2_block_params(config.n_embd, config.bias)
-    return max(block, config.params - config.n_layer * block)
+    if isinstance(shape, LlamaShape):
+        return max(shape.block, shape.params - shape.layers * shape.block)
+    block = gpt2_block_params(shape.n_embd, shape.bias)
+    return max(block, shape.params - shape.n_layer * block)
 
 
 def cheapest(needed: Mapping[Arrangement, Needs], budgets: Mapping[str, int]) -> Arrangement | None:

@@ -2,8 +2,13 @@
 
     adamw         FusedAdamW: one update of each stretch of a flat shard, by the kernel or in plain PyTorch
     adamw_kernel  fused_adamw, that kernel
-    layernorm     layer_norm, forward and backward
+    layernorm     layer_norm and rms_norm, forward and backward
+    flash         flash_attention: forward, small enough to read, with its log-sum-exp
+    quantize      quantize_rows, sum_of_rows: blocks of 8 or 4 bits and their sum, which ZeRO++ takes on a GPU
+    linear_loss   linear_cross_entropy: a head and its loss in chunks of tokens, in plain PyTorch
     traffic       counts the bytes that PyTorch operations, and kernels in the interpreter, read and write
+    interpreted   interpreted: one kernel in the interpreter, in a process whose other kernels are compiled
+    machine_code  compile_for: loads, stores, spills and matrix instructions on a GPU that one does not have
     bandwidth     measure_bandwidth: on a GPU, ours and torch's as a fraction of what the memory can do
 
 Both kernels do a few operations per element, and a GPU could do hundreds in the time in which the element comes from

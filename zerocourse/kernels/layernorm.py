@@ -1,10 +1,13 @@
-"""LayerNorm in one pass forward and one backward: 2 and 3 memory accesses per element instead of 12 and more.
+"""LayerNorm and RMSNorm in one pass forward and one backward: 2 and 3 memory accesses per element instead of 12 and more.
 
 Shapes: R rows, C columns; x_RC, y_RC; weight_C, bias_C; mean_R, rstd_R (one over the standard deviation), in fp32.
 
     x̂ = (x - mean)·rstd         y = x̂·weight + bias
     dx = rstd·(ŵ - mean_C(ŵ) - x̂·mean_C(ŵ·x̂))    with ŵ = dy·weight
     dweight = sum_R(dy·x̂)         dbias = sum_R(dy)
+
+RMSNorm is the same without the mean and the bias, which the kernels know as CENTRED: x̂ = x·rstd, with rstd of x itself, and
+dx has no mean_C(ŵ). Source: Zhang and Sennrich 2019 (arXiv 1910.07467).
 
 A row fits into the registers of one program. So the forward reads x once. The backward reads dy and x once for dx, and
 adds to the sums over rows at the same time. Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450).
@@ -26,29 +29,35 @@ def plain_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, 
     return centred * torch.rsqrt(variance + eps) * weight + bias
 
 
+def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """The same without the mean and the bias."""
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
 @triton.jit
 def forward_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, R, C, eps, BLOCK_C: tl.constexpr,
-                   BLOCK_R: tl.constexpr):
+                   CENTRED: tl.constexpr, BLOCK_R: tl.constexpr):
     """One program normalises BLOCK_R rows; BLOCK_C is C, or the next power of two."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_C)
     row_is_real, column_is_real = rows < R, columns < C
     at, is_real = rows[:, None] * C + columns[None, :], row_is_real[:, None] & column_is_real[None, :]
     x = tl.load(x_ptr + at, mask=is_real, other=0.0).to(tl.float32)
-    mean = tl.sum(x, axis=1) / C
+    mean = tl.sum(x, axis=1) / C if CENTRED else tl.zeros((BLOCK_R,), tl.float32)
     centred = tl.where(is_real, x - mean[:, None], 0.0)  # columns beyond C would count -mean each in the variance
     rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=1) / C + eps)
     weight = tl.load(weight_ptr + columns, mask=column_is_real, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + columns, mask=column_is_real, other=0.0).to(tl.float32)
-    y = centred * rstd[:, None] * weight[None, :] + bias[None, :]
+    y = centred * rstd[:, None] * weight[None, :]
+    if CENTRED:
+        y += tl.load(bias_ptr + columns, mask=column_is_real, other=0.0).to(tl.float32)[None, :]
+        tl.store(mean_ptr + rows, mean, mask=row_is_real)
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=is_real)
-    tl.store(mean_ptr + rows, mean, mask=row_is_real)
     tl.store(rstd_ptr + rows, rstd, mask=row_is_real)
 
 
 @triton.jit
 def backward_kernel(dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweights_ptr, dbiases_ptr, R, C,
-                    BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr):
+                    BLOCK_C: tl.constexpr, CENTRED: tl.constexpr, BLOCK_R: tl.constexpr):
     """A program takes every num_programs-th block of rows, and leaves its sums in its own row of dweights, dbiases."""
     columns = tl.arange(0, BLOCK_C)
     column_is_real = columns < C
@@ -60,19 +69,21 @@ def backward_kernel(dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweig
         at, is_real = rows[:, None] * C + columns[None, :], row_is_real[:, None] & column_is_real[None, :]
         dy = tl.load(dy_ptr + at, mask=is_real, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + at, mask=is_real, other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + rows, mask=row_is_real, other=0.0)
+        mean = tl.load(mean_ptr + rows, mask=row_is_real, other=0.0) if CENTRED else tl.zeros((BLOCK_R,), tl.float32)
         rstd = tl.load(rstd_ptr + rows, mask=row_is_real, other=0.0)
         normed = tl.where(is_real, (x - mean[:, None]) * rstd[:, None], 0.0)
         weighted = dy * weight[None, :]
-        of_mean = tl.sum(weighted, axis=1) / C
+        of_mean = tl.sum(weighted, axis=1) / C if CENTRED else tl.zeros((BLOCK_R,), tl.float32)
         of_rstd = tl.sum(weighted * normed, axis=1) / C
         dx = rstd[:, None] * (weighted - of_mean[:, None] - normed * of_rstd[:, None])
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=is_real)
         dweight += tl.sum(dy * normed, axis=0)
-        dbias += tl.sum(dy, axis=0)
+        if CENTRED:
+            dbias += tl.sum(dy, axis=0)
     mine = tl.program_id(0) * C + columns
     tl.store(dweights_ptr + mine, dweight, mask=column_is_real)
-    tl.store(dbiases_ptr + mine, dbias, mask=column_is_real)
+    if CENTRED:
+        tl.store(dbiases_ptr + mine, dbias, mask=column_is_real)
 
 
 CONFIGS = ([triton.Config({"BLOCK_R": 64})] if INTERPRETED else
@@ -100,7 +111,9 @@ _forward = autotuned(forward_kernel, CONFIGS, key=["C"], prune=prune)
 _backward = autotuned(backward_kernel, CONFIGS, key=["C"], prune=prune)
 
 
-class _LayerNorm(torch.autograd.Function):
+class _Norm(torch.autograd.Function):
+    """bias: None for RMSNorm."""
+
     @staticmethod
     def forward(ctx, x, weight, bias, eps):
         C = x.shape[-1]
@@ -108,10 +121,10 @@ class _LayerNorm(torch.autograd.Function):
         R, y_RC = len(x_RC), torch.empty_like(x_RC)
         mean_R, rstd_R = torch.empty(2, R, device=x.device)
         if R:
-            _forward(lambda config: (triton.cdiv(R, config["BLOCK_R"]),), x_RC, weight, bias, y_RC, mean_R, rstd_R,
-                     R, C, eps, triton.next_power_of_2(C))
+            _forward(lambda config: (triton.cdiv(R, config["BLOCK_R"]),), x_RC, weight, weight if bias is None else bias, y_RC,
+                     mean_R, rstd_R, R, C, eps, triton.next_power_of_2(C), bias is not None)
         ctx.save_for_backward(x_RC, weight, mean_R, rstd_R)
-        ctx.bias_dtype = bias.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
         return y_RC.view(x.shape)
 
     @staticmethod
@@ -123,9 +136,9 @@ class _LayerNorm(torch.autograd.Function):
         dweights_PC, dbiases_PC = torch.zeros(2, programs, C, device=x_RC.device)  # zeros: with few rows some have none
         if R:
             _backward(lambda config: (programs,), dy_RC, x_RC, weight, mean_R, rstd_R, dx_RC, dweights_PC, dbiases_PC,
-                      R, C, triton.next_power_of_2(C))
-        dweight_C, dbias_C = dweights_PC.sum(0).to(weight.dtype), dbiases_PC.sum(0).to(ctx.bias_dtype)
-        return dx_RC.view(dy.shape), dweight_C, dbias_C, None
+                      R, C, triton.next_power_of_2(C), ctx.bias_dtype is not None)
+        dbias_C = None if ctx.bias_dtype is None else dbiases_PC.sum(0).to(ctx.bias_dtype)
+        return dx_RC.view(dy.shape), dweights_PC.sum(0).to(weight.dtype), dbias_C, None
 
 
 def _programs(x_RC: torch.Tensor) -> int:
@@ -144,9 +157,23 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     if weight.shape != (C,) or bias.shape != (C,):
         raise BadInput(f"layer_norm of {tuple(x.shape)} needs a weight and a bias of shape ({C},), "
                        f"not {tuple(weight.shape)} and {tuple(bias.shape)}")
-    if not 0 < C <= MOST_COLUMNS:
-        raise BadInput(f"layer_norm holds a whole row in one program: {C} columns are not in 1..{MOST_COLUMNS}")
-    return _LayerNorm.apply(x, weight, bias, eps)
+    check_columns("layer_norm", C)
+    return _Norm.apply(x, weight, bias, eps)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """`F.rms_norm(x, x.shape[-1:], weight, eps)` by the same kernels. Shapes, dtypes and what is raised as for `layer_norm`."""
+    check_device(x, weight)
+    C = x.shape[-1] if x.dim() else 0
+    if weight.shape != (C,):
+        raise BadInput(f"rms_norm of {tuple(x.shape)} needs a weight of shape ({C},), not {tuple(weight.shape)}")
+    check_columns("rms_norm", C)
+    return _Norm.apply(x, weight, None, eps)
+
+
+def check_columns(name: str, columns: int) -> None:
+    if not 0 < columns <= MOST_COLUMNS:
+        raise BadInput(f"{name} holds a whole row in one program: {columns} columns are not in 1..{MOST_COLUMNS}")
 
 
 class FusedLayerNorm(torch.nn.LayerNorm):
@@ -154,3 +181,10 @@ class FusedLayerNorm(torch.nn.LayerNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class FusedRMSNorm(torch.nn.RMSNorm):
+    """nn.RMSNorm over the last dimension, with a weight, by the kernels. eps: None is that of fp32, as torch has it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight, torch.finfo(torch.float32).eps if self.eps is None else self.eps)

@@ -6,14 +6,22 @@ adds that up in Triton's interpreter. Caches are ignored on both sides, because 
 into them.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
+import numpy
 import torch
 
 from ..comm.torch_private import TorchDispatchMode, tree_leaves
 from ..errors import BadInput
+
+ACCESSES = {  # of Triton's interpreter: does it read, does it write? Descriptors of tensors come to the first two
+    "create_masked_load": (True, False), "create_masked_store": (False, True),
+    "create_atomic_rmw": (True, True), "create_atomic_cas": (True, True)}
 
 
 @dataclass
@@ -68,24 +76,38 @@ def of_torch(work: Callable[[], object]) -> Traffic:
 
 
 def of_triton(work: Callable[[], object]) -> Traffic:
-    """What the kernels that `work()` runs in Triton's interpreter load and store. Raises BadInput outside of it."""
-    from triton.runtime.interpreter import InterpreterBuilder
-
+    """What the kernels that `work()` runs in Triton's interpreter load and store, by pointers or by descriptors of tensors. An atomic
+    operation reads and writes. Raises BadInput in a process whose kernels are compiled."""
     from .backend import INTERPRETED
 
     if not INTERPRETED:
         raise BadInput("a kernel's bytes are counted in Triton's interpreter: "
                        "set TRITON_INTERPRET=1 in the environment before Python starts")
-    traffic, load, store = Traffic(), InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    return of_interpreter(work)
 
-    def counted_load(self, pointers, mask, *rest):
-        traffic.read += int(mask.data.sum()) * pointers.dtype.element_ty.primitive_bitwidth // 8
-        return load(self, pointers, mask, *rest)
 
-    def counted_store(self, pointers, value, mask, *rest):
-        traffic.written += int(mask.data.sum()) * pointers.dtype.element_ty.primitive_bitwidth // 8
-        return store(self, pointers, value, mask, *rest)
+def of_interpreter(work: Callable[[], object]) -> Traffic:
+    """The same of kernels that `interpreted` has made, in any process."""
+    from triton.runtime.interpreter import InterpreterBuilder
 
-    with mock.patch.multiple(InterpreterBuilder, create_masked_load=counted_load, create_masked_store=counted_store):
+    traffic = Traffic()
+
+    def counted(name: str, reads: bool, writes: bool) -> Callable:
+        own = getattr(InterpreterBuilder, name)
+        names = inspect.signature(own)  # by name, because Triton's versions differ in what else they hand over
+
+        @functools.wraps(own)
+        def counts(*args, **kwargs):
+            given = names.bind(*args, **kwargs).arguments
+            pointers, mask = given["ptrs" if "ptrs" in given else "ptr"], given.get("mask")
+            elements = pointers.data.size if mask is None else int(numpy.asarray(mask.data).sum())
+            nbytes = elements * pointers.dtype.element_ty.primitive_bitwidth // 8
+            traffic.read += nbytes * reads
+            traffic.written += nbytes * writes
+            return own(*args, **kwargs)
+        return counts
+
+    counting: dict[str, Any] = {name: counted(name, *ways) for name, ways in ACCESSES.items()}
+    with mock.patch.multiple(InterpreterBuilder, **counting):
         work()
     return traffic

@@ -30,7 +30,7 @@ from .storages import all_tensors, allocator_peak, gpu_of, params_of, raw_grad, 
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "scalars", "rest")
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, SCALARS, REST = range(len(KINDS))
-LISTED = KINDS[:SCALARS]  # the kinds that a stage may list
+LISTED = KINDS[:REST]  # the kinds that a stage may list
 UNSORTED_SHARE = 200  # at a new peak, the kind of up to 1/200 of the bytes may not have been looked up yet
 
 
@@ -39,7 +39,7 @@ class Snapshot:
     """Bytes alive at one moment. A storage has one kind, the first of these to which it belongs.
 
     parameters, gradients, optimizer: the model states.   buffers: of the model.
-    scalars: optimizer states of one element, such as Adam's step counters, which no formula counts.
+    scalars: optimizer states of one element, such as Adam's step counters, and what a stage lists as such; no formula counts them.
     rest: everything else, such as activations, gathered copies, buckets under way and inputs.
     """
 
@@ -275,6 +275,7 @@ class Ledger(TorchDispatchMode):
         params = list(self.model.parameters()) if self.model is not None else []
         of_optimizer = params_of(self.optimizer)
         states = list(states_of(self.optimizer))
+        yield from ((SCALARS, tensor) for tensor in listed.get("scalars", ()))  # first: hidden parameters all show one of these
         yield from ((PARAMETERS, param) for param in params)
         yield from ((PARAMETERS, tensor) for tensor in listed.get("parameters", ()))
         yield from ((GRADIENTS, grad) for grad in map(raw_grad, params) if grad is not None)

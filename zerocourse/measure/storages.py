@@ -72,6 +72,12 @@ def all_tensors(value: Any) -> Iterator[Tensor]:
         yield from all_tensors(value.tensors())
 
 
+def held_by(holders: Iterable) -> dict[str, list[Tensor]]:
+    """What the `tensors()` of several holders say, by kind."""
+    of_each = [holder.tensors() for holder in holders]
+    return {kind: [tensor for held in of_each for tensor in held.get(kind, ())] for kind in set().union(*of_each)}
+
+
 class Watcher(Protocol):
     """Is called before and after a storage is resized to `nbytes`. If the first call raises, nothing is resized."""
 

@@ -1,27 +1,18 @@
 """A Llama: what Hugging Face's LlamaForCausalLM computes, with its names of parameters, in their order. It communicates nothing.
+Mistral and Qwen 2 and 3 are of the same make, with what `LlamaShape` has besides.
 
 Shapes: B batch, T tokens, C width, H heads, K heads of keys and values, D = C/H, V vocabulary. `x_BTC` has the shape (B, T, C).
 Source: Touvron et al. 2023 (arXiv 2302.13971), with the grouped keys and values of arXiv 2307.09288.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..formulas.models.llama_shape import LlamaShape
+
 BASE = 10000.0  # of the rotations: the slowest pair of features turns once in about 2π times as many tokens
 IGNORED = -100  # a target that does not count
-
-
-class LlamaShape(NamedTuple):
-    layers: int
-    width: int  # C
-    inner: int  # of the feed-forward part
-    heads: int  # H
-    kv_heads: int  # K
-    vocabulary: int  # V
-    tokens: int  # of a sample, by default
 
 
 class RMSNorm(nn.Module):
@@ -63,17 +54,18 @@ class GroupedAttention(nn.Module):
 
     def __init__(self, shape: LlamaShape):
         super().__init__()
-        self.features = shape.width // shape.heads  # D
-        narrow = shape.kv_heads * self.features
-        self.q_proj = nn.Linear(shape.width, shape.width, bias=False)
-        self.k_proj = nn.Linear(shape.width, narrow, bias=False)
-        self.v_proj = nn.Linear(shape.width, narrow, bias=False)
-        self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
+        self.features = shape.head_features  # D
+        wide, narrow = shape.heads * self.features, shape.kv_heads * self.features
+        self.q_proj = nn.Linear(shape.width, wide, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.width, narrow, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.width, narrow, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(wide, shape.width, bias=False)
+        self.q_norm, self.k_norm = (RMSNorm(self.features) if shape.qk_norm else nn.Identity() for _ in range(2))
 
     def forward(self, x_BTC: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         q, k, v = (linear(x_BTC).unflatten(-1, (-1, self.features)).transpose(1, 2)  # (B, H or K, T, D)
                    for linear in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = turned(q, *rotations), turned(k, *rotations)
+        q, k = turned(self.q_norm(q), *rotations), turned(self.k_norm(k), *rotations)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] < q.shape[1])
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
@@ -110,7 +102,7 @@ class LlamaBody(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width)
-        self.rotary_emb = Rotations(shape.width // shape.heads)
+        self.rotary_emb = Rotations(shape.head_features)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTC, places_1T = self.embed_tokens(tokens_BT), torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
@@ -125,14 +117,20 @@ class Llama(nn.Module):
 
     def __init__(self, shape: LlamaShape):
         super().__init__()
-        self.model = LlamaBody(shape)
+        self.shape, self.model = shape, LlamaBody(shape)
         self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        if shape.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """The mean cross entropy of each next token, an fp32 scalar. Tokens are int64 in 0..V-1."""
-        logits_BTV = self.lm_head(self.model(tokens_BT)).float()
-        next_BT = F.pad(tokens_BT, (0, 1), value=IGNORED)[:, 1:].contiguous()
-        return F.cross_entropy(logits_BTV.flatten(0, 1), next_BT.flatten(), ignore_index=IGNORED)
+        return self.loss(self.lm_head(self.model(tokens_BT)), F.pad(tokens_BT, (0, 1), value=IGNORED)[:, 1:].contiguous())
+
+    def loss(self, logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        """The mean cross entropy over the targets that count, in fp32 whatever the weights are."""
+        return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED)

@@ -34,8 +34,12 @@ class MeshComms:
         if mesh.world_size != world:
             raise BadInput(f"the mesh {mesh.sizes} has {mesh.world_size} ranks, and there are {world}: the product of its "
                            "sizes must be the number of ranks")
-        self.mesh, self.rank, self.timeout = mesh, dist.get_rank() if dist.is_initialized() else 0, timeout
-        self.recorder = Recorder(self.rank)
+        self.timeout = timeout
+        self.begin(mesh, dist.get_rank() if dist.is_initialized() else 0)
+
+    def begin(self, mesh: Mesh, rank: int) -> None:
+        """Make the Comms of all axes of this rank."""
+        self.mesh, self.rank, self.recorder = mesh, rank, Recorder(rank)
         self._comms: dict[tuple[str, ...], Comm] = {}
         for axis in mesh.axes:
             self.make(axis)
@@ -44,11 +48,14 @@ class MeshComms:
         """The Comm of the ranks that differ along these axes alone. Collective where it is new; two axes are one longer one."""
         axes = tuple(axis for axis in self.mesh.axes if axis in axes)
         if axes not in self._comms:
-            group, ranks = None, self.mesh.group_of(self.rank, *axes)
-            if self.mesh.world_size > 1:
-                group = new_group(self.mesh.groups(*axes))
-            self._comms[axes] = Comm(group, self.timeout, self.recorder, [self.mesh.name(rank) for rank in ranks])
+            self._comms[axes] = self.comm_of(axes)
         return self._comms[axes]
+
+    def comm_of(self, axes: tuple[str, ...]) -> Comm:
+        """A new Comm of the ranks that differ from this one along these axes alone. Collective."""
+        ranks = self.mesh.group_of(self.rank, *axes)
+        group = new_group(self.mesh.groups(*axes)) if self.mesh.world_size > 1 else None
+        return Comm(group, self.timeout, self.recorder, [self.mesh.name(rank) for rank in ranks])
 
     def along(self, *axes: str) -> Comm:
         """The Comm of these axes. Raises BadInput for one that the mesh does not have, or axes that `make` did not join."""

@@ -6,7 +6,8 @@ is marked by `param.counts_in_norm = False` (tensor parallelism and the ties of 
 it). Count it on every rank and the norm is too large, so that everything is clipped too much; and nothing tells.
 
 `audit` tells. It plants the gradients of `measure.norm_audit`, 2^i in one element of parameter i and 0 elsewhere, on a
-mesh, where a rank has only some of the parameters, or a part of each.
+mesh, where a rank has only some of the parameters, or a part of each. `norms_by_stage` tells of another mistake, a wrong
+factor: it compares with a right run, and shows on which stage of a pipeline the factor comes in.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,18 @@ def clip_grad_norm(params: Iterable[nn.Parameter], comms: Sequence[Comm], max_no
     norm = grad_norm(params, comms)
     torch.nn.utils.clip_grads_with_norm_([param for param in params if param.grad is not None], max_norm, norm.float())
     return norm.item()
+
+
+@torch.no_grad()
+def norms_by_stage(stages: Sequence[DataParallel], within: Sequence[Comm], pipe: Comm) -> list[float]:
+    """The norm of the gradient of each rank of `pipe`, so that one sees where in a pipeline a factor comes in. Collective.
+
+    stages: of ZeRO, those of this rank.   within: the Comms whose ranks have other parts of the same layers.
+    """
+    squares = torch.stack([stage.sum_of_squares() for stage in stages]).double().sum()
+    for comm in within:
+        comm.all_reduce(squares)
+    return pipe.all_gather_object(squares.sqrt().item())
 
 
 @torch.no_grad()

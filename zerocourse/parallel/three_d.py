@@ -43,6 +43,7 @@ class Parallel3D:
     different numbers of targets that count.   optimizer(parameters): makes this rank's.
     micro_batches: m, into which each data-parallel rank's rows are cut.   stage: of ZeRO, 0 to 3, over "dp".
     schedule, chunks: of the pipeline (see `pipeline.plan`).   sequence: cut the tokens between tensor-parallel regions.
+    recompute: each layer keeps only its input for the backward.
     clip: the most that the gradient's norm may be, None: any.   options: of `shard`.
     Raises BadInput for a mesh with other axes, and in the first step where ranks of one replica have different samples,
     or tensor-parallel ranks would draw different dropout masks.
@@ -50,7 +51,7 @@ class Parallel3D:
 
     def __init__(self, model: nn.Module, comms: MeshComms, optimizer: Callable[[list[nn.Parameter]], Optimizer],
                  micro_batches: int, stage: int = 1, schedule: Callable = one_f_one_b, chunks: int = 1,
-                 sequence: bool = False, clip: float | None = None, **options):
+                 sequence: bool = False, recompute: bool = False, clip: float | None = None, **options):
         others = [axis for axis, size in comms.mesh.sizes.items() if size > 1 and axis not in AXES]
         if others or not set(AXES) <= set(comms.mesh.axes):
             raise BadInput(f"the mesh has the axes {', '.join(comms.mesh.axes)}: it must have pp, dp and tp, of size 1 where "
@@ -61,7 +62,7 @@ class Parallel3D:
         if tensor.peers:
             tensor_parallel(model, tensor, sequence=sequence)
         schedule = plan(getattr(schedule, "__name__", "schedule"), schedule, pipe.world_size, micro_batches, chunks)
-        self.pipeline = Pipeline(model_layers(model), schedule, loss_of(model), pipe)
+        self.pipeline = Pipeline(model_layers(model), schedule, loss_of(model), pipe, recompute=recompute)
         self.optimizer = shard_stages(self.pipeline, optimizer, comms.groups("dp", norm=("pp", "tp")), stage, **options)
         self.norm: float | None = None  # of the last step's gradient, before it was clipped
 

@@ -5,8 +5,8 @@ assume besides: the collectives of tensor parallelism hide behind nothing; a pip
 micro-batches, except while it fills and drains; gathers and reductions of the data axis hide as they do without a mesh.
 """
 
-from ..formulas.peak import states_peak
-from ..formulas.shares import padded_elements, share_of
+from ..formulas.peak import decoder_peaks
+from ..formulas.shares import share_of
 from ..formulas.states import model_states
 from ..formulas.step_time import ADAM_TRAFFIC, PUBLISHING_TRAFFIC, state_traffic, step_time
 from ..formulas.transformer import block_flops
@@ -26,8 +26,7 @@ def computed(question: Question, candidate: Candidate, margin: float = 0.0) -> E
     Of a pipeline's two ends, memory is that of the one which needs more, and time that of the one which takes longer.
     """
     parts = end_parts(question.model, candidate)
-    need, part = max(((_needs(question, candidate, part), part) for part in parts),
-                     key=lambda each: each[0].device_bytes)
+    part, need = heavier_end(question, candidate)
     held = {DEVICE: need.device_bytes, HOST: need.host_bytes, DISK: need.disk_bytes}
     compute, exposed, bubble, traffic = max((_seconds(question, candidate, each, need) for each in parts),
                                             key=lambda times: times[0] + times[1])
@@ -38,6 +37,12 @@ def computed(question: Question, candidate: Candidate, margin: float = 0.0) -> E
                       sent_by_link(traffic) | {HOST: need.link_bytes, DISK: need.io_bytes}, compute, exposed, tokens,
                       question.cost(candidate.ranks, tokens, compute + exposed), missing,
                       traffic if candidate.replica > 1 else (), bubble)
+
+
+def heavier_end(question: Question, candidate: Candidate) -> tuple[RankPart, Needs]:
+    """The end of the pipeline that needs more memory, and what it needs."""
+    parts = end_parts(question.model, candidate)
+    return max(((part, _needs(question, candidate, part)) for part in parts), key=lambda each: each[1].device_bytes)
 
 
 def sent_by_link(traffic: tuple[AxisTraffic, ...]) -> dict[str, int]:
@@ -69,23 +74,16 @@ def _needs(question: Question, candidate: Candidate, part: RankPart) -> Needs:
     model, data, offloaded, t = question.model, candidate.data, candidate.optimizer != DEVICE, candidate.tensor
     convention = candidate.convention
     token, tokens = model.token(convention.parameter, candidate.recompute), candidate.micro_batch * question.seq
-    kept = token.input if candidate.recompute else token.layer
-    before = padded_elements(part.before + part.after, data) - part.after
-    whole_input = (t - 1) * token.input  # which sequence parallelism gathers for a layer's matrices
-
-    def peak_with(**activations: int) -> int:
-        units = [padded_elements(part.block, data)] * part.layers
-        return states_peak((before, part.after), units, candidate.stage, data,
-                           convention=on_device(convention, offloaded), accumulated=candidate.accumulation > 1,
-                           offloaded=offloaded, offloaded_parameters=candidate.parameters != DEVICE, **activations)
-
-    others = int((part.in_flight - 1) * part.layers * kept * tokens) // t
-    in_blocks = peak_with(activations=kept * tokens // t,
-                          recomputed=(token.layer + token.passing - kept + whole_input) * tokens // t,
-                          head=part.last * token.loss * tokens // t)
-    # When the backward ends, the gradient of the embedding is not in its bucket yet. A tied one has two, and their sum.
+    # Sequence parallelism gathers the inputs of attention and of the feed-forward part, which keep them whole.
+    layer = token.layer + 2 * (t - 1) * token.input
+    kept = token.input if candidate.recompute else layer
     embedding = part.first * model.vocabulary * model.width // t
-    at_the_end = peak_with() + convention.gradient * embedding * (3 if model.tied and part.last else 1)
+    in_blocks, at_the_end = decoder_peaks(
+        (part.before, part.after), part.block, part.layers, candidate.stage, data, on_device(convention, offloaded), kept * tokens // t,
+        (layer + token.passing - kept + (t - 1) * token.input) * tokens // t, part.last * token.loss * tokens // t,
+        convention.gradient * embedding * (3 if model.tied and part.last else 1), candidate.accumulation > 1, offloaded,
+        candidate.parameters != DEVICE)  # a tied embedding's gradient is there twice, and their sum
+    others = int((part.in_flight - 1) * part.layers * kept * tokens) // t
     return needs(candidate.arrangement, part.params, data, convention, candidate.accumulation,
                  device_peak=max(in_blocks + others, at_the_end), largest_unit=max(part.block, part.before + part.after))
 
@@ -105,17 +103,21 @@ def _seconds(question: Question, candidate: Candidate, part: RankPart,
 
     moved = token.moved_layer / (4 if candidate.recompute else 3)
     # A pass gathers a layer's input and scatters its output twice, around attention and around the feed-forward part.
+    # Recomputation ends when all that the backward needs is there, which is before a Llama's last scatter. The embedding's
+    # sum counts as two, and its cut and the head's input send in the backward, too.
     slice_bytes = tokens * model.width * element // t
-    talk = 4 * network_of(network, 1).seconds((t - 1) * slice_bytes, t) if t > 1 else 0.0
-    forward = layer(1) + talk
-    # Recomputation ends when all that the backward needs is there, which is before a block's last matrix.
-    backward = (layer(2) + talk + candidate.recompute * (layer(1, model.block - model.inner * model.width) + talk))
+    talk = network_of(network, 1).seconds((t - 1) * slice_bytes, t) if t > 1 else 0.0
+    again = candidate.recompute * (3 if model.family == "llama" else 4)
+    at_the_ends = 3 * part.first + 2 * part.last
+    talks = micro_batches * (part.layers * (8 + again) + at_the_ends)
+    forward = layer(1) + 4 * talk
+    backward = layer(2) + (4 + again) * talk + candidate.recompute * layer(1, model.block - model.inner * model.width)
     head = (machine.seconds(6 * tokens * model.vocabulary * model.width / t, 0)
             + machine.seconds(0, tokens * token.moved_loss / t))
     owned = share_of(part.params, data)
     states = machine.seconds(0, state_traffic(candidate.stage, element, part.params, owned, micro_batches))
     publishing = machine.seconds(0, PUBLISHING_TRAFFIC[element] * owned)
-    rest, away = part.last * micro_batches * head + states, 0.0
+    rest, away = micro_batches * (part.last * head + at_the_ends * talk) + states, 0.0
     if candidate.optimizer != DEVICE:
         rest -= machine.seconds(0, ADAM_TRAFFIC * (owned if candidate.stage else part.params))
         away = need.link_bytes / rates.link + ADAM_TRAFFIC * owned / rates.host
@@ -128,7 +130,6 @@ def _seconds(question: Question, candidate: Candidate, part: RankPart,
 
     time = step_time(candidate.stage, micro_batches, part.layers, forward, backward, rest, publishing,
                      seconds(part.block), seconds(part.before) + seconds(part.after))
-    talks = (2 + candidate.recompute) * micro_batches * part.layers
     bubble, transfers, hop_bytes = 0.0, 0.0, 0
     if p > 1:
         even, more = divmod(model.layers, p)
@@ -138,10 +139,11 @@ def _seconds(question: Question, candidate: Candidate, part: RankPart,
         along = network_of(network, t * data)
         inside = along.nodes(p) == 1
         transfers = 2 * (p - 1) * (slice_bytes / along.rate(p) + (along.latency if inside else along.latency_between))
-        hop_bytes = (2 * candidate.chunks - (p == 2)) * micro_batches * slice_bytes
+        tied = element * share_of(model.vocabulary * model.width // t, data) if model.tied and (part.first or part.last) else 0
+        hop_bytes = (2 * candidate.chunks - (p == 2)) * micro_batches * slice_bytes + tied
     where = links(candidate, network.per_node)
     wire = sent_bytes(part.params, candidate.stage, data, micro_batches, convention=candidate.convention)
-    traffic = (AxisTraffic("tensor", where["tensor"], 4 * talks * (t - 1) * slice_bytes, talks * talk),
+    traffic = (AxisTraffic("tensor", where["tensor"], talks * (t - 1) * slice_bytes, talks * talk),
                AxisTraffic("pipeline", where["pipeline"], hop_bytes, transfers),
                AxisTraffic("data", where["data"], wire, time.exposed))
     waits = time.exposed + talks * talk + transfers + bubble + away

@@ -2,7 +2,7 @@
 
 The mesh has Megatron's order: the pipeline is the slowest axis, data is between, and the tensor axis is the fastest.
 Tensor parallelism divides matrices, embeddings, logits and, because sequence parallelism goes with it, activations.
-Norms, which all its ranks hold, and the sum of a tied embedding's two gradients are left out: both are small.
+Norms, which all its ranks hold, are left out: they are small.
 Sources: Narayanan et al. 2021, arXiv 2104.04473; Korthikanti et al. 2022, arXiv 2205.05198; Qi et al. 2024, 2401.10241.
 """
 
@@ -87,10 +87,13 @@ def bubble_seconds(candidate: Candidate, slots: Sequence[float]) -> float:
 
 
 def schedules(model: ModelSizes, pipeline: int, micro_batches: int) -> list[tuple[str, int]]:
-    """(schedule, chunks) that can run. Interleaving takes micro-batches in groups of p, and equal chunks of layers."""
+    """(schedule, chunks) that can run. Interleaving takes micro-batches in groups of p, and equal chunks of layers.
+
+    Zero-bubble schedules are not among them: ZeRO cannot reduce weights' gradients that are computed apart.
+    """
     if pipeline == 1:
         return [(ONE_F_ONE_B, 1)]
-    found = [(ONE_F_ONE_B, 1), (ZB_H1, 1)]
+    found = [(ONE_F_ONE_B, 1)]
     if micro_batches % pipeline == 0:
         found += [(INTERLEAVED, v) for v in (2, 4) if model.layers % (pipeline * v) == 0]
     return found
@@ -118,6 +121,8 @@ def network_of(network: Network, stride: int) -> Network:
 
 def heads_refused(model: ModelSizes, tensor: int) -> str | None:
     """Why so many ranks cannot divide the heads. Where there are fewer heads of keys and values, several ranks have the same."""
+    if model.qk_norm and tensor > 1:
+        return "tensor parallelism has no plan for the norms of queries and keys (Qwen 3), which see a rank's own heads alone."
     if model.heads % tensor:
         return f"{model.heads} heads cannot be divided among {tensor} ranks, because a head stays on one rank."
     if model.kv_heads % tensor and tensor % model.kv_heads:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..formulas.token_costs import TokenCosts, gpt2_token, llama_token
-from ..formulas.transformer import gpt2_block_params, llama_block_params
-from ..simulation.shapes import GPTS, LLAMAS, find_model
+from ..formulas.gpt2_config import GPTConfig
+from ..formulas.models.token_costs import TokenCosts, gpt2_token, llama_token
+from ..formulas.transformer import gpt2_block_params
+from ..simulation.shapes import shape_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class ModelSizes:
     before: int
     block: int
     after: int
+    features: int = 0  # of a head; 0: width / heads
+    qk_norm: bool = False
 
     @property
     def params(self) -> int:
@@ -38,28 +41,26 @@ class ModelSizes:
 
     @property
     def kv_heads(self) -> int:
-        return self.kv_width // (self.width // self.heads)
+        return self.kv_width // (self.features or self.width // self.heads)
 
     def token(self, element: int, recompute: bool) -> TokenCosts:
         """element: bytes of a number, 2 or 4."""
         if self.family == "gpt2":
             return gpt2_token(self.width, self.heads, self.vocabulary, element, recompute)
-        return llama_token(self.width, self.inner, self.heads, self.kv_width, self.vocabulary, element, recompute)
+        return llama_token(self.width, self.inner, self.heads, self.kv_width, self.vocabulary, element, recompute,
+                           self.features * self.heads, self.qk_norm)
 
 
 def find_sizes(name: str) -> ModelSizes:
-    """Raises BadInput for a name that is not known."""
-    find_model(name)  # complains where it is not known
-    if name in GPTS:
-        config = GPTS[name]
+    """name: or the path of a Hugging Face `config.json`. Raises BadInput for one that is not known."""
+    config = shape_of(name)
+    if isinstance(config, GPTConfig):
         block = gpt2_block_params(config.n_embd, config.bias)
         after = 2 * config.n_embd + (0 if config.tied else config.vocab_size * config.n_embd)
         return ModelSizes(name, "gpt2", config.n_layer, config.n_embd, 4 * config.n_embd, config.n_head,
                           config.n_embd, config.vocab_size, config.block_size,
                           config.params - config.n_layer * block - after, block, after)
-    shape = LLAMAS[name]
-    embedding = shape.vocabulary * shape.width
-    return ModelSizes(name, "llama", shape.layers, shape.width, shape.inner, shape.heads,
-                      shape.width // shape.heads * shape.kv_heads, shape.vocabulary, shape.tokens, embedding,
-                      llama_block_params(shape.width, shape.inner, shape.heads, shape.kv_heads),
-                      shape.width + embedding)
+    embedding = config.vocabulary * config.width
+    return ModelSizes(name, "llama", config.layers, config.width, config.inner, config.heads,
+                      config.head_features * config.kv_heads, config.vocabulary, config.tokens, embedding, config.block,
+                      config.width + (0 if config.tied else embedding), config.head_features, config.qk_norm)

@@ -15,7 +15,7 @@ from .question import ask
 from .search import evaluate
 
 SOURCE = "arXiv 2104.04473, table 1"
-CLUSTER = "8xA100"  # its kind of node; `ranks` says how many cards
+NODE = "8xA100"
 
 
 class MeshRun(NamedTuple):
@@ -39,7 +39,7 @@ def beside_published(name: str) -> dict:
     the step (with the wait for the last stage, which has the head besides), and the planner's own `choice`, whose step is
     `faster` by that factor: it has ZeRO, ZB-H1 and sequence parallelism to choose from, and need not recompute."""
     run = RUNS[name]
-    question = ask(run.model, CLUSTER, run.batch, (run.ranks,), mesh=True, most_micro_batch=8)
+    question = ask(run.model, f"{run.ranks // 8}x{NODE}", run.batch, (run.ranks,), mesh=True, most_micro_batch=8)
     data = run.ranks // (run.tensor * run.pipeline)
     published = computed(question, Candidate(0, run.ranks, 1, run.batch // data, recompute=True, tensor=run.tensor, pipeline=run.pipeline))
     predicted, chosen = operations(name) / published.step_seconds / run.ranks / 1e12, evaluate(question)[0][0]
@@ -50,7 +50,7 @@ def beside_published(name: str) -> dict:
 
 def operations(name: str) -> float:
     """Of a step with recomputation: equation 3 of the source."""
-    model = ask(name, CLUSTER).model
+    model = ask(name, NODE).model
     B, s, h, L, V = RUNS[name].batch, model.tokens, model.width, model.layers, model.vocabulary
     return 96 * B * s * L * h**2 * (1 + s / (6 * h) + V / (16 * L * h))
 

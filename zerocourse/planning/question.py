@@ -12,6 +12,7 @@ from .mesh_parts import heads_refused, refusal
 from .model_sizes import ModelSizes, find_sizes
 
 MOST_MICRO_BATCH = 64
+RESERVE = 0.1  # of a card's memory, left for what a process takes beyond its tensors: its context, and what an allocator keeps
 DTYPES = {"bf16": True, "fp32": False}  # name: is it half precision?
 
 
@@ -74,8 +75,8 @@ def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[i
     """The question in full. batch: samples, or "4M tokens".   ranks: without them powers of two up to the cluster's
     cards.
 
-    memory: bytes of a card, if not all of what it has.   host, disk: bytes for each rank, with which offload is tried
-    too.
+    memory: bytes of a card that tensors may take; without it all but the `RESERVE`.   host, disk: bytes for each rank, with which
+    offload is tried too.
     mesh: try tensor and pipeline parallelism too: all sizes of a tensor group that a node holds, and all pipelines.
     tensor, pipeline: pin that axis, with or without `mesh`. Raises BadInput.
     """
@@ -90,6 +91,7 @@ def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[i
     if ranks is None:
         ranks = tuple(2**power for power in range(known.cards.bit_length()))
     ranks = tuple(sorted({integer(number, "ranks", 1) for number in ranks}))
+    known.check(ranks[-1])
     samples = samples_of(batch, seq)
     tensors, pipelines = axes_to_try(sizes, known.network.per_node, mesh, tensor, pipeline)
     if samples is None and pipelines != (1,):
@@ -102,7 +104,7 @@ def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[i
     if samples is not None and replicas == {1} and not any(samples % number == 0 for number in ranks):
         raise BadInput(f"a batch of {samples} samples cannot be divided among {' or '.join(map(str, ranks))} ranks: "
                        f"it must be a multiple of {ranks[0]}")
-    budgets = {DEVICE: known.machine.memory if memory is None else memory, HOST: host, DISK: disk}
+    budgets = {DEVICE: round((1 - RESERVE) * known.machine.memory) if memory is None else memory, HOST: host, DISK: disk}
     halves = tuple(DTYPES[name] for name in dict.fromkeys(dtypes))
     return Question(sizes, cluster, known, seq, samples, ranks, budgets, halves,
                     price, integer(most_micro_batch, "most_micro_batch", 1), rates, tensors, pipelines)

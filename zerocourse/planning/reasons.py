@@ -151,7 +151,7 @@ def too_large(question: Question, other: Evaluation) -> str:
     """"too large by 12 GB: ..." """
     place, over = next(iter(other.missing.items()))
     name = "the card" if place == DEVICE else f"the {place}"
-    return (f"too large by {gb(over)}, because its peak is {gb(other.held[place])} and {name} has "
+    return (f"too large by {gb(over)}, because its peak is {gb(other.held[place])} and {name} has room for "
             f"{gb(question.budgets[place])} ({other.source}).")
 
 

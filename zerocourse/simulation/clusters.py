@@ -2,6 +2,7 @@
 figure.
 
     find_cluster("8xA100")
+    find_cluster("256x8xH100")      # so many nodes of a kind that is known
     find_cluster("mine.json")       # a file with one cluster, as the entries of clusters.json are
 
 `efficiency` is the share of the peak that matrix products of a training step reach. It is the one number here that no
@@ -12,6 +13,7 @@ data sheet states. It was fixed once, such that a published run on one node of A
 import difflib
 import json
 import math
+import re
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -100,6 +102,12 @@ class Cluster:
     def source(self) -> str:
         return "; ".join(self.sources.values())
 
+    def check(self, ranks: int) -> None:
+        """Raises BadInput where it has fewer cards than ranks."""
+        if ranks > self.cards:
+            raise BadInput(f"{ranks:,} ranks need as many cards, and this cluster has {self.cards:,}: give a cluster of "
+                           f"{self.network.nodes(ranks):,} such nodes, as 256x8xH100 names 256 nodes of eight H100")
+
 
 def read_cluster(values: object, where: str) -> Cluster:
     """A cluster from what a JSON file has. Raises BadInput, which names the first key that is missing or wrong."""
@@ -147,10 +155,23 @@ def mapping(value: object, where: str, known: set[str] | None = None) -> dict:
 CLUSTERS = {name: read_cluster(values, f"{FILE.name}: {name}") for name, values in json.loads(FILE.read_text()).items()}
 
 
+def of_nodes(name: str) -> Cluster | None:
+    """So many nodes of a kind that `CLUSTERS` has, as "256x8xH100", or one of them, "8xH100"; None where the name is none of these."""
+    kinds = {known.partition("x")[2]: each for known, each in CLUSTERS.items() if each.cards > each.network.per_node} | {
+        known: each for known, each in CLUSTERS.items() if each.cards == each.network.per_node}
+    count, _, node = ("1", "x", name) if name in kinds else name.partition("x")
+    if node not in kinds or not re.fullmatch(r"[1-9]\d*", count):
+        return None
+    kind = kinds[node]
+    sources = {figures: source for figures, source in kind.sources.items() if figures != "cards"}
+    words = f"{count} such node{'s' * (count != '1')}, nobody's cluster"
+    return replace(kind, cards=int(count) * kind.network.per_node, sources=sources | {"cards": words})
+
+
 def find_cluster(name: str) -> Cluster:
-    """A cluster of `CLUSTERS`, or the one in a JSON file. Raises BadInput."""
-    if name in CLUSTERS:
-        return CLUSTERS[name]
+    """A cluster of `CLUSTERS`, any number of its nodes, or the cluster in a JSON file. Raises BadInput."""
+    if (known := CLUSTERS.get(name) or of_nodes(name)) is not None:
+        return known
     if name.endswith(".json"):
         try:
             return read_cluster(json.loads(Path(name).read_text()), name)

@@ -80,8 +80,9 @@ def simulate(job: SimulatedJob, like: str = "gloo") -> dict:
 def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> dict:
     """The same on a cluster, in its time. Returns in addition, in seconds of the second step: step_seconds, and of these
     compute_seconds and exposed_seconds, in which the rank stood still; wire_seconds, in which its link was busy; flops of the
-    rank, and tokens_per_second of all. The events are in these seconds too.
+    rank, and tokens_per_second of all. The events are in these seconds too. Raises BadInput where there are fewer cards than ranks.
     """
+    cluster.check(job.ranks)
     clock = VirtualClock()
     wires = links_of(clock, cluster.network)
     with FakeTensorMode(), Computing(clock, cluster.machine) as computing:

@@ -47,7 +47,7 @@ RUNS = {
         SimulatedJob("mpt-7b", 3, 8, micro_batch=6, accumulation=2, half=True), 4641, TOKENS,
         "attention is a kernel of its own there, which here reads and writes as much"),
     "mpt-70b": PublishedRun(
-        "MPT 70B on 64 A100, FSDP", LLM_FOUNDRY, "8xA100",
+        "MPT 70B on 64 A100, FSDP", LLM_FOUNDRY, "8x8xA100",
         SimulatedJob("mpt-70b", 3, 64, micro_batch=8, accumulation=4, half=True, recompute=True), 410, TOKENS,
         "its precision was bf16 and PURE, which may mean that states were in bf16 too"),
     "mpt-13b": PublishedRun(

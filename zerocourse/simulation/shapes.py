@@ -11,8 +11,10 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ..errors import BadInput
+from ..formulas.models.config_json import is_config, read_config
+from ..formulas.models.llama_shape import LlamaShape
 from ..models.gpt2 import CONFIGS, GPT, GPTConfig
-from ..models.llama import Llama, LlamaShape
+from ..models.llama import Llama
 
 LLAMAS = {
     "llama-tiny": LlamaShape(4, 64, 192, 4, 2, 256, 128),
@@ -52,14 +54,21 @@ class KnownModel(NamedTuple):
 
 
 def find_model(name: str) -> KnownModel:
-    """Raises BadInput for a name that is not known."""
-    if name in GPTS:
-        config = GPTS[name]
+    """name: or the path of a Hugging Face `config.json`. Raises BadInput for one that is not known."""
+    config = shape_of(name)
+    if isinstance(config, GPTConfig):
         return KnownModel(lambda: GPT(config), lambda model, tokens: model(tokens, tokens), config.block_size,
                           config.vocab_size)
-    if name in LLAMAS:
-        shape = LLAMAS[name]
-        return KnownModel(lambda: Llama(shape), lambda model, tokens: model(tokens), shape.tokens, shape.vocabulary)
+    return KnownModel(lambda: Llama(config), lambda model, tokens: model(tokens), config.tokens, config.vocabulary)
+
+
+def shape_of(name: str) -> GPTConfig | LlamaShape:
+    """Of a name, or of a file. Raises BadInput."""
+    if is_config(name):
+        return read_config(name)
+    if name in GPTS or name in LLAMAS:
+        return (GPTS | LLAMAS)[name]
     known = [*GPTS, *LLAMAS]
     near = difflib.get_close_matches(name, known, n=1)
-    raise BadInput(f"there is no model {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"))
+    raise BadInput(f"there is no model {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}, and "
+                   "a Hugging Face model is named by the path of its config.json"))

@@ -29,6 +29,7 @@ from ..comm import Comm, Handle
 from ..comm.events import Recorder
 from ..measure.ledger import Ledger
 from ..measure.stage_meter import StageMeter
+from ..measure.storages import held_by
 from . import hooks
 from .buffers.buffer import FlatBuffer
 from .buffers.groups import Groups
@@ -279,17 +280,21 @@ class DataParallel:
         if self.offload is not None:
             self.offload.settle()
 
+    def sum_of_squares(self) -> torch.Tensor:
+        """Of the gradients that this rank counts, a scalar."""
+        self.flush()
+        precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
+        parts = [flat.gradient_norm(precise) for flat in self.flats  # an offload's `grad_shard` may lack what stays on the device
+                 if flat.counts_in_norm and flat.grad_shard is not None and flat.own.stop > flat.own.start]
+        return torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
+
     def grad_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient, the same on every rank.
 
         Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local), over
         the groups of `Groups.norm`, too; of what is replicated there, only one copy counts (see `counts_in_norm`).
         """
-        self.flush()
-        precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
-        parts = [flat.gradient_norm(precise) for flat in self.flats  # an offload's `grad_shard` may lack what stays on the device
-                 if flat.counts_in_norm and flat.grad_shard is not None and flat.own.stop > flat.own.start]
-        total = torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
+        total = self.sum_of_squares()
         for comm in (*[self.comm] * self.shards_optimizer, *self.groups.norm):
             comm.all_reduce(total)
         return total.sqrt()
@@ -323,9 +328,8 @@ class DataParallel:
             unit.forward_depth = 0
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
-        """Every tensor this stage holds, by kind: parameters, gradients, optimizer (the fp32 master weights)."""
-        held = [flat.tensors() for flat in self.flats]
-        return {kind: [tensor for of_flat in held for tensor in of_flat[kind]] for kind in held[0]}
+        """Every tensor this stage holds, by kind: parameters, gradients, optimizer (the fp32 master weights), and what its extras hold."""
+        return held_by((*self.flats, *self.extras))
 
     def memory(self, optimizer: Optimizer | None = None) -> dict[str, int]:
         """Bytes of the storages this rank holds, by kind, with the optimizer's states (scalar step counters apart).

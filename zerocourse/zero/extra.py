@@ -5,7 +5,7 @@ A stage calls its extras and imports none: `shard` is handed them (see `extras`)
 
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .buffers.buffer import FlatBuffer
@@ -48,6 +48,10 @@ class Extra:
 
     def after_backward(self) -> None:
         """Autograd has brought all gradients of this backward; not all are reduced."""
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """What it holds beside the buffers, by the ledger's kinds."""
+        return {}
 
     def questions(self) -> dict[str, list[bool]]:
         """For the agreement at the end of a backward."""

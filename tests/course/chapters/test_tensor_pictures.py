@@ -11,7 +11,7 @@ from zerocourse.course.chapters.tensor_parallel import two_ways
 from zerocourse.course.chapters.tensor_parallel.checks.cells_borders import copy_in, reduce_out
 from zerocourse.course.chapters.tensor_parallel.checks.cells_tokens import gather_in, scatter_out
 from zerocourse.course.chapters.tensor_parallel.region_film import TOKENS, WIDTH, recorded_passes, region_film
-from zerocourse.course.chapters.tensor_parallel.tensor_cut import CutWeight, cuts_of, tensor_cut
+from zerocourse.course.chapters.tensor_parallel.tensor_cut import CutWeight, cuts_of, taken_for, tensor_cut
 from zerocourse.course.chapters.tensor_parallel.tensor_peer import PLANS, SplitGPT, torchs_collectives
 from zerocourse.errors import BadInput
 from zerocourse.models.gpt2 import GPT, GPTConfig
@@ -122,3 +122,9 @@ def test_what_was_recorded_says_what_the_chapter_says():
     assert (kept["layers"], kept["width"], kept["rate_mbit"]) == (two_ways.LAYERS, two_ways.WIDTH, two_ways.RATE_MBIT)
     faster = ["tensor" if row["tensor parallelism"] < row["ZeRO-3"] else "zero3" for row in kept["rows"]]
     assert faster == sorted(faster) and {*faster} == {"tensor", "zero3"}
+
+
+def test_heads_are_named_by_what_they_are_in_the_whole_matrix():
+    right, wrong = Cut.even(0, 48, 2, parts=3, groups=4), Cut.even(0, 48, 2, groups=12)
+    assert taken_for(right, 1, 4) == {"as queries": "q2 q3", "as keys": "k2 k3", "as values": "v2 v3"}
+    assert taken_for(wrong, 0, 4) == {"as queries": "q0 q1", "as keys": "q2 q3", "as values": "k0 k1"}

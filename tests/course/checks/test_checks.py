@@ -275,25 +275,18 @@ def observe(mean, scale):
 
 
 def seen_of(mean, scale):
-    """What a mean leaves in its tensor.
-
-    tensor: rank {rank} of {world} has {got}, and {want} is right.
-    """
+    """What a mean leaves in its tensor."""
     return {"tensor": observe(mean, scale)}
 
 
 def own_mean(tensor, *, divide=True):
-    """The mean over the ranks, in place.
-
-    never divided: You summed and never divided.
-    right: right
-    """
+    """The mean over the ranks, in place."""
     dist.all_reduce(tensor)
     if divide:
         tensor /= dist.get_world_size()
 
 
-MEAN = Exercise("99.1", "Mean", 5, 1, ("mean",), replaces=("zerocourse.comm.group:Comm.all_gather",), timeout=3.0,
+MEAN = Exercise("99.1", "Mean", 5, 1, ("mean",), replaces=("zerocourse.comm.group:Comm.all_gather",), timeout=6.0,
                 reference=own_mean, trials=(Trial([(2.0,)], seen_of, worlds=(2, 3)),),
                 mistakes={"never divided": ({"divide": False},)})
 
@@ -338,7 +331,8 @@ def swallowed(tensor):
     (swallowed, "not done", "`swallowed` is still a blank"),
 ])
 def test_worlds_of_several_ranks(answer, status, words, survivors):
-    verdict = judge(Lab(MEAN, [answer]))
+    hangs = answer in (only_rank_0, all_stuck)  # the others end: what limits them is how busy the machine is
+    verdict = judge(Lab(MEAN, [answer], timeout=None if hangs else 60))
     assert verdict.status == status and words in verdict.message, verdict
 
 
@@ -388,17 +382,7 @@ def test_a_broken_check_does_not_blame_the_answer():
 # --- the harness ---
 
 def area(width, height, *, plus=0, times=1.0, sign=1):
-    """The right area.
-
-    plus: You added one.
-    plus at 3: You added one to a width of 3.
-    double: , which is twice as much as the {want} that is right.
-    unsigned: You took no sign into account.
-    not a number: You made it infinite.
-    crash: You divided by the height.
-    huge: That is far too large.
-    right: of any size.
-    """
+    """The right area."""
     return float(sign * (abs(width) if sign == -1 else width) * height * times + plus)
 
 
@@ -487,23 +471,14 @@ def test_a_right_answer_costs_no_mutant_and_a_second_one_no_reference(monkeypatc
 
 
 def scaled_on_a_rank(mean, scale):
-    """What is left of a tensor of ones.
-
-    case: ones times {0} on {world} ranks
-    here *: rank {rank} has {got} {what}, rank 0 has {_first}, all have {all}.
-    """
+    """What is left of a tensor of ones."""
     comm, tensor = Comm(timeout=1.0), torch.full((2,), scale * (dist.get_rank() + 1.0))
     mean(tensor, comm)
     return {"here and now": tensor, "bytes": comm.metadata, "_first": "much"}
 
 
 def mean_of_all(tensor, comm, *, ranks=None, takes_part=lambda rank: True):
-    """The mean of all ranks.
-
-    sum: You never divided.
-    stuck: Nobody may stay away.
-    right: every rank has it.
-    """
+    """The mean of all ranks."""
     if takes_part(comm.rank):
         tensor.copy_(comm.all_reduce(tensor) / (ranks or comm.world_size))
 

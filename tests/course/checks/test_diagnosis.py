@@ -19,7 +19,7 @@ from zerocourse.errors import BadInput
 
 
 def made(reference, cases, mistakes=None, **more) -> Exercise:
-    """An exercise in calls. The sentences stand in the reference's docstring."""
+    """An exercise in calls. Its sentences stand in the catalogue beside this file."""
     trials = more.pop("trials", (Trial(cases),))
     return Exercise("99.1", "Made up", 5, 1, (reference.__name__,), timeout=5.0, reference=reference, trials=trials,
                     mistakes=mistakes or {"nothing": (lambda *case: "nothing",)}, **more)
@@ -32,12 +32,7 @@ def verdict_on(exercise, answer):
 # right, but not of the asked type
 
 def first_numbers(count, *, less=0):
-    """The first numbers.
-
-    one less: You begin at -1.
-    nothing: You return nothing.
-    right: from 0 on.
-    """
+    """The first numbers."""
     return [number - less for number in range(count)]
 
 
@@ -75,11 +70,7 @@ def test_a_type_hides_no_mistake(answer, code):
 
 
 def halves(count):
-    """Halves.
-
-    nothing: You return nothing.
-    right: in fp32.
-    """
+    """Halves."""
     return torch.arange(count) / 2
 
 
@@ -127,11 +118,7 @@ def test_an_array_of_objects_does_not_travel():
 # a case can be repeated
 
 def longest_name(names, more):
-    """The longest name.
-
-    nothing: You return nothing.
-    right: whatever they are.
-    """
+    """The longest name."""
     return max(names, key=len)
 
 
@@ -160,12 +147,7 @@ def test_a_case_that_is_whole_is_not_said_twice():
 # it returned None
 
 def first_fit(sizes, size):
-    """The first that fits.
-
-    must be less: What fits exactly fits.
-    nothing: You return nothing.
-    right: or None.
-    """
+    """The first that fits."""
     return next((each for each in sizes if each >= size), None)
 
 
@@ -202,16 +184,13 @@ def test_two_values_that_differ_are_told_in_words_that_do(got, want, words):
     assert two_texts(got, want) == words
 
 
-def seen_of(answer, count):
-    """What it has.
-
-    mean: rank {rank} has {got}, and {want} is right.
-    """
+def seen_mean_of(answer, count):
+    """What it has."""
     return {"mean": answer(count)}
 
 
 def test_a_whole_sentence_does_not_compare_a_thing_with_itself():
-    said = verdict_on(made(halves, (), trials=(Trial([(2,)], seen_of),)), lambda count: torch.arange(count).double() / 2).message
+    said = verdict_on(made(halves, (), trials=(Trial([(2,)], seen_mean_of),)), lambda count: torch.arange(count).double() / 2).message
     assert said == "rank 0 has [0, 0.5] in torch.float64, and [0, 0.5] in torch.float32 is right."
 
 
@@ -226,11 +205,7 @@ def test_an_element_is_told_in_digits_that_differ(got, want, words):
 # what it raises
 
 def as_it_is(value):
-    """The value.
-
-    nothing: You return nothing.
-    right: as it is.
-    """
+    """The value."""
     return value
 
 
@@ -258,15 +233,7 @@ def test_the_line_of_an_error_is_the_learners_own():
 # two mistakes at once
 
 def cost(sizes, ranks, *, each=8, least=0, rounded_up=True, with_one_more=0):
-    """The cost.
-
-    four: You counted 4 bytes.
-    least: You left out the least.
-    floor: You rounded down.
-    one more: You added one.
-    nothing: You return nothing.
-    right: to the byte.
-    """
+    """The cost."""
     share = -(-sum(sizes) // ranks) if rounded_up else sum(sizes) // ranks
     return max(each * share, 50 if least is not None else 0) + with_one_more
 

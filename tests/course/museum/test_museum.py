@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from zerocourse.course.chapters.activations import activation_trial
 from zerocourse.course.chapters.checkpoints import resumes
 from zerocourse.course.chapters.mixed_precision.fp16_run import train_fp16
+from zerocourse.course.chapters.one_cluster import planted_factors
 from zerocourse.course.chapters.scale import scale_bug
+from zerocourse.course.chapters.slow_links.stale_copy import STALE_COPY
 from zerocourse.course.museum import BUGS, planted, proof
 from zerocourse.course.museum.breaks import Break
 from zerocourse.course.museum.cases import CASES, case, solved
@@ -128,5 +130,6 @@ def test_the_cases_are_bugs_and_their_answers_are_told():
 
 def test_bugs_of_single_chapters_still_have_their_lines():
     """Those that are in no museum: a chapter that plants one would fail."""
-    for bug in (resumes.SAME_RANDOM_STATES, scale_bug.REMAINDER, activation_trial.OTHER_MASKS, activation_trial.NOT_GATHERED_AGAIN):
+    for bug in (resumes.SAME_RANDOM_STATES, scale_bug.REMAINDER, activation_trial.OTHER_MASKS, activation_trial.NOT_GATHERED_AGAIN,
+                STALE_COPY, planted_factors.COUNTED_TWICE, *planted_factors.FACTORS.values()):
         assert list(bug.sources())

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 
 from zerocourse.course.chapters.pipelines.plots_held import held_by_ranks, held_over_time
+from zerocourse.course.chapters.pipelines.plots_waits import drawn_waits
 from zerocourse.course.chapters.pipelines.sleeping import eager_1f1b, measured
 from zerocourse.course.show.pictures.pipeline_rows import pipeline_rows
 from zerocourse.errors import BadInput
@@ -68,3 +69,14 @@ def test_what_a_rank_keeps_over_time_is_what_its_list_says():
             assert moments == sorted(moments) and (held[0], held[-1]) == (0, 0)
             assert max(held) == timing.in_flight(rank), f"{name}, rank {rank}"
     assert "GPipe: at most 8, 8, 8, 8" in held_by_ranks({name: TIMINGS[name] for name in ("GPipe", "1F1B")}).get_label()
+
+
+def test_a_ring_of_waits_is_drawn_where_its_ranks_stand():
+    figure = drawn_waits(plan("1F1B", one_f_one_b, 2, 4), "blocking")
+    arrows = [(tuple(each.xy), tuple(each.xyann)) for each in figure.axes[0].texts if getattr(each, "arrow_patch", None)]
+    lists = plan("1F1B", one_f_one_b, 2, 4).actions
+    down, up = [str(action) for action in lists[0]], [str(action) for action in lists[1]]
+    assert arrows == [((up.index("RECV F1 of stage 1"), 1), (down.index("SEND F1 of stage 0"), 0)),
+                      ((down.index("RECV B0 of stage 0"), 0), (up.index("SEND B0 of stage 1"), 1))]
+    with pytest.raises(BadInput, match="every list of 1F1B comes to its end"):
+        drawn_waits(plan("1F1B", one_f_one_b, 2, 4), "bounded")

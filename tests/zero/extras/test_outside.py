@@ -16,6 +16,7 @@ from worlds import Stack, rows, squares
 import zerocourse
 from zerocourse import Ranks, shard
 from zerocourse.errors import BadInput
+from zerocourse.measure.ledger import Ledger
 from zerocourse.memory.storage import FreeableStorage
 
 # -- writing and reading ---------------------------------------------------------------------
@@ -273,3 +274,15 @@ def test_gathered_wants_a_part_of_a_sharded_model():
     with pytest.raises(BadInput, match="shard") as error, zerocourse.gathered(nn.Linear(2, 2)):
         pass
     assert "\n" not in str(error.value)
+
+
+def test_what_hidden_parameters_show_is_no_parameter(monkeypatch):
+    """On a GPU it keeps its memory, because nothing there reads as NaN: a number that no formula counts."""
+    monkeypatch.setattr(FreeableStorage, "readable", False)
+    torch.manual_seed(0)
+    model, _ = shard(Stack(), stage=3)
+    numbers = sum(flat.layout.padded for flat in model.zero.flats)
+    with Ledger(model) as ledger:
+        now = ledger.now()
+    assert (now.parameters, now.scalars) == (4 * numbers, 4)
+    assert model.zero.memory()["parameters_bytes"] == 4 * numbers

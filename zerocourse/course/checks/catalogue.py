@@ -19,12 +19,9 @@ FILLED = {"what", "rank", "world", "got", "want", "all"}  # the names in braces 
 
 
 def sentences(fn: Callable) -> dict[str, str]:
-    """What is said of a function, by name, in the language that the environment names.
-
-    Of a function that has no table, what its docstring says (see `of_docstring`).
-    """
+    """What is said of a function, by name, in the language that the environment names; {} of one that has no table."""
     fn = getattr(fn, "func", fn)  # of a partial
-    return read(Path(inspect.getfile(fn)).parent, language()).get(fn.__name__) or of_docstring(fn)
+    return read(Path(inspect.getfile(fn)).parent, language()).get(fn.__name__, {})
 
 
 def language() -> str:
@@ -58,19 +55,3 @@ def unfilled(fn: Callable, observers: Iterable[Callable]) -> dict[str, str]:
     source = "\n".join(inspect.getsource(inspect.getmodule(getattr(each, "func", each))) for each in observers)
     return {name: code for code, sentence in sentences(fn).items() for name in names_in(sentence) - FILLED
             if not name.isdigit() and not re.search(rf"\b{re.escape(name)}\b", source)}
-
-
-def of_docstring(fn: Callable) -> dict[str, str]:
-    """The sentences in a function's docstring, as chapters have them that have no catalogue yet: after its first
-    paragraph each begins a line with `name: `, and goes on in lines that are indented further. Raises ValueError at a
-    line that is neither."""
-    by_name, name, lines = {}, None, (inspect.getdoc(fn) or "").splitlines()
-    for line in lines[lines.index(""):] if "" in lines else ():
-        if line.startswith(" ") and name:
-            by_name[name] += f" {line.strip()}"
-        elif line:
-            name, colon, text = line.partition(": ")
-            if not colon:
-                raise ValueError(f"in the docstring of {fn.__name__} the line {line!r} should begin with `name: `")
-            by_name[name] = text.strip()
-    return by_name

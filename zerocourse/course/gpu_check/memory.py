@@ -9,7 +9,9 @@ from torch import nn
 from ...activations import checkpoint_blocks
 from ...activations.packings import Int8
 from ...comm import bootstrap
+from ...errors import BadInput
 from ...measure.ledger import Ledger
+from ...measure.storages import CAN_SWAP
 from ...offload import DiskOffload, HostActivations, HostOffload
 from .check_record import EXACT, HALF, Record
 from .small_training import apart, forget_peak, half, losses_of, peak_mib
@@ -75,7 +77,16 @@ def delayed_offload(record: Record) -> None:
 
 
 def disk(record: Record) -> None:
-    """States, and parameters too, in files: the losses are those without."""
+    """States, and parameters too, in files: the losses are those without. A torch that cannot do it refuses it in one sentence."""
+    if not CAN_SWAP:
+        with tempfile.TemporaryDirectory(dir=record.folder) as folder:
+            try:
+                losses_of(record.tiny, 3, 1, offload=DiskOffload(folder))
+            except BadInput as refused:
+                record.note(refused=refused)
+            else:
+                record.expect(False, f"torch {torch.__version__} cannot give a tensor other memory, and the offload to a disk is not refused")
+        return
     steps = 2 if record.tiny else 6
     plain = losses_of(record.tiny, 3, steps)
     with tempfile.TemporaryDirectory(dir=record.folder) as folder:
@@ -89,7 +100,7 @@ def activations(record: Record) -> None:
     """Checkpointed blocks with their inputs on the device, on the host, and in eight bits, which is an approximation."""
     steps = 2 if record.tiny else 6
     plain = losses_of(record.tiny, 3, steps)
-    on_host = HostActivations()
+    on_host, peaks = HostActivations(), {}
     for what, packing, attach, limit in (("on the device", None, None, EXACT), ("on the host", on_host, on_host.attach, EXACT),
                                          ("in eight bits", Int8(), None, HALF)):
         with record.trying(what):
@@ -97,4 +108,8 @@ def activations(record: Record) -> None:
             ours = losses_of(record.tiny, 3, steps, attach=attach or (lambda stage: None),
                              prepare=lambda model, packing=packing: checkpoint_blocks(model, packing=packing))
             record.within(limit, {what: apart(ours, plain)})
-            record.note(**{f"{what}, peak MiB": peak_mib()})
+            peaks[what] = peak_mib()
+            record.note(**{f"{what}, peak MiB": peaks[what]})
+    if bootstrap.device().type == "cuda":
+        for what in ("on the host", "in eight bits"):
+            record.expect(peaks[what] < peaks["on the device"], f"inputs {what} do not make the peak smaller")

@@ -38,7 +38,7 @@ def machine(record: Record) -> None:
     record.note(gpus=[f"{each.name}, {each.total_memory >> 20} MiB, {each.major}.{each.minor}"
                       for each in map(torch.cuda.get_device_properties, range(gpus))])
     if gpus:
-        locked = aligned_empty(1 << 20, torch.float32, page_locked=True).is_pinned()
+        locked = aligned_empty(1 << 20, torch.float32, locked_for=bootstrap.device()).is_pinned()
         record.note(nccl=".".join(map(str, torch.cuda.nccl.version())), page_locked=locked,
                     peer_access=gpus > 1 and torch.cuda.can_device_access_peer(0, 1))
         record.expect(locked, "memory that was to be page-locked is not: offloaded buffers travel at half the speed")

@@ -1,5 +1,6 @@
 """One small GPT-2, trained for a few steps by a stage or by plain PyTorch, of which the losses are compared."""
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -100,5 +101,6 @@ def peak_mib() -> int:
 
 
 def forget_peak() -> None:
+    gc.collect()  # a stage and its hooks refer to each other: the one before would count
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()

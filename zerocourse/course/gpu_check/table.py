@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import kernels_compiled, memory, one_gpu, two_gpus, whole_programs
+from . import experts_and_server, kernels_compiled, memory, one_gpu, two_gpus, whole_programs
 from .check_record import Record
 
 
@@ -38,6 +38,9 @@ CHECKS = {
     "ledger": GpuCheck(memory.ledger, 60),
     "engine": GpuCheck(whole_programs.engine, 90),
     "kernels": GpuCheck(kernels_compiled.kernels, 180, rehearsed=False),
+    "head_and_attention": GpuCheck(kernels_compiled.head_and_attention, 180, rehearsed=False),
+    "experts": GpuCheck(experts_and_server.experts, 90),
+    "server": GpuCheck(experts_and_server.server, 90),
     "host_offload": GpuCheck(memory.host_offload, 240),
     "delayed_offload": GpuCheck(memory.delayed_offload, 120),
     "disk": GpuCheck(memory.disk, 120),

@@ -1,27 +1,31 @@
 """Checks of what people run: DeepSpeed's loop with the engine, the tour; and how long a step takes, with a trace of it."""
 
 import json
+import statistics
 import subprocess
 import sys
-import time
-from functools import partial
+from collections.abc import Callable
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from ...comm import bootstrap
+from ...comm.device_clock import finished
 from ...engine import initialize
 from ...errors import BadInput
-from ...models.gpt2 import GPT
+from ...models.gpt2 import GPT, GPTConfig
 from ...offload import HostOffload
 from ...zero.extras import shard
 from .check_record import Record
-from .small_training import config, half, losses_of, tokens_of
+from .small_training import config, forget_peak, half, tokens_of
 
 PRECISIONS = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True, "initial_scale_power": 22}}}
 TOUR = ["-m", "zerocourse", "tour", "--json"]
 SMALL_TOUR = ["--model", "gpt2-tiny", "--tokens", "16", "--micro-batch", "1", "--steps", "3"]
-STEPS = 10  # that are timed
+ROUNDS = 10  # that are timed
 
 
 def engine(record: Record) -> None:
@@ -42,6 +46,7 @@ def engine(record: Record) -> None:
 
 
 def engine_run(tiny: bool, section: dict) -> dict:
+    forget_peak()
     torch.manual_seed(0)
     made, *_ = initialize(model=GPT(config(tiny)), config={
         "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0,
@@ -72,18 +77,63 @@ def tour(record: Record) -> None:
 
 
 def speed(record: Record) -> None:
-    """Milliseconds of a step, without the first ones: plain PyTorch, and the stages in a process without others."""
-    plain = partial(losses_of, record.tiny, micro_batches=1, late=False)
-    ways = {"plain": (None, dict), **{f"stage {stage}": (stage, dict) for stage in range(4)},
-            "stage 2, half": (2, lambda: {"param_dtype": half()}), "stage 2, offloaded": (2, lambda: {"offload": HostOffload()})}
-    for name, (stage, options) in ways.items():
+    """Milliseconds of a step of plain PyTorch, of our stages and of FSDP2, all in a group of one rank; in every round each takes a turn."""
+    bootstrap.init()
+    steps = {}
+    for name, make in WAYS.items():
         with record.trying(name):
-            seconds = []
-            for steps in (2, 2 + STEPS):  # the difference is what the building and the first steps do not take
-                began = time.perf_counter()
-                plain(stage, steps=steps, **options())  # an offload serves one model
-                seconds.append(time.perf_counter() - began)
-            record.note(**{f"{name}, ms": (seconds[1] - seconds[0]) / STEPS * 1e3})
+            steps[name] = step_of(record.tiny, make)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for round_ in range(2 + ROUNDS):
+        for name, step in steps.items():
+            took = step()
+            if round_ >= 2:  # the first ones also build states and buffers
+                seconds[name].append(took)
+    record.note(**{f"{name}, ms": statistics.median(seconds[name]) * 1e3 for name in steps})
+    for ours, theirs in (("stage 2", "DDP"), ("stage 3", "FSDP2"), ("stage 3, half", "FSDP2, half")):
+        if ours in seconds and theirs in seconds:
+            ratios = [one / other for one, other in zip(seconds[ours], seconds[theirs], strict=True)]
+            record.note(**{f"{ours} to {theirs}": statistics.median(ratios)})
+
+
+def ours(stage: int, **options) -> Callable:
+    return lambda model, optimizer: shard(model, optimizer, stage=stage, **{name: value() for name, value in options.items()})
+
+
+def fsdp2(dtype: Callable | None = None) -> Callable:
+    def make(model: GPT, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        options = {} if dtype is None else {"mp_policy": MixedPrecisionPolicy(param_dtype=dtype())}
+        for part in (*model.h, model):
+            fully_shard(part, **options)
+        return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+    return make
+
+
+WAYS: dict[str, Callable] = {
+    "plain": lambda model, optimizer: (model, optimizer),
+    "DDP": lambda model, optimizer: (DistributedDataParallel(model), optimizer),
+    **{f"stage {stage}": ours(stage) for stage in range(4)}, "FSDP2": fsdp2(),
+    "stage 2, half": ours(2, param_dtype=half), "stage 3, half": ours(3, param_dtype=half), "FSDP2, half": fsdp2(half),
+    "stage 2, offloaded": ours(2, offload=HostOffload)}  # callables, because an offload serves one model
+
+
+def step_of(tiny: bool, make: Callable) -> Callable[[], float]:
+    """A step that returns its seconds, with what it has asked of the GPU."""
+    shape, device = config(True) if tiny else GPTConfig(12, 12, 768, block_size=512, vocab_size=50_304), bootstrap.device()
+    torch.manual_seed(0)
+    model = GPT(shape).to(device)
+    made, optimizer = make(model, torch.optim.AdamW(model.parameters(), fused=True))
+    tokens = tokens_of(shape, 0, 0, 0).to(device)
+
+    def step() -> float:
+        began = finished(device)
+        made(tokens, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return finished(device) - began
+
+    return step
 
 
 def trace(record: Record) -> None:

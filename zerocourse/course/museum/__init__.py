@@ -7,12 +7,16 @@
     BUGS["summed"].line()       # what was changed
 """
 
+from contextlib import nullcontext
+
 from . import reductions, replicas, sizes, timing, updates
-from .bug import Museum
+from .bug import Bug, Museum
 
 BUGS = Museum(reductions.BUGS, replicas.BUGS, updates.BUGS, sizes.BUGS, timing.BUGS)
 
 
-def planted(name: str):
-    """A context in which the package has this bug, in this process. Raises BadInput for an unknown name."""
-    return BUGS[name].planted()
+def planted(bug: str | Bug | None):
+    """A context in which the package has this bug, in this process; none for None. Raises BadInput for an unknown name."""
+    if bug is None:
+        return nullcontext()
+    return (BUGS[bug] if isinstance(bug, str) else bug).planted()

@@ -13,7 +13,7 @@ from ...formulas.transformer import gpt2_block_params
 from ...formulas.two_hop_volumes import SentOver, plus_plus_bytes
 from ...formulas.units import gb
 from ...formulas.volumes import sent_bytes
-from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_gpt2_unit, needs, on_device
+from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_unit, needs, on_device
 from ..updates.half_precision import precision_of
 from .load import Config
 from .rules import nodes_of
@@ -114,7 +114,7 @@ def offload_effects(config: Config, now: dict, model: GPTConfig) -> dict[str, st
     place = HOST if states.device == "cpu" else DISK
     each, accumulation = convention(config), config.gradient_accumulation_steps
     need, alone = (needs(Arrangement(zero.stage, place, parameters), now["params"], now["ranks"], each, accumulation, states.ratio,
-                         largest_unit=largest_gpt2_unit(model) * (place == DISK), buffers=states.buffer_count)
+                         largest_unit=largest_unit(model) * (place == DISK), buffers=states.buffer_count)
                    for parameters in (place if raised else DEVICE, DEVICE))
     kept = f"the device keeps {1 - states.ratio:.0%}" if states.ratio < 1 else "the device none"
     where = f"the host holds {gb(need.host_bytes)} per rank at the step" if place == HOST else (

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BadInput
+from ...models.evaluating import evaluating
 from .in_hugging_face import HUGGING_FACE, TRIAL
 from .token_cut import positions_of
 
@@ -78,19 +79,6 @@ def try_token_by_token(model: nn.Module, layers: dict[str, nn.Module]) -> None:
         if others(tainted).isnan().any():
             raise BadInput(f"{kind} mixes tokens in {next(iter(spread), 'its own code')}, otherwise than by attention that goes "
                            "through transformers' AttentionInterface: each rank would mix its own tokens alone")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without gradients, and without dropout, so that no random number is drawn."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager

@@ -40,7 +40,8 @@ class PipelineStage(nn.Module):
     """Neighbouring layers of a model, one after the other. Each layer takes what the one before returned: a tensor, or
     a tuple of tensors, which become its arguments.
 
-    numbers: of its layers in the model.   recompute: each layer keeps only its input for the backward.
+    numbers: of its layers in the model.   recompute: each layer keeps only its input for the backward; its
+    forward is replaced.
     seed: if not None, each layer of each micro-batch draws its dropout from a seed of its own, so that the masks depend
     neither on the cut nor on the order of the schedule.
     """
@@ -48,7 +49,8 @@ class PipelineStage(nn.Module):
     def __init__(self, layers: Sequence[nn.Module], numbers: range, recompute: bool = False, seed: int | None = None):
         super().__init__()
         self.layers, self.numbers, self.seed = nn.ModuleList(layers[number] for number in numbers), numbers, seed
-        self.run = [checkpointed(layer) if recompute else layer for layer in self.layers]
+        for layer in self.layers if recompute else ():  # in its place, so that what tensor parallelism and ZeRO hook to it is run
+            layer.forward = checkpointed(layer)
 
     def forward(self, *values: torch.Tensor, micro_batch: int = 0, step: int = 0) -> torch.Tensor | tuple:
         if self.seed is None:
@@ -58,9 +60,9 @@ class PipelineStage(nn.Module):
             return self.through(values, lambda number: torch.manual_seed(hash((self.seed, step, micro_batch, number))))
 
     def through(self, values: tuple, before_layer) -> torch.Tensor | tuple:
-        for number, run in zip(self.numbers, self.run, strict=True):
+        for number, layer in zip(self.numbers, self.layers, strict=True):
             before_layer(number)
-            out = run(*values)
+            out = layer(*values)
             values = out if isinstance(out, tuple) else (out,)
         return out
 

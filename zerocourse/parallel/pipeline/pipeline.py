@@ -139,7 +139,7 @@ class Pipeline:
         self.steps += 1
         total = torch.stack(self.losses).sum() if self.losses else torch.zeros((), device=self.device)
         # The others add zeros: it is known on the last rank only. Here, and nowhere before, the host waits for a GPU.
-        return self.comm.all_reduce(total.double()).item()
+        return self.comm.numbers(self.comm.all_reduce(total.double()))[0]
 
     def grad_norm(self) -> Tensor:
         """The 2-norm of the gradients of all stages, the same on every rank. Collective."""
@@ -188,7 +188,7 @@ class Pipeline:
             shapes = [tuple((tensor.dtype, tensor.shape) for tensor in values) for values in self.inputs]
             kinds = [self.kind_of_shape.setdefault(shape, len(self.kind_of_shape)) for shape in shapes]
         if "gloo" in self.comm.backends or not self.comm.peers:
-            return self.comm.all_reduce(torch.tensor(kinds)).tolist()
+            return self.comm.numbers(self.comm.all_reduce(torch.tensor(kinds)))
         return [sum(of_ranks) for of_ranks in zip(*self.comm.all_gather_object(kinds), strict=True)]
 
     # -- the actions -------------------------------------------------------------------------------------------------

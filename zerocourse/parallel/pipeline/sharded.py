@@ -32,6 +32,14 @@ class StageOptimizers:
     def __init__(self, optimizers: list[Optimizer]):
         self.optimizers = optimizers
 
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict:
+        return {param: state for optimizer in self.optimizers for param, state in optimizer.state.items()}
+
     def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()

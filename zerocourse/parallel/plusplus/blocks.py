@@ -6,6 +6,7 @@ in half precision must still be seen after the transfer. Small blocks are what m
 its block alone.
 """
 
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,11 @@ def empty(rows: int, numel: int, bits: int, device: torch.device) -> Quantized:
 
 
 def quantize(values_rn: Tensor, bits: int) -> Quantized:
-    """values_rn: (rows, n) in any floating dtype; each row is cut into blocks by itself."""
+    """values_rn: (rows, n) in any floating dtype; each row is cut into blocks by itself. On a GPU a kernel does it, where triton is."""
+    if has_kernels(values_rn):
+        from ...kernels.quantize import quantize_rows
+
+        return Quantized(*quantize_rows(values_rn, bits, BLOCK))
     rows, numel = values_rn.shape
     padded = torch.zeros(rows, blocks_of(numel) * BLOCK, dtype=torch.float32, device=values_rn.device)
     padded[:, :numel] = values_rn
@@ -53,6 +58,19 @@ def quantize(values_rn: Tensor, bits: int) -> Quantized:
         return Quantized(whole.view(torch.uint8), scales)
     nibbles = (whole + 8).view(torch.uint8)
     return Quantized(nibbles[:, ::2] | nibbles[:, 1::2] << 4, scales)
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    return tensor.is_cuda and importlib.util.find_spec("triton") is not None
+
+
+def dequantized_sum(blocks: Quantized, numel: int, bits: int) -> Tensor:
+    """(numel,) in fp32: the sum over the rows, in one pass by a kernel on a GPU."""
+    if has_kernels(blocks.payload):
+        from ...kernels.quantize import sum_of_rows
+
+        return sum_of_rows(blocks.payload, blocks.scales, numel, bits, BLOCK)
+    return dequantize(blocks, numel, bits).sum(0)
 
 
 def dequantize(blocks: Quantized, numel: int, bits: int) -> Tensor:

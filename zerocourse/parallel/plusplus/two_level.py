@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...comm import Comm, Handle
 from ...layout.rankmap import Layout
-from .blocks import Quantized, dequantize, empty, quantize
+from .blocks import Quantized, dequantize, dequantized_sum, empty, quantize
 
 
 def gather_rows(rows: Tensor, comm: Comm, unit: str) -> Handle:
@@ -84,8 +84,8 @@ def reduce(bucket: Tensor, node: Comm, nodes: Comm, unit: str, bits: int, done: 
     inside, of_node = exchange(quantize(by_neighbour, bits), node, unit, bits, n * numel)
 
     def second() -> Handle:
-        in_node = dequantize(of_node, n * numel, bits).sum(0)
+        in_node = dequantized_sum(of_node, n * numel, bits)
         between, arrived = exchange(quantize(in_node.view(n, numel), bits), nodes, unit, bits, numel)
-        return between.then(lambda: done(dequantize(arrived, numel, bits).sum(0)))
+        return between.then(lambda: done(dequantized_sum(arrived, numel, bits)))
 
     return inside.then(second)

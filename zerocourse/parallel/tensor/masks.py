@@ -25,7 +25,7 @@ def in_own_stream(module: nn.Module, forward: Callable, comm: Comm) -> Callable:
     def run(*args, **kwargs):
         if not module.training:
             return forward(*args, **kwargs)
-        seed = int(torch.randint(2**31, ()))  # on the CPU, so that no GPU is waited for
+        seed = comm.numbers(torch.randint(2**31, ()))[0]  # on the CPU, so that no GPU is waited for
         device = next((value.device for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), torch.device("cpu"))
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # by default of all GPUs that the machine has
             torch.manual_seed(seed * comm.world_size + comm.rank)

@@ -1,10 +1,11 @@
 """Which modules of a model become what under tensor parallelism: names with * for a block's number.
 
-Of our GPT-2 and of Hugging Face's Llama the plans are here; another model's is a `TensorPlan` of one's own.
+Of our GPT-2, our Llama and Hugging Face's the plans are here; another model's is a `TensorPlan` of one's own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
@@ -53,7 +54,19 @@ def gpt2(model: nn.Module, ranks: int) -> TensorPlan:
 
 
 def llama(model: nn.Module, ranks: int) -> TensorPlan:
-    heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+    return of_llama(model.config.num_attention_heads, model.config.num_key_value_heads, ranks)
+
+
+def own_llama(model: nn.Module, ranks: int) -> TensorPlan:
+    """Of `models.llama`, which has no dropout, and reads the numbers of heads from what it is given."""
+    shape: Any = model.shape
+    if shape.qk_norm:
+        raise BadInput("the norms of queries and keys (Qwen 3) see a rank's own heads alone, and their gradients would have to be "
+                       "added up: tensor parallelism has no plan for them")
+    return replace(of_llama(shape.heads, shape.kv_heads, ranks), random=(), attributes={})
+
+
+def of_llama(heads: int, kv_heads: int, ranks: int) -> TensorPlan:
     attention, mlp, norm = (f"model.layers.*.{name}" for name in ("self_attn", "mlp", "{}_layernorm"))
     return TensorPlan(
         entered=(attention, mlp),
@@ -64,7 +77,7 @@ def llama(model: nn.Module, ranks: int) -> TensorPlan:
         random=(attention,), attributes={attention: {"num_key_value_groups": heads // max(kv_heads, ranks)}})
 
 
-PLANS: dict[str, Callable[[nn.Module, int], TensorPlan]] = {"GPT": gpt2, "LlamaForCausalLM": llama}
+PLANS: dict[str, Callable[[nn.Module, int], TensorPlan]] = {"GPT": gpt2, "LlamaForCausalLM": llama, "Llama": own_llama}
 
 
 def plan_of(model: nn.Module, ranks: int) -> TensorPlan:

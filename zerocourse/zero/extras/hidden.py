@@ -71,16 +71,20 @@ class Hiding(Extra):
         self.stage = weakref.ref(stage)  # a parameter keeps neither its stage nor its buffer alive
         flats = stage.flats if stage.shards_parameters else []
         self.own = {param: type(param) for flat in flats for param in flat.params.values()}
-        one = {flat.dtype: torch.full((), float("nan") if flat.dtype.is_floating_point else 0, dtype=flat.dtype,
-                                      device=flat.full.device) for flat in flats}
-        self.empty = {param: one[flat.dtype].expand(param.shape) for flat in flats for param in flat.params.values()}
-        for storage in map(FreeableStorage, one.values()):  # after their views are made: torch makes none without memory
+        self.shown = {flat.dtype: torch.full((), float("nan") if flat.dtype.is_floating_point else 0, dtype=flat.dtype,
+                                             device=flat.full.device) for flat in flats}
+        self.empty = {param: self.shown[flat.dtype].expand(param.shape) for flat in flats for param in flat.params.values()}
+        for storage in map(FreeableStorage, self.shown.values()):  # after their views are made: torch makes none without memory
             if storage.readable:
                 storage.free()
         for flat in flats:
             for key, param in flat.params.items():
                 param._hidden_in = functools.partial(use, weakref.ref(flat), key, weakref.ref(self))
             self.after_reshard(flat)
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        """On a GPU the number that hidden parameters show has memory: 4 bytes that are no parameter."""
+        return {"scalars": list(self.shown.values())}
 
     def after_reshard(self, flat: FlatBuffer) -> None:
         """Let the modules see the right shapes, and no memory. An empty buffer is always there."""

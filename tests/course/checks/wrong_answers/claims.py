@@ -82,3 +82,55 @@ def looks_for_a_least_value(low, high, runs):
         if all((settings[name] >= bound) == good for (settings, _), good in zip(runs, verdicts, strict=True)):
             return "true only if", (name, ">=", bound)
     return "it depends", None
+
+
+@wrong("26.7", "elements")
+def counts_passes(events_of, settings):
+    good = []
+    for ranks, micro in settings:
+        sent = {stage: sum(event["elements"] for rank in range(ranks) for event in events_of(stage, ranks, micro, rank)
+                           if event["verb"] != "wait") for stage in (0, 3)}
+        if 1.49 < sent[3] / sent[0] < 1.51:
+            good.append((ranks, micro))
+    if len(good) == len(settings):
+        return "true", []
+    return ("true only if", good) if good else ("false", [])
+
+
+# 26.w1 --------------------------------------------------------------------------------------------------------------
+
+STATES = "parameters", "gradients", "optimizer"
+
+
+@wrong("26.w1", "rank 0 alone")
+class AsksOne:
+    def evidence(held, sizes):
+        return {f"{n} ranks": sum(held(2, n, 0)[k] for k in STATES) / sum(held(0, n, 0)[k] for k in STATES) for n in sizes}
+
+
+@wrong("26.w1", "activations")
+class AddsAllUp:
+    def evidence(held, sizes):
+        return {f"{n} ranks": max(sum(held(2, n, r).values()) / sum(held(0, n, r).values()) for r in range(n)) for n in sizes}
+
+
+@wrong("26.w1", "by formula")
+class KnowsItAlready:
+    def evidence(held, sizes):
+        return {f"{n} ranks": (2 + 14 / n) / 16 for n in sizes}
+
+
+@wrong("26.w1", "less than")
+class WithoutTheLimit:
+    def holds(found):
+        return {case: share < 0.25 for case, share in found.items()}
+
+
+@wrong("26.w1", "the mean")
+class OnAverage:
+    def evidence(held, sizes):
+        found = {}
+        for n in sizes:
+            two, none = (sum(held(stage, n, r)[k] for r in range(n) for k in STATES) for stage in (2, 0))
+            found[f"{n} ranks"] = two / none
+        return found

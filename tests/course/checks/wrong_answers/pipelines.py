@@ -163,3 +163,13 @@ def begins_anew(comm, stage, x, target, loss):
     for param in stage.parameters():
         param.grad = None
     return one_step(comm, stage, x, target, loss)
+
+
+@wrong("17.7", "one way")
+def waits_for_activations_alone(ranks, micro_batches, rank, forward, backward, transfer):
+    hops, pairs = ranks - 1 - rank, -(-transfer // (forward + backward))
+    ahead = min(hops + pairs * hops, micro_batches)
+    actions = [("F", k) for k in range(ahead)]
+    for k in range(ahead, micro_batches):
+        actions += [("F", k), ("B", k - ahead)]
+    return actions + [("B", k) for k in range(micro_batches - ahead, micro_batches)]

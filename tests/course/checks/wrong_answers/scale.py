@@ -16,12 +16,9 @@ def states_alone(params, floor, card):
 
 
 @wrong("25.2", "lost")
-def all_alike(numel, ranks):
-    size = numel // ranks
-    bounds = [0]
-    for _ in range(ranks):
-        bounds.append(bounds[-1] + size)
-    return bounds
+def all_alike(numel, ranks, align):
+    size = -(-numel // align) // ranks * align
+    return [min(size * rank, numel) for rank in range(ranks + 1)]
 
 
 @wrong("25.3", "waits")
@@ -39,20 +36,7 @@ def adds_up_waits(events, ranks, latency):
     return {"exposed": took["wait"], "latency": turns, "helps": helps}
 
 
-@wrong("25.4", "one way")
-def sends_once(params, ranks, group, micro_batches, each):
-    nodes = ranks // group
-    inside = 6 * micro_batches * params * (group - 1) // group
-    times = micro_batches if each else 1
-    return inside, times * 2 * params // group * (nodes - 1) // nodes
-
-
-@wrong("25.5", "the node")
-def always_eight(ranks, card):
-    return 8
-
-
-@wrong("25.6", "as many gradients")
+@wrong("25.4", "as many gradients")
 def takes_it_twice(make, shape, dtype):
     with FakeTensorMode():
         model = make()
@@ -61,7 +45,7 @@ def takes_it_twice(make, shape, dtype):
     return nbytes, nbytes
 
 
-@wrong("25.7", "no prefetch")
+@wrong("25.5", "no prefetch")
 def fetches_late(blocks, ranks, rate, latency):
     now = link = sent = compute = 0
     waits = {}
@@ -87,3 +71,29 @@ def fetches_late(blocks, ranks, rate, latency):
                 on_the_link(numel)
     end = max(now, link)
     return {"sent": sent, "seconds": end, "idle": end - compute, "waits_for": max(waits, key=waits.get)}
+
+
+# 25.w1 --------------------------------------------------------------------------------------------------------------
+
+@wrong("25.w1", "N turns")
+class OncePerRank:
+    def ring_seconds(nbytes, ranks, rate, latency):
+        return sum(nbytes / ranks / rate + latency for _ in range(ranks))
+
+
+@wrong("25.w1", "the whole buffer")
+class BytesOverRate:
+    def ring_seconds(nbytes, ranks, rate, latency):
+        return (ranks - 1) * nbytes / rate + (ranks - 1) * latency
+
+
+@wrong("25.w1", "one latency")
+class OneMessage:
+    def ring_seconds(nbytes, ranks, rate, latency):
+        return nbytes * (ranks - 1) / ranks / rate + latency * (ranks > 1)
+
+
+@wrong("25.w1", "no latency")
+class Bandwidth:
+    def ring_seconds(nbytes, ranks, rate, latency):
+        return nbytes * (1 - 1 / ranks) / rate

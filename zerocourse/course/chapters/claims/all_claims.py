@@ -7,9 +7,8 @@ from . import memory_claims, number_claims, offload_claims, parallel_claims, ste
 from .claim import ANSWERS, FALSE, KINDS, MARKS, NOT_BUILT, ONLY_IF, TRUE, Claim, Examined, Judgement, read_claims
 
 CLAIMS = read_claims()
-GROUPS = tuple(dict.fromkeys(claim.group for claim in CLAIMS.values()))
 
-__all__ = ["ANSWERS", "CLAIMS", "FALSE", "GROUPS", "KINDS", "MARKS", "NOT_BUILT", "ONLY_IF", "TRUE", "Claim",
+__all__ = ["ANSWERS", "CLAIMS", "FALSE", "KINDS", "MARKS", "NOT_BUILT", "ONLY_IF", "TRUE", "Claim",
            "Examined", "Judgement", "examine"]
 
 

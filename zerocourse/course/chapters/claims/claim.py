@@ -138,16 +138,23 @@ class Examined:
                      "What would change the verdict": filled(self.claim.would_change, self.evidence)}
         return said | ({"Read in": self.claim.read} if self.claim.read else {})
 
-    def shown(self) -> Shown:
+    def heard(self) -> Shown:
+        """What is said, and the evidence, without a verdict."""
         numbers = table([{"evidence": name.replace("_", " "), "": written(value)}
                          for name, value in self.evidence.items()]
                         or [{"evidence": "none yet", "": ""}])
+        return Shown(f"“{self.claim.statement}”\n\n{numbers.text}", f"<p><b>“{escape(self.claim.statement)}”</b></p>{numbers.html}")
+
+    def judged(self) -> Shown:
+        """The verdict, and what is said about it."""
         verdict = f"{MARKS[self.judgement.answer]} {self.judgement}"
-        text = "\n\n".join([f"“{self.claim.statement}”", numbers.text, f"Verdict: {verdict}",
-                            *(f"{heading}: {words}" for heading, words in self.sentences.items())])
-        html = (f"<p><b>“{escape(self.claim.statement)}”</b></p>{numbers.html}<p><b>Verdict: {escape(verdict)}</b></p>"
-                + "".join(f"<p><i>{heading}:</i> {escape(words)}</p>" for heading, words in self.sentences.items()))
-        return Shown(text, html)
+        return Shown("\n\n".join([f"Verdict: {verdict}", *(f"{heading}: {words}" for heading, words in self.sentences.items())]),
+                     f"<p><b>Verdict: {escape(verdict)}</b></p>"
+                     + "".join(f"<p><i>{heading}:</i> {escape(words)}</p>" for heading, words in self.sentences.items()))
+
+    def shown(self) -> Shown:
+        both = self.heard(), self.judged()
+        return Shown("\n\n".join(each.text for each in both), "".join(each.html for each in both))
 
     def __repr__(self) -> str:
         return self.shown().text

@@ -41,7 +41,8 @@ def stage_3_saves(e):
 def two_cards() -> Evidence:
     xl = CONFIGS["gpt2-xl"]
     peaks = {stage: gpt2_peak_bytes(xl, stage, 2, micro_batch=1, seq=1024) for stage in range(4)}
-    return {"card_bytes": CARD_24, "needed_beside_bytes": 2**30,  # CUDA's context, and what an allocator cannot use
+    return {"samples_and_tokens": (1, 1024), "checkpoints": "none", "card_bytes": CARD_24,
+            "needed_beside_bytes": 2**30,  # CUDA's context, and what an allocator cannot use
             "peak_bytes_by_stage": peaks,
             "left_bytes_by_stage": {stage: CARD_24 - peak for stage, peak in peaks.items()}}
 

@@ -15,13 +15,6 @@ def fraction_bits(dtype: torch.dtype) -> int:
     return round(-log2(torch.finfo(dtype).eps))
 
 
-def exponent_bits(dtype: torch.dtype) -> int:
-    """From the largest and the smallest normal number. Two patterns of bits are left over, for 0 and for infinity."""
-    limits = torch.finfo(dtype)
-    powers = int(log2(limits.max)) - int(log2(limits.smallest_normal)) + 1
-    return round(log2(powers + 2))
-
-
 def largest_numbers() -> Evidence:
     def fits(dtype: torch.dtype) -> bool:
         return not isinf(torch.tensor(SCALE).to(dtype).item())
@@ -35,13 +28,3 @@ def largest_numbers() -> Evidence:
 @judges("65504 and 7 bits", largest_numbers)
 def both_are_so(e):
     return e["largest_fp16"] == e["claimed_largest"] and e["fraction_bits"]["bf16"] == e["claimed_fraction_bits"]
-
-
-def exponents() -> Evidence:
-    return {"exponent_bits": {name: exponent_bits(dtype) for name, dtype in DTYPES.items()},
-            "largest": {name: torch.finfo(dtype).max for name, dtype in DTYPES.items()}}
-
-
-@judges("bf16's exponent", exponents)
-def both_have_eight(e):
-    return e["exponent_bits"]["fp16"] == e["exponent_bits"]["bf16"] == 8

@@ -5,7 +5,6 @@ from dataclasses import replace
 from math import isqrt
 
 from ....activations import place_checkpoints
-from ....activations.arena import Allocation, replay, smallest_arena
 from ....comm.simulated import SimulatedComm
 from ....init.deferred import deferred_init
 from ....measure.ledger import Ledger
@@ -55,39 +54,6 @@ def meta_device() -> Evidence:
 @judges("meta device: 90 %", meta_device)
 def enough(e):
     return {name: share >= e["claimed_saving"] for name, share in e["saved_by_layers_and_ranks"].items()}
-
-
-def relies() -> Evidence:
-    def saved(what: str, before: tuple[int, bool], after: tuple[int, bool]) -> int:
-        """Of these bytes, between two ways to train: (stage, with checkpoints)."""
-        one, other = (simulated_step(stage, 4, recompute=again)[f"{what}_bytes"] for stage, again in (before, after))
-        return one - other
-
-    return {"states_saved_without_checkpoints": saved("total", (0, False), (3, False)),
-            "states_saved_with_checkpoints": saved("total", (0, True), (3, True)),
-            "peak_saved_by_checkpoints_without_ZeRO": saved("peak", (0, False), (0, True)),
-            "peak_saved_by_checkpoints_under_ZeRO_3": saved("peak", (3, False), (3, True))}
-
-
-@judges("ZeRO-3 needs checkpoints", relies)
-def little_without(e):
-    return e["states_saved_without_checkpoints"] < e["states_saved_with_checkpoints"] / 2
-
-
-def constant_buffers() -> Evidence:
-    events = trial.recorded("full", EIGHT, samples=4).events
-    needed, size = replay(events).peak, 2**20
-    buffer = Allocation(0, size, long=True)
-    with_buffer = [buffer, *events, Allocation(0, 0)]
-    waste = {"as it is": smallest_arena(events) / needed - 1,
-             "with a buffer of constant size": (smallest_arena(with_buffer) - size) / needed - 1,
-             "with two ends": smallest_arena(events, apart=True) / needed - 1}
-    return {"bytes_in_use_at_most": needed, "waste": waste, "fused_buffer_of_3B_bytes": FP32 * 3 * 10**9}
-
-
-@judges("constant buffers", constant_buffers)
-def halved(e):
-    return e["waste"]["with a buffer of constant size"] < e["waste"]["as it is"] / 2
 
 
 def root_of_layers() -> Evidence:

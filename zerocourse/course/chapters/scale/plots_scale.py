@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from ....formulas.units import gb
 from ...show.alternative_text import described
@@ -117,32 +115,3 @@ def seconds_over_ranks(ways: Mapping[str, Mapping[int, Mapping[str, float]]], ti
     axes.legend(fontsize=8, loc="upper left")
     figure.set_label(f"{title}. {'; '.join(said)}.")
     return figure
-
-
-def two_ways_to_cut(nodes: int, per_node: int) -> Figure:
-    """Which slice each rank holds: cut among all ranks, and cut inside each node with the same slices in every node."""
-    figure, (left, right) = panels(9, 0.9 + 0.75 * nodes, 1, 2, sharey=True)
-    draw_nodes(left, nodes, per_node, lambda node, rank: node * per_node + rank, "one group: every slice is somewhere else")
-    draw_nodes(right, nodes, per_node, lambda node, rank: rank, "hybrid: each node has all slices")
-    for axes, words in ((left, f"a gather needs all {nodes * per_node} ranks"),
-                        (right, "a gather stays in its row; sums also go down the columns")):
-        axes.set_xlabel(words, fontsize=9)
-    figure.set_label(f"{nodes} nodes of {per_node} ranks. Left, one group: rank r holds slice r of {nodes * per_node}. "
-                     f"Right, hybrid: in each node rank r holds slice r of {per_node}, so that the slices of a column are the same.")
-    return figure
-
-
-def draw_nodes(axes: Axes, nodes: int, per_node: int, slice_of, title: str) -> None:
-    for node in range(nodes):
-        axes.add_patch(Rectangle((-0.1, node - 0.06), per_node + 0.1, 0.9, facecolor="none", edgecolor=FAINT, linewidth=1))
-        for rank in range(per_node):
-            number = slice_of(node, rank)
-            axes.add_patch(Rectangle((rank, node), 0.9, 0.78, facecolor=SHADES[number % len(SHADES)], edgecolor=INK, linewidth=0.6))
-            axes.text(rank + 0.45, node + 0.39, f"slice {number}", ha="center", va="center", fontsize=9,
-                      bbox={"color": "white", "alpha": 0.8, "pad": 1})
-    axes.set(xlim=(-0.15, per_node + 0.05), ylim=(nodes, -0.12), xticks=[], yticks=[node + 0.4 for node in range(nodes)],
-             yticklabels=[f"node {node}" for node in range(nodes)])
-    axes.set_title(title, fontsize=10, weight="bold")
-    axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)

@@ -26,7 +26,7 @@ PRINTED = {  # Table 1 of arXiv 1910.02054, GB per rank at stages 1 / 2 / 3, as 
     "1T": ("16000 / 16000 / 16000", "7000 / 5500 / 4000", "4750 / 2875 / 1000", "4187 / 2218 / 250", "4046 / 2054 / 62.5",
            "4011 / 2013 / 15.6")}
 GROWTH_RANKS = tuple(2**power for power in range(13))
-CLUSTER, NODE = "64x8xH100", 8  # and the ranks of one of its nodes
+CLUSTER, NODE = "256x8xH100", 8  # and the ranks of one of its nodes
 TIMED_RANKS = 8, 32, 128, 512, 2048
 MICRO_BATCH = 4  # of a timed step
 KINDS = "parameters", "gradients", "optimizer"

@@ -128,3 +128,14 @@ def named_arrow(drawing: svg.Drawing, x: float, middle: float, words: str) -> fl
     drawing.text(x + wide / 2, middle - 10, words, size=14, anchor="middle")
     drawing.arrow(x, middle, x + wide, middle)
     return x + wide + GAP
+
+
+def taken_for(cut: Cut, rank: int, heads: int) -> dict[str, str]:
+    """What attention takes a rank's rows of a qkv matrix for: three equal parts, each head named by what it is in the whole
+    matrix, such as q0. heads: of queries, and as many of keys and of values."""
+    width = cut.size // (3 * heads)
+    rows = [row for span in cut.by_rank[rank] for row in span]
+    named = [f"{'qkv'[row // (heads * width)]}{row // width % heads}" for row in rows[::width]]
+    third = len(named) // 3
+    return {f"as {kind}": " ".join(named[part * third : (part + 1) * third])
+            for part, kind in enumerate(("queries", "keys", "values"))}

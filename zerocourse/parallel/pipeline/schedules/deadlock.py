@@ -6,6 +6,7 @@ ring, or for one whose list has ended.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ....errors import BadInput
 from ..links import communicators, links, standstill
@@ -29,6 +30,27 @@ def deadlock(plan: Schedule, sends: str = "buffered") -> str | None:
         raise BadInput(f"sends is {sends!r}: it must be one of {', '.join(SENDS)}")
     if sends in ("one communicator", "nccl"):
         return standstill(plan, communicators(plan) if sends == "nccl" else dict.fromkeys(links(plan), 0))
+    waits = ring_of_waits(plan, sends)
+    if not waits:
+        return None
+    said = "; ".join(f"rank {each.rank} stands in {each.action} until rank {each.peer} does {each.awaited}" for each in waits)
+    if waits[-1].peer == waits[0].rank:
+        return f"a ring of waits, with {sends} sends: {said}"
+    return f"{said}, but rank {waits[-1].peer}'s list has ended without it"
+
+
+class Blocked(NamedTuple):
+    """A rank stands in an action until another one does what it awaits."""
+
+    rank: int
+    action: Action
+    peer: int
+    awaited: Action
+
+
+def ring_of_waits(plan: Schedule, sends: str) -> list[Blocked]:
+    """From each rank that stands still to the one that it waits for, until the first comes again, or one whose list has
+    ended; nothing where every list ends. sends: as for `deadlock`, but not those of NCCL."""
     groups = [grouped(actions, together=sends == "paired") for actions in plan.actions]
     before = {action: earlier for actions in plan.actions for action, earlier in sends_before(plan, actions)}
     at = [0] * plan.ranks
@@ -64,19 +86,12 @@ def deadlock(plan: Schedule, sends: str = "buffered") -> str | None:
                 begin(rank)
                 moved = True
     stuck = [rank for rank in range(plan.ranks) if at[rank] < len(groups[rank])]
-    if not stuck:
-        return None
-    path = [stuck[0]]  # from each rank to the one that it waits for, until one comes a second time or has ended
-    clauses = []
-    while True:
-        action = waiting(path[-1])[0]
-        peer = plan.peer(action)
-        clauses.append(f"rank {path[-1]} stands in {action} until rank {peer} does {awaited(action)}")
-        if peer not in stuck:
-            return f"{'; '.join(clauses)}, but rank {peer}'s list has ended without it"
-        if peer in path:
-            return f"a ring of waits, with {sends} sends: {'; '.join(clauses[path.index(peer):])}"
-        path.append(peer)
+    rank, waits = (stuck or [0])[0], []
+    while rank in stuck and rank not in [wait.rank for wait in waits]:
+        action = waiting(rank)[0]
+        waits.append(Blocked(rank, action, plan.peer(action), awaited(action)))
+        rank = waits[-1].peer
+    return waits[next((place for place, wait in enumerate(waits) if wait.rank == rank), 0):]
 
 
 def grouped(actions: list[Action], together: bool) -> list[list[Action]]:

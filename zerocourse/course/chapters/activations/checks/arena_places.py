@@ -39,21 +39,7 @@ def goes_round(fitting, last):
     })
 def first_fit(events, size, *, pick=lowest, reuse=True, merge=True, fits=lambda hole, nbytes: hole[1] - hole[0] >= nbytes,
               end=0, stops=True):
-    """The addresses of the blocks in order, None for one that does not fit.
-
-    best fit: You took the smallest hole that is large enough: first fit takes the lowest.
-    worst fit: You took the largest hole: first fit takes the lowest that is large enough.
-    next fit: You went on searching behind the block that was placed last, which is called next fit: first fit begins at
-        0 each time.
-    from the top: You took the highest hole: first fit takes the lowest that is large enough.
-    never reused: You never used memory again that was freed.
-    not merged: You did not join holes that lie side by side: together they are one.
-    one too many: You asked for a hole that is larger than the block: one of the same size is large enough.
-    no end: You went on beyond the arena's end.
-    bytes free: You placed a block where it is too large for the hole: a block lies in one piece.
-    goes on: You went on after a block that did not fit: the step has ended there.
-    right: an allocator has to say no with memory free, because a block lies in one piece.
-    """
+    """The addresses of the blocks in order, None for one that does not fit."""
     free, blocks, places, last = [(0, max(size, end))], {}, [], 0
     for name, nbytes in events:
         if not nbytes:

@@ -30,22 +30,7 @@ GB = 10**9
 def largest_batch(budget, layers, seq, width, kept, again, element, *,
                   blocks=lambda layers, kept, again: layers * kept + again, size=lambda element: element,
                   whole=lambda budget, each: budget // each):
-    """Samples whose activations fit.
-
-    one block: You counted one block: every block keeps its share until its backward.
-    not again: You left out the block that is computed again: in its backward all that it needs is there once more.
-    again everywhere: You counted as if all blocks were computed again at once: they are computed again one by one, and one
-        is over before the next begins.
-    counted twice: You counted what the block that is computed again had kept a second time: `again` is what comes to it.
-    instead: You let `again` take the place of what the block has kept: it comes to it.
-    elements: You counted elements: each has `element` bytes.
-    always half: You counted 2 bytes an element whatever `element` says.
-    rounded up: You rounded up: one sample more than fits does not fit.
-    rounded: You rounded to the nearest number: a sample that fits by half does not fit.
-    a fraction: You returned a fraction: samples are whole.
-    at least one: You returned at least one sample: where none fits the answer is 0.
-    right: with checkpoints 12 layers need 27 tensors a sample and 48 need 63, and without them 192 and 768.
-    """
+    """Samples whose activations fit."""
     return whole(budget, blocks(layers, kept, again) * seq * width * size(element))
 
 
@@ -78,17 +63,5 @@ def nearest(layers, wish):
     })
 def best_number(inputs, kept, layers, *, best=lambda inputs, kept, layers:
                 min(peaks(inputs, kept, layers), key=peaks(inputs, kept, layers).get)):
-    """The number of checkpoints with the least peak.
-
-    root of the layers: You took the number nearest to √layers: that is best only where a block keeps no more than its input.
-    one a block: You put a checkpoint before every block, which is not always best: count both terms.
-    root of all: You returned √(layers · kept / input), where the derivative is 0: take the divisor of `layers` that is best.
-    no divisor: The number must divide `layers`, or segments are not equally long.
-    turned over: You returned how many blocks a segment has: the number of checkpoints is wanted.
-    the peak: You returned the peak: the number of checkpoints is wanted.
-    more of two: Of two numbers with the same peak take the smaller one.
-    block alone: You took one checkpoint: then the backward has all blocks at once.
-    two at least: You left out 1: one checkpoint, before the first block, is a choice, too.
-    right: so what is measured decides, and not a rule about the root.
-    """
+    """The number of checkpoints with the least peak."""
     return best(inputs, kept, layers)

@@ -38,12 +38,7 @@ def best(operations, budget, worth=lambda each: each["bytes"], allowed=lambda us
 
 
 def cost(answer, operations, budget):
-    """What is kept, and what is computed again.
-
-    case: a budget of {1} FLOPs.
-    flops: with what you keep, more FLOPs are computed again than the budget allows.
-    bytes: you keep {got} bytes, and {want} are enough.
-    """
+    """What is kept, and what is computed again."""
     chosen = answer([dict(each) for each in operations], budget)
     names = [each["name"] for each in operations]
     if not isinstance(chosen, (list, tuple, set, frozenset)) or not set(chosen) <= set(names):
@@ -70,17 +65,5 @@ def cost(answer, operations, budget):
                                                                        allowed=lambda used, budget: used < budget or not used)},
     })
 def keep(operations, budget, *, choose=best):
-    """The names of the outputs to keep.
-
-    over budget: You compute everything again, whatever the budget says.
-    all kept: You keep everything: give up what the budget allows.
-    the others: You returned what is to be computed again: what is kept is wanted.
-    largest first: You gave up the largest outputs first: two smaller ones may be larger together, and cost less.
-    cheapest first: You gave up the cheapest operations first: look at the bytes as well.
-    ratio first: You gave up the best ratio of bytes to FLOPs first, which is a good rule, but not always best: what is left
-        of the budget may be too little for the next one.
-    most operations: You gave up as many operations as possible: bytes count, not operations.
-    below the budget: You stayed below the budget: all of it may be spent.
-    right: torch's compiler solves the same problem for `activation_memory_budget`.
-    """
+    """The names of the outputs to keep."""
     return choose(operations, budget)

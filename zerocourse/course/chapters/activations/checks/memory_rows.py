@@ -48,19 +48,7 @@ def highest(table):
     })
 def read_step(table, *, kept=lambda row: row["after"] - row["before"],
               gradients=lambda row, kept: row["after"] - row["before"] + kept, top=highest, order=list):
-    """"kept" and "gradients" by block, "peak" as (phase, block), and "done", the blocks whose gradients are there by then.
-
-    what swells: You took for kept what a block needs for a moment: what is there after its forward counts.
-    all so far: You took for kept all that is alive: of it only what the block has added is its own.
-    not freed: You took the change of a block's backward for its gradients: it also frees what the block had kept.
-    freed twice: You added what a block had kept twice: it is freed once.
-    at the top: You took the highest moment of a backward: much of what is there is freed again.
-    what stays: You looked for the peak in `after`: it is reached while a block computes.
-    what is added: You looked for the block that adds most: the peak is the most bytes that are alive.
-    end of the forward: You took the end of the forward for the peak: with checkpoints it may be anywhere in the backward.
-    from the first: The backward begins with the last block: list the blocks in the order in which they were done.
-    right: so a curve shows whether activations or gradients make the peak, before one has tried anything.
-    """
+    """"kept" and "gradients" by block, "peak" as (phase, block), and "done", the blocks whose gradients are there by then."""
     of_forward = {row["block"]: kept(row) for row in table if row["phase"] == "forward"}
     of_backward = {row["block"]: gradients(row, of_forward[row["block"]]) for row in table if row["phase"] == "backward"}
     at = top(table)

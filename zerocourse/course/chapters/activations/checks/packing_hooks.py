@@ -26,15 +26,7 @@ class Small(nn.Module):
 
 
 def kept_and_back(answer, dtype):
-    """A forward under the hooks, and its backward.
-
-    case: for a model in {0}.
-    kept: after the forward {got} bytes are held besides the model, and {want} are right.
-    backward: the backward {got}, and it {want} with the right hooks.
-    gradients: the gradient of the model is
-    left: after a forward without a backward, whose loss is gone, {got} bytes are still held, and {want} are right.
-    weights: the hooks changed the model's parameters.
-    """
+    """A forward under the hooks, and its backward."""
     torch.manual_seed(0)
     model, tokens = Small(getattr(torch, dtype)), torch.arange(500, 564).view(4, 16)
     before = [param.detach().clone() for param in model.parameters()]
@@ -83,24 +75,7 @@ def shares_memory(tensor, model):
     })
 def half_hooks(model, *, is_weight=shares_memory, back=lambda packed, dtype: packed.to(dtype), as_it_is=torch.Tensor.detach,
                least=64, kind=torch.Tensor.is_floating_point, half=torch.bfloat16):
-    """(pack, unpack).
-
-    weights: You packed the parameters as well: they are there anyway, so their copies are bytes on top.
-    views of weights: You recognise a parameter only as the object itself: a linear layer keeps a transposed view of its
-        weight, another tensor on the same memory. Compare the memory, `tensor.untyped_storage().data_ptr()`.
-    slices of weights: You compare where tensors begin, and a slice of a parameter begins elsewhere in the same memory: compare
-        `tensor.untyped_storage().data_ptr()`.
-    not inverse: `unpack` is not the inverse of `pack`: the tensor must come back in its dtype.
-    always fp32: You always return fp32: the tensor must come back in the dtype that it had.
-    own input: You return the very tensor that `pack` was given: a result that is kept by the operation that made it then keeps
-        itself, for ever. Return `tensor.detach()`, which has the same memory.
-    copies: You copied what is kept as it is: `tensor.detach()` has the same memory and needs no more.
-    small ones too: You packed small tensors: those of fewer than 64 elements stay as they are.
-    integers: You packed integers as well: bf16 has only 8 bits for the token 501, and it comes back as another.
-    nothing: You pack nothing.
-    fp16: You kept fp16: bf16 is wanted, which has the range of fp32.
-    right: the hooks never asked what kind of layer keeps the tensor, so they work on any model.
-    """
+    """(pack, unpack)."""
     def pack(tensor):
         if not kind(tensor) or tensor.numel() < least or is_weight(tensor, model):
             return as_it_is(tensor), None

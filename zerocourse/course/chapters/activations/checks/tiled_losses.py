@@ -25,16 +25,7 @@ class Largest(TorchDispatchMode):
 
 
 def loss_and_gradients(answer, tiles, factor):
-    """The loss, multiplied by a factor, and its gradients.
-
-    case: with {0} tiles, and the loss times {1}.
-    loss: the loss is
-    x gradient: the gradient of x is
-    weight gradient: the gradient of the weight is
-    logits: the logits of all tokens were there at once: compute them tile by tile.
-    kept: the tiles' logits were all kept for the backward: compute gradients in the forward, while a tile is there.
-    again: gradients are right, but a second backward (after `backward(retain_graph=True)`) has others.
-    """
+    """The loss, multiplied by a factor, and its gradients."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(N, C, generator=draw, requires_grad=True)
     weight = torch.randn(V, C, generator=draw, requires_grad=True)
@@ -84,25 +75,7 @@ def loss_and_gradients(answer, tiles, factor):
 def tiled_loss(x, weight, targets, tiles, *, scale_x=lambda gradient, factor: gradient * factor,
                scale_weight=lambda gradient, factor: gradient * factor, share=lambda tile, tiles: tile / N,
                add=lambda total, part: total + part):
-    """The mean cross entropy of x @ weight.T, tile by tile.
-
-    the bug: The bug is still there: only x's gradient is multiplied by what comes from above. The weight's gradient must be,
-        too, or it ignores every factor on the loss: a loss scale, or the 1/G of accumulation.
-    neither: Neither gradient is multiplied by what comes from above: a factor on the loss changes both.
-    twice: You multiplied the weight's gradient twice.
-    divided: You divided the weight's gradient by what comes from above: multiply.
-    the other one: Now x's gradient is not multiplied by what comes from above: both must be.
-    mean of means: You took the mean of the tiles' means: where tiles have different numbers of tokens, each token of a short
-        one counts more. Divide by the number of all tokens.
-    sum: You did not divide by the number of tokens: the mean is wanted.
-    last tile: You kept the weight's gradient of the last tile only: add them up.
-    all at once: You computed all logits at once: then nothing is saved.
-    tiles kept: You add up the tiles, and autograd keeps the logits of each until the backward, so nothing is saved. Compute the
-        gradients in the forward, while a tile's logits are there.
-    in place: You multiplied the kept gradient in place: in a second backward it is multiplied again.
-    x forgotten: x gets no gradient.
-    right: a factor on the loss is the one test that shows this bug, because without it every number is right.
-    """
+    """The mean cross entropy of x @ weight.T, tile by tile."""
     class Tiled(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, weight, targets):

@@ -70,15 +70,7 @@ OLD, NEW = b"the old state", b"the new state"
 
 
 def crashes(answer, before):
-    """Save once without a crash, then with one after each operation.
-
-    case: {0}
-    saved: afterwards the checkpoint is {got}, and {want} is right.
-    left: afterwards the folder has the files {got}, and {want} are right.
-    torn: after a power cut `state` was neither the old state nor the new one, or it was not there at all.
-    certain: when the save has returned, a power cut can still bring back the old name: the folder was {got}.
-    again: the save after a power cut did not succeed: what the killed one has left was in its way, or stayed.
-    """
+    """Save once without a crash, then with one after each operation."""
     disk = CrashingDisk(before)
     answer(disk, "state", NEW)
     operations = list(disk.operations)
@@ -115,19 +107,7 @@ def crashes(answer, before):
         "left over": {"order": ("write", "fsync", "rename", "sync_folder", "copy")},
     })
 def save_safely(disk, name, data, *, draft=".draft", order=("write", "fsync", "rename", "sync_folder")):
-    """Write, fsync, rename, sync the folder.
-
-    in place: You wrote over the only copy: between the first byte and the last, neither state is there.
-    rename first: You renamed before the contents were on the disk: the name may be there sooner than what it names.
-    no fsync: You never synced the file: the new name may be on the disk before the contents are.
-    folder for file: You synced the folder in place of the file: names and contents are synced separately.
-    folder not synced: You did not sync the folder, and the new name is certain only then.
-    folder too early: You synced the folder before the rename, which changes it.
-    deleted first: You deleted the old file before the rename: for a moment neither is there. `rename` replaces it.
-    new draft each time: You gave the draft another name each time: whatever a killed save leaves stays for ever.
-    left over: You left a file behind: only `name` is to be there.
-    right: at every one of its moments the disk has the old state or the new one, whole.
-    """
+    """Write, fsync, rename, sync the folder."""
     other = f"{name}.{len(disk.files())}" if draft == "random" else name + draft
     for what in order:
         if what in ("write", "copy"):

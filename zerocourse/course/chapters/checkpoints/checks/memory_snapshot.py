@@ -32,18 +32,7 @@ def steps(model, optimizer, scheduler, first, last):
 
 
 def taken_and_restored(answer):
-    """A snapshot is taken, training goes on, and a new run starts from the snapshot.
-
-    entries: the snapshot has the entries {got}, and {want} are right.
-    kinds: the entries "model", "optimizer" and "scheduler" are of the types {got}, and each should be the dict that a
-        `state_dict()` returns.
-    weights: three steps later the parameters in the snapshot were no longer those of the moment it was taken.
-    buffers: three steps later the model's buffers in the snapshot were no longer those of the moment it was taken.
-    averages: three steps later the optimizer's states in the snapshot were no longer those of the moment it was taken.
-    random: the random state in the snapshot is not that of the moment it was taken.
-    losses: the snapshot stays as it was, but the losses of a run that starts from it are {got}, and {want} are right.
-    untouched: taking the snapshot changed the training itself.
-    """
+    """A snapshot is taken, training goes on, and a new run starts from the snapshot."""
     model, optimizer, scheduler = trained()
     steps(model, optimizer, scheduler, 0, AT)
     right = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
@@ -108,23 +97,7 @@ def parameters_alone(state):
     })
 def snapshot(model, optimizer, scheduler, *, copied=copy.deepcopy, random=torch.get_rng_state, after=lambda: None, leave="",
              state_of=lambda each: each.state_dict()):
-    """A state that does not change any more.
-
-    the bug: The bug is still there. `state_dict()` returns the tensors themselves, so the next step writes into the
-        snapshot: copy the tensors, not only the dictionaries around them.
-    optimizer shared: The optimizer's averages are still shared with the training: its `state_dict()` has the tensors
-        themselves, too.
-    model shared: The model's tensors are still shared with the training.
-    buffers shared: You copied the parameters and not the buffers: the running averages of a normalisation layer change
-        in every forward.
-    no random state: What you keep is not the state of the default generator now: see `torch.get_rng_state()`.
-    seeded: You seeded torch: a snapshot only looks, and changes nothing in the run.
-    drawn: You drew random numbers: every later mask of dropout is another one then.
-    entry missing: Keep all four entries.
-    objects: You copied the objects themselves: keep what their `state_dict()` returns, because a checkpoint is loaded into
-        objects that a new run has made.
-    right: the run can go on while a thread writes this, and a new run that starts from it has the same losses.
-    """
+    """A state that does not change any more."""
     state = {"model": state_of(model), "optimizer": state_of(optimizer), "scheduler": state_of(scheduler), "random": random()}
     found = copied(state)
     after()

@@ -39,20 +39,7 @@ def read_log(rows, *, twice=lambda rows: len(rows) - len({row["step"] for row in
              restarts=lambda rows: rows[-1]["attempt"] - 1,
              safe=lambda rows: max((row["step"] for row in rows if row["saved"]), default=0),
              changes=lambda rows: sum(one["ranks"] != other["ranks"] for one, other in pairwise(rows))):
-    """What a log says.
-
-    all rows: In `wasted` you counted all steps that were computed: only those count that had been computed before.
-    steps once: In `wasted` a step that three attempts computed was computed again twice: count how many rows are too
-        many.
-    last step: In `wasted` you compared the first two attempts only.
-    attempts: In `restarts` you counted the attempts: the first one is no restart.
-    latest row: In `safe` you took the last step that was computed: only what was saved is safe.
-    saves: In `safe` you counted the saves: the step of the last one is wanted.
-    first save: In `safe` you took the first save: the last one is where the next attempt would go on.
-    ranks: In `changes` you counted the different numbers of ranks: 4, 3, 4 are two changes.
-    not again: In `changes` you counted at most one change, or said whether there was one.
-    right: a restart costs the steps since the last save, and nothing else of the work.
-    """
+    """What a log says."""
     return {"restarts": restarts(rows), "wasted": twice(rows), "safe": safe(rows), "changes": int(changes(rows))}
 
 
@@ -78,20 +65,5 @@ def read_log(rows, *, twice=lambda rows: len(rows) - len({row["step"] for row in
     })
 def save_every(save, mean, machines, *, two=2, root=math.sqrt,
                of_all=lambda mean, machines: mean / machines):
-    """Seconds of training between two saves.
-
-    no two: You left out the 2: on average half an interval is lost, so T / (2 M) is to be balanced with C / T.
-    no root: You took no root: the derivative of C / T + T / (2 M) is zero where T² = 2 C M.
-    one machine: You took the mean time of one machine: the run stops when any of them fails, so with n machines
-        interruptions come n times as often.
-    more machines: With more machines interruptions come more often, so M becomes smaller.
-    root of machines: You divided the time between failures by the root of the number of machines: failures of n
-        machines are n times as many.
-    divided after: You divided the interval by the number of machines: it is M that is divided, and the root comes after.
-    the save too: You added the time of the save: the interval is the training between two saves.
-    turned over: You returned how many saves there are in a second: the seconds between two saves are wanted.
-    minutes: You returned minutes, and seconds are wanted.
-    half the mean: You have the 2 on the wrong side: T² = 2 C M.
-    right: and since the curve is flat at the bottom, a rough value of M is good enough.
-    """
+    """Seconds of training between two saves."""
     return root(two * save * of_all(mean, machines))

@@ -41,27 +41,7 @@ def pieces_of(saved, start, stop, *, first=max, last=min, at=lambda first, offse
               length=lambda first, last, at: last - first, to=lambda first, start: first - start,
               meets=lambda first, last: first < last, inside=lambda start, stop, offset, end: True,
               order=lambda found: sorted(found, key=lambda each: each[3])):
-    """What to read for elements start to stop: (file, from, length, to).
-
-    whole chunks: You read whole chunks: only the elements between `start` and `stop` are wanted.
-    in the tensor: You counted where to read from the tensor's beginning: in the file the chunk's first element is
-        number 0.
-    in the slice: You counted where to read from the slice's beginning: in the file the chunk's first element is number
-        0.
-    last included: You left out the last element: `stop` is the first one that is not wanted.
-    last for length: The third entry is how many elements, not where they end in the tensor.
-    end for length: The third entry is how many elements, not where they end in the chunk.
-    touching: You read pieces of 0 elements, of a chunk that only touches the slice or where nothing is wanted: leave
-        them out.
-    begun inside: You took only chunks that begin inside of the slice: one that begins before it may reach into it.
-    wholly inside: You took only chunks that lie wholly inside of the slice: one that reaches into it counts too.
-    one chunk: You took the chunk in which the slice begins, and no other: it may go on in the next ones.
-    to as saved: You put the elements where they are in the tensor: the memory they are read into begins with element
-        `start`.
-    as they come: You took the chunks as they come: return them in the order of their elements.
-    by file: You sorted by the files' names: sort by `to`, since a file's name says nothing about its place in the tensor.
-    right: this is all of resharding; ranks and stages play no role in it.
-    """
+    """What to read for elements start to stop: (file, from, length, to)."""
     found = []
     for chunk in saved:
         offset, end = chunk["offset"], chunk["offset"] + chunk["size"]
@@ -100,23 +80,7 @@ ORDER = [7, 2, 9, 4, 11, 0, 5, 8, 1, 10, 3, 6, 15, 12, 14, 13, 19, 17, 16, 18, 2
 def next_samples(order, seen, batch, rank, ranks, micro, *, begin=lambda seen, ranks, batch: seen,
                  share=lambda step, rank, ranks: step[rank * len(step) // ranks:(rank + 1) * len(step) // ranks],
                  cut=lambda mine, micro: [mine[at:at + micro] for at in range(0, len(mine), micro)]):
-    """A rank's micro-batches of the next step.
-
-    from the start: You began at the start of the order: `seen` samples have been read already.
-    own samples: You multiplied `seen` by the ranks: it counts the samples of all ranks together, which is why it still
-        means the same at another number of ranks.
-    per rank: You divided `seen` by the ranks: it counts the samples of all ranks together, and so does the place in the
-        order.
-    steps: You took `seen` for a number of steps: it counts samples.
-    dealt out: You dealt the samples out in turn: rank r takes the r-th run of the step, as one piece.
-    all ranks: You gave every rank the whole step: they share it.
-    one micro-batch: You returned one micro-batch only: a rank accumulates as many as its share of the step has.
-    no cut: You did not cut the rank's share into micro-batches.
-    as many as: You made `micro` micro-batches: `micro` is how many samples are in each.
-    grown batch: You let the batch follow the number of ranks: it stays what it was, and the accumulation follows.
-    positions: You returned places in the order: the samples that stand there are wanted.
-    right: the step has the same samples on one rank, on two and on three, so no sample is lost or seen twice.
-    """
+    """A rank's micro-batches of the next step."""
     first = begin(seen, ranks, batch)
     return cut(share(order[first:first + batch], rank, ranks), micro)
 
@@ -174,24 +138,7 @@ def put_in_order(values, places):
 def reshard(index, files, ranks, *, name_of="rank{}".format, share=lambda numel, ranks: -(-numel // ranks),
             read_at=lambda chunk: chunk["at"], new_at=lambda file, first: len(file), least=1, whole=put_in_order, pad=False,
             by_rank=True, keep_file=lambda numbers: True, keep_tensor=lambda found: True):
-    """The index and the files of the same tensors on other ranks.
-
-    same files: You kept the names of the old files: the new ones are called "rank0", "rank1", and so on.
-    rounded down: You rounded the size of a slice down: then the last elements belong to nobody. Round up.
-    begins of the file: You read each chunk from the beginning of its file: it begins at `at`, since a file holds chunks
-        of several tensors.
-    offset for at: You read each chunk at its `offset`, which is its place in the tensor: in the file it begins at `at`.
-    at in the tensor: The `at` of a new chunk is its place in the file, not in the tensor.
-    each at 0: You let every new chunk begin at 0: a file holds chunks of several tensors, one after the other.
-    empty slices: You made chunks of no elements: leave them out.
-    as they come: You took the chunks as they come in the index: put each where its `offset` says.
-    padded: You wrote padding: a checkpoint has none, or it could not be cut for other ranks.
-    file after file: You cut all tensors as if they were one: each tensor is cut by itself.
-    files of holders: You made files only for ranks that own something: every rank has a file, even if it is empty.
-    empty tensor forgotten: You left a tensor of no elements out of the index: it has no chunk, and it is still one of the
-        model's tensors, so its list is empty.
-    right: without a word about stages, so what two ranks saved can be read by five.
-    """
+    """The index and the files of the same tensors on other ranks."""
     new_index, new_files = {}, {name_of(rank): [] for rank in range(ranks)}
     together = sum(sum(chunk["size"] for chunk in entry) for entry in index.values())
     passed = 0

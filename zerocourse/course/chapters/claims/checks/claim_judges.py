@@ -34,20 +34,7 @@ def holds_in(value, low, high):
     })
 def verdict_of(low, high, found, *, answers=lambda found, low, high: None, nothing="not built yet", holds=holds_in,
                where=True, order=sorted):
-    """The verdict, and the settings under which the claim holds.
-
-    the mean: You judged by the mean: two wrong values may have a right mean, so judge each value.
-    once is enough: One value that fits does not make a claim true: with others that do not it is "true only if".
-    nothing is true: You said "true" without any evidence: `all` of nothing is True.
-    nothing is false: You said "false" without any evidence: then nothing has been judged.
-    NaN holds: NaN is not a number between the limits: a comparison with it is False, and so is its opposite.
-    limits left out: The limits themselves are within what is claimed.
-    one side: You looked at the lower limit alone.
-    the other side: You looked at the upper limit alone.
-    where it fails: You returned the settings under which it fails.
-    not sorted: The settings must be sorted.
-    right: and without evidence there is no verdict.
-    """
+    """The verdict, and the settings under which the claim holds."""
     if not found:
         return nothing, []
     settings = order(name for name, value in found.items() if holds(value, low, high) == where)
@@ -104,21 +91,7 @@ def condition_of(low, high, runs, *, signs=(">=", "<="),
                  bound=lambda sign, good, bad: min(good) if sign == ">=" else max(good),
                  exact=separates, names=lambda names: names, holds=holds_in, nothing="not built yet",
                  otherwise="it depends"):
-    """The verdict, and the condition on one setting that separates the runs.
-
-    upwards alone: Some claims hold only up to a value: try "<=" as well.
-    the bound where it fails: You returned a value under which the claim fails: the bound is a value under which it
-        holds.
-    exceptions allowed: Your condition has exceptions: no run that keeps it may fail.
-    the first setting alone: You looked at the first setting alone: any of them may be the condition.
-    the last setting first: Settings are tried in their order: the first that separates is wanted.
-    NaN holds: NaN is not a number between the limits.
-    limits left out: The limits themselves are within what is claimed.
-    nothing is true: You said "true" without any evidence.
-    no condition is false: Where no single setting separates, it depends: that is not the same as false.
-    the middle: You took a bound that nobody has tried: take the outermost value under which the claim holds.
-    right: this is what “true only if” should always come with.
-    """
+    """The verdict, and the condition on one setting that separates the runs."""
     good, bad = ([settings for settings, value in runs if bool(holds(value, low, high)) is kept]
                  for kept in (True, False))
     if not runs:

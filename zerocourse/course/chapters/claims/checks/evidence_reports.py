@@ -35,18 +35,7 @@ REPORTS = [(1_557_611_200, 0, 1, 24), (1_557_611_200, 1, 2, 24), (7 * GB, 3, 8, 
     })
 def memory_report(params, stage, ranks, card_gib, *, unit=GB, card=GIB, saved=lambda part: 100 * (1 - part),
                   times=lambda part: 1 / part, fits=lambda nbytes, card: nbytes <= card):
-    """What a rank holds, whether it fits, and what is saved.
-
-    GiB as GB: Your `gb` is in GiB: a GB has 10⁹ bytes.
-    GB against GiB: You compare with GB: the card's size is given in GiB, and one has 2³⁰ bytes.
-    bytes against GiB: You compare bytes with GiB: bring both to one unit.
-    what is left: `saved` is what is left: of 100 %, the rest is what was saved.
-    a share: `saved` is a share: it is wanted in percent.
-    the factor upside down: `times` is upside down: how many times smaller it has become is wanted.
-    saving as a factor: `times` is a percentage: how many times smaller it has become is wanted.
-    less than: What fits exactly fits.
-    right: the four numbers can be judged now, since each says what it counts.
-    """
+    """What a rank holds, whether it fits, and what is saved."""
     nbytes = float(held(params, stage, ranks))
     part = nbytes / (16 * params)
     return {"gb": nbytes / unit, "fits": fits(nbytes, card_gib * card), "saved": saved(part), "times": times(part)}
@@ -85,18 +74,7 @@ def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda n
         "of what is left": lambda percent, stage: least_ranks(100 - percent, stage),
     })
 def fewest_ranks_for(percent, stage, **knobs):
-    """The smallest number of ranks at which a stage saves so much.
-
-    the limit is reached: You reached a limit: it is one because no number of ranks gets there, so the answer is None.
-    one too few: With one rank less than it takes, the saving is still below: round up.
-    rounded percent: You took what rounds to the percentage: at least so much must be saved.
-    gave up early: You stopped looking: some claims hold from very many ranks on.
-    one too many: You have one rank too many where the saving is exactly what is claimed.
-    stage 2 without parameters: In stage 2 every rank holds all parameters: 2 bytes of 16 are not shared.
-    averages alone: The master weights are the optimizer's: stage 1 shares 12 bytes of 16.
-    of what is left: You took the percentage for what is left: it is what is saved.
-    right: and where no number of ranks is enough, you say so, which is the shortest answer to many claims.
-    """
+    """The smallest number of ranks at which a stage saves so much."""
     return least_ranks(percent, stage, **knobs)
 
 
@@ -133,19 +111,7 @@ def is_needed(params, ranks, card, micro_batches, stage, *, sent=sent_passes, wh
               judge=lambda stage, best, fitting: "true" if stage == best else "false",
               room_of=lambda stage, best: best, fits=lambda nbytes, card: nbytes <= card,
               nothing=("false", None, None)):
-    """Is this the stage to take, which is it else, and how much room does that one leave?
-
-    fits, so needed: You said that a stage is needed because it fits: others may fit as well, and send less.
-    one micro-batch: You counted the traffic of one micro-batch: stage 2 reduces in each, and stage 3 gathers in each.
-    the lowest that fits: You took the lowest stage that fits: take the one that sends least, and of equals the one
-        that holds least.
-    the highest that fits: You took the highest stage that fits: it holds least, but another one may send less.
-    room of the claimed: The room is that of the claimed stage: that of the best one is wanted.
-    stage 2 keeps gradients: In stage 2 the gradients are shared as well: every rank holds 2 bytes of 16.
-    less than: What fits exactly fits.
-    nothing fits is false: Where nothing fits there is no room to report: the third entry is None.
-    right: a stage is defended by those that do not fit, and attacked by those that fit and send less.
-    """
+    """Is this the stage to take, which is it else, and how much room does that one leave?"""
     left = {each: card - held(params, each, ranks, whole) for each in range(4)}
     fitting = [each for each in left if fits(card - left[each], card)]
     if not fitting:

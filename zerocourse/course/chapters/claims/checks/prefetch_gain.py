@@ -72,23 +72,7 @@ def judge_prefetch(off, on, claimed, *, gain=lambda off, on: off / on - 1, count
                    bound=lambda compute, sent: (compute + sent) / max(compute, sent) - 1,
                    answers=lambda gain, most, claimed: "impossible" if claimed > most else "true" if gain >= claimed
                    else "false"):
-    """The verdict, the gain that is measured, and the most that it could be.
-
-    time saved: You returned the share of the time that is saved: “faster by” is what more is done in the same time,
-        off / on − 1.
-    upside down: Your gain is upside down: the step without prefetching is the longer one.
-    a factor: You returned the factor: a step that is 1.2 times as fast is faster by 0.2.
-    added up: You added up the durations: where two gathers go on at once, count each moment once.
-    from first to last: You took the time from the first beginning to the last end: in between the lane may stand still.
-    computing alone: The bound is not that all communication is hidden: what is longer, computing or sending, remains.
-    sending alone: The bound is not that all computing is hidden: what is longer, computing or sending, remains.
-    the bound with overlap: You took computing and sending from the timeline with prefetching: take them from the one
-        without.
-    waiting counts: You counted events that neither compute nor send.
-    all bound, no look: What is possible is not yet so: the two timelines show what was gained.
-    false, not impossible: A claim above the bound is "impossible", whatever was measured.
-    right: with the bound beside it, a percentage says how much is still to be had.
-    """
+    """The verdict, the gain that is measured, and the most that it could be."""
     steps = [events(each) for each in (off, on)]
     compute, sent = (busy(steps[bound_from], verbs, count) for verbs in (COMPUTES, SENDS))
     got, most = gain(lasting(steps[0]), lasting(steps[1])), bound(compute, sent)

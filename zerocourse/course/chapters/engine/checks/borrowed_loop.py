@@ -34,15 +34,7 @@ def engine_on_a_rank():
 
 
 def loop_on_a_rank(answer):
-    """Seven micro-batches in windows of three.
-
-    case: 7 micro-batches in windows of 3 on {world} ranks
-    updates: rank {rank} updated {got} times, and {want} times are right.
-    rates: the learning rates of the updates on rank {rank} are {got}, and {want} are right.
-    norms: the gradient's norms at the updates on rank {rank} are {got}, and {want} are right.
-    kinds: what rank {rank} returned are values of the type {got}, and {want} is right.
-    losses: the losses that rank {rank} returned are {got}, and {want} are right.
-    """
+    """Seven micro-batches in windows of three."""
     engine, rates, norms = engine_on_a_rank()
     tokens = data(engine.global_rank, BATCHES)
     losses = calling(answer, lambda: answer(engine, [(each[:, :-1], each[:, 1:]) for each in tokens]))
@@ -74,25 +66,7 @@ def loop_on_a_rank(answer):
 def train(engine, batches, *, steps=lambda boundary: True, share=1, told=1,
           boundaries=lambda number, last: True if number == last else None, schedule=lambda boundary: False, cleared=False,
           optimizer=False, item=lambda loss: loss.item()):
-    """The loop with some of its bugs. share, told: of the loss that is differentiated, and of that which is returned.
-
-    other lines: every micro-batch has the engine's three lines, `engine(x, y)`, `engine.backward(loss)` and
-        `engine.step()`, also where nothing is
-        updated, and after the data there is no step without a backward.
-    every one a boundary: Every micro-batch was made a boundary: only the last one of the data closes its window early.
-    never a boundary: You said False for every other micro-batch, which overrules the engine: it finds the ends of whole
-        windows by itself, so say nothing but True, and only at the last.
-    left open: The last window has one micro-batch, and it stayed open: the data ends there, so say that it is a boundary.
-    schedule each time: You step the schedule after each micro-batch, and the engine steps it at each update.
-    schedule twice: You step the schedule at each update, and the engine does so, too.
-    cleared: You clear the gradients before each micro-batch, or before the last of a window, so only the last one is left.
-    divided twice: You divide the loss by the number of micro-batches, and the engine divides it again.
-    told a share: The loss that is returned is a share of the micro-batch's loss: return the whole one.
-    tensors: A loss that is still a tensor keeps what its backward needs: return loss.item(), a number.
-    cleared and divided: Two bugs are left: gradients are cleared before each micro-batch, and the loss is divided twice.
-    optimizer's step: You call the optimizer's own step besides the engine's, so each update is made twice.
-    right: the engine's two windows and the short one, on two and three ranks.
-    """
+    """The loop with some of its bugs. share, told: of the loss that is differentiated, and of that which is returned."""
     losses = []
     for number, (x, y) in enumerate(batches):
         if cleared:

@@ -18,23 +18,7 @@ REPAIRED = {
 
 
 def config_as_read(answer):
-    """What the engine reads in the repaired config.
-
-    case: your config on 4 ranks
-    refused: the engine refuses it: {got}
-    batch: train_batch_size is {got}, and {want} was meant.
-    micro: each rank computes {got} samples at a time, and {want} was meant.
-    precision: it trains in {got}, and {want} was meant.
-    stage: zero_optimization.stage is {got}, and {want} was meant.
-    optimizer: the optimizer is {got}, and {want} was meant.
-    decay: weight_decay is {got}, and {want} was meant.
-    clipping: gradient_clipping is {got}, and {want} was meant.
-    scheduler: the scheduler is {got}, and {want} was meant.
-    lengths: the warm-up and the whole training have {got} steps, and {want} were meant.
-    highest: the highest learning rate is {got}, and {want} was meant.
-    lowest: the learning rate begins and ends at {got}, and {want} was meant.
-    offload: optimizer states are offloaded to {got}, and {want} was meant.
-    """
+    """What the engine reads in the repaired config."""
     given = answer()
     if not isinstance(given, dict):
         raise Wrong(f"it returned {type(given).__name__}: return the config as a dictionary", MISUSED)
@@ -109,26 +93,7 @@ def set_to(value, *path):
         "weights do not shrink": {"change": without("optimizer", "params", "weight_decay")},
     })
 def repaired(*, change=lambda config: None):
-    """The repaired config, with one more change.
-
-    clipping lost: The key was misspelt and not meant to go: without it the engine clips at its default, 1.0.
-    micro lost: The micro-batch is what fits on a card: leave it, and let the engine compute the accumulation.
-    batch grown: The three sizes contradicted each other, and the batch of a step is the one that the result depends on.
-    fp16: Only one of the two precisions may be on, and the cards have bf16.
-    fp32: One of the two precisions has to stay, bf16.
-    stage lost: The stage was a string and has to be a number, and the section is not to go.
-    optimizer lost: The optimizer's name and its rate were misspelt; without the section nothing trains.
-    rate of the optimizer: A schedule writes its own rates over the optimizer's, and the default of warmup_max_lr is 0.001:
-        say it there, too.
-    does not fall to 0: warmup_min_lr is the rate at both ends of the schedule, and it was meant to fall to 0, which is the
-        default.
-    total without the warm-up: The total counts every step from the first one on, and the warm-up is a part of it.
-    scheduler lost: The schedule's name was misspelt, and it lacked a number; without the section the rate never moves.
-    no decay: WarmupLR has no decay: the rate was meant to fall until step 1000.
-    plain Adam: The decay was meant to be AdamW's, apart from the gradient.
-    weights do not shrink: The weight decay of 0.1 was right, and is gone.
-    right: the engine reads it, and it says what was meant.
-    """
+    """The repaired config, with one more change."""
     config = copy.deepcopy(REPAIRED)
     change(config)
     if config.get("scheduler", {}).get("type") == "WarmupLR":

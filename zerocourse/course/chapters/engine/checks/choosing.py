@@ -35,19 +35,7 @@ def config_of(stage, micro_batch, checkpointing, ranks, batch):
     })
 def choose(model, ranks, card_bytes, batch, *, needs="peak_bytes", sends="in a step", stages=range(4), checkpointings=(False, True),
            order=("sent", "checkpointing", "micro-batches", "peak"), whole=lambda sent, ranks: sent):
-    """The best of all settings that fit. order: what is compared first, then what decides between equals.
-
-    only the states: A card has to have room for the peak of a step, and not for the model states alone.
-    without accumulation: Stages 2 and 3 send again in every micro-batch: count the bytes of the whole step.
-    always stage 3: Stage 3 holds the least and sends the most: take it only where nothing else fits.
-    least memory: What fits, fits: among the settings with room on the card the one that sends the least is wanted.
-    checkpointing for nothing: Checkpointing computes the forward twice: leave it off where as few bytes can be sent without it.
-    never checkpointing: With checkpointing a larger micro-batch fits, and in stages 2 and 3 that sends fewer bytes.
-    many micro-batches: Among settings that send as much, the one with the fewest micro-batches is wanted.
-    holds more: Two stages send the same here: take the one that needs less at the peak.
-    all ranks: `sent_bytes` is what one rank sends in a step.
-    right: for eight machines, with the bytes to prove it.
-    """
+    """The best of all settings that fit. order: what is compared first, then what decides between equals."""
     fitting = []
     for stage, micro, checkpointing in itertools.product(stages, MICRO_BATCHES, checkpointings):
         if batch % (micro * ranks):

@@ -45,19 +45,7 @@ def exact(train, by):
     })
 def batch_sizes(train, micro, steps, ranks, *, of=lambda ranks: ranks, divided=exact, alone="steps", needed=True,
                 contradiction=None, early=False, ordered=lambda *sizes: sizes):
-    """The three sizes. alone: what is 1 where the batch alone is given.   contradiction: what becomes of three that do not fit.
-
-    no ranks: You left out the number of ranks: each of them computes its own micro-batches at the same time.
-    micro of one: Where `train` alone is given, accumulation is 1, and each rank computes its share at once.
-    rounded: You rounded where the division leaves a rest: such a batch cannot be dealt out, and it is an error.
-    left empty: You left a size empty: where accumulation is not given and cannot be computed, it is 1.
-    one too early: You made accumulation 1 wherever it is not given: it is computed where the batch and the micro-batch are
-        both given.
-    other order: You returned the sizes in another order: it is (train, micro, steps).
-    not compared: All three were given, and they contradict each other: that is an error, and no size may be overruled.
-    micro made up: Without `train` and `micro` nobody knows how many samples there are: that is an error.
-    right: whichever of the three are given, with an error where they do not add up.
-    """
+    """The three sizes. alone: what is 1 where the batch alone is given.   contradiction: what becomes of three that do not fit."""
     steps = 1 if early and steps is None else steps
     ranks, all_given = of(ranks), None not in (train, micro, steps)
     if train is None and micro is None:
@@ -126,21 +114,7 @@ def risen(count, warmup, kind):
     })
 def warmup_decay(count, total, warmup, low, high, kind, *, rise=risen, length=lambda total, warmup: total - warmup, least=0.0,
                  between=lambda low, high, gamma: low + (high - low) * gamma, first=None, shortest=2):
-    """The rate at a count.
-
-    always linear: The rise is always linear: with `"log"` it follows the logarithm of count + 1.
-    one ahead: You are one count ahead: at count 0 the share is 0, also in a linear rise.
-    logarithm of count: The logarithm is of count + 1: at count 1 the rate has left the lower one.
-    natural logarithm: Divide by the logarithm of the length of the warm-up: it is what makes the rise end at 1.
-    no warm-up in the fall: The fall is as long as what is left after the warm-up, total - warmup counts.
-    does not fall: After the warm-up the rate falls, until it is `low` at count `total`.
-    from zero: Rise and fall are between `low` and `high`, and you went down to zero.
-    added to low: You added the whole of `high` to `low`: the way between them is high - low.
-    below low: After count `total` the rate stays at `low`: it must not go on falling.
-    before the first step: At count -1 no step was counted, and the rate is `low`.
-    short warm-up: A warm-up of fewer than 2 steps counts as one of 2.
-    right: rise, fall, and both ends, as DeepSpeed has them.
-    """
+    """The rate at a count."""
     warmup = max(shortest, warmup)
     if count < 0:
         if first is None:

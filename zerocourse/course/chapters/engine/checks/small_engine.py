@@ -24,21 +24,7 @@ class NotedSchedule:
 
 
 def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
-    """What is there after each micro-batch.
-
-    case: windows of {0}, clipping at {1}, and {3} micro-batches, of which number {2} closes its window
-    boundaries: `is_boundary()` says {got} at the micro-batches, and {want} is right.
-    still boundaries: between `backward` and `step`, `is_boundary()` says {got}, and {want} is right: until `step` it is the same micro-batch.
-    kind: after an update `norm` is {got}, and {want} is wanted.
-    steps: `global_steps` after the micro-batches is {got}, and {want} is right.
-    moved: the micro-batches after which the weights have changed are {got}, and {want} are right.
-    first norm: the first update has the norm {got}, and {want} is right.
-    norms: `norm` after the micro-batches is {got}, and {want} is right.
-    scheduled: after the micro-batches the schedule was stepped {got} times, and {want} times are right.
-    first update: after the first update the weights are
-    weights: after the last micro-batch the weights are
-    left: after the updates the gradients are
-    """
+    """What is there after each micro-batch."""
     torch.manual_seed(1)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
@@ -94,25 +80,7 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
 def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lambda boundary: boundary,
              share=lambda count, accumulation: accumulation, mended=lambda accumulation, count: accumulation / count, opens=True,
              resets=True, counts="step", cleared="update", schedule="update", clips="update", told=lambda norm, clipping: norm):
-    """An engine for one rank. share: what the loss is divided by.
-
-    every micro-batch: You update after every micro-batch, and not at the end of a window.
-    not divided: The gradients of a window were added up and never averaged: divide each loss by the number of micro-batches.
-    short window: A window that was closed early has fewer micro-batches, and its gradient is the average over those.
-    stays closed: `close_window` is for the present window: after its update the next one has its full length again.
-    keeps counting: The count of micro-batches begins again after each update.
-    last alone: You clear the gradients after each micro-batch, so that only the last one of a window counts.
-    counts in backward: You count a micro-batch in `backward`, so between `backward` and `step` `is_boundary()` speaks of the next one.
-    tensor: `norm` is a tensor: make it a float, with `item()`.
-    never cleared: The gradients of a window are still there in the next one: clear them after the update.
-    schedule each time: The schedule moves once for each update, and not for each micro-batch.
-    no schedule: Nobody steps the schedule.
-    clipped each time: You clip after each micro-batch: clip the whole gradient of the window, once.
-    clipped norm: `norm` is the norm before clipping: it says how large the gradient was.
-    zero clips: A clipping of 0 means that nothing is clipped, and you clipped everything to zero.
-    not clipped: The gradient was never clipped.
-    right: windows of any length, closed early or not, with and without clipping.
-    """
+    """An engine for one rank. share: what the loss is divided by."""
     state = SimpleNamespace(count=0, closed=False)
     engine = SimpleNamespace(global_steps=0, norm=None)
     params = list(model.parameters())

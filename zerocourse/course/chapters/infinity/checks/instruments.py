@@ -45,12 +45,7 @@ VERDICTS = "states on the device", "leak", "in turn", "slow disk", "slow host"
 
 
 def examined(answer, name):
-    """The verdict, and the minutes it took.
-
-    case: the run "{0}".
-    verdict: the verdict was {got}, and {want} is right.
-    minutes: the verdict is right, and it took {got} minutes where {want} are enough.
-    """
+    """The verdict, and the minutes it took."""
     run = Run(name)
     said = answer(run)
     if said not in VERDICTS:
@@ -94,16 +89,7 @@ def overlaps_nothing(lanes):
         "reads alone": {"disk": ("read",)},
     })
 def what_is_wrong(run, *, order=("ledger", "process", "lanes"), looks_at_all=False, grows=grows, in_turn=overlaps_nothing, disk=("read", "write")):
-    """The cheapest instrument that can say something comes first.
-
-    too many: You use every instrument in every run: begin with the cheapest, and stop as soon as you know.
-    any growth: A process that grows in the first step, or that goes up and down, does not leak: it grows in every step after the first.
-    warm-up too: In the first step a process takes its buffers, and then stays: that is no leak.
-    in turn is a sum: Where lanes overlap, their seconds are more than those of the step: in turn they are the step's, to within 5 percent.
-    never in turn: You did not say "in turn" where the three lanes together take as long as the step, to within 5 percent.
-    reads alone: A disk that writes slowly is a slow disk, too.
-    right: eleven runs, and nobody has waited for an instrument that could not change the verdict.
-    """
+    """The cheapest instrument that can say something comes first."""
     seen = {what: getattr(run, what)() for what in order} if looks_at_all or order[0] != "ledger" else {}
 
     def look(what):

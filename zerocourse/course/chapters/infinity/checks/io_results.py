@@ -23,12 +23,7 @@ class ShortFile:
 
 
 def read_and_seen(answer, most, size, offset, count):
-    """What comes back, or is raised, and what was asked for.
-
-    case: {3} bytes from byte {2} of a file of {1}, whose reads bring at most {0} at once
-    returned: it returned {got} where {want} is right.
-    asked: the bytes are right, but the reads were (offset, count) {got}, and {want} are right.
-    """
+    """What comes back, or is raised, and what was asked for."""
     file = ShortFile(most, size)
     try:
         found = answer(file, offset, count)
@@ -55,20 +50,7 @@ def read_and_seen(answer, most, size, offset, count):
     })
 def read_exactly(file, offset, count, *, goes_on=lambda found, count: len(found) < count, ends="raises",
                  at=lambda offset, done: offset + done, still=lambda count, done: count - done):
-    """A loop.
-
-    stops at the first: You took what the first read brought: a read may bring fewer bytes than it was asked for.
-    0 is the end: Where the file ends too early you returned what there was: whoever asked for `count` bytes would use
-        the old contents of memory for the rest. Raise OSError.
-    wrong offset: You read from the same place again: go on behind what you have.
-    from the beginning: You forgot `offset` after the first read, or in it.
-    too many: You asked for all bytes each time: ask for those that are missing, or there will be too many.
-    byte by byte: You read one byte at a time: each read is a call of the operating system.
-    filled up: You filled up what is missing: wrong bytes are worse than none.
-    short is an error: You raised where a read brought less: that is no error, so go on.
-    reads nothing: You asked for 0 bytes: where nothing is missing, nothing is read.
-    right: this loop is what stands between a short read and a training that goes on with old memory.
-    """
+    """A loop."""
     found = b""
     while goes_on(found, count):
         piece = file.read_at(at(offset, len(found)), still(count, len(found)))
@@ -105,13 +87,7 @@ class Queue:
 
 
 def saved(answer, results):
-    """Write three blocks of 8, 6 and 4 bytes, with these results.
-
-    case: results {0}
-    ended: it ended with {got}, and {want} is right.
-    named: the OSError names {got}, and {want} is right.
-    under way: when it ended, {got} writes were still under way, which read their buffers; {want} is right.
-    """
+    """Write three blocks of 8, 6 and 4 bytes, with these results."""
     queue, blocks = Queue(results), {"a": b"a" * 8, "b": b"b" * 6, "c": b"c" * 4}
     ended, named = "a return", []
     try:
@@ -143,20 +119,7 @@ FINE = {"c": (4, 0), "a": (8, 0), "b": (6, 0)}
     })
 def save_blocks(queue, blocks, *, is_bad=lambda moved, error, size: error or moved != size, among=lambda bad: bad,
                 at_once=False, kind=OSError, said=lambda bad: ", ".join(f"block {name}" for name in bad)):
-    """Look at each result, and raise when all are over.
-
-    the bug: The bug is still there. `wait` returns what has become of a write, and nobody looks at it.
-    errors alone: You look at the error alone: a write may take fewer bytes than it was given, and report none.
-    lengths alone: You look at the bytes alone: a write that failed may still say how many bytes it was to move.
-    nothing moved: You let a write pass that took only a part of its bytes.
-    first alone: You named only one of the blocks: name all that are not written.
-    raises at once: You raised while other writes were under way: whoever catches the error may free their buffers,
-        which are still read. Wait for all first.
-    assert: You used `assert`, and `python -O` leaves that out: raise OSError.
-    no name: Name the blocks in the message, as `block a`, so that somebody can find them.
-    always: You raised where every write had gone well.
-    right: a short write, a full disk and a failed drive are heard of at once, and not when somebody reads.
-    """
+    """Look at each result, and raise when all are over."""
     for name, data in blocks.items():
         queue.submit(name, data)
     bad = []

@@ -10,15 +10,7 @@ LAYERS = [(8, 12, True, 1, 3, "float32"), (8, 12, True, 4, 1, "float32"), (12, 8
 
 
 def tiled(answer, inputs, outputs, bias, in_splits, out_splits, dtype):
-    """What the tiles compute together, and what memory they hold.
-
-    case: a layer of {0} inputs and {1} outputs, bias={2}, {5}, in {3} × {4} tiles (in × out)
-    dtypes: the tiles have weights in {got}, and the layer has {want}.
-    weights: the tiles have weights of the shapes {got}, and {want} are right.
-    output: the tiles together compute another result than the layer.
-    memory: a tile of the weight keeps {got} bytes alive, and {want} are its own.
-    changed: the layer that was cut has changed.
-    """
+    """What the tiles compute together, and what memory they hold."""
     torch.manual_seed(inputs + outputs)
     kind = getattr(torch, dtype)
     layer, x = nn.Linear(inputs, outputs, bias=bias, dtype=kind), torch.randn(3, inputs, dtype=kind)
@@ -56,21 +48,7 @@ def tiled(answer, inputs, outputs, bias, in_splits, out_splits, dtype):
 def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns: column == columns - 1,
                 bias_of=lambda bias, row, size: bias[row * size:(row + 1) * size], copies=True, shares=False,
                 swaps=False, dtype=lambda block: block, column_of=lambda column: column, row_of=lambda row: row):
-    """Rows of tiles: over the outputs, and in each over the inputs.
-
-    bias in each: Each tile of a row has the bias, and their outputs are added up: the bias counts once for each tile.
-        Give it to one of them.
-    no bias: The bias is lost: one tile of each row must have it.
-    one bias for all: Each row has the first piece of the bias: cut it as the outputs are cut.
-    own values: Your tiles begin with values of their own, which also have another spread, because `nn.Linear` goes by
-        the number of its own inputs: copy those of the layer.
-    fp32: Your tiles are in fp32 whatever the layer is in: keep its dtype.
-    views: Your tiles are views of the whole weight, which stays in memory as long as one of them lives: copy.
-    in and out: You took inputs and outputs the other way round: a weight has the shape (out, in).
-    same columns: All tiles of a row have the same columns of the weight.
-    same rows: All rows have the same rows of the weight.
-    right: each of them can be a unit of stage 3, and the peak falls by their number.
-    """
+    """Rows of tiles: over the outputs, and in each over the inputs."""
     if swaps:
         in_splits, out_splits = out_splits, in_splits
     out, inner = layer.out_features // out_splits, layer.in_features // in_splits

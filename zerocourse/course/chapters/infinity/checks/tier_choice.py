@@ -29,18 +29,7 @@ def own_bandwidth(kind, tokens, peak, share):
     })
 def bandwidth_for(kind, tokens, peak, share, *, odds=lambda share: share / (1 - share), states=1 / 4, unit=1, rounds=float,
                   over=lambda intensity: intensity):
-    """Bytes per second.
-
-    no peak: You multiplied by the efficiency alone: solve e = a·b / (a·b + peak) for b, where b stands twice.
-    odds turned over: You have e and 1 − e the wrong way round: more efficiency needs more bandwidth.
-    one minus: You divided by 1 − e and left out e itself.
-    the same for states: Optimizer states have another intensity than parameters: 32 bytes move and not 8.
-    four times: Of optimizer states four times as many bytes move, so there are a quarter of the operations for each.
-    whole tokens: You divided the tokens with //: a quarter of them may be a fraction.
-    gigabytes: You returned gigabytes, and bytes per second are wanted.
-    tokens times: You multiplied by the intensity: with more operations for each byte, fewer bytes are needed.
-    right: without a word about the size of the model, which cancels.
-    """
+    """Bytes per second."""
     intensity = rounds(tokens * (1 if kind == "parameters" else states))
     return peak * odds(share) / over(intensity) / unit
 
@@ -72,25 +61,7 @@ MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1,
     })
 def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params / ranks, states=12, gradients=2,
            gradients_at="host", order=(0, 1, 2, 3, 4), fits=lambda need, room: need <= room, tiers=3, empty=True):
-    """The first arrangement that fits.
-
-    all ranks: You did not divide by the ranks: in ZeRO-3 each has a share of everything.
-    gradients forgotten: You left out the gradients of the step: 2 bytes a parameter, wherever the update is computed.
-    averages alone: You left out the master weights: with Adam the optimizer's part is 12 bytes.
-    gradients on the device: You left the gradients on the device: they go down as they are reduced, to where the update
-        is computed.
-    gradients on the disk: You put the gradients on the disk: the update is computed on the host, and they wait for it
-        there.
-    disk first: You took the disk where the host has room for everything: take the first row that fits.
-    never both on the host: You left out the third row: parameters can be on the host as well.
-    never both on the disk: You left out the last row: parameters can be on the disk as well.
-    always offloads: You offload where all fits on the device: that moves bytes for nothing.
-    less than: What fits exactly fits, and what needs nothing fits where there is no room.
-    rounded up: You rounded a rank's share up: count without rounding.
-    device alone: You looked at the device alone: the other tiers have sizes, too.
-    disk is endless: A disk has a size, too.
-    right: each row moves more bytes in a step than the one before, so the first that fits is the best.
-    """
+    """The first arrangement that fits."""
     each, room = of(params, ranks), {"device": device, "host": host, "disk": disk}
     rows = [("device", "device"), ("host", "device"), ("host", "host"), ("disk", "device"), ("disk", "disk")]
     for number in order:

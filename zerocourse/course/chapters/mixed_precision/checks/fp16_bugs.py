@@ -13,14 +13,7 @@ GRADIENTS = [  # of each step, unscaled, for two parameters
 
 
 def steps_in_fp16(answer, initial):
-    """A training of two parameters, with two overflows.
-
-    case: with a loss scale of {0} at first
-    parameters *: after {what} the parameters are {got}, and {want} are right.
-    rates: the parameters were right so far, but after each step the learning rate was {got}, and {want} is right.
-    scales: after each step the loss scale was {got}, and {want} is right.
-    left: gradients are left after a step.
-    """
+    """A training of two parameters, with two overflows."""
     params = [torch.nn.Parameter(torch.tensor([1.0, -2.0])), torch.nn.Parameter(torch.tensor([0.5]))]
     optimizer = torch.optim.SGD(params, lr=LR)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 0.75**update)
@@ -75,29 +68,7 @@ def norm_of(params):
 def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unscale first", schedule_waits=True,
                   schedules=True,
                   skips=lambda norm: not norm.isfinite(), update="last", clears=lambda skipped: True):
-    """One step, or none.
-
-    both bugs: Both bugs are still there. One is in the order of two lines, and one concerns a skipped step.
-    clip first: One bug is still there: you clip gradients that are still scaled. Their norm is thousands of times too
-        large, so all are cut down, and unscaling makes them tiny.
-    schedule: One bug is still there: the schedule moves in a step that was skipped.
-    no clipping: You do not clip any more: unscale first, and then clip.
-    limit divided: You divide the limit by the loss scale: gradients that are still scaled need a limit that is multiplied
-        by it.
-    each alone: You clip each parameter alone: `max_norm` is for the norm of all gradients together.
-    schedule stands: The schedule does not move any more: it has to in every step that is made.
-    still scaled: You do not unscale any more: the optimizer steps with gradients that are too large.
-    unscaled twice: You unscaled twice.
-    unscaled around: You divide by the loss scale before you clip, and a second time before the step.
-    never skips: You step with infinite gradients: such a step must be skipped.
-    NaN: You skip for infinities alone: a NaN is an overflow as well.
-    new scale: You update the scaler before you unscale: these gradients have the scale of the step before.
-    scaler not told: You told the scaler of good steps alone: it must know of overflows, or it never falls.
-    always good: You told the scaler that there was no overflow.
-    told the opposite: You told the scaler the opposite: `update` wants True for an overflow.
-    gradients left: You leave the gradients of a skipped step, and the next backward adds to them.
-    right: it clips what is unscaled, and in a skipped step nothing moves but the scale.
-    """
+    """One step, or none."""
     skipped = bool(skips(norm_of(params)))
     if update == "first":
         scaler.update(skipped)

@@ -20,15 +20,7 @@ CASES = [("gradients of usual size", 0.5, FREE, 256.0, 100, [1.0] * 2, ()),
 
 
 def trained_on_a_rank(answer, _, lr, max_norm, scale, window, sizes, overflows):
-    """Steps of two parameters on gradients that differ from rank to rank.
-
-    case: {0}, on {world} ranks
-    dtypes: the model's parameters are {got}, and {want} are right.
-    made: what `step` returned on rank {rank} is {got}, and {want} is right.
-    scales: before each step the loss scale was {got}, and {want} is right.
-    weights *: after {what} the parameters on rank {rank} are {got}, and {want} are right.
-    left: gradients are left after `step`.
-    """
+    """Steps of two parameters on gradients that differ from rank to rank."""
     comm = WatchedComm()
     start = torch.linspace(1.1, 1.8, 8)
     params = [nn.Parameter(start[:4].clone()), nn.Parameter(start[4:].view(2, 2).clone())]
@@ -119,34 +111,7 @@ KNOBS = {
         "stuck": {"own_overflow": True},
     })
 class Fp16SGD:
-    """The right class; each knob takes the place of one of KNOBS.
-
-    own gradients: You never averaged the gradients over the ranks.
-    summed: You summed the gradients over the ranks and did not divide by their number.
-    summed in fp16: You added up in fp16, where the sum of large gradients is infinite: make each of them fp32 before the
-        all-reduce.
-    divided twice: You divided by the number of ranks twice.
-    loss in fp16: You scaled the loss in fp16, where 65536 is infinite: make it fp32 first.
-    not scaled: `scaled` must multiply the loss by the scale.
-    still scaled: You did not divide the gradients by the scale.
-    unscaled in fp16: You divided in fp16, so what the scale has saved is lost again: make the gradients fp32 first.
-    clipped first: You clipped gradients that were still scaled: unscale first.
-    no clipping: You did not clip.
-    never skips: You made a step with infinite gradients.
-    scale stays: You skipped the step, and the scale must be halved as well.
-    window goes on: You count good steps on over an overflow: the window begins anew.
-    rises on: After the window you double in every step: begin to count again.
-    never rises: The scale never rises: after `window` good steps it doubles.
-    no masters: You update fp16 numbers: updates of less than half a gap are lost. Keep fp32 masters, which are never
-        rounded.
-    not shown: Your update never reaches the model: copy the masters into the parameters.
-    uphill: You added the gradient: SGD subtracts lr times it.
-    not told: `step` returns True where it has updated, and False where it has skipped.
-    gradients left: also after a skipped step they must be gone: set param.grad to None.
-    stuck: Decide after you have averaged, or tell the others: every rank calls the same collectives, whatever its own
-        gradients are.
-    right: with masters, a scale that looks after itself, and all ranks in step.
-    """
+    """The right class; each knob takes the place of one of KNOBS."""
 
     def __init__(self, params, lr, max_norm, scale, window, comm, **knobs):
         self.knob, self.params, self.comm, self.scale = SimpleNamespace(**KNOBS | knobs), params, comm, scale

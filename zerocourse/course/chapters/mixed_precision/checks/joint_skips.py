@@ -26,14 +26,7 @@ def skip_cases(world):
 
 
 def unscaled_on_a_rank(answer, _, of_ranks, scale):
-    """What comes of this rank's slices.
-
-    case: {0}, on {world} ranks, with the loss scale {2}
-    skips: rank {rank} {_did}, and all ranks must do the same: {_right}.
-    values: times the loss scale, what rank {rank} got is {got}, and {want} is right.
-    dtypes: the values are right, but they came as {got}, and {want} is wanted.
-    elements: it is right, but rank {rank} sent {got} elements of gradients.
-    """
+    """What comes of this rank's slices."""
     comm = WatchedComm()
     mine = [torch.tensor(part, dtype=torch.float16) for part in of_ranks[comm.rank]]
     result = answer(mine, scale, comm)
@@ -94,23 +87,6 @@ def brought_together(slices, comm):
     })
 def unscale_or_skip(slices, loss_scale, comm, *, overflow=lambda slices, comm: comm.all_reduce(any_of(slices), "max"),
                     unscale=lambda part, scale: part.float() / scale, divide=False):
-    """The unscaled slices, or None on every rank.
-
-    own slices: Each rank decided by itself: then one skips while the others wait for it in the update. Tell the others.
-    all must: You skip only when every rank has an overflow: one is enough.
-    NaN missed: You looked for infinities alone: an overflow may have become NaN already.
-    inf missed: You looked for NaN alone: most overflows are infinite.
-    minus missed: You looked for positive infinity alone: gradients overflow to -inf too.
-    sum in fp16: You judged a sum that was computed in fp16: it can be infinite although each gradient is a number. Look
-        at the gradients themselves, or sum in fp32.
-    never: You never skip: the update with such gradients destroys the model.
-    in fp16: You divided in fp16, so what the loss scale saved is lost again: make it fp32 first.
-    multiplied: You multiplied by the loss scale: the loss was multiplied, so divide.
-    scaled still: You did not divide by the loss scale.
-    averaged: You divided by the number of ranks as well: these gradients are averages already.
-    together: You brought the slices together: one small number per rank is enough.
-    stuck: Every rank takes part before it decides: the one that has seen an overflow, and the one that owns nothing.
-    right: one infinite number on one rank and all skip; else fp32 gradients, to the smallest.
-    """
+    """The unscaled slices, or None on every rank."""
     skip = bool(overflow(slices, comm))
     return None if skip else [unscale(part, loss_scale) / (comm.world_size if divide else 1) for part in slices]

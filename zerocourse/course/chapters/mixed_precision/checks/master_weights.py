@@ -8,18 +8,7 @@ BF16, LR, STEPS = torch.bfloat16, 0.001, 24  # no power of two, with which a pro
 
 
 def masters_on_a_rank(make, step):
-    """A model's weights over some steps of SGD.
-
-    half: before the first step the weights in bf16 are {got}, and {want} are right.
-    dtypes: the halves and the masters are {got}, and {want} are wanted.
-    masters: before the first step the masters are {got}, and {want} are right.
-    shared: the masters lie in the memory of the weights that were given, which others may change.
-    after *: after {what} the masters are {got}, and {want} are right.
-    replaced: the masters are right, but the list of weights holds other tensors after a step.
-    shown *: the masters are right, but after {what} the model, which holds the tensors that you made first, computes
-        with {got}, and {want} is right.
-    spoiled: the weights are right, but the gradients changed.
-    """
+    """A model's weights over some steps of SGD."""
     seed = torch.Generator().manual_seed(10)
     given = [torch.tensor([1.0, 1.003, -0.7, 0.1]), torch.randn(3, generator=seed)]
     made = make([param.clone() for param in given])
@@ -92,24 +81,7 @@ def on_halves(half, masters, gradients, lr):
     })
 def make_and_step(*, master_of=lambda param, half: param.clone(), dtype=BF16, update=subtract, publish=show,
                   whole_step=None):
-    """Both functions.
-
-    from rounded: You made the masters from the weights in bf16, where the digits are gone already: make them from the
-        weights in fp32.
-    no copy: Copy them, with clone().
-    masters in bf16: the masters are there for the digits that bf16 does not have.
-    fp16: bf16 is wanted, torch.bfloat16.
-    halves stepped: You updated the weights in bf16 and not the masters: small updates are rounded away.
-    product in bf16: You computed the update in bf16, and rounded it before it was subtracted: make the gradient fp32
-        first.
-    not shown: Copy the masters into the weights after the update.
-    new tensors: You put new tensors into the list, and the model holds the old ones: write into them, with copy_.
-    rounded in each step: You rounded the masters as well: what bf16 cannot show must stay in them.
-    uphill: You added the update: SGD subtracts lr times the gradient.
-    no rate: You subtracted the gradient itself: it is multiplied by the learning rate.
-    gradients spoiled: you wrote into them in place.
-    right: after 24 steps that bf16 alone would have lost.
-    """
+    """Both functions."""
     def make_masters(params):
         half = [param.to(dtype) for param in params]
         return half, [master_of(*pair) for pair in zip(params, half, strict=True)]

@@ -39,26 +39,5 @@ def unsigned(value, fraction, least):
               "frexp": {"exponent": lambda value: math.frexp(value)[1] if value else -math.inf},
           })
 def gap(value, fraction, smallest_exponent, *, exponent=exponent_of, floor=max, less=0):
-    """From |value| to the next larger number.
-
-    sign: You took the logarithm of a number that may be negative or 0: the gap depends on its size alone.
-    zero: You took the logarithm of 0: next to it lies the smallest number of all.
-    rounded: You rounded the exponent to the nearest: all numbers from 2^e up to 2^(e+1) have the exponent e, so round
-        down.
-    rounded up: You rounded the exponent up: all numbers from 2^e up to 2^(e+1) have the exponent e, so round down.
-    cut off: You cut the logarithm off towards 0, as int() does: it is negative for numbers below 1, and down is wanted,
-        as math.floor does.
-    proportional: You made the gap proportional to the value: it is the same for all numbers from 2^e up to 2^(e+1).
-    at one: That is the gap at 1: it doubles with every power of two.
-    no subnormals: You let gaps become smaller and smaller: below the smallest exponent they stay as they are at it.
-    smallest normal: That is the smallest normal number: the gap below it is the gap just above it, so the bits of the
-        fraction are missing.
-    zero below: You let the gap be 0 below the smallest exponent: there the numbers are subnormal, as far apart as at
-        it.
-    leading one: You are off by a factor of two: the 1 before the point is not stored, so all bits of the fraction lie
-        behind it.
-    frexp: You took the exponent of math.frexp as it is: its mantissa lies between 1/2 and 1, so its exponent is one
-        larger.
-    right: for normal and subnormal numbers, for negative ones and for 0.
-    """
+    """From |value| to the next larger number."""
     return 2.0 ** (floor(exponent(value), smallest_exponent) - fraction - less)

@@ -9,13 +9,7 @@ CASES = [("....", 8.0, 2, 1, 1.0), ("x..x.", 8.0, 2, 1, 1.0), (".x..x...", 16.0,
 
 
 def scale_by_step(answer, steps, scale, window, hysteresis, minimum):
-    """What the state is after each step of a script.
-
-    case: steps `{0}` (x overflows), from the scale {1}, with window={2}, hysteresis={3} and minimum={4}
-    scales: after the steps the scales were {got}, and {want} are right.
-    good: the scales are right, but the numbers of good steps are {got} where {want} are right.
-    left: the scales are right, but the overflows left are {got} where {want} are right.
-    """
+    """What the state is after each step of a script."""
     state, states = (scale, 0, hysteresis), []
     for step in steps:
         state = answer(*state, step == "x", window, hysteresis, minimum)
@@ -48,29 +42,7 @@ def next_scale(scale, good, left, overflow, window, hysteresis, minimum, *, inte
                after_rise=lambda good: 0, rises=lambda good, window: good >= window, least=max,
                tolerates=lambda left: left > 1, back=lambda left, hysteresis, rose: hysteresis if rose else left,
                left_when_halved=lambda left, hysteresis: left):
-    """One step further.
-
-    good kept: You count good steps on over an overflow: the window begins anew after each one.
-    tolerated is good: You counted an overflow that was tolerated as a good step: it was skipped as well, and the window
-        begins anew.
-    tolerated is nothing: You let good steps stand where an overflow was tolerated: the window begins anew after every
-        overflow.
-    rises on: After the window you double in every step: begin to count again when the scale has risen.
-    late: You double one step late: the last step of the window is itself a good one. (DeepSpeed is late as well, and
-        here the plain rule is wanted.)
-    every good step: You double after every good step: wait for a whole window of them.
-    below the minimum: You let the scale fall below the minimum.
-    not to the minimum: You leave the scale as it is where half of it would lie below the minimum: it falls to the
-        minimum itself.
-    no hysteresis: You halve at the first overflow: while `left` is above 1, only `left` becomes smaller.
-    one too many: You tolerate one overflow too many: with left = 1 this one halves the scale.
-    never back: You never bring `left` back: when the scale rises, it is `hysteresis` again.
-    back each step: You bring `left` back after each good step: that happens only when the scale rises.
-    back when halved: You bring `left` back when the scale is halved: only a rise does so, and until then each overflow
-        halves.
-    counted on: You let `left` fall below 1: it stays at 1 until the scale rises.
-    right: it rises, falls and waits by the rules, over nine runs.
-    """
+    """One step further."""
     if overflow:
         if tolerates(left):
             return scale, interrupted(good, False), left - 1

@@ -8,13 +8,7 @@ RANKS = 3
 
 
 def gone_down(answer, micro_batches):
-    """One step on a simulated rank 0 of three.
-
-    case: with {0} micro-batches
-    gradient: the host got the gradient {got}, and that of the unsharded training is {want}.
-    reduced: it reduced {got} times in the step, and {want} is enough.
-    kept: the gradients of the micro-batches were changed in place.
-    """
+    """One step on a simulated rank 0 of three."""
     whole = torch.arange(1.0, RANKS * micro_batches * 2 + 1).view(RANKS, micro_batches, 2) ** 2 * 12
     grads, seen = list(whole[0].clone()), []
 
@@ -52,19 +46,7 @@ def answer_of_all(mine, whole):
         "in place": {"in_place": True},
     })
 def gradient_for_host(grads, mean_over_ranks, *, after=False, taken=list, scale=len, reduces=True, each=False, in_place=False):
-    """The mean over micro-batches and ranks.
-
-    the bug: The bug is still there: the last micro-batch's gradient is added after the reduction, so that each rank has its
-        own, not averaged over the ranks.
-    first only: Only the first micro-batch's gradient goes down.
-    last only: Only the last micro-batch's gradient goes down.
-    without the last: The last micro-batch is missing now.
-    not divided: You did not divide by the number of micro-batches.
-    not reduced: You did not reduce at all: each rank has another gradient then.
-    each reduced: You reduced every micro-batch by itself: the sum is the same, but it is sent over and over.
-    in place: You added into the first micro-batch's own gradient: work on a copy.
-    right: and for a single micro-batch as well.
-    """
+    """The mean over micro-batches and ranks."""
     some = taken(grads)
     if after and len(some) > 1:
         return (mean_over_ranks(torch.stack(some[:-1]).sum(0)) + some[-1]) / len(grads)

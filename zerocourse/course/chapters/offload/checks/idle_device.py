@@ -60,20 +60,7 @@ def pauses(rows):
 def read_lanes(rows, *, step=lambda rows: max(row["end"] for row in rows) - min(row["start"] for row in rows),
                idle=lambda rows: sum(end - begin for begin, end in pauses(rows)), counts=overlap,
                choose=lambda rows, busy: max(busy, key=busy.get), longest=False):
-    """The step's length, the device's idle time, and the lane that is busy for most of it.
-
-    sum: You added up all lanes: they work at the same time.
-    from zero: You took the last end for the length: the step need not begin at 0.
-    device alone: You took what the device computes for the step: it ends with the last lane.
-    others' work: You added up the work of the other lanes: the device is idle only while it computes nothing itself.
-    after the last: You counted only what comes after the device's last work: it may also wait in between.
-    busiest: You took the lane with most work: only what it does while the device is idle holds the step up.
-    pieces: You counted pieces of work: their milliseconds count.
-    longest piece: You took the lane with the longest single piece of work: several pieces of a lane add up.
-    ends last: You took the lane that ends last: it may have waited for another all the time.
-    begins first: You took the lane that begins first: the lane that is busy for most of the idle time is wanted.
-    right: so before one makes anything quicker, one knows what is worth it.
-    """
+    """The step's length, the device's idle time, and the lane that is busy for most of it."""
     spans, busy = pauses(rows), defaultdict(int)
     for row in rows:
         if row["lane"] != COMPUTE:

@@ -11,13 +11,7 @@ def gradient(x, k):
 
 
 def steps(answer, after):
-    """Five steps, of which the first `after` are not delayed.
-
-    case: with after = {0}
-    asked: it asked for the gradients of the batches {got}, and {want} are right.
-    during: after each step x was {got}, and {want} is right.
-    saved: at the end, where it is saved, x was {got}, and {want} is right.
-    """
+    """Five steps, of which the first `after` are not delayed."""
     asked = []
 
     def counted(x, k):
@@ -43,19 +37,7 @@ def steps(answer, after):
     })
 def delayed_steps(x, gradient, rates, after, *, delay=1, flush=True, warm=lambda after: after, again=False,
                   rate=lambda made, now: made, fresh=False):
-    """x after each step, and at last after the flush.
-
-    not delayed: You applied each gradient in the step that made it.
-    two steps late: You applied each gradient two steps late: the queue has length one.
-    no flush: You did not apply the gradient that was left: the model that is saved lacks it.
-    no warm-up: You delayed from the first step on: the first `after` steps are not delayed.
-    warm-up twice: When the warm-up ended you applied its last gradient a second time: nothing is updated in that step.
-    one step more: Your warm-up is one step too long.
-    today's rate: You used the learning rate of the step that applies the gradient: it is that of the step that made it.
-    at the new x: You applied the old gradient before you computed the new one: the device computes with the parameters
-        that it has, while the host updates.
-    right: each gradient is applied once, one step late, under its own learning rate.
-    """
+    """x after each step, and at last after the flush."""
     waiting, values = [], []
     for k, now in enumerate(rates):
         delays = k >= warm(after)

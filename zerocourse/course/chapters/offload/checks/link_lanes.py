@@ -23,18 +23,7 @@ CASES = [(1000, 1, 1, False, False), (1000, 2, 1, False, False), (1000, 2, 4, Fa
     })
 def link_bytes(params, ranks, micro_batches, fp32_gradients, parameters, *, share=lambda params, ranks: params // ranks,
                sent=lambda micro: 1, up=lambda wide: 2, down=lambda wide: 4 if wide else 2, gathers=lambda micro: 2 * micro):
-    """(down, up) of one rank in a step.
-
-    whole: You counted the whole model: each rank moves its own share.
-    each micro-batch: You sent a gradient down for each micro-batch: they are added up on the device first.
-    fp32 up: You brought fp32 parameters up: the device computes in half precision, so 2 bytes each are enough.
-    always fp32: You sent gradients down in fp32 always: they have 2 bytes, unless `fp32_gradients`.
-    never fp32: You sent gradients down in half precision always: with `fp32_gradients` they have 4 bytes.
-    one gather: With `parameters` you brought them up once for each micro-batch: forward and backward each gather them.
-    gathers a step: With `parameters` you brought them up twice in a step: it is twice for each micro-batch.
-    result too: With `parameters` you also brought the step's result up: the next gather does that.
-    right: to the byte, as HostOffload's link counts them.
-    """
+    """(down, up) of one rank in a step."""
     own = share(params, ranks)
     return (down(fp32_gradients) * sent(micro_batches) * own,
             (2 * gathers(micro_batches) if parameters else up(fp32_gradients)) * own)

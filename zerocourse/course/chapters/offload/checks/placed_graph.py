@@ -25,16 +25,7 @@ LIMITS = (0, 3, 4, 5, 6, 20)
         "one each way": {"listed": lambda edges: list({frozenset(edge[:2]): edge for edge in edges}.values())},
     })
 def moved_bytes(edges, on_host, *, crosses=lambda start, end: start != end, listed=list):
-    """The bytes of the edges with one end on the host.
-
-    inside too: You also counted edges that lie on the host with both ends: those do not cross the link.
-    inside: You counted the edges inside the host: those that cross have exactly one end there.
-    down only: You counted only what goes down to the host: what comes up crosses the link as well.
-    up only: You counted only what goes up to the device: what goes down crosses the link as well.
-    once: The same edge may be listed twice, as when both forward and backward read the parameters: each counts.
-    one each way: Two boxes may have edges in both directions: each counts.
-    right: for our example and for the graph of Adam, where everything on the host moves 6 bytes a parameter.
-    """
+    """The bytes of the edges with one end on the host."""
     return sum(nbytes for start, end, nbytes in listed(edges) if crosses(start in on_host, end in on_host))
 
 
@@ -85,17 +76,7 @@ def on_device(seen):
         "moved": {"what": 0},
     })
 def least_on_device(edges, held, limit, *, within=lambda moved, limit: moved <= limit, key=lambda way: way[1], what=1):
-    """Over all placements that move at most `limit` bytes.
-
-    greedy: You took one box after the other. Boxes that belong together are cheap to move only together: try all subsets.
-    no limit: More crosses the link than the limit allows. An edge between the host and a box that may not be placed, and stays on
-        the device, crosses it as well.
-    below: You left out placements that move exactly `limit` bytes: these are allowed.
-    least moved: You looked for the placement that moves least: it may move up to the limit.
-    fewest boxes: You looked for the placement with the most boxes on the host: bytes count, and not boxes.
-    moved: You returned the bytes that are moved: those that stay on the device are wanted.
-    right: and with a limit of 4 bytes a parameter you have found ZeRO-Offload.
-    """
+    """Over all placements that move at most `limit` bytes."""
     return min((way for way in ways(edges, held) if within(way[0], limit)), key=key)[what]
 
 

@@ -35,13 +35,7 @@ class SmallDevice:
 
 
 def one_pass(answer, layers, room):
-    """What was computed, and what it took.
-
-    case: {0} layers, and room for {1}.
-    computed: what was computed is {got}, and {want} is right.
-    left: at the end {got} layers are on the device.
-    fetched: you fetched {got} times, and {want} times are enough.
-    """
+    """What was computed, and what it took."""
     device = SmallDevice(room)
     answer(device, layers)
     return {"computed": device.done, "left": len(device.there), "fetched": max(device.fetched, 2 * layers - min(room, layers))}
@@ -59,16 +53,7 @@ def one_pass(answer, layers, room):
         "no backward": {"order": lambda layers: ()},
     })
 def one_step(device, layers, *, kept=lambda room, layers: room, order=lambda layers: reversed(range(layers)), leaves=False):
-    """Keeps the last layers at the turn. kept: how many of them.
-
-    all again: You fetch every layer twice. Where the forward ends, the backward begins: what is there then need not be fetched again.
-    the last alone: At the turn you have only the last layer on the device: it has room for more.
-    one idle: You use less of the device than there is: at the turn it should be full.
-    left over: Layers are left on the device at the end.
-    same order: The backward goes through the layers in the opposite order.
-    no backward: There is no backward.
-    right: so few bytes cross the link because the backward begins where the forward ends.
-    """
+    """Keeps the last layers at the turn. kept: how many of them."""
     for layer in range(layers):
         device.fetch(layer)
         device.forward(layer)

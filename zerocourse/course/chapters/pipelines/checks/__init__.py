@@ -5,7 +5,8 @@
     waiting_ranks:   17.3
     boundary_scale:  17.4
     list_clock:      17.6
+    eager_lists:     17.7
     cells_pipeline:  17.w1, 17.w2
 """
 
-from . import boundary_scale, bubble_share, cells_pipeline, list_clock, waiting_ranks, written_lists  # each registers its exercises
+from . import boundary_scale, bubble_share, cells_pipeline, eager_lists, list_clock, waiting_ranks, written_lists  # each registers its exercises

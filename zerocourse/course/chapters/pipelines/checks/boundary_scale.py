@@ -8,14 +8,7 @@ from ....checks import Trial, exercise
 
 
 def stepped(answer, depth, rows):
-    """The gradients of a model of some stages, after a step over micro-batches of so many rows.
-
-    case: {0} stages and micro-batches of {1} rows
-    last: the gradient of the last stage's weights is {got} times what it should be; {want} is right.
-    factors: the gradients of the stages, from the first, are {got} times what they should be; {want} is right.
-    gradients: the gradients are those of other weights for the micro-batches: each row of the batch counts as much.
-    loss: the loss is {got}, and {want} is right.
-    """
+    """The gradients of a model of some stages, after a step over micro-batches of so many rows."""
     torch.manual_seed(1)
     stages = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(depth))
     inputs, targets = torch.randn(sum(rows), 3), torch.randn(sum(rows), 3)
@@ -46,18 +39,7 @@ def stepped(answer, depth, rows):
     })
 def pipeline_step(stages, inputs, targets, loss, *, weigh=lambda x, inputs: len(x) / sum(map(len, inputs)),
                   everywhere=False, at_first=False, forgets=False, total=sum, raw=False):
-    """The loss is scaled once, where it is computed.
-
-    the bug: The bug is still there: each boundary divides again, so the earlier a stage, the smaller its gradient.
-        Scale the loss, and pass gradients on as they are.
-    sums: Nothing is scaled now, so the gradients are sums over the micro-batches: the mean of the batch is wanted.
-    means of means: A micro-batch of fewer rows must weigh less: by its rows, and not 1/m.
-    first stage alone: You scale the gradient when it comes to the first stage: the others have sums.
-    last micro-batch alone: Gradients of earlier micro-batches are lost: they must add up.
-    loss of the last: You returned the last micro-batch's loss: that of the whole batch is wanted.
-    sum of losses: The gradients are right, but you returned the sum of the losses: each weighs what its gradient weighs.
-    right: every stage has the gradient of the batch's mean loss, however many boundaries lie behind it.
-    """
+    """The loss is scaled once, where it is computed."""
     losses = []
     for x, target in zip(inputs, targets, strict=True):
         weight, values = weigh(x, inputs), []

@@ -24,21 +24,7 @@ from ....checks import exercise
 def micro_batches_for(ranks, percent, chunks, *, lost=lambda ranks: ranks - 1, rest=lambda percent: 100 - percent,
                       by_chunks=lambda chunks: chunks, group=lambda ranks, chunks: ranks if chunks > 1 else 1,
                       whole=math.ceil, least=1):
-    """From (p − 1)/(v m + p − 1) ≤ share.
-
-    of the ideal time: You divided the bubble by the time of the work alone: the share is that of the whole time, bubble
-        included.
-    p: You count p micro-batches of bubble: a rank waits for p − 1 others.
-    chunks forgotten: You forgot the chunks: with v of them the bubble is v times shorter.
-    chunks twice: You divided by v twice: with v chunks the bubble is v times shorter.
-    no groups: With several chunks micro-batches go in groups of p, so their number is a multiple of p.
-    always groups: With one chunk micro-batches need no groups: any number is possible.
-    rounded down: You rounded down: then the bubble is a little larger than it may be.
-    rounded: You rounded to the nearest whole number: where that is below, the bubble is too large.
-    below: Where the bubble may be exactly as large, no further micro-batch is needed.
-    none: Where there is no bubble, one micro-batch is enough, but there must be one.
-    right: and so deep pipelines want large batches, or several chunks.
-    """
+    """From (p − 1)/(v m + p − 1) ≤ share."""
     need = whole(Fraction(lost(ranks) * rest(percent), percent * by_chunks(chunks)))
     size = group(ranks, chunks)
     return -(-max(least, need) // size) * size

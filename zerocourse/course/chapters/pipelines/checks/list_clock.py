@@ -37,25 +37,7 @@ CASES = [(TWO, 1, 2, 0), (lists("F0 B0"), 1, 2, 5), (lists("F0 F1", "F0 F1"), 1,
 def run_lists(lists, forward, backward, transfer, *, late=lambda kind, transfer: transfer, busy=lambda transfer: 0,
               idle=lambda begun, ended, most: most, frees=True, last=False, rounds=10**6, waits=("F", "B"), own=True,
               none=True):
-    """Each rank goes on when what it needs has arrived.
-
-    no transfers: You let things arrive at once: they arrive `transfer` later.
-    gradients at once: Gradients travel as long as activations do.
-    activations at once: Activations travel as long as gradients do.
-    sending takes time: A rank that sends can compute meanwhile: only what is sent arrives later.
-    idle inside: You count idle units from the rank's own first action to its own last one: they count from 0 to the end of
-        the whole run.
-    from its begin: You count idle units from the rank's own first action: they count from 0.
-    to its end: You count idle units to the rank's own last action: they count to the end of the whole run.
-    kept for ever: A backward frees what its forward has kept.
-    kept at the end: You returned what is kept at the end: the most at one moment is wanted.
-    one round: You looked at each rank once: an earlier rank may wait for a later one.
-    nobody waits: You let ranks compute what has not arrived.
-    gradients are there: A backward waits for the gradient of the stage behind.
-    its own forward: The last stage's backward needs its own forward.
-    half a run: Where a rank waits for ever return None.
-    right: this is the simulator that has drawn the chapter's pictures, but for the pictures.
-    """
+    """Each rank goes on when what it needs has arrived."""
     ranks, at, clock, work = len(lists), [0] * len(lists), [0] * len(lists), [0] * len(lists)
     done, begun, kept, most_kept = {}, {}, [0] * len(lists), [0] * len(lists)
     moved = True

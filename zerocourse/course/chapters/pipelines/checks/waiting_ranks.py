@@ -33,18 +33,7 @@ CASES = [lists("send 1 a, recv 1 b", "send 0 b, recv 0 a"), lists("recv 1 b, sen
     })
 def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=lambda stuck: stuck,
                 same=lambda sent, rank, peer, name: (peer, rank, name) in sent):
-    """Each rank goes on while it can, until none can.
-
-    sends wait: You let a send wait for its receive: here sends do not wait.
-    one round: You looked at each rank once: what a later rank sends may let an earlier one go on.
-    one action a round: You stopped before all ranks that can move had moved: go on until a whole round changes nothing.
-    any message: You let a rank receive whatever its peer has sent: names must be the same.
-    from anybody: You let a rank receive what somebody else has sent: it waits for its peer.
-    to anybody: You let a rank receive what was sent to another.
-    the first alone: You returned one of the ranks that wait: all are wanted.
-    the others: You returned the ranks that come to their end: the others are wanted.
-    right: with this function a schedule is proved free of deadlock before anything runs.
-    """
+    """Each rank goes on while it can, until none can."""
     at, sent = [0] * len(lists), set()
     moved = True
     while moved and rounds:

@@ -36,14 +36,7 @@ def first_problem(plan):
 
 
 def looked_at(answer, ranks, micro_batches):
-    """What the lists say of themselves.
-
-    case: {0} ranks and {1} micro-batches
-    problem: the lists cannot be run: {got}.
-    held: the ranks hold up to {got} micro-batches at once, and {want} are right.
-    idle: each rank's bubble is {got} units (F takes 1, B takes 2), and {want} are right.
-    lists: the lists are {got}, and {want} are right.
-    """
+    """What the lists say of themselves."""
     plan = planned(answer, ranks, micro_batches, ("F", "B"))
     seen = {"problem": first_problem(plan)}
     if not seen["problem"]:
@@ -55,11 +48,7 @@ def looked_at(answer, ranks, micro_batches):
 
 
 def run_really(answer, micro_batches):
-    """The same lists, run by real ranks.
-
-    case: {0} micro-batches on {world} real ranks
-    gradients: the gradients on rank {rank} were not those of one process.
-    """
+    """The same lists, run by real ranks."""
     from torch import distributed
     ranks = distributed.get_world_size()
     torch.manual_seed(1)
@@ -96,25 +85,7 @@ def run_really(answer, micro_batches):
     })
 def one_f_one_b(ranks, micro_batches, rank, *, warm=lambda ranks, rank, most: min(ranks - 1 - rank, most),
                 rest=lambda first, most: list(range(first, most)), pair=("F", "B"), first=0):
-    """Forwards, then pairs, then backwards.
-
-    GPipe: , because you do all forwards first. That is GPipe: 1F1B does the first backward as soon as its gradient
-        can be there.
-    one too few: , because your first backward comes one forward too early: while its gradient is on its way, another
-        forward could be computed.
-    one too many: , because your first backward comes one forward too late.
-    the same on every rank: , because all your ranks begin with as many forwards: the later a stage, the sooner its first
-        gradient is there.
-    mirrored: You count forwards from the wrong end: the *first* rank waits longest for its first gradient.
-    one after the other: You begin with the pairs at once: the first ranks must do some forwards before.
-    no end: The backwards of the last micro-batches are missing.
-    last one missing: The backward of the last micro-batch is missing.
-    backwards from the end: Backwards go in the order of the forwards, in which their gradients come.
-    more than there are: There may be fewer micro-batches than ranks.
-    B before F: In a pair the forward comes first, or the last rank does a backward of what it has not computed.
-    counted from 1: Micro-batches are numbered from 0.
-    right: and real ranks have run your lists, with the gradients of one process.
-    """
+    """Forwards, then pairs, then backwards."""
     warm_up = warm(ranks, rank, micro_batches)
     actions = [("F", first + number) for number in range(warm_up)]
     for number in range(micro_batches - warm_up):
@@ -125,14 +96,7 @@ def one_f_one_b(ranks, micro_batches, rank, *, warm=lambda ranks, rank, most: mi
 # 17.5 ---------------------------------------------------------------------------------------------------------------
 
 def measured(answer, ranks, micro_batches):
-    """What matters of a schedule whose backward comes in two parts.
-
-    case: {0} ranks and {1} micro-batches
-    problem: the lists cannot be run: {got}.
-    too many: a rank holds {_held} micro-batches at once, and {_ranks} are allowed.
-    too slow: a rank stands still for {_idle} units, and {_goal} are enough.
-    whole: it has whole backwards.
-    """
+    """What matters of a schedule whose backward comes in two parts."""
     plan = planned(answer, ranks, micro_batches, ("F", "B", "I", "W"))
     seen = {"problem": first_problem(plan)}
     if not seen["problem"]:
@@ -159,15 +123,7 @@ def measured(answer, ranks, micro_batches):
         "W before I": {"late": lambda ranks, rank: -1},
     })
 def my_schedule(ranks, micro_batches, rank, *, late=lambda ranks, rank: rank, halves=True, drain=True):
-    """ZB-H1.
-
-    W at once: Your W follows its I at once: then ranks have no W left to do when they wait for a gradient.
-    W at the end: You keep all W for the end: until then each micro-batch's activations stay.
-    whole backwards: You use whole backwards: the stage before waits for W as well, and does not need it.
-    W forgotten: The last W are missing: weights would not get their gradients.
-    W before I: W needs what I has computed.
-    right: a third of 1F1B's bubble, with no more memory than its first rank has.
-    """
+    """ZB-H1."""
     warm_up = min(ranks - 1 - rank, micro_batches)
     delay = late(ranks, rank)
     actions = [("F", number) for number in range(warm_up)]

@@ -1,4 +1,4 @@
-"""The check of 25.6: a step of a model that fits nowhere, on tensors without memory."""
+"""The check of 25.4: a step of a model that fits nowhere, on tensors without memory."""
 
 import torch
 from torch import nn
@@ -32,13 +32,7 @@ class Layers(nn.Module):
 
 
 def weighed(answer, width, layers, dtype, tied, idle):
-    """What it says of a model.
-
-    case: {1} layers of {0} × {0}, in {2}, tied: {3}, with a layer that is not used: {4}
-    parameters: it says that parameters have {got} bytes, and {want} are right.
-    gradients: it says that gradients have {got} bytes, and {want} are right.
-    fake mode: the fake mode is still on when it is over.
-    """
+    """What it says of a model."""
     kind = getattr(torch, dtype)
 
     def make():
@@ -59,7 +53,7 @@ def every_parameter(model):
 
 
 @exercise(
-    "25.6", "Weigh what fits nowhere", minutes=20, difficulty=2,
+    "25.4", "Weigh what fits nowhere", minutes=20, difficulty=2,
     trials=[Trial([(4, 2, "float32", False, False), (4, 3, "bfloat16", False, False), (4, 3, "float32", True, False),
                    (4, 2, "float32", False, True),
                    (100_000, 100, "bfloat16", False, False)], weighed)],
@@ -74,17 +68,7 @@ def every_parameter(model):
     })
 def weigh(make, shape, dtype, *, size=lambda tensor: tensor.nbytes, params=lambda model: list(model.parameters()), backward=True,
           grads=lambda params: [param.grad for param in params if param.grad is not None], mode=FakeTensorMode):
-    """Bytes of parameters and of gradients after a backward.
-
-    elements: You counted elements: bytes are wanted.
-    fp32 always: Not every element has 4 bytes: ask the tensor.
-    tied twice: A parameter that two layers share is one tensor: count it once.
-    no backward: There are no gradients before a backward.
-    as many gradients: You took the parameters' bytes for the gradients': what a forward does not use gets no gradient.
-    one layer: You counted only the first parameter.
-    real: , because only there a tensor has a shape and no memory.
-    right: the last of these models has 10¹² parameters, and it took no memory.
-    """
+    """Bytes of parameters and of gradients after a backward."""
     if mode is None:
         model = make()
         return sum(map(size, model.parameters())), 0

@@ -1,4 +1,4 @@
-"""The checks of 25.1 and 25.2: how many ranks a step needs, and slices that are even on any number of ranks."""
+"""The checks of 25.1 and 25.2: how many ranks a step needs, and aligned slices that are even on any number of ranks."""
 
 from .....formulas import states
 from ....checks import FORMULAS, exercise
@@ -32,20 +32,7 @@ def own_ranks(params, floor, card):
     })
 def ranks_for_step(params, floor, card, *, room_of=lambda floor, card: card - floor, share_of=lambda room: room // BYTES,
                    ranks_of=lambda params, share: int(-(-params // share)), least=BYTES, none=None):
-    """The smallest N, or None.
-
-    no floor: You left out the floor: every rank needs these bytes, however many ranks there are.
-    floor divided: You divided the floor as well: N ranks do not make it smaller, and that is why it is called one.
-    rounded down: You rounded down: with that many ranks each share is a little too large. Round up.
-    one more: You took one rank too many where the division has no remainder.
-    part of a parameter: You divided bytes: a rank holds whole parameters, so a room of 47 bytes is room for two.
-    power of two: You took the next power of two: any number of ranks will do here.
-    must be less: What fits exactly fits.
-    always some: Where the floor leaves no room for a single parameter, no number of ranks is enough: return None.
-    14 bytes: A parameter has 16 bytes of states: 2 for itself, 2 for its gradient, 12 of the optimizer.
-    zero: Where no number of ranks is enough, return None and not 0, which somebody might calculate with.
-    right: and when it is None, more cards do not help, but smaller units and fewer activations do.
-    """
+    """The smallest N, or None."""
     room = room_of(floor, card)
     if room < least:
         return none
@@ -73,39 +60,31 @@ def ceiled(numel, ranks):
     return [max(0, min(each, numel - rank * each)) for rank in range(ranks)]
 
 
+def floored(numel, ranks, align):
+    """The bug: whole units, and all that is left on the last rank."""
+    size = numel // ranks // align * align
+    return [size * rank for rank in range(ranks)] + [numel]
+
+
 @exercise(
     "25.2", "Find the bug: fine with two ranks", minutes=20, difficulty=2,
-    cases=[(12, 4), (9, 2), (7, 8), (11, 4), (30, 8), (0, 3), (5, 1), (100, 64)],
+    cases=[(48, 4, 4), (36, 2, 8), (26, 8, 4), (46, 4, 4), (118, 8, 4), (0, 3, 8), (5, 1, 4), (3, 2, 8), (797, 64, 8), (90, 7, 1)],
     mistakes={
-        "the bug": {"sizes": all_to(first=True)},
-        "on the last": {"sizes": all_to(first=False)},
+        "the bug": floored,
+        "on the first": {"sizes": all_to(first=True)},
         "rounded up": {"sizes": ceiled},
-        "padded": {"sizes": lambda numel, ranks: [-(-numel // ranks)] * ranks},
-        "lost": {"sizes": lambda numel, ranks: [numel // ranks] * ranks},
-        "larger last": {"sizes": lambda numel, ranks: even(numel, ranks)[::-1]},
-        "in between": {"sizes": lambda numel, ranks: [(rank + 1) * numel // ranks - rank * numel // ranks
-                                                      for rank in range(ranks)]},
-        "one too many": {"sizes": lambda numel, ranks: [numel // ranks + (rank <= numel % ranks) for rank in range(ranks)]},
+        "not aligned": lambda numel, ranks, align: cut_aligned(numel, ranks, 1),
+        "padded": {"most": False},
+        "lost": {"sizes": lambda units, ranks: [units // ranks] * ranks},
+        "larger last": {"sizes": lambda units, ranks: even(units, ranks)[::-1]},
+        "one too many": {"sizes": lambda units, ranks: [units // ranks + (rank <= units % ranks) for rank in range(ranks)]},
         "lengths": {"starts": None},
         "no end": {"ends": False},
     })
-def cut_evenly(numel, ranks, *, sizes=even, starts=0, ends=True):
-    """Bounds of slices that differ by one element at most, the longer ones first.
-
-    the bug: The bug is still there: the first rank gets all that is left over, up to N − 1 elements.
-    on the last: Now the last rank gets all that is left over: give one element each to as many ranks.
-    rounded up: You rounded each slice up: then the last ranks get less, or nothing, and the others too much.
-    padded: Your slices go beyond the end: there is no padding here.
-    lost: The elements that are left over belong to nobody.
-    larger last: The longer slices come last: they are to come first.
-    in between: Your slices are even, but the longer ones lie in between: they are to come first.
-    one too many: One rank too many gets an element more.
-    lengths: You returned lengths: bounds are wanted, N + 1 of them.
-    no end: The last bound is missing: with N slices there are N + 1 bounds.
-    right: with 4,096 ranks as well as with two.
-    """
-    lengths = sizes(numel, ranks)
+def cut_aligned(numel, ranks, align, *, sizes=even, starts=0, ends=True, most=True):
+    """Bounds of slices that differ by one unit of `align` elements at most, the longer ones first."""
+    lengths = [align * each for each in sizes(-(-numel // align), ranks)]
     if starts is None:
-        return lengths
-    bounds = [sum(lengths[:rank]) for rank in range(ranks + 1)]
+        return [min(each, numel) for each in lengths]
+    bounds = [min(sum(lengths[:rank]), numel if most else numel + align) for rank in range(ranks + 1)]
     return bounds if ends else bounds[:-1]

@@ -1,4 +1,4 @@
-"""The check of 25.7: a simulator of one rank."""
+"""The check of 25.5: a simulator of one rank."""
 
 from ....checks import exercise
 
@@ -14,7 +14,7 @@ def there_and_back(count):
 
 
 @exercise(
-    "25.7", "A simulator of one rank", minutes=50, difficulty=3, cases=CASES,
+    "25.5", "A simulator of one rank", minutes=50, difficulty=3, cases=CASES,
     mistakes={
         "no prefetch": {"ahead": False},
         "gathered again": {"again": True},
@@ -38,27 +38,7 @@ def simulate_rank(blocks, ranks, rate, latency, *, ahead=True, again=False, keep
                   share=lambda numel, ranks: -(-numel // ranks), others=lambda ranks: ranks - 1, turns=lambda ranks: ranks - 1,
                   size=2, backward=2, until=max, reduced="end", stands=lambda seconds, compute, waits: seconds - compute,
                   longest=lambda waits: waits.index(max(waits))):
-    """What a rank sends, how long it takes, how long it does not compute, and where it waits longest.
-
-    no prefetch: You asked for a block only when the one before it was over: ask when that one begins.
-    gathered again: You gathered the last block twice: it is still there when its backward begins.
-    kept: You did not gather for the backward: every block but the last was freed after its forward.
-    at once: Your link carries several collectives at a time: each begins when the one before it is over.
-    back in order: The backward goes through the blocks in the reverse order.
-    no padding: A slice is a whole number of elements: round up.
-    own slice too: A rank sends to N − 1 others: it has its own slice already.
-    one latency: A ring has N − 1 turns, each with a latency.
-    one more turn: A ring of N ranks has N − 1 turns.
-    fp32: bf16 has 2 bytes.
-    backward as long: A backward takes twice as long as its forward.
-    ends with the computing: You ended the step with the last backward: the last reduction is still under way.
-    reduced at the end: You reduced all gradients when the backward was over: each block's can go as soon as it is computed.
-    reduced too early: You reduced a block's gradients when its backward began: they are there when it ends.
-    not reduced: You forgot the gradients: each block's are reduced once.
-    waits alone: You added up the waits: after the last backward the rank does not compute either.
-    last of equals: Of several waits that are equally long, name the first.
-    right: and it is all that there is to a simulation: one rank, a clock, and a link that is busy or free.
-    """
+    """What a rank sends, how long it takes, how long it does not compute, and where it waits longest."""
     free = now = sent = 0
 
     def issue(block, at):

@@ -58,23 +58,7 @@ def all_idle(events, work):
 def read_step(events, ranks, latency, *, stood=lambda events, sent, work: left_over(sent, work), work_verbs=COMPUTES,
               sent_verbs=COLLECTIVES, times=len, hops=lambda ranks: ranks - 1, of=lambda sent, exposed: lasts(sent), half=0.5,
               least=0.0):
-    """Seconds exposed, seconds of latency, and what helps.
-
-    all of it: You counted the collectives as a whole: while the rank computes, they cost nothing.
-    idle: You counted all time without computing: of a gap in which no collective is under way, the network is not guilty.
-    waits: You added up the waits: they are recorded where the rank asks, and some of the lists have none.
-    steps hide nothing: The optimizer's step is computing as well.
-    gathers alone: Reduce-scatters are collectives, too.
-    reductions alone: All-gathers are collectives, too.
-    once: You counted the latency of one collective: each of them has it.
-    N: In a ring of N ranks a message goes N − 1 times to the next one.
-    without ranks: A ring has a latency for each of its N − 1 turns.
-    always the link: Where more than half of the collectives' time is latency, a faster link changes little.
-    of what is exposed: You compared the latency with the exposed seconds: of all seconds of the collectives it is a part.
-    nearly all of it: "fewer ranks" is right as soon as latency is more than half of the collectives' time.
-    never nothing: Where nothing is exposed, nothing helps, because the network costs no time.
-    right: so nobody buys a faster network where the ring is too long.
-    """
+    """Seconds exposed, seconds of latency, and what helps."""
     work = [event for event in events if event["verb"] in work_verbs]
     sent = [event for event in events if event["verb"] in sent_verbs]
     exposed, turns = stood(events, sent, work), times(sent) * hops(ranks) * latency

@@ -33,11 +33,7 @@ def asked(answer, rank, ranks, kv_heads):
 
 
 def audited_on_a_rank(answer, kv_heads):
-    """How often the norm counts each parameter, on real ranks.
-
-    case: {0} heads of keys and values on {world} ranks
-    digits: the audit says that these are counted so often: {got}. Once each is right.
-    """
+    """How often the norm counts each parameter, on real ranks."""
     comm = WatchedComm()
     counted, params = asked(answer, comm.rank, comm.world_size, kv_heads), {}
     for name in KINDS:
@@ -51,12 +47,7 @@ def audited_on_a_rank(answer, kv_heads):
 
 
 def parts_counted(answer, ranks, kv_heads):
-    """How often each part of each parameter is counted, over all ranks.
-
-    case: {1} heads of keys and values on {0} ranks
-    parts: parts of these parameters are not counted once: {_names}. Over the ranks that have them, in order, they are
-        counted {_times}.
-    """
+    """How often each part of each parameter is counted, over all ranks."""
     times = {}
     for rank in range(ranks):
         counted = asked(answer, rank, ranks, kv_heads)
@@ -96,24 +87,7 @@ def last_of(copies, rank, ranks):
     })
 def counted_here(kinds, rank, ranks, kv_heads, *, whole=lambda rank, ranks: rank == 0, cut=lambda rank: True,
                  kv=lambda copies, rank, ranks: rank % copies == 0, row_bias=None, row_weight=None, column_bias=None, words=None):
-    """What is cut counts everywhere, what is whole on one rank.
-
-    all: You counted everything that a rank has: what several ranks have the same counts on one of them alone.
-    copies: You counted on every rank what every rank has whole, so with t ranks it counts t times.
-    nowhere: You counted nowhere what every rank has whole: one of the ranks must count it.
-    rank 0 alone: You let rank 0 alone count: of what is cut each rank has another part, and counts it.
-    kv on each: You counted keys and values on every rank: where there are fewer of their heads than ranks, several ranks have
-        the same head, and one of them counts it.
-    kv on rank 0: You let rank 0 alone count keys and values: each head must be counted by one of its own ranks.
-    kv in turn: You let the first ranks count keys and values: neighbours have the same head, so with 2 heads on 4 ranks
-        ranks 0 and 1 have the first, and ranks 2 and 3 the second.
-    kv nowhere: You left out keys and values where several ranks have the same: one of them must count it.
-    row biases are cut: You took the biases of row layers for cut: they are added after the sum, so every rank has them whole.
-    row weights are whole: You took the weights of row layers for whole: each rank has some of their columns.
-    column biases are whole: You took the biases of column layers for whole: they are cut as the outputs are.
-    the vocabulary is whole: You took the embedding for whole: each rank has some of the words.
-    right: and `audit` proves it, for any model and any cut, from one number for ten parameters.
-    """
+    """What is cut counts everywhere, what is whole on one rank."""
     def counts(name, kind):
         bias = name.endswith("bias")
         if kind == "kv":

@@ -21,18 +21,7 @@ class CountedBorder:
 
 
 def mlp_on_a_rank(answer, hidden, width):
-    """How far the output and the gradients on a rank are from those of one process, in fp64, and what has passed g.
-
-    case: {1} features and {0} hidden ones on {world} ranks
-    output: `mlp_part` returned a wrong output on rank {rank}.
-    changed: the output is right, but `mlp_part` has changed its input, of which others have need as well.
-    sums: the output is right, but tensors of {got} elements passed g, and {want} are right.
-    up: the output is right, but rank {rank} used {got} rows of `up`, and its part has {want}.
-    down: the output is right, but rank {rank} used {got} columns of `down`, and its part has {want}.
-    bias: the output is right, but on rank {rank} the gradient of `down_bias` is not that of one process.
-    input: the output is right, but the gradient of `x` is not that of one process on rank {rank}.
-    weights: the output is right, but the gradients of this rank's part of the weights are not those of one process.
-    """
+    """How far the output and the gradients on a rank are from those of one process, in fp64, and what has passed g."""
     comm = WatchedComm()
     sizes = [(4, width), (hidden, width), (hidden,), (width, hidden), (width,)]
     whole = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
@@ -109,29 +98,7 @@ def overwritten(x, y):
 def mlp_part(x, up, up_bias, down, down_bias, rank, ranks, f, g, *, enter=lambda f, x: f(x), leave=lambda g, y: g(y),
              both=False, own=lambda rank: rank, own_bias=lambda rank: rank, act=F.gelu, term=lambda y, bias, rank: y,
              after=lambda y, bias: y + bias, last=lambda y: y, result=lambda x, y: y):
-    """Columns, GELU, rows, and the bias after the sum.
-
-    bias t times: You added `down_bias` before the sum, so it is in every rank's term: with t ranks it counts t times.
-    bias on rank 0: You let rank 0 alone add `down_bias`. The sum is right, but the other ranks' copies get no gradient:
-        after one step the copies differ. Add it after the sum, on every rank.
-    no bias: You left out `down_bias`.
-    terms of a sum: You cut the first layer by its inputs, so each rank has a term of a sum, and GELU of a term is not a
-        term of GELU. Cut it by its outputs, that is by the rows of `up`.
-    summed twice: You cut the first layer by its inputs and added up before GELU: it is right, but for a second sum, of all
-        hidden features, that nobody needs when `up` is cut by its outputs.
-    everything: You computed both layers whole on every rank: that is right, but nothing is divided.
-    no g: You returned this rank's term of the output: add the terms up with g.
-    no f: You left out f: each rank's gradient of `x` is one term of a sum, and f adds these terms up in the backward.
-    f and g: You left out both f and g: this rank's term of the output is returned, and the terms must be added up.
-    g at the entrance: You passed `x` through g as well: all ranks have the same `x`, so this adds up t copies of it. At the
-        entrance stands f.
-    part of rank 0: You took the same part of the weights on every rank: rank r has the r-th of t parts.
-    bias of rank 0: You took the same part of `up_bias` on every rank: it is cut as the rows of `up` are.
-    no gelu: You left out GELU between the layers.
-    gelu at the end: GELU stands between the two layers, where each rank has complete features: not after the second one.
-    in place: The caller needs `x` for the residual: leave it as it is, and return a new tensor.
-    right: each rank has done 1/t of the work, and the ranks have talked once on the way there and once on the way back.
-    """
+    """Columns, GELU, rows, and the bias after the sum."""
     size = len(up) // ranks
     part, bias_part = (slice(size * number, size * (number + 1)) for number in (own(rank), own_bias(own(rank))))
     y = F.linear(act(F.linear(g(x) if both else enter(f, x), up[part], up_bias[bias_part])), down[:, part])

@@ -14,14 +14,7 @@ V = 7  # divisible by neither 2 nor 3, so that the ranks have different numbers 
 
 
 def loss_on_a_rank(answer, scale, ignored, smoothing):
-    """The loss, and what was sent for it.
-
-    case: logits up to {0:g}, the targets {1} not counted, smoothing {2} on {world} ranks
-    loss: rank {rank} has the loss {got}, and {want} is right.
-    gradient: the loss is right, but rank {rank} has a gradient that is up to {got} away from the right one.
-    changed: all is right, but on rank {rank} `cut_loss` has changed its arguments: work on a copy.
-    too much: all is right, but rank {rank} sends {_each} numbers per token, and 3 are enough, or 4 with smoothing.
-    """
+    """The loss, and what was sent for it."""
     comm = WatchedComm()
     generator = torch.Generator().manual_seed(5)
     logits_NV = torch.randn(6, V, generator=generator) * scale
@@ -114,31 +107,7 @@ def cut_loss(logits_NV, targets_N, start, vocabulary, smoothing, comm, *,
              rest=lambda rest_N, comm: comm.all_reduce(rest_N), keep=lambda smoothing: 1 - smoothing,
              number=lambda counts_N: counts_N.sum(), counts=lambda targets_N: targets_N != -100, taken=None,
              ignored=lambda counts_N: counts_N, share=lambda number: number, own=lambda here_N: here_N):
-    """The mean loss, the same on every rank, and the gradient of this rank's logits.
-
-    no maximum: , because you did not subtract a maximum: exp(89) is too large for fp32.
-    own maximum: You subtracted each rank's own maximum, so the exponentials that are added up do not belong together: all
-        ranks must subtract the same number, the largest of all.
-    own words: You asked no other rank: a softmax goes over all words.
-    target on each rank: You looked the target up on every rank: one rank has this word, and the others must add 0.
-    without start: You took the target for a row of this rank's: word w is its column w − start.
-    target of one rank: The logit of the target is on one rank alone, and the others need it too: add it up over the ranks.
-    all targets: You divided by the number of all targets: divide by those that count.
-    not counted are counted: You counted targets that are −100: they add nothing to the loss.
-    own V: You spread ε over this rank's words: it is spread over all V words.
-    own mean: You took the mean over this rank's words, in place of all V: so each rank has another loss. Megatron-LM has had
-        this bug.
-    smoothing of one rank: You added up this rank's logits alone: ε goes to the words of all ranks.
-    no smoothing: You left out `smoothing`.
-    twice the target: With smoothing the target itself has only the share 1 − ε, beside its share of ε / V.
-    gradient of what does not count: Targets that are −100 have no gradient: their rows are zeros.
-    gradient of the sum: The loss is a mean, so each gradient is divided by the number of targets that count.
-    gradient of a target elsewhere: You subtracted the target on a rank that does not have this word.
-    gradient of a share of 1: With smoothing 1 − ε is subtracted at the target, and not 1.
-    gathered: You sent whole logits: the largest one, the sum of the exponentials and the target's are enough.
-    changed: The backward needs the logits as they were.
-    right: three numbers per token, or four with smoothing, in place of the logits of all words.
-    """
+    """The mean loss, the same on every rank, and the gradient of this rank's logits."""
     counts_N, width = counts(targets_N), logits_NV.shape[1]
     shifted_NV = shift(logits_NV, most(logits_NV.amax(1), comm))
     exp_NV = shifted_NV.exp()

@@ -41,25 +41,7 @@ def without_heads(n_embd, n_head, rank, ranks):
     })
 def qkv_rows(n_embd, n_head, rank, ranks, *, parts=3, heads=None, rows=lambda head, width: range(head * width, (head + 1) * width),
              place=lambda part, row, n_embd, width: part * n_embd + row, by_head=False, alone=False, refuses=True):
-    """Rank r's heads of q, then of k, then of v.
-
-    one piece: You cut the matrix as one piece: then rank 0 of 2 has all queries and half of the keys. Cut each of its three
-        parts.
-    queries alone: You returned the rows of the queries alone: keys lie C rows further on, and values 2C.
-    heads: You returned the numbers of heads: each has C / n_head rows.
-    one row a head: You returned the first row of each head: each has C / n_head rows.
-    in turn: You dealt the heads out in turn. That computes the same where the columns of c_proj are dealt out in the same
-        way, but here a rank has neighbouring heads, as its columns of c_proj are neighbours.
-    head by head: Your rows are right, but they stand head by head: the part is split in three again, so first come all
-        queries, then all keys, then all values.
-    as if head by head: You read the matrix as if the three rows of a head lay side by side, as in Megatron-LM: in GPT-2 all
-        queries come first, then all keys, then all values.
-    whole q: You cut the queries, but not the keys and the values: each head has its own.
-    through a head: Here a boundary goes through a head, and half a head can compute nothing: raise a ValueError where the
-        ranks do not divide the heads.
-    heads are lost: Here some heads belong to nobody: raise a ValueError where the ranks do not divide the heads.
-    right: so a rank's part of this matrix has three pieces, and its columns of c_proj one.
-    """
+    """Rank r's heads of q, then of k, then of v."""
     if n_head % ranks and refuses:
         raise ValueError("the ranks must divide the heads")
     width = n_embd // n_head

@@ -28,22 +28,7 @@ def turns(elements, t, rate, latency):
     })
 def seconds_of_a_block(tokens, width, t, flops, rate, latency, *, collective=turns, halves=2, sums=4, gathers=3, work=lambda compute, t: compute / t,
                        exposed=lambda compute, sends: compute + sends, overlapped=max, better=lambda tensor, zero3: tensor < zero3):
-    """The seconds of both, and which is faster.
-
-    half of it: A block has two regions with an all-reduce each on the way there and on the way back, and an all-reduce takes as
-        long as a reduce-scatter and an all-gather.
-    not divided: Each rank does a t-th part of the work.
-    hidden: With tensor parallelism nothing is computed while f or g communicates: both times are added.
-    added: ZeRO-3 communicates while others compute: the longer one of both counts.
-    no latency: You left the latency out.
-    latency once: A collective has t - 1 turns, and each of them has its latency.
-    the whole in each turn: In each turn a rank sends a t-th part, and not everything.
-    elements: An element has 2 bytes.
-    gathered once: ZeRO-3 gathers twice, for the forward and for the backward, and reduces once.
-    slower: You named the slower one.
-    ties: Where both take the same, `faster` is "zero3".
-    right: tensor parallelism loses by when it sends, and wins where there are few tokens.
-    """
+    """The seconds of both, and which is faster."""
     compute = work(72 * tokens * width**2 / flops, t)
     tensor = exposed(compute, sums * halves * collective(tokens * width, t, rate, latency))
     zero3 = overlapped(compute, gathers * collective(12 * width**2, t, rate, latency))

@@ -47,16 +47,5 @@ def without_leading_zeros(square, names):
         "yes or no": {"read": lambda square, names: {name: min(1, n) for name, n in digits(square, names).items()}},
     })
 def how_often(norm, names, *, square=lambda norm: round(norm**2), read=digits):
-    """How often each parameter was counted.
-
-    not squared: You read the digits of the norm itself: counts are added up in its *square*.
-    cut off: You cut the square off with int(): the norm is rounded to 32 bits, so its square may be 20.9999995 instead of 21.
-        Round it.
-    base 2: You read the square in base 2: parameter i adds (2ⁱ)² = 4ⁱ, so the base is 4.
-    base 10: You read the square in base 10: parameter i adds (2ⁱ)² = 4ⁱ, so the base is 4.
-    turned over: You gave the first digit to the first name: parameter 0 adds 4⁰, so it has the *last* digit.
-    zeros lost: A parameter that nobody counts has a 0 in front, and you have lost it: every name wants a number.
-    yes or no: You only say whether a parameter was counted: a 2 means that it counted twice, and that is a bug as well.
-    right: one number has told you of ten parameters.
-    """
+    """How often each parameter was counted."""
     return read(square(norm), names)

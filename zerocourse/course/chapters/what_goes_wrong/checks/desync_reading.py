@@ -49,20 +49,7 @@ def differs(of_ranks):
     })
 def first_split(calls, *, first=1, together=zip_longest, which=lambda splits: splits[0], odd=minority,
                 seen=lambda call: call, look=lambda calls: calls):
-    """The number of the first call that differs, and who differs.
-
-    from 0: You counted from 0: the first call is call 1, as in the report's table.
-    too short: You stopped where the shortest list ends: a rank that issues nothing more while others do differs from them too.
-    last one: You took the last difference: after the first one the ranks are out of step, so all that follows only
-        repeats it.
-    like rank 0: You compared with rank 0: it may be the one that is alone.
-    the many: You named the ranks that do the same: those that do something else are wanted.
-    in a tie: Where as many ranks do the one as the other, nobody can say who is wrong: name all of them.
-    verbs alone: You compared the verbs alone: an all-gather of h.1 is no all-gather of h.2.
-    units alone: You compared the units alone: a rank that reduces h.1 is not in the same call as one that gathers it.
-    any order: You sorted the calls, or compared what was called and how often: the same calls in another order hang as well.
-    right: now open the source at the call before it, and look for an `if`.
-    """
+    """The number of the first call that differs, and who differs."""
     places = [[seen(call) for call in place] for place in together(*look(calls))]
     splits = [(number, odd(place)) for number, place in enumerate(places, first) if differs(place)]
     return which(splits) if splits else None

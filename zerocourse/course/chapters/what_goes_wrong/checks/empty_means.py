@@ -15,11 +15,7 @@ def counts_of_ranks(world):
 
 
 def averaged_on_a_rank(answer, counts, factor):
-    """What the answer returns for a gradient of three elements.
-
-    case: {0} targets on the ranks
-    mean: rank {rank} has {got}, and {want} is right.
-    """
+    """What the answer returns for a gradient of three elements."""
     comm = WatchedComm()
     mine = counts[comm.rank]
     summed = factor * mine * torch.tensor([1.0, -2.0, 6.0]) * (1 + comm.rank)
@@ -60,21 +56,7 @@ def own_count(summed, count, comm):
         "stuck": {"takes_part": lambda count: count > 0},
     })
 def mean_gradient(summed, count, comm: Comm, *, divisor=lambda total, comm: total.clamp(min=1), takes_part=lambda count: True):
-    """divisor: by which the sum of all ranks is divided.   takes_part: does a rank call the collectives?
-
-    the bug: The bug is still there: each rank divides by its own number of targets, which may be 0, and 0/0 is NaN.
-    a mean of means: The NaN is gone, and the weights are still wrong: a rank with four targets counts as much as one with
-        none. Add up first, and divide once.
-    of those with targets: A mean of the ranks' means gives a rank with one target as much weight as one with three: add up the
-        gradients and the counts over the ranks first, and divide once.
-    own count: You added the gradients up over the ranks, but you divided by this rank's own count: the counts must be added up
-        as well, or each rank goes on with another gradient.
-    divided twice: You divided by the number of ranks as well: the count of all ranks is all that there is to divide by.
-    count averaged: You divided by the average count of a rank: the gradients are added up, so the counts must be added up too.
-    nobody: Where no rank has a target, this is 0/0 again: nobody has learned anything, so the gradient is 0.
-    stuck: A rank without targets sends zeros: the others wait for it.
-    right: every target has the same weight on every rank, and a rank without targets does no harm.
-    """
+    """divisor: by which the sum of all ranks is divided.   takes_part: does a rank call the collectives?"""
     if not takes_part(count):
         return torch.zeros_like(summed)
     gradient = comm.all_reduce(summed.clone())

@@ -44,25 +44,7 @@ def at(place):
     })
 def name_the_bug(ranks, ratios, *, N=lambda ranks: ranks, same=near, columns=dict, nothing_reduced="nothing_reduced",
                  late="late_micro_batch", is_late=below_one, last="last_micro_batch", unscaled="unscaled_loss"):
-    """The bug's name.
-
-    two ranks: You took "summed" for a ratio of 2: it is the number of ranks, which is 2 on two ranks only.
-    exact: You compared with ==: norms are rounded, so a ratio of 0.997 is a 1 too. Allow for one percent.
-    first column: You looked at the smallest G alone: two of these bugs cannot be seen there.
-    last column: You looked at the largest G alone: on as many ranks as there are micro-batches, N and G are one number.
-        What does the ratio do when G grows?
-    all that is larger: You called every ratio above 1 "summed": sums over N ranks are N times as large. Whoever keeps its own
-        gradient has a ratio that is neither 1 nor N.
-    all that is smaller: You called every ratio below 1 "last_micro_batch": with G = 1 the last micro-batch is all there is, so
-        that bug begins at 1. Here the ratio is wrong at G = 1, and comes nearer to 1 the more micro-batches there are.
-    nearer is late: You called a ratio that comes nearer to 1 "late_micro_batch". On ranks that draw from the same text the gradients of
-        many micro-batches are alike, so the ratio of "nothing_reduced" comes nearer to 1 as well. Look at G = 1: of a gradient that is
-        never summed up a part is too short, and a rank's own gradient is too long.
-    smaller is late: You called a ratio that falls from 1 "late_micro_batch": that bug spoils one micro-batch of G, so it is
-        at its worst at G = 1.
-    G for N: You called a ratio that grows with G "summed": a forgotten division by the ranks does not depend on G.
-    right: six fingerprints told apart, on two to eight ranks.
-    """
+    """The bug's name."""
     seen = columns(ratios)
 
     def all_are(value):

@@ -77,13 +77,7 @@ def step(model):
 
 
 def watched(answer, what):
-    """What the instrument says during a training, and after it.
-
-    case: {0}
-    first: the first tensor that is not finite is {want}, and your instrument says {got}.
-    hooks: the answer is right, but after the `with` block {got} of its hooks are still on the model.
-    afterwards: the answer is right, but a NaN after the `with` block has changed it.
-    """
+    """What the instrument says during a training, and after it."""
     model = MODELS[what]()
     with answer(model) as instrument:
         step(model)
@@ -146,21 +140,6 @@ class Instrument:
     })
 def first_not_finite(model, *, modules=lambda model: model.named_modules(), root="the model", gradients="as they come",
                      removes=True, overwrites=False, fine=torch.isfinite, tensors=tensors_in):
-    """The instrument, ready to be entered.
-
-    NaN alone: You looked for NaN alone: infinity is not finite either, and the NaN often comes one operation later.
-
-    the last: You overwrote what you had noted: a NaN spreads, and only the *first* tensor says where it began.
-    no gradients: You looked at outputs alone: a gradient can be infinite although all outputs are finite.
-    at the end: You looked at the gradients when the backward was over: then all have come, and the order in which they came is
-        lost. A hook on the parameter sees each one when it comes.
-    hooks stay: Remove what you have registered in `__exit__`, or every later training pays for the instrument.
-    tensors alone: A module may return a tuple, a list or a dictionary, and the tensors inside count too.
-    no name: The model itself has an empty name in `named_modules()`: call it "the model".
-    children alone: You looked at the model's direct children: `named_modules()` has the layers inside of the blocks, too, and the
-        innermost one is seen first.
-    parts alone: You left the model itself out: its forward may spoil what its parts have computed.
-    right: with a rank's name beside it, this is what finds the rank that had the NaN first.
-    """
+    """The instrument, ready to be entered."""
     return Instrument(model, {"modules": modules, "root": root, "gradients": gradients, "removes": removes,
                               "overwrites": overwrites, "fine": fine, "tensors": tensors})

@@ -1,0 +1,1 @@
+"""What only the chapter on kernels uses; its exercises are in `checks`."""

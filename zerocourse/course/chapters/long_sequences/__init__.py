@@ -1,0 +1,1 @@
+"""What only the chapter on long sequences uses; its exercises are in `checks`."""

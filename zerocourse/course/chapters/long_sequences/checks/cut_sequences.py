@@ -1,0 +1,44 @@
+"""The check of 19.3: find the bugs in what cuts a sequence among the ranks of a ring."""
+
+from ....checks import exercise
+
+NO_LABEL = -100
+CASES = [(list(range(10, 26)), 0, 2), (list(range(10, 26)), 1, 2), (list(range(50, 74)), 2, 3), (list(range(30, 43)), 0, 2),
+         (list(range(30, 43)), 1, 2), (list(range(7)), 0, 1), (list(range(90, 100)), 3, 4), (list(range(90, 100)), 0, 4)]
+
+
+def parts_of(rank, ranks):
+    return rank, 2 * ranks - 1 - rank
+
+
+@exercise(
+    "19.3", "Find the bugs: a cut sequence", minutes=25, difficulty=2, cases=CASES,
+    replaces=("zerocourse.parallel.context.token_cut:*",),
+    mistakes={
+        "label of the cut": {"shift": "after the cut"},
+        "no label at the cut": {"shift": "in each part"},
+        "own positions": {"count": "its own"},
+        "positions of parts": {"count": "each part"},
+        "padding has labels": {"padding": 0},
+        "label of padding": {"first_padding": 0},
+        "dropped": {"pad": False},
+        "contiguous": {"parts": lambda rank, ranks: (2 * rank, 2 * rank + 1)},
+        "back first": {"parts": lambda rank, ranks: parts_of(rank, ranks)[::-1]},
+    })
+def cut(tokens, rank, ranks, *, shift="before the cut", count="the sequence", padding=NO_LABEL, first_padding=NO_LABEL, pad=True,
+        parts=parts_of):
+    """Labels are shifted and padding is put on before anything is cut, and positions go with their tokens."""
+    last = first_padding if len(tokens) % (2 * ranks) else NO_LABEL
+    labels, length = [*tokens[1:], last], len(tokens)
+    missing = -length % (2 * ranks) if pad else 0
+    tokens, labels = [*tokens, *[0] * missing], [*labels, *[padding] * missing]
+    size = len(tokens) // (2 * ranks)
+    pieces = [range(size * part, size * (part + 1)) for part in parts(rank, ranks)]
+    mine = [at for piece in pieces for at in piece]
+    targets = [labels[at] for at in mine]
+    if shift == "after the cut":
+        targets = [*(tokens[at] for at in mine[1:]), NO_LABEL]
+    if shift == "in each part":
+        targets = [label for piece in pieces for label in [*(labels[at] for at in piece[:-1]), *[NO_LABEL] * bool(piece)]]
+    positions = {"the sequence": mine, "its own": list(range(len(mine))), "each part": [*range(size)] * 2}[count]
+    return [tokens[at] for at in mine], targets, positions

@@ -1,0 +1,86 @@
+"""The check of 19.1: causal attention to keys and values that come round a ring of real ranks."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .....layout.rankmap import Layout
+from ....checks import MISUSED, Trial, Wrong, exercise
+from ....checks.observers.stage_runs import WatchedComm
+from ....checks.words import a
+
+
+def in_a_ring(answer, tokens, width):
+    """How far a rank's output is from that of one process, in fp64, and what was passed on."""
+    comm = WatchedComm()
+    q, k, v = (torch.randn(tokens, width, dtype=torch.float64) for _ in range(3))
+    scores = (q @ k.T / math.sqrt(width)).masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -torch.inf)
+    wanted, passed = scores.softmax(-1) @ v, 0
+
+    def pass_on(tensor: Tensor) -> Tensor:
+        """To the next rank; returns what the rank before passed on."""
+        if not torch.is_tensor(tensor):
+            raise Wrong(f"it passed on {a(tensor)}: pass on one tensor at a time", MISUSED)
+        nonlocal passed
+        passed += tensor.numel()
+        everybodys = tensor.new_zeros(comm.world_size, tensor.numel())  # gathered, as WatchedComm says who has not come
+        everybodys[comm.rank] = tensor.flatten()
+        comm.all_gather(everybodys.view(-1), Layout.split(everybodys.numel(), comm.world_size), "block").wait()
+        return everybodys[comm.rank - 1].view(tensor.shape)
+
+    part = slice(tokens // comm.world_size * comm.rank, tokens // comm.world_size * (comm.rank + 1))
+    out = answer(q[part], k[part], v[part], comm.rank, comm.world_size, pass_on)
+    if not torch.is_tensor(out) or out.shape != wanted[part].shape:
+        raise Wrong(f"it returned {a(out)}: return the output of this rank's tokens, {list(wanted[part].shape)}", MISUSED)
+    seen = {"passed": passed, "finite": bool(out.isfinite().all())}
+    if seen["finite"]:
+        seen |= {"first row": out[0] - wanted[part][0], "output": out - wanted[part]}
+    return seen
+
+
+def one_by_one(own, other):
+    return own, other
+
+
+@exercise(
+    "19.1", "A ring of keys and values", minutes=50, difficulty=3, timeout=15,
+    replaces=("zerocourse.parallel.context.score_block:*",),
+    trials=[Trial([(6, 3), (12, 4)], in_a_ring, worlds=(1, 2, 3), close=1e-9)],
+    mistakes={
+        "own block alone": {"rounds": lambda ranks: 0},
+        "once too often": {"rounds": lambda ranks: ranks, "last_counts": False},
+        "own block again": {"rounds": lambda ranks: ranks},
+        "the wrong owner": {"owner": lambda rank, step, ranks: (rank + step) % ranks},
+        "everybody's keys": {"sees": lambda rank, of: True},
+        "not the own ones": {"sees": lambda rank, of: of < rank},
+        "no diagonal": {"diagonal": None},
+        "not itself": {"diagonal": 0},
+        "a mask for every block": {"always": True},
+        "unscaled": {"scale": lambda width: 1.0},
+        "a mean": {"mean": True},
+        "values stay": {"travels": "k"},
+        "stuck": {"while_needed": True},
+    })
+def ring_attention(q, k, v, rank, ranks, pass_on, *, rounds=lambda ranks: ranks - 1, last_counts=True,
+                   owner=lambda rank, step, ranks: (rank - step) % ranks, sees=lambda rank, of: of <= rank, diagonal=1,
+                   always=False, scale=math.sqrt, mean=False, travels="kv", while_needed=False):
+    """Blocks come from the ranks before, one by one, and each is joined to the result."""
+    out, sums = torch.zeros_like(q), q.new_full((len(q),), -torch.inf)
+    outs = []
+    for step in range((rank if while_needed else rounds(ranks)) + 1):
+        if step:
+            k = pass_on(k)
+            v = pass_on(v) if "v" in travels else v
+        of = owner(rank, step, ranks)
+        if not sees(rank, of) or (step == ranks and not last_counts):
+            continue
+        scores = q @ k.T / scale(q.shape[1])
+        if (of == rank or always) and diagonal is not None:
+            scores = scores.masked_fill(torch.ones_like(scores).triu(diagonal).bool(), -torch.inf)
+        more = scores.logsumexp(-1)
+        total = torch.logaddexp(sums, more)
+        weights = (scores - total[:, None]).exp().nan_to_num(0)
+        out, sums = out * (sums - total).exp().nan_to_num(0)[:, None] + weights @ v, total
+        outs.append((scores - more[:, None]).exp().nan_to_num(0) @ v)
+    return sum(outs) / len(outs) if mean else out

@@ -1,0 +1,1 @@
+"""What only the chapter on one cluster uses; its exercises are in `checks`."""

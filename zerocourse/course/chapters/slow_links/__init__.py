@@ -1,0 +1,1 @@
+"""What only the chapter on slow links uses; its exercises are in `checks`."""

@@ -1,0 +1,65 @@
+"""The check of 20.3: numbers in 4 bits, two in a byte, with a scale for each block."""
+
+import torch
+
+from ....checks import MISUSED, Trial, Wrong, exercise
+from ....checks.words import a
+
+
+def packed(pack, unpack, numel, block):
+    """The bytes of an answer, and what its own unpacking and that of given bytes return."""
+    values = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+    before, blocks = values.clone(), -(-numel // block)
+    returned = pack(values, block)
+    if not (isinstance(returned, tuple) and len(returned) == 2 and all(map(torch.is_tensor, returned))):
+        raise Wrong(f"pack returned {a(returned)}: return two tensors, the bytes and the scales", MISUSED)
+    payload, scales = returned
+    seen = {"kinds": (str(payload.dtype), tuple(payload.shape), tuple(scales.shape)), "changed": not torch.equal(before, values)}
+    if seen["kinds"] == ("torch.uint8", (blocks * block // 2,), (blocks,)):
+        seen |= {"scales": scales, "payload": payload.int()}
+    given = torch.tensor([0x2F, 0x81, 0xF1, 0x78], dtype=torch.uint8), torch.tensor([0.5, 3.0])
+    back = unpack(*given, 7)
+    if not torch.is_tensor(back):
+        raise Wrong(f"unpack returned {a(back)}: return a tensor", MISUSED)
+    return seen | {"numbers": tuple(back.shape), "back": back if back.shape == (7,) else None}
+
+
+def nibbles(whole):
+    return whole[0::2] | whole[1::2] << 4
+
+
+def apart(payload):
+    return torch.stack([payload & 15, payload >> 4], 1).flatten()
+
+
+@exercise(
+    "20.3", "Two numbers in a byte", minutes=35, difficulty=3, answer=("pack", "unpack"),
+    replaces=("zerocourse.parallel.plusplus.blocks:*",),
+    trials=[Trial([(32, 8), (21, 6), (5, 8)], packed, close=1e-6)],
+    mistakes={
+        "high one first": {"join": lambda whole: whole[0::2] << 4 | whole[1::2]},
+        "high one read first": {"split": lambda payload: torch.stack([payload >> 4, payload & 15], 1).flatten()},
+        "halves": {"join": lambda whole: whole[:len(whole) // 2] | whole[len(whole) // 2:] << 4},
+        "no offset": {"offset": 0},
+        "another offset": {"offset": 7},
+        "offset left": {"back_offset": 0},
+        "not rounded": {"rounded": torch.trunc},
+        "eight levels": {"levels": 8},
+        "one scale": {"largest": lambda blocks: blocks.abs().amax(1).amax().expand(len(blocks)).clone()},
+        "padding kept": {"keep": False},
+        "a byte each": {"join": lambda whole: whole},
+    })
+def packing(*, join=nibbles, split=apart, offset=8, back_offset=8, rounded=torch.round, levels=7,
+            largest=lambda blocks: blocks.abs().amax(1), keep=True):
+    """Both functions."""
+    def pack(values, block):
+        blocks = torch.nn.functional.pad(values, (0, -len(values) % block)).view(-1, block)
+        scales = largest(blocks) / levels
+        whole = rounded(blocks / scales.where(scales > 0, 1)[:, None]).clamp(-8, 7 if levels == 8 else levels)
+        return join((whole.to(torch.int16).flatten() + offset).to(torch.uint8)), scales
+
+    def unpack(payload, scales, numel):
+        whole = split(payload).float() - back_offset
+        numbers = (whole.view(len(scales), -1) * scales[:, None]).flatten()
+        return numbers[:numel] if keep else numbers
+    return pack, unpack

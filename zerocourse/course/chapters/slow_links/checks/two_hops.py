@@ -1,0 +1,90 @@
+"""The check of 20.6: gradients of real ranks, summed in two hops and in 8 bits."""
+
+import torch
+
+from .....comm import Comm
+from .....comm.duplicates import new_group
+from ....checks import MISUSED, Trial, Wrong, exercise
+from ....checks.words import a
+
+BLOCK = 4
+
+
+def reduced(answer, per_node, size, scale):
+    """A rank's sum, over the size of the numbers, and what it sent over either kind of link."""
+    everybody = Comm(timeout=4)
+    rank, nodes = everybody.rank, everybody.world_size // per_node
+    groups = [[at * per_node + other for other in range(per_node)] for at in range(nodes)], [
+        [other * per_node + at for other in range(nodes)] for at in range(per_node)]
+    comms = [Comm(new_group(ranks), timeout=4) for ranks in groups]
+    sent = {"inside": 0, "between": 0}
+
+    def exchange(kind, comm, whole, scales):
+        rows = comm.world_size
+        if not (torch.is_tensor(whole) and torch.is_tensor(scales) and whole.dtype == torch.int8 and len(whole) == len(scales) == rows):
+            raise Wrong(f"it handed {a(whole)} and {a(scales)} to `{kind}`: int8 and fp32 tensors with {rows} rows are wanted", MISUSED)
+        sent[kind] += (whole[0].nbytes + scales[0].nbytes) * (rows - 1)
+        arrived = [torch.empty_like(each.contiguous()) for each in (whole, scales)]
+        for each, into in zip((whole, scales), arrived, strict=True):
+            comm.all_to_all(each.contiguous(), into, kind).wait()
+        return tuple(arrived)
+
+    inside, between = (lambda whole, scales, at=at, kind=kind: exchange(kind, comms[at], whole, scales) for at, kind in enumerate(sent))
+    bucket = scale * torch.randn(everybody.world_size * size, generator=torch.Generator().manual_seed(rank))
+    out = answer(bucket, nodes, per_node, inside, between)
+    if not torch.is_tensor(out) or out.shape != (size,):
+        raise Wrong(f"it returned {a(out)}: return the sum of this rank's slice, {[size]}", MISUSED)
+    seen = {"finite": bool(out.isfinite().all())}
+    return seen | {"output": out.detach().double() / scale, "inside": sent["inside"], "between": sent["between"],
+                   "dtype": str(out.dtype)} if seen["finite"] else seen
+
+
+def quantized(rows, block):
+    """(whole (R, n) int8, scales (R, blocks))."""
+    blocks = rows.reshape(len(rows), -1, block)
+    scales = blocks.abs().amax(2) / 127
+    whole = (blocks / scales.where(scales > 0, 1)[..., None]).round()
+    return whole.to(torch.int8).flatten(1), scales
+
+
+def restored(whole, scales):
+    return (whole.float().unflatten(1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
+
+
+def by_neighbour(bucket, nodes, per_node, size):
+    """Row j: what belongs to the ranks of number j, of all nodes."""
+    return bucket.view(nodes, per_node, size).transpose(0, 1).reshape(per_node, nodes * size)
+
+
+@exercise(
+    "20.6", "A reduction in two hops", minutes=50, difficulty=3, timeout=20,
+    replaces=("zerocourse.parallel.plusplus.two_level:*", "zerocourse.parallel.plusplus.blocks:*"),
+    trials=[Trial([(2, 8, 1.0), (2, 12, 1e-3)], reduced, worlds=(2, 4), close=0.05)],
+    mistakes={
+        "rows of nodes": {"rows": lambda bucket, nodes, per_node, size: bucket.view(per_node, nodes * size)},
+        "a mean": {"add": lambda rows: rows.mean(0)},
+        "added in int8": {"early": True},
+        "own alone": {"add": lambda rows: rows[0]},
+        "everything between": {"all_between": True},
+        "inside alone": {"second": False},
+        "one scale": {"block": lambda numel: numel},
+        "not rounded again": {"again": True},
+    })
+def reduce(bucket, nodes, per_node, inside, between, *, rows=by_neighbour, add=lambda rows: rows.sum(0), early=False, all_between=False, second=True,
+           block=lambda numel: BLOCK, again=False):
+    """Inside of the node for the ranks of each number, then between the nodes."""
+    size = len(bucket) // (nodes * per_node)
+    of_neighbours = rows(bucket, nodes, per_node, size)
+    whole, scales = inside(*quantized(of_neighbours, block(nodes * size)))
+    in_node = add(restored(whole, scales))
+    if early:
+        in_node = restored(whole.sum(0, dtype=torch.int8)[None], scales.mean(0)[None])[0]
+    if all_between:
+        every = torch.cat([in_node.view(nodes, size)] * per_node, 1)
+        whole, scales = between(*quantized(every, BLOCK))
+        return restored(whole, scales).sum(0)[:size]
+    if not second:
+        return in_node.view(nodes, size)[0]
+    whole, scales = between(*quantized(in_node.view(nodes, size), block(size)))
+    total = add(restored(whole, scales))
+    return total.to(torch.bfloat16).float().half() if again else total

@@ -1,0 +1,15 @@
+"""Mixtures of experts, and expert parallelism: each rank has some of the experts, and tokens travel to theirs and back.
+
+    model = AutoModelForCausalLM.from_config(config)          # Mixtral or a Qwen MoE: experts are 3-D parameters
+    expert_parallel(model, comms.along("ep"))                 # in place; the ranks of "ep" have different samples
+
+routing says which experts a token takes, token_exchange moves the rows, layer is our own mixture, expert_balance the loss that keeps its
+experts busy, cut_experts cuts a model's experts.
+"""
+
+from .cut_experts import ExpertPlan, expert_parallel
+from .expert_balance import balance_loss
+from .layer import Experts, MixtureOfExperts
+from .routing import Routing, route
+
+__all__ = ["ExpertPlan", "Experts", "MixtureOfExperts", "Routing", "balance_loss", "expert_parallel", "route"]
