@@ -73,9 +73,9 @@ def on_ranks(kind, ep):
     loss.backward()
     sent, gradients = group.elements["send"] - before, {}
     for name, param in model.named_parameters():
-        over = same if hasattr(param, "is_expert") else everyone
+        over = same if hasattr(param, "expert_comm") else everyone
         gradient = over.all_reduce(param.grad.clone()) / over.world_size
-        gradients[name] = (gradient, group.rank if hasattr(param, "is_expert") else None)
+        gradients[name] = (gradient, group.rank if hasattr(param, "expert_comm") else None)
     elsewhere = None
     if kind == "ours":
         here = range(group.rank * EXPERTS // ep, (group.rank + 1) * EXPERTS // ep)

@@ -28,7 +28,7 @@ class UserBackward(Extra):
         # What the script differentiates is not divided yet: its gradients are, as they come.
         share = 1 if engine is None or engine.in_engine_backward else engine.gradient_accumulation_steps()
         for flat in stage.flats:
-            flat.divisor = stage.groups.size * share
+            flat.divisor = flat.groups.size * share
         # The ranks agree once in a window: at its last backward, or in the step.
         stage.next_backward = replace(stage.next_backward, reduces=comes_last, is_last=comes_last)
 

@@ -251,8 +251,9 @@ class DataParallel:
             self.flush()
             for extra in self.extras:
                 extra.before_step()
-            updated = [flat for flat in self.flats if flat.has_grad]
-            result = self.ops.step(updated, self.comm, optimizer_step) if updated else optimizer_step()
+            result = None if (updated := [flat for flat in self.flats if flat.has_grad]) else optimizer_step()
+            for comm in dict.fromkeys(flat.comm for flat in updated):  # two, where experts are cut
+                result = self.ops.step([flat for flat in updated if flat.comm is comm], comm, optimizer_step)
             self.written.note_update(updated)
         for extra in self.extras:
             extra.after_step()
@@ -285,17 +286,26 @@ class DataParallel:
         self.flush()
         precise = torch.float64 if any(flat.dtype in (torch.float64, torch.complex128) for flat in self.flats) else torch.float32
         parts = [flat.gradient_norm(precise) for flat in self.flats  # an offload's `grad_shard` may lack what stays on the device
-                 if flat.counts_in_norm and flat.grad_shard is not None and flat.own.stop > flat.own.start]
+                 if self.counts(flat) and flat.grad_shard is not None and flat.own.stop > flat.own.start]
         return torch.stack(parts).square().sum() if parts else torch.zeros((), dtype=precise, device=self.device)
+
+    @property
+    def adds_squares(self) -> bool:
+        """Does a rank hold only some of the gradients: slices, or some of the experts?"""
+        return self.shards_optimizer or self.groups.experts is not None
+
+    def counts(self, flat: FlatBuffer) -> bool:
+        """Does this rank count a buffer's gradient in the norm? Of whole buffers on many ranks, the first one counts."""
+        return flat.counts_in_norm and (self.shards_optimizer or not self.adds_squares or not flat.comm.rank)
 
     def grad_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient, the same on every rank.
 
-        Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local), over
-        the groups of `Groups.norm`, too; of what is replicated there, only one copy counts (see `counts_in_norm`).
+        Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local, but experts),
+        over the groups of `Groups.norm`, too; of what is replicated there, only one copy counts (see `counts_in_norm`).
         """
         total = self.sum_of_squares()
-        for comm in (*[self.comm] * self.shards_optimizer, *self.groups.norm):
+        for comm in (*[self.comm] * self.adds_squares, *self.groups.norm):
             comm.all_reduce(total)
         return total.sqrt()
 

@@ -31,6 +31,7 @@ from .same_model import check_same, describe
 from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
+from .whole.expert_rows import check_experts
 from .whole.weights import read_buffers, read_weights, readers_of
 
 STAGES = (DataParallel, Stage1, Stage2, Stage3)
@@ -56,7 +57,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     offload: what keeps optimizer states, and perhaps parameters, in another memory: a `zerocourse.offload.HostOffload` or
         `DiskOffload`.
     comm: the ranks that cut each buffer among them; by default the default process group, or one rank when there is none. With
-        `Groups.of(shard, replicate)` those of `replicate` hold the same slice (hybrid sharding).
+        `Groups.of(shard, replicate)` those of `replicate` hold the same slice (hybrid sharding); where experts are cut, what
+        `parallel.experts.expert_groups` makes.
     ops: functions in place of the stage's own, by name (see `zero.ddp.StageOps`).
     device: where the model trains; by default where its parameters are (those on meta: `comm.bootstrap.device()`).
     extras: what unusual models and habits need beside the stage; `zerocourse.shard` has all of `zero.extras.EXTRAS`.
@@ -80,6 +82,7 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     functions = with_functions(stage_class.ops, ops or {})
     shapes = {name: param.shape for name, param in model.named_parameters()}
     owner = owners(rank_map, shapes, groups.shard.world_size)
+    check_experts(model, groups, owner, offload)
     made = cut_into_units(model, units, options.bucket_size)
     settings = [f"stage {stage}", str(options), str(precision), f"offload {offload}", *(f"the unit {unit}" for unit in made),
                 *(f"{name} on rank {rank}" for name, rank in (owner or {}).items())]

@@ -46,7 +46,7 @@ class Stage3(Stage2):
     def start_unshard(self, unit: Unit) -> None:
         for flat in unit.flats:
             if not flat.gathered:
-                unit.gathers.append((flat, self.ops.unshard(flat, self.comm)))
+                unit.gathers.append((flat, self.ops.unshard(flat, flat.comm)))
                 self.meter.recount(flat)
 
     def unshard_unit(self, unit: Unit) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 
 from ...zero.ddp import DataParallel
+from ...zero.whole.expert_rows import whole_shape
 from .folders import checkpoint_folder as folders
 from .folders.checkpoint_index import merge, metadata_of, part_of, text_of
 from .folders.index_form import name_of
@@ -75,7 +76,7 @@ def content_of(stage: DataParallel, optimizer: Optimizer | None, extra: object, 
 def about(stage: DataParallel, optimizer: Optimizer | None, without: Set[str]) -> dict:
     """What the index says about the model and the run that saved it.   without: parameters that are left out."""
     flat_of = {key: flat for flat in stage.flats for key in flat.params}
-    parameters = {name: {"shape": list(param.shape), "dtype": name_of(flat_of[name].dtype)}
+    parameters = {name: {"shape": list(whole_shape(param)), "dtype": name_of(flat_of[name].dtype)}
                   for name, param in stage.model.named_parameters() if name not in without}
     return {"torch": torch.__version__, "ranks": stage.groups.size, "stage": stage.number,
             "optimizer": type(optimizer).__name__ if optimizer is not None else None, "parameters": parameters,

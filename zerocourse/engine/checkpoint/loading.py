@@ -16,11 +16,12 @@ from ...errors import BadInput, ZeroCourseError
 from ...measure.tier_registry import place_beside
 from ...zero.buffers.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
+from ...zero.whole.expert_rows import first_element, whole_shape
 from ...zero.whole.weights import publish
 from .folders import checkpoint_folder as folders
 from .folders.index_form import dtype_named
 from .optimizer_state import check_optimizer, set_groups, with_others
-from .pieces import Piece, buffers, pieces_to_read, rank_of, state_name
+from .pieces import Piece, buffers, pieces_to_read, place_of, rank_of, state_name
 from .safe_objects import set_random_states
 from .saving import finish_earlier, said, stage_of
 from .source import Source
@@ -98,11 +99,12 @@ class Reading(Source):
     def check_all(self) -> None:
         """Read all that this rank will take over, and change nothing."""
         for flat in self.stage.flats:
+            first = {name: first_element(param) for name, param in flat.params.items()}
             for part in [part for part in flat.ranges() if part.name not in self.absent]:
-                self.check(f"model/{part.name}", part.start, part.stop)
+                self.check(f"model/{part.name}", first[part.name] + part.start, first[part.name] + part.stop)
             for part in flat.shard_params if self.optimizer is not None else ():
                 for key in self.saved.get(part.name, {}).get("tensors", ()):
-                    self.check(state_name(part.name, key), part.start, part.stop)
+                    self.check(state_name(part.name, key), first[part.name] + part.start, first[part.name] + part.stop)
         for name in buffers(self.stage.model).keys() - self.absent:
             self.check(f"buffer/{name}")
 
@@ -134,8 +136,7 @@ class Reading(Source):
                 name = state_name(where.name, key)
                 values = torch.empty_like(part, dtype=dtype_named(self.index["tensors"][name]["dtype"]))
                 state[part][key] = place_beside(values, part)
-                size = flat.params[where.name].numel(),
-                items += self.items(Piece(name, size, (where.start,), state[part][key].view(-1)))
+                items += self.items(Piece(name, *place_of(flat.params[where.name], where), state[part][key].view(-1)))
         return items
 
 
@@ -145,7 +146,7 @@ def check_names(about: dict, stage: DataParallel, strict: bool = True) -> set[st
     Raises BadInput that names what has another shape and, if it is strict, what the checkpoint lacks or has too much; warns of
     these if it is not.
     """
-    shape_now = {name: list(param.shape) for name, param in stage.model.named_parameters()}
+    shape_now = {name: list(whole_shape(param)) for name, param in stage.model.named_parameters()}
     shape_now |= {name: list(buffer.shape) for name, buffer in buffers(stage.model).items()}
     shape_then = {name: said["shape"] for name, said in about["parameters"].items()} | about["buffers"]
     excluded = set() if strict else set(about.get("excluded", ()))

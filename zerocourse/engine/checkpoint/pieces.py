@@ -23,6 +23,7 @@ from ...zero.buffers.buffer import FlatBuffer
 from ...zero.ddp import DataParallel
 from ...zero.optimizer import elementwise_states
 from ...zero.whole.consolidate import names
+from ...zero.whole.expert_rows import first_element, whole_shape
 
 
 @dataclass
@@ -43,7 +44,12 @@ class Piece:
 
 def model_piece(flat: FlatBuffer, part: ShardRange) -> Piece:
     """A part of a parameter that lies in this rank's slice."""
-    return Piece(f"model/{part.name}", (flat.params[part.name].numel(),), (part.start,), flat.master_of(part), flat)
+    return Piece(f"model/{part.name}", *place_of(flat.params[part.name], part), flat.master_of(part), flat)
+
+
+def place_of(param: nn.Parameter, part: ShardRange) -> tuple[tuple[int], tuple[int]]:
+    """Size of the whole parameter, experts of other ranks included, and where in it this part begins."""
+    return (whole_shape(param).numel(),), (first_element(param) + part.start,)
 
 
 def frozen(model: nn.Module) -> set[str]:
@@ -66,7 +72,7 @@ def pieces_to_write(stage: DataParallel, optimizer: Optimizer | None, without: S
                 yield model_piece(flat, part)
                 for key, state in elementwise(flat, part, optimizer).items():
                     first = part.start - stepped_range(flat, part).start
-                    yield Piece(state_name(part.name, key), (flat.params[part.name].numel(),), (part.start,),
+                    yield Piece(state_name(part.name, key), *place_of(flat.params[part.name], part),
                                 state[first : first + part.stop - part.start], flat)
 
 

@@ -31,10 +31,10 @@ def expert_parallel(model: nn.Module, comm: Comm, plan: ExpertPlan | None = None
     """Cut the experts of `model`, which every rank has whole and alike, among the ranks of `comm`. Collective in each forward and
     backward from then on. Returns the model.
 
-    The ranks have different samples. Afterwards gradients are to be averaged: of parameters with `is_expert` over the ranks that have
-    the same experts, of all others over all ranks (see `token_exchange`).
+    The ranks have different samples. Afterwards gradients are to be averaged: of parameters with `expert_comm` over the ranks that
+    have the same experts, of all others over all ranks (see `token_exchange`; `expert_groups` says so to ZeRO).
     plan: where the experts are; None: modules with a number of experts and 3-D parameters, as transformers has them.
-    Raises BadInput where there are none, where the ranks do not divide them, and for experts that were cut before.
+    Raises BadInput where there are none, where the ranks do not divide them, and for experts that were cut before or have no values yet.
     """
     found = experts_of(model, plan)
     count = "num_experts" if plan is None else plan.count
@@ -63,8 +63,11 @@ def experts_of(model: nn.Module, plan: ExpertPlan | None) -> dict[str, nn.Module
 def check(name: str, module: nn.Module, count: str, comm: Comm) -> None:
     experts = getattr(module, count)
     for key, param in module.named_parameters(recurse=False):
-        if hasattr(param, "is_expert"):
+        if hasattr(param, "expert_comm"):
             raise BadInput(f"{name}.{key} was cut before: experts are cut once, when they are still whole")
+        if param.is_meta:
+            raise BadInput(f"{name}.{key} is on the meta device: every rank would draw the same experts for its part, so give it its "
+                           "values before it is cut")
         if len(param) != experts:
             raise BadInput(f"{name}.{key} has {len(param)} rows, and {name} has {experts} experts: each parameter must have them "
                            "along its first dimension")
@@ -77,7 +80,8 @@ def cut(name: str, module: nn.Module, count: str, comm: Comm) -> None:
     experts, ranks = getattr(module, count), comm.world_size
     for key, param in list(module.named_parameters(recurse=False)):
         part = nn.Parameter(param.detach().chunk(ranks)[comm.rank].clone(), param.requires_grad)
-        part.is_expert = True
+        if ranks > 1:
+            part.expert_comm = comm
         setattr(module, key, part)
     setattr(module, count, experts // ranks)
     if ranks > 1:

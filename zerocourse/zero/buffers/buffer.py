@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ...comm import Comm
 from ...layout.rankmap import Layout, ShardRange
 from ...measure.storages import set_data
 from ...memory.storage import FreeableStorage
@@ -111,6 +112,11 @@ class FlatBuffer(GradientBuffer):
     def gathered(self) -> bool:
         """Is the memory of `full` held (or, in an empty buffer, is there nothing to hold)?"""
         return self.storage.held
+
+    @property
+    def comm(self) -> Comm:
+        """The ranks that cut it among them."""
+        return self.groups.shard
 
     @property
     def steps_masters(self) -> bool:

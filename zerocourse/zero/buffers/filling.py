@@ -28,9 +28,10 @@ def fill_unit(unit: Unit, stage_class, groups: Groups, owner: dict[str, int] | N
         shapes = {key: param.shape for key, param in params.items()}
         dtype = precision.of(next(iter(params.values())))
         narrowest = min(each.itemsize for each in (dtype, *precision.of_gradients(dtype)))
-        layout = Layout.build(shapes, groups.shard.world_size, owner and {key: owner[key] for key in shapes},
+        own = groups.of_params(params.values())
+        layout = Layout.build(shapes, own.shard.world_size, owner and {key: owner[key] for key in shapes},
                               multiple=max(1, ALIGNED_BYTES // narrowest) if options.aligned else 1)
-        unit.flats.append(make(name, params, layout, dtype, stage_class, groups, precision))
+        unit.flats.append(make(name, params, layout, dtype, stage_class, own, precision))
     places = {key: place for flat in unit.flats for key, place in flat.make_full(materializer.device).items()}
     for key in [key for key in places if key in read]:
         materializer.install(key, places[key])
@@ -38,6 +39,6 @@ def fill_unit(unit: Unit, stage_class, groups: Groups, owner: dict[str, int] | N
         materializer.install(key, places[key].copy_(value))
     for flat in unit.flats:
         is_read = all(key in read for key in flat.params)
-        flat.build(lambda values, name=flat.name, is_read=is_read: None if is_read else groups.broadcast(values, name))
+        flat.build(lambda values, flat=flat, is_read=is_read: None if is_read else flat.groups.broadcast(values, flat.name))
         if stage_class.shards_parameters:
             flat.storage.free()

@@ -7,12 +7,15 @@ With one group for both there is plain ZeRO: the buffer is cut among all ranks. 
     replicate    ranks that hold the same slice; the reduced slice is summed here once more; None: there are none
     norm         ranks that hold other parameters of the same model, as other stages of a pipeline do, or other parts of
                  matrices under tensor parallelism: a gradient's norm is over these groups, too
+    experts      the groups of experts' buffers, where they were cut (see `parallel.experts`): ranks that have the same ones;
+                 together with those that have others, they are the ranks of `shard`
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.distributed import ProcessGroup
 
 from ...comm import Comm, Handle
@@ -27,6 +30,7 @@ class Groups:
     shard: Comm
     replicate: Comm | None = None
     norm: tuple[Comm, ...] = ()
+    experts: "Groups | None" = None
 
     @classmethod
     def of(cls, shard: Comm | ProcessGroup | None = None, replicate: Comm | ProcessGroup | None = None) -> "Groups":
@@ -35,6 +39,10 @@ class Groups:
         if replicate is not None and not isinstance(replicate, Comm):
             replicate = Comm(replicate, recorder=shard.recorder)
         return cls(shard, replicate)
+
+    def of_params(self, params: Iterable[nn.Parameter]) -> "Groups":
+        """Those of a buffer with these parameters, which are all of experts, or none is."""
+        return self.experts or self if any(hasattr(param, "expert_comm") for param in params) else self
 
     @property
     def size(self) -> int:

@@ -98,13 +98,14 @@ def cut_into_units(model: nn.Module, units: Iterable[str | type] | None = None,
 def split_into_buffers(params: dict[str, nn.Parameter], bucket_size: int | None) -> list[dict[str, nn.Parameter]]:
     """The parameters of each flat buffer: of one dtype, all trainable or all frozen, at most `bucket_size` elements.
 
-    A parameter larger than that has a buffer of its own. Those that a norm does not count, and those that a name
-    `own_buffer` sets apart, share none with others.
+    A parameter larger than that has a buffer of its own. Those that a norm does not count, those that a name `own_buffer`
+    sets apart, and those of experts, which other ranks share, share none with others.
     """
     kinds: dict[tuple, list[dict[str, nn.Parameter]]] = {}
     size: Counter[tuple] = Counter()  # of each kind's last buffer
     for name, param in params.items():
-        kind = (param.dtype, param.requires_grad, getattr(param, "counts_in_norm", True), getattr(param, "own_buffer", ""))
+        kind = (param.dtype, param.requires_grad, getattr(param, "counts_in_norm", True), getattr(param, "own_buffer", ""),
+                hasattr(param, "expert_comm"))
         buffers = kinds.setdefault(kind, [{}])
         if buffers[-1] and bucket_size is not None and size[kind] + param.numel() > bucket_size:
             buffers.append({})

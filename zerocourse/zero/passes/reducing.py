@@ -24,7 +24,7 @@ class Reductions:
         flat.collect_deferred()
         flat.complete_bucket()
         flat.replicas.postponed = not stage.sums_replicas
-        flat.reduction = stage.ops.reduce(flat, stage.comm)
+        flat.reduction = stage.ops.reduce(flat, flat.comm)
         if flat.reduction is not None:
             self.under_way.append(flat)
         stage.meter.recount(flat)

@@ -13,6 +13,7 @@ from ..buffers.buffer import FlatBuffer
 from ..ddp import DataParallel
 from ..buffers.buffer import SHARDED
 from ..passes.written import checksum
+from .expert_rows import joined, own_rows, whole_shape
 from ..buffers.unit import Unit
 
 
@@ -56,7 +57,7 @@ def gathered(*modules: nn.Module | nn.Parameter, write: bool = False) -> Iterato
         with torch.no_grad():
             if write:
                 for flat in dict.fromkeys(flat for flat, _ in chosen):
-                    stage.groups.broadcast(flat.full, flat.name)
+                    flat.groups.broadcast(flat.full, flat.name)
                     flat.keep_written()
                     stage.written.seen.add(flat)
             stage.written.note_shards()
@@ -79,19 +80,19 @@ def state_dict(model: nn.Module, rank_0_only: bool = False, exclude_frozen: bool
 
     rank_0_only: on the CPU of the first rank; the others take part and get an empty dictionary.
     exclude_frozen: leave out parameters that do not require gradients, as of a base model under LoRA.
-    Parameters are copies in their training dtype; tied names share one tensor. Raises BadInput for an entry that the
-    model made out of parameters of which this rank has only slices.
+    Parameters are copies in their training dtype, with the experts of all ranks; tied names share one tensor. Raises BadInput
+    for an entry that the model made out of parameters of which this rank has only slices.
     """
     stage, values = model.zero, {}
     stage.settle()
-    keeps = not rank_0_only or not any(comm.rank for comm in stage.groups.comms)
+    keeps, where = not rank_0_only or not any(comm.rank for comm in stage.groups.comms), "cpu" if rank_0_only else stage.device
     wanted = {param for param in model.parameters() if param.requires_grad or not exclude_frozen}
     for unit in [unit for unit in stage.units if wanted & {*unit.params.values()}]:
         with whole(stage, unit):
-            for flat in unit.flats if keeps else []:
-                where = "cpu" if rank_0_only else flat.full.device
-                values |= {flat.params[key]: view.detach().to(where, copy=True) for key, view in flat.views.items()
-                           if flat.params[key] in wanted}
+            for flat in unit.flats:
+                views = {flat.params[key]: view.detach() for key, view in flat.views.items() if flat.params[key] in wanted}
+                every = {param: joined(param, view, flat.name) for param, view in views.items()}
+                values |= {param: view.to(where, copy=True) for param, view in every.items()} if keeps else {}
     if not keeps:
         return {}
     state = {}
@@ -119,9 +120,9 @@ def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
             raise BadInput(f"the state to load {'lacks' if name in mine else 'has an unexpected'} {name!r}")
         if isinstance(mine[name], torch.Tensor):
             given = tuple(state[name].shape) if isinstance(state[name], torch.Tensor) else f"a {type(state[name]).__name__}"
-            if given != tuple(mine[name].shape):
-                raise BadInput(f"{name!r} is {given} in the state to load, {tuple(mine[name].shape)} in the model")
-    by_param = {kept: state[name] for name, kept in mine.items() if isinstance(kept, nn.Parameter)}
+            if given != tuple(whole_shape(mine[name])):
+                raise BadInput(f"{name!r} is {given} in the state to load, {tuple(whole_shape(mine[name]))} in the model")
+    by_param = {kept: own_rows(kept, state[name]) for name, kept in mine.items() if isinstance(kept, nn.Parameter)}
     with torch.no_grad():
         for name, kept in mine.items():
             if name.endswith(EXTRA_STATE_KEY):

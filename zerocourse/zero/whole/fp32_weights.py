@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from .expert_rows import joined
 from .consolidate import names, state_dict
 
 
@@ -21,9 +22,11 @@ def fp32_state_dict(model: nn.Module, rank_0_only: bool = False) -> dict[str, to
             for part in flat.ranges():
                 flat.view_of(full, part.name).view(-1)[part.start : part.stop] = flat.master_of(part)
         if stage.shards_optimizer:
-            stage.comm.all_gather(full, flat.layout, flat.name).wait()
-        if keeps:
-            exact |= {flat.params[key]: flat.view_of(full, key).to("cpu" if rank_0_only else full.device, copy=True) for key in flat.params}
+            flat.comm.all_gather(full, flat.layout, flat.name).wait()
+        for key, param in flat.params.items():
+            every = joined(param, flat.view_of(full, key), key)
+            if keeps:
+                exact[param] = every.to("cpu" if rank_0_only else full.device, copy=True)
     for name, kept in names(model).items() if keeps else ():
         if isinstance(kept, nn.Parameter) and kept in exact:
             state[name] = exact[kept]

@@ -119,7 +119,7 @@ def get_full(param: nn.Parameter, what: str) -> torch.Tensor | None:
         for part, values in parts.items():
             result[part.start : part.stop] = values
     if stage.shards_optimizer:
-        stage.comm.all_reduce(result)  # each element is on one rank, and zero on the others
+        flat.comm.all_reduce(result)  # each element is on one rank, and zero on the others
     return result.view(flat.layout.shapes[key])
 
 

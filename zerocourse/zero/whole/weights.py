@@ -83,5 +83,5 @@ def publish(stage: DataParallel) -> None:
                 with flat.at_hand():
                     flat.full[flat.own].copy_(flat.shard)
                 if stage.shards_optimizer:
-                    stage.comm.all_gather(flat.full, flat.layout, flat.name).wait()
+                    flat.comm.all_gather(flat.full, flat.layout, flat.name).wait()
     stage.written.note_shards()

@@ -41,8 +41,8 @@ def free_blocks(pool):
 
 
 @exercise(
-    "23.2", "Find the bugs: whose block is it?", minutes=20, difficulty=2, answer="BlockPool", replaces=("zerocourse.inference.block_pool:BlockPool.*",),
-    trials=[Trial([(run,) for run in RUNS], replayed_pool)],
+    "23.2", "Find the bugs: whose block is it?", minutes=20, difficulty=2, answer="BlockPool",
+    replaces=("zerocourse.inference.block_pool:BlockPool.*",), trials=[Trial([(run,) for run in RUNS], replayed_pool)],
     mistakes={
         "given while shared": {"counts": False},
         "never given": {"gives": False},
