@@ -1,6 +1,7 @@
 """Expert parallelism equals one process, on our mixture and on Hugging Face's Mixtral and Qwen MoE, and sends what was routed."""
 
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from zerocourse.errors import BadInput
 from zerocourse.launch import RankError
 from zerocourse.layout.mesh import Mesh
 from zerocourse.parallel.experts import ExpertPlan, MixtureOfExperts, balance_loss, expert_parallel, route
-from zerocourse.parallel.experts.routing import by_expert
+from zerocourse.parallel.experts.capacity import capacity_of, with_capacity
+from zerocourse.parallel.experts.routing import Routing, by_expert
 from zerocourse.parallel.mesh_comms import MeshComms
 
 C, EXPERTS, K, V, ROWS, T = 16, 8, 2, 32, 4, 12
@@ -161,3 +163,47 @@ def test_what_cannot_be_cut_is_refused(pool, how, words):
 def test_more_experts_a_token_than_there_are():
     with pytest.raises(BadInput, match="k is 3: of 2 experts a token can take 1 to 2"):
         MixtureOfExperts(C, C, 2, 3)
+
+
+def collapsed(kind):
+    """A step in which all tokens take the first rank's experts; what the other rank's have then."""
+    comm, model = Comm(), built(kind)
+    for module in model.modules():
+        if type(module).__name__ in ("MixtralTopKRouter", "Qwen3MoeTopKRouter"):
+            module.register_forward_hook(lambda module, inputs, out: (out[0], out[1], torch.arange(K).expand_as(out[2])))
+        elif isinstance(module, MixtureOfExperts):
+            module.router.register_forward_hook(lambda module, inputs, out: out * 0 + torch.arange(EXPERTS, 0.0, -1))
+    expert_parallel(model, comm)
+    loss_of(model, samples(2).chunk(2)[comm.rank], comm).backward()
+    return [param.grad is None or not param.grad.any() for param in model.parameters() if hasattr(param, "expert_comm")]
+
+
+@pytest.mark.parametrize("kind", ("ours", "mixtral", "qwen3"))
+def test_a_rank_may_get_no_token_at_all(pool, kind):
+    first, second = pool(2).run(collapsed, kind)
+    assert not any(first) and all(second) and len(second) == 4
+
+
+def outputs(mixture, x, capacity, by_probability):
+    routing = with_capacity(route(mixture.router(x), K), capacity, by_probability)
+    return mixture.experts(x, routing.experts_Nk, routing.weights_Nk), routing
+
+
+def test_a_capacity_drops_what_comes_last_and_by_probability_the_last_token_changes_others():
+    torch.manual_seed(0)
+    mixture, changed = MixtureOfExperts(C, 2 * C, EXPERTS, K), Counter()
+    for _ in range(20):
+        x = torch.randn(50, C)
+        other = torch.cat([x[:-1], torch.randn(1, C) * 3])
+        for by_probability in (False, True):
+            before, routing = outputs(mixture, x, 9, by_probability)
+            kept = torch.bincount(routing.experts_Nk[routing.weights_Nk > 0], minlength=EXPERTS)
+            assert torch.equal(kept, torch.bincount(routing.experts_Nk.flatten(), minlength=EXPERTS).clamp(max=9))
+            changed[by_probability] += not torch.equal(before[:-1], outputs(mixture, other, 9, by_probability)[0][:-1])
+    assert changed[True] > 10 and not changed[False]
+
+
+def test_who_comes_first_has_a_place():
+    routing = Routing(torch.tensor([[0, 1], [1, 0], [1, 0]]), torch.full((3, 2), 0.5), torch.full((3, 2), 0.5))
+    assert with_capacity(routing, 2).weights_Nk.gt(0).tolist() == [[True, True], [True, True], [False, False]]
+    assert capacity_of(50, 2, 8, 1.0) == 13

@@ -1,0 +1,96 @@
+"""The check of 21.4: on which rank each expert should live, so that the busiest rank has little."""
+
+from functools import cache
+from itertools import combinations
+
+from ....checks import MISUSED, Board, Trial, Wrong, exercise
+from ....checks.words import a
+
+CASES = [((9, 1, 8, 2, 7, 3, 6, 4), 4), ((9, 9, 1, 1, 1, 1, 1, 1), 2), ((5, 4, 3, 3, 3, 2), 2), ((10, 7, 6, 5, 4, 3, 2, 1), 2), ((8, 7, 6, 5, 4, 3, 3, 2, 2), 3),
+         ((20, 1, 1, 1), 2), ((7, 7, 6, 6, 5, 5, 4, 4), 4), ((11, 9, 8, 7, 3, 2), 3)]
+
+
+def busiest(loads, homes, ranks):
+    return max(sum(load for load, home in zip(loads, homes, strict=True) if home == rank) for rank in range(ranks))
+
+
+def living(answer, loads, ranks):
+    homes = answer(list(loads), ranks)
+    if not isinstance(homes, (list, tuple)) or len(homes) != len(loads) or not all(isinstance(each, int) and 0 <= each < ranks for each in homes):
+        raise Wrong(f"it returned {a(homes)}: return a list with the rank of each expert, 0 to {ranks - 1}", MISUSED)
+    counts = [list(homes).count(rank) for rank in range(ranks)]
+    if len(set(counts)) > 1:
+        raise Wrong(f"the ranks have {counts} experts: every rank has equally many")
+    return {"busiest": busiest(loads, homes, ranks), "_homes": list(homes)}
+
+
+@cache
+def least(loads, ranks):
+    """The load of the busiest rank, at best: the largest of the first rank's experts and of what is left, over all choices of them."""
+    if ranks == 1:
+        return sum(loads)
+    rest = range(1, len(loads))
+    return min(max(loads[0] + sum(loads[each] for each in others), least(tuple(loads[each] for each in rest if each not in others), ranks - 1))
+               for others in combinations(rest, len(loads) // ranks - 1))
+
+
+BEST = sum(least(*case) * case[1] / sum(case[0]) for case in CASES)
+
+
+def all_ways(loads, ranks):
+    """The best of all ways to divide the experts."""
+    homes, per = [-1] * len(loads), len(loads) // ranks
+
+    def place(rank, most):
+        left = [number for number, home in enumerate(homes) if home < 0]
+        if not left:
+            return True
+        for others in combinations(left[1:], per - 1):
+            chosen = (left[0], *others)
+            if sum(loads[each] for each in chosen) <= most:
+                for each in chosen:
+                    homes[each] = rank
+                if place(rank + 1, most):
+                    return True
+                for each in chosen:
+                    homes[each] = -1
+        return False
+
+    place(0, least(tuple(loads), ranks))
+    return homes
+
+
+def to_the_emptiest(loads, ranks):
+    """The heaviest expert first, each to the rank with the least load that has room."""
+    homes, has, per = [0] * len(loads), [[] for _ in range(ranks)], len(loads) // ranks
+    for expert in sorted(range(len(loads)), key=lambda each: -loads[each]):
+        rank = min((rank for rank in range(ranks) if len(has[rank]) < per), key=lambda rank: sum(has[rank]))
+        has[rank].append(loads[expert])
+        homes[expert] = rank
+    return homes
+
+
+def by_rank_order(loads, ranks, snake):
+    """The heaviest first, to one rank after the other; with `snake` every second round goes back."""
+    homes = [0] * len(loads)
+    for place, expert in enumerate(sorted(range(len(loads)), key=lambda each: -loads[each])):
+        turn, rank = divmod(place, ranks)
+        homes[expert] = ranks - 1 - rank if snake and turn % 2 else rank
+    return homes
+
+
+@exercise(
+    "21.4", "Beat this number: where do experts live?", minutes=30, difficulty=2, answer="expert_homes", trials=[Trial(CASES, living)],
+    board=(Board("load of the busiest rank, in means, added up over the cases",
+                 lambda seen: sum(case["busiest"] * ranks / sum(loads) for case, (loads, ranks) in zip(seen[0][0], CASES, strict=True) if case.get("busiest")),
+                 BEST, BEST, "all ways were tried", ("busiest",)),),
+    mistakes={
+        "in order": {"place": lambda loads, ranks: [number * ranks // len(loads) for number in range(len(loads))]},
+        "in turn": {"place": lambda loads, ranks: [number % ranks for number in range(len(loads))]},
+        "to the emptiest": {"place": to_the_emptiest},
+        "heaviest in turn": {"place": lambda loads, ranks: by_rank_order(loads, ranks, False)},
+        "there and back": {"place": lambda loads, ranks: by_rank_order(loads, ranks, True)},
+    })
+def best_homes(loads, ranks, *, place=all_ways):
+    """A list with a rank for each expert."""
+    return place(loads, ranks)
