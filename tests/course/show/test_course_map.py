@@ -11,7 +11,7 @@ from zerocourse.course.chapters import NEEDS, NUMBERS, PATHS
 from zerocourse.course.show.pictures.course_map import HIGH, PLACES, WIDE, corner, course_map, shortest
 
 MINI = 30  # minutes for reading zero/mini.py, as chapter 00 says; not within two hours
-HOURS = {"two hours": (1.5, 2.25), "a day": (6, 8), "the whole course": (30, 40)}  # of chapters, and not of exercises
+HOURS = {"two hours": (1.5, 2.25), "a day": (6, 8), "the whole course": (30, 45)}  # of chapters, and not of exercises
 FIRST_ALONE = {"two hours": 5}  # of this chapter the first sitting alone
 
 

@@ -19,7 +19,8 @@ def routed_text(text: str, experts: Sequence[Sequence[int]], count: int) -> Figu
     for place, chosen in enumerate(experts):
         for expert in chosen:
             axes.add_patch(Rectangle((place, expert), 0.9, 0.9, facecolor="#9cc3e0", edgecolor=INK, linewidth=0.6))
-    axes.set(xlim=(-0.3, len(text)), ylim=(count, -0.2), xticks=[place + 0.45 for place in range(len(text))], yticks=[each + 0.45 for each in range(count)],
+    axes.set(xlim=(-0.3, len(text)), ylim=(count, -0.2), xticks=[place + 0.45 for place in range(len(text))],
+             yticks=[each + 0.45 for each in range(count)],
              yticklabels=range(count), ylabel="expert", title="the experts that each letter takes in the first layer")
     axes.set_xticklabels(["·" if letter == " " else letter for letter in text], fontsize=9, family="monospace")
     axes.tick_params(length=0)

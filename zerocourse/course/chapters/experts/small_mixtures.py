@@ -8,8 +8,7 @@ from torch import nn
 from ....comm import Comm
 from ....data.text import load_text
 from ....models.gpt2 import GPT, build_model
-from ....parallel.experts import MixtureOfExperts, balance_loss, expert_parallel
-from ....parallel.experts import cut_experts, layer
+from ....parallel.experts import MixtureOfExperts, balance_loss, cut_experts, expert_parallel, layer
 from ....parallel.experts.routing import Routing, Sorted, route, weighed_sum
 
 EXPERTS, K, TOKENS, ROWS, STEPS, BALANCE = 8, 2, 32, 16, 40, 0.01
@@ -86,7 +85,8 @@ def trained(mistake: str = "right", steps: int = STEPS, balance: float = BALANCE
         seen["experts"].append(comm.all_reduce(squares).sqrt().item())
         seen["others"].append(nn.utils.get_total_norm([param.grad for param in others]).item())
         seen["loss"].append(comm.all_reduce(loss.detach().clone()).item() / comm.world_size)
-        seen["busy"].append([comm.all_reduce(torch.bincount(each.routing.experts_Nk.flatten(), minlength=EXPERTS)).tolist() for each in mixtures(model)])
+        busy = [torch.bincount(each.routing.experts_Nk.flatten(), minlength=EXPERTS) for each in mixtures(model)]
+        seen["busy"].append([comm.all_reduce(counts).tolist() for counts in busy])
         optimizer.step()
         optimizer.zero_grad()
     return seen

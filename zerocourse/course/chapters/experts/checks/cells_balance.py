@@ -45,8 +45,8 @@ def balanced(answer, tokens, experts, k):
         "summed": {"mean": lambda probabilities: probabilities.sum(0)},
         "constant": {"mean": lambda probabilities: probabilities.mean(0).detach()},
     })
-def balance_of_ranks(chosen, probabilities, comm, *, all_ranks=lambda counts, comm: comm.all_reduce(counts), shares=None, times=lambda experts: experts,
-                     mean=lambda probabilities: probabilities.mean(0)):
+def balance_of_ranks(chosen, probabilities, comm, *, all_ranks=lambda counts, comm: comm.all_reduce(counts), shares=None,
+                     times=lambda experts: experts, mean=lambda probabilities: probabilities.mean(0)):
     """A scalar."""
     experts = probabilities.shape[1]
     counts = all_ranks(torch.bincount(chosen.flatten(), minlength=experts).float(), comm)

@@ -37,7 +37,8 @@ def chosen_experts(answer, tokens, experts, k):
         "over the tokens": {"shares": lambda logits: logits.softmax(0)},
         "logits": {"shares": lambda logits: logits},
     })
-def chosen_of_all(logits, k, *, shares=lambda logits: logits.softmax(-1), largest=True, again=lambda weights: weights / weights.sum(-1, keepdim=True)):
+def chosen_of_all(logits, k, *, shares=lambda logits: logits.softmax(-1), largest=True,
+                  again=lambda weights: weights / weights.sum(-1, keepdim=True)):
     """(experts, weights)."""
     weights, experts = shares(logits).topk(k, -1, largest=largest)
     return experts, again(weights)

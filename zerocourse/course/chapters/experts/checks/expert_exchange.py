@@ -54,7 +54,8 @@ def expert_major(arrived, counts):
         "turned counts": {"sent_rows": lambda counts: counts.flip(0)},
         "its own experts alone": {"travels": False},
     })
-def mixture_on_ranks(x, chosen, weights, experts, apply, comm, *, arrange=expert_major, undo=lambda made, order: torch.empty_like(made).index_copy(0, order, made),
+def mixture_on_ranks(x, chosen, weights, experts, apply, comm, *, arrange=expert_major,
+                     undo=lambda made, order: torch.empty_like(made).index_copy(0, order, made),
                      home=lambda made, order: torch.empty_like(made).index_copy(0, order, made), weigh=lambda weights: weights,
                      sent_rows=lambda counts: counts, travels=True):
     """(N, C)."""

@@ -6,8 +6,10 @@ from itertools import combinations
 from ....checks import MISUSED, Board, Trial, Wrong, exercise
 from ....checks.words import a
 
-CASES = [((9, 1, 8, 2, 7, 3, 6, 4), 4), ((9, 9, 1, 1, 1, 1, 1, 1), 2), ((5, 4, 3, 3, 3, 2), 2), ((10, 7, 6, 5, 4, 3, 2, 1), 2), ((8, 7, 6, 5, 4, 3, 3, 2, 2), 3),
-         ((20, 1, 1, 1), 2), ((7, 7, 6, 6, 5, 5, 4, 4), 4), ((11, 9, 8, 7, 3, 2), 3)]
+CASES = [((9, 1, 8, 2, 7, 3, 6, 4), 4), ((9, 9, 1, 1, 1, 1, 1, 1), 2), ((5, 4, 3, 3, 3, 2), 2), ((10, 7, 6, 5, 4, 3, 2, 1), 2),
+         ((8, 7, 6, 5, 4, 3, 3, 2, 2), 3),
+         ((20, 1, 1, 1), 2), ((7, 7, 6, 6, 5, 5, 4, 4), 4), ((10, 6, 5, 5, 5, 4, 3, 2, 2), 3),
+         ((9, 12, 8, 7, 1, 10, 7, 4, 7), 3)]
 
 
 def busiest(loads, homes, ranks):
@@ -32,6 +34,11 @@ def least(loads, ranks):
     rest = range(1, len(loads))
     return min(max(loads[0] + sum(loads[each] for each in others), least(tuple(loads[each] for each in rest if each not in others), ranks - 1))
                for others in combinations(rest, len(loads) // ranks - 1))
+
+
+def score(seen):
+    """Over the cases, the work of the busiest rank as a multiple of the mean."""
+    return sum(case["busiest"] * ranks / sum(loads) for case, (loads, ranks) in zip(seen, CASES, strict=True) if case.get("busiest"))
 
 
 BEST = sum(least(*case) * case[1] / sum(case[0]) for case in CASES)
@@ -81,9 +88,8 @@ def by_rank_order(loads, ranks, snake):
 
 @exercise(
     "21.4", "Beat this number: where do experts live?", minutes=30, difficulty=2, answer="expert_homes", trials=[Trial(CASES, living)],
-    board=(Board("load of the busiest rank, in means, added up over the cases",
-                 lambda seen: sum(case["busiest"] * ranks / sum(loads) for case, (loads, ranks) in zip(seen[0][0], CASES, strict=True) if case.get("busiest")),
-                 BEST, BEST, "all ways were tried", ("busiest",)),),
+    board=(Board("load of the busiest rank, in means, added up over the cases", lambda seen: score(seen[0][0]), BEST, BEST,
+                 "all ways were tried", ("busiest",)),),
     mistakes={
         "in order": {"place": lambda loads, ranks: [number * ranks // len(loads) for number in range(len(loads))]},
         "in turn": {"place": lambda loads, ranks: [number % ranks for number in range(len(loads))]},

@@ -5,7 +5,8 @@ import torch
 from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.words import a
 
-CASES = {"one expert a token": (7, 1, 3, ()), "two experts a token": (6, 2, 4, ()), "the last expert has none": (6, 2, 4, (3,)), "only the first has tokens": (3, 1, 3, (1, 2))}
+CASES = {"one expert a token": (7, 1, 3, ()), "two experts a token": (6, 2, 4, ()), "the last expert has none": (6, 2, 4, (3,)),
+         "only the first has tokens": (3, 1, 3, (1, 2))}
 
 
 def mixed_rows(answer, name):

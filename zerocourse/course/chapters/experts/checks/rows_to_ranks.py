@@ -2,7 +2,8 @@
 
 from ....checks import exercise
 
-CASES = [([[[0, 3], [1, 2]], [[3, 2], [0, 1]]], 4), ([[[0], [0], [1]], [[1], [1], [0]]], 2), ([[[5, 0], [4, 5]], [[1, 0], [3, 2]], [[4, 1], [5, 3]]], 6),
+CASES = [([[[0, 3], [1, 2]], [[3, 2], [0, 1]]], 4), ([[[0], [0], [1]], [[1], [1], [0]]], 2),
+         ([[[5, 0], [4, 5]], [[1, 0], [3, 2]], [[4, 1], [5, 3]]], 6),
          ([[[0, 1], [1, 0]], [[0, 1]], [[1, 0]], [[0, 1]]], 8)]
 
 
@@ -16,7 +17,8 @@ CASES = [([[[0, 3], [1, 2]], [[3, 2], [0, 1]]], 4), ([[[0], [0], [1]], [[1], [1]
         "first choice": {"of_token": lambda ranks: ranks[:1]},
         "expert as rank": {"home": lambda expert, experts, ranks: expert % experts},
     })
-def rows_between_ranks(chosen, experts, *, home=lambda expert, experts, ranks: expert // (experts // ranks), of_token=list, turn=False, keep_own=True):
+def rows_between_ranks(chosen, experts, *, home=lambda expert, experts, ranks: expert // (experts // ranks), of_token=list, turn=False,
+                       keep_own=True):
     """A table, from rank → to rank → rows."""
     ranks = len(chosen)
     table = [[0] * max(ranks, experts) for _ in range(max(ranks, experts))]

@@ -1,0 +1,38 @@
+"""Chapter 21's film is of what happened, its figures say what they show, and of its five trainings one equals one process."""
+
+from collections import Counter
+
+import pytest
+
+from zerocourse.course.chapters.experts.routed_text import routed_text, training_curves
+from zerocourse.course.chapters.experts.small_mixtures import MISTAKES, trained
+from zerocourse.course.chapters.experts.token_film import MOMENTS, PER_RANK, TOKENS, recorded_trip, token_film
+
+
+def test_every_token_goes_to_its_expert_and_home(pool):
+    ranks = pool(2).run(recorded_trip)
+    home, ordered, there, back = zip(*ranks, strict=True)
+    for rank in range(2):
+        assert home[rank] == back[rank] and [each.token for each in home[rank]] == list(range(TOKENS))
+        assert sorted(home[rank], key=lambda each: each.expert) == ordered[rank]
+        assert {each.expert // PER_RANK for each in there[rank]} == {rank}
+    assert Counter(sum(home, [])) == Counter(sum(there, []))
+    away = sum(each.rank != rank for rank in range(2) for each in there[rank])
+    film = token_film(ranks)
+    assert [frame.name for frame in film.frames] == list(MOMENTS) and f"{away} of 12 tokens are on another rank" in film.text
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_only_the_right_training_equals_one_process(pool, mistake):
+    """In six steps. Of a doubled gradient the norm tells at once, of the others the loss."""
+    one, both = pool(1).run(trained, "right", 6)[0], pool(2).run(trained, mistake, 6)[0]
+    apart = max(abs(loss - right) for loss, right in zip(both["loss"], one["loss"], strict=True))
+    assert (apart < 1e-5) == (mistake == "right")
+    assert (both["experts"][0] / one["experts"][0] == pytest.approx(2, rel=1e-5)) == (mistake == "doubled")
+    assert [sum(layer) for layer in both["busy"][0]] == [sum(layer) for layer in one["busy"][0]]
+
+
+def test_the_figures_say_what_they_show():
+    figure = routed_text("ab", [(0, 2), (2, 1)], 4)
+    assert "letters that each expert gets: 1, 1, 2, 0" in figure.get_label() and len(figure.axes[0].patches) == 4
+    assert "A goes from 3 to 1" in training_curves({"A": [3, 2, 1]}, "a training", "loss").get_label()
