@@ -15,8 +15,8 @@ from zerocourse.course.chapters import NUMBERS, notebook_name, with_exercises
 ROOT = Path(__file__).parents[2]
 HOUSE = ROOT / "zerocourse"
 ROOMS = ("formulas", "layout", "comm", "measure", "memory", "autograd", "init", "zero", "precision", "activations", "offload", "data",
-         "models", "kernels", "classics", "parallel", "inference", "simulation", "planning", "engine", "launch", "course", "bench",
-         "commands")  # from the ground
+         "models", "kernels", "classics", "parallel", "inference", "rl", "simulation", "planning", "engine", "launch", "course",
+         "bench", "commands")  # from the ground
 COURSE = ("show", "learner", "trials", "tour", "museum", "checks", "chapters", "grading", "gpu_check")  # its rooms, from the ground
 TELLS_OF_ALL = "claims"  # the one chapter that looks into the rooms of others, because it judges what they measured
 NOT_YET = {("zero2", "zero1")}  # other chapters' rooms that a chapter still looks into; the list only shrinks
