@@ -23,13 +23,13 @@ NOT_YET = {("zero2", "zero1")}  # other chapters' rooms that a chapter still loo
 EVERYBODYS = "errors"  # the one file on top of the rooms that all of them may import
 LONGEST = 350  # lines of a file
 MOST = 12  # files of a room
-COURSE_TOKENS = 140_060  # of course/ without the checks of its chapters: may only fall, but for a new chapter's own and for what a GPU has run
+COURSE_TOKENS = 141_839  # of course/ without the checks of its chapters: may only fall, but for a new chapter's own and for what a GPU has run
 CORE = ("layout/rankmap.py", "zero", "zero/buffers", "zero/passes")  # without `mini`, which is the whole idea once more
 CORE_TOKENS = 19_902  # of the core: may only fall, but for the groups of experts, and is written down here when it has
 ATTRIBUTES = 15  # that a class of the core sets on itself
 PARAMETERS = 14  # of `shard`
 CROWDED = {"zerocourse/commands": 16, "zerocourse/formulas": 15,  # the files of each may only become fewer
-           "tests/course/checks/wrong_answers": 25}  # one for each chapter
+           "tests/course/checks/wrong_answers": 26}  # one for each chapter
 
 
 def files(house: Path) -> list[Path]:

@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 
-from zerocourse.course.chapters.experts.routed_text import routed_text, training_curves
+from zerocourse.course.chapters.experts.routed_text import routed_text
 from zerocourse.course.chapters.experts.small_mixtures import MISTAKES, trained
 from zerocourse.course.chapters.experts.token_film import MOMENTS, PER_RANK, TOKENS, recorded_trip, token_film
+from zerocourse.course.show.plots_curves import training_curves
 
 
 def test_every_token_goes_to_its_expert_and_home(pool):

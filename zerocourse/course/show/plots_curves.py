@@ -37,3 +37,18 @@ def curves(lines: Mapping[str, Sequence[float]], at: Sequence[float], title: str
     axes.legend(fontsize=9)
     axes.fmt_ydata = say
     return described(figure)
+
+
+RUNS = (("#222222", "-"), ("#0072b2", "--"), ("#d55e00", "-."), ("#009e73", ":"), ("#cc79a7", (0, (5, 1, 1, 1, 1, 1))))
+"""Colour and dashes of each run: in grey the dashes tell them apart."""
+
+
+def training_curves(runs: Mapping[str, Sequence[float]], title: str, y: str) -> Figure:
+    """One line for each run, over the steps."""
+    figure, axes = panels(8, 3.6)
+    for (name, heights), (colour, dashes) in zip(runs.items(), RUNS, strict=False):
+        axes.plot(range(len(heights)), heights, color=colour, linestyle=dashes, linewidth=1.8, label=name)
+    axes.set(title=title, xlabel="step", ylabel=y)
+    axes.set_ylim(0, None)
+    axes.legend(fontsize=9, ncols=2)
+    return described(figure)

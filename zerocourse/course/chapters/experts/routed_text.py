@@ -1,6 +1,6 @@
-"""Which experts the letters of a text take, and how runs of a training compare: two figures."""
+"""Which experts the letters of a text take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -8,9 +8,6 @@ from matplotlib.patches import Rectangle
 from ...show.alternative_text import described
 from ...show.figures import panels
 from ...show.palette import INK
-
-LINES = (("#222222", "-"), ("#0072b2", "--"), ("#d55e00", "-."), ("#009e73", ":"), ("#cc79a7", (0, (5, 1, 1, 1, 1, 1))))
-"""Colour and dashes of each run: in grey the dashes tell them apart."""
 
 
 def routed_text(text: str, experts: Sequence[Sequence[int]], count: int) -> Figure:
@@ -26,14 +23,3 @@ def routed_text(text: str, experts: Sequence[Sequence[int]], count: int) -> Figu
     axes.tick_params(length=0)
     busy = [sum(expert in chosen for chosen in experts) for expert in range(count)]
     return described(figure, f"{text!r}; letters that each expert gets: {', '.join(map(str, busy))}")
-
-
-def training_curves(runs: Mapping[str, Sequence[float]], title: str, y: str) -> Figure:
-    """One line for each run, over the steps."""
-    figure, axes = panels(8, 3.6)
-    for (name, heights), (colour, dashes) in zip(runs.items(), LINES, strict=False):
-        axes.plot(range(len(heights)), heights, color=colour, linestyle=dashes, linewidth=1.8, label=name)
-    axes.set(title=title, xlabel="step", ylabel=y)
-    axes.set_ylim(0, None)
-    axes.legend(fontsize=9, ncols=2)
-    return described(figure)

@@ -12,7 +12,7 @@ PLACES = {  # the chapter's name in two lines, its column from the left and its 
     10: ("mixed|precision", 1, 6), 11: ("the|engine", 0.5, 7), 12: ("check-|points", 0.5, 8), 13: ("acti-|vations", 3, 3),
     14: ("offload|", 1.5, 7), 15: ("ZeRO-|Infinity", 1.5, 8), 16: ("tensor|parallel", 3, 6), 17: ("pipelines|", 4, 6),
     18: ("one|cluster", 4, 7), 19: ("long|sequences", 3, 7), 20: ("slow|links", 2.6, 8),
-    21: ("experts|", 4.6, 8), 22: ("kernels|", 3.6, 8), 23: ("inference|", 3.6, 9),
+    21: ("experts|", 4.6, 8), 22: ("kernels|", 3.6, 8), 23: ("inference|", 3.6, 9), 24: ("RLHF|", 3.6, 10),
     25: ("scale|", 2.6, 9),
     26: ("claims|on trial", 2.1, 10)}
 FILLS = dict(zip(PATHS, ("#9cc3e0", "#dbe9f4", "white"), strict=True))

@@ -1,0 +1,46 @@
+"""Chapter 24's film is of a step that was made, and its runs are what the chapter says of them."""
+
+import pytest
+import torch
+
+from zerocourse.course.chapters.rlhf.bracket_runs import after_vowels, new_model, one_group, rewarded, right_answers, sent_for, taught_model
+from zerocourse.course.chapters.rlhf.group_film import MOMENTS, group_film
+from zerocourse.course.show.cells.sentences import UntrueSentence
+
+
+@pytest.fixture(scope="module")
+def taught():
+    return taught_model()
+
+
+def test_the_film_is_of_a_step(taught):
+    before = right_answers(taught)
+    film = group_film(taught)
+    prompt, answers, rollout = one_group(taught)
+    right = sum(reward for _, reward in answers)
+    assert [frame.name for frame in film.frames] == list(MOMENTS)
+    assert f"answers to {prompt}" in film.text and f"Of 8, {right:.0f} are right" in film.text
+    assert right_answers(taught) == before, "the model itself has not learned"
+    assert rollout.answer(0) == list(answers[0][0].encode())
+
+
+def test_a_film_whose_words_are_not_so_is_none(taught):
+    with pytest.raises(UntrueSentence, match="not all right answers have become likelier"):
+        group_film(taught, rate=0.5)
+
+
+def test_a_strong_pull_keeps_it_near_the_teacher(taught):
+    shares = [right_answers(rewarded(taught, 30, pull)[0]) for pull in (0.0, 0.5)]
+    assert right_answers(taught) < 0.3 and shares[0] > 0.9 > 0.8 > shares[1] > 0.4
+    assert sum(rewarded(new_model(), 3)[1]) == 0
+
+
+def test_vowels_are_learned():
+    rewards, texts = after_vowels(steps=40)
+    assert rewards[0] < 0.1 and rewards[-1] > 0.95 and all(len(text) == 12 for text in texts)
+
+
+def test_what_is_gathered(pool):
+    for once, times in ((False, 4), (True, 1)):
+        for sent, params in pool(2).run(sent_for, 4, once):
+            assert sent == pytest.approx(times * params / 2, rel=1e-3) and torch.is_grad_enabled()

@@ -1,0 +1,1 @@
+"""What only the chapter on RLHF uses; its exercises are in `checks`."""
