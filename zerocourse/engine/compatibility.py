@@ -90,7 +90,8 @@ ROWS = [
     refused("deepspeed.initialize(mesh_param=)", "the engine has data parallelism alone", "zerocourse.shard(..., shard_group=...)"),
     refused("deepspeed.initialize(mpu=)", "the engine has data parallelism alone", "zerocourse.shard(..., shard_group=...)"),
     runs("deepspeed.log_dist"),
-    refused("deepspeed.moe", "there are no experts across ranks in the engine", "keep all experts on each rank"),
+    refused("deepspeed.moe", "there are no experts across ranks in the engine",
+            "zerocourse.parallel.experts beside zerocourse.shard, or keep all experts on each rank"),
     runs("deepspeed.ops.adam.DeepSpeedCPUAdam", "torch's fused Adam and AdamW, by adamw_mode; bias_correction=False, amsgrad=True and "
          "fp32_optimizer_states=False are refused"),
     runs("deepspeed.ops.adam.FusedAdam", "the same, by adam_w_mode"),

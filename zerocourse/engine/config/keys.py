@@ -238,7 +238,7 @@ TRANSLATED = {  # by JSON's type
 NOT_YET = {
     "pipeline": "a PipelineModule says how it is cut, and 1F1B is its schedule: leave it out",
     "tensor_parallel": "there is no tensor parallelism in the engine: leave it out, or cut the model with zerocourse.parallel.tensor",
-    "expert_parallel": "there are no experts across ranks in the engine: leave it out",
+    "expert_parallel": "there are no experts across ranks in the engine: leave it out, or use zerocourse.parallel.experts beside zerocourse.shard",
     "torch_autocast": "parameters and gradients have one dtype: use bf16",
     "zero_optimization.zenflow": "the host steps all gradients together: leave it out",
     "bf16.bf16_master_weights_and_grads": "master weights are fp32: leave it out",
