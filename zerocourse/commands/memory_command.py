@@ -5,12 +5,16 @@
   zerocourse memory --model Qwen3-8B/config.json --ranks 8 --card 80GiB --seq 4096
   zerocourse memory --device 24GB --host 64GB --disk 1TB --params 7e9 --ranks 1
   zerocourse memory --model Qwen3-8B/config.json --kv --seq 8192 --card 24GiB --bandwidth 300GB
+  zerocourse memory --model Mixtral-8x7B/config.json --ranks 64 --experts-over 8
   zerocourse memory --table1
 
 With --kv it is about generation: the keys and values of requests, and what a step reads.
 
 With --device it says what fits where: for each stage, with the optimizer's states and the parameters on the device, on the
 host or on the disk, the bytes of each, and which of those that fit moves least in a step.
+
+Of a mixture of experts it says what is held with the experts of a layer on one rank, or over several (--experts-over); a peak is
+not estimated for it.
 """
 
 from dataclasses import asdict
@@ -22,6 +26,7 @@ from ..formulas.models.config_json import is_config, read_config
 from ..formulas.models.kv_cache import Decoding
 from ..formulas.models.llama_peak import llama_peak_bytes
 from ..formulas.models.llama_shape import LlamaShape
+from ..formulas.models.mixture_shape import MixtureShape, mixture_sent_bytes, mixture_states
 from ..formulas.peak import gpt2_peak_bytes
 from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_states, paper_table1
 from ..formulas.units import both, gb
@@ -52,6 +57,7 @@ def configure(parser):
     parser.add_argument("--accumulation", **positive, default=1, metavar="G", help="micro-batches per step (default 1)")
     parser.add_argument("--card", action=Checked, read=size(), default=24 * 2**30, metavar="SIZE",
                         help="memory of a rank's card, such as 80GiB (default 24GiB)")
+    parser.add_argument("--experts-over", **positive, metavar="EP", help="ranks that have different experts of a layer (default 1)")
     where = parser.add_argument_group("what fits where (sizes are for each rank)")
     where.add_argument("--device", action=Checked, read=size(), metavar="SIZE", help="memory of the device, such as 24GB")
     where.add_argument("--host", action=Checked, read=size(), metavar="SIZE", help="host memory for offload (default none)")
@@ -73,15 +79,18 @@ def run(args) -> Outcome:
         refuse_ignored(args.given, others, "with --table1, which is the paper's table as it is")
         return _table1()
     if args.model is None:
-        refuse_ignored(args.given, ("--micro-batch", "--seq", "--recompute", "--kv", "--bandwidth"),
+        refuse_ignored(args.given, ("--micro-batch", "--seq", "--recompute", "--kv", "--bandwidth", "--experts-over"),
                        "without --model: activations, keys and values depend on its shape")
     if args.kv:
         refuse_ignored(args.given, sorted(args.given - {"--model", "--kv", "--seq", "--card", "--bandwidth", "--json"}),
                        "with --kv, which is about generation on one card")
-        model = cast("GPTConfig | LlamaShape", _model(args))
+        model = cast("GPTConfig | LlamaShape | MixtureShape", _model(args))
         return kv_table(str(args.model), Decoding(model, args.seq or tokens_of(model)), args.card, args.bandwidth)
     refuse_ignored(args.given, ("--bandwidth",), "without --kv: only generation is as fast as weights are read")
+    mixture = _mixture(args)
     if args.device is not None:
+        if mixture is not None:
+            raise BadInput(f"{args.model} is a mixture of experts, of which --device knows nothing: ask without it")
         refuse_ignored(args.given, ("--stage", "--card"), "with --device, which shows all stages on that device")
         needed = {where: _needs(args, where) for where in ARRANGEMENTS}
         return what_fits(args, needed, _params(args))
@@ -89,14 +98,30 @@ def run(args) -> Outcome:
     params, peaks = _params(args), [_peak(args, stage) for stage in range(4)]
     stages = []
     for stage, peak in enumerate(peaks):
-        states = model_states(params, stage, args.ranks, CONVENTIONS[args.convention])
-        sent = sent_bytes(params, stage, args.ranks, args.accumulation, convention=CONVENTIONS[args.convention])
+        convention, over = CONVENTIONS[args.convention], args.experts_over or 1
+        if mixture is not None:
+            states = mixture_states(mixture, stage, args.ranks, over, convention)
+            tokens = (args.micro_batch or 1) * (args.seq or mixture.tokens)
+            sent = mixture_sent_bytes(mixture, stage, args.ranks, over, tokens, args.accumulation, convention)
+        else:
+            states = model_states(params, stage, args.ranks, convention)
+            sent = sent_bytes(params, stage, args.ranks, args.accumulation, convention=convention)
         stages.append({"params": params, "stage": stage, "ranks": args.ranks, **asdict(states),
                        "total_bytes": states.total_bytes, "peak_bytes": peak, "sent_bytes": sent})
-    return Outcome(_text(args, stages), stages[args.stage])
+    return Outcome(_text(args, stages, mixture), stages[args.stage])
 
 
-def _model(args) -> GPTConfig | LlamaShape | None:
+def _mixture(args) -> MixtureShape | None:
+    """The model, if it is one. Raises BadInput where something was asked that is only of mixtures, or never of them."""
+    model = _model(args)
+    if isinstance(model, MixtureShape):
+        refuse_ignored(args.given, ("--recompute",), "with a mixture of experts: no peak is estimated for it")
+        return model
+    refuse_ignored(args.given, ("--experts-over",), f"without experts: {args.model} has none")
+    return None
+
+
+def _model(args) -> GPTConfig | LlamaShape | MixtureShape | None:
     """The one of that name, or of that file, or None. Raises BadInput."""
     if args.model is None:
         return None
@@ -106,7 +131,7 @@ def _model(args) -> GPTConfig | LlamaShape | None:
     return shape
 
 
-def tokens_of(shape: GPTConfig | LlamaShape) -> int:
+def tokens_of(shape: GPTConfig | LlamaShape | MixtureShape) -> int:
     """Of a sample, at most."""
     return shape.block_size if isinstance(shape, GPTConfig) else shape.tokens
 
@@ -119,7 +144,7 @@ def _params(args) -> int:
 def _peak(args, stage: int, **offload) -> int | None:
     """The peak on the device, where a model is known. offload: as for `states_peak`."""
     model, convention = _model(args), CONVENTIONS[args.convention]
-    if model is None:
+    if model is None or isinstance(model, MixtureShape):
         return None
     how = (args.micro_batch or 1, args.seq or tokens_of(model), on_device(convention, offload.get("offloaded", False)))
     offload |= {"recompute": args.recompute or "selective", "accumulated": args.accumulation > 1}
@@ -131,17 +156,18 @@ def _peak(args, stage: int, **offload) -> int | None:
 def _needs(args, where: Arrangement) -> Needs:
     model = _model(args)
     peak = _peak(args, where.stage, offloaded=where.optimizer != DEVICE, offloaded_parameters=where.parameters != DEVICE)
-    unit = 0 if model is None else largest_unit(model)
+    unit = 0 if model is None or isinstance(model, MixtureShape) else largest_unit(model)
     return needs(where, _params(args), args.ranks, CONVENTIONS[args.convention], args.accumulation, device_peak=peak,
                  largest_unit=unit)
 
 
-def _text(args, stages: list[dict]) -> str:
+def _text(args, stages: list[dict], mixture: MixtureShape | None) -> str:
     convention, card, params = CONVENTIONS[args.convention], args.card, stages[0]["params"]
     name = f"{args.model}: " if args.model else ""
     lines = [f"{name}{params:,} parameters on {args.ranks} ranks, {sum(convention.sizes)} bytes per parameter "
              "({} parameter + {} gradient + {} optimizer)".format(*convention.sizes), ""]
-    rows = [["", "parameters", "gradients", "optimizer", "total a rank", "sent a step", "peak" if args.model else "",
+    peaked = stages[0]["peak_bytes"] is not None
+    rows = [["", "parameters", "gradients", "optimizer", "total a rank", "sent a step", "peak" if peaked else "",
              f"on {both(card)}"]]
     for row in stages:
         total, peak = row["total_bytes"], row["peak_bytes"]
@@ -150,7 +176,12 @@ def _text(args, stages: list[dict]) -> str:
         rows.append([f"{'>' if row['stage'] == args.stage else ' '} {STAGES[row['stage']]}", gb(row["parameters_bytes"]),
                      gb(row["gradients_bytes"]), gb(row["optimizer_bytes"]), both(total), gb(row["sent_bytes"]),
                      both(peak) if peak else "", f"{bar:{BAR}}  {verdict}"])
-    lines += table([row[:6] + row[6 + (not args.model):] for row in rows], "<>>>>>" + ">" * bool(args.model) + "<")
+    lines += table([row[:6] + row[6 + (not peaked):] for row in rows], "<>>>>>" + ">" * peaked + "<")
+    if mixture is not None:
+        over = args.experts_over or 1
+        have = f"{over} ranks have different ones of them" if over > 1 else "every rank has all of them"
+        return "\n".join([*lines, "", (f"Each layer has {mixture.experts} experts, and {have}. A token takes {mixture.k} and uses "
+                                       f"{mixture.used:,} parameters."), "Activations, buffers and a framework's own memory come on top."])
     largest = largest_params(card, args.stage, args.ranks, convention)
     fewest = fewest_ranks(params, args.stage, card, convention)
     needed = f"{fewest} rank{'s' * (fewest > 1)} or more" if fewest else "a larger card on any number of ranks"

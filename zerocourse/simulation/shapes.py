@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from ..formulas.models.config_json import is_config, read_config
 from ..formulas.models.llama_shape import LlamaShape
+from ..formulas.models.mixture_shape import MixtureShape
 from ..models.gpt2 import CONFIGS, GPT, GPTConfig
 from ..models.llama import Llama
 
@@ -65,7 +66,10 @@ def find_model(name: str) -> KnownModel:
 def shape_of(name: str) -> GPTConfig | LlamaShape:
     """Of a name, or of a file. Raises BadInput."""
     if is_config(name):
-        return read_config(name)
+        shape = read_config(name)
+        if isinstance(shape, MixtureShape):
+            raise BadInput(f"{name} is a mixture of experts, which is not built here: `zerocourse memory` counts what its ranks hold and send")
+        return shape
     if name in GPTS or name in LLAMAS:
         return (GPTS | LLAMAS)[name]
     known = [*GPTS, *LLAMAS]

@@ -7,8 +7,10 @@ from typing import Any, cast
 from ...errors import BadInput
 from ..gpt2_config import GPTConfig
 from .llama_shape import LlamaShape
+from .mixture_shape import MixtureShape
 
 LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
+MIXTURES = {"mixtral": "intermediate_size", "qwen3_moe": "moe_intermediate_size"}  # what names an expert's inner width
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -17,7 +19,7 @@ def is_config(name: str) -> bool:
     return name.endswith(".json")
 
 
-def read_config(name: str) -> GPTConfig | LlamaShape:
+def read_config(name: str) -> GPTConfig | LlamaShape | MixtureShape:
     """The shape that the file names by its attributes. Raises BadInput for what is no such file, and for a model that is not built here."""
     try:
         found: Any = json.loads(Path(name).read_text("utf-8"))
@@ -27,13 +29,15 @@ def read_config(name: str) -> GPTConfig | LlamaShape:
         raise BadInput(f"{name} has no model_type: it is not the config.json of a Hugging Face model")
     config = cast("dict[str, Any]", found)
     kind = config["model_type"]
+    if kind in MIXTURES:
+        return _mixture(name, config, kind)
     if experts := next((key for key in EXPERTS if config.get(key)), None):
-        raise BadInput(f"{name} is a {kind} with {config[experts]} experts ({experts}): mixtures of experts are not here yet")
+        raise BadInput(f"{name} is a {kind} with {config[experts]} experts ({experts}): of mixtures {' and '.join(MIXTURES)} are known")
     if kind == "gpt2":
         return _gpt2(name, config)
     if kind in LLAMAS:
         return _llama(name, config, kind)
-    raise BadInput(f"{name} is a {kind}: known are gpt2, {', '.join(LLAMAS)}")
+    raise BadInput(f"{name} is a {kind}: known are gpt2, {', '.join((*LLAMAS, *MIXTURES))}")
 
 
 def _number(name: str, config: dict[str, Any], key: str) -> int:
@@ -48,6 +52,17 @@ def _gpt2(name: str, config: dict[str, Any]) -> GPTConfig:
     if config.get("n_inner") not in (None, 4 * width):
         raise BadInput(f"n_inner of {name} is {config['n_inner']}: only 4 times n_embd is known here, which is {4 * width}")
     return GPTConfig(layers, heads, width, tokens, words, tied=config.get("tie_word_embeddings", True))
+
+
+def _mixture(name: str, config: dict[str, Any], kind: str) -> MixtureShape:
+    count = next((key for key in EXPERTS if key in config), EXPERTS[0])  # versions of transformers name it differently
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise BadInput(f"{name} has layers without experts (mlp_only_layers or decoder_sparse_step): known are mixtures with experts in each")
+    experts, k = _number(name, config, count), _number(name, config, "num_experts_per_tok")
+    if k > experts:
+        raise BadInput(f"{name} has {experts} experts, of which a token takes {k} (num_experts_per_tok)")
+    dense = config | {"intermediate_size": _number(name, config, MIXTURES[kind])}
+    return MixtureShape(_llama(name, dense, "qwen3" if kind == "qwen3_moe" else "mistral"), experts, k)
 
 
 def _llama(name: str, config: dict[str, Any], kind: str) -> LlamaShape:
