@@ -361,6 +361,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "drafts.py": ("drafts.py::test_a_text_that_repeats_itself_is_guessed", "drafts.py::test_right_guesses_save_forwards",
         "drafts.py::test_a_draft_that_would_be_too_long_for_its_model_is_left_out"),
     "scheduler.py": ("server.py::test_tokens_are_those_of_no_cache[ours-preempted]", "server.py::test_tokens_are_those_of_no_cache[ours-pieces of 7]"),
+    "small_weights.py": ("small_weights.py::test_a_weight_is_off_by_half_a_scale_at_most", "small_weights.py::test_a_server_writes_with_them[8]",
+        "small_weights.py::test_a_head_that_is_the_embedding_stays", "small_weights.py::test_what_is_refused"),
     "server.py": ("server.py::test_tokens_are_those_of_no_cache[ours-room for all]", "server.py::test_a_token_may_end_it"),
     # rl
     "learning.py": ("rl.py::test_any_stage_equals_one_process[2]", "rl.py::test_what_is_never_sampled_is_never_learned"),

@@ -7,14 +7,16 @@
     request.tokens
 
 block_pool says who has which block of the cache, scheduler which tokens the next forward has, cache holds keys and values and
-attends to them, models puts that into a model's attention, server does a step, and drafts guesses tokens that a
-step checks. Sources: Kwon et al. 2023, arXiv 2309.06180;
-Holmes et al. 2024, arXiv 2401.08671 (the token budget).
+attends to them, models puts that into a model's attention, server does a step, drafts guesses tokens that a step
+checks, and small_weights keeps weights in 8 or 4 bits. Sources: Kwon et al. 2023, arXiv 2309.06180; Holmes et al. 2024,
+arXiv 2401.08671 (the token budget).
 """
 
 from .block_pool import BlockPool
 from .drafts import by_model, repeated
 from .scheduler import Request, RequestPiece, Scheduler
 from .server import Server
+from .small_weights import SmallLinear, shrink_weights, weights_bytes
 
-__all__ = ["BlockPool", "RequestPiece", "Request", "Scheduler", "Server", "by_model", "repeated"]
+__all__ = ["BlockPool", "RequestPiece", "Request", "Scheduler", "Server", "SmallLinear", "by_model", "repeated", "shrink_weights",
+           "weights_bytes"]
