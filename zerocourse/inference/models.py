@@ -1,7 +1,8 @@
 """Puts a cache into a model's attention for a forward, and takes it out again, so that the same weights can be trained in between.
 
 Of our GPT the attention has a seam, `Attention.attend`; Hugging Face's models have one in `AttentionInterface`, by which queries and
-keys come rotated.
+keys come rotated. Under tensor parallelism every rank has a server of its own, and they make the same steps: each keeps the keys of
+its own heads, and all get whole logits, so all choose the same tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,16 +41,27 @@ def served(model: nn.Module) -> Served:
     """Our GPT, or a causal model of Hugging Face. Raises BadInput for others."""
     if isinstance(model, GPT):
         config = model.config
-        return Served(config.n_layer, config.n_head, config.n_embd // config.n_head, config.block_size,
+        features = config.n_embd // config.n_head
+        return Served(config.n_layer, heads_here(model, "c_attn", 3 * features, config.n_head), features, config.block_size,
                       lambda tokens, places: model(tokens, positions_T=places)[:, 0], lambda cache: in_gpt(model, cache))
     config: Any = getattr(model, "config", None)
     if not hasattr(model, "set_attn_implementation") or not all(hasattr(config, name) for name in TOLD):
         raise BadInput(f"{type(model).__name__} is neither our GPT nor a causal model of Hugging Face whose config has {', '.join(TOLD)}")
     heads = config.num_attention_heads
-    return Served(config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads,
-                  getattr(config, "head_dim", None) or config.hidden_size // heads, config.max_position_embeddings,
+    features = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = heads_here(model, "k_proj", features, getattr(config, "num_key_value_heads", None) or heads)
+    return Served(config.num_hidden_layers, kv_heads, features, config.max_position_embeddings,
                   lambda tokens, places: model(input_ids=tokens, position_ids=places, use_cache=False).logits[:, 0],
                   lambda cache: in_hugging_face(model, cache))
+
+
+def heads_here(model: nn.Module, projection: str, size: int, otherwise: int) -> int:
+    """Heads of keys that this rank has: under tensor parallelism some of all, by what their projection gives.   size: of one head there."""
+    for name, module in model.named_modules():
+        features = getattr(module, "out_features", None)
+        if name.rpartition(".")[2] == projection and isinstance(features, int):
+            return features // size
+    return otherwise
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class SmallLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, bits: int):
         super().__init__()
-        self.bits, self.shape = bits, linear.weight.shape
+        self.bits, self.shape, self.out_features = bits, linear.weight.shape, linear.out_features
         kept = quantize(linear.weight.detach().reshape(1, -1), bits)
         self.register_buffer("payload", kept.payload)
         self.register_buffer("scales", kept.scales)
