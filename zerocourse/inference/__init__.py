@@ -8,8 +8,8 @@
 
 block_pool says who has which block of the cache, scheduler which tokens the next forward has, cache holds keys and values and
 attends to them, models puts that into a model's attention, server does a step, drafts guesses tokens that a step
-checks, and small_weights keeps weights in 8 or 4 bits. Weights that `shard` keeps on the host or the disk
-(stage 3 with offloaded parameters) are streamed for each step, as ZeRO-Inference does. Sources: Kwon et al. 2023, arXiv 2309.06180; Holmes et al. 2024,
+checks, and small_weights keeps weights in 8 or 4 bits. Weights that `shard` keeps on the host or the disk (stage 3 with offloaded
+parameters) are streamed for each step, as ZeRO-Inference does. Sources: Kwon et al. 2023, arXiv 2309.06180; Holmes et al. 2024,
 arXiv 2401.08671 (the token budget).
 """
 
