@@ -30,7 +30,7 @@ def plain(q, k, v, key_bias, pair_bias):
 
 
 def equals_plain(T, which):
-    from zerocourse.kernels.biased_flash import evoformer_attention
+    from zerocourse.kernels.attention.biased_flash import evoformer_attention
 
     q, k, v, key_bias, pair_bias = drawn(*[(2, 3, T, 2, 16)] * 3, (2, 3, 1, 1, T), (2, 1, 2, T, T))
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_two_biases_and_their_gradients(interpreter, T, which):
 
 
 def equals_masked():
-    from zerocourse.kernels.biased_flash import BLOCK, block_sparse_attention, near_and_first
+    from zerocourse.kernels.attention.biased_flash import BLOCK, block_sparse_attention, near_and_first
 
     q, k, v = drawn(*[(2, 3, 150, 16)] * 3)
     seen = near_and_first(3, 150, near=1, first=1).clone()
@@ -72,7 +72,7 @@ def test_blocks_that_are_left_out(interpreter):
 
 
 def bytes_read():
-    from zerocourse.kernels.biased_flash import block_sparse_attention
+    from zerocourse.kernels.attention.biased_flash import block_sparse_attention
     from zerocourse.kernels.traffic import of_triton
 
     q, k, v = (each.detach() for each in drawn(*[(1, 2, 128, 16)] * 3))
@@ -91,7 +91,7 @@ def test_what_is_left_out_is_not_read(interpreter):
 def equals_flex():
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    from zerocourse.kernels.biased_flash import BLOCK, block_sparse_attention, near_and_first
+    from zerocourse.kernels.attention.biased_flash import BLOCK, block_sparse_attention, near_and_first
 
     q, k, v = (each.detach() for each in drawn(*[(1, 2, 128, 16)] * 3))
     seen = near_and_first(2, 128, near=1, first=0)
@@ -104,7 +104,7 @@ def test_torchs_flex_attention_says_the_same(interpreter):
 
 
 def refused():
-    from zerocourse.kernels.biased_flash import block_sparse_attention, evoformer_attention
+    from zerocourse.kernels.attention.biased_flash import block_sparse_attention, evoformer_attention
 
     q = torch.randn(1, 2, 8, 2, 16)
     for wrong, words in ((lambda: evoformer_attention(q, q, q, torch.zeros(1, 2, 8)),
@@ -123,7 +123,7 @@ def test_other_shapes_are_refused(interpreter):
 
 @pytest.mark.parametrize("gpu, has", (("sm_75", True), ("sm_80", True), ("sm_90", True), ("sm_80", False)))
 def test_it_compiles_for_gpus_without_spills(gpu, has):
-    from zerocourse.kernels.biased_flash import biased_kernel
+    from zerocourse.kernels.attention.biased_flash import biased_kernel
     from zerocourse.kernels.machine_code import compile_for
 
     types = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "key_bias_ptr", "pair_bias_ptr", "out_ptr"), "*fp16"), "mask_ptr": "*i8", "lse_ptr": "*fp32",

@@ -13,8 +13,8 @@ Beltagy et al. 2020 (arXiv 2004.05150), patterns of blocks.
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
-from .backend import INTERPRETED, check_device, launcher, tl, triton
+from ...errors import BadInput
+from ..backend import INTERPRETED, check_device, launcher, tl, triton
 
 CONFIG = triton.Config({"BLOCK_T": 32, "BLOCK_S": 32}, num_warps=4)
 BLOCK = CONFIG.kwargs["BLOCK_T"]  # queries and keys of a block of the mask
@@ -107,8 +107,9 @@ class BiasedAttention(torch.autograd.Function):
                 grad_key += grad_scores.sum((2, 3))
             if grad_pair is not None:
                 grad_pair[..., part, :] = grad_scores.sum(1)
-        return (grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None if grad_key is None else grad_key.to(key_bias.dtype),
-                None if grad_pair is None else grad_pair.to(pair_bias.dtype), None)
+        return (grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype),
+                None if grad_key is None or key_bias is None else grad_key.to(key_bias.dtype),
+                None if grad_pair is None or pair_bias is None else grad_pair.to(pair_bias.dtype), None)
 
 
 def evoformer_attention(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None = None, pair_bias: Tensor | None = None) -> Tensor:

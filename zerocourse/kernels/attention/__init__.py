@@ -1,0 +1,1 @@
+"""Attentions that the loop of `kernels.flash` becomes with a few lines more."""
