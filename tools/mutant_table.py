@@ -231,7 +231,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "peak.py": (FITS,),
     "step_time.py": ("planning.py::test_states_move_what_is_counted_in_the_operations", "planning.py::test_what_hides_in_a_step"),
     "config_json.py": ("config_json.py::test_a_llama_has_the_parameters_of_transformers[qwen3]",
-        "config_json.py::test_what_is_not_built_is_refused[config1-asks for biases]"),
+        "config_json.py::test_what_is_not_built_is_refused[config2-asks for biases]"),
     "llama_peak.py": ("config_json.py::test_commands_take_the_file_and_the_peak_is_the_simulated_one[3-False-qwen3]",),
     "llama_shape.py": ("config_json.py::test_a_llama_has_the_parameters_of_transformers[qwen3]",),
     "token_costs.py": ("planning.py::test_a_llama_keeps_what_its_operations_keep",),

@@ -46,6 +46,10 @@ VERDICTS = {
     "1F1B is faster": FALSE,
     "TP moves the most": ONLY_IF,
     "TP leaves the loss": ONLY_IF,
+    "8x7B is 56B": FALSE,
+    "4 bits: a quarter": FALSE,
+    "guessing changes nothing": TRUE,
+    "a loss keeps experts busy": ONLY_IF,
 }
 
 GB = 10**9
@@ -58,6 +62,9 @@ EXPECTED = {  # computed here by hand, from other sources or by another way
                                "stage_2_factor": {2: 16 / 9, 4: 16 / 5.5, 8: 16 / 3.75, 64: 16 / (2 + 14 / 64)},
                                "stage_2_limit": 8.0},
     "1.5B: 3 GB and 24 GB": {"weights_bytes": 3 * GB, "training_bytes": 24 * GB},
+    "8x7B is 56B": {"billions": 46.702792704, "billions_that_a_token_uses": 12.879925248},
+    "4 bits: a quarter": {"times_measured": 16 / 4.125},
+    "a loss keeps experts busy": {"a_loss_of_each_layer": 8.0, "one_loss_of_all_layers": 1.0},
     "1T on 64 V100": {"needed_bytes": 250 * GB, "fewest_ranks": 500, "fewest_ranks_of_32_GiB": 466},
     "7B on 8 cards: 18 GB": {"bytes_by_convention": {16: 14 * GB, 18: 15_750_000_000, 20: 17_500_000_000}},
     "8 A100: 30B, 60B, 100B": {"cards_for_the_largest": 20},
@@ -115,6 +122,10 @@ FLIPS = {  # name: [(what is altered in the evidence, the answer then)]
                                ({"stage_1_saves": {2: 0.8, 8: 0.8}, "stage_2_factor": {2: 9.0, 8: 12.0},
                                  "stage_2_limit": 20}, TRUE)],
     "1.5B: 3 GB and 24 GB": [({"training_bytes": 27 * GB}, FALSE)],
+    "8x7B is 56B": [({"billions": 56.2}, TRUE)],
+    "4 bits: a quarter": [({"times_by_weights_of_a_scale": {32: 3.2, 2**20: 4.0}}, ONLY_IF)],
+    "guessing changes nothing": [({"furthest_from_the_model": {"a good draft": 0.1, "a bad one": 0.1}}, FALSE)],
+    "a loss keeps experts busy": [({"one_loss_of_all_layers": 8.0}, TRUE)],
     "1T on 64 V100": [({"needed_bytes": 32 * GB}, TRUE)],
     "7B on 8 cards: 18 GB": [({"bytes_by_convention": {16: 14 * GB}}, FALSE),
                              ({"bytes_by_convention": {20: 17_600_000_000}}, TRUE)],
@@ -158,7 +169,7 @@ def test_other_evidence_gives_another_verdict(name):
 
 
 def test_every_claim_is_whole():
-    assert set(FLIPS) == set(VERDICTS) == set(CLAIMS) and len(CLAIMS) == 24
+    assert set(FLIPS) == set(VERDICTS) == set(CLAIMS) and len(CLAIMS) == 28
     for claim in CLAIMS.values():
         assert claim.group and claim.kind in KINDS and claim.statement.endswith(".")
         words = examine(claim.name).sentences

@@ -3,7 +3,15 @@
 from functools import cache
 
 from ....errors import BadInput
-from . import memory_claims, number_claims, offload_claims, parallel_claims, step_claims, time_claims, traffic_claims  # noqa: F401
+from . import (  # noqa: F401
+    memory_claims,
+    number_claims,
+    offload_claims,
+    parallel_claims,
+    step_claims,
+    time_claims,
+    traffic_claims,
+)
 from .claim import ANSWERS, FALSE, KINDS, MARKS, NOT_BUILT, ONLY_IF, TRUE, Claim, Examined, Judgement, read_claims
 
 CLAIMS = read_claims()

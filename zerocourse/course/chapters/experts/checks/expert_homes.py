@@ -88,7 +88,7 @@ def by_rank_order(loads, ranks, snake):
 
 @exercise(
     "21.4", "Beat this number: where do experts live?", minutes=30, difficulty=2, answer="expert_homes", trials=[Trial(CASES, living)],
-    board=(Board("load of the busiest rank, in means, added up over the cases", lambda seen: score(seen[0][0]), BEST, BEST,
+    board=(Board("busiest rank's load in all cases", lambda seen: score(seen[0][0]), BEST, BEST,
                  "all ways were tried", ("busiest",)),),
     mistakes={
         "in order": {"place": lambda loads, ranks: [number * ranks // len(loads) for number in range(len(loads))]},

@@ -53,7 +53,7 @@ BEST = sum(len(chances) - best_of(chances, budget)[0] for chances, budget in CAS
 
 @exercise(
     "24.4", "Beat this number: how many samples?", minutes=30, difficulty=3, answer="sample_counts", trials=[Trial(CASES, told, close=1e-9)],
-    board=(Board("groups with nothing to compare, added up over the cases", lambda seen: idle(seen[0][0]), BEST, BEST,
+    board=(Board("idle groups in all cases", lambda seen: idle(seen[0][0]), BEST, BEST,
                  "all ways were tried", ("groups",)),),
     mistakes={
         "equally many": {"divide": lambda chances, budget: [budget // len(chances)] * len(chances)},
