@@ -19,6 +19,7 @@ MISTAKES = {
     "detached": "the router's weights have no gradient",
     "own counts": "each rank balances the experts by its own tokens",
 }
+LETTERS = dict(zip("ABCDE", ("own counts", "out of order", "detached", "right", "doubled"), strict=True))  # under which the chapter shows them
 
 
 def mixture_model(**overrides) -> GPT:
