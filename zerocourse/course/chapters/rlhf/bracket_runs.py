@@ -1,7 +1,6 @@
 """A small GPT that learns to close brackets: from a teacher, and then from a rule. And the same rule, misunderstood."""
 
 import copy
-from collections.abc import Callable
 
 import torch
 
@@ -35,11 +34,8 @@ def right_answers(model: GPT, temperature: float = 1.0, count: int = 400) -> flo
     return TASK.reward(written).mean().item()
 
 
-def rewarded(start: GPT, steps: int, pull: float = 0.0, better: Callable = advantages) -> tuple[GPT, list[float]]:
-    """A copy of the model after GRPO with the rule of `Brackets`, and the mean reward of each step. `start` is the reference, too.
-
-    better: makes advantages of (rewards, samples of a prompt).
-    """
+def rewarded(start: GPT, steps: int, pull: float = 0.0) -> tuple[GPT, list[float]]:
+    """A copy of the model after GRPO with the rule of `Brackets`, and the mean reward of each step. `start` is the reference, too."""
     model, draw, rewards = copy.deepcopy(start), torch.Generator().manual_seed(1), []
     optimizer, sampler = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95)), Sampler(model, ROOM, draw)
     for _ in range(steps):
@@ -47,7 +43,7 @@ def rewarded(start: GPT, steps: int, pull: float = 0.0, better: Callable = advan
         reward = TASK.reward(rollout)
         with torch.no_grad():
             reference = log_probs(start, rollout) if pull else None
-        improve(model, optimizer, rollout, better(reward, GROUP), pull=pull, reference_BT=reference)
+        improve(model, optimizer, rollout, advantages(reward, GROUP), pull=pull, reference_BT=reference)
         rewards.append(reward.mean().item())
     return model, rewards
 

@@ -27,13 +27,19 @@ def living(answer, loads, ranks):
 
 
 @cache
-def least(loads, ranks):
-    """The load of the busiest rank, at best: the largest of the first rank's experts and of what is left, over all choices of them."""
+def best_groups(loads, left, ranks):
+    """(load of the busiest rank, the experts of each rank), at best: over all choices of the first rank's experts, and of what is left.
+
+    left: the experts that have no rank yet.
+    """
     if ranks == 1:
-        return sum(loads)
-    rest = range(1, len(loads))
-    return min(max(loads[0] + sum(loads[each] for each in others), least(tuple(loads[each] for each in rest if each not in others), ranks - 1))
-               for others in combinations(rest, len(loads) // ranks - 1))
+        return sum(loads[each] for each in left), (left,)
+    ways = []
+    for others in combinations(left[1:], len(left) // ranks - 1):
+        first = (left[0], *others)
+        most, groups = best_groups(loads, tuple(each for each in left if each not in first), ranks - 1)
+        ways.append((max(most, sum(loads[each] for each in first)), (first, *groups)))
+    return min(ways)
 
 
 def score(seen):
@@ -41,30 +47,13 @@ def score(seen):
     return sum(case["busiest"] * ranks / sum(loads) for case, (loads, ranks) in zip(seen, CASES, strict=True) if case.get("busiest"))
 
 
-BEST = sum(least(*case) * case[1] / sum(case[0]) for case in CASES)
+BEST = sum(best_groups(loads, tuple(range(len(loads))), ranks)[0] * ranks / sum(loads) for loads, ranks in CASES)
 
 
 def all_ways(loads, ranks):
     """The best of all ways to divide the experts."""
-    homes, per = [-1] * len(loads), len(loads) // ranks
-
-    def place(rank, most):
-        left = [number for number, home in enumerate(homes) if home < 0]
-        if not left:
-            return True
-        for others in combinations(left[1:], per - 1):
-            chosen = (left[0], *others)
-            if sum(loads[each] for each in chosen) <= most:
-                for each in chosen:
-                    homes[each] = rank
-                if place(rank + 1, most):
-                    return True
-                for each in chosen:
-                    homes[each] = -1
-        return False
-
-    place(0, least(tuple(loads), ranks))
-    return homes
+    _, groups = best_groups(tuple(loads), tuple(range(len(loads))), ranks)
+    return [next(rank for rank, group in enumerate(groups) if expert in group) for expert in range(len(loads))]
 
 
 def to_the_emptiest(loads, ranks):
