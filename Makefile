@@ -1,5 +1,5 @@
-# make tour | test | check | test-quick | test-gpu | lab | notebooks | pictures | kaggle | env | clean. Each makes the environment .venv when it is not there.
-#   PYTHON=python3.12      the Python that the environment is made with (3.11, 3.12 or 3.13)
+# make tour | test | check | test-quick | test-gpu | lab | notebooks | pictures | kaggle | site | book | env | clean. Each makes the environment .venv when it is not there.
+#   PYTHON=python3.12      the Python that the environment is made with (3.11 or newer)
 #   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
 #   TOUR_ARGS, PYTEST_ARGS, LAB_ARGS   more arguments for the command
 #   WORKERS=1              for `make test`: one test after the other; by default two workers share the tests, as a rank takes a core
@@ -24,7 +24,7 @@ LAB := --ServerApp.root_dir=$(LEARNING) --LabApp.default_url=/lab/tree/notebooks
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
-NEEDED := zerocourse needs Python 3.11, 3.12 or 3.13
+NEEDED := zerocourse needs Python 3.11 or newer
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1 - \2/p' Makefile
@@ -60,6 +60,12 @@ pictures: $(VENV)/.test  ## draw the picture of the README again
 kaggle: $(VENV)/.lab  ## what one uploads to Kaggle, in output/kaggle (KAGGLE_USER=your account)
 	$(VENV)/bin/python -m tools.kaggle --user $(KAGGLE_USER)
 
+site: $(VENV)/.site  ## the chapters, exercises and guides as a site, in output/site/html, with two pages that answer
+	$(VENV)/bin/python -m tools.site html
+
+book: $(VENV)/.site site  ## the chapters in one PDF, output/site/zerocourse.pdf; it needs Chromium
+	$(VENV)/bin/python -m tools.site book
+
 exercises: $(VENV)/.test  ## write exercises/ anew from solutions/
 	$(VENV)/bin/python -m tools.exercises
 
@@ -73,7 +79,7 @@ clean:  ## remove the environment and the caches; what runs wrote under output/ 
 $(VENV)/.torch: constraints.txt
 	@command -v $(PYTHON) >/dev/null || \
 	    { echo "$(NEEDED), and there is no $(PYTHON) here: name another with make PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit( \
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit( \
 	    "$(NEEDED), and $(PYTHON) is %d.%d: name another with make PYTHON=python3.12" % v)'
 	@echo "The environment $(VENV) is made, once. That takes 3 to 10 minutes and a download of about 0.5 GB, or 3 GB with CUDA, which is"
 	@echo "what pip takes on Linux unless TORCH_INDEX names the CPU builds (README.md)."
@@ -85,9 +91,13 @@ $(VENV)/.torch: constraints.txt
 # One stamp for each set of packages, so that the tour does not wait for JupyterLab.
 $(VENV)/.lab: EXTRAS := [notebooks,triton]
 $(VENV)/.test: EXTRAS := [test,triton]
-$(VENV)/.tour $(VENV)/.lab $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
+$(VENV)/.site: EXTRAS := [notebooks,site]
+# Pyodide and MathJax come from npm. Without them the tests of the two pages skip, and `make site` says what is missing.
+$(VENV)/.test $(VENV)/.site: FETCHED := site
+$(VENV)/.tour $(VENV)/.lab $(VENV)/.test $(VENV)/.site: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "zerocourse$(EXTRAS) and what it needs are installed ..."
 	@$(PIP) install -c constraints.txt -e '.$(EXTRAS)'
+	@$(if $(FETCHED),$(VENV)/bin/python -m tools.site fetch || echo "what pages need of npm could not be fetched")
 	@touch $@
 
-.PHONY: help tour test check test-quick test-gpu lab notebooks kaggle exercises env clean
+.PHONY: help tour test check test-quick test-gpu lab notebooks kaggle site book exercises env clean

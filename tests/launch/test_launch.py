@@ -399,7 +399,7 @@ def test_functions_of_cells(kernel):
 
 
 def test_the_example_of_the_readme(tmp_path):
-    (text,) = re.findall(r"```python\n(# train_mine.*?)```", (Path(ROOT) / "README.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```python\n(# train_mine.*?)```", (Path(ROOT) / "docs/your_own_code.md").read_text(), re.DOTALL)
     script = write(tmp_path, "train_mine.py", text)
 
     def run():

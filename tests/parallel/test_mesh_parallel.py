@@ -540,7 +540,7 @@ def readme_says():
     import re
     from pathlib import Path
 
-    code = next(block for block in re.findall("```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.S)
+    code = next(block for block in re.findall("```python\n(.*?)```", (Path(__file__).parents[2] / "docs/parallelism.md").read_text(), re.S)
                 if "train_3d.py" in block)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):  # these ranks have a process group already

@@ -31,11 +31,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def ranks_here(otherwise: int) -> int:
-    """How many ranks the launcher has started on this machine; outside torchrun what is given."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", otherwise))
-
-
 def uses_gpu() -> bool:
     """Does this process compute on a GPU? Raises BadInput where the switch has another value, or says cuda and there is none."""
     place = os.environ.get(SWITCH, "auto")

@@ -16,6 +16,7 @@ warm-up. Without a section optimizer it is AdamW with --lr. Exit status 1 when t
 """
 
 import csv
+import importlib.metadata
 import json
 import math
 import statistics
@@ -238,6 +239,7 @@ def summarise(args, settings, of_ranks: list[dict]) -> dict:
     losses = [row["loss"] for row in rows]
     return {"ok": all(map(math.isfinite, losses)), "model": args.model, "params": settings.model.params,
             "stage": settings.config["zero_optimization"]["stage"], "ranks": len(of_ranks), "device": first["device"],
+            "torch": importlib.metadata.version("torch"),
             "train_batch_size": settings.config["train_batch_size"],
             "tokens_per_sample": settings.tokens or settings.model.block_size, "steps": rows[-1]["step"],
             "epoch": rows[-1]["epoch"], "samples": rows[-1]["samples"], "resumed_from": first["resumed_from"],

@@ -129,8 +129,7 @@ class Film:
 
     def page(self) -> str:
         """A whole page with the player, which plays by itself wherever it is opened: it asks nothing of a network."""
-        return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-                f"<title>{escape(self.title)}</title><style>{PAGE}</style></head><body><p>{escape(self.text)}</p>{self.html()}</body></html>\n")
+        return page_of(self.title, f"<p>{escape(self.text)}</p>{self.html()}")
 
     def strip(self) -> str:
         """The key frames as one SVG, each below its caption."""
@@ -162,6 +161,12 @@ class Film:
         draw(0)
         return ipywidgets.VBox([ipywidgets.HTML(f"<b>{escape(self.title)}</b>"), ipywidgets.HBox([steps[0], play, steps[1], slider]),
                                 caption, seen])
+
+
+def page_of(title: str, inside: str) -> str:
+    """A page with a player's `html`, in the colours in which films are drawn."""
+    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>{escape(title)}</title><style>{PAGE}</style></head><body>{inside}</body></html>\n")
 
 
 def captioned(frame: Frame, frames: Sequence[Frame], number: int) -> svg.Drawing:

@@ -35,6 +35,19 @@ FROM_OPTIMIZER = {  # the hyper-parameters of the optimizer that initialize was 
 }
 
 
+TRAINER = {  # the defaults of TrainingArguments, and a length of the training, which they do not say
+    "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0, "bf16.enabled": False, "fp16.enabled": False,
+    "optimizer.params.lr": 5e-5, "optimizer.params.betas": [0.9, 0.999], "optimizer.params.eps": 1e-8, "optimizer.params.weight_decay": 0.0,
+    "scheduler.params.warmup_max_lr": 5e-5, "scheduler.params.warmup_num_steps": 10, "scheduler.params.total_num_steps": 1000,
+}
+
+
+def of_trainer(given: Mapping) -> dict[str, object]:
+    """By path, what an "auto" may stand for where nobody trains and the file is only read. Sizes that are written win."""
+    written = isinstance(given.get("train_batch_size"), int)
+    return {path: value for path, value in TRAINER.items() if not (written and path in LEFT_OUT)}
+
+
 def warmup_steps(args: object) -> int | None:
     """A number of steps, or below 1 a share of the training's."""
     share = args.warmup_steps if args.warmup_steps >= 1 else args.warmup_steps * max(0, args.max_steps)

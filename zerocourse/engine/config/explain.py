@@ -2,8 +2,6 @@
 
 from dataclasses import asdict, replace
 
-import torch
-
 from ...formulas.activations import layer_activation_bytes
 from ...formulas.gpt2_config import GPTConfig
 from ...formulas.peak import gpt2_peak_bytes
@@ -14,11 +12,11 @@ from ...formulas.two_hop_volumes import SentOver, plus_plus_bytes
 from ...formulas.units import gb
 from ...formulas.volumes import sent_bytes
 from ...formulas.what_fits import DEVICE, DISK, HOST, Arrangement, largest_unit, needs, on_device
-from ..updates.half_precision import precision_of
 from .load import Config
 from .rules import nodes_of
 
 STATES = {"Adam": 2, "AdamW": 2, "Lion": 1, "SGD": 0}  # numbers that an optimizer keeps per parameter, in fp32
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def states_per_parameter(config: Config) -> int:
@@ -32,13 +30,14 @@ def convention(config: Config) -> Convention:
     """Bytes per parameter: half precision has fp32 master weights beside the optimizer's states."""
     states, (_, added) = 4 * states_per_parameter(config), gradient_dtypes(config)
     half = config.bf16.enabled or config.fp16.enabled
-    return Convention("half", 2, added.itemsize, 4 + states) if half else Convention("fp32", 4, added.itemsize, states)
+    return Convention("half", 2, BYTES[added], 4 + states) if half else Convention("fp32", 4, BYTES[added], states)
 
 
-def gradient_dtypes(config: Config) -> tuple[torch.dtype, torch.dtype]:
-    """(sent in, added up in)"""
-    precision = precision_of(config)
-    return precision.of_gradients(precision.param_dtype or torch.float32)
+def gradient_dtypes(config: Config) -> tuple[str, str]:
+    """(sent in, added up in), as the file writes them: by the rule of `Precision.of_gradients`, without torch."""
+    trains = "bf16" if config.bf16.enabled else "fp16" if config.fp16.enabled else "fp32"
+    sent = config.communication_data_type or trains
+    return sent, config.data_types.grad_accum_dtype or (trains if sent == trains else "fp32")
 
 
 def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
@@ -51,12 +50,12 @@ def counts(config: Config, model: GPTConfig, ranks: int, **changes) -> dict:
     each = convention(config)
     states = model_states(model.params, stage, ranks, each)
     sent, added = gradient_dtypes(config)
-    as_sent = replace(each, gradient=sent.itemsize)
+    as_sent = replace(each, gradient=BYTES[sent])
     overlap = int(changes.get("overlap", config.zero_optimization.overlap_comm is not False))
     recompute = {0: "selective", model.n_layer: "full"}.get(checkpoints(config, model))
     zero = config.zero_optimization
     offloaded = stage > 0 and zero.offload_optimizer.device not in ("none", None)
-    known = recompute is not None and sent is added and not (offloaded and zero.offload_optimizer.ratio < 1) and not zero.has_slow_links
+    known = recompute is not None and sent == added and not (offloaded and zero.offload_optimizer.ratio < 1) and not zero.has_slow_links
     volume = sent_bytes(model.params, stage, ranks, accumulation, convention=as_sent)
     if stage == 3 and zero.has_slow_links:
         volume = between_nodes(config, model, ranks, accumulation).total
@@ -74,14 +73,14 @@ def between_nodes(config: Config, model: GPTConfig, ranks: int, accumulation: in
     nodes, size = nodes_of(zero, ranks)
     return plus_plus_bytes([share_of(model.params, ranks)], nodes, size, accumulation, zero.zero_quantized_weights,
                            zero.zero_hpz_partition_size > 1, zero.zero_quantized_gradients,
-                           replace(convention(config), gradient=sent.itemsize))
+                           replace(convention(config), gradient=BYTES[sent]))
 
 
 def slow_link_effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
     """What ZeRO++'s keys keep from the links between nodes."""
     section, zero = "zero_optimization.", config.zero_optimization
     nodes, size = nodes_of(zero, ranks)
-    accumulation, as_sent = config.gradient_accumulation_steps, replace(convention(config), gradient=gradient_dtypes(config)[0].itemsize)
+    accumulation, as_sent = config.gradient_accumulation_steps, replace(convention(config), gradient=BYTES[gradient_dtypes(config)[0]])
     sent = between_nodes(config, model, ranks, accumulation).between
     plain = sent_bytes(model.params, 3, ranks, accumulation, convention=as_sent) * (ranks - size) // max(ranks - 1, 1)
     said = (f"of {nodes} nodes with {size} ranks each a rank sends {gb(sent)} to the others per step, where stage 3 alone sends {gb(plain)}"
@@ -157,7 +156,7 @@ def effects(config: Config, model: GPTConfig, ranks: int) -> dict[str, str]:
         "fp16.enabled" if config.fp16.enabled else "bf16.enabled":
             f"a parameter costs {each.parameter} bytes, its gradient {each.gradient}, and the optimizer "
             f"{each.optimizer}: {sum(each.sizes)} in all",
-        "communication_data_type": f"a gradient is sent as {sent.itemsize} bytes",
+        "communication_data_type": f"a gradient is sent as {BYTES[sent]} bytes",
         "data_types.grad_accum_dtype": f"a gradient is kept as {each.gradient} bytes",
     }
     if zero.offload_optimizer.device not in ("none", None):

@@ -1,8 +1,8 @@
 """Rules between the keys of a config: the batch sizes, and what cannot be switched on together."""
 
+import os
 from collections.abc import Callable, Iterator
 
-from ...comm.bootstrap import ranks_here
 from ...errors import BadInput
 from .schema import ConfigFile, ZeroConfig
 
@@ -129,7 +129,7 @@ def nodes_of(zero: ZeroConfig, ranks: int) -> tuple[int, int]:
     started on a machine. Raises BadInput where such nodes do not divide the ranks."""
     size = zero.zero_hpz_partition_size
     if size == 1:
-        size = ranks_here(ranks)
+        size = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))  # torchrun's
     if ranks % size:
         raise BadInput(f"zero_optimization.zero_hpz_partition_size is {zero.zero_hpz_partition_size}, and {ranks} ranks are no whole "
                        f"number of nodes with {size} ranks each: set it to the number of ranks of a node")

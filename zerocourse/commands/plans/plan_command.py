@@ -4,19 +4,21 @@
   zerocourse plan --model llama-7b --cluster 64x8xH100 --batch "4194304 tokens" --ranks 64 128 256 --price 2.50
   zerocourse plan --model gpt2-xl --cluster 2xT4 --host 32GB
   zerocourse plan --model llama-70b --cluster 64x8xH100 --batch 1024 --mesh
+  zerocourse plan --model gpt2-xl --cluster 8xA100 --write plan
 
 Formulas evaluate all candidates within a second: stages 0 to 3, the ranks, micro-batches, recomputation, and with
 --host and --disk the ways to offload. Simulations of the package's own stages then confirm the best, or refuse them.
 --mesh tries tensor and pipeline parallelism beside ZeRO, and needs --batch; without it only ZeRO is tried. Without --batch
-the best has the most tokens a second per card, and with it the most of all cards.
+the best has the most tokens a second per card, and with it the most of all cards. --write makes a folder with the best one's
+ds_config.json, its launch line and its prediction, which `zerocourse receipt` lays beside what was measured.
 """
 
 from dataclasses import asdict
 
-from ..formulas.units import gb
-from . import Outcome
-from .arguments import MOST_RANKS, Checked, positive, size, whole
-from .terminal import table
+from ...formulas.units import gb
+from .. import Outcome
+from ..arguments import MOST_RANKS, Checked, path, positive, size, whole
+from ..terminal import table
 
 HELP = "which stage, how many ranks and which micro-batch to train with on a cluster, and why"
 SHOWN = 5  # rows of the table
@@ -56,6 +58,8 @@ def configure(parser):
     parser.add_argument("--simulate", action=Checked, read=whole(0, 20), metavar="K",
                         help="how many of the best to simulate, each a few seconds, and a mesh half a minute; 0: formulas "
                              "alone (default 3, of meshes 1)")
+    parser.add_argument("--write", action=Checked, read=path, metavar="DIR",
+                        help="write the ds_config.json of the best, its launch line and its prediction there")
 
 
 class CheckedAll(Checked):
@@ -70,10 +74,11 @@ class CheckedAll(Checked):
 
 
 def run(args) -> Outcome:
-    from ..launch.progress_bar import progress_bar
-    from ..planning import ask, plan  # here: torch takes two seconds to import
-    from ..planning.question import Rates
-    from ..planning.reasons import by_axis, choice, nothing_fits, why
+    from ...launch.progress_bar import progress_bar
+    from ...planning import ask, plan  # here: torch takes two seconds to import
+    from ...planning.question import Rates
+    from ...planning.reasons import by_axis, choice, nothing_fits, why
+    from ...planning.written import write_plan
     question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host,
                    args.disk,
                    args.price, args.most_micro_batch, Rates(disk=args.disk_rate), args.mesh, args.tensor, args.pipeline)
@@ -96,7 +101,12 @@ def run(args) -> Outcome:
     best = [row(each) for each in found.ranking[:SHOWN]]
     kinds = {kind: each and row(each) for kind, each in found.best_by_kind().items()}
     data = asked | {"chosen": best[0], "best_by_kind": kinds, "sentence": sentence, "why": reasons, "best": best}
-    return Outcome(text(question, found, sentence, reasons), data)
+    said = text(question, found, sentence, reasons)
+    if args.write:
+        files = write_plan(args.write, question, found.chosen, {"model": args.model, "cluster": args.cluster})
+        said += f"\n\nWritten: {', '.join(map(str, files))}."
+        data["written"] = list(map(str, files))
+    return Outcome(said, data)
 
 
 def row(evaluation) -> dict:
