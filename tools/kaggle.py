@@ -25,7 +25,7 @@ from .notebooks import FIRST_CELL, ROOT
 
 KAGGLE = {"accelerator": "nvidiaTeslaT4", "dataSources": [], "isGpuEnabled": True, "isInternetEnabled": False,
           "language": "python", "sourceType": "notebook"}
-PACKAGED = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "zerocourse", *FOLDERS)
+PACKAGED = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "LICENSE-prose", "zerocourse", *FOLDERS)
 GPU_CHECK = ROOT / "tools" / "gpu_check.ipynb"
 
 

@@ -5,12 +5,16 @@ const form = document.querySelector("#doctor");
 const [problems, keys, total] = ["#problems", "#keys", "#total"].map((each) => document.querySelector(each));
 const FILE = "ds_config.json";
 const initial = Object.fromEntries(new FormData(form));
+let latest = 0; // what was asked last: an earlier answer that comes late is not shown
 
 async function show() {
+  const turn = ++latest;
   const state = Object.fromEntries(new FormData(form));
   saveState(Object.fromEntries(Object.entries(state).filter(([name, value]) => value !== initial[name])));
   const asked = ["config", FILE, "--trainer", "--model", state.model, "--nproc", state.nproc], files = { [FILE]: state.text };
   const given = await run([...asked, "--json"], files);
+  const said = given.status === 0 ? (await run(asked, files)).out : "";
+  if (turn !== latest) return;
   keys.hidden = given.status !== 0;
   total.textContent = "";
   if (given.status !== 0) {
@@ -20,7 +24,6 @@ async function show() {
   const found = JSON.parse(given.out);
   problems.replaceChildren(element("li", { className: "good" }, "Nothing is wrong with it."));
   keys.tBodies[0].replaceChildren(...found.keys.map(row));
-  const said = (await run(asked, files)).out;
   total.textContent = said.trim().split("\n\n").at(-1).replaceAll("\n", " ");
 }
 

@@ -1,5 +1,5 @@
 import { copyAddress, element, loadState, saveState, settled } from "./form.mjs";
-import { models, run } from "./python.mjs";
+import { models, run, sizes } from "./python.mjs";
 
 const form = document.querySelector("#fits");
 const [picture, command, answer] = ["#picture", "#command", "#answer"].map((each) => document.querySelector(each));
@@ -7,6 +7,7 @@ const STAGES = ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3"];
 const KINDS = { parameters_bytes: "parameters", gradients_bytes: "gradients", optimizer_bytes: "optimizer", step: "what a step adds" };
 const initial = Object.fromEntries(new FormData(form));
 let config = ""; // the text of a config.json
+let latest = 0; // what was asked last: an earlier answer that comes late is not shown
 
 const isCount = (text) => /^\s*[\d.,_]+(e\d+)?\s*[KMBT]?\s*$/i.test(text);
 
@@ -34,6 +35,7 @@ function words(state) {
 const inShell = (word) => (/^[\w./=-]+$/.test(word) ? word : `'${word}'`);
 
 async function show() {
+  const turn = ++latest;
   const state = Object.fromEntries(new FormData(form));
   delete state[""];
   for (const field of form.elements) if (field.closest("label")) field.closest("label").hidden = !shown(field, state);
@@ -43,12 +45,16 @@ async function show() {
   const files = config ? { "config.json": config } : {};
   command.textContent = ["zerocourse memory", ...asked.map(inShell)].join(" ");
   const given = await run(["memory", ...asked], files);
+  const bars = given.status === 0 ? await drawn(state.mode, asked, files) : [];
+  if (turn !== latest) return;
   answer.textContent = given.status === 0 ? given.out : given.err;
   answer.classList.toggle("wrong", given.status !== 0);
-  picture.replaceChildren();
-  if (given.status !== 0) return;
-  if (state.mode === "stages") await drawStages(asked, files);
-  if (state.mode === "places") await drawPlaces(asked, files);
+  picture.replaceChildren(...bars);
+}
+
+// The picture of an answer, row by row; generation has none.
+async function drawn(mode, asked, files) {
+  return mode === "stages" ? drawStages(asked, files) : mode === "places" ? drawPlaces(asked, files) : [];
 }
 
 const json = async (asked, files) => JSON.parse((await run(["memory", "--json", ...asked], files)).out);
@@ -58,11 +64,11 @@ async function drawStages(asked, files) {
   const rows = await Promise.all([0, 1, 2, 3].map((stage) => json(asked.with(at + 1, String(stage)), files)));
   const card = await bytesOf(form.elements.card.value);
   const most = Math.max(card, ...rows.map((row) => row.peak_bytes ?? row.total_bytes));
-  rows.forEach((row, stage) => {
+  const bars = await Promise.all(rows.map((row, stage) => {
     const parts = { ...row, step: Math.max(0, (row.peak_bytes ?? row.total_bytes) - row.total_bytes) };
-    bar(STAGES[stage], KINDS, parts, most, card, (row.peak_bytes ?? row.total_bytes) <= card);
-  });
-  legend(KINDS, rows[0].peak_bytes === null ? ["step"] : []);
+    return bar(STAGES[stage], KINDS, parts, most, card, (row.peak_bytes ?? row.total_bytes) <= card);
+  }));
+  return [...bars, legend(KINDS, rows[0].peak_bytes === null ? ["step"] : [])];
 }
 
 async function drawPlaces(asked, files) {
@@ -70,8 +76,8 @@ async function drawPlaces(asked, files) {
   const places = { device_bytes: "device", host_bytes: "host", disk_bytes: "disk" };
   const fitting = found.arrangements.filter((row) => row.fits);
   const most = Math.max(1, ...fitting.map((row) => row.device_bytes + row.host_bytes + row.disk_bytes));
-  for (const row of fitting) bar(row.name, places, row, most, null, row.name === found.cheapest);
-  if (fitting.length) legend(places, []);
+  const bars = await Promise.all(fitting.map((row) => bar(row.name, places, row, most, null, row.name === found.cheapest)));
+  return fitting.length ? [...bars, legend(places, [])] : [];
 }
 
 // The command reads sizes, so it is asked what the card's is.
@@ -79,29 +85,28 @@ async function bytesOf(size) {
   return (await json(["--params", "1", "--ranks", "1", "--device", size], {})).device_budget_bytes;
 }
 
-const gb = (bytes) => (bytes / 1e9).toPrecision(3);
-
-function bar(name, kinds, row, most, limit, good) {
-  const pieces = Object.keys(kinds).map((kind) => {
-    const piece = element("span", { className: `piece ${kind}`, title: `${kinds[kind]}: ${gb(row[kind])} GB` });
+async function bar(name, kinds, row, most, limit, good) {
+  const total = Object.keys(kinds).reduce((sum, kind) => sum + row[kind], 0);
+  const [all, edge, ...each] = await sizes([total, limit ?? 0, ...Object.keys(kinds).map((kind) => row[kind])]);
+  const pieces = Object.keys(kinds).map((kind, number) => {
+    const piece = element("span", { className: `piece ${kind}`, title: `${kinds[kind]}: ${each[number]}` });
     piece.style.width = `${(100 * row[kind]) / most}%`;
     return piece;
   });
   const track = element("span", { className: "track" }, ...pieces);
   if (limit !== null) {
-    const line = element("span", { className: "limit", title: `the card: ${gb(limit)} GB` });
+    const line = element("span", { className: "limit", title: `the card: ${edge}` });
     line.style.left = `${(100 * limit) / most}%`;
     track.append(line);
   }
-  const total = Object.keys(kinds).reduce((sum, kind) => sum + row[kind], 0);
-  const said = `${name}: ${gb(total)} GB${limit === null ? "" : good ? ", fits" : ", too large"}`;
-  picture.append(element("div", { className: good ? "bar good" : "bar" }, element("span", { className: "name" }, said), track));
+  const said = `${name}: ${all}${limit === null ? "" : good ? ", fits" : ", too large"}`;
+  return element("div", { className: good ? "bar good" : "bar" }, element("span", { className: "name" }, said), track);
 }
 
 function legend(kinds, without) {
   const items = Object.keys(kinds).filter((kind) => !without.includes(kind));
-  picture.append(element("div", { className: "legend" }, ...items.map((kind) =>
-    element("span", {}, element("span", { className: `piece ${kind}` }), ` ${kinds[kind]}`))));
+  return element("div", { className: "legend" }, ...items.map((kind) =>
+    element("span", {}, element("span", { className: `piece ${kind}` }), ` ${kinds[kind]}`)));
 }
 
 async function take(file) {

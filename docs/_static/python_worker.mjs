@@ -1,4 +1,4 @@
-// Runs the package's own commands, in Pyodide, beside the page: a message {id, words, files} gets {id, status, out, err}.
+// Calls the functions of `answer.py` in Pyodide, beside the page: a message {id, name, given} gets {id, value}, or {id, error}.
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const HOME = "/lib/zerocourse_site";
@@ -13,18 +13,13 @@ async function start() {
 
 const ready = start();
 
-self.onmessage = async ({ data: { id, words, files } }) => {
+self.onmessage = async ({ data: { id, name, given } }) => {
   try {
     const answers = await ready;
-    const given = words === null ? answers.models() : answers.answer(words, new Map(Object.entries(files)));
-    self.postMessage({ id, ...plain(given) });
+    const found = answers[name](...given);
+    self.postMessage({ id, value: found.toJs({ dict_converter: Object.fromEntries }) });
+    found.destroy();
   } catch (error) {
-    self.postMessage({ id, status: 2, out: "", err: `Python did not start or stopped here: ${error.message}` });
+    self.postMessage({ id, error: `Python did not start, or stopped here: ${error.message}` });
   }
 };
-
-function plain(given) {
-  const value = given.toJs({ dict_converter: Object.fromEntries });
-  given.destroy();
-  return Array.isArray(value) ? { names: value } : value;
-}

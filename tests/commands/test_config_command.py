@@ -3,10 +3,15 @@
 import json
 
 import pytest
+import torch
 from test_config import at, finite, mistakes
 
 from zerocourse.cli import main
+from zerocourse.engine.config import Config
+from zerocourse.engine.config.explain import gradient_dtypes
 from zerocourse.engine.config.json_schema import json_schema
+from zerocourse.engine.updates.half_precision import DTYPES, precision_of
+from zerocourse.errors import BadInput
 from zerocourse.formulas.peak import gpt2_peak_bytes
 from zerocourse.formulas.states import CONVENTIONS, Convention, model_states
 from zerocourse.formulas.units import gb
@@ -206,3 +211,50 @@ def test_auto_may_be_given(capsys, file):
 
 def test_schema(capsys):
     assert json.loads(run(capsys, "--schema")) == json.loads(run(capsys, "--schema", "--json")) == json_schema()
+
+
+TRAINER = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+ "gradient_clipping": "auto", "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2},
+ "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+ "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto",
+  "total_num_steps": "auto"}}}"""
+
+
+def test_several_files_are_checked_at_once(tmp_path, capsys):
+    good, auto, sized, bad, none = (tmp_path / f"{name}.json" for name in ("good", "auto", "sized", "bad", "none"))
+    good.write_text(FILE)
+    auto.write_text(TRAINER)
+    sized.write_text(TRAINER.replace('"train_batch_size": "auto"', '"train_batch_size": 6'))
+    bad.write_text('{"train_batch_size": 8,\n "zero_optimization": {"stage": 4},\n "fp17": {}}')
+    assert main(["config", "--check", str(good), str(auto), str(sized)]) == 0
+    assert capsys.readouterr().out == "3 files: nothing is wrong\n"
+    assert main(["config", "--check", str(good), str(bad), str(none)]) == 2
+    problems = capsys.readouterr().err.splitlines()
+    assert [f"({bad}, line 2)" in problems[0], f"({bad}, line 3)" in problems[1], str(none) in problems[2]] == [True] * 3 == [True] * len(problems)
+    assert main(["config", str(good), str(bad)]) == 2
+    assert "one is explained at a time" in capsys.readouterr().err
+    assert main(["config", "--check", str(good), "--model", "gpt2-xl"]) == 2
+    assert "--model would change nothing with --check" in capsys.readouterr().err
+
+
+def test_what_is_auto_counts_as_the_trainers_default(file, capsys):
+    assert main(["config", file(TRAINER)]) == 2
+    assert "optimizer.params.lr is 'auto'" in capsys.readouterr().err
+    assert main(["config", file(TRAINER), "--trainer", "--auto", "optimizer.params.lr=0.25", "--json"]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert config["train_micro_batch_size_per_gpu"] == 8 and config["train_batch_size"] == 16
+    assert config["optimizer"]["params"]["lr"] == 0.25 and config["optimizer"]["params"]["betas"] == [0.9, 0.999]
+
+
+@pytest.mark.parametrize("half", ["bf16", "fp16", None])
+@pytest.mark.parametrize("sent", ["fp32", "fp16", "bf16", None])
+@pytest.mark.parametrize("added", ["fp32", "fp16", "bf16", None])
+def test_gradients_have_the_dtypes_that_training_gives_them(half, sent, added):
+    """The table knows them without torch."""
+    given = {"train_batch_size": 2, "zero_optimization": {"stage": 1}, "communication_data_type": sent, "data_types": {"grad_accum_dtype": added}}
+    try:
+        config = Config.load(given | ({half: {"enabled": True}} if half else {}), 2)
+    except BadInput:
+        return  # what cannot be added up is refused
+    precision = precision_of(config)
+    assert tuple(DTYPES[name] for name in gradient_dtypes(config)) == precision.of_gradients(precision.param_dtype or torch.float32)

@@ -26,8 +26,9 @@ def html(out: Path = OUT) -> Path:
     public_names.write_pages(texts / "api")
     teacher_pages.write_pages(texts / "docs" / "teaching")
     add_static(texts / "docs" / "_static")
-    ended = subprocess.run([sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--jobs", "2", "--conf-dir", ROOT / "docs",
-                            "--doctree-dir", out / "doctrees", "--define", f"html_static_path={texts / 'docs' / '_static'}", texts, pages], cwd=ROOT)
+    ended = subprocess.run([sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--jobs", "2",
+                            "--conf-dir", ROOT / "docs", "--doctree-dir", out / "doctrees",
+                            "--define", f"html_static_path={texts / 'docs' / '_static'}", texts, pages], cwd=ROOT)
     if ended.returncode:
         sys.exit(ended.returncode)
     found = [*links.broken(pages), *(f"{each} is asked of another host" for each in links.asked_of_others(pages))]
@@ -38,7 +39,7 @@ def html(out: Path = OUT) -> Path:
 
 def add_static(folder: Path) -> None:
     """Pyodide, MathJax, the packed Python, the schema and the recorded steps, beside the scripts of the pages."""
-    for package in (web_packages.PYODIDE, web_packages.REVEAL, web_packages.REQUIRE):
+    for package in (web_packages.PYODIDE, web_packages.REVEAL):
         shutil.copytree(package.folder, folder / package.name)
     shutil.copytree(web_packages.MATHJAX.folder / "es5", folder / "mathjax")
     slides.write_slides(folder / "slides")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zerocourse.cli import main
 from zerocourse.formulas.gpt2_config import CONFIGS
+from zerocourse.formulas.units import gb
 
 os.environ["COLUMNS"] = "120"
 
@@ -22,6 +23,11 @@ def answer(words, files) -> dict:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(list(words))
     return {"status": status, "out": out.getvalue(), "err": err.getvalue()}
+
+
+def sizes(counts) -> list[str]:
+    """Bytes as the commands write them."""
+    return [gb(int(count)) for count in counts]
 
 
 def models() -> list[str]:

@@ -49,9 +49,11 @@ def page(path: Path, of_chapter: list[Exercise]) -> str:
     if asked := [question for cell in cells if cell.cell_type == "markdown" for question in QUESTION.findall(from_here(cell.source))]:
         parts += ["## Ask before the cell runs", "\n".join(f"- {question}" for question in asked)]
     if drawn := list(pictures(cells)):
-        parts += ["## For the board", "What the chapter's pictures show, in words from which one can draw them:", "\n".join(f"- {words}" for words in drawn)]
+        parts += ["## For the board",
+                  "What the chapter's pictures show, in words from which one can draw them:", "\n".join(f"- {words}" for words in drawn)]
     if of_chapter:
-        parts += ["## What goes wrong", "The mistakes that the checks recognise, the most likely first. In a class's report each has a number beside it.",
+        parts += ["## What goes wrong",
+                  "The mistakes that the checks recognise, the most likely first. In a class's report each has a number beside it.",
                   *map(mistakes, of_chapter)]
     return "\n\n".join(parts) + "\n"
 

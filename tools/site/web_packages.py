@@ -36,11 +36,13 @@ class Package(NamedTuple):
 
 PYODIDE = Package("pyodide", "314.0.7", ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip"),
                   "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0")
-MATHJAX = Package("mathjax", "3.2.2", ("es5/tex-mml-chtml.js", "es5/output/chtml/fonts/"), "1b9c0a1c44df864e915690558e72adb9cc5203360daefd385084ced3b6c64c09")
-REVEAL = Package("reveal.js", "4.6.1", ("dist/reveal.js", "dist/reveal.css", "dist/reset.css", "dist/theme/white.css", "dist/theme/fonts/source-sans-pro/",
-                                        "plugin/notes/"), "4f4121ef2b8e7e9398bdecd7b3b6ce5e0ee3a2f5af221708eb6c4ce03bcae6be")
-REQUIRE = Package("requirejs", "2.3.8", ("require.js",), "777158e89275e16bd51aec3ef714fbcb5dc45789e7078659933bc814916d7dec")
-PACKAGES = (PYODIDE, MATHJAX, REVEAL, REQUIRE)
+MATHJAX = Package("mathjax", "3.2.2", ("es5/tex-mml-chtml.js", "es5/output/chtml/fonts/"),
+                  "1b9c0a1c44df864e915690558e72adb9cc5203360daefd385084ced3b6c64c09")
+REVEAL = Package("reveal.js", "4.6.1", ("dist/reveal.js", "dist/reveal.css", "dist/reset.css", "dist/theme/white.css",
+                                        "dist/theme/fonts/source-sans-pro/", "plugin/notes/"),
+                 "4f4121ef2b8e7e9398bdecd7b3b6ce5e0ee3a2f5af221708eb6c4ce03bcae6be")
+PACKAGES = (PYODIDE, MATHJAX, REVEAL)
+
 
 
 def missing() -> list[str]:

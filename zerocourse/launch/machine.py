@@ -34,8 +34,8 @@ def available_bytes() -> int | None:
 
 
 def _python() -> tuple[str, str, str]:
-    good = (3, 11) <= sys.version_info[:2] < (3, 14)
-    return "Python", platform.python_version(), "good" if good else "the course needs 3.11, 3.12 or 3.13"
+    good = sys.version_info[:2] >= (3, 11)
+    return "Python", platform.python_version(), "good" if good else "the course needs 3.11 or newer"
 
 
 def _torch() -> tuple[str, str, str]:

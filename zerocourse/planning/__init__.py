@@ -4,6 +4,7 @@
     question       what is asked: model, cluster, batch, budgets   search     all candidates, their order, and the plan
     by_formula     a candidate evaluated by formula                reasons    the plan in sentences, and why not its
     by_simulation  a candidate evaluated by a simulation                      neighbours
+    plan_files     the plan as files with which it is run
 """
 
 from .by_formula import computed

@@ -250,9 +250,10 @@ def test_an_endless_answer_ends_with_the_notebooks_time(notebook):
     "open(zerocourse.course.checks.__file__, 'a').close()",
     "open(zerocourse.__path__[0] + '/errors2.py', 'w').close()",
     "os.kill(int(os.environ['EXAMINER']), 0)",
+    "open(zerocourse.__path__[0] + '/../solutions/01_memory_math.ipynb').close()",
 ])
 @pytest.mark.parametrize("where", ["in its cell", "when it is called"])
-def test_nothing_is_written_to_the_checkers_files(notebook, monkeypatch, mischief, where):
+def test_nothing_is_written_to_the_checkers_files_and_no_solution_is_read(notebook, monkeypatch, mischief, where):
     monkeypatch.setenv("EXAMINER", str(os.getpid()))
     source = "import os, zerocourse.course.checks\n"
     source += f"{mischief}\n{RIGHT}" if where == "in its cell" else f"{WRAPPED}    {mischief}\n    return solved(*case)"

@@ -12,7 +12,7 @@ import pytest
 from zerocourse import cli
 from zerocourse.course.learner import handout
 from zerocourse.course.learner.folder import MARK, VARIABLE
-from zerocourse.course.learner.handout import hand_out, reset
+from zerocourse.course.learner.handout import TUTOR, hand_out, reset
 from zerocourse.course.learner.manifest import read_manifest
 from zerocourse.errors import BadInput
 
@@ -247,5 +247,11 @@ def test_the_command_says_what_it_did(folder, course, capsys, monkeypatch):
 def test_without_a_name_it_makes_learning(tmp_path, course, capsys, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["course"]) == 0 and seen(tmp_path / "learning") == course
+    assert cli.main(["course"]) == 0
+    tutor = tmp_path / "learning" / TUTOR
+    assert "Write no answers" in tutor.read_text()
+    tutor.write_text("mine")
+    assert cli.main(["course", "learning", "--update"]) == 0 and tutor.read_text() == "mine"
+    tutor.unlink()
+    assert seen(tmp_path / "learning") == course
     assert "2 chapters and 1 sets of exercises are new in learning" in capsys.readouterr().out

@@ -80,18 +80,6 @@ def test_an_animation_has_its_captions():
     assert moving.count("<animate") == 4 and moving.count("data-under") == 1
 
 
-def test_the_player_of_widgets_draws_the_frame_that_is_wanted():
-    box = film().widget()
-    title, (back, play, step, slider), caption, seen = box.children[0], box.children[1].children, *box.children[2:]
-    assert "A box moves" in title.value and caption.value == "1 of 4: Before. The box is at place 0." and play.max == slider.max == 3
-    before = seen.value
-    step.click()
-    assert slider.value == 1 and "place 1" in caption.value and seen.value != before
-    back.click()
-    back.click()
-    assert slider.value == 0 and seen.value == before
-
-
 # -- in a browser ------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")

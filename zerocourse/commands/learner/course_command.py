@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...course.learner.folder import learner_folder
-from ...course.learner.handout import Handout, hand_out, reset
+from ...course.learner.handout import Handout, hand_out, put_tutor, reset
 from ...course.learner.originals import FOLDERS
 from .. import Outcome
 from ..arguments import Checked, path, whole
@@ -35,6 +35,7 @@ def configure(parser):
 def run(args) -> Outcome:
     folder = args.dir or learner_folder() or Path(DEFAULT)
     done = hand_out(folder, args.update, ours=False if args.without_ours else None) if args.reset is None else reset(folder, args.reset)
+    put_tutor(folder)
     return Outcome("\n".join(lines(done)), {**asdict(done), "folder": str(folder)})
 
 

@@ -76,9 +76,9 @@ class CheckedAll(Checked):
 def run(args) -> Outcome:
     from ...launch.progress_bar import progress_bar
     from ...planning import ask, plan  # here: torch takes two seconds to import
+    from ...planning.plan_files import write_plan
     from ...planning.question import Rates
     from ...planning.reasons import by_axis, choice, nothing_fits, why
-    from ...planning.written import write_plan
     question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host,
                    args.disk,
                    args.price, args.most_micro_batch, Rates(disk=args.disk_rate), args.mesh, args.tensor, args.pipeline)

@@ -13,7 +13,6 @@ import json
 import platform
 from pathlib import Path
 
-from ... import __version__
 from ...errors import BadInput
 from ...formulas.units import gb
 from .. import Outcome
@@ -42,7 +41,7 @@ def run(args) -> Outcome:
     rows = {name: beside(planned["predicted"][name], measured[name]) for name in WORDS}
     facts = {key: planned[key] for key in ("model", "cluster", "way", "source", *SAME)}
     facts |= {"device": measured["device"], "machine": platform.machine(), "system": platform.system(), "python": platform.python_version(),
-              "torch": measured.get("torch"), "zerocourse": __version__}
+              "torch": measured["torch"]}
     return Outcome(text(facts, rows), facts | {"rows": rows})
 
 
@@ -66,12 +65,12 @@ def text(facts: dict, rows: dict[str, dict]) -> str:
     def shown(name: str, value: float | None) -> str:
         if value is None:
             return "-"
-        return gb(value) if name.endswith("_bytes") else f"{value:.3g} s" if name.endswith("seconds") else f"{value:,.0f}"
+        return gb(int(value)) if name.endswith("_bytes") else f"{value:.3g} s" if name.endswith("seconds") else f"{value:,.0f}"
 
     lines = [["", "predicted", "measured", "measured / predicted"]]
     lines += [[WORDS[name], shown(name, row["predicted"]), shown(name, row["measured"]), "-" if row["ratio"] is None else f"{row['ratio']:.3f}"]
               for name, row in rows.items()]
     return "\n".join([f"{facts['model']} ({facts['params']:,} parameters): {facts['way']}", "", *table(lines, "<>>>"), "",
-                      f"Predicted ({facts['source']}) for {facts['cluster']}, measured on {facts['device']}, {facts['system']} {facts['machine']}, "
-                      f"Python {facts['python']}, zerocourse {facts['zerocourse']}. Seconds of another machine than the one that was planned for "
-                      "say nothing."])
+                      (f"Predicted ({facts['source']}) for {facts['cluster']}, measured on {facts['device']}, {facts['system']} {facts['machine']}, "
+                       f"Python {facts['python']}, torch {facts['torch']}. Seconds of another machine than the one that was planned for "
+                       "say nothing.")])

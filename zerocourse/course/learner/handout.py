@@ -18,6 +18,7 @@ from .manifest import FILE, Manifest, fingerprint, fingerprint_of, read_manifest
 from .originals import copies_of_all
 
 NEWER, MINE = "newer", "mine"
+TUTOR = "AGENTS.md"
 
 
 @dataclass
@@ -126,6 +127,12 @@ def reset(folder: Path, chapter: int) -> Handout:
         _write(name, text, done.renewed if there else done.written, changes, manifest)
         _remove_newer(name, changes, manifest)
     return _done(done, changes, manifest)
+
+
+def put_tutor(folder: Path) -> None:
+    """What makes tutors of the programs that help in this folder, unless the learner has words of their own there."""
+    if not (folder / TUTOR).exists():
+        (folder / TUTOR).write_text(Path(__file__).with_name(TUTOR).read_text("utf-8"), "utf-8")
 
 
 def check_folder(folder: Path) -> None:

@@ -4,7 +4,6 @@
     film                  in a notebook: a player with play, step and a slider
     film.animation()      an SVG that moves, for a README or a site
     film.page()           a file of HTML that can be sent
-    film.widget()         the player of ipywidgets, whose frames the kernel draws
 
 In a notebook a film is HTML with a script, which plays with a kernel and without one. Where a host takes scripts away,
 the key frames are what is left, one after the other as PNG, each with its caption. A host that shows no HTML shows the
@@ -139,28 +138,6 @@ class Film:
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
         return picture(png_of_svg(self.strip(), self.text), self.text) | {"text/plain": repr(self), "text/html": self.html()}, {}
-
-    def widget(self):
-        """A player of ipywidgets: the kernel draws a frame when it is wanted. Raises ImportError without ipywidgets."""
-        import ipywidgets
-
-        count = len(self.frames)
-        play = ipywidgets.Play(min=0, max=count - 1, interval=1000 * self.seconds, description=f"play {self.title}")
-        slider = ipywidgets.IntSlider(min=0, max=count - 1, readout=False, description="frame")
-        ipywidgets.jslink((play, "value"), (slider, "value"))
-        steps = [ipywidgets.Button(description=words, layout={"width": "72px"}) for words in ("back", "step")]
-        seen, caption = ipywidgets.HTML(), ipywidgets.HTML()
-
-        def draw(number: int) -> None:
-            words = self.said(number)
-            seen.value, caption.value = image(png_of_svg(self.still(number), words), words), escape(words)
-
-        for button, by in zip(steps, (-1, 1), strict=True):
-            button.on_click(lambda _, by=by: setattr(slider, "value", slider.value + by))
-        slider.observe(lambda change: draw(change["new"]), "value")
-        draw(0)
-        return ipywidgets.VBox([ipywidgets.HTML(f"<b>{escape(self.title)}</b>"), ipywidgets.HBox([steps[0], play, steps[1], slider]),
-                                caption, seen])
 
 
 def page_of(title: str, inside: str) -> str:
