@@ -142,6 +142,7 @@ def test_the_bundle_has_chapters_sets_and_the_check_of_its_gpus(host):
 def test_chapters_and_a_set_run_where_only_the_wheel_is(host):
     run = host.run(*RUN)
     assert (host.installed / "zerocourse" / "course" / "show" / "__init__.py").exists(), "the first cell did not install the wheel"
+    assert (host.installed / "zerocourse" / "course" / "learner" / "AGENTS.md").exists(), "the wheel has no words for tutors"
     assert not list(host.installed.glob("torch*")), "the first cell installed torch"
     assert {name: list(faults_of_a_run(notebook)) for name, notebook in run.items()} == {name: [] for name in RUN}
     made = subprocess.run([host.python, "-m", "zerocourse", "course"], cwd=host.folder / "working", env=host.environment, capture_output=True)

@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tools.notebooks import ROOT, chapters
 from tools.site import links, teacher_pages, web_packages
 from tools.site.__main__ import EXAMPLE, html
+from tools.site.buttons import add_kaggle
 from zerocourse.course.chapters import notebook_name, with_exercises
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -67,6 +69,18 @@ def test_a_teacher_is_told_the_aims_the_questions_and_the_mistakes():
     assert "- say what accumulation costs in stage 2" in page
     assert "- in which order are the hooks of each model called" in page
     assert "**6.1 When a bucket closes** ●○○ (12 minutes)\n\n- *across units*: You filled a bucket across the end of a unit" in page
+
+
+def test_notebooks_alone_have_a_button_for_kaggle_and_only_on_a_forge():
+    def buttons_of(page: str, **options) -> list[str]:
+        context = {}
+        add_kaggle(SimpleNamespace(config=SimpleNamespace(html_theme_options=options)), page, "page.html", context, None)
+        return [each["url"] for each in context.get("header_buttons", [])]
+
+    forge = {"repository_url": "https://github.com/somebody/zerocourse"}
+    assert buttons_of("notebooks/05_zero1", **forge) == [
+        "https://www.kaggle.com/kernels/welcome?src=https://github.com/somebody/zerocourse/blob/main/notebooks/05_zero1.ipynb"]
+    assert not buttons_of("docs/setup", **forge) and not buttons_of("notebooks/05_zero1")
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):

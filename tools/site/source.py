@@ -17,7 +17,7 @@ from ..notebooks import ROOT
 TEXTS = ("CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md")
 GUIDES = ("setup", "commands", "your_own_code", "less_memory", "parallelism", "checkpoints", "machines", "classes", "comparison", "measurements",
           "compatibility", "reading")
-FOR_WRITERS = ("exercises", "tests", "libraries")
+FOR_WRITERS = ("exercises", "tests", "libraries", "releasing")
 PAGES = ("fits", "doctor", "player")
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
