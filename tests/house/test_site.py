@@ -67,7 +67,7 @@ def test_a_term_is_linked_where_a_chapter_uses_it_first(site):
 def test_a_teacher_is_told_the_aims_the_questions_and_the_mistakes():
     page = teacher_pages.page(ROOT / "notebooks" / "06_zero2.ipynb", [each for each in teacher_pages.exercises().values() if each.chapter == 6])
     assert "- say what accumulation costs in stage 2" in page
-    assert "- in which order are the hooks of each model called" in page
+    assert "- In which order are the hooks of each model called" in page
     assert "**6.1 When a bucket closes** ●○○ (12 minutes)\n\n- *across units*: You filled a bucket across the end of a unit" in page
 
 

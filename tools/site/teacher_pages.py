@@ -47,7 +47,7 @@ def page(path: Path, of_chapter: list[Exercise]) -> str:
     if aims := re.findall(r"^- .+$", first, re.M):
         parts += ["## Aims", "Afterwards a learner will be able to", "\n".join(aims)]
     if asked := [question for cell in cells if cell.cell_type == "markdown" for question in QUESTION.findall(from_here(cell.source))]:
-        parts += ["## Ask before the cell runs", "\n".join(f"- {question}" for question in asked)]
+        parts += ["## Ask before the cell runs", "\n".join(f"- {question[0].upper()}{question[1:]}" for question in asked)]
     if drawn := list(pictures(cells)):
         parts += ["## For the board",
                   "What the chapter's pictures show, in words from which one can draw them:", "\n".join(f"- {words}" for words in drawn)]
