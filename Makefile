@@ -1,6 +1,6 @@
 # make tour | test | check | test-quick | test-gpu | lab | notebooks | pictures | kaggle | site | book | env | clean. Each makes the environment .venv when it is not there.
 #   PYTHON=python3.12      the Python that the environment is made with (3.11 or newer)
-#   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see README.md)
+#   TORCH_INDEX=URL        one more package index for torch alone, such as PyTorch's own for CPU builds (see docs/setup.md)
 #   TOUR_ARGS, PYTEST_ARGS, LAB_ARGS   more arguments for the command
 #   WORKERS=1              for `make test`: one test after the other; by default two workers share the tests, as a rank takes a core
 #   CHAPTERS=05            for `make notebooks`: the chapters, by number; all by default
@@ -82,7 +82,7 @@ $(VENV)/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit( \
 	    "$(NEEDED), and $(PYTHON) is %d.%d: name another with make PYTHON=python3.12" % v)'
 	@echo "The environment $(VENV) is made, once. That takes 3 to 10 minutes and a download of about 0.5 GB, or 3 GB with CUDA, which is"
-	@echo "what pip takes on Linux unless TORCH_INDEX names the CPU builds (README.md)."
+	@echo "what pip takes on Linux unless TORCH_INDEX names the CPU builds (docs/setup.md)."
 	@$(PYTHON) -m venv $(VENV)
 	@echo "torch is installed ..."
 	@$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch

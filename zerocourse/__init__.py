@@ -1,4 +1,4 @@
-"""zerocourse: ZeRO (the Zero Redundancy Optimizer), every idea as real code small enough to read in an evening.
+"""zerocourse: ZeRO (the Zero Redundancy Optimizer), every idea as real code, whose core one reads in an evening.
 
     import zerocourse as deepspeed
     engine, optimizer, loader, scheduler = deepspeed.initialize(model=model, optimizer=optimizer, config="ds_config.json")

@@ -31,7 +31,7 @@ def last(path: str) -> str:
 
 def build_parser() -> CommandParser:
     """One sub-parser for each command of `zerocourse.commands`; each also takes `--json`."""
-    parser = CommandParser(prog="zerocourse", description="ZeRO, small enough to read in an evening.")
+    parser = CommandParser(prog="zerocourse", description="ZeRO as real code, whose core one reads in an evening.")
     parser.add_argument("--version", action="version", version=f"zerocourse {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
     for name, path in modules().items():
