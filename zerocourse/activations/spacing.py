@@ -27,7 +27,9 @@ class Spacing:
 
 
 def place_checkpoints(inputs: Sequence[int], kept: Sequence[int]) -> Spacing:
-    """The placement with the least peak, for blocks of any sizes, exactly.
+    """The placement with the least sum of all checkpoints and the largest segment, for blocks of any sizes, exactly.
+
+    That is an upper limit of the peak: the first segments run their backward when the later checkpoints are gone.
 
     inputs: bytes of each block's input.   kept: bytes that each block keeps for its backward, its input not counted.
     """
