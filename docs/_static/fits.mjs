@@ -1,4 +1,4 @@
-import { copyAddress, element, loadState, saveState, settled } from "./form.mjs";
+import { connect, element, loadState, saveState, settled } from "./form.mjs";
 import { models, run, sizes } from "./python.mjs";
 
 const form = document.querySelector("#fits");
@@ -115,14 +115,7 @@ async function take(file) {
   show();
 }
 
-document.querySelector("#file").addEventListener("change", (event) => event.target.files[0] && take(event.target.files[0]));
-document.addEventListener("dragover", (event) => event.preventDefault());
-document.addEventListener("drop", (event) => {
-  event.preventDefault();
-  if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
-});
-document.querySelector("#copy").addEventListener("click", (event) => copyAddress(event.target));
-form.addEventListener("submit", (event) => event.preventDefault());
+connect(form, take);
 form.addEventListener("input", settled(() => {
   if (form.elements.what.value !== "config.json") config = "";
   show();

@@ -21,9 +21,22 @@ export function settled(then, milliseconds = 150) {
   };
 }
 
-export async function copyAddress(button) {
+async function copyAddress(button) {
   await navigator.clipboard.writeText(location.href);
   const label = button.textContent;
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = label), 1500);
+}
+
+// What a form's page reacts to besides its fields: a file that is chosen or dropped, which goes to `take`, and the button that copies.
+export function connect(form, take) {
+  const given = (files) => files[0] && take(files[0]);
+  document.querySelector("#file").addEventListener("change", (event) => given(event.target.files));
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    given(event.dataTransfer.files);
+  });
+  document.querySelector("#copy").addEventListener("click", (event) => copyAddress(event.target));
+  form.addEventListener("submit", (event) => event.preventDefault());
 }
