@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from math import isqrt
 
-from ....activations import place_checkpoints
+from ....activations.spacing import peak_with
 from ....comm.simulated import SimulatedComm
 from ....init.deferred import deferred_init
 from ....measure.ledger import Ledger
@@ -57,18 +57,21 @@ def enough(e):
 
 
 def root_of_layers() -> Evidence:
+    """Segments of equal length, which the claim is about."""
     config = trial.SHAPE
     x_bytes = trial.SAMPLES * config.block_size * config.n_embd * FP32
     # the next block's input is counted among its checkpoints
     kept = trial.through_blocks(trial.model_of()).each[1] - x_bytes
+
+    def best(depth: int, each: int) -> int:
+        equal = [range(0, depth, depth // number) for number in range(1, depth + 1) if depth % number == 0]
+        return len(min(equal, key=lambda starts: peak_with(starts, [x_bytes] * depth, [each] * depth)))
+
     depths = (9, 16, 25, 36)
-
-    def best(each: int) -> dict[int, int]:
-        return {depth: len(place_checkpoints([x_bytes] * depth, [each] * depth).starts) for depth in depths}
-
     return {"kept_by_a_block_in_inputs": kept / x_bytes, "blocks": 16,
             "root": {depth: isqrt(depth) for depth in depths},
-            "best_for_GPT_2": best(kept), "best_if_a_block_keeps_its_input": best(x_bytes)}
+            "best_for_GPT_2": {depth: best(depth, kept) for depth in depths},
+            "best_if_a_block_keeps_its_input": {depth: best(depth, 0) for depth in depths}}
 
 
 @judges("√L checkpoints", root_of_layers)
