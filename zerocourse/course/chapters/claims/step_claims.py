@@ -58,14 +58,13 @@ def enough(e):
 
 def root_of_layers() -> Evidence:
     """Segments of equal length, which the claim is about."""
-    config = trial.SHAPE
-    x_bytes = trial.SAMPLES * config.block_size * config.n_embd * FP32
+    x_bytes = trial.SAMPLES * trial.SHAPE.block_size * trial.SHAPE.n_embd * FP32
     # the next block's input is counted among its checkpoints
     kept = trial.through_blocks(trial.model_of()).each[1] - x_bytes
 
     def best(depth: int, each: int) -> int:
-        equal = [range(0, depth, depth // number) for number in range(1, depth + 1) if depth % number == 0]
-        return len(min(equal, key=lambda starts: peak_with(starts, [x_bytes] * depth, [each] * depth)))
+        return len(min((range(0, depth, depth // number) for number in range(1, depth + 1) if depth % number == 0),
+                       key=lambda starts: peak_with(starts, [x_bytes] * depth, [each] * depth)))
 
     depths = (9, 16, 25, 36)
     return {"kept_by_a_block_in_inputs": kept / x_bytes, "blocks": 16,
