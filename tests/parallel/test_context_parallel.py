@@ -328,6 +328,15 @@ def test_calls_that_would_be_silently_wrong_are_refused():
         context_parallel(windowed, Comm())
 
 
+@pytest.mark.parametrize("kind, other", (("ring", "contiguous"), ("ulysses", "zigzag")))
+@pytest.mark.parametrize("rank", (0, 1, 2))
+def test_tokens_in_the_other_kind_s_order_are_refused_on_every_rank(kind, other, rank):
+    model, comm = gpt(block_size=24), SimulatedComm(rank, 3)
+    cut = cut_tokens(torch.zeros(1, 24, dtype=torch.int64), rank, 3, other)
+    with pytest.raises(BadInput, match=f"the tokens are cut in {other} order.*call cut_tokens with order="):
+        context_parallel(model, comm, kind)(cut.tokens_BT, positions_T=cut.positions_T)
+
+
 SMALL = COMMON | {"hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
                   "max_position_embeddings": 64}
 GROUPED = SMALL | {"num_key_value_heads": 2}

@@ -37,7 +37,7 @@ class AxisVerdict:
             alone = [axis for axis, right in self.alone.items() if not right]
             return f"the run is wrong whichever axis is turned off: {' and '.join(alone)} are each wrong alone"
         if len(self.broken) == 1:
-            return f"the fault is along {self.broken[0]}: without it the run is right, and with it, it is not"
+            return f"the fault is along {self.broken[0]}: the run is right without it and wrong with it"
         return f"the fault needs {' and '.join(self.broken)} together: without either of them the run is right"
 
 

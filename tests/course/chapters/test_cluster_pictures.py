@@ -46,7 +46,7 @@ def test_it_says_which_links_the_axes_use():
 
 def test_it_says_what_a_rank_has_sent():
     drawn = mesh_box(Mesh({"dp": 2, "tp": 2}), {"dp": 72_064, "tp": 147_456})
-    assert "tp: 2 ranks, inside a node, 147,456 bytes from a rank" in drawn.text
+    assert "tp: 2 ranks, inside a node, 147,456 bytes from rank 0" in drawn.text
     assert drawn.svg.count(">147,456<") == drawn.svg.count(">72,064<") == 1, "on one edge of each axis"
 
 

@@ -17,10 +17,12 @@ from ...comm import Comm
 from ...errors import BadInput, ZeroCourseError
 from .in_hugging_face import longest, register
 from .ring_attention import RingAttention
+from .token_cut import positions_of
 from .trial import TOKENS, try_token_by_token
 from .ulysses import Ulysses
 
 KINDS = {"ulysses": Ulysses, "ring": RingAttention}
+ORDERS = {"ulysses": "contiguous", "ring": "zigzag"}  # in which each takes the tokens
 POSITIONS = ("positions_T", "position_ids")
 LABELS = ("targets_BT", "labels")
 
@@ -32,8 +34,8 @@ def context_parallel(model: nn.Module, comm: Comm, kind: str = "ring") -> nn.Mod
         (`positions_T` or `position_ids`), and no labels and no mask: see `cut_tokens` and `token_loss`.
     kind: "ulysses" (tokens cut contiguously) or "ring" (zigzag).
     Raises BadInput for another kind or model, for attention that is not plain and causal, for layers of Hugging Face's that
-    mix tokens otherwise (see `trial`, which runs a few tokens), and, at each call, for tokens without positions, for labels,
-    for an attention mask, and for a sequence that is longer than the model's positions.
+    mix tokens otherwise (see `trial`, which runs a few tokens), and, at each call, for tokens without positions, for those of
+    the other order, for labels, for an attention mask, and for a sequence that is longer than the model's positions.
     """
     if kind not in KINDS:
         raise BadInput(f"kind is {kind!r}: it must be {' or '.join(map(repr, KINDS))}")
@@ -47,7 +49,7 @@ def context_parallel(model: nn.Module, comm: Comm, kind: str = "ring") -> nn.Mod
         use_in_hugging_face(model, layers)
     for name, module in layers.items():
         module.attend = attends[name]
-    model.register_forward_pre_hook(partial(check_call, world_size=comm.world_size), with_kwargs=True)
+    model.register_forward_pre_hook(partial(check_call, comm=comm, order=ORDERS[kind]), with_kwargs=True)
     return model
 
 
@@ -74,7 +76,7 @@ def use_in_hugging_face(model: nn.Module, layers: dict[str, nn.Module]) -> None:
                        f"{type(error).__name__}: {error}") from error
 
 
-def check_call(model: nn.Module, args: tuple, kwargs: dict, world_size: int) -> None:
+def check_call(model: nn.Module, args: tuple, kwargs: dict, comm: Comm, order: str) -> None:
     """Before each forward: what would be computed in silence, and wrongly, is refused."""
     given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
     given = {name: value for name, value in (given | given.get("kwargs", {})).items() if value is not None}
@@ -88,8 +90,14 @@ def check_call(model: nn.Module, args: tuple, kwargs: dict, world_size: int) -> 
     if "attention_mask" in given:
         raise BadInput("context_parallel has the causal mask only, and would leave the attention_mask out: pad on the right, "
                        "where targets of -100 are enough, and pass none")
-    tokens = given[next(name for name in POSITIONS if name in given)].shape[-1] * world_size
+    positions = given[next(name for name in POSITIONS if name in given)]
+    tokens = positions.shape[-1] * comm.world_size
     most = longest(model.config) or tokens
     if tokens > most:
-        raise BadInput(f"{world_size} ranks have {tokens} tokens of a sequence together, and {type(model).__name__} has "
+        raise BadInput(f"{comm.world_size} ranks have {tokens} tokens of a sequence together, and {type(model).__name__} has "
                        f"{most} positions")
+    other = "contiguous" if order == "zigzag" else "zigzag"
+    if comm.world_size > 1 and tokens % (2 * comm.world_size) == 0 and (
+            positions == positions_of(comm.rank, comm.world_size, tokens, other).to(positions.device)).all():
+        raise BadInput(f"the tokens are cut in {other} order, and this attention would mask them as if they were in {order} order: "
+                       f'call cut_tokens with order="{order}"')

@@ -24,7 +24,7 @@ class RingStep:
 
     blocks: (part of the queries, part of the keys) of each that it computes, counted in the whole sequence.
     work: so many pairs of a query and a key, of all T² pairs of the sequence; on the diagonal a block is masked, and computed whole.
-    seen: how much of all its weights the rank's last query has by now, from 0 to 1.
+    seen: how much of its softmax weights the rank's last query has by now, from 0 to 1.
     """
 
     owner: int
@@ -64,7 +64,7 @@ def ring_film(orders: Mapping[str, Sequence[Sequence[RingStep]]]) -> Film:
         for order, ranks in orders.items():
             work = [of_rank[step].work for of_rank in ranks]
             busy = sum(each > 0 for each in work)
-            said.append(f"{order}: {busy} of {count} ranks compute, and the longest of them does {max(work):.1%} of all pairs")
+            said.append(f"{order}: {busy} of {count} ranks compute, and the busiest does {max(work):.1%} of all pairs")
         whose = "its own keys" if step == 0 else f"keys that have come {step} {'hop' if step == 1 else 'hops'}"
         frames.append(Frame(ring_frame(orders, step), f"Each rank has {whose}. {'; '.join(said).capitalize()}.", f"Step {step + 1} of {count}"))
     return Film("A ring of keys and values under a causal mask", frames)
@@ -81,7 +81,7 @@ def ring_frame(orders: Mapping[str, Sequence[Sequence[RingStep]]], step: int) ->
         triangle(drawing, ranks, step, left)
         y = TOP + GRID + 26
         drawing.text(left, y, "the step's work", size=12, color=FAINT)
-        drawing.text(left + 196, y, "weights seen", size=12, color=FAINT)
+        drawing.text(left + 196, y, "softmax weights seen", size=12, color=FAINT)
         most = max(of_rank[at].work for at in range(count) for of_rank in ranks)
         longest = max(of_rank[step].work for of_rank in ranks)
         for rank, of_rank in enumerate(ranks):

@@ -17,7 +17,7 @@ def mesh_box(mesh: Mesh, sent: Mapping[str, int] | None = None) -> Shown:
     """Axes of more than one rank: the last goes to the right, the one before it down, and the first into the picture, up and to the right.
 
     Ranks of one node have one fill, and the number of the node. Solid lines join the groups of the last two axes, dashed ones
-    those of the first. The first line of each axis has the bytes that a rank has `sent` along it, where they are given, and below
+    those of the first. The first line of each axis has the bytes that rank 0 has `sent` along it, where they are given, and below
     stands over which links its groups talk.
     Raises BadInput for more than three such axes, or more than 32 ranks.
     """
@@ -28,7 +28,7 @@ def mesh_box(mesh: Mesh, sent: Mapping[str, int] | None = None) -> Shown:
     deep, down, right = [None] * (3 - len(axes)) + axes
     depth, rows, columns = (mesh.sizes[axis] if axis else 1 for axis in (deep, down, right))
     far, low = depth * (WIDE + GAP), depth * (HIGH + GAP)  # from column to column, and from row to row
-    links = [f"{axis}: {mesh.sizes[axis]} ranks, {mesh.link(axis)}" + (f", {sent[axis]:,} bytes from a rank" if sent else "") for axis in axes]
+    links = [f"{axis}: {mesh.sizes[axis]} ranks, {mesh.link(axis)}" + (f", {sent[axis]:,} bytes from rank 0" if sent else "") for axis in axes]
     bottom = TOP + rows * low
     drawing = svg.Drawing(max(LEFT + columns * far, 300), bottom + 10 + 20 * len(links))
 
