@@ -96,7 +96,7 @@ class Patient:
         self._pay("bytes")
         ranks, whole = self._played()
         return show.table([{"rank": rank, **{kind: each.bytes_before_step[f"{kind}_bytes"] for kind in ("parameters", "gradients", "optimizer")},
-                            "gradients after it": each.bytes_after_step["gradients_bytes"]} for rank, each in enumerate(ranks)],
+                            "gradients left after the update": each.bytes_after_step["gradients_bytes"]} for rank, each in enumerate(ranks)],
                           caption=f"bytes; the model has {whole.params:,} parameters")
 
     def order(self) -> Shown:
@@ -166,7 +166,7 @@ class Clinic:
     def score(self) -> Shown:
         """Minutes spent for each patient that one has looked at, beside those of the instrument that we would take."""
         rows = [{"patient": label, "solved": "yes" if each.solved else "not yet", "minutes": each.minutes,
-                 "ours": MINUTES[TELLS[each._name]] if each.solved else "?", "instruments": ", ".join(each.used)}
+                 "minutes we needed": MINUTES[TELLS[each._name]] if each.solved else "?", "instruments": ", ".join(each.used)}
                 for label, each in self.patients.items() if each.minutes or each.solved]
         spent = sum(each.minutes for each in self.patients.values())
         done = sum(each.solved for each in self.patients.values())

@@ -20,7 +20,7 @@ BUGS = (
         source="common", test="zero/test_traps.py::test_trap_21_different_seeds",
         scene=Scene(), proof=replicas_agree,
         changes=(Break("zero.buffers.filling", "lambda broadcast()", "values"),)),
-    Bug("owner_only", "a branch around a collective, which only ranks with a gradient take",
+    Bug("owner_only", "a rank without a gradient returns before the collective",
         symptom="The training hangs, without a word, at the first batch that uses an expert on one rank only.",
         instrument="the desync report: it names the ranks and the call of each",
         source="DeepSpeed#5066", test="zero/test_traps.py::test_trap_03_unused_on_one_rank",

@@ -37,7 +37,7 @@ BUGS = (
         scene=Scene(optimizer="plain adamw", lr=0.01), proof=steps_are_counted_once,
         changes=(Break("kernels.adamw:FusedAdamW.step", "augassign",
                        'group["step"] = group.get("step", 0) + 1\nstate["step"].fill_(group["step"])'),)),
-    Bug("mean_of_nothing", "token 0 pads, its targets do not count, and one rank's micro-batch has no other",
+    Bug("mean_of_nothing", "token 0 is padding and does not count, and one rank's micro-batch is all padding",
         symptom="At some step all losses on all ranks are NaN, and remain so.",
         instrument="the first tensor on each rank that is not finite: one rank had it one step before the others",
         source="pytorch#116349, cosmos-rl#155", test="course/museum/test_museum.py::test_every_target_counts",
