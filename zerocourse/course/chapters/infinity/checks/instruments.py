@@ -14,6 +14,7 @@ RUNS = {  # what the ledger says of the device, what the process takes after eac
     "it grows": (0, GROWING, FAST), "it warms up": (0, WARM, {"read": 4.0, "step": 1.0, "write": 1.5, "whole": 4.4}),
     "it shakes": (0, SHAKY, {"read": 1.0, "step": 5.0, "write": 1.5, "whole": 5.6}),
     "it grows late": (0, [700 * MB, 900 * MB, 900 * MB, 904 * MB, 908 * MB, 912 * MB], {"read": 1.0, "step": 4.0, "write": 1.0, "whole": 4.3}),
+    "it grows from the third on": (0, [900 * MB, 900 * MB, 904 * MB, 908 * MB, 912 * MB], {"read": 5.0, "step": 2.0, "write": 4.0, "whole": 6.0}),
     "it saws": (0, [700 * MB, 900 * MB, 904 * MB, 902 * MB, 906 * MB, 904 * MB], {"read": 1.0, "step": 4.0, "write": 1.0, "whole": 4.3}),
     "in turn": (0, STEADY, {"read": 2.0, "step": 3.0, "write": 1.98, "whole": 7.0}),
     "the disk writes": (0, WARM, {"read": 3.0, "step": 1.0, "write": 4.0, "whole": 4.2}),
@@ -83,6 +84,7 @@ def overlaps_nothing(lanes):
         "any growth": {"grows": lambda process: process[-1] > process[0]},
         "warm-up too": {"grows": lambda process: all(later >= earlier for earlier, later in pairwise(process))
                         and process[-1] > process[0]},
+        "from the second on": {"grows": lambda process: all(later > earlier for earlier, later in pairwise(process))},
         "in turn is a sum": {"in_turn": in_turn},
         "never in turn": ({"in_turn": lambda lanes: lanes["read"] + lanes["step"] + lanes["write"] == lanes["whole"]},
                           {"in_turn": lambda lanes: False}),

@@ -22,6 +22,10 @@ def lanes(compute, n, down, update, up, first, start=0):
 SLOW_HOST, SLOW_UP = lanes(50, 4, 3, 20, 4, 52), lanes(40, 5, 6, 3, 9, 20)
 EARLY_DOWN = lanes(100, 4, 22, 4, 6, 8)  # the way down is the busiest lane, and it is nearly over when the device stops
 LATER = [row | {"start": row["start"] + 1000, "end": row["end"] + 1000} for row in lanes(60, 3, 5, 11, 10, 45)]
+LATE = [{"lane": lane, "start": start, "end": end} for lane, start, end in  # the device waits before its first work, too
+        (("up", 0, 30), (COMPUTE, 30, 50), ("down", 50, 55), ("update", 55, 65))]
+BITS = [{"lane": lane, "start": start, "end": end} for lane, start, end in  # a long piece reaches in, several short ones lie inside
+        ((COMPUTE, 0, 50), ("down", 30, 55), ("update", 60, 66), ("update", 70, 76), ("update", 80, 86), ("up", 88, 95))]
 GAP = [{"lane": lane, "start": start, "end": end} for lane, start, end in
        ((COMPUTE, 0, 10), ("down", 8, 30), ("update", 30, 45), ("up", 45, 52), (COMPUTE, 52, 70), ("update", 55, 69))]
 
@@ -39,16 +43,22 @@ def pauses(rows):
     return [*found, (at, max(at, *(row["end"] for row in rows)))]
 
 
+def idle_in(pauses):
+    return lambda rows, spans: sum(end - begin for begin, end in pauses(rows))
+
+
 @exercise(
     "14.7", "Read this timeline", minutes=25, difficulty=2,
-    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,)])],
+    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,), (LATE,), (BITS,)])],
     mistakes={
         "sum": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows)},
         "from zero": {"step": lambda rows: max(row["end"] for row in rows)},
         "device alone": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows if row["lane"] == COMPUTE)},
-        "others' work": {"idle": lambda rows: sum(row["end"] - row["start"] for row in rows if row["lane"] != COMPUTE)},
-        "after the last": {"idle": lambda rows: max(row["end"] for row in rows) - max(row["end"] for row in rows
-                                                                                     if row["lane"] == COMPUTE)},
+        "others' work": {"idle": lambda rows, spans: sum(row["end"] - row["start"] for row in rows if row["lane"] != COMPUTE)},
+        "after the last": {"idle": lambda rows, spans: max(row["end"] for row in rows) - max(row["end"] for row in rows
+                                                                                            if row["lane"] == COMPUTE)},
+        "before the first": ({"pauses": lambda rows: pauses(rows)[1:]}, {"pauses": lambda rows: pauses(rows)[1:], "idle": idle_in(pauses)}),
+        "touches": {"counts": lambda row, spans: (row["end"] - row["start"]) * (overlap(row, spans) > 0)},
         "busiest": {"counts": lambda row, spans: row["end"] - row["start"]},
         "pieces": {"counts": lambda row, spans: int(overlap(row, spans) > 0)},
         "longest piece": {"longest": True},
@@ -58,11 +68,11 @@ def pauses(rows):
                                                           key=lambda row: row["start"])["lane"]},
     })
 def read_lanes(rows, *, step=lambda rows: max(row["end"] for row in rows) - min(row["start"] for row in rows),
-               idle=lambda rows: sum(end - begin for begin, end in pauses(rows)), counts=overlap,
+               pauses=pauses, idle=lambda rows, spans: sum(end - begin for begin, end in spans), counts=overlap,
                choose=lambda rows, busy: max(busy, key=busy.get), longest=False):
     """The step's length, the device's idle time, and the lane that is busy for most of it."""
     spans, busy = pauses(rows), defaultdict(int)
     for row in rows:
         if row["lane"] != COMPUTE:
             busy[row["lane"]] = max(busy[row["lane"]], counts(row, spans)) if longest else busy[row["lane"]] + counts(row, spans)
-    return {"step": step(rows), "idle": idle(rows), "waits_for": choose(rows, busy)}
+    return {"step": step(rows), "idle": idle(rows, spans), "waits_for": choose(rows, busy)}

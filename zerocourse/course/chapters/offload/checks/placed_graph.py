@@ -68,6 +68,8 @@ def on_device(seen):
     board=(Board("bytes on the device in all cases", on_device, 90, 90, "all placements were tried", ("returned", "exactly")),),
     mistakes={
         "greedy": one_by_one,
+        "once": {"listed": lambda edges: sorted(set(edges))},
+        "boxes of 0 bytes": {"movable": lambda held: {name: size for name, size in held.items() if size}},
         "no limit": ({"within": lambda moved, limit: True}, lambda edges, held, limit: least_on_device(
             [edge for edge in edges if edge[0] in held and edge[1] in held], held, limit)),
         "below": {"within": lambda moved, limit: moved < limit or limit == 0 == moved},
@@ -75,8 +77,9 @@ def on_device(seen):
         "fewest boxes": {"key": lambda way: (-way[2], way[1])},
         "moved": {"what": 0},
     })
-def least_on_device(edges, held, limit, *, within=lambda moved, limit: moved <= limit, key=lambda way: way[1], what=1):
+def least_on_device(edges, held, limit, *, within=lambda moved, limit: moved <= limit, key=lambda way: way[1], what=1,
+                    listed=list, movable=dict):
     """Over all placements that move at most `limit` bytes."""
-    return min((way for way in ways(edges, held) if within(way[0], limit)), key=key)[what]
+    return min((way for way in ways(listed(edges), movable(held)) if within(way[0], limit)), key=key)[what]
 
 

@@ -38,6 +38,7 @@ def one_axis(count, axes, sizes):
     cases=[case(2, 1, 1, 1), case(1, 5, 1, 1), case(1, 1, 3, 2), case(10, 1, 15, 30), case(0, 1, 1, 6), case(1, 1, 1, 1),
            case(5, 1, 1, 2), case(6, 1, replicated={"a": ("dp", "tp"), "b": ("dp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),
            case(6, 6, replicated={"a": ("dp", "pp"), "b": ("tp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),
+           case(6, replicated={"a": ("tp", "dp")}, sizes={"dp": 3, "tp": 2}),
            case(*[1] * 15, 5, replicated={f"h.{number}": ("dp",) for number in range(16)})],  # above 2**53
     mistakes={
         "base 4": {"base": lambda sizes: 4},
@@ -46,6 +47,7 @@ def one_axis(count, axes, sizes):
         "one axis": ({"axes_of": one_axis}, {"axes_of": lambda *some: one_axis(*some) or None}),
         "in floats": {"left": lambda square, base: int(square / base)},
         "any axes": {"among": lambda axes, sizes: tuple(sizes)},
+        "order of sizes": {"among": lambda axes, sizes: tuple(axis for axis in sizes if axis in axes)},
         "all that replicate": {"axes_of": lambda count, axes, sizes: axes},
         "never counted": {"missing": ()},
         "those that are right": {"tell_right": True},

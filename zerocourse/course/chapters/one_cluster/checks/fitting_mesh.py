@@ -1,5 +1,8 @@
 """The check of 18.5: the mesh on which a model fits and its ranks stand still least."""
 
+import functools
+import operator
+
 from ....checks import exercise
 
 GB = 10**9
@@ -21,16 +24,24 @@ CASES = [
     (model(32, 6144, 18), cluster(8, 4, 32 * GB), 64), (model(24, 2048, 16), cluster(2, 4, 80 * GB), 8),
     (model(32, 6144, 18), cluster(4, 6, 24 * GB), 48), (model(24, 5120, 16), cluster(8, 2, 12 * GB), 512),
     (model(32, 5120, 20), cluster(8, 6, 16 * GB), 96), (model(24, 5120, 32), cluster(4, 8, 16 * GB), 60),
-    (model(32, 8192, 32), cluster(16, 4, 12 * GB), 8)]
+    (model(32, 8192, 32), cluster(16, 4, 12 * GB), 8),
+    # a byte decides: what is rounded up or down, and what fits exactly
+    (model(6, 11, 6, 7), cluster(5, 2, 35732), 10), (model(6, 11, 6, 7), cluster(5, 2, 61010), 10),
+    (model(4, 7, 5, 3), cluster(2, 5, 4331), 10), (model(4, 7, 5, 3), cluster(2, 5, 4347), 10),
+    (model(4, 10, 4, 16), cluster(3, 1, 60160), 3)]
 
 
 def held(model, pp, dp, tp, micro_batches, *, zero=lambda dp: dp, states_cut=True, in_flight=min, acts_cut=True, of_layers=True,
-         params=12):
+         params=12, up=(True, True, False)):
     """Bytes on the first stage's ranks, which keep most."""
-    weights = -(-params * model["layers"] * model["width"] ** 2 // (pp * tp if states_cut else 1))
+    weights = rounded(params * model["layers"] * model["width"] ** 2, pp * tp if states_cut else 1, up[0])
     activations = 34 * model["tokens"] * model["width"] * model["layers"] * in_flight(pp, micro_batches)
-    activations //= (pp if of_layers else 1) * (tp if acts_cut else 1)
-    return 4 * weights + -(-12 * weights // zero(dp)) + activations
+    activations = rounded(activations, (pp if of_layers else 1) * (tp if acts_cut else 1), up[2])
+    return 4 * weights + rounded(12 * weights, zero(dp), up[1]) + activations
+
+
+def rounded(number, parts, up):
+    return -(-number // parts) if up else number // parts
 
 
 def held_with_all_cut(model, pp, dp, tp, micro_batches):
@@ -49,6 +60,9 @@ def held_with_all_cut(model, pp, dp, tp, micro_batches):
         "one in flight": {"bytes_of": lambda *mesh: held(*mesh, in_flight=lambda pp, m: 1)},
         "activations not divided": {"bytes_of": lambda *mesh: held(*mesh, acts_cut=False)},
         "activations of all layers": {"bytes_of": lambda *mesh: held(*mesh, of_layers=False)},
+        "rounded otherwise": tuple({"bytes_of": functools.partial(held, up=up)} for up in
+                                   ((False, True, False), (True, False, False), (True, True, True), (False, False, False))),
+        "exactly full": {"fits": operator.lt},
         "tp between nodes": {"inside": False},
         "half a head": {"heads": False},
         "uneven stages": {"even": False},
@@ -59,7 +73,7 @@ def held_with_all_cut(model, pp, dp, tp, micro_batches):
         "anything": {"or_else": True},
     })
 def best_mesh(model, cluster, batch, *, bytes_of=held, inside=True, heads=True, even=True, whole=True, sign=1, first_tp=False, talk=1,
-              or_else=False):
+              or_else=False, fits=operator.le):
     """Of all that fits: the smallest bubble, then the smallest tp."""
     found, ranks = [], cluster["nodes"] * cluster["per_node"]
     for pp in range(1, ranks + 1):
@@ -70,7 +84,7 @@ def best_mesh(model, cluster, batch, *, bytes_of=held, inside=True, heads=True, 
             if (even and model["layers"] % pp) or (whole and batch % dp):
                 continue
             m = batch // dp
-            if not m or (not or_else and bytes_of(model, pp, dp, tp, m) > cluster["memory"]):
+            if not m or not (or_else or fits(bytes_of(model, pp, dp, tp, m), cluster["memory"])):
                 continue
             bubble = (pp - 1) / (m + pp - 1)
             found.append((tp, bubble, pp, dp) if first_tp else (sign * bubble, talk * tp, pp, dp))

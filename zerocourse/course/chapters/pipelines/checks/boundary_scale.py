@@ -32,6 +32,7 @@ def stepped(answer, depth, rows):
         "the bug": {"everywhere": True},
         "sums": {"weigh": lambda x, inputs: 1.0},
         "means of means": {"weigh": lambda x, inputs: 1 / len(inputs)},
+        "rows of the first": {"weigh": lambda x, inputs: len(x) / (len(inputs) * len(inputs[0]))},
         "first stage alone": {"at_first": True},
         "last micro-batch alone": {"forgets": True},
         "loss of the last": {"total": lambda losses: losses[-1]},

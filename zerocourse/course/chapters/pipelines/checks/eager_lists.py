@@ -4,7 +4,8 @@ from .....parallel.pipeline import Costs, simulate
 from ....checks import Trial, exercise
 from .written_lists import first_problem, planned
 
-CASES = [(2, 8, 1, 2, 3), (3, 9, 1, 2, 2), (4, 12, 1, 2, 1), (4, 12, 1, 1, 1), (3, 8, 2, 4, 1), (4, 8, 1, 2, 0), (2, 3, 1, 2, 4)]
+CASES = [(2, 8, 1, 2, 3), (3, 9, 1, 2, 2), (4, 12, 1, 2, 1), (4, 12, 1, 1, 1), (3, 8, 2, 4, 1), (4, 8, 1, 2, 0), (2, 3, 1, 2, 4),
+         (2, 5, 1, 1, 3), (2, 6, 1, 3, 2), (3, 8, 1, 3, 1)]
 
 
 def hops_of(ranks, rank):
@@ -46,6 +47,7 @@ def clocked(answer, ranks, micro_batches, forward, backward, transfer):
         "rounded down": {"more": lambda way, work: 2 * way // work},
         "forward alone": {"work": lambda forward, backward: forward},
         "backward alone": {"work": lambda forward, backward: backward},
+        "backward is twice": {"work": lambda forward, backward: 3 * forward},
         "always twice": {"more": lambda way, work: 1},
         "GPipe": {"most": lambda warm_up, micro_batches: micro_batches},
         "more than there are": {"most": lambda warm_up, micro_batches: warm_up},

@@ -13,7 +13,8 @@ CASES = [(TWO, 1, 2, 0), (lists("F0 B0"), 1, 2, 5), (lists("F0 F1", "F0 F1"), 1,
          (lists("F0 F1 F2 B0 B1 B2", "F0 F1 F2 B0 B1 B2"), 1, 2, 0), (TWO, 1, 2, 1),
          (lists("F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"), 2, 3, 1),
          (lists("F0 B0 F1 B1", "F0 B0 F1 B1", "F0 B0 F1 B1"), 1, 1, 2), (lists("F0 B0 F1 B1", "F0 F1 B0 B1"), 1, 2, 0),
-         (lists("B0 F0", "F0 B0"), 1, 2, 0), (lists("F0", "F0 B0 F1"), 1, 1, 0)]
+         (lists("B0 F0", "F0 B0"), 1, 2, 0), (lists("F0", "F0 B0 F1"), 1, 1, 0),
+         (lists("F0 B0 F1 F2 B1 B2"), 1, 2, 0)]
 
 
 @exercise(

@@ -104,8 +104,9 @@ def measured(answer, ranks, micro_batches):
         seen["_held"] = max(timing.in_flight(rank) for rank in range(ranks))
         seen["_idle"] = int(max(timing.idle(rank) for rank in range(ranks)))
         seen["_ranks"], seen["_goal"], seen["_makespan"] = ranks, ranks - 1, int(timing.makespan)
-        seen |= {"too many": seen["_held"] > ranks, "too slow": seen["_idle"] > ranks - 1,
-                 "whole": any(action.kind == "B" for actions in plan.actions for action in actions)}
+        seen |= {"too many": seen["_held"] > ranks, "too slow": seen["_idle"] > ranks - 1}
+        # where nobody waits for it, a whole backward is as good as its two parts
+        seen["whole"] = seen["too slow"] and any(action.kind == "B" for actions in plan.actions for action in actions)
     return seen
 
 

@@ -10,8 +10,8 @@ from ....checks.observers.stage_runs import WatchedComm
 from ....checks.words import a
 
 KINDS = {"wte.weight": "vocabulary", "wpe.weight": "whole", "ln_1.weight": "whole", "attn.q.weight": "columns",
-         "attn.k.weight": "kv", "attn.v.weight": "kv", "attn.q.bias": "columns", "attn.proj.weight": "rows",
-         "attn.proj.bias": "rows", "mlp.c_fc.bias": "columns"}
+         "attn.k.weight": "kv", "attn.v.weight": "kv", "attn.k.bias": "kv", "attn.q.bias": "columns", "attn.proj.weight": "rows",
+         "attn.proj.bias": "rows", "mlp.c_fc.bias": "columns", "unbiased.weight": "rows"}
 HEADS, WIDTH = 12, 12  # of width 1
 
 
@@ -80,18 +80,20 @@ def last_of(copies, rank, ranks):
         "kv on rank 0": {"kv": lambda copies, rank, ranks: rank == 0},
         "kv in turn": {"kv": lambda copies, rank, ranks: rank < ranks // copies},
         "kv nowhere": {"kv": lambda copies, rank, ranks: copies == 1},
+        "kv biases are whole": {"kv_bias": lambda rank: rank == 0},
         "row biases are cut": {"row_bias": lambda rank: True},
         "row weights are whole": {"row_weight": lambda rank: rank == 0},
         "column biases are whole": {"column_bias": lambda rank: rank == 0},
         "the vocabulary is whole": {"words": lambda rank: rank == 0},
     })
 def counted_here(kinds, rank, ranks, kv_heads, *, whole=lambda rank, ranks: rank == 0, cut=lambda rank: True,
-                 kv=lambda copies, rank, ranks: rank % copies == 0, row_bias=None, row_weight=None, column_bias=None, words=None):
+                 kv=lambda copies, rank, ranks: rank % copies == 0, row_bias=None, row_weight=None, column_bias=None, words=None,
+                 kv_bias=None):
     """What is cut counts everywhere, what is whole on one rank."""
     def counts(name, kind):
         bias = name.endswith("bias")
         if kind == "kv":
-            return kv(max(ranks // kv_heads, 1), rank, ranks)
+            return kv_bias(rank) if bias and kv_bias else kv(max(ranks // kv_heads, 1), rank, ranks)
         if kind == "whole" or kind == "rows" and bias and row_bias is None:
             return whole(rank, ranks)
         own = {"rows": row_bias if bias else row_weight, "columns": column_bias if bias else None, "vocabulary": words}[kind]
