@@ -46,13 +46,14 @@ def nearest(layers, wish):
 @exercise(
     "13.2", "How many checkpoints?", minutes=15, difficulty=1,
     replaces=("zerocourse.activations.spacing:*",),
-    cases=[(100, 100, 36), (100, 1512, 12)],
+    cases=[(100, 100, 36), (100, 1512, 12), (100, 631, 12)],
     trials=[Trial([(100, 1512, 48), (100, 400, 24)]), Trial([(100, 300, 12), (7, 1, 30), (1, 1000, 7), (1000, 1, 6)])],
     mistakes={
         "root of the layers": {"best": lambda inputs, kept, layers: nearest(layers, math.sqrt(layers))},
         "one a block": {"best": lambda inputs, kept, layers: layers},
         "root of all": {"best": lambda inputs, kept, layers: math.sqrt(layers * kept / inputs)},
         "no divisor": {"best": lambda inputs, kept, layers: min(layers, max(1, round(math.sqrt(layers * kept / inputs))))},
+        "nearest to the root of all": {"best": lambda inputs, kept, layers: nearest(layers, math.sqrt(layers * kept / inputs))},
         "turned over": {"best": lambda inputs, kept, layers: layers // best_number(inputs, kept, layers)},
         "the peak": {"best": lambda inputs, kept, layers: min(peaks(inputs, kept, layers).values())},
         "more of two": {"best": lambda inputs, kept, layers:

@@ -25,6 +25,7 @@ ALIKE = rows([100] * 4, [30] * 4, 10, 0)
 FULL = rows([10] * 4, [30] * 4, 10, 150)
 MIXED = rows([160, 160, 10, 10], [40, 40, 40, 40], 20, 150, start=7)
 SHORT = rows([20] * 3, [300] * 3, 5, 40, start=11)
+EARLY = [row | {"highest": 330} if (row["phase"], row["block"]) == ("forward", 1) else row for row in rows([50] * 3, [20] * 3, 5, 60)]
 LAST_TOO = rows([50, 50, 50], [50, 50, 20], 10, 0)
 
 
@@ -34,7 +35,7 @@ def highest(table):
 
 @exercise(
     "13.6", "Read the bytes of a step", minutes=20, difficulty=2,
-    trials=[Trial([(ALIKE,), (FULL,)]), Trial([(MIXED,), (SHORT,), (LAST_TOO,)])],
+    trials=[Trial([(ALIKE,), (FULL,)]), Trial([(MIXED,), (SHORT,), (LAST_TOO,), (EARLY,)])],
     mistakes={
         "what swells": {"kept": lambda row: row["highest"] - row["before"]},
         "all so far": {"kept": lambda row: row["after"]},
@@ -42,7 +43,9 @@ def highest(table):
         "freed twice": {"gradients": lambda row, kept: row["after"] - row["before"] + 2 * kept},
         "at the top": {"gradients": lambda row, kept: row["highest"] - row["before"]},
         "what stays": {"top": lambda table: max(table, key=lambda row: row["after"])},
-        "what is added": {"top": lambda table: max(table, key=lambda row: row["highest"] - row["before"])},
+        "backward alone": {"top": lambda table: highest([row for row in table if row["phase"] == "backward"])},
+        "what is added": ({"top": lambda table: max(table, key=lambda row: row["highest"] - row["before"])},
+                          {"top": lambda table: max(reversed(table), key=lambda row: row["highest"] - row["before"])}),
         "end of the forward": {"top": lambda table: [row for row in table if row["phase"] == "forward"][-1]},
         "from the first": {"order": lambda blocks: sorted(blocks)},
     })

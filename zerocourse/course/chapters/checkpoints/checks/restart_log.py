@@ -16,7 +16,8 @@ def log(*attempts, every=5):
 
 LOGS = [log((1, 13, 4), (11, 22, 4), (21, 30, 4)), log((1, 9, 4), (6, 12, 3), (11, 15, 2)),
         log((1, 9, 4), (6, 18, 3), (16, 25, 4)), log((1, 3, 2), (1, 12, 2)),
-        log((1, 12, 3)), log((1, 10, 2), (11, 20, 2)), log((1, 14, 4), (11, 13, 4), (11, 20, 4)), log((1, 8, 2), (6, 7, 1))]
+        log((1, 12, 3)), log((1, 10, 2), (11, 20, 2)), log((1, 14, 4), (11, 13, 4), (11, 20, 4)), log((1, 8, 2), (6, 7, 1)),
+        log((1, 3, 2), (1, 4, 2), every=9), [row for row in log((1, 7, 4), (6, 6, 4), (6, 12, 4)) if row["attempt"] != 2]]
 
 
 @exercise(
@@ -28,6 +29,8 @@ LOGS = [log((1, 13, 4), (11, 22, 4), (21, 30, 4)), log((1, 9, 4), (6, 12, 3), (1
         "last step": {"twice": lambda rows: len(rows) - max(r["step"] for r in rows) if rows[-1]["attempt"] < 2 else
                       sum(1 for r in rows if r["attempt"] == 2 and any(o["attempt"] == 1 and o["step"] == r["step"]
                                                                      for o in rows))},
+        "attempts with a step": {"restarts": lambda rows: len({row["attempt"] for row in rows}) - 1},
+        "first row": {"safe": lambda rows: max((row["step"] for row in rows if row["saved"]), default=rows[0]["step"])},
         "attempts": {"restarts": lambda rows: rows[-1]["attempt"]},
         "latest row": {"safe": lambda rows: rows[-1]["step"]},
         "saves": {"safe": lambda rows: sum(r["saved"] for r in rows)},

@@ -34,7 +34,7 @@ def config_of(stage, micro_batch, checkpointing, ranks, batch):
         "all ranks": {"whole": lambda sent, ranks: sent * ranks},
     })
 def choose(model, ranks, card_bytes, batch, *, needs="peak_bytes", sends="in a step", stages=range(4), checkpointings=(False, True),
-           order=("sent", "checkpointing", "micro-batches", "peak"), whole=lambda sent, ranks: sent):
+           order=("sent", "checkpointing", "micro-batches", "peak", "stage"), whole=lambda sent, ranks: sent):
     """The best of all settings that fit. order: what is compared first, then what decides between equals."""
     fitting = []
     for stage, micro, checkpointing in itertools.product(stages, MICRO_BATCHES, checkpointings):

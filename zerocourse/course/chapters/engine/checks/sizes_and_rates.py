@@ -73,7 +73,8 @@ def batch_sizes(train, micro, steps, ranks, *, of=lambda ranks: ranks, divided=e
 RATES = [(count, 60, 20, 0.0, 0.001, kind) for kind in ("linear", "log") for count in (0, 1, 5, 10, 19, 20, 40, 59, 60)]
 EDGES = [(-1, 60, 20, 0.1, 0.5, "log"), (0, 60, 20, 0.1, 0.5, "log"), (10, 60, 20, 0.1, 0.5, "linear"),
          (30, 60, 20, 0.1, 0.5, "log"), (75, 60, 20, 0.1, 0.5, "log"), (1, 10, 1, 0.0, 1.0, "linear"), (2, 10, 0, 0.0, 1.0, "log"),
-         (-1, 10, 4, 0.2, 1.0, "linear"), (10, 10, 10, 0.0, 1.0, "linear"), (12, 10, 20, 0.0, 1.0, "linear")]
+         (-1, 10, 4, 0.2, 1.0, "linear"), (10, 10, 10, 0.0, 1.0, "linear"), (12, 10, 20, 0.0, 1.0, "linear"),
+         (25, 10, 20, 0.0, 1.0, "linear")]
 
 
 def own_rate(count, total, warmup, low, high, kind):
@@ -111,11 +112,12 @@ def risen(count, warmup, kind):
         "below low": {"least": -math.inf},
         "before the first step": {"first": 0},
         "short warm-up": {"shortest": 0},
+        "short warm-up in the fall": {"in_fall": 0},
     })
 def warmup_decay(count, total, warmup, low, high, kind, *, rise=risen, length=lambda total, warmup: total - warmup, least=0.0,
-                 between=lambda low, high, gamma: low + (high - low) * gamma, first=None, shortest=2):
+                 between=lambda low, high, gamma: low + (high - low) * gamma, first=None, shortest=2, in_fall=2):
     """The rate at a count."""
-    warmup = max(shortest, warmup)
+    falls_after, warmup = max(min(in_fall, shortest), warmup), max(shortest, warmup)
     if count < 0:
         if first is None:
             return low
@@ -123,5 +125,5 @@ def warmup_decay(count, total, warmup, low, high, kind, *, rise=risen, length=la
     if count < warmup:
         gamma = rise(max(count, 0) if first is None else count, warmup, kind)
     else:
-        gamma = max(least, (total - count) / max(1.0, length(total, warmup)))
+        gamma = max(least, (total - count) / max(1.0, length(total, falls_after)))
     return between(low, high, gamma)

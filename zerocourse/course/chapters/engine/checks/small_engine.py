@@ -59,7 +59,7 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
 @exercise(
     "11.5", "An engine of your own", minutes=45, difficulty=3,
     replaces=("zerocourse.engine.engine:initialize", "zerocourse.engine.engine:Engine.__init__"),
-    trials=[Trial([(1, 0.0, 0, 3), (3, 0.0, 0, 6), (3, 0.4, 0, 6), (3, 0.4, 5, 8), (3, 0.0, 5, 8)], engine_at_work, close=1e-5)],
+    trials=[Trial([(1, 0.0, 0, 3), (3, 0.0, 0, 6), (3, 0.4, 0, 6), (3, 50.0, 0, 6), (3, 0.4, 5, 8), (3, 0.0, 5, 8)], engine_at_work, close=1e-5)],
     mistakes={
         "every micro-batch": {"updates": lambda boundary: True},
         "not divided": {"share": lambda count, accumulation: 1},
@@ -76,6 +76,7 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
         "clipped norm": {"told": lambda norm, clipping: min(norm, clipping) if clipping else norm},
         "zero clips": {"clips": "always"},
         "not clipped": {"clips": "never"},
+        "lengthened": {"clips": "to the limit"},
     })
 def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lambda boundary: boundary,
              share=lambda count, accumulation: accumulation, mended=lambda accumulation, count: accumulation / count, opens=True,
@@ -112,6 +113,9 @@ def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lam
         norm = clip(float("inf"))
         if clips == "always" or clips == "update" and clipping:
             clip(clipping)
+        if clips == "to the limit" and clipping:
+            for param in params:
+                param.grad.mul_(clipping / norm)
         engine.norm = told(norm, clipping)
         optimizer.step()
         if cleared == "update":

@@ -31,7 +31,7 @@ def exchanged_mixture(answer, run):
     returned = answer(x.clone(), chosen, weights, experts, apply, comm)
     if not torch.is_tensor(returned):
         raise Wrong(f"it returned {a(returned)}: return a tensor", MISUSED)
-    return {"out": returned, "rows": sum(seen), "sent": comm.elements["send"]}
+    return {"out": returned, "calls": len(seen), "rows": sum(seen), "sent": comm.elements["send"]}
 
 
 def expert_major(arrived, counts):

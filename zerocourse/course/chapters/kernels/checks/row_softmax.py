@@ -6,14 +6,15 @@ from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.words import a
 
 AROUND = 64
-ROWS = {"ordinary": (24, 8), "a rest": (21, 8), "negative": (21, 8), "large": (21, 8), "one block": (5, 8), "falling": (30, 8)}
+ROWS = {"ordinary": (24, 8), "a rest": (21, 8), "negative": (21, 8), "large": (21, 8), "one block": (5, 8), "falling": (30, 8),
+        "far below 0": (21, 8)}
 
 
 def row_of(kind):
     C, _ = ROWS[kind]
     row = torch.randn(C, generator=torch.Generator().manual_seed(C))
     slope = torch.linspace(3, -3, C) if kind == "falling" else torch.linspace(-2, 2, C)
-    return row + slope + {"negative": -40.0, "large": 200.0}.get(kind, 0.0)
+    return row + slope + {"negative": -40.0, "large": 200.0, "far below 0": -900.0}.get(kind, 0.0)
 
 
 def softmaxed(answer, kind):
@@ -22,6 +23,8 @@ def softmaxed(answer, kind):
     memory = torch.cat([torch.full((AROUND,), 300.0), row, torch.full((AROUND,), 300.0)])
 
     def load(columns, mask, other):
+        if len(columns) > block:
+            raise Wrong(f"it loaded {len(columns)} numbers at once: at most BLOCK, {block}, are there at a time", MISUSED)
         read.extend(columns[mask].tolist())
         at = (columns + AROUND).clamp(0, len(memory) - 1)
         return torch.where(mask, memory[at], torch.as_tensor(other, dtype=memory.dtype))

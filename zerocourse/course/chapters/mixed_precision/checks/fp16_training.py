@@ -25,7 +25,8 @@ def trained_on_a_rank(answer, _, lr, max_norm, scale, window, sizes, overflows):
     start = torch.linspace(1.1, 1.8, 8)
     params = [nn.Parameter(start[:4].clone()), nn.Parameter(start[4:].view(2, 2).clone())]
     trainer = answer(params, lr, max_norm, scale, window, comm)
-    seen = {"dtypes": [str(param.dtype).removeprefix("torch.") for param in params]}
+    seen = {"scaled": float(trainer.scaled(torch.tensor(300.0, dtype=torch.float16))),
+            "dtypes": [str(param.dtype).removeprefix("torch.") for param in params]}
     made, scales, left, weights = [], [], False, {}
     for step, size in enumerate(sizes):
         loss = sum((param.float() * x).sum() for param, x in zip(params, gradients(step, comm.rank, size), strict=True))
@@ -92,6 +93,7 @@ KNOBS = {
         "summed": {"average": lambda ranks: 1},
         "summed in fp16": {"reduce": lambda grad, comm: comm.all_reduce(grad.half()).float()},
         "divided twice": {"average": lambda ranks: ranks**2},
+        "fp32 too late": {"scaled": lambda loss, scale: (loss * scale).float()},
         "loss in fp16": {"scaled": lambda loss, scale: loss.half() * scale},
         "not scaled": {"scaled": lambda loss, scale: loss.float()},
         "still scaled": {"unscale": lambda grad, scale: grad},

@@ -16,7 +16,8 @@ def skip_cases(world):
     good = [[[2.0, -4.0], [8.0]], [[0.5, 1.0]], [[16.0], [-2.0]]][:world]
     return [("good gradients", good, 8.0),
             ("inf on the last rank", [*good[:-1], [[1.0, INF]]], 8.0),
-            ("-inf on rank 0", [[[-INF], [1.0]], *good[1:]], 8.0),
+            ("-inf on rank 0", [[[-INF, 1.0], [1.0]], *good[1:]], 8.0),
+            ("inf in the second slice of the last rank", [*good[:-1], [[1.0], [INF]]], 8.0),
             ("NaN on the last rank", [*good[:-1], [[NAN], [1.0]]], 8.0),
             ("inf on every rank", [[[INF, 1.0]]] * world, 8.0),
             ("large gradients whose sum is above 65504", [[[60000.0, 60000.0]]] * world, 1024.0),
@@ -76,6 +77,7 @@ def brought_together(slices, comm):
         "sum in fp16": ({"overflow": lambda slices, comm: comm.all_reduce(
             any_of(slices, lambda p: bad(p.sum())), "max")},
                         {"overflow": bad_norm}),
+        "first slice alone": {"overflow": lambda slices, comm: comm.all_reduce(any_of(slices[:1]), "max")},
         "never": {"overflow": lambda slices, comm: False},
         "in fp16": ({"unscale": lambda part, scale: part / scale},
                     {"unscale": lambda part, scale: (part / scale).float()}),

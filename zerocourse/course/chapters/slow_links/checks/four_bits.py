@@ -5,10 +5,12 @@ import torch
 from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.words import a
 
+TIES = torch.tensor([7.0, 2.5, -3.5, 1.0, 0.5, -1.5, -7.0, 4.5])  # halves go to the even number
 
-def packed(pack, unpack, numel, block):
+
+def packed(pack, unpack, numel, block, size):
     """The bytes of an answer, and what its own unpacking and that of given bytes return."""
-    values = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+    values = size * (TIES if numel == len(TIES) else torch.randn(numel, generator=torch.Generator().manual_seed(numel)))
     before, blocks = values.clone(), -(-numel // block)
     returned = pack(values, block)
     if not (isinstance(returned, tuple) and len(returned) == 2 and all(map(torch.is_tensor, returned))):
@@ -35,7 +37,7 @@ def apart(payload):
 @exercise(
     "20.3", "Two numbers in a byte", minutes=35, difficulty=3, answer=("pack", "unpack"),
     replaces=("zerocourse.parallel.plusplus.blocks:*",),
-    trials=[Trial([(32, 8), (21, 6), (5, 8)], packed, close=1e-6)],
+    trials=[Trial([(32, 8, 1.0), (21, 6, 1.0), (5, 8, 1.0), (8, 8, 1.0), (16, 4, 1e-10)], packed, close=1e-6)],
     mistakes={
         "high one first": {"join": lambda whole: whole[0::2] << 4 | whole[1::2]},
         "high one read first": {"split": lambda payload: torch.stack([payload >> 4, payload & 15], 1).flatten()},

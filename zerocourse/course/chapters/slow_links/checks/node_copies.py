@@ -11,6 +11,7 @@ RUNS = {
     "two steps": "a b b a + a b b a",
     "two micro-batches": "a b b a a b b a + a",
     "weights loaded": "a b /a a b b a + a b",
+    "weights loaded before anything": "/a a b + /a a b",
     "an update before anything": "+ a a",
     "a step that evaluates between": "a b b a + a b a b",
 }

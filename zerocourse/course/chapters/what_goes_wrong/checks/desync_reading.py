@@ -34,7 +34,9 @@ def differs(of_ranks):
     trials=[Trial([([BEGIN, without(BEGIN, 2), BEGIN],), ([BEGIN, BEGIN, BEGIN[:3]],), ([BEGIN[:1], BEGIN, BEGIN],),
                    ([with_call(BEGIN, 0, "broadcast h.0"), BEGIN, BEGIN],), ([BEGIN, with_call(BEGIN, 1, "all_gather h.2")],),
                    ([BEGIN, BEGIN[:2]],), ([BEGIN, [BEGIN[1], BEGIN[0], *BEGIN[2:]], BEGIN],), ([[], [], []],),
-                   ([BEGIN, BEGIN, without(BEGIN, 3), without(BEGIN, 3)],)])],
+                   ([BEGIN, BEGIN, without(BEGIN, 3), without(BEGIN, 3)],),
+                   ([BEGIN[:3], BEGIN[:3], BEGIN],),  # most have ended
+                   ([BEGIN, BEGIN, *(with_call(BEGIN, 1, f"all_gather h.{unit}") for unit in (4, 5, 6))],)])],  # most, and not half
     mistakes={
         "from 0": {"first": 0},
         "too short": {"together": zip},

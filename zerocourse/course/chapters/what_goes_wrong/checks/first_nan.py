@@ -53,6 +53,12 @@ def with_value(value, place=1):
     return model
 
 
+def with_old_gradient():
+    model = layers()
+    model[0].weight.grad = torch.full_like(model[0].weight, torch.nan)
+    return model
+
+
 def frozen():
     model = layers()
     model[0].requires_grad_(False)
@@ -65,7 +71,9 @@ MODELS = {  # by what it is, each of them run forward and, where that is possibl
     "finite layers, and a model that divides by 0": lambda: Spoiled(lambda x: x / 0),
     "an infinite gradient of a finite output": lambda: Spoiled(infinitely_steep),
     "two layers with infinite gradients": lambda: nn.Sequential(nn.Linear(2, 2), Spoiled(infinitely_steep)),
-    "a layer that returns a dictionary": Both,
+    "a layer that returns a dictionary with a tuple in it": Both,
+    "large finite numbers in fp16": lambda: Spoiled(lambda x: torch.full((4,), 6e4, dtype=torch.float16)),
+    "a NaN that an earlier step has left in a gradient": with_old_gradient,
     "a layer that returns integers": lambda: nn.Sequential(nn.Linear(2, 2), Indices()),
     "a model with frozen parameters": frozen, "two steps, the second one with an earlier NaN": lambda: with_value(torch.nan, 2)}
 
@@ -79,18 +87,35 @@ def step(model):
 def watched(answer, what):
     """What the instrument says during a training, and after it."""
     model = MODELS[what]()
-    with answer(model) as instrument:
+    instrument = answer(model)
+    early = hooks_on(model)
+    with instrument:
         step(model)
         if what.startswith("two steps"):
             model[0].weight.data[:] = torch.nan
             step(model)
     first = instrument.first
-    hooks = sum(len(module._forward_hooks) for module in model.modules())
-    hooks += sum(len(param._backward_hooks or ()) for param in model.parameters())
+    hooks = hooks_on(model)
     for param in model.parameters():
         param.data[:] = torch.nan
     step(model)
-    return {"first": first, "hooks": hooks, "afterwards": instrument.first == first}
+    return {"first": first, "early": early, "hooks": hooks, "afterwards": instrument.first == first} | after_an_error(answer)
+
+
+def hooks_on(model):
+    hooks = sum(len(module._forward_hooks) for module in model.modules())
+    return hooks + sum(len(param._backward_hooks or ()) for param in model.parameters())
+
+
+def after_an_error(answer):
+    """What is left on a model when the block ends by an exception, and whether somebody learns of that."""
+    model, told = layers(), False
+    try:
+        with answer(model):
+            raise ArithmeticError
+    except ArithmeticError:
+        told = True
+    return {"error": told, "hooks after it": hooks_on(model)}
 
 
 class Instrument:
@@ -98,8 +123,15 @@ class Instrument:
 
     def __init__(self, model, knobs):
         self.model, self.knobs, self.first, self.handles = model, knobs, None, []
+        if knobs["begins"] == "early":
+            self.watch()
 
     def __enter__(self):
+        if self.knobs["begins"] == "entered":
+            self.watch()
+        return self
+
+    def watch(self):
         knobs = self.knobs
         for name, module in knobs["modules"](self.model):
             look = partial(self.look, "output", name or knobs["root"])
@@ -107,15 +139,20 @@ class Instrument:
         for name, param in self.model.named_parameters():
             if param.requires_grad and knobs["gradients"] == "as they come":
                 self.handles.append(param.register_hook(partial(self.look, "gradient", name)))
-        return self
 
     def __exit__(self, *exception):
+        if exception[0] and self.knobs["at an error"] != "removes":
+            return self.knobs["at an error"] == "silent" and self.remove()
         if self.knobs["gradients"] == "at the end":
             for name, param in self.model.named_parameters():
                 if param.grad is not None:
                     self.look("gradient", name, param.grad)
+        return self.remove() and False
+
+    def remove(self):
         for handle in self.handles if self.knobs["removes"] else []:
             handle.remove()
+        return True
 
     def look(self, what, name, value):
         looks = self.first is None or self.knobs["overwrites"]
@@ -134,12 +171,15 @@ class Instrument:
         "at the end": {"gradients": "at the end"},
         "hooks stay": {"removes": False},
         "tensors alone": {"tensors": lambda value: [value] if torch.is_tensor(value) else []},
+        "hooks stay after an error": {"on_error": "stays"},
+        "silent": {"on_error": "silent"},
+        "hooks from the beginning": {"begins": "early"},
         "no name": {"root": ""},
         "children alone": {"modules": lambda model: [("", model), *model.named_children()]},
         "parts alone": {"modules": lambda model: [each for each in model.named_modules() if each[0]]},
     })
 def first_not_finite(model, *, modules=lambda model: model.named_modules(), root="the model", gradients="as they come",
-                     removes=True, overwrites=False, fine=torch.isfinite, tensors=tensors_in):
+                     removes=True, overwrites=False, fine=torch.isfinite, tensors=tensors_in, on_error="removes", begins="entered"):
     """The instrument, ready to be entered."""
     return Instrument(model, {"modules": modules, "root": root, "gradients": gradients, "removes": removes,
-                              "overwrites": overwrites, "fine": fine, "tensors": tensors})
+                              "overwrites": overwrites, "fine": fine, "tensors": tensors, "at an error": on_error, "begins": begins})
