@@ -10,11 +10,11 @@ from ....checks.words import a
 def to_heads(x, comm):
     """This rank's tokens of all heads become all tokens of this rank's heads.
 
-    x: (t, H, D). Rank r has the tokens from t·r on; afterwards it has the heads from
-        H/N·r on, for N = `comm.world_size` ranks.
+    x: (t, H, D). Rank r has the tokens from r·t on; afterwards it has the heads from
+        r·H/P on, for P = `comm.world_size` ranks.
     comm: `comm.all_to_all(rows, received, "a name").wait()` sends row i of `rows` to rank i,
-        and row i of `received` comes from rank i. Both are (N, ...), contiguous.
-    Returns (N·t, H/N, D), the tokens in their order.
+        and row i of `received` comes from rank i. Both are (P, ...), contiguous.
+    Returns (P·t, H/P, D), the tokens in their order.
     """
     rows = x.unflatten(1, (comm.world_size, -1)).movedim(1, 0).contiguous()
     received = torch.empty_like(rows)
