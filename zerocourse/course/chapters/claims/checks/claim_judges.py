@@ -27,6 +27,8 @@ def holds_in(value, low, high):
         "nothing is false": {"nothing": "false"},
         "NaN holds": {"holds": lambda value, low, high: not (value < low or value > high)},
         "limits left out": {"holds": lambda value, low, high: low < value < high},
+        "upper limit left out": {"holds": lambda value, low, high: low <= value < high},
+        "lower limit left out": {"holds": lambda value, low, high: low < value <= high},
         "one side": {"holds": lambda value, low, high: value >= low},
         "the other side": {"holds": lambda value, low, high: value <= high},
         "where it fails": {"where": False},

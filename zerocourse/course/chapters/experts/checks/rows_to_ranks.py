@@ -12,15 +12,18 @@ CASES = [([[[0, 3], [1, 2]], [[3, 2], [0, 1]]], 4), ([[[0], [0], [1]], [[1], [1]
     mistakes={
         "tokens": {"of_token": set},
         "every Nth": {"home": lambda expert, experts, ranks: expert % ranks},
+        "chosen ones alone": {"all_there": False},
         "turned": {"turn": True},
         "own left out": {"keep_own": False},
         "first choice": {"of_token": lambda ranks: ranks[:1]},
         "expert as rank": {"home": lambda expert, experts, ranks: expert % experts},
     })
 def rows_between_ranks(chosen, experts, *, home=lambda expert, experts, ranks: expert // (experts // ranks), of_token=list, turn=False,
-                       keep_own=True):
+                       keep_own=True, all_there=True):
     """A table, from rank → to rank → rows."""
     ranks = len(chosen)
+    if not all_there:  # the experts are counted by the highest one that was chosen
+        experts = -(-(1 + max(expert for tokens in chosen for token in tokens for expert in token)) // ranks) * ranks
     table = [[0] * max(ranks, experts) for _ in range(max(ranks, experts))]
     for rank, tokens in enumerate(chosen):
         for token in tokens:

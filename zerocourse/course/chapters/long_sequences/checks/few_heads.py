@@ -48,6 +48,7 @@ def few(ranks, kv_heads, heads):
     mistakes={
         "too many copies": ({"copies": lambda ranks, kv_heads, heads: heads // kv_heads},
                             {"copies": lambda ranks, kv_heads, heads: ranks}),
+        "tiled at home": {"tiled": True},
         "one after the other": {"repeat": lambda x, times: x.repeat(1, times, 1)},
         "no mask": {"causal": False},
         "unscaled": {"scale": 1.0},
@@ -56,10 +57,11 @@ def few(ranks, kv_heads, heads):
         "heads mixed": {"order": True},
     })
 def ulysses_attention(q, k, v, ranks, exchange, *, copies=few, repeat=lambda x, times: x.repeat_interleave(times, 1), causal=True, scale=None,
-                      rows=lambda x, ranks: x.unflatten(1, (ranks, -1)).movedim(1, 0), back=None, order=False):
+                      rows=lambda x, ranks: x.unflatten(1, (ranks, -1)).movedim(1, 0), back=None, order=False, tiled=False):
     """Repeat each head of keys as often as the ranks need it, turn, attend, and turn back."""
     times = copies(ranks, k.shape[1], q.shape[1])
     q, k, v = (exchange(rows(each, ranks)).flatten(0, 1) for each in (q, repeat(k, times), repeat(v, times)))
+    k, v = (each.repeat(1, q.shape[1] // each.shape[1] if tiled else 1, 1) for each in (k, v))
     out = F.scaled_dot_product_attention(*(each.movedim(0, 1) for each in (q, k, v)), is_causal=causal, scale=scale, enable_gqa=True).movedim(0, 1)
     if back:
         return back(out, ranks, exchange)

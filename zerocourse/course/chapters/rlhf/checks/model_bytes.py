@@ -15,6 +15,7 @@ CASES = [(1000, 1, 0, 0, 4), (1000, 2, 2, 0, 8), (1000, 2, 2, 1, 8), (1000, 2, 2
         "asked ones always cut": {"always": True},
         "gradients of asked ones": {"asked_as": lambda parameter, whole: 2 * parameter},
         "stage 2's gradients": {"cut_gradients": 3},
+        "stage 1's gradients": {"cut_gradients": 1},
         "all of it cut": {"cut_all": True},
     })
 def bytes_of_models(params, trained, asked, stage, ranks, *, asked_as=lambda parameter, whole: parameter, times=lambda count: count, cut_asked=True,
