@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import pytest
 
+from zerocourse.course.chapters.pipelines.flight_film import flight_film
 from zerocourse.course.chapters.pipelines.plots_held import held_by_ranks, held_over_time
 from zerocourse.course.chapters.pipelines.plots_waits import drawn_waits
 from zerocourse.course.chapters.pipelines.sleeping import eager_1f1b, measured
@@ -69,6 +70,21 @@ def test_what_a_rank_keeps_over_time_is_what_its_list_says():
             assert moments == sorted(moments) and (held[0], held[-1]) == (0, 0)
             assert max(held) == timing.in_flight(rank), f"{name}, rank {rank}"
     assert "GPipe: at most 8, 8, 8, 8" in held_by_ranks({name: TIMINGS[name] for name in ("GPipe", "1F1B")}).get_label()
+
+
+@pytest.mark.parametrize("name", ("GPipe", "1F1B", "ZB-H1"))
+def test_a_film_shows_each_action_at_its_moment_and_what_is_kept(name):
+    timing, film = TIMINGS[name], flight_film(name, TIMINGS[name])
+    moments = sorted({span.start for span in timing.spans})
+    most = [0] * 4
+    for moment, frame in zip(moments, film.frames, strict=True):
+        drawn = "".join(frame.drawing.parts)
+        now = {(str(span.rank), span.action.kind, str(span.action.micro_batch)) for span in timing.spans if span.start <= moment < span.end}
+        assert set(re.findall(r'data-rank="(\d)" data-kind="(\w)" data-micro="(\d)"', drawn)) == now
+        kept = re.findall(r'data-rank="(\d)" data-kept="(\d)"', drawn)
+        most = [max(most[rank], sum(of == str(rank) for of, _ in kept)) for rank in range(4)]
+    assert most == [timing.in_flight(rank) for rank in range(4)]
+    assert film.frames[0].words == "After 0.0 units. Rank 0 begins F0. The ranks keep 1, 0, 0, 0 micro-batches."
 
 
 def test_a_ring_of_waits_is_drawn_where_its_ranks_stand():
