@@ -4,7 +4,8 @@ from ....checks import exercise
 
 NO_LABEL = -100
 CASES = [(list(range(10, 26)), 0, 2), (list(range(10, 26)), 1, 2), (list(range(50, 74)), 2, 3), (list(range(30, 43)), 0, 2),
-         (list(range(30, 43)), 1, 2), (list(range(7)), 0, 1), (list(range(90, 100)), 3, 4), (list(range(90, 100)), 0, 4)]
+         (list(range(30, 43)), 1, 2), (list(range(7)), 0, 1), (list(range(90, 100)), 3, 4), (list(range(90, 100)), 0, 4),
+         ([5, 0, 6, 7], 0, 1), ([5, 0, 6, 0, 7, 8, 0], 1, 2)]  # 0 is a token like others, too
 
 
 def parts_of(rank, ranks):
