@@ -5,7 +5,8 @@ import torch
 from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.words import a
 
-RUNS = {"one step": (3, 4, 6, 1, 1, 0.5), "several epochs": (3, 4, 6, 4, 3, 2.0), "many steps": (4, 5, 8, 30, 1, 1.0), "far": (2, 3, 4, 5, 6, 8.0)}
+RUNS = {"one step": (3, 4, 6, 1, 1, 0.5), "several epochs": (3, 4, 6, 4, 3, 2.0), "many steps": (4, 5, 8, 30, 1, 1.0), "far": (2, 3, 4, 5, 6, 8.0),
+        "far, many actions": (2, 5, 8, 3, 6, 20.0)}
 CLIP = 0.2
 
 
@@ -39,11 +40,13 @@ def learned_table(answer, run):
         "no base": {"base": lambda rewards: torch.zeros(1)},
         "not divided": {"spread": lambda rewards: torch.ones(1)},
         "never clipped": {"clip": 1e9},
+        "clipped alone": {"least": lambda plain, clipped: clipped},
         "one epoch": {"of": lambda epochs: 1},
         "downhill": {"sign": 1},
     })
 def grpo_on_table(table, reward, samples, steps, epochs, rate, draw, *, again=False, frozen=True, base=lambda rewards: rewards.mean(1, keepdim=True),
-                  spread=lambda rewards: rewards.std(1, keepdim=True) + 1e-4, clip=CLIP, of=lambda epochs: epochs, sign=-1):
+                  spread=lambda rewards: rewards.std(1, keepdim=True) + 1e-4, clip=CLIP, of=lambda epochs: epochs, sign=-1,
+                  least=torch.minimum):
     """The table after learning."""
     for _ in range(steps):
         actions = torch.multinomial(table.softmax(-1), samples, replacement=True, generator=draw)
@@ -56,7 +59,7 @@ def grpo_on_table(table, reward, samples, steps, epochs, rate, draw, *, again=Fa
             table = table.detach().requires_grad_()
             new = table.log_softmax(-1).gather(1, actions)
             ratio = (new - (old if frozen else new.detach())).exp()
-            gain = torch.minimum(ratio * better, ratio.clamp(1 - clip, 1 + clip) * better)
+            gain = least(ratio * better, ratio.clamp(1 - clip, 1 + clip) * better)
             (gradient,) = torch.autograd.grad(sign * gain.mean(), table)
             table = (table - rate * gradient).detach()
     return table
