@@ -1,6 +1,10 @@
 """A plan is written, a training follows it, and the receipt lays one beside the other."""
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,27 @@ CLUSTER = {"cards": 2, "machine": {"flops": 5e10, "memory_rate": 1e10, "memory":
            "network": {"per_node": 2, "inside": 1e9, "between": 1e9, "latency": 1e-4, "latency_between": 1e-4}}
 PLAN = ["plan", "--model", "gpt2-tiny", "--cluster", "cluster.json", "--ranks", "2", "--dtype", "fp32", "--batch", "16", "--seq", "64",
         "--most-micro-batch", "4", "--card", "12MB", "--write", "plan"]
+
+
+# A small Llama by its config.json, and a script of one's own that trains it as the plan says.
+LLAMA = {"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 64, "tie_word_embeddings": False}
+SCRIPT = """
+import sys
+
+import torch
+import zerocourse as deepspeed
+from zerocourse.formulas.models.config_json import read_config
+from zerocourse.models.llama import Llama
+
+model = Llama(read_config("config.json"))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=sys.argv[sys.argv.index("--deepspeed") + 1])
+with engine.measured("output/mine", tokens=64):
+    for _ in range(int(sys.argv[-1]) * engine.gradient_accumulation_steps()):
+        engine.backward(engine(torch.randint(256, (engine.train_micro_batch_size_per_gpu(), 64))))
+        engine.step()
+"""
 
 
 @pytest.fixture
@@ -52,6 +77,30 @@ def test_what_was_planned_is_trained_and_its_receipt_has_the_same_bytes(here, ca
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"stage": 3 - receipt["stage"]}))
     assert main(["receipt", "plan"]) == 2
     assert f"has stage = {receipt['stage']}, and the training in output/deepspeed_metrics had" in capsys.readouterr().err
+
+
+def test_a_script_of_ones_own_measures_itself(here, capsys):
+    Path("config.json").write_text(json.dumps(LLAMA))
+    Path("train.py").write_text(SCRIPT)
+    at = PLAN.index("gpt2-tiny")
+    said(capsys, *PLAN[:at], "config.json", *PLAN[at + 1:])
+    _, *words = shlex.split(Path("plan/launch.txt").read_text())  # the first is python
+
+    def start(updates: int) -> subprocess.CompletedProcess:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.run([sys.executable, *words, str(updates)], env=environment, capture_output=True, text=True, timeout=120)
+
+    ran = start(5)
+    assert ran.returncode == 0, ran.stderr
+    receipt = said(capsys, "receipt", "plan", "--measured", "output/mine")
+    for name in ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "total_bytes", "sent_bytes"):
+        assert receipt["rows"][name]["ratio"] == pytest.approx(1, abs=2e-3), name
+    assert receipt["rows"]["peak_bytes"]["ratio"] == pytest.approx(1, abs=0.05)
+    assert receipt["rows"]["step_seconds"]["measured"] > 0
+    Path("output/mine/summary.json").unlink()
+    too_few = start(2)
+    assert too_few.returncode and "engine.measured saw 2 updates: it needs three at least" in too_few.stderr
+    assert not Path("output/mine/summary.json").exists()
 
 
 @pytest.mark.parametrize("folder, said", [("plan", "plan/prediction.json is not there: `zerocourse plan --write` writes it"),

@@ -9,7 +9,8 @@
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ from .config.auto import known_values
 from .familiar import FamiliarNames, require_group
 from .leaf_modules import set_leaves_of, units_with_leaves
 from .misplaced import check_device
-from .monitors import Monitors
+from .monitors import MeasuredSteps, Monitors, write_summary
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
 from .pipeline_engine import PipelineEngine
@@ -121,6 +122,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         self.global_steps = self.micro_steps = self.skipped_steps = 0
         self.begin_scaling()
         self.monitors = Monitors(config, self.global_rank)
+        self._measured: MeasuredSteps | None = None  # inside of `measured`
         self._window = 0  # the number of micro-batches since the last update
         self.n_backwards = 0  # since the last step: several add up, as the two losses of a discriminator do
         self._adds_up = False  # did the last micro-batch that updated have several?
@@ -220,6 +222,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
             if clip:
                 self.zero.clip_grad_norm_(clip, norm)
             self._norm = norm.item() if norm.device.type == "cpu" else norm  # a GPU is waited for only where it is asked for
+            if self._measured is not None:
+                self._measured.before_update()
             self.optimizer.step()
         self.optimizer.zero_grad()
         self.global_steps += 1
@@ -228,6 +232,8 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
             self.lr_scheduler.step()
         self.update_scale(overflow=not self._updated)
         self.monitors.write(self)
+        if self._measured is not None:
+            self._measured.after_update()
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Is the present micro-batch the last of its window? Never, before `step` says so, where the script counts them itself."""
@@ -262,6 +268,29 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
                                      drop_last=self.config.dataloader_drop_last)
         # A generator of its own: each iteration draws a number, and a run that is resumed begins one more of them.
         return DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate_fn, generator=torch.Generator())
+
+    @contextmanager
+    def measured(self, folder: str | Path, tokens: int) -> Iterator[None]:
+        """Around a training loop of three updates or more: what a rank holds and sends in a step, and how long it takes, is written to
+        `folder`/summary.json, which `zerocourse receipt` lays beside what `zerocourse plan --write` predicted. Collective at its end.
+
+        tokens: of a sample.   Raises BadInput where there were fewer updates, and where the file cannot be written, on every rank.
+        """
+        self._measured = measured = MeasuredSteps(self)
+        try:
+            yield
+        finally:
+            self._measured = None
+            measured.stop()
+        of_ranks, error = self.zero.groups.all_gather_object(measured.of_rank()), None
+        if self.global_rank == 0:
+            try:
+                write_summary(Path(folder, "summary.json"), self, tokens, of_ranks)
+            except OSError as caught:
+                error = f"engine.measured cannot write into {folder}: {caught.strerror}"
+        error = self.zero.groups.all_gather_object(error)[0]
+        if error is not None:
+            raise BadInput(error)
 
     # -- properties --------------------------------------------------------------------------------------------------
 

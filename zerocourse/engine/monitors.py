@@ -1,18 +1,25 @@
-"""What a step did, written where the config says: `csv_monitor` and `tensorboard`. Rank 0 writes; nothing is sent.
+"""What a training did, written for others. Rank 0 writes.
 
-Names and steps are DeepSpeed's: Train/Samples/train_loss (of rank 0's micro-batches), lr, and in fp16 loss_scale, over the samples
-of all ranks so far.
+`Monitors` write after each step where the config says: `csv_monitor` and `tensorboard`. Names and steps are DeepSpeed's:
+Train/Samples/train_loss (of rank 0's micro-batches), lr, and in fp16 loss_scale, over the samples of all ranks so far.
+`MeasuredSteps` are what `engine.measured(...)` writes for `zerocourse receipt`, with the names that `zerocourse train` has.
 """
 
 import csv
+import json
+import statistics
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
+from ..comm.device_clock import finished
 from ..errors import BadInput
+from ..measure.ledger import Ledger
 from .config import Config
 
+HELD = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")  # of a rank; gradients just before the update, the others after it
 NAMES = "Train/Samples/train_loss", "Train/Samples/lr", "Train/Samples/loss_scale"
 
 
@@ -83,3 +90,68 @@ def tensorboard_writer(folder: Path):
                       "or use csv_monitor", stacklevel=2)
         return None
     return SummaryWriter(str(folder))
+
+
+class MeasuredSteps:
+    """The updates of an engine while it is asked to measure them. The first one makes the optimizer's states, the second is counted under
+    the ledger, which takes time, and all after it are timed. An update that is skipped counts for nothing."""
+
+    def __init__(self, engine):
+        self.engine, self.watching = engine, ExitStack()
+        self.counts: dict[str, int] | None = None  # of the second update
+        self.seconds: list[float] = []
+        self.ledger: Ledger | None = None
+        self.gradients = self.sent = 0
+        self.began: float | None = None  # the end of the update before
+
+    def before_update(self) -> None:
+        if self.ledger is not None:
+            self.gradients = self.ledger.now().gradients
+
+    def after_update(self) -> None:
+        engine = self.engine
+        if self.ledger is not None:
+            self.count()
+        elif self.counts is not None:
+            self.seconds.append(finished(engine.device) - self.began)
+        elif engine.was_step_applied():
+            self.sent = engine.communication()["sent_bytes"]
+            self.ledger = self.watching.enter_context(Ledger(engine.module, engine.optimizer))
+            self.watching.enter_context(engine.zero.meter.watched_by(self.ledger))
+        self.began = finished(engine.device)
+
+    def count(self) -> None:
+        """The window that was watched is over; where its update was skipped, the next one is watched."""
+        engine, now = self.engine, self.ledger.now()
+        sent, before = engine.communication()["sent_bytes"], self.sent
+        self.sent = sent
+        if engine.was_step_applied():
+            held = dict(zip(HELD, (now.parameters, self.gradients, now.optimizer), strict=True))
+            self.counts = held | {"total_bytes": sum(held.values()), "peak_bytes": self.ledger.peak, "sent_bytes": sent - before}
+            self.stop()
+
+    def stop(self) -> None:
+        self.watching.close()
+        self.ledger = None
+
+    def of_rank(self) -> dict[str, int | float]:
+        """Bytes of the update that was counted, and the median seconds of those after it. Raises BadInput where there were too few."""
+        if self.counts is None or not self.seconds:
+            raise BadInput(f"engine.measured saw {self.engine.global_steps} updates: it needs three at least, one that makes the optimizer's "
+                           "states, one that is counted, and those after it, which are timed")
+        return self.counts | {"step_seconds": statistics.median(self.seconds)}
+
+
+def write_summary(file: Path, engine, tokens: int, of_ranks: list[dict]) -> None:
+    """What `of_rank` found on each rank, by the names of `zerocourse train`. The file appears whole or not at all. Raises OSError."""
+    seconds = max(each["step_seconds"] for each in of_ranks)
+    params = sum(shape.numel() for flat in engine.zero.flats for shape in flat.layout.shapes.values())
+    summary = {"model": type(engine.module).__name__, "params": params,
+               "stage": engine.zero_stage, "ranks": engine.world_size, "device": str(engine.device), "torch": torch.__version__,
+               "train_batch_size": engine.train_batch_size(), "tokens_per_sample": tokens, "steps": engine.global_steps,
+               "step_seconds": seconds, "tokens_per_second": engine.train_batch_size() * tokens / seconds,
+               **{name: [each[name] for each in of_ranks] for name in (*HELD, "total_bytes", "peak_bytes", "sent_bytes")}}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f"{file.name}.draft")
+    draft.write_text(json.dumps(summary, indent=1) + "\n")
+    draft.replace(file)

@@ -3,8 +3,10 @@
   zerocourse plan --model gpt2-xl --cluster 8xA100 --write plan
   zerocourse train --config plan/ds_config.json --model gpt2-xl --data book.txt
   zerocourse receipt plan
+  zerocourse receipt plan --measured output/mine
 
-The first folder has the `prediction.json` of `plan --write`, the second (--measured) the `summary.json` of `train`. Both must be of one
+The first folder has the `prediction.json` of `plan --write`, the second (--measured) the `summary.json` of `train`, or of a script of
+your own with `with engine.measured("output/mine", tokens=1024):` around its training loop. Both must be of one
 model on as many ranks, with the same stage, batch and tokens. Bytes are of the rank that has most; seconds are predicted for the
 cluster that was planned for, and say nothing of another machine.
 """
@@ -19,7 +21,7 @@ from .. import Outcome
 from ..arguments import Checked, path
 from ..terminal import table
 
-HELP = "what `plan` predicted beside what `train` measured"
+HELP = "what `plan` predicted beside what a training measured"
 PREDICTION, SUMMARY = "prediction.json", "summary.json"
 SAME = ("params", "stage", "ranks", "train_batch_size", "tokens_per_sample")
 WORDS = {"parameters_bytes": "parameters", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer", "total_bytes": "model states",
@@ -29,7 +31,7 @@ WORDS = {"parameters_bytes": "parameters", "gradients_bytes": "gradients", "opti
 def configure(parser):
     parser.add_argument("plan", action=Checked, read=path, metavar="DIR", help="the folder that `plan --write` made")
     parser.add_argument("--measured", action=Checked, read=path, default=Path("output/deepspeed_metrics"), metavar="DIR",
-                        help="the folder that `train` wrote to (default output/deepspeed_metrics)")
+                        help="the folder that `train`, or engine.measured, wrote to (default output/deepspeed_metrics)")
 
 
 def run(args) -> Outcome:
