@@ -14,7 +14,7 @@ from zerocourse.parallel.pipeline.schedules.synchronous import interleaved, one_
 from zerocourse.parallel.pipeline.schedules.zero_bubble import zb_h1
 from zerocourse.planning import Candidate, ask, candidates, computed
 from zerocourse.planning.by_simulation import simulated
-from zerocourse.planning.mesh_parts import bubble_seconds, end_parts, heads_refused, in_flight, links, network_of
+from zerocourse.planning.mesh_parts import bubble_seconds, end_parts, heads_refused, in_flight, links
 from zerocourse.planning.published_meshes import RUNS, beside_published, table
 from zerocourse.planning.search import AS_FAST, evaluate
 from zerocourse.simulation.clusters import Network
@@ -51,8 +51,8 @@ def test_groups_that_talk_at_once_share_a_nodes_adapters():
     network = Network(8, 300e9, 200e9)
     assert links(Candidate(1, 64, tensor=8, pipeline=4), 8) == {
         "tensor": "inside a node", "data": "between nodes", "pipeline": "between nodes"}
-    assert network_of(network, 1).rate(16) == 200e9 and network_of(network, 8).rate(4) == 25e9
-    assert network_of(network, 4).rate(2) == 300e9 and network_of(network, 4).rate(4) == 50e9
+    assert network.every(1).rate(16) == 200e9 and network.every(8).rate(4) == 25e9
+    assert network.every(4).rate(2) == 300e9 and network.every(4).rate(4) == 50e9
 
 
 def test_what_each_axis_sends():

@@ -20,16 +20,16 @@ from .group import Comm
 from .torch_private import FakeTensor
 
 
+RING, ALL_REDUCE, TO_EACH = "ring", "all-reduce", "to each"  # the ways of a collective: around a ring, an all-reduce's own, each to each
+
+
 class TimedWire(Protocol):
     """A link that says how long things take.   clock: the seconds since a simulation began."""
 
     clock: Callable[[], float]
 
-    def send(self, nbytes: int, ranks: int, reduces_all: bool = False) -> float:
-        """The moment at which a collective is complete in which this rank sends `nbytes`, if it is issued now.
-
-        reduces_all: it is an all-reduce, which may go another way than all others.
-        """
+    def send(self, nbytes: int, ranks: int, way: str = RING) -> float:
+        """The moment at which a collective is complete in which this rank sends `nbytes`, if it is issued now. way: one of the three."""
 
 
 class SimulatedComm(Comm):
@@ -87,15 +87,17 @@ class Simulated(Gloo):
         super().__init__(None, rank, world_size, "simulated")
         self.terms, self.wire = terms, wire
 
-    def works(self, nbytes: int, reduces_all: bool = False) -> list[float]:
+    def works(self, nbytes: int, way: str = RING) -> list[float]:
         """What a collective in which this rank sends so much is waited for: the moment at which it is complete."""
-        return [self.wire.send(nbytes, self.world_size, reduces_all)] if self.wire is not None and self.peers else []
+        return [self.wire.send(nbytes, self.world_size, way)] if self.wire is not None and self.peers else []
 
     def all_gather(self, tensor: torch.Tensor, layout: Layout, call: str) -> Transfer:
         return Transfer(self.works(len(self.peers) * tensor[layout.slice(self.rank)].nbytes), nothing)
 
     def reduce_scatter(self, tensor: torch.Tensor, layout: Layout, into: torch.Tensor | None, call: str) -> Transfer:
         mine = tensor[layout.slice(self.rank)]
+        if not self.peers:  # as without a simulation
+            return super().reduce_scatter(tensor, layout, into, call)
         arrived = [torch.empty_like(mine), mine.new_empty(max(0, self.terms - 2) * mine.numel())]  # the first term, and the others
 
         def add() -> torch.Tensor:
@@ -107,14 +109,14 @@ class Simulated(Gloo):
 
     def all_to_all(self, rows: torch.Tensor, into: torch.Tensor, call: str) -> Transfer:
         into.copy_(rows[self.rank])  # what this rank keeps of its own, every other sends
-        return Transfer(self.works(rows.nbytes - rows[self.rank].nbytes), nothing)
+        return Transfer(self.works(rows.nbytes - rows[self.rank].nbytes, TO_EACH), nothing)
 
     def exchange(self, call: str, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor],
                  names: dict[tuple[int, int], str] | None = None) -> Transfer:
-        return Transfer(self.works(sum(tensor.nbytes for tensor in sends.values())), nothing)
+        return Transfer(self.works(sum(tensor.nbytes for tensor in sends.values()), TO_EACH), nothing)
 
     def received_bytes(self, tensor: torch.Tensor, layout: Layout) -> int:
-        return max(1, self.terms - 1) * tensor[layout.slice(self.rank)].nbytes
+        return max(1, self.terms - 1) * tensor[layout.slice(self.rank)].nbytes if self.peers else 0
 
     def all_reduce(self, flat: torch.Tensor, op: str, call: str) -> Transfer:
         received = flat.new_empty(max(0, self.terms - 1) * flat.numel())
@@ -122,7 +124,7 @@ class Simulated(Gloo):
         def reduced(alive=received) -> None:
             """What the others send takes memory until then."""
 
-        return Transfer(self.works(2 * flat.nbytes, reduces_all=True), reduced)
+        return Transfer(self.works(2 * flat.nbytes, ALL_REDUCE), reduced)
 
     def broadcast(self, flat: torch.Tensor, call: str) -> Transfer:
         return Transfer(self.works(flat.nbytes), nothing)

@@ -5,10 +5,12 @@
   zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100
   zerocourse simulate --model llama-7b --ranks 512 --dtype bf16 --cluster 64x8xH100 --shard-ranks 8
   zerocourse simulate --model llama-7b --ranks 1024 --dtype bf16 --recompute --peer fsdp2
+  zerocourse simulate --model mixtral-8x7b --ranks 64 --dtype bf16 --recompute --experts-over 8 --cluster 8x8xH100
 """
 
 import time
 
+from ..errors import BadInput
 from ..formulas.units import both, gb
 from . import Outcome
 from .arguments import MOST_RANKS, Checked, whole
@@ -19,7 +21,7 @@ MOST_SIMULATED = 100_000  # ranks: each layout is a list of as many slices
 
 def configure(parser):
     parser.add_argument("--model", required=True, metavar="NAME",
-                        help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t, or the path of a Hugging Face config.json")
+                        help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t, mixtral-8x7b, qwen3-30b-a3b, or the path of a Hugging Face config.json")
     parser.add_argument("--stage", action=Checked, read=whole(0, 3), default=3, help="0 to 3 (default 3)")
     positive = {"action": Checked, "read": whole(1, MOST_RANKS)}
     parser.add_argument("--ranks", action=Checked, read=whole(1, MOST_SIMULATED), default=8, metavar="N",
@@ -34,6 +36,8 @@ def configure(parser):
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")
     parser.add_argument("--shard-ranks", **positive, metavar="S",
                         help="ranks that divide a buffer, as those of a node; the others hold replicas (default: all divide it)")
+    parser.add_argument("--experts-over", **positive, default=1, metavar="EP",
+                        help="ranks that have different experts of a layer (default 1: every rank has all); all experts are equally busy")
     parser.add_argument("--like", choices=("gloo", "nccl"),
                         help="whose memory a reduction takes: N - 1 slices, or one (default gloo; nccl on a cluster or "
                              "with a peer)")
@@ -47,7 +51,7 @@ def configure(parser):
 def run(args) -> Outcome:
     from ..simulation import SimulatedJob, find_cluster, simulate, simulate_time  # here: torch takes two seconds to import
     job = SimulatedJob(args.model, args.stage, args.ranks, args.rank, args.micro_batch, args.seq, args.accumulation,
-                       args.dtype == "bf16", args.recompute, args.shard_ranks)
+                       args.dtype == "bf16", args.recompute, args.shard_ranks, experts_over=args.experts_over)
     cluster = None if args.cluster is None else find_cluster(args.cluster)
     peer = _peer(job) if args.peer else None
     began = time.perf_counter()
@@ -62,6 +66,8 @@ def run(args) -> Outcome:
 def _peer(job) -> tuple[dict, float]:
     """What FSDP2 holds and sends, and the seconds that this simulation took."""
     from ..simulation.fsdp2 import simulate_fsdp2
+    if job.experts_over > 1:
+        raise BadInput("--peer fsdp2 has all experts on every rank: leave out --experts-over")
     began = time.perf_counter()
     return simulate_fsdp2(job), time.perf_counter() - began
 

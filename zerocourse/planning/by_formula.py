@@ -14,7 +14,7 @@ from ..formulas.volumes import sent_bytes
 from ..formulas.what_fits import DEVICE, DISK, HOST, PLACES, Needs, needs, on_device
 from ..layout.mesh import INSIDE
 from .candidate import COMPUTED, AxisTraffic, Candidate, Evaluation
-from .mesh_parts import RankPart, bubble_seconds, end_parts, links, network_of
+from .mesh_parts import RankPart, bubble_seconds, end_parts, links
 from .question import Question
 
 KINDS = ("parameters", "gradients", "optimizer", "the rest, at the peak")
@@ -106,7 +106,7 @@ def _seconds(question: Question, candidate: Candidate, part: RankPart,
     # Recomputation ends when all that the backward needs is there, which is before a Llama's last scatter. The embedding's
     # sum counts as two, and its cut and the head's input send in the backward, too.
     slice_bytes = tokens * model.width * element // t
-    talk = network_of(network, 1).seconds((t - 1) * slice_bytes, t) if t > 1 else 0.0
+    talk = network.every(1).seconds((t - 1) * slice_bytes, t) if t > 1 else 0.0
     again = candidate.recompute * (3 if model.family == "llama" else 4)
     at_the_ends = 3 * part.first + 2 * part.last
     talks = micro_batches * (part.layers * (8 + again) + at_the_ends)
@@ -126,7 +126,7 @@ def _seconds(question: Question, candidate: Candidate, part: RankPart,
     def seconds(numel: int) -> float:
         if data == 1 or not numel:
             return 0.0
-        return network_of(network, t).seconds((data - 1) * share_of(numel, data) * element, data)
+        return network.every(t).seconds((data - 1) * share_of(numel, data) * element, data)
 
     time = step_time(candidate.stage, micro_batches, part.layers, forward, backward, rest, publishing,
                      seconds(part.block), seconds(part.before) + seconds(part.after))
@@ -136,7 +136,7 @@ def _seconds(question: Question, candidate: Candidate, part: RankPart,
         slots = [(even + (rank < more)) * (forward + backward) + (rank == p - 1) * head for rank in range(p)]
         mine = slots[0] if part.first else slots[-1]
         bubble = micro_batches * (max(slots) - mine) + bubble_seconds(candidate, slots)
-        along = network_of(network, t * data)
+        along = network.every(t * data)
         inside = along.nodes(p) == 1
         transfers = 2 * (p - 1) * (slice_bytes / along.rate(p) + (along.latency if inside else along.latency_between))
         tied = element * share_of(model.vocabulary * model.width // t, data) if model.tied and (part.first or part.last) else 0

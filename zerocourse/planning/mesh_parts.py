@@ -110,15 +110,6 @@ def _links(tensor: int, data: int, pipeline: int, per_node: int) -> dict[str, st
     return {axis: mesh.link(name) for axis, name in AXES.items()}
 
 
-def network_of(network: Network, stride: int) -> Network:
-    """What joins the ranks of an axis that are `stride` apart, while all groups of that axis talk at once.
-
-    A node has some ranks of a group, and its other ranks belong to other groups, which share its adapters.
-    """
-    here = max(1, network.per_node // stride)
-    return replace(network, per_node=here, between=network.between * here / network.per_node)
-
-
 def heads_refused(model: ModelSizes, tensor: int) -> str | None:
     """Why so many ranks cannot divide the heads. Where there are fewer heads of keys and values, several ranks have the same."""
     if model.qk_norm and tensor > 1:

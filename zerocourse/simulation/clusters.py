@@ -17,6 +17,7 @@ import re
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 
+from ..comm.simulated import ALL_REDUCE, RING, TO_EACH
 from ..errors import BadInput
 
 FILE = Path(__file__).with_name("clusters.json")
@@ -64,6 +65,17 @@ class Network:
         """Of an all-gather or a reduce-scatter in which each rank sends `nbytes`: its slowest link decides."""
         return nbytes / self.rate(ranks) + self.ring_latency(ranks)
 
+    def seconds_of(self, way: str, nbytes: float, ranks: int) -> float:
+        """Of a collective that goes this way (see `comm.simulated`)."""
+        return {RING: self.seconds, ALL_REDUCE: self.all_reduce_seconds, TO_EACH: self.to_each_seconds}[way](nbytes, ranks)
+
+    def to_each_seconds(self, nbytes: float, ranks: int) -> float:
+        """Of an all-to-all in which each rank sends `nbytes`, to each other rank as much. What leaves a node has the rank's share of its
+        adapters for itself."""
+        outside = max(0, ranks - self.per_node) / max(1, ranks - 1)
+        across = nbytes * outside * self.per_node / self.between
+        return max(nbytes * (1 - outside) / self.inside, across) + (self.latency_between if outside else self.latency)
+
     def all_reduce_seconds(self, nbytes: float, ranks: int) -> float:
         """Of an all-reduce in which each rank sends `nbytes`: around the ring twice, or up a tree and down again."""
         tree = 2 * (self.latency * (min(ranks, self.per_node) - 1)
@@ -86,7 +98,13 @@ class Network:
     def across(self) -> "Network":
         """What joins ranks of which each node has one, while all ranks of a node send to their like in other nodes, as
         the replicas of a hybrid sharding do: each has its share of the adapters."""
-        return replace(self, per_node=1, between=self.between / self.per_node)
+        return self.every(self.per_node)
+
+    def every(self, stride: int) -> "Network":
+        """What joins ranks that are `stride` apart, while all such groups talk at once: a node has some ranks of a group, and its other
+        ranks belong to other groups, which share its adapters."""
+        here = max(1, self.per_node // stride)
+        return replace(self, per_node=here, between=self.between * here / self.per_node)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,11 @@ class MeshJob:
         for name in ("micro_batch", "micro_batches"):
             integer(getattr(self, name), name, 1)
         integer(self.rank, "rank", 0, self.mesh.world_size - 1)
-        most = find_model(self.model).tokens
+        known = find_model(self.model)
+        most = known.tokens
+        if known.experts:
+            raise BadInput(f"{self.model} has experts, for which tensor parallelism and pipelines have no plan here: simulate it without a "
+                           "mesh, with experts_over")
         if self.seq is not None and not 0 < self.seq <= most:
             raise BadInput(f"seq is {self.seq}: {self.model} takes 1 to {most} tokens")
         if self.schedule not in SCHEDULES:

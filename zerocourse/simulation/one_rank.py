@@ -3,6 +3,8 @@
 `simulate(job)` does it without the other ranks and without the memory: the stages run unchanged on fake tensors, and their
 collectives are `comm.simulated`'s. `run_job(job, Comm())` does the same in real ranks, with real tensors. Both count with
 the same ledger, and so their bytes can be compared: they are equal, to the byte (tests/simulation/test_simulation.py).
+
+Which expert a token takes depends on values, which a fake tensor does not have: there all experts are equally busy.
 """
 
 import gc
@@ -22,6 +24,7 @@ from ..errors import BadInput
 from ..formulas.units import integer
 from ..measure.ledger import Ledger
 from ..measure.watched_step import watched_step
+from ..parallel.experts import expert_parallel
 from ..zero.buffers.groups import Groups
 from ..zero.extras import shard
 from ..zero.options import ZeroOptions
@@ -40,6 +43,8 @@ class SimulatedJob:
     shard_ranks: how many ranks, such as those of a node, divide each buffer among them; the other groups of as many ranks
         hold replicas (hybrid sharding). Rank r is in group r // shard_ranks. None: all ranks divide it.
     aligned: parameters begin at multiples of 16 bytes, as where a model trains on a GPU (see `ZeroOptions`).
+    experts_over: how many ranks have different experts of a layer; rank r is number r % experts_over of them, and the ranks that have the
+        same ones divide their states. 1: every rank has all experts.
     """
 
     model: str
@@ -53,6 +58,7 @@ class SimulatedJob:
     recompute: bool = False
     shard_ranks: int | None = None
     aligned: bool = False
+    experts_over: int = 1
 
     def __post_init__(self):
         integer(self.stage, "stage", 0, 3)
@@ -66,6 +72,17 @@ class SimulatedJob:
             raise BadInput(f"shard_ranks is {self.shard_ranks}: {self.ranks} ranks do not make whole groups of so many")
         if self.seq is not None and not 0 < self.seq <= most:
             raise BadInput(f"seq is {self.seq}: {self.model} takes 1 to {most} tokens")
+        self.check_experts()
+
+    def check_experts(self) -> None:
+        over, experts = integer(self.experts_over, "experts_over", 1), find_model(self.model).experts
+        if over > 1 and not experts:
+            raise BadInput(f"experts_over is {over}: {self.model} has no experts")
+        if over > 1 and (experts % over or self.ranks % over):
+            raise BadInput(f"experts_over is {over}: it must divide the {experts} experts of a layer, and the {self.ranks} ranks")
+        if over > 1 and self.shard_ranks is not None:
+            raise BadInput(f"experts_over is {over}, and shard_ranks {self.shard_ranks}: experts stand beside buffers that all ranks divide, so "
+                           "leave out one of them")
 
 
 def simulate(job: SimulatedJob, like: str = "gloo") -> dict:
@@ -74,7 +91,8 @@ def simulate(job: SimulatedJob, like: str = "gloo") -> dict:
     like: whose memory collectives take, "gloo" or "nccl".
     """
     with FakeTensorMode():
-        return run_job(job, simulated_groups(job, like))
+        groups = simulated_groups(job, like)
+        return run_job(job, groups, exchange=simulated_exchange(job, like, groups))
 
 
 def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> dict:
@@ -84,14 +102,15 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
     """
     cluster.check(job.ranks)
     clock = VirtualClock()
-    wires = links_of(clock, cluster.network)
+    wires = links_of(clock, cluster.network, job.experts_over)
     with FakeTensorMode(), Computing(clock, cluster.machine) as computing:
         begun = {}
 
         def begin() -> None:
             begun.update(now=clock.now, compute=computing.seconds, flops=computing.flops, wire=busy(wires))
 
-        result = run_job(job, simulated_groups(job, like, wires), begin)
+        groups = simulated_groups(job, like, wires)
+        result = run_job(job, groups, begin, simulated_exchange(job, like, groups, wires))
     seconds, compute = clock.now - begun["now"], computing.seconds - begun["compute"]
     tokens = job.ranks * job.micro_batch * job.accumulation * (job.seq or find_model(job.model).tokens)
     return result | {"step_seconds": seconds, "compute_seconds": compute, "exposed_seconds": seconds - compute,
@@ -99,9 +118,13 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
                      "tokens_per_second": tokens / seconds}
 
 
-def links_of(clock: VirtualClock, network: Network) -> tuple[SimulatedLink, SimulatedLink]:
-    """A rank's link to the ranks that divide buffers with it, and the one to those in other nodes that hold the same slice."""
-    return SimulatedLink(clock, network), SimulatedLink(clock, network.across())
+def links_of(clock: VirtualClock, network: Network, experts_over: int = 1) -> tuple[SimulatedLink, SimulatedLink]:
+    """A rank's link to the ranks that divide buffers with it; and that to those in other nodes that hold the same slice, or, where experts
+    are cut, the same link again, as ranks with the same experts see it."""
+    link = SimulatedLink(clock, network)
+    if experts_over == 1:
+        return link, SimulatedLink(clock, network.across())
+    return link, SimulatedLink(clock, network.every(experts_over), link)
 
 
 def busy(wires: tuple[SimulatedLink, SimulatedLink]) -> float:
@@ -110,24 +133,36 @@ def busy(wires: tuple[SimulatedLink, SimulatedLink]) -> float:
 
 def simulated_groups(job: SimulatedJob, like: str, wires=(None, None)) -> Groups:
     """The groups of the job's rank, in a world that is not there."""
-    divide = job.shard_ranks or job.ranks
+    divide, over = job.shard_ranks or job.ranks, job.experts_over
     comm = SimulatedComm(job.rank % divide, divide, like, wires[0])
+    if over > 1:
+        return Groups(comm, experts=Groups(SimulatedComm(job.rank // over, job.ranks // over, like, wires[1], comm.recorder)))
     if divide == job.ranks:
         return Groups(comm)
     return Groups(comm, SimulatedComm(job.rank // divide, job.ranks // divide, like, wires[1], comm.recorder))
 
 
-def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = lambda: None) -> dict:
+def simulated_exchange(job: SimulatedJob, like: str, groups: Groups, wires=(None, None)) -> Comm | None:
+    """The ranks with which this one exchanges tokens; None where it has all experts."""
+    over = job.experts_over
+    return SimulatedComm(job.rank % over, over, like, wires[0], groups.shard.recorder) if over > 1 else None
+
+
+def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = lambda: None, exchange: Comm | None = None) -> dict:
     """Train two steps on this rank, and watch the second one, before which `begin` is called. Collective if `comm` is.
 
-    comm: all ranks, or those that divide a buffer and those that hold replicas, where the job has `shard_ranks`.
+    comm: all ranks, or those that divide a buffer and those that hold replicas, where the job has `shard_ranks`; where it has
+        `experts_over`, what `expert_groups` makes.   exchange: the ranks that have the other experts.
     Returns params, stage, ranks; what `watch_second_step` does, and replicas_bytes, how much of what is sent goes to ranks
     that hold the same slice; and the second step's events. One Comm may run several jobs, one after the other.
     """
     groups = comm if isinstance(comm, Groups) else Groups(comm)
     second = groups.shard.recorder.step + 1  # the Comm counts on from job to job
     model = make_model(job)
-    about, optimizer, before = describe(job, model), adamw(model), Counter()
+    about, before = describe(job, model), Counter()
+    if exchange is not None:
+        expert_parallel(model, exchange)
+    optimizer = adamw(model)
     shard(model, optimizer, job.stage, comm=groups, param_dtype=torch.bfloat16 if job.half else None,
           options=ZeroOptions(aligned=job.aligned))
     forget_shapes(model)
@@ -137,7 +172,8 @@ def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = 
         begin()
 
     watched_by = model.zero.meter.watched_by
-    result = about | watch_second_step(job, model, optimizer, groups.shard, begin_watched, watched_by)
+    counts = groups.shard if exchange is None else SentTogether([groups.shard, groups.experts.shard, exchange])
+    result = about | watch_second_step(job, model, optimizer, counts, begin_watched, watched_by)
     to_replicas = sent_to_replicas(groups) - before
     result |= {"sent_bytes": result["sent_bytes"] + to_replicas.total(), "sent": dict(Counter(result["sent"]) + to_replicas),
                "replicas_bytes": to_replicas.total(), "events": groups.shard.recorder.of_step(second)}
@@ -148,6 +184,29 @@ def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = 
 
 def sent_to_replicas(groups: Groups) -> Counter:
     return groups.replicate.sent if groups.replicate is not None else Counter()
+
+
+class SentTogether:
+    """The counters of several Comms as those of one."""
+
+    def __init__(self, comms: list[Comm]):
+        self.comms = comms
+
+    @property
+    def sent(self) -> Counter:
+        return sum((comm.sent for comm in self.comms), Counter())
+
+    @property
+    def elements(self) -> Counter:
+        return sum((comm.elements for comm in self.comms), Counter())
+
+    @property
+    def padding(self) -> int:
+        return sum(comm.padding for comm in self.comms)
+
+    @property
+    def metadata(self) -> int:
+        return sum(comm.metadata for comm in self.comms)
 
 
 def make_model(job: SimulatedJob) -> nn.Module:

@@ -1,6 +1,6 @@
-"""Models by name that a simulation can train: the course's GPT-2 and its Llama, up to 10¹² parameters.
+"""Models by name that a simulation can train: the course's GPT-2, its Llama and its mixtures of experts, up to 10¹² parameters.
 
-The Llama shapes are those of the published configurations; `llama-128b` and `llama-1t` are of the same proportions, and nobody's.
+Shapes of Llamas and mixtures are those of the published configurations; `llama-128b` and `llama-1t` are of the same proportions, and nobody's.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from ..formulas.models.llama_shape import LlamaShape
 from ..formulas.models.mixture_shape import MixtureShape
 from ..models.gpt2 import CONFIGS, GPT, GPTConfig
 from ..models.llama import Llama
+from ..parallel.experts import mixture_llama
 
 LLAMAS = {
     "llama-tiny": LlamaShape(4, 64, 192, 4, 2, 256, 128),
@@ -27,6 +28,13 @@ LLAMAS = {
     "llama-128b": LlamaShape(96, 10240, 35840, 80, 8, 32000, 4096),
     "llama3-405b": LlamaShape(126, 16384, 53248, 128, 8, 128256, 8192),
     "llama-1t": LlamaShape(160, 22528, 75776, 176, 16, 128256, 4096),
+}
+MIXTURES = {
+    "mixtral-tiny": MixtureShape(LlamaShape(4, 64, 96, 4, 2, 256, 128), 8, 2),
+    "mixtral-8x7b": MixtureShape(LlamaShape(32, 4096, 14336, 32, 8, 32000, 4096), 8, 2),  # arXiv 2401.04088, table 1, with fewer tokens
+    "mixtral-8x22b": MixtureShape(LlamaShape(56, 6144, 16384, 48, 8, 32000, 4096), 8, 2),
+    "qwen3-30b-a3b": MixtureShape(LlamaShape(48, 2048, 768, 32, 4, 151936, 4096, 128, qk_norm=True), 128, 8),  # arXiv 2505.09388, table 2
+    "qwen3-235b-a22b": MixtureShape(LlamaShape(94, 4096, 1536, 64, 4, 151936, 4096, 128, qk_norm=True), 128, 8),
 }
 
 UNTIED = {f"{name}-untied": replace(CONFIGS[name], vocab_size=50304, bias=False, tied=False)  # 163M, 406M, 838M
@@ -46,12 +54,14 @@ GPTS = CONFIGS | UNTIED | PUBLISHED_GPTS
 
 
 class KnownModel(NamedTuple):
-    """make(): the model, on whatever mode is active.   loss(model, tokens_BT): a scalar.   tokens: of a sample, at most."""
+    """make(): the model, on whatever mode is active.   loss(model, tokens_BT): a scalar.   tokens: of a sample, at most.
+    experts: of a layer; 0: it has none."""
 
     make: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Tensor], Tensor]
     tokens: int
     vocabulary: int
+    experts: int = 0
 
 
 def find_model(name: str) -> KnownModel:
@@ -60,19 +70,19 @@ def find_model(name: str) -> KnownModel:
     if isinstance(config, GPTConfig):
         return KnownModel(lambda: GPT(config), lambda model, tokens: model(tokens, tokens), config.block_size,
                           config.vocab_size)
+    if isinstance(config, MixtureShape):
+        return KnownModel(lambda: mixture_llama(config), lambda model, tokens: model(tokens), config.tokens, config.dense.vocabulary,
+                          config.experts)
     return KnownModel(lambda: Llama(config), lambda model, tokens: model(tokens), config.tokens, config.vocabulary)
 
 
-def shape_of(name: str) -> GPTConfig | LlamaShape:
+def shape_of(name: str) -> GPTConfig | LlamaShape | MixtureShape:
     """Of a name, or of a file. Raises BadInput."""
     if is_config(name):
-        shape = read_config(name)
-        if isinstance(shape, MixtureShape):
-            raise BadInput(f"{name} is a mixture of experts, which is not built here: `zerocourse memory` counts what its ranks hold and send")
-        return shape
-    if name in GPTS or name in LLAMAS:
-        return (GPTS | LLAMAS)[name]
-    known = [*GPTS, *LLAMAS]
+        return read_config(name)
+    known = GPTS | LLAMAS | MIXTURES
+    if name in known:
+        return known[name]
     near = difflib.get_close_matches(name, known, n=1)
     raise BadInput(f"there is no model {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}, and "
                    "a Hugging Face model is named by the path of its config.json"))

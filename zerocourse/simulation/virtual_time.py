@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from ..comm.simulated import RING
 from ..comm.torch_private import TorchDispatchMode, flash_attention, flash_attention_backward
 from ..measure.storages import all_tensors
 from .clusters import Machine, Network
@@ -36,18 +37,23 @@ class VirtualClock:
 
 
 class SimulatedLink:
-    """The rank's link under way: when a collective that is issued now will be complete."""
+    """The rank's link under way: when a collective that is issued now will be complete.
 
-    def __init__(self, clock: VirtualClock, network: Network):
-        self.clock, self.network, self.free, self.busy = clock, network, 0.0, 0.0
+    along: a link over the same cable, to other ranks: what goes over one waits for what goes over the other.
+    """
 
-    def send(self, nbytes: int, ranks: int, reduces_all: bool = False) -> float:
+    def __init__(self, clock: VirtualClock, network: Network, along: "SimulatedLink | None" = None):
+        self.clock, self.network, self.busy = clock, network, 0.0
+        self.cable = along or self
+        self.free = 0.0  # of a cable: from when on
+
+    def send(self, nbytes: int, ranks: int, way: str = RING) -> float:
         """Issue a collective in which this rank sends `nbytes` to the others. Returns the moment at which it is complete."""
-        seconds = (self.network.all_reduce_seconds if reduces_all else self.network.seconds)(nbytes, ranks)
-        self.free = max(self.free, self.clock.now) + seconds
+        seconds = self.network.seconds_of(way, nbytes, ranks)
+        self.cable.free = max(self.cable.free, self.clock.now) + seconds
         self.busy += seconds
         self.clock.advance(self.network.processor * nbytes)
-        return self.free
+        return self.cable.free
 
 
 class Computing(TorchDispatchMode):

@@ -10,7 +10,8 @@ experts busy, cut_experts cuts a model's experts, expert_groups lets ZeRO cut wh
 from .cut_experts import ExpertPlan, expert_parallel
 from .expert_balance import balance_loss
 from .expert_groups import expert_groups
-from .layer import Experts, MixtureOfExperts
+from .layer import Experts, GatedExperts, MixtureOfExperts, mixture_llama
 from .routing import Routing, route
 
-__all__ = ["ExpertPlan", "Experts", "MixtureOfExperts", "Routing", "balance_loss", "expert_groups", "expert_parallel", "route"]
+__all__ = ["ExpertPlan", "Experts", "GatedExperts", "MixtureOfExperts", "Routing", "balance_loss", "expert_groups", "expert_parallel",
+           "mixture_llama", "route"]

@@ -93,7 +93,7 @@ def exchanging(forward: Callable[[Tensor, Tensor, Tensor], Tensor], name: str, e
     @wraps(forward)
     def run(x_NC: Tensor, experts_Nk: Tensor, weights_Nk: Tensor) -> Tensor:
         pairs = by_expert(experts_Nk, experts)
-        coming = announce(pairs.counts_E, comm, name)
+        coming = announce(pairs.counts_E, comm, name, experts_Nk.numel())
         rows_AC = to_experts(x_NC[pairs.tokens(experts_Nk.shape[1])], coming.trip, comm, name)
         made_AC = forward(rows_AC, coming.local_A[:, None], rows_AC.new_ones(len(rows_AC), 1))
         return weighed_sum(back_home(made_AC, coming.trip, comm, name), pairs, weights_Nk)

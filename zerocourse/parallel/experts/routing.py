@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...comm.torch_private import FakeTensor
+
 
 class Routing(NamedTuple):
     """experts_Nk: int64, of each token.   weights_Nk: what each counts for in the sum, which is 1 together where they were renormalised.
@@ -46,7 +48,15 @@ def route(logits_NE: Tensor, k: int, renormalise: bool = True) -> Routing:
 def by_expert(experts_Nk: Tensor, experts: int) -> Sorted:
     """The order is stable, so that tokens of one expert keep theirs, on one rank and on many."""
     flat = experts_Nk.flatten()
-    return Sorted(flat.argsort(stable=True), torch.bincount(flat, minlength=experts))
+    return Sorted(flat.argsort(stable=True), flat.new_zeros(experts).index_add(0, flat, torch.ones_like(flat)))
+
+
+def numbers_of(counts: Tensor, total: int) -> list[int]:
+    """The numbers in a tensor, whose sum is `total`. Nobody knows what is in a fake one (see `simulation`): there all are equally busy."""
+    if type(counts) is not FakeTensor:
+        return counts.tolist()
+    even, more = divmod(total, len(counts))
+    return [even + (number < more) for number in range(len(counts))]
 
 
 def weighed_sum(rows_PC: Tensor, pairs: Sorted, weights_Nk: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...comm import Comm
+from .routing import numbers_of
 
 
 class Trip(NamedTuple):
@@ -38,14 +39,18 @@ class Arrivals(NamedTuple):
     local_A: Tensor
 
 
-def announce(counts_E: Tensor, comm: Comm, unit: str) -> Arrivals:
-    """Tell every rank how many rows come for each of its experts. Collective; the ranks have equally many experts, in order."""
+def announce(counts_E: Tensor, comm: Comm, unit: str, pairs: int) -> Arrivals:
+    """Tell every rank how many rows come for each of its experts. Collective; the ranks have equally many experts, in order.
+
+    pairs: the sum of counts_E.
+    """
     ranks, here = comm.world_size, len(counts_E) // comm.world_size
     going = counts_E.view(ranks, here)
     coming = torch.empty_like(going)
     comm.all_to_all(going, coming, f"counts of {unit}").wait()
+    trip = Trip(numbers_of(going.sum(1), pairs), numbers_of(coming.sum(1), pairs))
     local_E = torch.arange(here, device=counts_E.device).repeat(ranks)
-    return Arrivals(Trip(going.sum(1).tolist(), coming.sum(1).tolist()), local_E.repeat_interleave(coming.flatten()))
+    return Arrivals(trip, local_E.repeat_interleave(coming.flatten(), output_size=sum(trip.received)))
 
 
 class TokenExchange(torch.autograd.Function):
