@@ -19,7 +19,6 @@ from .events import Recorder
 from .group import Comm
 from .torch_private import FakeTensor
 
-
 RING, ALL_REDUCE, TO_EACH = "ring", "all-reduce", "to each"  # the ways of a collective: around a ring, an all-reduce's own, each to each
 
 

@@ -7,13 +7,12 @@ Sources: Narayanan et al. 2021, arXiv 2104.04473; Korthikanti et al. 2022, arXiv
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
 from ..formulas.shares import shard_elements
 from ..layout.mesh import Mesh
-from ..simulation.clusters import Network
 from .candidate import INTERLEAVED, ONE_F_ONE_B, ZB_H1, Candidate
 from .model_sizes import ModelSizes
 
