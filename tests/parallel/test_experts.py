@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
 from zerocourse.comm import Comm
@@ -207,3 +208,12 @@ def test_who_comes_first_has_a_place():
     routing = Routing(torch.tensor([[0, 1], [1, 0], [1, 0]]), torch.full((3, 2), 0.5), torch.full((3, 2), 0.5))
     assert with_capacity(routing, 2).weights_Nk.gt(0).tolist() == [[True, True], [True, True], [False, False]]
     assert capacity_of(50, 2, 8, 1.0) == 13
+
+
+def test_what_a_backward_computes_again_leaves_no_graph_behind():
+    """`routing` is that of the forward: that of the recomputation is gone with it, and so is all that its graph keeps."""
+    mixture = MixtureOfExperts(C, 2 * C, EXPERTS, K)
+    y_NC = checkpoint(mixture, torch.randn(6, C, requires_grad=True), use_reentrant=False)
+    routing = mixture.routing
+    y_NC.sum().backward()
+    assert mixture.routing is routing

@@ -24,7 +24,7 @@ from .transformer import gpt2_block_params
 def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: int, prefetch: int = 1,
                 in_flight: int = 1, convention: Convention = FP32, activations: int = 0, recomputed: int = 0,
                 head: int = 0, received: bool = False, accumulated: bool = False, offloaded: bool = False,
-                offloaded_parameters: bool = False) -> int:
+                offloaded_parameters: bool = False, experts: Sequence[int] = (), same_experts: int = 1) -> int:
     """The most bytes of model states and activations that a rank holds at any moment of a step.
 
     root: parameters of the root before the units, and after them.   units: parameters of each unit, in the order of the
@@ -36,44 +36,52 @@ def states_peak(root: Sequence[int], units: Sequence[int], stage: int, ranks: in
     offloaded: the optimizer's part is elsewhere (count it with 0 bytes), and a gradient leaves the device when it is reduced: one
         slice may be on its way.
     offloaded_parameters: so are this rank's slices of the parameters (stage 3).
+    experts: parameters of the experts of each unit that this rank has, beside `units`, which `same_experts` ranks divide.
     Every unit is used once. The step is not the first one, in which the optimizer states are still to be made.
     """
-    before, after = root
-    whole = before + sum(units) + after
-    share = whole // ranks
-    earlier = (share if stage > 1 else whole) if accumulated else 0
-    drops = stage > 1 or offloaded and not accumulated  # is a bucket dropped when it is reduced?
-    at_the_loss = (convention.parameter * (before + after if stage == 3 else whole) + convention.gradient * earlier
-                   + activations * len(units) + head)
-    moments = [at_the_loss]
     halves = [(max(0, prefetch - 1), 1), (prefetch, 0)] if in_flight == 1 and stage == 3 else [(prefetch, in_flight)]
-    for now in range(-1, len(units)):  # -1: the root's last gradients become complete
-        for ahead, under_way in halves:
-            gathered = before + after + sum(units[max(0, now - ahead) : now + 1]) if stage == 3 else whole
-            in_buckets = now + 1 + under_way if drops else len(units)  # the units from `now` up to here have a bucket
-            gradients = (before if now < 0 else 0) + after + sum(units[max(0, now) : in_buckets])
-            reduced = units[in_buckets:] if not offloaded else units[in_buckets : in_buckets + 1] if stage > 1 else ()
-            slices = earlier or sum(reduced) // ranks
-            gradients = gradients + slices if drops else earlier or gradients
-            arriving = sum(units[now + 1 : now + 1 + under_way]) * (ranks - 1) // ranks if received else 0
-            moments.append(convention.parameter * gathered + convention.gradient * (gradients + arriving)
-                           + activations * (now + 1) + (recomputed if now >= 0 else 0))
-    optimizer = convention.optimizer * (share if stage else whole)
-    return max(moments) + optimizer + (convention.parameter * share if stage == 3 and not offloaded_parameters else 0)
+
+    def held(root: Sequence[int], units: Sequence[int], ranks: int) -> list[int]:
+        """Bytes of model states at the loss, and at each moment of the backward."""
+        before, after = root
+        whole = before + sum(units) + after
+        share = whole // ranks
+        earlier = (share if stage > 1 else whole) if accumulated else 0
+        drops = stage > 1 or offloaded and not accumulated  # is a bucket dropped when it is reduced?
+        moments = [convention.parameter * (before + after if stage == 3 else whole) + convention.gradient * earlier]
+        for now in range(-1, len(units)):  # -1: the root's last gradients become complete
+            for ahead, under_way in halves:
+                gathered = before + after + sum(units[max(0, now - ahead) : now + 1]) if stage == 3 else whole
+                in_buckets = now + 1 + under_way if drops else len(units)  # the units from `now` up to here have a bucket
+                gradients = (before if now < 0 else 0) + after + sum(units[max(0, now) : in_buckets])
+                reduced = units[in_buckets:] if not offloaded else units[in_buckets : in_buckets + 1] if stage > 1 else ()
+                slices = earlier or sum(reduced) // ranks
+                gradients = gradients + slices if drops else earlier or gradients
+                arriving = sum(units[now + 1 : now + 1 + under_way]) * (ranks - 1) // ranks if received else 0
+                moments.append(convention.parameter * gathered + convention.gradient * (gradients + arriving))
+        always = convention.optimizer * (share if stage else whole) + convention.parameter * share * (stage == 3 and not offloaded_parameters)
+        return [moment + always for moment in moments]
+
+    of_activations = [activations * len(units) + head]
+    of_activations += [activations * (now + 1) + (recomputed if now >= 0 else 0) for now in range(-1, len(units)) for _ in halves]
+    of_experts = held((0, 0), experts, same_experts) if experts else [0] * len(of_activations)
+    return max(map(sum, zip(held(root, units, ranks), of_experts, of_activations, strict=True)))
 
 
 def decoder_peaks(root: tuple[int, int], block: int, layers: int, stage: int, ranks: int, convention: Convention, kept: int, recomputed: int,
                   head: int, late: int, accumulated: bool = False, offloaded: bool = False,
-                  offloaded_parameters: bool = False) -> tuple[int, int]:
+                  offloaded_parameters: bool = False, experts: int = 0, same_experts: int = 1) -> tuple[int, int]:
     """(the peak while blocks compute their backward, the peak when it ends), in bytes.
 
     root: parameters before the blocks and after them.   block: of each.   kept, recomputed, head: activations of a layer and at the loss, as
-    for `states_peak`.   late: bytes of the embedding's gradient, which is in no bucket yet when the backward ends.
+    for `states_peak`; so are experts, of each block, and same_experts.
+    late: bytes of the embedding's gradient, which is in no bucket yet when the backward ends.
     """
     def peak_with(activations: int = 0, recomputed: int = 0, head: int = 0) -> int:
         return states_peak((padded_elements(sum(root), ranks) - root[1], root[1]), [padded_elements(block, ranks)] * layers, stage, ranks,
                            convention=convention, activations=activations, recomputed=recomputed, head=head, accumulated=accumulated,
-                           offloaded=offloaded, offloaded_parameters=offloaded_parameters)
+                           offloaded=offloaded, offloaded_parameters=offloaded_parameters,
+                           experts=[padded_elements(experts, same_experts)] * layers if experts else (), same_experts=same_experts)
 
     return peak_with(kept, recomputed, head), peak_with() + late
 

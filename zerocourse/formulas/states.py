@@ -47,6 +47,11 @@ class ModelStates:
     def total_bytes(self) -> int:
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
+    def __add__(self, other: "ModelStates") -> "ModelStates":
+        """Of two parts of a model, which different numbers of ranks divide."""
+        return ModelStates(self.parameters_bytes + other.parameters_bytes, self.gradients_bytes + other.gradients_bytes,
+                           self.optimizer_bytes + other.optimizer_bytes)
+
 
 def model_states(params: int, stage: int, ranks: int, convention: Convention = ZERO,
                  shard: int | None = None) -> ModelStates:

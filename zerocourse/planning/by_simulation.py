@@ -13,6 +13,8 @@ from .candidate import SIMULATED, AxisTraffic, Candidate, Evaluation
 from .mesh_parts import AXES, links
 from .question import Question
 
+TO_EXPERTS = ("send", "all_to_all")  # verbs of which a training without a pipeline has none but for experts
+
 
 def can_be_simulated(candidate: Candidate) -> bool:
     """A simulation has no host and no disk, and ZeRO cannot reduce what a zero-bubble schedule computes apart."""
@@ -36,11 +38,14 @@ def simulated(question: Question, candidate: Candidate) -> Evaluation:
 
     compute, exposed, tokens = of_step("compute_seconds"), of_step("exposed_seconds"), candidate.samples * question.seq
     peak = two["peak_bytes"]
-    link = links(candidate, question.cluster.network.per_node)["data"]
-    sent = sent_by_link((AxisTraffic("data", link, of_step("sent_bytes"), exposed),)) | {HOST: 0, DISK: 0}
+    where = links(candidate, question.cluster.network.per_node)
+    rows = sum(one["sent"].get(verb, 0) for verb in TO_EXPERTS) * candidate.accumulation
+    waits = sum(each.exposed for each in computed(question, candidate).traffic if each.axis == "expert")
+    traffic = (AxisTraffic("expert", where["expert"], rows, waits), AxisTraffic("data", where["data"], of_step("sent_bytes") - rows, exposed - waits))
+    sent = sent_by_link(traffic) | {HOST: 0, DISK: 0}
     return Evaluation(candidate, SIMULATED, _kinds(two), {DEVICE: peak, HOST: 0, DISK: 0},
                       sent, compute, exposed, tokens, question.cost(candidate.ranks, tokens, compute + exposed),
-                      _over(question, peak))
+                      _over(question, peak), traffic if candidate.experts_over > 1 else ())
 
 
 def _on_a_mesh(question: Question, candidate: Candidate) -> Evaluation:
@@ -80,5 +85,6 @@ def _over(question: Question, peak: int) -> dict[str, int]:
 
 def _run(question: Question, candidate: Candidate, accumulation: int) -> dict:
     job = SimulatedJob(question.model.name, candidate.stage, candidate.ranks, micro_batch=candidate.micro_batch,
-                       seq=question.seq, accumulation=accumulation, half=candidate.half, recompute=candidate.recompute)
+                       seq=question.seq, accumulation=accumulation, half=candidate.half, recompute=candidate.recompute,
+                       experts_over=candidate.experts_over)
     return simulate_time(job, question.cluster)

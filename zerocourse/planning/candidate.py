@@ -19,6 +19,7 @@ class Candidate:
     optimizer, parameters: the place of each, "device", "host" or "disk" (see `formulas.what_fits`).
     tensor, pipeline: ranks along these axes of the mesh. All others are the data axis, over which the stage divides.
         With tensor parallelism goes sequence parallelism.
+    experts_over: ranks with different experts of a layer; the ranks with the same ones divide their states.
     schedule: of the pipeline, "1f1b", "interleaved" (with so many `chunks` of layers per rank), or "zb-h1".
     """
 
@@ -34,6 +35,12 @@ class Candidate:
     pipeline: int = 1
     schedule: str = ONE_F_ONE_B
     chunks: int = 1
+    experts_over: int = 1
+
+    @property
+    def same_experts(self) -> int:
+        """Ranks that have the same experts."""
+        return self.data // self.experts_over
 
     @property
     def replica(self) -> int:
@@ -48,7 +55,7 @@ class Candidate:
     @property
     def kind(self) -> str:
         """Which axes its mesh has beside the data axis, in words."""
-        axes = ["tensor parallelism"] * (self.tensor > 1) + ["a pipeline"] * (self.pipeline > 1)
+        axes = ["tensor parallelism"] * (self.tensor > 1) + ["a pipeline"] * (self.pipeline > 1) + ["expert parallelism"] * (self.experts_over > 1)
         return " and ".join(axes) or "ZeRO alone"
 
     @property
@@ -68,7 +75,7 @@ class Candidate:
     def mesh(self) -> str:
         """"tensor 8 × pipeline 4, 1f1b × data 2"; empty where all ranks are the data axis."""
         if self.replica == 1:
-            return ""
+            return f"experts over {self.experts_over}" * (self.experts_over > 1)
         schedule = f"{self.schedule} {self.chunks}" if self.chunks > 1 else self.schedule
         axes = [f"tensor {self.tensor}"] * (self.tensor > 1)
         axes += [f"pipeline {self.pipeline}, {schedule}"] * (self.pipeline > 1)
@@ -84,7 +91,7 @@ class Candidate:
 class AxisTraffic(NamedTuple):
     """What one axis of a mesh sends, per rank and optimizer step.
 
-    axis: "tensor", "pipeline" or "data".   link: as `Mesh.link` says it.   nbytes: bytes.
+    axis: "tensor", "pipeline", "expert" or "data".   link: as `Mesh.link` says it.   nbytes: bytes.
     exposed: seconds in which the rank waits for them.
     """
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 
 from ..formulas.shares import shard_elements
-from ..layout.mesh import Mesh
+from ..layout.mesh import BOTH, INSIDE, Mesh
 from .candidate import INTERLEAVED, ONE_F_ONE_B, ZB_H1, Candidate
 from .model_sizes import ModelSizes
 
@@ -25,6 +25,7 @@ class RankPart:
 
     first, last: does its pipeline stage have the embedding, or the head?   in_flight: micro-batches, at most, whose
     activations it holds at once; a fraction where it holds some of them in some of its chunks only.
+    experts: parameters of the experts of each block that it has, which are not in `block`.
     """
 
     layers: int
@@ -34,10 +35,16 @@ class RankPart:
     first: bool
     last: bool
     in_flight: Fraction
+    experts: int = 0
+
+    @property
+    def dense(self) -> int:
+        """All but experts."""
+        return self.before + self.layers * self.block + self.after
 
     @property
     def params(self) -> int:
-        return self.before + self.layers * self.block + self.after
+        return self.dense + self.layers * self.experts
 
 
 def end_parts(model: ModelSizes, candidate: Candidate) -> list[RankPart]:
@@ -54,7 +61,7 @@ def end_parts(model: ModelSizes, candidate: Candidate) -> list[RankPart]:
         copied = model.vocabulary * model.width if last and not first and model.tied else 0  # a tied head needs its own
         parts.append(RankPart(even + (rank < more), shard_elements(model.before, t) if first else 0, block,
                               shard_elements(model.after + copied, t) if last else 0, first, last,
-                              in_flight(candidate, rank)))
+                              in_flight(candidate, rank), model.experts * model.expert // candidate.experts_over))
     return parts
 
 
@@ -100,13 +107,26 @@ def schedules(model: ModelSizes, pipeline: int, micro_batches: int) -> list[tupl
 
 def links(candidate: Candidate, per_node: int) -> dict[str, str]:
     """By axis, over which links it talks: INSIDE a node, BETWEEN nodes, or BOTH."""
-    return _links(candidate.tensor, candidate.data, candidate.pipeline, per_node)
+    return _links(candidate.tensor, candidate.data, candidate.pipeline, per_node) | {
+        "expert": INSIDE if candidate.experts_over <= per_node else BOTH}
 
 
 @cache
 def _links(tensor: int, data: int, pipeline: int, per_node: int) -> dict[str, str]:
     mesh = Mesh.ordered("megatron", {"tp": tensor, "dp": data, "pp": pipeline}, per_node)
     return {axis: mesh.link(name) for axis, name in AXES.items()}
+
+
+def experts_refused(model: ModelSizes, candidate: Candidate) -> str | None:
+    """Why so many ranks cannot have different experts."""
+    over = candidate.experts_over
+    if over > 1 and not model.experts:
+        return f"{model.name} has no experts, which {over} ranks could have."
+    if model.experts and candidate.replica > 1:
+        return f"{model.name} has experts, for which tensor parallelism and pipelines have no plan."
+    if model.experts % over or candidate.data % over:
+        return f"{over} ranks cannot have different ones of {model.experts} experts among {candidate.data}: their number must divide both."
+    return None
 
 
 def heads_refused(model: ModelSizes, tensor: int) -> str | None:
@@ -124,7 +144,7 @@ def heads_refused(model: ModelSizes, tensor: int) -> str | None:
 def refusal(model: ModelSizes, candidate: Candidate) -> str | None:
     """Why the mesh cannot be, in one sentence; None if it can."""
     t, p, m = candidate.tensor, candidate.pipeline, candidate.accumulation
-    if (why := heads_refused(model, t)) is not None:
+    if (why := heads_refused(model, t) or experts_refused(model, candidate)) is not None:
         return why
     if p > model.layers:
         return f"{model.layers} layers are too few for {p} pipeline stages, of which each needs one."

@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 
 from ..errors import BadInput
-from ..formulas.states import model_states
 from ..formulas.what_fits import DEVICE, DISK, HOST
+from .by_formula import held_by
 from .candidate import Candidate, Evaluation
+from .mesh_parts import end_parts
 from .question import Question
 
 CONFIG, LAUNCH, PREDICTION = "ds_config.json", "launch.txt", "prediction.json"
@@ -48,6 +49,7 @@ def config_of(way: Candidate) -> dict:
     config = {"train_batch_size": way.samples, "train_micro_batch_size_per_gpu": way.micro_batch,
               "gradient_accumulation_steps": way.accumulation, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
               "bf16": {"enabled": way.half}, "zero_optimization": zero}
+    config |= {"expert_parallel": {"enabled": True, "autoep_size": way.experts_over}} if way.experts_over > 1 else {}
     return config | ({"activation_checkpointing": {"number_checkpoints": None}} if way.recompute else {})
 
 
@@ -65,7 +67,7 @@ def launch_line(folder: Path, question: Question, way: Candidate, model: str) ->
 def prediction(question: Question, chosen: Evaluation) -> dict:
     """By the names of `summary.json`: bytes of a rank, model states just before the update; seconds and tokens of the cluster."""
     way = chosen.candidate
-    states = model_states(question.model.params, way.stage, way.ranks, way.convention)
+    states = held_by(end_parts(question.model, way)[0], way)
     return {"params": question.model.params, "way": str(way), "stage": way.stage, "ranks": way.ranks, "source": chosen.source,
             "train_batch_size": way.samples, "tokens_per_sample": question.seq,
             "predicted": {"parameters_bytes": states.parameters_bytes, "gradients_bytes": states.gradients_bytes,

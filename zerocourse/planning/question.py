@@ -117,6 +117,9 @@ def axes_to_try(model: ModelSizes, per_node: int, mesh: bool, tensor: int | None
                        pipeline=integer(pipeline or 1, "pipeline", 1))
     if (why := refusal(model, pinned)) is not None:
         raise BadInput(why.rstrip("."))
+    if mesh and model.experts:
+        raise BadInput(f"--mesh tries tensor parallelism and pipelines, which have no plan for the experts of {model.name}: leave it out, and "
+                       "ranks with different experts are tried")
     tensors = tuple(t for t in range(1, per_node + 1) if per_node % t == 0 and heads_refused(model, t) is None)
     return ((tensor,) if tensor else tensors if mesh else (1,),
             (pipeline,) if pipeline else tuple(range(1, model.layers + 1)) if mesh else (1,))

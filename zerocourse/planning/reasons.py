@@ -11,7 +11,7 @@ from .by_formula import computed
 from .candidate import COMPUTED, ONE_F_ONE_B, Candidate, Evaluation
 from .mesh_parts import refusal, schedules
 from .question import Question
-from .search import AS_FAST, Plan, evaluate, sent_per_token
+from .search import AS_FAST, Plan, evaluate, experts_over, sent_per_token
 
 MOST_RANKS = 2**14  # where a search for enough ranks ends
 
@@ -105,6 +105,9 @@ def other_meshes(question: Question, way: Candidate) -> Iterator[tuple[str, Cand
         for size in (now // 2, 2 * now):
             if size in sizes and way.optimizer == DEVICE:
                 yield f"{axis} {size} instead of {now}", rebatched(question, way, **{axis: size})
+    for size in (way.experts_over // 2, 2 * way.experts_over):
+        if size in experts_over(question.model, way.arrangement, way.data):
+            yield f"experts over {size} rank{'s' * (size > 1)} instead of {way.experts_over}", replace(way, experts_over=size)
     if way.replica > 1 and 1 in question.tensors and 1 in question.pipelines:
         yield "ZeRO alone", rebatched(question, way, tensor=1, pipeline=1)
 
@@ -216,7 +219,7 @@ def sends(best: Evaluation, other: Evaluation) -> str:
     if both[0] == both[1]:
         return f"both send {gb(both[0])} per rank and step" + (
             f", for {other.tokens:,} tokens rather than {best.tokens:,}" if other.tokens != best.tokens else "")
-    if best.candidate.replica > 1 or other.candidate.replica > 1:
+    if any(each.candidate.replica * each.candidate.experts_over > 1 for each in (best, other)):
         return f"per rank and step it sends {gb(both[1])} and the choice {gb(both[0])}"
     return (f"per rank and step it sends {gb(both[1])} ({times(theirs)} over all parameters) and the choice "
             f"{gb(both[0])} ({times(ours)})")

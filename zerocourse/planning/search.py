@@ -9,6 +9,7 @@ from .by_formula import computed
 from .by_simulation import can_be_simulated, simulated
 from .candidate import ONE_F_ONE_B, Candidate, Evaluation
 from .mesh_parts import schedules
+from .model_sizes import ModelSizes
 from .question import Question
 
 MARGIN = 0.05  # formulas may be so far from a peak: what they refuse by less is left to a simulation
@@ -60,9 +61,16 @@ def candidates(question: Question) -> Iterator[Candidate]:
                 accumulation, left = divmod(question.batch or data * micro_batch, data * micro_batch)
                 if not accumulation or left:
                     continue
-                for schedule, chunks in schedules(question.model, pipeline, accumulation):
+                schedules_of = schedules(question.model, pipeline, accumulation)
+                for (schedule, chunks), over in product(schedules_of, experts_over(question.model, where, data)):
                     yield Candidate(where.stage, ranks, micro_batch, accumulation, half, recompute, where.optimizer,
-                                    where.parameters, tensor, pipeline, schedule, chunks)
+                                    where.parameters, tensor, pipeline, schedule, chunks, over)
+
+
+def experts_over(model: ModelSizes, where: Arrangement, data: int) -> list[int]:
+    """How many ranks can have different experts. Where something is offloaded, every rank has all."""
+    most = 1 if where.optimizer != DEVICE else model.experts
+    return [1, *(over for over in range(2, most + 1) if most % over == 0 and data % over == 0)]
 
 
 def arrangements(question: Question) -> list[Arrangement]:

@@ -118,16 +118,19 @@ def simulate_time(job: SimulatedJob, cluster: Cluster, like: str = "nccl") -> di
                      "tokens_per_second": tokens / seconds}
 
 
-def links_of(clock: VirtualClock, network: Network, experts_over: int = 1) -> tuple[SimulatedLink, SimulatedLink]:
-    """A rank's link to the ranks that divide buffers with it; and that to those in other nodes that hold the same slice, or, where experts
-    are cut, the same link again, as ranks with the same experts see it."""
+def links_of(clock: VirtualClock, network: Network, experts_over: int = 1) -> tuple[SimulatedLink, ...]:
+    """A rank's link to the ranks that divide buffers with it; and that to those in other nodes that hold the same slice.
+
+    Where experts are cut: the same link again, as ranks with the same experts see it; and that to ranks with others, where tokens wait for
+    nothing but tokens.
+    """
     link = SimulatedLink(clock, network)
     if experts_over == 1:
         return link, SimulatedLink(clock, network.across())
-    return link, SimulatedLink(clock, network.every(experts_over), link)
+    return link, SimulatedLink(clock, network.every(experts_over), link), SimulatedLink(clock, network)
 
 
-def busy(wires: tuple[SimulatedLink, SimulatedLink]) -> float:
+def busy(wires: tuple[SimulatedLink, ...]) -> float:
     return sum(wire.busy for wire in wires)
 
 
@@ -142,10 +145,10 @@ def simulated_groups(job: SimulatedJob, like: str, wires=(None, None)) -> Groups
     return Groups(comm, SimulatedComm(job.rank // divide, job.ranks // divide, like, wires[1], comm.recorder))
 
 
-def simulated_exchange(job: SimulatedJob, like: str, groups: Groups, wires=(None, None)) -> Comm | None:
+def simulated_exchange(job: SimulatedJob, like: str, groups: Groups, wires=(None, None, None)) -> Comm | None:
     """The ranks with which this one exchanges tokens; None where it has all experts."""
     over = job.experts_over
-    return SimulatedComm(job.rank % over, over, like, wires[0], groups.shard.recorder) if over > 1 else None
+    return SimulatedComm(job.rank % over, over, like, wires[2], groups.shard.recorder) if over > 1 else None
 
 
 def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = lambda: None, exchange: Comm | None = None) -> dict:

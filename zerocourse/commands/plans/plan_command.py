@@ -5,9 +5,11 @@
   zerocourse plan --model gpt2-xl --cluster 2xT4 --host 32GB
   zerocourse plan --model llama-70b --cluster 64x8xH100 --batch 1024 --mesh
   zerocourse plan --model gpt2-xl --cluster 8xA100 --write plan
+  zerocourse plan --model mixtral-8x7b --cluster 8x8xH100 --batch "4194304 tokens"
 
-Formulas evaluate all candidates within a second: stages 0 to 3, the ranks, micro-batches, recomputation, and with
---host and --disk the ways to offload. Simulations of the package's own stages then confirm the best, or refuse them.
+Formulas evaluate all candidates within a second: stages 0 to 3, the ranks, micro-batches, recomputation, for a mixture over how many
+ranks its experts are spread, and with --host and --disk the ways to offload.
+Simulations of the package's own stages then confirm the best, or refuse them.
 --mesh tries tensor and pipeline parallelism beside ZeRO, and needs --batch; without it only ZeRO is tried. Without --batch
 the best has the most tokens a second per card, and with it the most of all cards. --write makes a folder with the best one's
 ds_config.json, its launch line and its prediction, which `zerocourse receipt` lays beside what was measured.
@@ -27,7 +29,7 @@ MOST_SIMULATED = 100_000  # ranks, as in `simulate`
 
 def configure(parser):
     parser.add_argument("--model", required=True, metavar="NAME",
-                        help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t, or the path of a Hugging Face config.json")
+                        help="gpt2-tiny to gpt2-xl, llama-7b to llama-1t, mixtral-8x7b, qwen3-30b-a3b, or the path of a Hugging Face config.json")
     parser.add_argument("--cluster", required=True, metavar="NAME",
                         help="2xT4, dgx2, 25xdgx2, 8xA100, 16x8xA100, 48x8xA100, 64x8xH100, another number of such nodes, or a JSON file")
     parser.add_argument("--batch", metavar="B", help='samples of an optimizer step, or "4194304 tokens" (default: any)')

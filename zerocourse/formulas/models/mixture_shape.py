@@ -55,9 +55,7 @@ def mixture_states(shape: MixtureShape, stage: int, ranks: int, over: int = 1, c
     """Bytes on the rank that holds most. Raises BadInput where `over` does not divide the experts, and the ranks."""
     check_over(shape, ranks, over)
     rest = model_states(shape.params - shape.expert_params, stage, ranks, convention)
-    experts = model_states(shape.expert_params // over, stage, ranks // over, convention)
-    return ModelStates(rest.parameters_bytes + experts.parameters_bytes, rest.gradients_bytes + experts.gradients_bytes,
-                       rest.optimizer_bytes + experts.optimizer_bytes)
+    return rest + model_states(shape.expert_params // over, stage, ranks // over, convention)
 
 
 def mixture_sent_bytes(shape: MixtureShape, stage: int, ranks: int, over: int, tokens: int, accumulation: int = 1,

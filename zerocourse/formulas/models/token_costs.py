@@ -1,4 +1,4 @@
-"""What one token costs in a GPT-2 and in a Llama: bytes that are kept, and bytes that operations move. No torch.
+"""What one token costs in a GPT-2, a Llama and a mixture of experts: bytes that are kept, and bytes that operations move. No torch.
 
 These are counts of the course's GPT-2 and of Hugging Face's Llama as they run operation by operation, with fused
 attention and without dropout. Norms of a Llama compute in fp32, whatever the parameters are. What is kept is counted
@@ -6,7 +6,7 @@ from the operations; TRAFFIC was fitted to simulations of shapes from 64 to 256 
 both beside the simulation.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Bytes that operations other than matrix products read and write, forward and backward together, by (family, bytes of
 # an element, recompute): in each layer per unit of width, of the feed-forward part, and of the width of keys; outside
@@ -52,3 +52,15 @@ def llama_token(width: int, inner: int, heads: int, kv_width: int, vocabulary: i
     return TokenCosts(norms + 2 * element * (q_width + kv_width + 2 * inner) + 4 * heads + 8, element * width,
                       2 * element * inner + 4 * width + 8, 12 * vocabulary + norm + 12,
                       per_width * width + per_inner * inner + per_kv * kv_width, per_word * vocabulary + outside * width)
+
+
+def mixture_token(width: int, inner: int, heads: int, kv_width: int, vocabulary: int, element: int, recompute: bool, q_width: int,
+                  qk_norm: bool, experts: int, k: int, travels: bool) -> TokenCosts:
+    """A Llama's, whose feed-forward part is that of k experts, each on a copy of the token.   travels: experts are on other ranks, too."""
+    llama = llama_token(width, inner, heads, kv_width, vocabulary, element, recompute, q_width, qk_norm)
+    # Of a pair of a token and its expert: two products and their parts, the token before and after, its weight and its places.
+    pair = 4 * element * inner + (3 + travels) * element * width + 28 + element + travels * (16 + element)
+    layer = llama.layer - 4 * element * inner + k * pair + 4 * experts + 4
+    _, per_inner, *_ = TRAFFIC["llama", element, recompute]
+    moved = llama.moved_layer + (k - 1) * per_inner * inner + k * element * width * (34 + 8 * travels) * (4 if recompute else 3) / 3
+    return replace(llama, layer=layer, moved_layer=moved)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...autograd.graph import current_backward
 from ...errors import BadInput
 from ...formulas.models.mixture_shape import MixtureShape
 from ...models.llama import Llama
@@ -66,8 +67,10 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x_NC = x.flatten(0, -2)
-        self.routing = route(self.router(x_NC), self.k)
-        return self.experts(x_NC, self.routing.experts_Nk, self.routing.weights_Nk).view(x.shape)
+        routing = route(self.router(x_NC), self.k)
+        if current_backward() == -1:  # what a backward computes again is nobody's, and its graph would stay
+            self.routing = routing
+        return self.experts(x_NC, routing.experts_Nk, routing.weights_Nk).view(x.shape)
 
 
 def mixture_llama(shape: MixtureShape) -> Llama:
