@@ -179,5 +179,3 @@ def test_what_is_not_known_of_mixtures(more, words, tmp_path, capsys):
     assert main(f"memory --model {saved(MixtralConfig(), tmp_path)} {more}".split()) == 2
     assert words in capsys.readouterr().err
     assert main("memory --model gpt2 --experts-over 2".split()) == 2
-    assert main(f"simulate --model {saved(MixtralConfig(), tmp_path)} --ranks 2".split()) == 2
-    assert "is a mixture of experts, which is not built here" in capsys.readouterr().err
