@@ -31,7 +31,7 @@ from .config.auto import known_values
 from .familiar import FamiliarNames, require_group
 from .leaf_modules import set_leaves_of, units_with_leaves
 from .misplaced import check_device
-from .monitors import MeasuredSteps, Monitors, write_summary
+from .monitors import MeasuredSteps, Monitors
 from .nodes import shard_over_nodes
 from .offloading import host_activations_of, offload_of
 from .pipeline_engine import PipelineEngine
@@ -282,15 +282,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         finally:
             self._measured = None
             measured.stop()
-        of_ranks, error = self.zero.groups.all_gather_object(measured.of_rank()), None
-        if self.global_rank == 0:
-            try:
-                write_summary(Path(folder, "summary.json"), self, tokens, of_ranks)
-            except OSError as caught:
-                error = f"engine.measured cannot write into {folder}: {caught.strerror}"
-        error = self.zero.groups.all_gather_object(error)[0]
-        if error is not None:
-            raise BadInput(error)
+        measured.write(Path(folder), tokens)
 
     # -- properties --------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class MeasuredSteps:
         self.seconds: list[float] = []
         self.ledger: Ledger | None = None
         self.gradients = self.sent = 0
-        self.began: float | None = None  # the end of the update before
+        self.began = 0.0  # the end of the update before
 
     def before_update(self) -> None:
         if self.ledger is not None:
@@ -111,7 +111,7 @@ class MeasuredSteps:
     def after_update(self) -> None:
         engine = self.engine
         if self.ledger is not None:
-            self.count()
+            self.count(self.ledger)
         elif self.counts is not None:
             self.seconds.append(finished(engine.device) - self.began)
         elif engine.was_step_applied():
@@ -120,14 +120,14 @@ class MeasuredSteps:
             self.watching.enter_context(engine.zero.meter.watched_by(self.ledger))
         self.began = finished(engine.device)
 
-    def count(self) -> None:
+    def count(self, ledger: Ledger) -> None:
         """The window that was watched is over; where its update was skipped, the next one is watched."""
-        engine, now = self.engine, self.ledger.now()
+        engine, now = self.engine, ledger.now()
         sent, before = engine.communication()["sent_bytes"], self.sent
         self.sent = sent
         if engine.was_step_applied():
             held = dict(zip(HELD, (now.parameters, self.gradients, now.optimizer), strict=True))
-            self.counts = held | {"total_bytes": sum(held.values()), "peak_bytes": self.ledger.peak, "sent_bytes": sent - before}
+            self.counts = held | {"total_bytes": sum(held.values()), "peak_bytes": ledger.peak, "sent_bytes": sent - before}
             self.stop()
 
     def stop(self) -> None:
@@ -140,6 +140,19 @@ class MeasuredSteps:
             raise BadInput(f"engine.measured saw {self.engine.global_steps} updates: it needs three at least, one that makes the optimizer's "
                            "states, one that is counted, and those after it, which are timed")
         return self.counts | {"step_seconds": statistics.median(self.seconds)}
+
+    def write(self, folder: Path, tokens: int) -> None:
+        """Rank 0 writes what all have found. Collective. tokens: of a sample.   Raises BadInput, on every rank."""
+        engine, error = self.engine, None
+        of_ranks = engine.zero.groups.all_gather_object(self.of_rank())
+        if engine.global_rank == 0:
+            try:
+                write_summary(folder / "summary.json", engine, tokens, of_ranks)
+            except OSError as caught:
+                error = f"engine.measured cannot write into {folder}: {caught.strerror}"
+        error = engine.zero.groups.all_gather_object(error)[0]
+        if error is not None:
+            raise BadInput(error)
 
 
 def write_summary(file: Path, engine, tokens: int, of_ranks: list[dict]) -> None:

@@ -9,7 +9,7 @@ Which expert a token takes depends on values, which a fake tensor does not have:
 
 import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
@@ -175,7 +175,7 @@ def run_job(job: SimulatedJob, comm: Comm | Groups, begin: Callable[[], None] = 
         begin()
 
     watched_by = model.zero.meter.watched_by
-    counts = groups.shard if exchange is None else SentTogether([groups.shard, groups.experts.shard, exchange])
+    counts = groups.shard if exchange is None else SentTogether([groups.shard, exchange, *(groups.experts.comms if groups.experts else [])])
     result = about | watch_second_step(job, model, optimizer, counts, begin_watched, watched_by)
     to_replicas = sent_to_replicas(groups) - before
     result |= {"sent_bytes": result["sent_bytes"] + to_replicas.total(), "sent": dict(Counter(result["sent"]) + to_replicas),
@@ -197,11 +197,11 @@ class SentTogether:
 
     @property
     def sent(self) -> Counter:
-        return sum((comm.sent for comm in self.comms), Counter())
+        return added(comm.sent for comm in self.comms)
 
     @property
     def elements(self) -> Counter:
-        return sum((comm.elements for comm in self.comms), Counter())
+        return added(comm.elements for comm in self.comms)
 
     @property
     def padding(self) -> int:
@@ -210,6 +210,13 @@ class SentTogether:
     @property
     def metadata(self) -> int:
         return sum(comm.metadata for comm in self.comms)
+
+
+def added(counters: Iterable[Counter]) -> Counter:
+    total = Counter()
+    for each in counters:
+        total.update(each)
+    return total
 
 
 def make_model(job: SimulatedJob) -> nn.Module:

@@ -47,9 +47,9 @@ class GatedExperts(Experts):
         self.down_proj = nn.Parameter(0.02 * torch.randn(experts, width, inner))
 
     @staticmethod
-    def one(rows: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        gate, up = (rows @ gate_up.T).chunk(2, -1)
-        return (F.silu(gate) * up) @ down.T
+    def one(rows: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        gates, made = (rows @ up.T).chunk(2, -1)
+        return (F.silu(gates) * made) @ down.T
 
 
 class MixtureOfExperts(nn.Module):
