@@ -108,7 +108,7 @@ def test_a_weight_is_read_once_in_one_byte(interpreter):
     assert read == outputs * inputs + 4 * outputs * 3 + 4 * inputs * 2 and written == 4 * outputs
 
 
-def test_restored_by_pytorch_a_weight_moves_nine_bytes_and_more():
+def test_restored_by_pytorch_a_weight_moves_31_bytes():
     from zerocourse.kernels.int8_product import int8_product_bytes
     from zerocourse.kernels.traffic import of_torch
     from zerocourse.parallel.plusplus.blocks import Quantized, dequantize
@@ -116,7 +116,7 @@ def test_restored_by_pytorch_a_weight_moves_nine_bytes_and_more():
     weights, x = matrix(64, 1024)
     kept = module_quantize(weights)
     plain = of_torch(lambda: F.linear(x, dequantize(Quantized(*kept), weights.numel(), 8).view(64, 1024)))
-    assert plain.total > 9 * weights.numel() > 7 * sum(int8_product_bytes(64, 1024))
+    assert 31 < plain.total / weights.numel() < 31.1 and sum(int8_product_bytes(64, 1024)) < 1.3 * weights.numel()
 
 
 def refused():
@@ -150,12 +150,13 @@ def test_no_rows_are_no_numbers(interpreter):
 
 def test_it_compiles_for_cards_that_are_not_here():
     """Weights come 16 at a time, nothing spills, and places are counted in 64 bits: a head of 2**31 weights is one of those that exist."""
+    from zerocourse.course.chapters.kernels.compiled_kernels import int8_product_code
     from zerocourse.kernels.int8_product import BLOCK, CONFIG, ROWS, int8_product_kernel
     from zerocourse.kernels.machine_code import GPUS, compile_for
 
     pointers = {"payload_ptr": "*u8", "scales_ptr": "*fp32", "x_ptr": "*fp32", "out_ptr": "*fp32"}
     for gpu in GPUS:
-        code = compile_for(int8_product_kernel, gpu, pointers | {"O": "i32", "I": "i32"}, CONFIG.kwargs, [*pointers, "I"], CONFIG.num_warps)
+        code = int8_product_code(gpu)
         assert not code.spills and code.loads[16] * 16 * code.threads == ROWS * BLOCK.value, "all weights of a turn, and nothing else"
         odd = compile_for(int8_product_kernel, gpu, pointers | {"O": "i32", "I": "i32"}, CONFIG.kwargs, [*pointers], CONFIG.num_warps)
         assert max(odd.loads) < 16, "rows of any length could begin anywhere"

@@ -1,7 +1,7 @@
 """A matrix of 8-bit numbers times a vector, read as it is: what decoding one token does with each linear layer.
 
 A step that decodes waits for its weights (`formulas.models.kv_cache`). Weights that are restored before the product are read in 8 bits, written
-in 32, and read again: 9 bytes each. Here a program reads 256 columns of ROWS rows as they are, restores them in its registers, multiplies and
+in 32, and read again: at least 9 bytes each, and 31 by the operations of PyTorch. Here a program reads 256 columns of ROWS rows as they are, restores them in its registers, multiplies and
 adds in fp32, and goes on to the next columns: 1 byte a weight, and 4 for each 256 of them. The vector is read by every program, and all
 but the first find it in a cache of the card.
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..errors import BadInput
 from .backend import check_device, launcher, tl, triton
-from .quantize import restored
 
 BLOCK = tl.constexpr(256)  # columns that share a scale
 ROWS = 16  # of a program: each thread then reads 16 weights at a time, and x is read by fewer programs than there are rows
@@ -33,7 +32,7 @@ def int8_product_kernel(payload_ptr, scales_ptr, x_ptr, out_ptr, O, I, ROWS: tl.
         whole = tl.load(payload_ptr + at + block * BLOCK, mask=is_real[:, None], other=0).to(tl.int8, bitcast=True).to(tl.float32)
         scale = tl.load(scales_ptr + first_scale + block, mask=is_real, other=0.0)
         x = tl.load(x_ptr + columns + block * BLOCK)
-        total += restored(whole, scale[:, None]) * x[None, :]
+        total += whole * scale[:, None] * x[None, :]
     tl.store(out_ptr + rows, tl.sum(total, axis=1), mask=is_real)
 
 
