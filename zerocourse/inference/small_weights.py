@@ -20,8 +20,8 @@ from ..parallel.plusplus.blocks import BLOCK, LARGEST, Quantized, dequantize, ha
 class SmallLinear(nn.Module):
     """A linear layer with weights in `bits` bits. x (..., in) -> (..., out), in the dtype of x. It cannot be trained.
 
-    kernel: may `kernels.int8_product` read weights of 8 bits as they are, for a single row x whose gradient nobody wants? None: on a GPU, where triton is. It takes
-        layers whose inputs are a multiple of 256, so that each row has scales of its own.
+    kernel: may `kernels.int8_product` read weights of 8 bits as they are, for a single row x whose gradient nobody wants? None: on a GPU,
+        where triton is. It takes layers whose inputs are a multiple of 256, so that each row has scales of its own.
     """
 
     payload: Tensor

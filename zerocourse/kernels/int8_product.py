@@ -1,9 +1,9 @@
 """A matrix of 8-bit numbers times a vector, read as it is: what decoding one token does with each linear layer.
 
-A step that decodes waits for its weights (`formulas.models.kv_cache`). Weights that are restored before the product are read in 8 bits, written
-in 32, and read again: at least 9 bytes each, and 31 by the operations of PyTorch. Here a program reads 256 columns of ROWS rows as they are, restores them in its registers, multiplies and
-adds in fp32, and goes on to the next columns: 1 byte a weight, and 4 for each 256 of them. The vector is read by every program, and all
-but the first find it in a cache of the card.
+A step that decodes waits for its weights (`formulas.models.kv_cache`). Weights that are restored before the product are read in 8 bits,
+written in 32, and read again: at least 9 bytes each, and 31 by the operations of PyTorch. Here a program reads 256 columns of ROWS rows as
+they are, restores them in its registers, multiplies and adds in fp32, and goes on to the next columns: 1 byte a weight, and 4 for each
+256 of them. The vector is read by every program, and all but the first find it in a cache of the card.
 
 Shapes: O outputs, I inputs. The format is that of `parallel.plusplus.blocks`; I is a multiple of 256, so that no scale belongs to two rows.
 Source of the idea: Dettmers et al. 2022 (arXiv 2208.07339).
