@@ -118,20 +118,19 @@ class Scheduler:
     def has_room(self, request: Request, end: int) -> bool:
         """Take blocks for its tokens up to `end`, and a copy of a block that it must write into and does not have alone. False where the
         request itself is the one that must give up its own."""
-        while self.must_copy(request) or len(request.table) < self.pool.needed(end):
-            if self.pool.free and self.must_copy(request):
+        while (shared := self.must_copy(request)) or len(request.table) < self.pool.needed(end):
+            if not self.pool.free:
+                last = self.running.pop()
+                self.forget(last)
+                self.waiting.appendleft(last)
+                self.preempted += 1
+                if last is request:
+                    return False
+            elif shared:
                 self.copies.append(self.pool.copy(request.table, request.computed // self.pool.size))
                 self.copied += 1
-                continue
-            if self.pool.free:
+            else:
                 request.table.append(self.pool.take())
-                continue
-            last = self.running.pop()
-            self.forget(last)
-            self.waiting.appendleft(last)
-            self.preempted += 1
-            if last is request:
-                return False
         return True
 
     def must_copy(self, request: Request) -> bool:
