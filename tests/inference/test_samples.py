@@ -1,5 +1,7 @@
 """Samples of one prompt share its blocks, and copy the last one when they write into it: each has the tokens that it has without a cache."""
 
+import random
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -143,6 +145,30 @@ def test_blocks_are_counted_once_and_the_last_is_copied_for_all_but_one(length, 
     assert len({tuple(request.table[:full]) for request in requests}) == 1
     server.run()
     assert not server.pool.taken and server.scheduler.copied == copies
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_mixture_of_groups_that_come_in_over_time(seed):
+    """Of 1 to 5 samples, with the least room that one of them needs or a little more, and some of them end early."""
+    (model, forward), drawn, choose = gpt(), random.Random(seed), Drawn()
+    size, groups = drawn.choice((1, 2, 3, 4, 8)), []
+    for _ in range(drawn.randint(1, 4)):
+        shared = groups[0][0][: drawn.randint(0, 9)] if groups else []
+        groups.append((shared + [drawn.randrange(V) for _ in range(drawn.randint(1, 12))], drawn.randint(1, 5), drawn.randint(1, 8)))
+    least = max(-(-(len(prompt) + new) // size) for prompt, _, new in groups)
+    server = written_alone(Server(model, least + drawn.randint(0, 12), size, budget=drawn.choice((1, 3, 7, 100)), choose=choose,
+                                  draft=drawn.choice((None, repeated(), lambda tokens, most: [1, 2, 3][:most])), keep=drawn.random() < 0.3))
+    numbers = {}
+    while groups or server.busy:
+        if groups and drawn.random() < 0.5:
+            numbers |= {request: [] for request in server.add_samples(*groups.pop(), stop=drawn.choice((None, 3)))}
+        before = len(choose.numbers)
+        for (request, _), number in zip(server.step(), choose.numbers[before:], strict=True):
+            numbers[request].append(number)
+        owned(server)
+    assert not server.pool.taken
+    for request, each in numbers.items():
+        assert request.done and request.tokens == without_cache(forward, request, each)
 
 
 def test_samples_keep_their_place_among_those_who_came_later():
