@@ -363,7 +363,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "drafts.py": ("drafts.py::test_a_text_that_repeats_itself_is_guessed", "drafts.py::test_right_guesses_save_forwards",
         "drafts.py::test_a_draft_that_would_be_too_long_for_its_model_is_left_out"),
     "scheduler.py": ("server.py::test_tokens_are_those_of_no_cache[ours-preempted]", "server.py::test_tokens_are_those_of_no_cache[ours-pieces of 7]",
-        COPIED, SAMPLED, "samples.py::test_samples_keep_their_place_among_those_who_came_later",
+        COPIED, SAMPLED, "samples.py::test_a_sample_begins_where_its_prompt_ends", "samples.py::test_samples_keep_their_place_among_those_who_came_later",
         "samples.py::test_nobody_gives_blocks_back_for_a_guess", "samples.py::test_tokens_are_those_of_no_cache[ours-guessed, one token after 17]"),
     "small_weights.py": ("small_weights.py::test_a_weight_is_off_by_half_a_scale_at_most", "small_weights.py::test_a_server_writes_with_them[8]",
         "small_weights.py::test_a_head_that_is_the_embedding_stays", "small_weights.py::test_what_is_refused"),

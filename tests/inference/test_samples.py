@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from zerocourse.errors import BadInput
-from zerocourse.inference import BlockPool, Server, repeated
+from zerocourse.inference import BlockPool, Request, Scheduler, Server, repeated
 from zerocourse.models.gpt2 import build_model
 
 V, NEW, SAMPLES = 64, 9, 5
@@ -176,6 +176,17 @@ def test_samples_keep_their_place_among_those_who_came_later():
     came = [*server.add_samples([1, 2, 3], 3, 5), server.add([4, 5], 5), *server.add_samples([6], 2, 5)]
     server.step()
     assert server.scheduler.running == came
+
+
+def test_a_sample_begins_where_its_prompt_ends():
+    scheduler, first = Scheduler(BlockPool(10, 4), 100), Request(list(range(6)), 3)
+    first.samples = [Request(list(range(6)), 3)]
+    scheduler.add(first)
+    (piece,) = scheduler.plan()
+    assert scheduler.computed(piece)
+    (sample,) = scheduler.begin_samples(first)
+    assert sample.computed == 6 and sample.table == first.table and sample.table is not first.table
+    assert scheduler.running == [first, sample] and scheduler.begin_samples(first) == []
 
 
 def test_nobody_gives_blocks_back_for_a_guess():
