@@ -368,7 +368,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "small_weights.py": ("small_weights.py::test_a_weight_is_off_by_half_a_scale_at_most", "small_weights.py::test_a_server_writes_with_them[8]",
         "small_weights.py::test_a_head_that_is_the_embedding_stays", "small_weights.py::test_what_is_refused"),
     "server.py": ("server.py::test_tokens_are_those_of_no_cache[ours-room for all]", "server.py::test_a_token_may_end_it", COPIED, SAMPLED,
-        "samples.py::test_tokens_are_those_of_no_cache[ours-guessed, one token after 17]", "samples.py::test_what_is_refused"),
+        "samples.py::test_tokens_are_those_of_no_cache[ours-guessed, one token after 17]", "samples.py::test_what_is_refused",
+        "samples.py::test_samples_end_in_any_order[nothing shared]", "samples.py::test_samples_need_fewer_rows_and_blocks_than_requests"),
     # rl
     "learning.py": ("rl.py::test_any_stage_equals_one_process[2]", "rl.py::test_what_is_never_sampled_is_never_learned"),
     "policy_loss.py": ("rl.py::test_where_nothing_has_changed_it_is_reinforce", "rl.py::test_a_token_that_has_moved_far_is_pushed_no_further",

@@ -119,13 +119,14 @@ def test_tokens_are_those_of_no_cache(name, way):
     assert (server.scheduler.preempted > 0) == (way in ("preempted", "hardly room for one", "preempted, blocks of one", "guessed, preempted"))
 
 
-@pytest.mark.parametrize("way", ("room for all", "preempted", "blocks of one token", "guessed"))
+@pytest.mark.parametrize("way", ("room for all", "preempted", "blocks of one token", "guessed", "nothing shared"))
 def test_samples_end_in_any_order(way):
     model, forward = gpt()
     lengths = set()
     for stop in range(0, V, 7):
         numbers, server, _ = sampled(model, stop=stop, **WAYS[way])
         assert not server.pool.taken and sorted(server.pool.free) == list(range(len(server.pool.owners)))
+        assert all(stop not in request.generated[:-1] for request in numbers)
         for request, drawn in list(numbers.items())[:: SAMPLES + 1]:
             assert request.tokens == without_cache(forward, request, drawn)
         lengths |= {tuple(len(request.generated) for request in list(numbers)[:SAMPLES])}
