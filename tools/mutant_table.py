@@ -18,6 +18,8 @@ def of(module: str, *rows: tuple[str | dict[str, str | Callable], ...]) -> Itera
 
 ATTEMPTS = "elastic.py::test_ranks_agree_on_an_attempt_whatever_earlier_ones_left"
 ON_A_MESH = "mesh_parallel.py::test_equals_one_process"
+COPIED = "samples.py::test_blocks_are_counted_once_and_the_last_is_copied_for_all_but_one"
+SAMPLED = "samples.py::test_tokens_are_those_of_no_cache[ours-preempted]"
 ONE_PROCESS = "tensor_parallel.py::test_equals_one_process"
 FITS = "what_fits.py::test_a_model_fits_where_it_is_said_to_and_nowhere_below"
 SHARE = "offload.py::test_an_exact_share_is_offloaded_and_nothing_else_changes"
@@ -356,14 +358,18 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tensor_parallel.py::test_the_audit_names_what_every_rank_counts[4]"),
     # inference
     "block_pool.py": ("server.py::test_equal_beginnings_are_computed_once", "server.py::test_tokens_are_those_of_no_cache[ours-preempted]",
-        "server.py::test_what_is_over_is_shared_on_purpose_only"),
-    "cache.py": ("server.py::test_tokens_are_those_of_no_cache[llama-pieces of 7]",),
+        "server.py::test_what_is_over_is_shared_on_purpose_only", COPIED, SAMPLED),
+    "cache.py": ("server.py::test_tokens_are_those_of_no_cache[llama-pieces of 7]", SAMPLED),
     "drafts.py": ("drafts.py::test_a_text_that_repeats_itself_is_guessed", "drafts.py::test_right_guesses_save_forwards",
         "drafts.py::test_a_draft_that_would_be_too_long_for_its_model_is_left_out"),
-    "scheduler.py": ("server.py::test_tokens_are_those_of_no_cache[ours-preempted]", "server.py::test_tokens_are_those_of_no_cache[ours-pieces of 7]"),
+    "scheduler.py": ("server.py::test_tokens_are_those_of_no_cache[ours-preempted]", "server.py::test_tokens_are_those_of_no_cache[ours-pieces of 7]",
+        COPIED, SAMPLED, "samples.py::test_a_sample_begins_where_its_prompt_ends", "samples.py::test_samples_keep_their_place_among_those_who_came_later",
+        "samples.py::test_nobody_gives_blocks_back_for_a_guess", "samples.py::test_tokens_are_those_of_no_cache[ours-guessed, one token after 17]"),
     "small_weights.py": ("small_weights.py::test_a_weight_is_off_by_half_a_scale_at_most", "small_weights.py::test_a_server_writes_with_them[8]",
         "small_weights.py::test_a_head_that_is_the_embedding_stays", "small_weights.py::test_what_is_refused"),
-    "server.py": ("server.py::test_tokens_are_those_of_no_cache[ours-room for all]", "server.py::test_a_token_may_end_it"),
+    "server.py": ("server.py::test_tokens_are_those_of_no_cache[ours-room for all]", "server.py::test_a_token_may_end_it", COPIED, SAMPLED,
+        "samples.py::test_tokens_are_those_of_no_cache[ours-guessed, one token after 17]", "samples.py::test_what_is_refused",
+        "samples.py::test_samples_end_in_any_order[nothing shared]", "samples.py::test_samples_need_fewer_rows_and_blocks_than_requests"),
     # rl
     "learning.py": ("rl.py::test_any_stage_equals_one_process[2]", "rl.py::test_what_is_never_sampled_is_never_learned"),
     "policy_loss.py": ("rl.py::test_where_nothing_has_changed_it_is_reinforce", "rl.py::test_a_token_that_has_moved_far_is_pushed_no_further",

@@ -12,6 +12,7 @@ from zerocourse.course.chapters.inference.small_models import TEXT, knows_by_hea
 from zerocourse.course.chapters.inference.without_cache import without_cache
 from zerocourse.errors import BadInput
 from zerocourse.inference import Server, SmallLinear, shrink_weights, weights_bytes
+from zerocourse.launch import Ranks
 from zerocourse.parallel.plusplus.blocks import BLOCK
 
 
@@ -51,6 +52,58 @@ def test_a_server_writes_with_them(model, bits):
     assert right == 100 if bits == 8 else right >= 60
 
 
+def by_kernel():
+    """For rows that the kernel takes, and for those that it leaves to PyTorch: how often it ran, and how far it is off."""
+    from unittest import mock
+
+    from zerocourse.kernels import int8_product as module
+
+    torch.manual_seed(0)
+    linears = {"bias": nn.Linear(512, 40), "no bias": nn.Linear(256, 33, bias=False), "not whole scales": nn.Linear(384, 40)}
+    rows, seen = {"one row": (1, 1), "a vector": (), "three rows": (3, 1)}, {}
+    for name, linear in linears.items():
+        plain, small = SmallLinear(linear, 8), SmallLinear(linear, 8, kernel=True)
+        for what, shape in rows.items():
+            for dtype in (torch.float32, torch.bfloat16):
+                x = torch.randn(*shape, linear.in_features).to(dtype)
+                with mock.patch.object(module, "int8_product", side_effect=module.int8_product) as ran, torch.no_grad():
+                    ours, theirs = small(x), plain(x)
+                assert ours.dtype is dtype and ours.shape == theirs.shape
+                off = ((ours - theirs).float().norm() / theirs.float().norm()).item()
+                seen[name, what, dtype] = ran.call_count, off
+    x = torch.randn(512, requires_grad=True)
+    SmallLinear(linears["bias"], 8, kernel=True)(x).sum().backward()
+    four = SmallLinear(linears["bias"], 4, kernel=True)(x.detach())
+    return seen, x.grad, SmallLinear(linears["bias"], 8).weight().sum(0), four.shape
+
+
+def written_by_kernel():
+    from zerocourse.models.gpt2 import build_model
+
+    torch.manual_seed(0)
+    model = build_model("gpt2-tiny", n_layer=1, n_embd=256, vocab_size=64)
+    tokens, sizes = [], []
+    for kernel in (False, True):
+        small = shrink_weights(copy.deepcopy(model), 8, kernel=kernel)
+        server = Server(small, blocks=10)
+        tokens.append(server.add([3, 1, 4], 5))
+        server.run()
+        sizes.append(weights_bytes(small))
+    return [request.tokens for request in tokens], sizes
+
+
+def test_a_kernel_takes_single_rows_and_gives_what_pytorch_gives():
+    pytest.importorskip("triton", reason="kernels need triton (Linux; the `triton` extra)")
+    with Ranks(1, env={"TRITON_INTERPRET": "1"}, timeout=100, quiet=True) as ranks:
+        (seen, grad, weight, four), = ranks.run(by_kernel)
+        (tokens, sizes), = ranks.run(written_by_kernel)
+    for (name, what, dtype), (calls, off) in seen.items():
+        assert calls == (name != "not whole scales" and what != "three rows"), (name, what)
+        assert off < (1e-6 if dtype is torch.float32 else 1e-2), "bf16 restores weights in bf16, and the kernel in fp32"
+    assert torch.allclose(grad, weight, atol=1e-5) and four == (40,)
+    assert tokens[0] == tokens[1] and sizes[0] == sizes[1]
+
+
 def test_a_head_that_is_the_embedding_stays():
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, tie_word_embeddings=True)
@@ -65,6 +118,8 @@ def test_a_head_that_is_the_embedding_stays():
 def test_what_is_refused():
     with pytest.raises(BadInput, match="bits is 3: weights can be kept in 8 or 4"):
         shrink_weights(nn.Linear(4, 4), 3)
+    with pytest.raises(BadInput, match="kernel is True and bits is 4: the kernel reads weights of 8 bits"):
+        shrink_weights(nn.Linear(4, 4), 4, kernel=True)
     with pytest.raises(BadInput, match="has no linear layer"):
         shrink_weights(nn.LayerNorm(4))
     model = nn.Sequential(nn.Linear(4, 4))

@@ -132,6 +132,13 @@ def test_the_writer_and_the_trainer_agree_also_after_an_update(make):
         improve(model, optimizer, rollout, torch.randn(18))
 
 
+def test_a_prompt_is_computed_once_for_all_of_its_samples():
+    """Its 9 tokens are two blocks and a token, whose block is copied for all samples but the last one that writes there."""
+    sampler = Sampler(new_model(), 2048, torch.Generator().manual_seed(0))
+    sampler([list(range(9)), [4, 5]], 6, 3)
+    assert sampler.server.rows == 9 + 2 + 2 * 6 * 2 and sampler.server.scheduler.copied == 2 * 5 and not sampler.server.pool.taken
+
+
 def rollout_of(rows=16):
     return Sampler(new_model(), 2048, torch.Generator().manual_seed(1))(TASK.prompts(TASK.kinds(rows // 4, torch.Generator().manual_seed(2))), 4, 5)
 

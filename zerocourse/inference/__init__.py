@@ -2,6 +2,7 @@
 
     server = Server(model, blocks=200)                  # our GPT, or a causal model of Hugging Face
     request = server.add(tokens, most_new=20)           # at any time, also while others are under way
+    answers = server.add_samples(tokens, 4, most_new=20)  # requests that share a prompt, for a `choose` that draws
     while server.busy:
         server.step()                                   # one forward: a token for those that decode, and pieces of prompts
     request.tokens

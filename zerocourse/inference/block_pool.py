@@ -1,7 +1,9 @@
 """Who has which block of the cache. A block has room for the keys and values of `size` tokens, and several sequences may share it.
 
-What is shared are full blocks with the same tokens before them: their keys and values are the same, and nobody writes into them again.
-A block that nobody has any more keeps its content until it is taken, so the beginning of a sequence that has ended is still found.
+Full blocks with the same tokens before them are shared: their keys and values are the same, and nobody writes into them again. Samples of one
+prompt share its last block, too, which is not full: who has to write there takes a copy first, but for the last one that has it (copy on
+write). A block that nobody has any more keeps its content until it is taken, so the beginning of a sequence that has ended is still found.
+Source: Kwon et al. 2023 (arXiv 2309.06180), section 4.4.
 """
 
 from collections import deque
@@ -60,6 +62,21 @@ class BlockPool:
             self.owners[block] += 1
             table.append(block)
         return table
+
+    def share(self, table: Sequence[int], tokens: int) -> list[int]:
+        """The table of another sequence that has the blocks of so many tokens from now on, too."""
+        shared = list(table[: self.needed(tokens)])
+        for block in shared:
+            self.owners[block] += 1
+        return shared
+
+    def copy(self, table: list[int], number: int) -> tuple[int, int]:
+        """A sequence is to have its block `number` alone. Returns (source, target): what is in the first must be copied into the second.
+        Raises IndexError where no block is free."""
+        source, target = table[number], self.take()
+        self.owners[source] -= 1
+        table[number] = target
+        return source, target
 
     def publish(self, tokens: Sequence[int], table: Sequence[int], computed: int) -> None:
         """Full blocks whose keys and values are written can be shared from now on."""

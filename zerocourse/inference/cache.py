@@ -37,6 +37,12 @@ class PagedCache:
         self.write = torch.tensor([slot for piece in pieces for slot in self.slots(piece, piece.start)], device=device)
         self.read = [torch.tensor(self.slots(piece, 0), device=device) for piece in pieces]
 
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """(source, target) one after the other: a block that is free again may be the next one's target."""
+        for source, target in blocks:
+            into, out_of = (slice(block * self.size, (block + 1) * self.size) for block in (target, source))
+            self.keys[:, into], self.values[:, into] = self.keys[:, out_of], self.values[:, out_of]
+
     def slots(self, piece: RequestPiece, start: int) -> list[int]:
         table = piece.request.table
         return [table[place // self.size] * self.size + place % self.size for place in range(start, piece.end)]

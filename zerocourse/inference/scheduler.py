@@ -2,7 +2,7 @@
 
 So every forward has about as many rows, and nobody who waits for the next token waits for a whole prompt of somebody else. Where no block
 is free, the request that came last gives its own back, and begins again later: what it has generated is kept, and computed
-again with the prompt.
+again with the prompt. Samples of one prompt begin when it is computed, with its blocks.
 """
 
 from collections import deque
@@ -19,6 +19,7 @@ class Request:
     """tokens: the prompt, and what was generated after it.   most_new: tokens to generate.   stop: one that ends it; None: none does.
 
     table: blocks of the cache, in order.   computed: tokens whose keys and values are there.   done: has it ended?
+    samples: other requests with its prompt, which begin when that is computed.
     """
 
     tokens: list[int]
@@ -27,6 +28,7 @@ class Request:
     table: list[int] = field(default_factory=list)
     computed: int = 0
     done: bool = False
+    samples: list["Request"] = field(default_factory=list)
 
     def __post_init__(self):
         self.prompt = len(self.tokens)
@@ -58,6 +60,7 @@ class Scheduler:
     draft(tokens, most): guesses of the next tokens (see `drafts`); None: there are none.
 
     waiting, running: requests, in the order in which they came.   preempted: how often one had to give its blocks back.
+    copies: (source, target) of the blocks that must be copied before the next forward writes.   copied: how many there were.
     """
 
     def __init__(self, pool: BlockPool, budget: int, share: bool = True, draft: Callable[[Sequence[int], int], list[int]] | None = None):
@@ -66,7 +69,8 @@ class Scheduler:
         self.pool, self.budget, self.share, self.draft = pool, budget, share, draft
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.preempted = 0
+        self.copies: list[tuple[int, int]] = []
+        self.preempted = self.copied = 0
 
     def add(self, request: Request) -> None:
         """Raises BadInput for a request that the whole cache has no room for."""
@@ -79,6 +83,7 @@ class Scheduler:
     def plan(self) -> list[RequestPiece]:
         """The pieces of the next forward, with blocks for them. Empty where there is nothing to do."""
         pieces, left = [], self.budget
+        self.copies.clear()
         for request in list(self.running):
             if left and request in self.running:  # one before it may have taken its blocks
                 guesses = self.guesses(request, left - 1)
@@ -106,23 +111,32 @@ class Scheduler:
         blocks back for a guess."""
         if self.draft is None or request.computed != len(request.tokens) - 1:
             return ()
-        places = (len(request.table) + len(self.pool.free)) * self.pool.size - len(request.tokens)
+        places = (len(request.table) + len(self.pool.free) - self.must_copy(request)) * self.pool.size - len(request.tokens)
         room = min(left, request.prompt + request.most_new - len(request.tokens) - 1, places)
         return tuple(self.draft(request.tokens, room)[:room]) if room > 0 else ()
 
     def has_room(self, request: Request, end: int) -> bool:
-        """Take blocks for its tokens up to `end`. False where the request itself is the one that must give up its own."""
-        while len(request.table) < self.pool.needed(end):
-            if self.pool.free:
+        """Take blocks for its tokens up to `end`, and a copy of a block that it must write into and does not have alone. False where the
+        request itself is the one that must give up its own."""
+        while (shared := self.must_copy(request)) or len(request.table) < self.pool.needed(end):
+            if not self.pool.free:
+                last = self.running.pop()
+                self.forget(last)
+                self.waiting.appendleft(last)
+                self.preempted += 1
+                if last is request:
+                    return False
+            elif shared:
+                self.copies.append(self.pool.copy(request.table, request.computed // self.pool.size))
+                self.copied += 1
+            else:
                 request.table.append(self.pool.take())
-                continue
-            last = self.running.pop()
-            self.forget(last)
-            self.waiting.appendleft(last)
-            self.preempted += 1
-            if last is request:
-                return False
         return True
+
+    def must_copy(self, request: Request) -> bool:
+        """Do others have the block, too, that its next token is written into?"""
+        number = request.computed // self.pool.size
+        return number < len(request.table) and self.pool.owners[request.table[number]] > 1
 
     def forget(self, request: Request) -> None:
         self.pool.give(request.table)
@@ -135,6 +149,16 @@ class Scheduler:
         if self.share:
             self.pool.publish(request.tokens, request.table, request.computed)
         return request.computed == len(request.tokens)
+
+    def begin_samples(self, request: Request) -> list[Request]:
+        """Its prompt has been computed: the other samples of it run from now on, with the blocks in which it lies. Returns them."""
+        begun, request.samples = request.samples, []
+        for sample in begun:
+            sample.table = self.pool.share(request.table, request.computed)
+            sample.computed = request.computed
+        behind = self.running.index(request) + 1
+        self.running[behind:behind] = begun
+        return begun
 
     def finish(self, request: Request) -> None:
         self.running.remove(request)

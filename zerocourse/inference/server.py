@@ -47,6 +47,18 @@ class Server:
         self.scheduler.add(request)
         return request
 
+    def add_samples(self, tokens: Sequence[int], samples: int, most_new: int, stop: int | None = None) -> list[Request]:
+        """So many requests with one prompt, for a `choose` that draws. The prompt is computed once, for the first; the others get their first
+        token from its row and begin with its blocks, of which one is copied when somebody writes into it. With share=False each computes
+        its own. What is raised: as in `add`."""
+        if samples < 1:
+            raise BadInput(f"samples is {samples}: it must be at least 1")
+        first = self.add(tokens, most_new, stop)
+        if not self.scheduler.share:
+            return [first, *(self.add(tokens, most_new, stop) for _ in range(samples - 1))]
+        first.samples = [Request(list(tokens), most_new, stop) for _ in range(samples - 1)]
+        return [first, *first.samples]
+
     @property
     def busy(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
@@ -60,6 +72,7 @@ class Server:
         device = self.cache.keys.device
         tokens = torch.tensor([token for piece in pieces for token in piece.tokens], device=device)
         places = torch.tensor([place for piece in pieces for place in range(piece.start, piece.end)], device=device)
+        self.cache.copy(self.scheduler.copies)
         self.cache.begin(pieces)
         with evaluating(self.model), self.served.attending(self.cache):
             logits_RV = self.served.logits(tokens[:, None], places[:, None])
@@ -69,10 +82,14 @@ class Server:
         self.forwards, self.rows, row, told = self.forwards + 1, self.rows + len(tokens), 0, []
         for piece in pieces:
             row += piece.end - piece.start
-            if self.scheduler.computed(piece):
-                told += self.tokens_of(piece, logits_RV[row - 1 - len(piece.draft) : row])
-                if piece.request.done:
-                    self.scheduler.finish(piece.request)
+            if not self.scheduler.computed(piece):
+                continue
+            last = row - 1 - len(piece.draft)
+            samples = [RequestPiece(sample, piece.start, piece.end) for sample in self.scheduler.begin_samples(piece.request)]
+            for each in (piece, *samples):
+                told += self.tokens_of(each, logits_RV[last : last + 1 + len(each.draft)])
+                if each.request.done:
+                    self.scheduler.finish(each.request)
         if not (self.busy or self.keep):
             self.pool.forget()
         return told

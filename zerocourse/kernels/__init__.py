@@ -5,6 +5,7 @@
     layernorm     layer_norm and rms_norm, forward and backward
     flash         flash_attention: forward, small enough to read, with its log-sum-exp
     quantize      quantize_rows, sum_of_rows: blocks of 8 or 4 bits and their sum, which ZeRO++ takes on a GPU
+    int8_product  int8_product: a matrix of 8-bit numbers times a vector, which decoding waits for
     linear_loss   linear_cross_entropy: a head and its loss in chunks of tokens, in plain PyTorch
     traffic       counts the bytes that PyTorch operations, and kernels in the interpreter, read and write
     interpreted   interpreted: one kernel in the interpreter, in a process whose other kernels are compiled

@@ -1,8 +1,8 @@
 """What a model has written: tokens, and the log-probability with which each was drawn.
 
-The server of `inference` writes, on the weights that the trainer has at that moment, so nothing is copied. Samples of a prompt
-share its blocks of the cache. A sharded model is gathered once for the whole rollout (`generating`), Ψ(N-1)/N elements and not n times
-as many for n tokens.
+The server of `inference` writes, on the weights that the trainer has at that moment, so nothing is copied. A prompt is computed once
+for all of its samples, which share its blocks of the cache. A sharded model is gathered once for the whole rollout (`generating`),
+Ψ(N-1)/N elements and not n times as many for n tokens.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Sampler:
     def __call__(self, prompts: Sequence[Sequence[int]], samples: int, most_new: int, stop: int | None = None) -> Rollout:
         """So many samples of each prompt. stop: a token that ends one, and is a part of what was written. Collective where the model
         is sharded: ranks may have different prompts."""
-        requests = [self.server.add(prompt, most_new, stop) for prompt in prompts for _ in range(samples)]
+        requests = [request for prompt in prompts for request in self.server.add_samples(prompt, samples, most_new, stop)]
         logps: dict[int, list[Tensor]] = {id(request): [] for request in requests}
         with torch.no_grad(), generating(self.model) if hasattr(self.model, "zero") else nullcontext():
             while self.server.busy:

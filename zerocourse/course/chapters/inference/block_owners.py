@@ -32,7 +32,7 @@ def block_owners(rows: Mapping[str, Sequence[str]], size: int) -> Figure:
             axes.annotate(name, (block + 0.47, line + 0.4), ha="center", va="center", fontsize=9, color=INK)
         said.append(f"{when}: {sum(map(bool, row))} of {len(row)} blocks, {sum(len(name) > 1 for name in row)} of them shared")
     axes.set(xlim=(-0.1, blocks + 0.1), ylim=(len(rows), -0.1), yticks=[line + 0.4 for line in range(len(rows))], yticklabels=list(rows), xticks=[],
-             title=f"blocks for {size} tokens, and who has them; two letters share one")
+             title=f"blocks for {size} tokens, and who has them; letters in one block share it")
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)

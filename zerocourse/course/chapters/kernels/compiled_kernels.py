@@ -16,6 +16,15 @@ def adamw_code(gpu: str, not_aligned: Iterable[str] = ()):
     return compile_for(adamw_kernel, gpu, types, {"BLOCK": BLOCK}, [name for name in (*STATES, "n") if name not in not_aligned])
 
 
+def int8_product_code(gpu: str):
+    """A matrix of 8-bit numbers times a vector; the loads of its loop are counted once: ROWS rows of 256 weights."""
+    from ....kernels.int8_product import CONFIG, int8_product_kernel
+    from ....kernels.machine_code import compile_for
+
+    pointers = {"payload_ptr": "*u8", **dict.fromkeys(("scales_ptr", "x_ptr", "out_ptr"), "*fp32")}
+    return compile_for(int8_product_kernel, gpu, pointers | {"O": "i32", "I": "i32"}, CONFIG.kwargs, [*pointers, "I"], CONFIG.num_warps)
+
+
 def flash_code(gpu: str, dtype: str = "fp16", width: int = 64):
     """Attention of heads with `width` features; loops are counted once."""
     from ....kernels.flash import CONFIG, flash_kernel
