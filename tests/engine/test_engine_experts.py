@@ -104,6 +104,8 @@ def held(optimizer_first: bool) -> tuple[dict, dict, list[str]]:
     engine = engine_of("gpt", 2, 2, adamw(model.parameters()) if optimizer_first else adamw, model=model)
     train(engine, "gpt")
     cut = [name for name, param in engine.module.named_parameters() if hasattr(param, "expert_comm")]
+    params = dict(engine.module.named_parameters())
+    assert all(zerocourse.safe_get_full_fp32_param(params[name]).shape == params[name].shape for name in cut)
     return engine.memory(), engine.communication(), cut
 
 
