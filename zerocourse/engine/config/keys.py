@@ -136,7 +136,7 @@ WORKS = {
 }
 
 EXPERTS_BY_FORM = "experts are known by their form, and the rest of a layer computes as it is"
-EXPERTS_OWN_FORWARD = "the model's own experts compute: how is said by `experts_implementation` where the model is made"
+EXPERTS_OWN_FORWARD = "the model's own experts compute, as `experts_implementation` says where the model is made"
 OWN_ROUTER = "the router is the model's own: leave it out, and set it in the model's config"
 
 # By JSON's type.
