@@ -23,7 +23,7 @@ PNG = base64.b64encode(b"\x89PNG").decode()
 
 
 WANTS = "wants-"  # begins the tag of a chapter's first text: a package that it can use beside those that `make lab` installs
-OTHERS_WANT = {"transformers", "triton"}  # also where they are not installed here
+OTHERS_WANT = {"accelerate", "transformers", "triton"}  # also where they are not installed here
 
 
 def wanted_packages(path: Path) -> list[str]:

@@ -118,7 +118,8 @@ def mistakes() -> list[str]:
                     lambda: net(2, topology=object()), lambda: net(2, activation_checkpoint_interval=2),
                     lambda: net(2, partition_method="best").cuts(), lambda: LayerSpec(3), lambda: PipelineModule([3], 1, loss_fn=print),
                     lambda: initialize(model=model(), config=settings(1) | {
-                        "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}})):
+                        "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}),
+                    lambda: initialize(model=net(1), config=settings(1) | {"expert_parallel": {"enabled": True, "autoep_size": 2}})):
         with pytest.raises(BadInput) as caught:
             attempt()
         said.append(str(caught.value))
@@ -129,5 +130,6 @@ def test_what_it_does_not_do_says_so(pool):
     for said in pool(2).run(mistakes):
         for sentence, words in zip(said, ("train_batch runs the backwards", "needs data_iter", "Parallel3D", "returns the mean loss", "no loss scale",
                                           "does not divide the 2 ranks", "give a function", "takes no topology", "0, or 1", "'type:REGEX'",
-                                          "a class of torch.nn.Module", "a LayerSpec, a module", "keeps everything"), strict=True):
+                                          "a class of torch.nn.Module", "a LayerSpec, a module", "keeps everything",
+                                          "keeps all experts of a stage"), strict=True):
             assert words in sentence and "\n" not in sentence

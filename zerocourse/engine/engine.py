@@ -32,7 +32,7 @@ from .familiar import FamiliarNames, require_group
 from .leaf_modules import set_leaves_of, units_with_leaves
 from .misplaced import check_device
 from .monitors import MeasuredSteps, Monitors
-from .nodes import shard_over_nodes
+from .nodes import shard_over_ranks
 from .offloading import host_activations_of, offload_of
 from .pipeline_engine import PipelineEngine
 from .pipeline_module import PipelineModule
@@ -110,7 +110,7 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
         self.config, self.lr_scheduler = config, lr_scheduler
         zero = config.zero_optimization
         overlap = zero.overlap_comm is not False  # on unless it is switched off, at every stage
-        self.module, self.optimizer, self.mesh_comms = shard_over_nodes(
+        self.module, self.optimizer, self.mesh_comms = shard_over_ranks(
             model, optimizer, config, comm, device=distributed.device(), bucket_size=zero.reduce_bucket_size,
             precision=precision_of(config), prefetch=int(overlap), in_flight=int(overlap), seed=seed,
             weights=weights, offload=offload_of(config, delay_after), units=units_with_leaves(model), rank_map=rank_map_for(optimizer, zero.stage))
@@ -313,13 +313,15 @@ class Engine(FamiliarNames, EngineCheckpoints, LossScaling, UserLoss):
 
     def communication(self) -> dict[str, int | dict[str, int]]:
         """Bytes that this rank has sent so far by collective, with padding and metadata counted apart.
-        With ZeRO++ `bytes_by_link` are those inside of a node and between nodes.
+        With ZeRO++ `bytes_by_link` are those inside of a node and between nodes. With experts on several ranks `bytes_by_axis` are
+        those of tokens ("ep"), of what ranks with the same experts share ("dp"), and of all else ("dp+ep").
         With offload `link_bytes` are what has gone "down" to the host, and "up". With states on the disk `io_bytes` are
         what has been "read" and "written" so far, in whole blocks; what is under way counts when it is over (`zero.settle()`)."""
-        comms = [self.zero.comm, *([] if self.mesh_comms is None else map(self.mesh_comms.along, self.mesh_comms.mesh.axes))]
+        mesh = self.mesh_comms
+        comms = [self.zero.comm, *([] if mesh is None else map(mesh.along, mesh.mesh.axes))]
         by_collective = sum((comm.sent for comm in comms), Counter())
         return {"sent_bytes": sum(by_collective.values()), "by_collective": dict(by_collective),
                 "padding_bytes": sum(comm.padding for comm in comms), "metadata_bytes": sum(comm.metadata for comm in comms),
-                **({"bytes_by_link": self.mesh_comms.sent_over} if self.mesh_comms is not None else {}),
+                **({} if mesh is None else {"bytes_by_axis": mesh.sent} if self.config.has_groups_of_experts else {"bytes_by_link": mesh.sent_over}),
                 **({"link_bytes": dict(self.host_link.bytes)} if self.host_link is not None else {}),
                 **({"io_bytes": dict(self.disk.bytes)} if self.disk is not None else {})}

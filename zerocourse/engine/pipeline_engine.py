@@ -159,6 +159,8 @@ def check(config: Config, optimizer: object) -> None:
             raise BadInput(f"zero_optimization.{name} has the device {offload.device!r}, and a pipeline keeps everything on its own: leave it out")
     if zero.has_slow_links:
         raise BadInput("zero_optimization asks for ZeRO++, which is not there in a pipeline: leave it out")
+    if config.has_groups_of_experts:
+        raise BadInput("expert_parallel is enabled, and a pipeline keeps all experts of a stage on its ranks: leave it out")
     if optimizer is None and config.optimizer is None:
         raise BadInput("a pipeline needs an optimizer: a section of the config, or a function of initialize that makes one from parameters")
     if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):

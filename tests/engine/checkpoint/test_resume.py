@@ -199,7 +199,7 @@ def test_a_script_with_only_the_import_changed(pool, tmp_path, stage):
 
 
 def test_what_we_do_not_have_is_named():
-    with pytest.raises(AttributeError, match="zerocourse has no 'init_inference', which DeepSpeed has: the engine has no inference"):
+    with pytest.raises(AttributeError, match="zerocourse has no 'init_inference', which DeepSpeed has: the engine trains, and a server generates"):
         deepspeed.init_inference
     with pytest.raises(AttributeError, match="module 'zerocourse' has no attribute 'nonsense'"):
         deepspeed.nonsense

@@ -8,10 +8,14 @@ from torch import nn
 
 import zerocourse
 from tools.compatibility import DOCUMENT, is_in_package, tables, written
+from zerocourse.comm import Comm
 from zerocourse.engine.bridge import stand_in
 from zerocourse.engine.bridge.deepspeed_engine import initialize
 from zerocourse.engine.compatibility import ROWS, Fate, reason
 from zerocourse.errors import BadInput
+from zerocourse.inference import Server
+from zerocourse.models.gpt2 import build_model
+from zerocourse.parallel.tensor import tensor_parallel
 
 NAMES = [row.name for row in ROWS]
 
@@ -97,6 +101,19 @@ def test_a_refused_argument_is_said(name):
     call, words = CALLS[name]
     with pytest.raises(BadInput, match=re.escape(words)):
         call()
+
+
+def served(ranks: int) -> list[list[int]]:
+    torch.manual_seed(0)
+    model = build_model("gpt2-tiny").eval()
+    server = Server(tensor_parallel(model, Comm()) if ranks > 1 else model, blocks=8)
+    requests = [server.add([1, 2, first], 6) for first in (3, 4)]
+    server.run()
+    return [request.tokens for request in requests]
+
+
+def test_a_server_is_the_way_for_init_inference_with_tensor_parallelism_too(pool):
+    assert pool(2).run(served, 2) == [served(1)] * 2
 
 
 def test_what_only_the_bridge_has_is_said():

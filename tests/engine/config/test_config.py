@@ -15,7 +15,7 @@ from zerocourse.engine.config import Config
 from zerocourse.engine.config.auto import known_values
 from zerocourse.engine.config.json_file import keys_by_line
 from zerocourse.engine.config.json_schema import json_schema
-from zerocourse.engine.config.keys import CHANGES_NOTHING, GONE, KEYS, NEVER, NOT_YET, ONLY, WORKS
+from zerocourse.engine.config.keys import CHANGES_NOTHING, FALSE_IS_A_CHOICE, GONE, KEYS, NEVER, NOT_YET, ONLY, WORKS
 from zerocourse.errors import BadInput
 
 
@@ -108,6 +108,7 @@ def test_defaults():
             "offload_param": {"device": "none", "nvme_path": None, "pin_memory": True},
             "leaf_module": {"classes": [], "names": [], "name_suffixes": []},
             "zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_gradients": False},
+        "expert_parallel": {"enabled": False, "autoep_size": 1}, "use_data_before_expert_parallelism": False,
         "aio": {"block_size": 1_048_576, "queue_depth": 8, "intra_op_parallelism": 1},
         "fp16": {"enabled": False, "auto_cast": False, "loss_scale": 0.0, "initial_scale_power": 16,
                  "loss_scale_window": 1000, "hysteresis": 2, "consecutive_hysteresis": False, "min_loss_scale": 1.0},
@@ -213,6 +214,7 @@ MUST = {
     "zero_optimization.zero_hpz_partition_size": COUNT, "zero_optimization.zero_quantized_weights": FLAG,
     "zero_optimization.zero_quantized_gradients": FLAG, "aio.block_size": COUNT, "aio.queue_depth": COUNT, "aio.intra_op_parallelism": COUNT,
     "zero_optimization.offload_optimizer.ratio": "a number from 0 to 1",
+    "expert_parallel.enabled": FLAG, "expert_parallel.autoep_size": COUNT, "use_data_before_expert_parallelism": FLAG,
 }
 
 
@@ -366,6 +368,11 @@ def test_several_mistakes_are_several_sentences(data):
     (at("zero_optimization", {"stage": 2, "zero_quantized_weights": True}), ["zero_quantized_weights is true at stage 2", "set the stage to 3"]),
     (at("zero_optimization", {"stage": 3, "zero_hpz_partition_size": 2, "offload_optimizer": {"device": "cpu"}}),
      ["zero_hpz_partition_size is 2 and zero_optimization.offload_optimizer.device is 'cpu'", "leave one of them out"]),
+    (at("expert_parallel", {"enabled": True, "autoep_size": 2}), ["autoep_size is 2, and 1 ranks are no whole number of groups"]),
+    *((at("expert_parallel", {"enabled": False, key: value}), [f"expert_parallel.{key} is not supported: the router is the model's own"])
+      for key, value in (("route_norm", False), ("route_scale", 2.0), ("top_k", 2), ("score_func", "sigmoid"))),
+    (at("expert_parallel.expert_tensor_parallel_size", 2), ["expert_tensor_parallel_size is not supported yet"]),
+    (at("hybrid_engine.enabled", True), ["hybrid_engine is not supported: the engine trains", "zerocourse.rl.Sampler"]),
     (at("aio.block_size", 1000), ["aio.block_size is 1000", "a multiple of 4096"]),
     (at("zero_optimization", {"stage": 0, "offload_optimizer": {"device": "cpu"}}), ["'cpu' at stage 0", "from stage 1 on"]),
     (at("zero_optimization", {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}, "offload_param": {"device": "cpu"}}),
@@ -401,7 +408,8 @@ def test_what_deepspeed_has_removed_is_gone_and_what_it_has_is_not():
     removed = ["zero_optimization.mics_shard_size", "zero_optimization.mics_hierarchical_params_gather",
                "zero_optimization.zeropp_loco_param", "elasticity", "sparse_attention",
                *(f"optimizer.type.{name}" for name in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb"))]
-    there = ["autotuning", "compression_training", "pipeline", "tensor_parallel", "compile", "optimizer.type.Muon",
+    there = ["autotuning", "compression_training", "pipeline", "tensor_parallel", "expert_parallel", "hybrid_engine", "compile",
+             "optimizer.type.Muon",
              *(f"zero_optimization.{key}" for key in (
                  "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients", "zenflow",
                  "offload_optimizer.super_offload", "compute_grad_norm", "parameter_alignment", "leaf_module",
@@ -445,7 +453,7 @@ def test_each_of_them(path, kind):
 def test_what_is_not_supported_is_refused_by_name_unless_it_is_off(path):
     for wanted in ({"enabled": True}, {"device": "cpu"}, {"type": "Adam"}, True, 4, 0):
         assert refused(at(path, wanted)) == f"{path} is {KEYS[path].group.value}: {KEYS[path].does}"
-    for off in ({"enabled": False, "loss_scale": 0}, {"device": "none"}, {}, False, None):
+    for off in ({"enabled": False, "loss_scale": 0}, {"device": "none"}, {}, None, *[False] * (path not in FALSE_IS_A_CHOICE)):
         assert load(at(path, off)) == load({"train_batch_size": 8})
 
 
@@ -661,6 +669,7 @@ def test_the_schema_accepts_and_refuses_what_load_does():
             base = of_type("Adam") if path.startswith("optimizer") else None
             assert not SCHEMA.is_valid(at(path, {"on": 1}, base)), path
             SCHEMA.validate(at(path, {"enabled": False}, base))
+    assert not any(SCHEMA.is_valid(at(path, False)) for path in FALSE_IS_A_CHOICE)
     for base, path, value, must in mistakes():
         if value == value and value not in (float("inf"), float("-inf")):  # JSON has neither NaN nor infinity
             assert not SCHEMA.is_valid(at(path, value, base)), (path, value, must)

@@ -5,7 +5,7 @@ nothing. Keys that are refused may stand there switched off.
 """
 
 from .auto import AUTO, FROM_ARGS, LEFT_OUT
-from .keys import KEYS, ONLY, Group
+from .keys import FALSE_IS_A_CHOICE, KEYS, ONLY, Group
 from .load import OFF
 from .schema import ConfigFile
 
@@ -63,4 +63,5 @@ def unserved(path: str) -> dict:
         return about | {"anyOf": [{"type": key.kind}, {"enum": [*also, AUTO]}]}
     if key.group is Group.TRANSLATED:
         return about | {"deprecated": True, "anyOf": [{"type": key.kind}, {"enum": also}]}
-    return about | {"deprecated": True, "anyOf": SWITCHED_OFF + [{"const": value} for value in OFF.get(path, ())]}
+    off = [{"const": None}, *SWITCHED_OFF[1:]] if path in FALSE_IS_A_CHOICE else SWITCHED_OFF
+    return about | {"deprecated": True, "anyOf": off + [{"const": value} for value in OFF.get(path, ())]}

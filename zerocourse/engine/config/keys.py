@@ -56,6 +56,12 @@ WORKS = {
                                                  "update, so that the backward gathers nothing between nodes; 1: no copy",
     "zero_optimization.zero_quantized_weights": "stage 3 gathers weights in 8 bits with a scale per block; what is updated and saved is exact",
     "zero_optimization.zero_quantized_gradients": "stage 3 reduces gradients in 4 bits with a scale per block, in the nodes first, then between them",
+    "expert_parallel": "AutoEP: ranks have different experts of a mixture, and tokens travel to theirs and back (zerocourse.parallel.experts)",
+    "expert_parallel.enabled": "switches it on, for models whose experts are parameters with three dimensions, as Hugging Face's mixtures "
+                               "have them",
+    "expert_parallel.autoep_size": "ranks of a group, each with its part of the experts; ZeRO cuts an expert's states among the ranks that have "
+                                   "it, and all else among all ranks",
+    "use_data_before_expert_parallelism": "neighbouring ranks have the same experts; false: neighbours are a group with different ones",
     "aio": "how the disk is read and written",
     "aio.block_size": "bytes that one call reads or writes",
     "aio.queue_depth": "calls under way at a time, each way, times intra_op_parallelism",
@@ -129,6 +135,10 @@ WORKS = {
     "activation_checkpointing.cpu_checkpointing": "checkpoints wait in the host's memory",
 }
 
+EXPERTS_BY_FORM = "experts are known by their form, and the rest of a layer computes as it is"
+EXPERTS_OWN_FORWARD = "the model's own experts compute, as `experts_implementation` says where the model is made"
+OWN_ROUTER = "the router is the model's own: leave it out, and set it in the model's config"
+
 # By JSON's type.
 CHANGES_NOTHING = {
     "boolean": {
@@ -170,7 +180,11 @@ CHANGES_NOTHING = {
                                                       "for an error where there are some",
         "zero_optimization.memory_efficient_linear": "torch's linear layers are used as they are",
         "sparse_gradients": "the gradients of embeddings are reduced like others",
-        "use_data_before_expert_parallelism": "there are no experts across ranks in the engine",
+        "expert_parallel.async_split_plan": "each rank is told how many rows come before they come",
+        "expert_parallel.has_shared_experts": EXPERTS_BY_FORM,
+        "expert_parallel.use_grouped_mm": EXPERTS_OWN_FORWARD,
+        "expert_parallel.disable_triton_grouped_mm": EXPERTS_OWN_FORWARD,
+        "expert_parallel.validate_folding_routing": "there is no tensor parallelism beside it",
         "zero_optimization.gather_16bit_weights_on_model_save": "engine.state_dict() is always whole",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save": "engine.state_dict() is always whole",
         "zero_optimization.stage3_gather_fp16_weights_on_model_save": "engine.state_dict() is always whole",
@@ -202,6 +216,7 @@ CHANGES_NOTHING = {
             "max_reuse_distance": "a unit is freed when it has computed",
             "module_granularity_threshold": "a unit is a block of the model"}.items()},
         "vocabulary_size": "the model is used as it is",
+        **{f"expert_parallel.{key}": "rows travel by torch.distributed" for key in ("comm_num_sm", "comm_qp_margin", "comm_max_tokens_per_rank")},
     },
     "number": {
         "zero_optimization.offload_optimizer.cpuadam_cores_perc": "the step on the host has torch's threads",
@@ -211,6 +226,11 @@ CHANGES_NOTHING = {
         "cuda_visible_devices": "which GPUs a rank sees is the launcher's, by CUDA_VISIBLE_DEVICES",
         "log_level": "there are no log messages",
         "seq_parallel_communication_data_type": "there is no sequence parallelism in the engine",
+        "expert_parallel.comm_backend": "rows travel by torch.distributed",
+        **{f"expert_parallel.{key}": EXPERTS_OWN_FORWARD for key in ("combine_impl", "gate_up_impl", "row_weighting_impl")},
+        **{f"expert_parallel.{key}": EXPERTS_BY_FORM for key in (
+            "preset_model", "moe_layer_pattern", "expert_pattern", "router_pattern", "expert_w1", "expert_w2", "expert_w3", "num_experts_attr",
+            "top_k_attr", "shared_experts_pattern", "shared_experts_gate_pattern")},
     },
     "object": {
         "checkpoint.parallel_write": "all ranks always write",
@@ -238,7 +258,7 @@ TRANSLATED = {  # by JSON's type
 NOT_YET = {
     "pipeline": "a PipelineModule says how it is cut, and 1F1B is its schedule: leave it out",
     "tensor_parallel": "there is no tensor parallelism in the engine: leave it out, or cut the model with zerocourse.parallel.tensor",
-    "expert_parallel": "there are no experts across ranks in the engine: leave it out, or use zerocourse.parallel.experts beside zerocourse.shard",
+    "expert_parallel.expert_tensor_parallel_size": "an expert is whole on its rank: leave it out, and take a larger autoep_size",
     "torch_autocast": "parameters and gradients have one dtype: use bf16",
     "zero_optimization.zenflow": "the host steps all gradients together: leave it out",
     "bf16.bf16_master_weights_and_grads": "master weights are fp32: leave it out",
@@ -276,7 +296,11 @@ NEVER = {
     "autotuning": "nothing is tuned by itself: `zerocourse plan` says what fits, so leave it out",
     "compression_training": "nothing is quantised, pruned or distilled: leave it out",
     "data_efficiency": "samples are the data loader's, and every token goes through every layer: leave it out",
-    "hybrid_engine": "the engine generates with the model's own generate: leave it out",
+    "hybrid_engine": "the engine trains, and zerocourse.rl.Sampler writes on the same weights, which it gathers once: leave it out, and call that",
+    **{f"expert_parallel.{key}": OWN_ROUTER for key in (
+        "route_norm", "route_scale", "routed_scaling_factor", "score_apply", "score_func", "top_k", "num_expert_groups", "num_limited_groups")},
+    "expert_parallel.load_balance_coeff": "DeepSpeed refuses it, too: leave it out",
+    "expert_parallel.expert_activation": "experts compute as the model has them: leave it out",
     "compile": "the engine compiles nothing: call torch.compile on the model before initialize",
     "weight_quantization": "nothing is quantised: leave it out",
     "datastates": "checkpoints are written by one writer: leave it out",
@@ -288,6 +312,7 @@ NEVER = {
     "optimizer.type.MuSGD": "give initialize an optimizer",
 }
 
+FALSE_IS_A_CHOICE = {"expert_parallel.route_norm"}  # where false does not switch off
 REFUSED = (Group.NOT_YET, Group.GONE, Group.NEVER)
 KEYS: dict[str, Key] = (
     {path: Key(Group.WORKS, does) for path, does in WORKS.items()}

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from ...errors import BadInput
 from . import auto, json_file
-from .keys import KEYS, ONLY, WORKS, Group, is_off
+from .keys import FALSE_IS_A_CHOICE, KEYS, ONLY, WORKS, Group, is_off
 from .old_forms import SWITCHES, translate, without_comments
 from .problems import BY_TYPE, by_keys, choices, get, shown
-from .rules import SIZES, batch_sizes, broken
+from .rules import SIZES, batch_sizes, broken, groups_of_experts
 from .schema import ConfigFile
 
 KINDS = {"boolean": (bool, "true or false"), "integer": (int, "an integer"), "number": ((int, float), "a number"),
@@ -50,6 +50,11 @@ class Config(ConfigFile):
                 sizes = batch_sizes(*(getattr(checked, name) for name in SIZES), world_size)
             except BadInput as error:
                 problems[SIZES[0]] = str(error)
+        if checked.has_groups_of_experts:
+            try:
+                groups_of_experts(checked, world_size)
+            except BadInput as error:
+                problems.setdefault("expert_parallel.autoep_size", str(error))
         twice = json_file.duplicates(text)
         if problems or twice:
             raise BadInput("\n".join(placed([*twice.items(), *problems.items()], text, config)))
@@ -117,7 +122,7 @@ def sort_out(given: dict, problems: dict[str, str]) -> list[str]:
                     problems[path] = f"{path} is {shown(value)}: it must be {must}, or left out, because {does}"
                 else:
                     ignored.append(path)
-            elif not is_off(value) and (value not in OFF.get(path, ()) or isinstance(value, bool)):
+            elif value is False and path in FALSE_IS_A_CHOICE or not is_off(value) and (value not in OFF.get(path, ()) or isinstance(value, bool)):
                 problems[path] = f"{path} is {group.value}: {does}"
 
     visit(given, "")
@@ -142,7 +147,9 @@ def sort_out_type(given: dict, section: str, problems: dict[str, str]) -> None:
 
 
 SECTIONS = {path[: path.rindex(".") + 1] for path in WORKS if "." in path}
-OFF = {"zero_optimization.mics_shard_size": [-1], "tensor_parallel": [{"autotp_size": 0}, {"autotp_size": 1}]}
+OFF = {"zero_optimization.mics_shard_size": [-1], "tensor_parallel": [{"autotp_size": 0}, {"autotp_size": 1}],
+       "expert_parallel.expert_tensor_parallel_size": [1], "expert_parallel.route_scale": [1.0],
+       **{f"expert_parallel.{key}": ["auto"] for key in ("routed_scaling_factor", "score_apply", "score_func", "top_k")}}
 
 
 def types(section: str) -> list[str]:

@@ -136,6 +136,27 @@ def nodes_of(zero: ZeroConfig, ranks: int) -> tuple[int, int]:
     return ranks // size, size
 
 
+def groups_of_experts(config: ConfigFile, ranks: int) -> dict[str, int]:
+    """Sizes of the axes, the slowest first: "ep", along which ranks have different experts, and "dp", along which they have the same.
+
+    A group of experts has neighbours, unless use_data_before_expert_parallelism gives neighbours the same experts. Raises BadInput where
+    groups do not divide the ranks.
+    """
+    size = config.expert_parallel.autoep_size
+    if ranks % size:
+        raise BadInput(f"expert_parallel.autoep_size is {size}, and {ranks} ranks are no whole number of groups with {size} ranks each: set "
+                       "it to a divisor of the number of ranks")
+    same, different = {"dp": ranks // size}, {"ep": size}
+    return different | same if config.use_data_before_expert_parallelism else same | different
+
+
+def experts_over_slow_links(config: ConfigFile) -> str | None:
+    if config.has_groups_of_experts and config.zero_optimization.has_slow_links:
+        return (f"expert_parallel.autoep_size is {config.expert_parallel.autoep_size}, and zero_optimization asks for ZeRO++, whose nodes cut "
+                "parameters that all ranks have: leave one of them out")
+    return None
+
+
 def path_of_the_disk(section: str) -> Callable[[ConfigFile], str | None]:
     def rule(config: ConfigFile) -> str | None:
         offload = getattr(config.zero_optimization, section)
@@ -171,6 +192,7 @@ RULES = [  # with the keys that each looks at: when one of them is wrong by itse
     (offloaded_states, ("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "zero_optimization.stage")),
     *((over_slow_links(key), (f"zero_optimization.{key}", "zero_optimization.stage", "zero_optimization.offload_optimizer"))
       for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")),
+    (experts_over_slow_links, ("expert_parallel", "zero_optimization")),
     (path_of_the_disk("offload_param"), ("zero_optimization.offload_param",)),
     (path_of_the_disk("offload_optimizer"), ("zero_optimization.offload_optimizer",)),
     (whole_blocks, ("aio.block_size",)),

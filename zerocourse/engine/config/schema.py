@@ -31,6 +31,7 @@ def file_path(value: str) -> str:
     return value
 
 
+Count = Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(whole_number)]
 Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
 Real = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
@@ -59,8 +60,8 @@ class Fp16Config(Section):
     auto_cast: bool = False
     loss_scale: NotNegative = 0  # 0: dynamic
     initial_scale_power: whole(0, 127) = 16
-    loss_scale_window: whole(1) = 1000
-    hysteresis: whole(1) = 2
+    loss_scale_window: Count = 1000
+    hysteresis: Count = 2
     consecutive_hysteresis: bool = False
     min_loss_scale: Positive = 1
 
@@ -93,9 +94,9 @@ class OffloadParamConfig(Section):
 class AioConfig(Section):
     """`aio`: how the disk is read and written."""
 
-    block_size: whole(1) = 1_048_576  # bytes
-    queue_depth: whole(1) = 8
-    intra_op_parallelism: whole(1) = 1
+    block_size: Count = 1_048_576  # bytes
+    queue_depth: Count = 8
+    intra_op_parallelism: Count = 1
 
 
 class LeafModuleConfig(Section):
@@ -110,12 +111,12 @@ class ZeroConfig(Section):
     """`zero_optimization`. Bucket sizes are in elements."""
 
     stage: whole(0, 3) = 0
-    reduce_bucket_size: whole(1) = 500_000_000
+    reduce_bucket_size: Count = 500_000_000
     overlap_comm: bool | None = None  # None means on, at every stage
     offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
     offload_param: OffloadParamConfig = OffloadParamConfig()
     leaf_module: LeafModuleConfig = LeafModuleConfig()
-    zero_hpz_partition_size: whole(1) = 1
+    zero_hpz_partition_size: Count = 1
     zero_quantized_weights: bool = False
     zero_quantized_gradients: bool = False
 
@@ -125,11 +126,18 @@ class ZeroConfig(Section):
         return self.zero_hpz_partition_size > 1 or self.zero_quantized_weights or self.zero_quantized_gradients
 
 
+class ExpertParallelConfig(Section):
+    """`expert_parallel`: groups of ranks that have different experts of a mixture."""
+
+    enabled: bool = False
+    autoep_size: Count = 1
+
+
 class ActivationCheckpointingConfig(Section):
     """`activation_checkpointing`. A file that has the section means it; `enabled` is ours and switches it off."""
 
     enabled: bool = True
-    number_checkpoints: whole(1) | None = None  # None: every block
+    number_checkpoints: Count | None = None  # None: every block
     cpu_checkpointing: bool = False
 
 
@@ -174,19 +182,19 @@ class SGDParams(Section):
 class WarmupLRParams(Section):
     warmup_min_lr: Rates = 0.0
     warmup_max_lr: Rates | None = None  # None: the optimizer's
-    warmup_num_steps: whole(1) = 1000
+    warmup_num_steps: Count = 1000
     warmup_type: Literal["log", "linear"] = "log"
 
 
 class WarmupDecayLRParams(WarmupLRParams):
-    total_num_steps: whole(1)
+    total_num_steps: Count
     warmup_max_lr: Rates = 0.001
 
 
 class WarmupCosineLRParams(Section):
-    total_num_steps: whole(1)
+    total_num_steps: Count
     warmup_min_ratio: NotNegative = 0.0
-    warmup_num_steps: whole(1) = 1000
+    warmup_num_steps: Count = 1000
     cos_min_ratio: NotNegative = 0.0001
     warmup_type: Literal["log", "linear"] = "log"
 
@@ -195,7 +203,7 @@ class OneCycleParams(Section):
     cycle_min_lr: Rates
     cycle_max_lr: Rates
     decay_lr_rate: NotNegative = 0.0
-    cycle_first_step_size: whole(1) = 2000
+    cycle_first_step_size: Count = 2000
     cycle_second_step_size: whole(0) | None = None  # None: as long as the first
     cycle_first_stair_count: whole(0) = 0  # 0: no stairs
     cycle_second_stair_count: whole(0) | None = None  # None: as many as in the first
@@ -208,7 +216,7 @@ class OneCycleParams(Section):
 
 class LRRangeTestParams(Section):
     lr_range_test_min_lr: Rates = 1e-3
-    lr_range_test_step_size: whole(1) = 2000
+    lr_range_test_step_size: Count = 2000
     lr_range_test_step_rate: NotNegative = 1.0
     lr_range_test_staircase: bool = False
 
@@ -232,14 +240,16 @@ SchedulerConfig = Annotated[
 class ConfigFile(Section):
     """The top level, as a file has it: of the three batch sizes one is enough."""
 
-    train_batch_size: whole(1) | None = None
-    train_micro_batch_size_per_gpu: whole(1) | None = None
-    gradient_accumulation_steps: whole(1) | None = None
+    train_batch_size: Count | None = None
+    train_micro_batch_size_per_gpu: Count | None = None
+    gradient_accumulation_steps: Count | None = None
     managed_gradient_accumulation: bool = True
     gradient_allreduce_op: Annotated[Literal["mean", "sum"], Small] = "mean"
     dataloader_drop_last: bool = True
     gradient_clipping: NotNegative = 1.0  # the largest 2-norm of the gradient; 0 means no clipping
     zero_optimization: ZeroConfig = ZeroConfig()
+    expert_parallel: ExpertParallelConfig = ExpertParallelConfig()
+    use_data_before_expert_parallelism: bool = False
     aio: AioConfig = AioConfig()
     bf16: Bf16Config = Bf16Config()
     fp16: Fp16Config = Fp16Config()
@@ -251,3 +261,8 @@ class ConfigFile(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     csv_monitor: MonitorConfig = MonitorConfig()
     tensorboard: MonitorConfig = MonitorConfig()
+
+    @property
+    def has_groups_of_experts(self) -> bool:
+        """Do ranks have different experts?"""
+        return self.expert_parallel.enabled and self.expert_parallel.autoep_size > 1

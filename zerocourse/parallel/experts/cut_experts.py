@@ -33,6 +33,7 @@ def expert_parallel(model: nn.Module, comm: Comm, plan: ExpertPlan | None = None
 
     The ranks have different samples. Afterwards gradients are to be averaged: of parameters with `expert_comm` over the ranks that
     have the same experts, of all others over all ranks (see `token_exchange`; `expert_groups` says so to ZeRO).
+    Parameters stay the same objects, so an optimizer may be made before or afterwards.
     plan: where the experts are; None: modules with a number of experts and 3-D parameters, as transformers has them.
     Raises BadInput where there are none, where the ranks do not divide them, and for experts that were cut before or have no values yet.
     """
@@ -55,8 +56,8 @@ def experts_of(model: nn.Module, plan: ExpertPlan | None) -> dict[str, nn.Module
     found = {name: module for name, module in model.named_modules()
              if isinstance(getattr(module, "num_experts", None), int) and any(param.dim() == 3 for param in module.parameters(recurse=False))}
     if not found:
-        raise BadInput(f"{type(model).__name__} has no module with `num_experts` and 3-D parameters: give `plan`, an ExpertPlan with the "
-                       "name of its modules of experts")
+        raise BadInput(f"{type(model).__name__} has no module with `num_experts` and 3-D parameters: give expert_parallel a `plan`, an "
+                       "ExpertPlan with the name of its modules of experts")
     return found
 
 
@@ -78,11 +79,10 @@ def check(name: str, module: nn.Module, count: str, comm: Comm) -> None:
 def cut(name: str, module: nn.Module, count: str, comm: Comm) -> None:
     """This rank's part of one module of experts, whose forward exchanges rows from then on."""
     experts, ranks = getattr(module, count), comm.world_size
-    for key, param in list(module.named_parameters(recurse=False)):
-        part = nn.Parameter(param.detach().chunk(ranks)[comm.rank].clone(), param.requires_grad)
+    for param in module.parameters(recurse=False):  # the same objects, because an optimizer may have them already
+        param.data, param.grad = param.detach().chunk(ranks)[comm.rank].clone(), None
         if ranks > 1:
-            part.expert_comm = comm
-        setattr(module, key, part)
+            param.expert_comm = comm
     setattr(module, count, experts // ranks)
     if ranks > 1:
         module.forward = exchanging(module.forward, name, experts, comm)

@@ -2,6 +2,7 @@
 
 DeepSpeed's names. Those with `full` are collective: every rank must call them, for the same parameter; they sum one tensor over
 the ranks, or send nothing. Those with `local` communicate nothing. All work at each stage, and wherever an offload keeps things.
+Of experts that were cut (`parallel.experts`) `full` is all that the ranks with the same ones have, as in DeepSpeed.
 """
 
 from collections.abc import Callable, Iterator
