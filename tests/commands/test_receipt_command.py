@@ -114,7 +114,7 @@ def test_what_is_not_there_is_said(here, capsys, folder, said):
 
 @pytest.mark.parametrize("way", [
     Candidate(0, 2), Candidate(1, 4, 2, 3, half=False), Candidate(3, 8, 4, 1, recompute=True),
-    Candidate(2, 2, optimizer="host"), Candidate(3, 2, optimizer="disk", parameters="disk"), Candidate(3, 2, optimizer="host", parameters="host"),
+    Candidate(2, 4, experts_over=2), Candidate(2, 2, optimizer="host"), Candidate(3, 2, optimizer="disk", parameters="disk"), Candidate(3, 2, optimizer="host", parameters="host"),
 ], ids=str)
 def test_a_candidate_is_a_config_that_the_engine_takes(way):
     config = Config.load(config_of(way), way.ranks, {"optimizer.params.lr": 1e-3})
@@ -124,6 +124,7 @@ def test_a_candidate_is_a_config_that_the_engine_takes(way):
     assert config.zero_optimization.offload_optimizer.device in devices[way.optimizer]
     assert config.zero_optimization.offload_param.device in devices[way.parameters]
     assert (config.activation_checkpointing is not None) == way.recompute
+    assert (config.expert_parallel.autoep_size if config.expert_parallel.enabled else 1) == way.experts_over
 
 
 def test_the_launch_line_has_the_nodes(tmp_path):

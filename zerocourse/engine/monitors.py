@@ -158,7 +158,8 @@ class MeasuredSteps:
 def write_summary(file: Path, engine, tokens: int, of_ranks: list[dict]) -> None:
     """What `of_rank` found on each rank, by the names of `zerocourse train`. The file appears whole or not at all. Raises OSError."""
     seconds = max(each["step_seconds"] for each in of_ranks)
-    params = sum(shape.numel() for flat in engine.zero.flats for shape in flat.layout.shapes.values())
+    params = sum(shape.numel() * (engine.world_size // flat.groups.size)  # ranks with different experts, and else 1
+                 for flat in engine.zero.flats for shape in flat.layout.shapes.values())
     summary = {"model": type(engine.module).__name__, "params": params,
                "stage": engine.zero_stage, "ranks": engine.world_size, "device": str(engine.device), "torch": torch.__version__,
                "train_batch_size": engine.train_batch_size(), "tokens_per_sample": tokens, "steps": engine.global_steps,
