@@ -50,7 +50,7 @@ def test_an_uneven_pipeline_waits_for_its_slowest_rank():
 def test_groups_that_talk_at_once_share_a_nodes_adapters():
     network = Network(8, 300e9, 200e9)
     assert links(Candidate(1, 64, tensor=8, pipeline=4), 8) == {
-        "tensor": "inside a node", "data": "between nodes", "pipeline": "between nodes"}
+        "tensor": "inside a node", "data": "between nodes", "pipeline": "between nodes", "expert": "inside a node"}
     assert network.every(1).rate(16) == 200e9 and network.every(8).rate(4) == 25e9
     assert network.every(4).rate(2) == 300e9 and network.every(4).rate(4) == 50e9
 
