@@ -41,7 +41,8 @@ def simulated(question: Question, candidate: Candidate) -> Evaluation:
     where = links(candidate, question.cluster.network.per_node)
     rows = sum(one["sent"].get(verb, 0) for verb in TO_EXPERTS) * candidate.accumulation
     waits = sum(each.exposed for each in computed(question, candidate).traffic if each.axis == "expert")
-    traffic = (AxisTraffic("expert", where["expert"], rows, waits), AxisTraffic("data", where["data"], of_step("sent_bytes") - rows, exposed - waits))
+    to_experts = [AxisTraffic("expert", where["expert"], rows, waits)] * (candidate.experts_over > 1)
+    traffic = (*to_experts, AxisTraffic("data", where["data"], of_step("sent_bytes") - rows, exposed - waits))
     sent = sent_by_link(traffic) | {HOST: 0, DISK: 0}
     return Evaluation(candidate, SIMULATED, _kinds(two), {DEVICE: peak, HOST: 0, DISK: 0},
                       sent, compute, exposed, tokens, question.cost(candidate.ranks, tokens, compute + exposed),
