@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from zerocourse.course.chapters.rlhf.bracket_runs import after_vowels, new_model, one_group, rewarded, right_answers, sent_for, taught_model
+from zerocourse.course.chapters.rlhf.four_models import ASKED, OF_WAY, Held, counted, formula, held
 from zerocourse.course.chapters.rlhf.group_film import MOMENTS, group_film
 from zerocourse.course.show.cells.sentences import UntrueSentence
+from zerocourse.formulas.models.rl_states import MODELS, rl_state_bytes
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +46,22 @@ def test_what_is_gathered(pool):
     for once, times in ((False, 4), (True, 1)):
         for sent, params in pool(2).run(sent_for, 4, once):
             assert sent == pytest.approx(times * params / 2, rel=1e-3) and torch.is_grad_enabled()
+
+
+# -- the four models --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+def test_the_ledger_counts_what_the_formula_says_of_four_models(pool, ranks):
+    """To the byte where buffers need no padding; on 3 ranks they do, and at most 16 bytes an element of it are more."""
+    for stage in range(4):
+        found = pool(ranks).run(held, stage)
+        assert (found[0]["actor"].padding == 0) == (ranks != 3)
+        for way, names in OF_WAY.items():
+            most, said = max(counted(way, each) for each in found), formula(way, found[0], stage, ranks)
+            padding = sum(found[0][name].padding for name in names)
+            assert 0 <= most - said <= 16 * padding and (most > said) == (padding > 0), (stage, way)
+            trained, asked = MODELS[way]
+            same = [Held(10**6, 0, each.counted) for each in found[0].values()]
+            assert formula(way, dict(zip(found[0], same, strict=True)), stage, ranks) == rl_state_bytes(10**6, trained, asked, stage, ranks)
+        for each in found:
+            assert all(not each[name].counted.gradients_bytes and not each[name].counted.optimizer_bytes for name in ASKED)
