@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from zerocourse.course.chapters.rlhf.bracket_runs import after_vowels, new_model, one_group, rewarded, right_answers, sent_for, taught_model
-from zerocourse.course.chapters.rlhf.four_models import ASKED, OF_WAY, Held, counted, formula, held
+from zerocourse.course.chapters.rlhf.four_models import ASKED, OF_WAY, HeldModel, counted, formula, held
 from zerocourse.course.chapters.rlhf.group_film import MOMENTS, group_film
 from zerocourse.course.chapters.rlhf.hybrid_engine import AT_ONCE, CUT, EACH, ONCE, WAYS, seconds_of_steps, written
 from zerocourse.course.chapters.rlhf.hybrid_picture import lanes_of, whole_units
@@ -63,7 +63,7 @@ def test_the_ledger_counts_what_the_formula_says_of_four_models(pool, ranks):
             padding = sum(found[0][name].padding for name in names)
             assert 0 <= most - said <= 16 * padding and (most > said) == (padding > 0), (stage, way)
             trained, asked = MODELS[way]
-            same = [Held(10**6, 0, each.counted) for each in found[0].values()]
+            same = [HeldModel(10**6, 0, each.counted) for each in found[0].values()]
             assert formula(way, dict(zip(found[0], same, strict=True)), stage, ranks) == rl_state_bytes(10**6, trained, asked, stage, ranks)
         for each in found:
             assert all(not each[name].counted.gradients_bytes and not each[name].counted.optimizer_bytes for name in ASKED)

@@ -12,7 +12,7 @@ from ...inference import Server
 from ...kernels.adamw import FusedAdamW, adamw
 from ...kernels.linear_loss import linear_cross_entropy
 from ...models.gpt2 import GPT, GPTConfig
-from ...parallel.experts import MixtureOfExperts, expert_parallel
+from ...parallel.experts import MixtureOfExperts, balance_loss, expert_parallel, route
 from ...rl import Rollout, Sampler, advantages, improve, log_probs, mean_over
 
 V, BLOCK, PROMPTS = 16, 4, [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9]]
@@ -102,6 +102,15 @@ def experts_norm() -> float:
     mixture(x_NC.chunk(comm.world_size)[comm.rank]).square().mean().backward()
     cut = torch.stack([param.grad.square().sum() for param in mixture.parameters() if hasattr(param, "expert_comm")]).sum()
     return (comm.all_reduce(cut) / whole).sqrt().item()
+
+
+def balance_beside_one_process() -> float:
+    """The mean of the ranks' balance losses, less that of one process, where each rank's tokens prefer other experts. Collective."""
+    comm = Comm()
+    logits_NE = torch.randn(16 * comm.world_size, 4, generator=torch.Generator().manual_seed(0))
+    logits_NE[:16] += torch.tensor([2.0, 0, 0, 0])
+    own = balance_loss(route(logits_NE.chunk(comm.world_size)[comm.rank], 1), comm)
+    return (comm.all_reduce(own.clone()) / comm.world_size - balance_loss(route(logits_NE, 1))).item()
 
 
 def beside_a_late_parameter() -> float:

@@ -22,7 +22,7 @@ OF_WAY = dict(zip(MODELS, ((*TRAINED, *ASKED), ("actor", "reference"), ("actor",
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldModel:
     """One model on one rank.   params: of the whole model.   padding: elements behind its buffers, so that the ranks divide them.
     counted: bytes by the ledger, just before the optimizers' step."""
 
@@ -37,7 +37,7 @@ def models() -> dict[str, nn.Module]:
     return {name: new_model() if name in ("actor", "reference") else RewardModel(new_model().config) for name in (*TRAINED, *ASKED)}
 
 
-def held(stage: int) -> dict[str, Held]:
+def held(stage: int) -> dict[str, HeldModel]:
     """What this rank holds of each model, in bf16, just before the second step of a training. Collective."""
     comm, whole, optimizers = Comm(), models(), {}
     params = {name: sum(param.numel() for param in model.parameters()) for name, model in whole.items()}
@@ -58,16 +58,16 @@ def held(stage: int) -> dict[str, Held]:
         for optimizer in optimizers.values():
             optimizer.step()
             optimizer.zero_grad()
-    return {name: Held(params[name], sum(flat.layout.padded for flat in model.zero.flats) - params[name],
+    return {name: HeldModel(params[name], sum(flat.layout.padded for flat in model.zero.flats) - params[name],
                        ModelStates(now[name].parameters, now[name].gradients, now[name].optimizer)) for name, model in whole.items()}
 
 
-def formula(way: str, of: dict[str, Held], stage: int, ranks: int) -> int:
+def formula(way: str, of: dict[str, HeldModel], stage: int, ranks: int) -> int:
     """Bytes of the models of a way, each by its own number of parameters, on the rank that holds most."""
     return sum(model_states(of[name].params, stage, ranks).total_bytes if name in TRAINED else asked_bytes(of[name].params, stage, ranks)
                for name in OF_WAY[way])
 
 
-def counted(way: str, of: dict[str, Held]) -> int:
+def counted(way: str, of: dict[str, HeldModel]) -> int:
     """The same by the ledger."""
     return sum(of[name].counted.total_bytes for name in OF_WAY[way])

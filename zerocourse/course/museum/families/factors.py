@@ -2,16 +2,22 @@
 
 from ..breaks import Break
 from ..bug import Bug
-from ..symptoms import beside_a_late_parameter, experts_norm, under_a_factor
+from ..symptoms import balance_beside_one_process, beside_a_late_parameter, experts_norm, under_a_factor
 
 BUGS = (
     Bug("experts_by_edp", "gradients of experts are averaged over the ranks that have the same ones, as if those had seen all tokens",
-        symptom="The loss falls, and even faster. Experts learn ep times as fast as all else.",
+        symptom="The loss falls, and even faster. Under SGD experts learn ep times as fast as all else.",
         instrument="the norm of the experts' gradient, beside that of one process: it is ep times as large",
         source="pytorch#160285, DeepSpeed#5259", test="parallel/test_experts.py::test_equals_one_process",
         number=experts_norm, right=1.0,
         changes=(Break("parallel.experts.token_exchange:to_experts", "apply().args[-1]", "1.0"),
                  Break("parallel.experts.token_exchange:back_home", "apply().args[-1]", "1.0"))),
+    Bug("own_counts", "each rank balances the experts by the tokens that it has itself",
+        symptom="At the first step all norms are nearly right. Experts are pushed to be equally busy on every rank, also where its tokens differ.",
+        instrument="the mean of the ranks' balance losses, beside that of one process",
+        source="common", test="parallel/test_experts.py::test_equals_one_process",
+        number=balance_beside_one_process, right=0.0,
+        changes=(Break("parallel.experts.expert_balance:balance_loss", "if.test", "False"),)),
     Bug("last_step_count", "the step count of the last parameter that has a gradient serves for all",
         symptom="Where a parameter gets its first gradient late, all others make steps of another size for a while.",
         instrument="the length of a parameter's step, beside torch's AdamW",
