@@ -143,6 +143,30 @@ def test_a_token_may_end_it(models, wanted):
     assert request.done and request.generated == generated[: generated.index(generated[2]) + 1]
 
 
+def test_token_0_may_end_it(models):
+    server = Server(models[0]["ours"], 40, 4, choose=lambda logits_V: 0)
+    request = server.add([1, 2, 3], 8, stop=0)
+    server.run()
+    assert request.done and request.generated == [0]
+
+
+def test_a_prompt_that_fills_its_blocks_may_come_again(models):
+    """Alone and beside others; at least its last token is computed again, because its row says what comes next."""
+    tokens, other = [1, 2, 3, 4, 5, 6, 7, 8], [9, 8, 7]
+    server, requests = Server(models[0]["ours"], 40, 4), []
+    for prompt in (tokens, other, tokens):
+        requests.append(server.add(prompt, 5))
+        server.step()
+    server.run()
+    _, forward = models
+    assert [request.tokens for request in requests] == [without_cache(forward["ours"], each, 5)[0] for each in (tokens, other, tokens)]
+    again = Server(models[0]["ours"], 40, 4, keep=True)
+    for _ in range(2):
+        request = again.add(tokens, 5)
+        again.run()
+    assert request.tokens == requests[0].tokens
+
+
 @pytest.mark.parametrize("change, words", (({"tokens": []}, "has 0 tokens and asks for 3 more"), ({"most_new": 0}, "asks for 0 more"),
                                            ({"tokens": [1] * 127}, "more than the model's 128 positions"),
                                            ({"tokens": [1] * 90}, "need 23 blocks of 4 tokens, and the cache has 10")))

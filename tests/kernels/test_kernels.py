@@ -86,6 +86,20 @@ def test_adamw_equals_torchs_fused_one(interpreter):
     assert interpreter(against_torch) == [4, 2, 4, 4, 4, 4]
 
 
+def test_a_late_parameter_changes_no_other():
+    """Each parameter's averages are corrected for its own steps, also where the last one has its first gradient late."""
+    from zerocourse.kernels.adamw import FusedAdamW, adamw
+
+    ours, theirs = ([torch.nn.Parameter(torch.ones(3)) for _ in range(2)] for _ in range(2))
+    for params, optimizer in ((ours, FusedAdamW(ours, **SETTINGS, update=adamw)), (theirs, torch.optim.AdamW(theirs, **SETTINGS))):
+        draw = torch.Generator().manual_seed(0)
+        for step in range(30):
+            params[0].grad, params[1].grad = torch.randn(3, generator=draw), torch.ones(3) if step > 19 else None
+            optimizer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        close(mine.data, other.data)
+
+
 def against_twin():
     from zerocourse.kernels.adamw import FusedAdamW, adamw
 

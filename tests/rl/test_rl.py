@@ -164,6 +164,14 @@ def test_a_token_that_has_moved_far_is_pushed_no_further():
     assert pushed.tolist() == [[False, True], [False, True], [True, True], [True, True]]
 
 
+def test_a_rollout_that_was_learned_from_is_left_alone():
+    """Ratios are of the moment at which tokens were drawn, in each epoch: what has moved by more than the clip is pushed no further."""
+    model, rollout = new_model(), rollout_of()
+    moved = Rollout(rollout.tokens_BS, rollout.written_BT, (rollout.drawn_BT - 1) * rollout.written_BT)
+    assert improve(model, optimizer_of(model, 0.0), moved, torch.ones(16), epochs=2).norm == 0
+    assert improve(model, optimizer_of(model, 0.0), moved, -torch.ones(16), epochs=2).norm > 0
+
+
 def test_what_is_averaged():
     values, written = torch.tensor([[1.0, 1, 1, 1], [5, 9, 9, 9]]), torch.tensor([[True] * 4, [True, False, False, False]])
     assert [mean_over(values, written, length).item() for length in ("tokens", "samples", "constant")] == pytest.approx([9 / 5, 3, 9 / 8])

@@ -14,7 +14,7 @@ import worlds
 from torch import nn
 from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, rows, squares
 
-from zerocourse import shard, state_dict
+from zerocourse import load_state_dict, shard, state_dict
 from zerocourse.comm import Comm
 from zerocourse.errors import BadInput
 from zerocourse.init.deferred import deferred_init, materialize_model
@@ -611,3 +611,30 @@ def test_a_module_may_be_called_root():
     model = nn.Module()
     model.root, model.other = nn.Linear(2, 2), nn.Linear(2, 2)
     assert [unit.name for unit in cut_into_units(model, ["root"])] == ["root of all", "root"]
+
+
+# -- a model that is only asked ---------------------------------------------------------------------------------------
+
+def only_asked(stage: int) -> tuple[dict[str, int], bool]:
+    """Bytes of masters by whether the model is frozen and whether it has an optimizer; and is the frozen one as it was, in bf16?"""
+    masters = {}
+    for frozen in (True, False):
+        for optimizes in (True, False):
+            model = Stack()
+            whole = {name: value.detach().bfloat16() for name, value in model.named_parameters()}
+            model.requires_grad_(not frozen)
+            optimizer = torch.optim.AdamW(model.parameters()) if optimizes else None
+            shard(model, optimizer, stage, param_dtype=torch.bfloat16)
+            masters[f"{frozen} {optimizes}"] = sum(tensor.nbytes for tensor in model.zero.tensors()["optimizer"])
+            if frozen and not optimizes:
+                twice = {name: 2 * value for name, value in whole.items()}
+                same = all(torch.equal(value, whole[name]) for name, value in state_dict(model).items())
+                load_state_dict(model, twice)
+                same &= all(torch.equal(value, twice[name]) for name, value in state_dict(model).items())
+    return masters, same
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_what_is_frozen_and_has_no_optimizer_has_no_masters(pool, stage):
+    for masters, same in pool(2).run(only_asked, stage):
+        assert same and masters.pop("True False") == 0 and len(set(masters.values())) == 1 and min(masters.values()) > 0

@@ -48,7 +48,8 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
         meta device are materialised unit by unit, and a rank keeps its slices.
     optimizer: any whose update is element-wise; changed in place (its parameters become 1-D parts of this rank's
         slices; groups and hyper-parameters stay) and returned. `step` is collective, `zero_grad` is local. With a rank_map for
-        whole tensors also one that looks at each tensor by itself, such as Adafactor, Muon or Lamb.
+        whole tensors also one that looks at each tensor by itself, such as Adafactor, Muon or Lamb. None: a model that is frozen, too, is
+        only asked, as a reference is, and has no master weights in half precision.
     stage: 0 (data parallel), 1, 2 or 3.
     rank_map: None or "flat" for equal slices; "round_robin", "contiguous", "greedy" or a function for whole tensors.
     units: names or classes of the modules that are gathered and freed as a whole; by default a ModuleList's entries.
@@ -94,10 +95,11 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
     assert_materializable(model)
     materializer = Materializer(model, seed=values.seed, init_fn=values.init_fn, device=device)
 
+    is_trained = optimizer is not None or any(param.requires_grad for param in model.parameters())
     with materializer.hiding():
         for unit in made:
             fill_unit(unit, stage_class, groups, owner, options, precision, materializer, readers.keys(),
-                      FlatBuffer if offload is None else offload.buffer)
+                      FlatBuffer if offload is None else offload.buffer, is_trained)
     for module in model.modules():  # `model.to(device)` refuses a model with fake parameters
         module._buffers |= {name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None}
     cast_statistics(model)

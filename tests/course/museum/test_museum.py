@@ -22,6 +22,7 @@ from zerocourse.errors import BadInput
 from zerocourse.zero.ddp import all_reduce
 
 SHOWN = [bug.name for bug in BUGS if bug.scene]
+NUMBERED = [bug.name for bug in BUGS if bug.number]
 
 
 def with_and_without(names: list[str]) -> tuple[dict[str, Played], dict[Scene, Played]]:
@@ -51,6 +52,26 @@ def test_a_bug_shows_and_without_it_all_is_right(played, name):
     near = (proof.gradient_is_the_unsharded_one, proof.losses_are_the_unsharded_ones)
     for check in (*(() if bug.scene.half else near), proof.bytes_are_the_formulas, proof.all_is_finite, bug.proof):
         check(without, whole(bug.scene), bug.scene)
+
+
+def numbers(names: list[str]) -> dict[str, tuple[float, float]]:
+    return {name: BUGS[name].measured() for name in names}
+
+
+def test_numbers_are_right_without_their_bugs_and_wrong_with_them(pool):
+    for seen in pool(2).run(numbers, NUMBERED):
+        for name, (without, with_bug) in seen.items():
+            assert without == pytest.approx(BUGS[name].right, abs=1e-4) and abs(with_bug - without) > 0.01, name
+        assert seen["experts_by_edp"][1] == pytest.approx(2), "the number of ranks of a group"
+        assert seen["factor_of_one"][1] == pytest.approx(1 / 128)
+        assert seen["last_step_count"][1] == pytest.approx(0.47, abs=0.01)
+        assert (seen["zero_is_no_stop"][1], seen["end_not_learned"][1]) == (8, 0)
+
+
+def test_every_bug_shows_in_one_way():
+    assert all((bug.scene is None) == (bug.proof is None) and not (bug.scene and bug.number) for bug in BUGS)
+    hangs = [bug.name for bug in BUGS if not bug.scene and not bug.number]
+    assert hangs == ["owner_only", "own_overflow"] and len(NUMBERED) == 11
 
 
 def test_every_target_counts():

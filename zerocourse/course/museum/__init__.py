@@ -9,10 +9,10 @@
 
 from contextlib import nullcontext
 
-from . import reductions, replicas, sizes, timing, updates
 from .bug import Bug, Museum
+from .families import factors, reductions, replicas, sizes, timing, updates, writers
 
-BUGS = Museum(reductions.BUGS, replicas.BUGS, updates.BUGS, sizes.BUGS, timing.BUGS)
+BUGS = Museum(reductions.BUGS, replicas.BUGS, updates.BUGS, sizes.BUGS, timing.BUGS, factors.BUGS, writers.BUGS)
 
 
 def planted(bug: str | Bug | None):

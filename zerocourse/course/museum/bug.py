@@ -22,7 +22,9 @@ from .scene import Scene
 
 CONTEXT = 2  # lines around a change that are shown
 ISSUE = re.compile(r"([\w-]+)#(\d+)")
-OWNERS = {"DeepSpeed": "deepspeedai", "pytorch": "pytorch", "open-instruct": "allenai", "cosmos-rl": "nvidia-cosmos"}  # of repositories
+REPOSITORIES = {"DeepSpeed": "deepspeedai/DeepSpeed", "pytorch": "pytorch/pytorch", "open-instruct": "allenai/open-instruct",
+                "cosmos-rl": "nvidia-cosmos/cosmos-rl", "trl": "huggingface/trl", "nano-vllm": "GeeeekExplorer/nano-vllm",
+                "Liger": "linkedin/Liger-Kernel"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Bug:
     instrument: what tells it from all others.   source: where it happened: "repository#number", or "common".
     changes: what makes it.
     test: a test of the package that goes red, as "file::name" in tests/.
-    scene: a training in which it shows.   proof: a function of `proof` that goes red there. None of both: it hangs.
+    scene: a training in which it shows.   proof: a function of `proof` that goes red there.
+    number: a function of `symptoms`, for what no such training shows.   right: what it gives without the bug. None of all: it hangs.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Bug:
     changes: tuple[Break, ...]
     scene: Scene | None = None
     proof: Callable[..., None] | None = None
+    number: Callable[[], float] | None = None
+    right: float = 0.0
 
     def line(self) -> Shown:
         """The changed lines, before and after, with two lines around them."""
@@ -62,9 +67,16 @@ class Bug:
         """The mistake, the changed lines, where it happened, with links, and which test kills it."""
         line, happened = self.line(), "we made this one, and it is easily made" if self.source == "common" else self.source
         tail = f"What is wrong: {self.title}. Seen in: {{}}. The test that kills it: tests/{self.test}"
-        linked = ISSUE.sub(lambda found: f'<a href="https://github.com/{OWNERS[found[1]]}/{found[1]}/issues/{found[2]}">{found[0]}</a>', happened)
+        linked = ISSUE.sub(lambda found: f'<a href="https://github.com/{REPOSITORIES[found[1]]}/issues/{found[2]}">{found[0]}</a>', happened)
         html = f"<p><b>{head}</b></p>{line.html}<p>{tail.format(linked)}</p>"
         return Shown(f"{head}\n{tail.format(happened)}\n\n{line.text}", sources.fold(html, folded))
+
+    def measured(self) -> tuple[float, float]:
+        """Its number without the bug, and with it. Collective where the number is."""
+        assert self.number is not None, f"{self.name} has no number"
+        without = self.number()
+        with self.planted():
+            return without, self.number()
 
     def sources(self) -> Iterator[tuple[FunctionType, str, str]]:
         """Each function that is changed, with its source before and after.

@@ -8,6 +8,7 @@ ranks, n elements in the padded buffer, and `own` this rank's slice of it:
     full          (n,)    all parameters, gathered; the modules' parameters are views of it
     shard         (own,)  this rank's slice of the parameters; a view of `full`, or in stage 3 memory of its own
     master        (own,)  what the optimizer steps: `shard` itself, or fp32 copies when the model trains in half precision
+                          (a model that is frozen and has no optimizer has none)
     grad          (n,)    the bucket: this rank's gradients as they arrive, already divided by N; None when empty
     grad_shard    (own,)  this rank's slice of the gradient, summed over the ranks; None before the first reduction
                           (both in the parameters' dtype, unless `Precision` says otherwise)
@@ -53,10 +54,10 @@ class FlatBuffer(GradientBuffer):
         self.counts_in_norm = all(getattr(param, "counts_in_norm", True) for param in params.values())
         super().__init__(groups, precision.of_gradients(dtype), stage_class.shards_gradients)
 
-    def make_full(self, device: torch.device) -> dict[str, torch.Tensor]:
+    def make_full(self, device: torch.device, is_trained: bool = True) -> dict[str, torch.Tensor]:
         """Move the parameters into `full`, padded with zeros. Returns views for those on the meta device, which
-        have no values yet."""
-        exact = torch.float32 if self.dtype in HALF else self.dtype
+        have no values yet.   is_trained: False where nothing will ever step them, so that they need no fp32 copies."""
+        exact = torch.float32 if self.dtype in HALF and is_trained else self.dtype
         self.full = torch.zeros(self.layout.padded, dtype=exact, device=device)
         empty = {key: self.view_of(self.full, key) for key in self.params}
         for key, param in self.params.items():

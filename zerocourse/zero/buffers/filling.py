@@ -18,10 +18,10 @@ ALIGNED_BYTES = 16  # the most that a thread of a GPU reads at once
 
 def fill_unit(unit: Unit, stage_class, groups: Groups, owner: dict[str, int] | None,
               options: ZeroOptions, precision: Precision, materializer: Materializer, read: Collection[str] = (),
-              make: Callable[..., FlatBuffer] = FlatBuffer) -> None:
+              make: Callable[..., FlatBuffer] = FlatBuffer, is_trained: bool = True) -> None:
     """Make the unit's flat buffers, and free everything of it that this rank does not own.
 
-    read: parameters whose values are still to be read, each rank's slices by itself.   make: makes a buffer.
+    read: parameters whose values are still to be read, each rank's slices by itself.   make: makes a buffer.   is_trained: see `FlatBuffer.make_full`.
     """
     for index, params in enumerate(unit.buffers):
         name = unit.name if len(unit.buffers) == 1 else f"{unit.name}[{index}]"
@@ -32,7 +32,7 @@ def fill_unit(unit: Unit, stage_class, groups: Groups, owner: dict[str, int] | N
         layout = Layout.build(shapes, own.shard.world_size, owner and {key: owner[key] for key in shapes},
                               multiple=max(1, ALIGNED_BYTES // narrowest) if options.aligned else 1)
         unit.flats.append(make(name, params, layout, dtype, stage_class, own, precision))
-    places = {key: place for flat in unit.flats for key, place in flat.make_full(materializer.device).items()}
+    places = {key: place for flat in unit.flats for key, place in flat.make_full(materializer.device, is_trained).items()}
     for key in [key for key in places if key in read]:
         materializer.install(key, places[key])
     for key, value in materializer.stream(unit.params):  # straight into the buffer: no second copy of the unit

@@ -1,9 +1,9 @@
 """Bugs in when things happen: everything is right, and slow."""
 
-from .breaks import Break
-from .bug import Bug
-from .proof import gathers_run_ahead
-from .scene import Scene
+from ..breaks import Break
+from ..bug import Bug
+from ..proof import gathers_run_ahead
+from ..scene import Scene
 
 AT_ONCE = "handle = {value}\nhandle.wait()\nreturn handle"
 

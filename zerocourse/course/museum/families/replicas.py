@@ -1,9 +1,9 @@
 """Bugs in who takes part: ranks that begin differently, sit out, or wait for one that never comes."""
 
-from .breaks import Break
-from .bug import Bug
-from .proof import losses_are_the_unsharded_ones, replicas_agree
-from .scene import Scene
+from ..breaks import Break
+from ..bug import Bug
+from ..proof import losses_are_the_unsharded_ones, replicas_agree
+from ..scene import Scene
 
 STEPS, UNLESS_ZERO = "for optimizer_step()", "{old} if comm.rank else None"
 

@@ -1,9 +1,9 @@
 """Bugs in what becomes of the gradients: which are reduced, when, and by what they are divided."""
 
-from .breaks import Break, drop
-from .bug import Bug
-from .proof import gradient_is_the_unsharded_one
-from .scene import Scene
+from ..breaks import Break, drop
+from ..bug import Bug
+from ..proof import gradient_is_the_unsharded_one
+from ..scene import Scene
 
 BUFFER, ALL_REDUCE = "zero.buffers.gradients:GradientBuffer", "zero.ddp:all_reduce"
 # A gradient is added to those of earlier micro-batches, or written where there are none; and so is a reduced slice.

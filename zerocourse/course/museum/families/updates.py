@@ -1,9 +1,9 @@
 """Bugs between the gradient and the new parameters: norms, clipping, decay, step counts, NaN, overflow."""
 
-from .breaks import Break
-from .bug import Bug
-from .proof import all_is_finite, gradient_is_the_unsharded_one, losses_are_the_unsharded_ones, steps_are_counted_once
-from .scene import Scene
+from ..breaks import Break
+from ..bug import Bug
+from ..proof import all_is_finite, gradient_is_the_unsharded_one, losses_are_the_unsharded_ones, steps_are_counted_once
+from ..scene import Scene
 
 NOT_COUNTING_TOKEN_0 = ('losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")\n'
                         "counts = targets_BT.flatten() != 0\n"

@@ -1,9 +1,9 @@
 """Bugs in what is held: memory that should have been saved is not."""
 
-from .breaks import Break, drop
-from .bug import Bug
-from .proof import bytes_are_the_formulas
-from .scene import Scene
+from ..breaks import Break, drop
+from ..bug import Bug
+from ..proof import bytes_are_the_formulas
+from ..scene import Scene
 
 BUGS = (
     Bug("unsharded_states", "stage 1 keeps the optimizer's states of whole parameters",

@@ -1,0 +1,1 @@
+"""Bugs by what goes wrong: a file has a family of them."""
