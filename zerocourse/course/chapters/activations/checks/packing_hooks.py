@@ -48,7 +48,7 @@ def kept_and_back(answer, dtype):
         with torch.autograd.graph.saved_tensors_hooks(*made):
             loss = model(tokens)
         del loss
-        seen["left"] = ledger.now().rest - empty
+        seen["left"] = ledger.now().rest - empty - seen["gradients"].nbytes
     return seen | {"weights": all(map(torch.equal, before, model.parameters()))}
 
 
