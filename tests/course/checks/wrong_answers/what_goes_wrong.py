@@ -19,7 +19,7 @@ def _bug(ranks, ratios, close):
         return "unscaled_loss"
     if close(values[0], 1):
         return "last_micro_batch"
-    return "late_micro_batch" if values[0] < values[-1] < 1 else "nothing_reduced"
+    return "late_micro_batch" if values[0] < 1 else "nothing_reduced"
 
 
 @wrong("9.1", "exact")
@@ -30,6 +30,14 @@ def to_the_last_digit(ranks, ratios):
 @wrong("9.1", "two ranks")
 def twice_as_large(ranks, ratios):
     return _bug(2, ratios, lambda one, other: math.isclose(one, other, rel_tol=0.01))
+
+
+@wrong("9.1", "mean")
+def by_their_mean(ranks, ratios):
+    name = _bug(ranks, ratios, lambda one, other: math.isclose(one, other, rel_tol=0.01))
+    if name not in ("late_micro_batch", "nothing_reduced"):
+        return name
+    return "late_micro_batch" if sum(ratios.values()) / len(ratios) < 1 else "nothing_reduced"
 
 
 # 9.2 ----------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ GB = 10**9
     replaces=("zerocourse.formulas.activations:*",),
     cases=[(16 * 10 * 1024 * 768 * 2 * 3, 10, 1024, 768, 16, 0, 2)],
     trials=[Trial([(8 * GB, 12, 1024, 768, 16, 0, 2), (8 * GB, 12, 1024, 768, 16, 0, 4)]),
-            Trial([(8 * GB, 12, 1024, 768, 1, 15, 2), (8 * GB, 48, 1024, 1600, 10, 8, 2)]),
+            Trial([(8 * GB, 12, 1024, 768, 1, 15, 2), (8 * GB, 48, 32, 1600, 10, 8, 2)]),
             Trial([(10**6, 12, 1024, 768, 1, 15, 2), (190, 1, 1, 1, 100, 0, 1)])],
     mistakes={
         "one block": {"blocks": lambda layers, kept, again: kept + again},

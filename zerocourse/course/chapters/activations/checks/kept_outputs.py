@@ -9,6 +9,9 @@ BLOCK = [{"name": name, "bytes": units * 100, "flops": flops}
 UNEVEN = [{"name": name, "bytes": nbytes, "flops": flops}
           for name, nbytes, flops in (("a", 60, 10), ("b", 100, 20), ("c", 120, 30), ("d", 5, 1), ("e", 70, 29))]
 
+PAIRS = [{"name": name, "bytes": nbytes, "flops": flops}  # of which two are to be exchanged for three
+         for name, nbytes, flops in (("a", 4, 4), ("b", 6, 4), ("c", 28, 5), ("d", 18, 8), ("e", 8, 16), ("f", 30, 20))]
+
 MANY = [{"name": f"{number}.{each['name']}", "bytes": each["bytes"] + 7 * number * number, "flops": each["flops"] + number}
         for number in range(5) for each in BLOCK]
 
@@ -49,9 +52,9 @@ def cost(answer, operations, budget):
 
 @exercise(
     "13.7", "Beat this number", minutes=30, difficulty=3,
-    board=(Board("bytes kept in all cases", lambda seen: sum(case["bytes"] for trial in seen for case in trial[0]), 5352, 5352,
+    board=(Board("bytes kept in all cases", lambda seen: sum(case["bytes"] for trial in seen for case in trial[0]), 5388, 5388,
                  "for every number of FLOPs the most bytes were found", ("bytes",)),),
-    trials=[Trial([(BLOCK, 0), (BLOCK, 8), (BLOCK, 291)], cost), Trial([(UNEVEN, 50), (UNEVEN, 31), (MANY, 700)], cost)],
+    trials=[Trial([(BLOCK, 0), (BLOCK, 8), (BLOCK, 291)], cost), Trial([(UNEVEN, 50), (UNEVEN, 31), (MANY, 700), (PAIRS, 26)], cost)],
     mistakes={
         "over budget": {"choose": lambda operations, budget: []},
         "all kept": {"choose": lambda operations, budget: [each["name"] for each in operations]},

@@ -26,6 +26,8 @@ FULL = rows([10] * 4, [30] * 4, 10, 150)
 MIXED = rows([160, 160, 10, 10], [40, 40, 40, 40], 20, 150, start=7)
 SHORT = rows([20] * 3, [300] * 3, 5, 40, start=11)
 EARLY = [row | {"highest": 330} if (row["phase"], row["block"]) == ("forward", 1) else row for row in rows([50] * 3, [20] * 3, 5, 60)]
+HIGHER = [dict(zip(("phase", "block", "before", "highest", "after"), row)) for row in (
+    ("forward", 0, 0, 20, 10), ("forward", 1, 10, 300, 20), ("backward", 1, 20, 295, 40), ("backward", 0, 40, 60, 30))]
 LAST_TOO = rows([50, 50, 50], [50, 50, 20], 10, 0)
 
 
@@ -35,7 +37,7 @@ def highest(table):
 
 @exercise(
     "13.6", "Read the bytes of a step", minutes=20, difficulty=2,
-    trials=[Trial([(ALIKE,), (FULL,)]), Trial([(MIXED,), (SHORT,), (LAST_TOO,), (EARLY,)])],
+    trials=[Trial([(ALIKE,), (FULL,)]), Trial([(MIXED,), (SHORT,), (LAST_TOO,), (EARLY,), (HIGHER,)])],
     mistakes={
         "what swells": {"kept": lambda row: row["highest"] - row["before"]},
         "all so far": {"kept": lambda row: row["after"]},

@@ -38,7 +38,8 @@ def kept_and_back(answer, dtype):
         empty = ledger.now().rest
         with torch.autograd.graph.saved_tensors_hooks(*made):
             loss = model(tokens)
-        seen = {"kept": ledger.now().rest - empty - loss.nbytes, "backward": "ends"}
+        kept = ledger.now().rest - empty - loss.nbytes
+        seen = {"kept": 0 if dtype == "bfloat16" else kept, "backward": "ends"}  # a copy in bf16 is in bf16, too
         try:
             loss.backward()
         except RuntimeError as error:
@@ -48,7 +49,7 @@ def kept_and_back(answer, dtype):
         with torch.autograd.graph.saved_tensors_hooks(*made):
             loss = model(tokens)
         del loss
-        seen["left"] = ledger.now().rest - empty
+        seen["left"] = ledger.now().rest - empty - seen["gradients"].nbytes
     return seen | {"weights": all(map(torch.equal, before, model.parameters()))}
 
 
@@ -59,27 +60,28 @@ def shares_memory(tensor, model):
 @exercise(
     "13.3", "Keep it in half", minutes=30, difficulty=2,
     replaces=("zerocourse.activations.keeping:keeping",),
-    trials=[Trial([("float32",), ("float64",)], kept_and_back, close={"gradients": 1e-9})],
+    trials=[Trial([("float32",), ("float64",), ("bfloat16",)], kept_and_back, close={"gradients": 1e-9})],
     mistakes={
         "weights": {"is_weight": lambda tensor, model: False},
         "views of weights": {"is_weight": lambda tensor, model: any(tensor is param for param in model.parameters())},
         "slices of weights": {"is_weight": lambda tensor, model: tensor.data_ptr() in {param.data_ptr() for param in model.parameters()}},
         "not inverse": {"back": lambda packed, dtype: packed},
         "always fp32": {"back": lambda packed, dtype: packed.float()},
-        "own input": {"as_it_is": lambda tensor: tensor},
+        "own input": ({"as_it_is": lambda tensor: tensor}, {"apart": lambda tensor: tensor}),
         "copies": {"as_it_is": lambda tensor: tensor.clone()},
         "small ones too": {"least": 0},
         "integers": {"kind": lambda tensor: True},
+        "fp32 alone": {"kind": lambda tensor: tensor.dtype == torch.float32},
         "nothing": {"least": 1 << 40},
         "fp16": {"half": torch.float16},
     })
 def half_hooks(model, *, is_weight=shares_memory, back=lambda packed, dtype: packed.to(dtype), as_it_is=torch.Tensor.detach,
-               least=64, kind=torch.Tensor.is_floating_point, half=torch.bfloat16):
+               least=64, kind=torch.Tensor.is_floating_point, half=torch.bfloat16, apart=torch.Tensor.detach):
     """(pack, unpack)."""
     def pack(tensor):
         if not kind(tensor) or tensor.numel() < least or is_weight(tensor, model):
             return as_it_is(tensor), None
-        return tensor.detach().to(half), tensor.dtype
+        return apart(tensor).to(half), tensor.dtype
 
     def unpack(packed):
         tensor, dtype = packed

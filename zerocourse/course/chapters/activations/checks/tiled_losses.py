@@ -4,24 +4,41 @@ import weakref
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .....activations.keeping import storage_of
 from .....comm.torch_private import TorchDispatchMode
 from ....checks import Trial, exercise
 
 N, C, V = 10, 6, 40  # tokens, width, vocabulary
+PRODUCTS = "mm", "addmm", "bmm", "baddbmm", "matmul", "linear"
 
 
-class Largest(TorchDispatchMode):
-    """The most elements of one tensor that an operation made."""
+class Logits(TorchDispatchMode):
+    """The most elements of one tensor that an operation made, and the rows of V numbers that are alive.
 
-    elements = 0
+    most: rows of logits that were alive at once, as they came from a product of matrices.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.elements, self.most, self.made = 0, 0, []  # weak references to storages, which a later one cannot be taken for
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(each.numel() for each in (out if isinstance(out, (tuple, list)) else (out,))
-                                              if isinstance(each, torch.Tensor))])
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(each, torch.Tensor):
+                self.elements = max(self.elements, each.numel())
+                if each.shape[-1:] == (V,) and each.shape != (C, V):  # not the weight, transposed
+                    storage = each.untyped_storage()
+                    rows = storage.nbytes() // (V * each.element_size())
+                    self.made.append((StorageWeakRef(storage), rows, func.overloadpacket.__name__ in PRODUCTS))
+        self.most = max(self.most, self.rows(products=True))
         return out
+
+    def rows(self, products=False):
+        """Rows that are alive; products: of logits alone."""
+        return sum({ref.cdata: rows for ref, rows, product in self.made if not ref.expired() and product >= products}.values())
 
 
 def loss_and_gradients(answer, tiles, factor):
@@ -37,19 +54,21 @@ def loss_and_gradients(answer, tiles, factor):
         packed.append(weakref.ref(alias))
         return alias
 
-    with Largest() as largest:
+    with Logits() as logits:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = answer(x, weight, targets, tiles)
         kept = {storage_of(each): each.numel() for each in (ref() for ref in packed)
                 if each is not None and each.shape[-1:] == (V,) and storage_of(each) != storage_of(weight)}
+        alive = max(logits.rows(), sum(kept.values()) // V)
         (factor * loss).backward(retain_graph=True)
     first = x.grad, weight.grad
     x.grad = weight.grad = None
     (factor * loss).backward()
     same = all(torch.equal(*pair) for pair in zip(first, (x.grad, weight.grad), strict=True))
+    at_once = tiles > 2 and alive < N <= logits.most  # a loop may hold a tile until the next one is there
     return {"loss": loss.detach(), "x gradient": first[0], "weight gradient": first[1],
-            "logits": "all" if largest.elements >= N * V and tiles > 1 else "in tiles",
-            "kept": "all" if sum(kept.values()) >= N * V and tiles > 1 else "none", "again": "equal" if same else "others"}
+            "logits": "all" if logits.elements >= N * V and tiles > 1 or at_once else "in tiles",
+            "kept": "all" if alive >= N and tiles > 1 else "none", "again": "equal" if same else "others"}
 
 
 @exercise(

@@ -94,7 +94,7 @@ def crashes(answer, before):
 
 @exercise(
     "12.4", "A save that cannot be torn", minutes=25, difficulty=2,
-    trials=[Trial([({},), ({"state": OLD},), ({"state": OLD, "notes": b"other"},)], crashes)],
+    trials=[Trial([({},), ({"state": OLD},), ({"state": OLD, "notes": b"other", "state.old": b"an older state"},)], crashes)],
     mistakes={
         "in place": {"draft": ""},
         "rename first": {"order": ("write", "rename", "fsync", "sync_folder")},

@@ -54,7 +54,10 @@ def taken_and_restored(answer):
     seen |= {"weights": alike(params), "buffers": alike(name for name in right["model"] if name not in params)}
     state, states = taken["optimizer"].get("state", {}), right["optimizer"]["state"]
     seen["averages"] = state.keys() == states.keys() and all(torch.equal(state[key][name], states[key][name])
-                                                            for key in states for name in states[key])
+                                                            for key in states for name in states[key] if name != "step")
+    seen["counters"] = all(torch.equal(state[key]["step"], states[key]["step"]) for key in states.keys() & state.keys())
+    seen["settings"] = (taken["optimizer"].get("param_groups") == right["optimizer"]["param_groups"]
+                        and taken["scheduler"] == right["scheduler"])
     seen["random"] = torch.equal(taken["random"], right["random"])
     model, optimizer, scheduler = trained()
     model.load_state_dict(taken["model"])
@@ -81,6 +84,13 @@ def parameters_alone(state):
     return found
 
 
+def all_but_counters(state):
+    found = copy.deepcopy(state)
+    for key, entry in state["optimizer"]["state"].items():
+        found["optimizer"]["state"][key]["step"] = entry["step"]
+    return found
+
+
 @exercise(
     "12.6", "Find the bug: a snapshot for a thread", minutes=25, difficulty=2,
     trials=[Trial(observe=taken_and_restored)],
@@ -88,6 +98,7 @@ def parameters_alone(state):
         "the bug": ({"copied": lambda state: state}, {"copied": dict},
                     {"copied": lambda state: {name: copy.copy(value) for name, value in state.items()}}),
         "optimizer shared": {"copied": only_model},
+        "counters shared": {"copied": all_but_counters},
         "model shared": {"copied": only_optimizer},
         "buffers shared": {"copied": parameters_alone},
         "no random state": {"random": lambda: torch.Generator().manual_seed(0).get_state()},

@@ -21,7 +21,7 @@ TWO, FIVE = chunks(0, 50, 100), chunks(0, 7, 20, 21, 40, 64)
     replaces=("zerocourse.course.chapters.checkpoints.resumes:transfers", "torch.distributed.checkpoint.planner_helpers:*"),
     trials=[Trial([(TWO, 60, 80), (TWO, 0, 50), (TWO, 50, 100)]), Trial([(TWO, 30, 70), (FIVE, 5, 45), (FIVE, 0, 64)]),
             Trial([(FIVE, 20, 21), (FIVE, 8, 8), (chunks(0, 4, 4, 9), 2, 9)]),
-            Trial([([TWO[1], TWO[0]], 30, 70)]), Trial([(chunks(0, 5, 10, files="ba"), 2, 9)])],
+            Trial([([TWO[1], TWO[0]], 30, 70), ([TWO[1], TWO[0]], 0, 30)]), Trial([(chunks(0, 5, 10, files="ba"), 2, 9)])],
     mistakes={
         "whole chunks": {"first": lambda start, offset: offset, "last": lambda stop, end: end},
         "in the tensor": {"at": lambda first, offset, start: first},
@@ -32,6 +32,7 @@ TWO, FIVE = chunks(0, 50, 100), chunks(0, 7, 20, 21, 40, 64)
         "touching": {"meets": lambda first, last: first <= last},
         "begun inside": {"inside": lambda start, stop, offset, end: start <= offset < stop},
         "wholly inside": {"inside": lambda start, stop, offset, end: start <= offset and end <= stop},
+        "stops": {"ends": lambda offset, stop: offset >= stop},
         "one chunk": {"inside": lambda start, stop, offset, end: offset <= start < end},
         "to as saved": {"to": lambda first, start: first},
         "as they come": {"order": list},
@@ -40,11 +41,13 @@ TWO, FIVE = chunks(0, 50, 100), chunks(0, 7, 20, 21, 40, 64)
 def pieces_of(saved, start, stop, *, first=max, last=min, at=lambda first, offset, start: first - offset,
               length=lambda first, last, at: last - first, to=lambda first, start: first - start,
               meets=lambda first, last: first < last, inside=lambda start, stop, offset, end: True,
-              order=lambda found: sorted(found, key=lambda each: each[3])):
+              order=lambda found: sorted(found, key=lambda each: each[3]), ends=lambda offset, stop: False):
     """What to read for elements start to stop: (file, from, length, to)."""
     found = []
     for chunk in saved:
         offset, end = chunk["offset"], chunk["offset"] + chunk["size"]
+        if ends(offset, stop):
+            break
         begin, finish = first(start, offset), last(stop, end)
         if meets(begin, finish) and max(start, offset) <= min(stop, end) and inside(start, stop, offset, end):
             where = at(begin, offset, start)
@@ -105,6 +108,8 @@ TWO_TENSORS = saved(("w", 8), ("b", 4), cuts=(0.5,))
 UNEVEN = saved(("w", 10), ("b", 3), ("g", 1), cuts=(0.3, 0.7))
 FEW = saved(("w", 3), ("b", 1), cuts=(0.5,))  # on five ranks two own nothing
 EMPTY = saved(("w", 4), ("e", 0), ("b", 2), cuts=(0.5,))
+OTHER_FILES = ({"w": [{"offset": 0, "size": 2, "file": "b", "at": 0}, {"offset": 2, "size": 2, "file": "a", "at": 0}]},
+               {"a": [7, 8], "b": [5, 6]})
 SHUFFLED = ({name: entry[::-1] for name, entry in UNEVEN[0].items()}, UNEVEN[1])
 
 
@@ -116,11 +121,15 @@ def put_in_order(values, places):
     return whole
 
 
+def one_after_another(values, places):
+    return [value for part in values for value in part]
+
+
 @exercise(
     "12.7", "Cut a checkpoint anew", minutes=45, difficulty=3,
     trials=[Trial([(*ONE_TENSOR, 2), (*ONE_TENSOR, 4), (*ONE_TENSOR, 1)]), Trial([(*TWO_TENSORS, 2), (*TWO_TENSORS, 4)]),
             Trial([(*UNEVEN, 2), (*UNEVEN, 3), (*UNEVEN, 5)]), Trial([(*SHUFFLED, 2)]),
-            Trial([(*FEW, 5)]), Trial([(*EMPTY, 2)])],
+            Trial([(*FEW, 5)]), Trial([(*EMPTY, 2)]), Trial([(*OTHER_FILES, 2)])],
     mistakes={
         "same files": {"name_of": lambda rank: f"old{rank}"},
         "rounded down": {"share": lambda numel, ranks: max(1, numel // ranks)},
@@ -129,7 +138,8 @@ def put_in_order(values, places):
         "at in the tensor": {"new_at": lambda file, first: first},
         "each at 0": {"new_at": lambda file, first: 0},
         "empty slices": {"least": 0},
-        "as they come": {"whole": lambda values, places: [value for part in values for value in part]},
+        "as they come": {"whole": one_after_another},
+        "by file": {"order": lambda entry: sorted(entry, key=lambda chunk: (chunk["file"], chunk["at"])), "whole": one_after_another},
         "padded": {"pad": True},
         "file after file": {"by_rank": False},
         "files of holders": {"keep_file": bool},
@@ -137,12 +147,13 @@ def put_in_order(values, places):
     })
 def reshard(index, files, ranks, *, name_of="rank{}".format, share=lambda numel, ranks: -(-numel // ranks),
             read_at=lambda chunk: chunk["at"], new_at=lambda file, first: len(file), least=1, whole=put_in_order, pad=False,
-            by_rank=True, keep_file=lambda numbers: True, keep_tensor=lambda found: True):
+            by_rank=True, order=list, keep_file=lambda numbers: True, keep_tensor=lambda found: True):
     """The index and the files of the same tensors on other ranks."""
     new_index, new_files = {}, {name_of(rank): [] for rank in range(ranks)}
     together = sum(sum(chunk["size"] for chunk in entry) for entry in index.values())
     passed = 0
-    for name, entry in index.items():
+    for name, chunks_of in index.items():
+        entry = order(chunks_of)
         values = [files[chunk["file"]][read_at(chunk):read_at(chunk) + chunk["size"]] for chunk in entry]
         values = whole(values, [chunk["offset"] for chunk in entry])
         numel, new_index[name] = sum(chunk["size"] for chunk in entry), []

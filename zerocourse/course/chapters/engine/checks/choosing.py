@@ -1,6 +1,7 @@
 """The check of 11.6: a configuration for a machine, and the bytes that speak for it."""
 
 import itertools
+import operator
 
 from .....engine.config import Config
 from .....engine.config.explain import counts
@@ -10,7 +11,8 @@ from ....checks import Trial, exercise
 MICRO_BATCHES = 1, 2, 4, 8, 16
 GIB = 2**30
 MACHINES = [("gpt2-medium", 2, 16 * GIB, 32), ("gpt2-xl", 8, 8 * GIB, 64), ("gpt2-xl", 8, 6 * GIB, 64), ("gpt2-xl", 8, 24 * GIB, 64)]
-OTHERS = [("gpt2-large", 4, 12 * GIB, 32), ("gpt2-xl", 4, 24 * GIB, 32), ("gpt2-large", 8, 5 * GIB, 64), ("gpt2-xl", 8, 16 * GIB, 128)]
+OTHERS = [("gpt2-large", 4, 12 * GIB, 32), ("gpt2-xl", 4, 24 * GIB, 32), ("gpt2-large", 8, 5 * GIB, 64), ("gpt2-xl", 8, 16 * GIB, 128),
+          ("gpt2-medium", 2, 12_073_711_616, 32)]  # exactly the peak of the best choice
 
 
 def config_of(stage, micro_batch, checkpointing, ranks, batch):
@@ -24,6 +26,7 @@ def config_of(stage, micro_batch, checkpointing, ranks, batch):
     trials=[Trial(OTHERS)],
     mistakes={
         "only the states": {"needs": "total_bytes"},
+        "strictly less": {"fits": operator.lt},
         "without accumulation": {"sends": "of a micro-batch"},
         "always stage 3": {"stages": (3,)},
         "least memory": {"order": ("peak", "sent", "checkpointing", "micro-batches")},
@@ -34,7 +37,8 @@ def config_of(stage, micro_batch, checkpointing, ranks, batch):
         "all ranks": {"whole": lambda sent, ranks: sent * ranks},
     })
 def choose(model, ranks, card_bytes, batch, *, needs="peak_bytes", sends="in a step", stages=range(4), checkpointings=(False, True),
-           order=("sent", "checkpointing", "micro-batches", "peak", "stage"), whole=lambda sent, ranks: sent):
+           order=("sent", "checkpointing", "micro-batches", "peak", "stage"), whole=lambda sent, ranks: sent,
+           fits=operator.le):
     """The best of all settings that fit. order: what is compared first, then what decides between equals."""
     fitting = []
     for stage, micro, checkpointing in itertools.product(stages, MICRO_BATCHES, checkpointings):
@@ -43,7 +47,7 @@ def choose(model, ranks, card_bytes, batch, *, needs="peak_bytes", sends="in a s
         config = config_of(stage, micro, checkpointing, ranks, batch)
         here = counts(config, CONFIGS[model], ranks)
         sent = here["sent_bytes"] if sends == "in a step" else counts(config, CONFIGS[model], ranks, accumulation=1)["sent_bytes"]
-        if here[needs] <= card_bytes:
+        if fits(here[needs], card_bytes):
             ranked = {"sent": sent, "checkpointing": checkpointing, "micro-batches": batch // (micro * ranks),
                       "peak": here["peak_bytes"], "stage": stage}
             chosen = {"stage": stage, "micro_batch": micro, "checkpointing": checkpointing, "sent_bytes": whole(sent, ranks)}

@@ -10,7 +10,7 @@ from ....checks import Trial, exercise
 
 SIZES = [(32, 4, None, 2), (32, None, 2, 2), (None, 4, 2, 3), (32, None, None, 2), (None, 4, None, 2), (32, 4, 4, 2)]
 IMPOSSIBLE = [(None, None, 4, 2), (None, None, None, 2), (30, 4, None, 2), (32, None, 5, 2), (32, 4, 2, 2), (33, None, None, 2),
-              (24, 4, None, 4)]
+              (24, 4, None, 4), (24, None, 6, 8)]
 
 
 def own_batch_sizes(train, micro, steps, ranks):

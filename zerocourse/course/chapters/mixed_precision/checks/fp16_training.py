@@ -42,6 +42,15 @@ def trained_on_a_rank(answer, _, lr, max_norm, scale, window, sizes, overflows):
     return {**seen, "made": made, "scales": scales, **weights, "left": left}
 
 
+def digits_kept(answer, weight, gradient):
+    """A weight between two numbers of fp16, and a step after which it lies nearer to the upper one; in gaps above 1."""
+    param = nn.Parameter(torch.full((2,), weight))
+    trainer = answer([param], 1.0, FREE, 1.0, 100, WatchedComm())
+    trainer.scaled(gradient * param.float().sum()).backward()
+    trainer.step()
+    return {"gaps": (param.detach().double() - 1) * 1024}
+
+
 def gradients(step, rank, size):
     if not size:
         return torch.ones(4), torch.ones(2, 2)
@@ -64,6 +73,7 @@ def rounded_back(param, master):
 
 
 KNOBS = {
+    "master": lambda given, rounded: given,
     "wide": lambda grad: grad.float(),
     "scaled": lambda loss, scale: loss.float() * scale,
     "reduce": lambda grad, comm: comm.all_reduce(grad),
@@ -87,7 +97,8 @@ KNOBS = {
     "10.8", "A training in fp16 of your own", minutes=60, difficulty=3, timeout=15,
     replaces=("zerocourse:shard", "zerocourse.precision.loss_scaler:DynamicLossScaler.update",
               "torch.amp:GradScaler.__init__"),
-    trials=[Trial(CASES, trained_on_a_rank, worlds=(2, 3), close=2e-3)],
+    trials=[Trial(CASES, trained_on_a_rank, worlds=(2, 3), close=2e-3),
+            Trial([(1.00045, -0.0001)], digits_kept, worlds=(2,))],
     mistakes={
         "own gradients": {"reduce": lambda grad, comm: grad, "average": lambda ranks: 1},
         "summed": {"average": lambda ranks: 1},
@@ -106,6 +117,7 @@ KNOBS = {
         "rises on": {"begins_again": False, "rises": lambda good, window: good >= window},
         "never rises": {"rises": lambda good, window: False},
         "no masters": {"publish": rounded_back},
+        "from rounded": {"master": lambda given, rounded: rounded.float()},
         "not shown": {"publish": lambda param, master: None},
         "uphill": {"rate": lambda lr: -lr},
         "not told": ({"told": lambda made: None}, {"told": lambda made: not made}),
@@ -118,7 +130,7 @@ class Fp16SGD:
     def __init__(self, params, lr, max_norm, scale, window, comm, **knobs):
         self.knob, self.params, self.comm, self.scale = SimpleNamespace(**KNOBS | knobs), params, comm, scale
         self.lr, self.max_norm, self.window, self.good = lr, max_norm, window, 0
-        self.masters = [param.data.clone() for param in params]
+        self.masters = [self.knob.master(param.data.clone(), param.data.half()) for param in params]
         for param in params:
             param.data = param.data.half()
 

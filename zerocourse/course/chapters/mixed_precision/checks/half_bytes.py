@@ -1,5 +1,7 @@
 """The checks of 10.1, bytes per rank in mixed precision, and 10.7, a configuration for a card."""
 
+import operator
+
 from ....checks import FORMULAS, exercise
 
 # 10.1 ---------------------------------------------------------------------------------------------------------------
@@ -43,7 +45,8 @@ MACHINES = [((7, 5), 15 * GIB, 500_000_000, 2), ((7, 5), 15 * GIB, 1_500_000_000
             ((9, 0), 80 * GIB, 7_000_000_000, 8),
             ((8, 6), 24 * GIB, 1_900_000_000, 2), ((8, 0), 40 * GIB, 6_000_000_000, 4),
             ((9, 0), 80 * GIB, 70_000_000_000, 16), ((8, 0), 125 * 10**9, 6_250_000_000, 1),
-            ((7, 5), 15 * GIB, 200_000_000, 1), ((8, 0), 40 * GIB, 5_000_000_000, 4), ((10, 0), 180 * GIB, 7_000_000_000, 8)]
+            ((7, 5), 15 * GIB, 200_000_000, 1), ((8, 0), 40 * GIB, 5_000_000_000, 4), ((10, 0), 180 * GIB, 7_000_000_000, 8),
+            ((9, 0), 80 * 10**9, 15_000_000_000, 16), ((9, 0), 80 * 10**9, 12_000_000_000, 8)]
 
 
 @exercise("10.7", "A precision for a card", minutes=20, difficulty=2, replaces=FORMULAS,
@@ -61,17 +64,19 @@ MACHINES = [((7, 5), 15 * GIB, 500_000_000, 2), ((7, 5), 15 * GIB, 1_500_000_000
               "scale for bf16": {"of_bf16": {"loss_scale": 0}},
               "no masters": {"optimizer": 8},
               "fp32 states": {"parameter": 4, "gradient": 4, "optimizer": 8},
+              "rounded down": {"shared": operator.floordiv},
               "all memory": {"share": 1.0},
               "gradients early": {"sharded": (0, 2, 3, 3)},
               "always 3": {"stages": (3,)},
               "always one": {"no_room": 3}})
 def choose_precision(capability, memory, params, ranks, *, least=(8, 0), scale={"loss_scale": 0}, of_bf16={},
                      parameter=2, gradient=2, optimizer=12, share=0.8, stages=(0, 1, 2, 3), no_room=None, sharded=(0, 1, 2, 3),
-                     newer=lambda capability, least: capability >= least, fits=lambda held, room: held <= room):
+                     newer=lambda capability, least: capability >= least, fits=lambda held, room: held <= room,
+                     shared=operator.truediv):
     """The part of a ds_config, or None."""
     section = {"bf16": {"enabled": True, **of_bf16}} if newer(capability, least) else {"fp16": {"enabled": True, **scale}}
     for stage in stages:
-        held = [each if kind + sharded[stage] < 3 else each / ranks for kind, each in
+        held = [each if kind + sharded[stage] < 3 else shared(each, ranks) for kind, each in
                 zip(KINDS, (parameter, gradient, optimizer), strict=True)]
         if fits(params * sum(held), share * memory):
             return {**section, "zero_optimization": {"stage": stage}}

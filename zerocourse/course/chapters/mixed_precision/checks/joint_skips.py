@@ -68,6 +68,7 @@ def brought_together(slices, comm):
     mistakes={
         "own slices": {"overflow": lambda slices, comm: any_of(slices)},
         "all must": {"overflow": lambda slices, comm: 1 - comm.all_reduce(1 - any_of(slices), "max")},
+        "one alone": {"overflow": lambda slices, comm: comm.all_reduce(any_of(slices)) == 1},
         "NaN missed": {"overflow": lambda slices, comm: comm.all_reduce(
             any_of(slices, lambda p: p.isinf().any()), "max")},
         "inf missed": {"overflow": lambda slices, comm: comm.all_reduce(

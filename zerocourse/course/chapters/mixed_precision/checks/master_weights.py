@@ -27,9 +27,9 @@ def masters_on_a_rank(make, step):
         spoiled += not all(map(torch.equal, gradients, before))
         if number in (1, STEPS):
             name = f"step {number}"
-            seen[f"after {name}"] = [each.double().clone() for each in kept_masters]
+            seen[f"after {name}"] = torch.cat([each.double().flatten() for each in kept_masters])
             seen["replaced"] = any(each is not old for each, old in zip(half, kept, strict=True))
-            seen[f"shown {name}"] = [each.double().clone() for each in kept]
+            seen[f"shown {name}"] = torch.cat([each.double().flatten() for each in kept])
     return {**seen, "spoiled": spoiled}
 
 

@@ -27,6 +27,7 @@ def unsigned(value, fraction, least):
               "zero": lambda value, fraction, least: unsigned(abs(value), fraction, least),
               "rounded": {"exponent": lambda value: exponent_of(value, round)},
               "rounded up": {"exponent": lambda value: exponent_of(value, math.ceil)},
+              "power below": {"exponent": lambda value: math.ceil(math.log2(abs(value))) - 1 if value else -math.inf},
               "cut off": {"exponent": lambda value: exponent_of(value, math.trunc)},
               "proportional": lambda value, fraction, least: max(
                   abs(value) * 2.0**-fraction, 2.0 ** (least - fraction)),

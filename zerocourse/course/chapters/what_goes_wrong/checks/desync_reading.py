@@ -36,7 +36,9 @@ def differs(of_ranks):
                    ([BEGIN, BEGIN[:2]],), ([BEGIN, [BEGIN[1], BEGIN[0], *BEGIN[2:]], BEGIN],), ([[], [], []],),
                    ([BEGIN, BEGIN, without(BEGIN, 3), without(BEGIN, 3)],),
                    ([BEGIN[:3], BEGIN[:3], BEGIN],),  # most have ended
-                   ([BEGIN, BEGIN, *(with_call(BEGIN, 1, f"all_gather h.{unit}") for unit in (4, 5, 6))],)])],  # most, and not half
+                   ([BEGIN, BEGIN, *(with_call(BEGIN, 1, f"all_gather h.{unit}") for unit in (4, 5, 6))],),  # most, and not half
+                   ([BEGIN[:1], BEGIN[:2], BEGIN[:3]],),  # most have ended, at lengths that differ
+                   ([[call] for call in BEGIN[:3]],), ([[call] for call in (*BEGIN[:2], *BEGIN[:3])],)])],
     mistakes={
         "from 0": {"first": 0},
         "too short": {"together": zip},
@@ -45,13 +47,18 @@ def differs(of_ranks):
         "the many": {"odd": lambda of_ranks: sorted({*range(len(of_ranks))} - {*minority(of_ranks)})},
         "in a tie": {"odd": lambda of_ranks: [rank for rank, call in enumerate(of_ranks)
                                               if call != Counter(of_ranks).most_common(1)[0][0]]},
+        "in a tie of three": {"odd": lambda of_ranks: minority(of_ranks) if len(set(of_ranks)) == 2 else
+                              [rank for rank, call in enumerate(of_ranks) if call != Counter(of_ranks).most_common(1)[0][0]]},
+        "ends alone": {"shortest_first": True},
         "verbs alone": {"seen": lambda call: call and call.split()[0]},
         "units alone": {"seen": lambda call: call and call.split()[1]},
         "any order": {"look": lambda calls: [sorted(of_rank) for of_rank in calls]},
     })
 def first_split(calls, *, first=1, together=zip_longest, which=lambda splits: splits[0], odd=minority,
-                seen=lambda call: call, look=lambda calls: calls):
+                seen=lambda call: call, look=lambda calls: calls, shortest_first=False):
     """The number of the first call that differs, and who differs."""
     places = [[seen(call) for call in place] for place in together(*look(calls))]
     splits = [(number, odd(place)) for number, place in enumerate(places, first) if differs(place)]
+    if shortest_first and splits and splits[0][0] > min(map(len, calls)):
+        return splits[0][0], odd([len(each) for each in calls])
     return which(splits) if splits else None

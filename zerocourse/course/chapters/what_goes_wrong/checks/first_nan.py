@@ -72,6 +72,9 @@ MODELS = {  # by what it is, each of them run forward and, where that is possibl
     "an infinite gradient of a finite output": lambda: Spoiled(infinitely_steep),
     "two layers with infinite gradients": lambda: nn.Sequential(nn.Linear(2, 2), Spoiled(infinitely_steep)),
     "a layer that returns a dictionary with a tuple in it": Both,
+    "a tuple in a tuple": lambda: Spoiled(lambda x: (x, (x / 0,))),
+    "a dictionary in a list": lambda: Spoiled(lambda x: [x, {"more": x / 0}]),
+    "a layer that returns a tensor of no elements": lambda: Spoiled(lambda x: x[:0]),
     "large finite numbers in fp16": lambda: Spoiled(lambda x: torch.full((4,), 6e4, dtype=torch.float16)),
     "a NaN that an earlier step has left in a gradient": with_old_gradient,
     "a layer that returns integers": lambda: nn.Sequential(nn.Linear(2, 2), Indices()),
@@ -104,7 +107,8 @@ def watched(answer, what):
 
 def hooks_on(model):
     hooks = sum(len(module._forward_hooks) for module in model.modules())
-    return hooks + sum(len(param._backward_hooks or ()) for param in model.parameters())
+    of_params = [hooks for param in model.parameters() for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks)]
+    return hooks + sum(len(each or ()) for each in of_params)
 
 
 def after_an_error(answer):
@@ -139,6 +143,9 @@ class Instrument:
         for name, param in self.model.named_parameters():
             if param.requires_grad and knobs["gradients"] == "as they come":
                 self.handles.append(param.register_hook(partial(self.look, "gradient", name)))
+            if param.requires_grad and knobs["gradients"] == "added up":
+                look = partial(self.look, "gradient", name)
+                self.handles.append(param.register_post_accumulate_grad_hook(lambda param, look=look: look(param.grad)))
 
     def __exit__(self, *exception):
         if exception[0] and self.knobs["at an error"] != "removes":
@@ -169,6 +176,7 @@ class Instrument:
         "the last": {"overwrites": True},
         "no gradients": {"gradients": "never"},
         "at the end": {"gradients": "at the end"},
+        "added up": {"gradients": "added up"},
         "hooks stay": {"removes": False},
         "tensors alone": {"tensors": lambda value: [value] if torch.is_tensor(value) else []},
         "hooks stay after an error": {"on_error": "stays"},
