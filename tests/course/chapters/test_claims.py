@@ -50,6 +50,13 @@ VERDICTS = {
     "4 bits: a quarter": FALSE,
     "guessing changes nothing": TRUE,
     "a loss keeps experts busy": ONLY_IF,
+    "PR-MoE: 3 times smaller": ONLY_IF,
+    "MoE: 5 times cheaper": ONLY_IF,
+    "530B: 40 cards": FALSE,
+    "1 TB becomes 10 GB": TRUE,
+    "15T on one GPU": TRUE,
+    "prefetch hides the fetch": ONLY_IF,
+    "43 tokens a second": ONLY_IF,
 }
 
 GB = 10**9
@@ -65,6 +72,15 @@ EXPECTED = {  # computed here by hand, from other sources or by another way
     "8x7B is 56B": {"billions": 46.702792704, "billions_that_a_token_uses": 12.879925248},
     "4 bits: a quarter": {"times_measured": 16 / 4.125},
     "a loss keeps experts busy": {"a_loss_of_each_layer": 8.0, "one_loss_of_all_layers": 1.0},
+    # 8h² of an expert: 128 in 12 layers against 32 or 64 in 10, and twice as many in 2
+    "PR-MoE: 3 times smaller": {"times": {"350M": 3.19, "1.3B": 1.669}},
+    "MoE: 5 times cheaper": {"times_the_states": 7.87},
+    "530B: 40 cards": {"weights_bytes": 2 * 529.6 * GB, "cards_by_bytes": 27},  # 1059.2 GB / 40 GB = 26.5
+    "1 TB becomes 10 GB": {"layer_bytes": 2 * 12 * 20_480**2},
+    "15T on one GPU": {"weights_bytes": 30_000 * GB, "fewest_layers_of_which_one_fits": 938,
+                       "minutes_of_a_pass_by_link": {"PCIe 3.0": 31.74, "PCIe 4.0": 15.87}},
+    "prefetch hides the fetch": {"tokens_from_which_it_is_hidden": 9904},  # 312e12 / 31.5e9
+    "43 tokens a second": {"seconds_of_a_pass": 2 * (12 * 48 * 7168**2 + 50272 * 7168) / 15.754e9},
     "1T on 64 V100": {"needed_bytes": 250 * GB, "fewest_ranks": 500, "fewest_ranks_of_32_GiB": 466},
     "7B on 8 cards: 18 GB": {"bytes_by_convention": {16: 14 * GB, 18: 15_750_000_000, 20: 17_500_000_000}},
     "8 A100: 30B, 60B, 100B": {"cards_for_the_largest": 20},
@@ -126,6 +142,14 @@ FLIPS = {  # name: [(what is altered in the evidence, the answer then)]
     "4 bits: a quarter": [({"times_by_weights_of_a_scale": {32: 3.2, 2**20: 4.0}}, ONLY_IF)],
     "guessing changes nothing": [({"furthest_from_the_model": {"a good draft": 0.1, "a bad one": 0.1}}, FALSE)],
     "a loss keeps experts busy": [({"one_loss_of_all_layers": 8.0}, TRUE)],
+    "PR-MoE: 3 times smaller": [({"times": {"350M": 3.2, "1.3B": 3.1}}, TRUE), ({"times": {"350M": 2.9, "1.3B": 1.7}}, FALSE)],
+    "MoE: 5 times cheaper": [({"model_states_bytes": {"dense": 5 * GB, "mixture": GB}}, TRUE), ({"times": {"arithmetic": 4.4}}, FALSE)],
+    "530B: 40 cards": [({"cards_by_bytes": 40, "left_on_a_card_by_cards": {32: -1, 40: 1}}, TRUE)],
+    "1 TB becomes 10 GB": [({"layer_bytes": 20 * GB}, FALSE), ({"weights_bytes": 600 * GB}, FALSE)],
+    "15T on one GPU": [({"disk_bytes": 29_000 * GB}, FALSE)],
+    "prefetch hides the fetch": [({"tokens_from_which_it_is_hidden": 100}, TRUE), ({"tokens_from_which_it_is_hidden": 10**6}, FALSE)],
+    "43 tokens a second": [({"tokens_a_second_at_most": {"one request": 43.5, "all that fit": 696.0}}, TRUE),
+                           ({"tokens_a_second_at_most": {"one request": 0.3, "all that fit": 8.4}}, FALSE)],
     "1T on 64 V100": [({"needed_bytes": 32 * GB}, TRUE)],
     "7B on 8 cards: 18 GB": [({"bytes_by_convention": {16: 14 * GB}}, FALSE),
                              ({"bytes_by_convention": {20: 17_600_000_000}}, TRUE)],
@@ -169,7 +193,7 @@ def test_other_evidence_gives_another_verdict(name):
 
 
 def test_every_claim_is_whole():
-    assert set(FLIPS) == set(VERDICTS) == set(CLAIMS) and len(CLAIMS) == 28
+    assert set(FLIPS) == set(VERDICTS) == set(CLAIMS) and len(CLAIMS) == 35
     for claim in CLAIMS.values():
         assert claim.group and claim.kind in KINDS and claim.statement.endswith(".")
         words = examine(claim.name).sentences
