@@ -14,9 +14,11 @@ ROWS = {"ordinary": (24, 8), "a rest": (21, 8), "negative": (21, 8), "large": (2
 
 def row_of(kind):
     C, _ = ROWS[kind]
+    if kind == "lower than any number one thinks of":
+        return torch.linspace(-1e30, -2e30, C)  # its softmax is 1 and zeros, however one rounds
     row = torch.randn(C, generator=torch.Generator().manual_seed(C))
     slope = torch.linspace(-1, 1, C) * {"falling": -3, "steep": 100}.get(kind, 2)
-    return row + slope + {"negative": -40.0, "large": 200.0, "far below 0": -900.0, "lower than any number one thinks of": -1e30}.get(kind, 0.0)
+    return row + slope + {"negative": -40.0, "large": 200.0, "far below 0": -900.0}.get(kind, 0.0)
 
 
 def softmaxed(answer, kind):
@@ -51,11 +53,12 @@ def softmaxed(answer, kind):
         "padding kept": {"cut": False},
         "read once more": {"looks": True},
         "clamped": {"last": True},
+        "maximum from zero": {"least": 0.0},
     })
 def softmax_row(load, C, BLOCK, *, other=-torch.inf, carries=True, scales=True, masked=(True, True), cut=True, looks=False,
-                first=False, last=False):
+                first=False, last=False, least=-torch.inf):
     """(C,): the softmax of the row."""
-    most, total, parts = torch.tensor(-torch.inf), torch.zeros(()), []
+    most, total, parts = torch.tensor(least), torch.zeros(()), []
     blocks = [begin + torch.arange(BLOCK) for begin in range(0, C, BLOCK)]
 
     def values(columns, is_masked):
