@@ -19,7 +19,19 @@ def exchanged_mixture(answer, run):
     if idle:
         logits[:, -here:] = -1e9
     weights, chosen = logits.softmax(-1).topk(k, -1)
-    seen = []
+    seen, empty, padded, plain = [], 0, 0, (comm.exchange, comm.all_to_all)
+
+    def exchange(sends, receives, name):
+        nonlocal empty
+        empty += sum(not each.numel() for each in (*sends.values(), *receives.values()))
+        return plain[0](sends, receives, name)
+
+    def all_to_all(sent, received, name):
+        nonlocal padded
+        padded += sent.is_floating_point() * (sent.numel() - sent[0].numel())
+        return plain[1](sent, received, name)
+
+    comm.exchange, comm.all_to_all = exchange, all_to_all
 
     def apply(rows, expert):
         if not isinstance(expert, int) or not 0 <= expert < here:
@@ -31,7 +43,8 @@ def exchanged_mixture(answer, run):
     returned = answer(x.clone(), chosen, weights, experts, apply, comm)
     if not torch.is_tensor(returned):
         raise Wrong(f"it returned {a(returned)}: return a tensor", MISUSED)
-    return {"out": returned, "calls": len(seen), "rows": sum(seen), "sent": comm.elements["send"]}
+    return {"out": returned, "calls": len(seen), "rows": sum(seen), "padded": padded, "empty": empty,
+            "sent": comm.elements["send"]}
 
 
 def expert_major(arrived, counts):
@@ -53,6 +66,7 @@ def expert_major(arrived, counts):
         "not weighed": {"weigh": lambda weights: torch.full_like(weights, 1 / weights.shape[1])},
         "turned counts": {"sent_rows": lambda counts: counts.flip(0)},
         "its own experts alone": {"travels": False},
+        "empty messages": {"travels": "all"},
     })
 def mixture_on_ranks(x, chosen, weights, experts, apply, comm, *, arrange=expert_major,
                      undo=lambda made, order: torch.empty_like(made).index_copy(0, order, made),
@@ -78,8 +92,8 @@ def moved(rows, sent, received, comm, travels=True):
     out = rows.new_empty(sum(received), rows.shape[1])
     parts, places = rows.split(sent), out.split(received)
     places[comm.rank].copy_(parts[comm.rank])
-    sends = {peer: parts[peer].contiguous() for peer in comm.peers if sent[peer]}
-    receives = {peer: places[peer] for peer in comm.peers if received[peer]}
+    sends = {peer: parts[peer].contiguous() for peer in comm.peers if sent[peer] or travels == "all"}
+    receives = {peer: places[peer] for peer in comm.peers if received[peer] or travels == "all"}
     if sends or receives:
         comm.exchange(sends, receives, "rows").wait()
     return out

@@ -4,7 +4,7 @@ from ....checks import exercise
 
 CASES = [([[0, 1], [0, 1], [0, 1]], 2), ([[0, 1], [1, 0], [1, 2], [2, 1]], 2), ([[0], [0], [1], [0]], 1), ([[0, 1], [1, 0], [1, 0]], 2),
          ([[2, 0], [0, 2], [1, 0]], 3), ([[0, 1], [0, 2]], 1), ([[0, 1, 2]], 1), ([[0, 1, 2], [0, 2, 1], [1, 0, 2]], 1),
-         ([[0, 1], [1, 0], [2, 0], [0, 2], [1, 2]], 2)]
+         ([[0, 1], [1, 0], [2, 0], [0, 2], [1, 2]], 2), ([[0, 1], [1, 0]], 0)]
 
 
 def first_choices(tokens, k):
@@ -18,6 +18,7 @@ def first_choices(tokens, k):
         "the last first": {"in_turn": lambda tokens, k: [(token, choice) for choice in range(k) for token in reversed(range(tokens))]},
         "second choices first": {"in_turn": lambda tokens, k: [(token, choice) for choice in reversed(range(k)) for token in range(tokens)]},
         "one more": {"room": lambda capacity: capacity + 1},
+        "no limit": {"room": lambda capacity: capacity or 99},
         "for each choice": {"key": lambda expert, choice: (expert, choice)},
         "whole tokens": {"whole": True},
     })

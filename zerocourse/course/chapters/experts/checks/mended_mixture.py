@@ -30,16 +30,26 @@ def mixed_rows(answer, name):
     mistakes={
         "sorted again": {"home": lambda made, order: made[order]},
         "still sorted": {"home": lambda made, order: made},
-        "weights of others": {"weigh": lambda weights, order: weights.flatten()[order].view_as(weights)},
-        "not weighed": {"weigh": lambda weights, order: torch.full_like(weights, 1 / weights.shape[1])},
-        "the first choice alone": {"weigh": lambda weights, order: weights * (torch.arange(weights.shape[1]) == 0)},
+        "weights of others": {"weigh": lambda weights, order, chosen: weights.flatten()[order].view_as(weights)},
+        "weights by number": {"weigh": lambda weights, order, chosen: weights.gather(1, chosen.argsort(1).argsort(1))},
+        "not weighed": {"weigh": lambda weights, order, chosen: torch.full_like(weights, 1 / weights.shape[1])},
+        "the first choice alone": {"weigh": lambda weights, order, chosen: weights * (torch.arange(weights.shape[1]) == 0)},
+        "weighed before": {"before": True},
+        "written over": {"over": True},
         "rows of others": {"row": lambda order, tokens, k: order % tokens},
     })
 def mixture_of_rows(x, chosen, weights, experts, *, row=lambda order, tokens, k: order // k,
-                    home=lambda made, order: torch.empty_like(made).index_copy(0, order, made), weigh=lambda weights, order: weights):
+                    home=lambda made, order: torch.empty_like(made).index_copy(0, order, made), weigh=lambda weights, order, chosen: weights,
+                    before=False, over=False):
     """(N, C)."""
     k, flat = chosen.shape[1], chosen.flatten()
     order = flat.argsort(stable=True)
-    parts = x[row(order, len(x), k)].split(torch.bincount(flat, minlength=len(experts)).tolist())
+    rows = x[row(order, len(x), k)] * (weights.flatten()[order][:, None] if before else 1)
+    parts = rows.split(torch.bincount(flat, minlength=len(experts)).tolist())
     made = torch.cat([expert(rows) for expert, rows in zip(experts, parts, strict=True)])
-    return (home(made, order).view(len(x), k, -1) * weigh(weights, order)[..., None]).sum(1)
+    if over:
+        out = torch.zeros_like(x)
+        out[order // k] += made * weights.flatten()[order][:, None]
+        return out
+    shares = torch.ones_like(weights) if before else weigh(weights, order, chosen)
+    return (home(made, order).view(len(x), k, -1) * shares[..., None]).sum(1)

@@ -47,6 +47,8 @@ BOUND = sum(moved(tokens, width, vocabulary, min(tokens, fitting(vocabulary, roo
         "the width": {"choose": lambda tokens, width, vocabulary, room: min(width, tokens)},
         "all at once": {"choose": lambda tokens, width, vocabulary, room: tokens},
         "a power of two": {"choose": lambda tokens, width, vocabulary, room: min(tokens, 1 << (max(fitting(vocabulary, room), 1).bit_length() - 1))},
+        "divides": {"choose": lambda tokens, width, vocabulary, room: next(
+            chunk for chunk in range(min(tokens, fitting(vocabulary, room)), 0, -1) if tokens % chunk == 0)},
         "their gradients besides": {"choose": lambda tokens, width, vocabulary, room: min(tokens, max(fitting(vocabulary, room) // 2, 1))},
         "half precision": {"choose": lambda tokens, width, vocabulary, room: min(tokens, 2 * fitting(vocabulary, room))},
         "one": {"choose": lambda tokens, width, vocabulary, room: 1},

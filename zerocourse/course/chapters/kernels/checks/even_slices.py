@@ -2,7 +2,7 @@
 
 from ....checks import exercise
 
-CASES = [(100, 4, 16), (96, 3, 16), (1000, 3, 16), (1000, 8, 8), (5, 4, 16), (64, 4, 1), (50, 4, 4), (33, 2, 16), (0, 2, 16)]
+CASES = [(100, 4, 16), (96, 3, 16), (1000, 3, 16), (1000, 8, 8), (5, 4, 16), (64, 4, 1), (50, 4, 4), (33, 2, 16), (0, 2, 16), (100, 4, 24)]
 
 
 @exercise(
@@ -13,6 +13,7 @@ CASES = [(100, 4, 16), (96, 3, 16), (1000, 3, 16), (1000, 8, 8), (5, 4, 16), (64
         "one block more": {"step_of": lambda numel, ranks, multiple: (-(-numel // ranks) // multiple + 1) * multiple},
         "aligned bytes": {"step_of": lambda numel, ranks, multiple: -(-numel // ranks // max(multiple // 4, 1)) * max(multiple // 4, 1)},
         "whole rounds": {"step_of": lambda numel, ranks, multiple: -(-numel // (ranks * multiple)) * multiple * 2},
+        "bits": {"step_of": lambda numel, ranks, multiple: (-(-numel // ranks) + multiple - 1) & -multiple},
         "behind the end": {"end": lambda at, numel: at},
         "lengths": {"pair": lambda start, stop: (start, stop - start)},
         "none for the last": {"keep": lambda slices: [each for each in slices if each[0] < each[1]]},

@@ -5,7 +5,7 @@ import math
 from ....checks import exercise
 
 CASES = [(4, 32, 32, 128, 4096), (4, 64, 8, 128, 4096), (8, 64, 8, 128, 4096), (8, 12, 12, 64, 1024), (16, 64, 8, 128, 32768), (2, 16, 2, 4, 64),
-         (6, 12, 4, 8, 96), (3, 8, 8, 16, 48), (1, 8, 2, 16, 64), (4, 8, 3, 16, 64), (16, 32, 32, 64, 2048)]
+         (6, 12, 4, 8, 96), (3, 8, 8, 16, 48), (1, 8, 2, 16, 64), (4, 8, 3, 16, 64), (2, 16, 8, 4, 64), (16, 32, 32, 64, 2048)]
 
 
 def of_ring(ranks, heads, kv_heads, width, tokens, *, hops=lambda ranks: ranks - 1, sent=6, own=True):
@@ -24,6 +24,7 @@ def of_ulysses(ranks, heads, kv_heads, width, tokens, *, copies=lambda kv_heads,
     "19.4", "Ring or Ulysses?", minutes=25, difficulty=2, cases=CASES,
     mistakes={
         "P hops": {"ring": {"hops": lambda ranks: ranks}},
+        "gradients go P hops": {"ring": {"sent": 2, "hops": lambda ranks: 3 * ranks - 2}},
         "forward alone": ({"ring": {"sent": 2}}, {"ulysses": {"ways": 1}}, {"ring": {"sent": 2}, "ulysses": {"ways": 1}}),
         "no gradients": {"ring": {"sent": 4}},
         "all tokens": {"ring": {"own": False}},
@@ -32,6 +33,7 @@ def of_ulysses(ranks, heads, kv_heads, width, tokens, *, copies=lambda kv_heads,
         "copies for all": {"ulysses": {"copies": lambda kv_heads, ranks: kv_heads * ranks}},
         "output forgotten": {"ulysses": {"tensors": 1}},
         "half a head": {"limit": False},
+        "a tie": {"choose": lambda sent, key: min(reversed(sent), key=key)},
         "the larger one": {"choose": max},
     })
 def cheaper(ranks, heads, kv_heads, width, tokens, *, ring=None, ulysses=None, limit=True, choose=min):

@@ -1,11 +1,12 @@
 """The check of 19.2: Ulysses on real ranks, for a model with fewer heads of keys than there are ranks."""
 
 import math
+import operator
 
 import torch
 import torch.nn.functional as F
 
-from ....checks import MISUSED, Trial, Wrong, exercise
+from ....checks import MISUSED, Trial, When, Wrong, exercise
 from ....checks.observers.stage_runs import WatchedComm
 from ....checks.words import a
 
@@ -41,6 +42,16 @@ def few(ranks, kv_heads, heads):
     return ranks // math.gcd(ranks, kv_heads)
 
 
+def gathered(q, k, v, ranks, exchange):
+    """Every rank gets all keys and values, and computes its own queries for all heads."""
+    own = torch.cat([k, v], 2)
+    everybodys = exchange(own.expand(ranks, *own.shape))
+    before = next(rank for rank in range(ranks) if torch.equal(everybodys[rank], own)) * len(q)
+    k, v = everybodys.flatten(0, 1)[:before + len(q)].movedim(0, 1).chunk(2, 2)
+    mask = torch.arange(k.shape[1]) <= before + torch.arange(len(q))[:, None]
+    return F.scaled_dot_product_attention(q.movedim(0, 1), k, v, attn_mask=mask, enable_gqa=True).movedim(0, 1)
+
+
 @exercise(
     "19.2", "Ulysses with few heads of keys", minutes=40, difficulty=3, timeout=15,
     replaces=("zerocourse.parallel.context.ulysses:*",),
@@ -48,6 +59,7 @@ def few(ranks, kv_heads, heads):
     mistakes={
         "too many copies": ({"copies": lambda ranks, kv_heads, heads: heads // kv_heads},
                             {"copies": lambda ranks, kv_heads, heads: ranks}),
+        "gathered": (gathered, When("sent", operator.lt)),
         "tiled at home": {"tiled": True},
         "one after the other": {"repeat": lambda x, times: x.repeat(1, times, 1)},
         "no mask": {"causal": False},

@@ -19,7 +19,7 @@ def packed(pack, unpack, numel, block, size):
     seen = {"kinds": (str(payload.dtype), tuple(payload.shape), tuple(scales.shape)), "changed": not torch.equal(before, values)}
     if seen["kinds"] == ("torch.uint8", (blocks * block // 2,), (blocks,)):
         seen |= {"scales": scales, "payload": payload.int()}
-    given = torch.tensor([0x2F, 0x81, 0xF1, 0x78], dtype=torch.uint8), torch.tensor([0.5, 3.0])
+    given = torch.tensor([0x2F, 0x81, 0xF1, 0x78, 0x5A, 0xC3], dtype=torch.uint8), torch.tensor([0.5, 3.0])
     back = unpack(*given, 7)
     if not torch.is_tensor(back):
         raise Wrong(f"unpack returned {a(back)}: return a tensor", MISUSED)
@@ -37,7 +37,7 @@ def apart(payload):
 @exercise(
     "20.3", "Two numbers in a byte", minutes=35, difficulty=3, answer=("pack", "unpack"),
     replaces=("zerocourse.parallel.plusplus.blocks:*",),
-    trials=[Trial([(32, 8, 1.0), (21, 6, 1.0), (5, 8, 1.0), (8, 8, 1.0), (16, 4, 1e-10)], packed, close=1e-6)],
+    trials=[Trial([(32, 8, 1.0), (21, 6, 1.0), (5, 8, 1.0), (8, 8, 1.0), (16, 4, 1e-10), (4, 2, 0.0)], packed, close=1e-6)],
     mistakes={
         "high one first": {"join": lambda whole: whole[0::2] << 4 | whole[1::2]},
         "high one read first": {"split": lambda payload: torch.stack([payload >> 4, payload & 15], 1).flatten()},
@@ -46,22 +46,28 @@ def apart(payload):
         "another offset": {"offset": 7},
         "offset left": {"back_offset": 0},
         "not rounded": {"rounded": torch.trunc},
+        "halves up": ({"rounded": lambda x: (x + 0.5).floor()}, {"rounded": lambda x: (x.abs() + 0.5).floor() * x.sign()}),
+        "zeros have 1": {"scale_of": lambda scales: scales.where(scales > 0, 1)},
+        "small ones are zeros": {"safe": lambda scales: scales.clamp(min=1e-8)},
+        "block by numel": {"length": lambda whole, scales, numel: -(-numel // len(scales) // 2) * 2},
         "eight levels": {"levels": 8},
         "one scale": {"largest": lambda blocks: blocks.abs().amax(1).amax().expand(len(blocks)).clone()},
         "padding kept": {"keep": False},
         "a byte each": {"join": lambda whole: whole},
     })
 def packing(*, join=nibbles, split=apart, offset=8, back_offset=8, rounded=torch.round, levels=7,
-            largest=lambda blocks: blocks.abs().amax(1), keep=True):
+            largest=lambda blocks: blocks.abs().amax(1), keep=True,
+            scale_of=lambda scales: scales, safe=lambda scales: scales.where(scales > 0, 1),
+            length=lambda whole, scales, numel: len(whole) // len(scales)):
     """Both functions."""
     def pack(values, block):
         blocks = torch.nn.functional.pad(values, (0, -len(values) % block)).view(-1, block)
         scales = largest(blocks) / levels
-        whole = rounded(blocks / scales.where(scales > 0, 1)[:, None]).clamp(-8, 7 if levels == 8 else levels)
-        return join((whole.to(torch.int16).flatten() + offset).to(torch.uint8)), scales
+        whole = rounded(blocks / safe(scales)[:, None]).clamp(-8, 7 if levels == 8 else levels)
+        return join((whole.to(torch.int16).flatten() + offset).to(torch.uint8)), scale_of(scales)
 
     def unpack(payload, scales, numel):
         whole = split(payload).float() - back_offset
-        numbers = (whole.view(len(scales), -1) * scales[:, None]).flatten()
-        return numbers[:numel] if keep else numbers
+        end = numel if keep else None
+        return whole[:end] * scales.repeat_interleave(length(whole, scales, numel))[:end]
     return pack, unpack

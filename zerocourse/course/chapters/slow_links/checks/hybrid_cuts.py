@@ -7,7 +7,7 @@ from ....checks import Board, Trial, Wrong, exercise
 @exercise(
     "20.1", "Inside the node, and between nodes", minutes=15, difficulty=2,
     cases=[(4800, 16, 4, 1, True), (4800, 4, 4, 1, True), (4800, 16, 1, 1, True), (4800, 16, 4, 3, True),
-           (4800, 16, 4, 3, False), (9600, 64, 8, 2, False), (9600, 6, 2, 1, False)],
+           (4800, 16, 4, 3, False), (9600, 64, 8, 2, False), (9600, 6, 2, 1, False), (1000, 12, 3, 1, True)],
     mistakes={
         "two passes": {"passes": 2},
         "all ranks": {"inside_group": lambda ranks, group: ranks},
@@ -22,6 +22,9 @@ from ....checks import Board, Trial, Wrong, exercise
         "never each": {"sums": lambda count, each: 1},
         "fp32": {"size": 4},
         "swapped": {"turned": True},
+        "whole elements": lambda params, ranks, group, micro_batches, each: (
+            6.0 * micro_batches * (params // group) * (group - 1),
+            4.0 * (params // group // (ranks // group)) * (ranks // group - 1) * (micro_batches if each else 1)),
     })
 def hybrid_bytes(params, ranks, group, micro_batches, each, *, passes=3, inside_group=lambda ranks, group: group,
                  inside_part=lambda group: (group - 1) / group, ways=2, slice_of=lambda params, group: params / group,
@@ -94,6 +97,7 @@ CLUSTERS = [(64, 80e9), (6000, 200e9), (1536, 24e9), (96, 14e9), (48, 30e9), (8,
         "no divisors": {"allowed": lambda ranks, card: [group for group in range(1, ranks + 1) if states_bytes(group) <= card]},
         "one adapter": {"cost": {"ring": ADAPTER}},
         "all adapters": {"cost": {"adapter": RING}},
+        "one unit": {"cost": {"latency": LATENCY / UNITS}},
         "no answer": {"none": 1},
     })
 def best_group(ranks, card, *, allowed=lambda ranks, card: [each for each in divisors(ranks) if states_bytes(each) <= card],

@@ -51,13 +51,15 @@ def replayed(answer, run):
         "everything dropped": {"on_write": lambda kept, unit: kept.clear()},
         "never kept": {"keeps": False},
         "one unit": {"only": True},
-        "the copy itself": {"clones": False},
+        "the copy itself": ({"clones": False}, {"clones": "later"}),
+        "shared": lambda gather, kept={}: NodeCopies(gather, kept=kept),
     })
 class NodeCopies:
     """A copy of each unit, from the first time that it is wanted until its weights change."""
 
-    def __init__(self, gather, *, on_update=dict.clear, on_write=lambda kept, unit: kept.pop(unit, None), keeps=True, only=False, clones=True):
-        self.gather, self.kept = gather, {}
+    def __init__(self, gather, *, on_update=dict.clear, on_write=lambda kept, unit: kept.pop(unit, None), keeps=True, only=False, clones=True,
+                 kept=None):
+        self.gather, self.kept = gather, {} if kept is None else kept
         self.on_update, self.on_write, self.keeps, self.only, self.clones = on_update, on_write, keeps, only, clones
 
     def unshard(self, unit):
@@ -68,6 +70,8 @@ class NodeCopies:
             if self.only:
                 self.kept.clear()
             self.kept[unit] = weights
+            if self.clones == "later":
+                return weights
         return self.kept[unit].clone() if self.clones else self.kept[unit]
 
     def updated(self):
