@@ -36,6 +36,17 @@ def plain_mean(x, chosen, weights, experts):
     return torch.stack([torch.stack([experts[expert](row) for expert in some]).mean(0) for row, some in zip(x, chosen.tolist(), strict=True)])
 
 
+@wrong("21.2", "written over")
+def adds_at_an_index(x, chosen, weights, experts):
+    out = torch.zeros_like(x)
+    tokens = torch.arange(len(x)).repeat_interleave(chosen.shape[1])
+    made = torch.cat([experts[expert](x[token][None]) for token, expert in zip(tokens.tolist(), chosen.flatten().tolist(), strict=True)])
+    order = chosen.flatten().argsort(stable=True)
+    out[tokens[order]] += (made * weights.flatten()[:, None])[order]
+    return out
+
+
+
 @wrong("21.3", "token by token")
 def whoever_comes(chosen, capacity):
     busy, kept = {}, []

@@ -45,6 +45,18 @@ def maximum_of_each_block(load, C, BLOCK):
     return result
 
 
+@wrong("22.3", "a low number")
+def as_low_as_ten_thousand(load, C, BLOCK):
+    blocks = [start + torch.arange(BLOCK) for start in range(0, C, BLOCK)]
+    most, total = -math.inf, 0.0
+    for columns in blocks:
+        x = load(columns, columns < C, -1e4)
+        new = max(most, x.max().item())
+        total, most = total * math.exp(most - new) + (x - new).exp().sum(), new
+    return torch.cat([(load(columns, columns < C, -1e4) - most).exp() / total for columns in blocks])[:C]
+
+
+
 @wrong("22.4", "a power of two")
 def doubles_while_it_fits(tokens, width, vocabulary, room):
     if 4 * vocabulary > room:
@@ -53,6 +65,12 @@ def doubles_while_it_fits(tokens, width, vocabulary, room):
     while 4 * vocabulary * 2 * chunk <= room and chunk < tokens:
         chunk *= 2
     return min(chunk, tokens)
+
+
+@wrong("22.4", "divides")
+def equal_chunks(tokens, width, vocabulary, room):
+    return max((chunk for chunk in range(1, tokens + 1) if tokens % chunk == 0 and 4 * vocabulary * chunk <= room), default=None)
+
 
 
 @wrong("22.5", "not aligned")
@@ -82,6 +100,16 @@ def as_if_the_root_were_constant(dy, x, weight, eps, programs):
     return dy * weight / root, sums
 
 
+@wrong("22.7", "misused")
+def by_torch_itself(dy, x, weight, eps, programs):
+    x = x.clone().requires_grad_()
+    normed = x * (x.square().mean(1, keepdim=True) + eps).rsqrt()
+    (normed * weight).backward(dy)
+    products = dy * normed.detach()
+    return x.grad, torch.stack([products[each::programs].sum(0) for each in range(programs)])
+
+
+
 @wrong("22.8", "all keys")
 def masks_what_it_reads(load, T, block):
     out, lse = [], []
@@ -99,6 +127,23 @@ def masks_what_it_reads(load, T, block):
         out.append(scores.softmax(1) @ torch.cat(values))
         lse.append(scores.logsumexp(1))
     return torch.cat(out), torch.cat(lse)
+
+
+@wrong("22.8", "all scores")
+def joins_the_row(load, T, block):
+    out, lse = [], []
+    for start in range(0, T, block):
+        stop = min(T, start + block)
+        q, parts = load("q", start, stop), []
+        for first in range(0, stop, block):
+            last = min(stop, first + block)
+            scores = q @ load("k", first, last).t() / q.shape[1] ** 0.5
+            parts.append((scores.masked_fill(torch.arange(first, last) > torch.arange(start, stop)[:, None], -math.inf), load("v", first, last)))
+        scores, values = (torch.cat(each, dim) for each, dim in zip(zip(*parts, strict=True), (1, 0), strict=True))
+        out.append(scores.softmax(1) @ values)
+        lse.append(scores.logsumexp(1))
+    return torch.cat(out), torch.cat(lse)
+
 
 
 # 22.w1 --------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,19 @@ def as_if_it_came_from_behind(q, k, v, rank, ranks, pass_on):
     return torch.cat(all_scores, 1).softmax(-1) @ torch.cat(values)
 
 
+@wrong("19.1", "blocks kept")
+def attends_when_all_are_there(q, k, v, rank, ranks, pass_on):
+    keys, values = {rank: k}, {rank: v}
+    for step in range(1, ranks):
+        keys[(rank - step) % ranks] = k = pass_on(k)
+        values[(rank - step) % ranks] = v = pass_on(v)
+    k, v = (torch.cat([blocks[each] for each in range(rank + 1)]) for blocks in (keys, values))
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    later = torch.arange(len(k)) > torch.arange(len(q))[:, None] + rank * len(q)
+    return scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+
+
+
 @wrong("19.2", "too many copies")
 def as_many_as_queries(q, k, v, ranks, exchange):
     k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
@@ -65,6 +78,16 @@ def keys_and_values_twice(ranks, heads, kv_heads, width, tokens):
         kv += kv_heads
     turned = 4 * (heads + kv) * each * (ranks - 1) // ranks
     return ("ring", ring) if ring <= turned else ("Ulysses", turned)
+
+
+@wrong("19.4", "a tie")
+def ulysses_unless_it_is_more(ranks, heads, kv_heads, width, tokens):
+    each = tokens // ranks * width
+    ring = 6 * (ranks - 1) * each * kv_heads
+    copies = math.lcm(kv_heads, ranks)
+    turned = 4 * (heads + copies) * each * (ranks - 1) // ranks
+    return ("ring", ring) if heads % ranks or ring < turned else ("Ulysses", turned)
+
 
 
 @wrong("19.5", "mean of means")

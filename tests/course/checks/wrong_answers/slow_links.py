@@ -29,6 +29,15 @@ class HighNibbleFirst:
         return (pairs[:, 0] * 16 + pairs[:, 1]).to(torch.uint8), scales
 
 
+@wrong("20.3", "block by numel")
+class GuessesTheBlock:
+    def unpack(payload, scales, numel):
+        whole = torch.stack([payload % 16, payload // 16], 1).flatten().float() - 8
+        block = -(-numel // len(scales))
+        return torch.stack([whole[at] * scales[at // (block + block % 2)] for at in range(numel)])
+
+
+
 @wrong("20.4", "loaded weights ignored")
 class ClearsOnUpdate:
     def __init__(self, gather):
@@ -44,6 +53,26 @@ class ClearsOnUpdate:
 
     def written(self, unit):
         pass
+
+
+@wrong("20.4", "shared")
+class OneForAllObjects:
+    copies = {}
+
+    def __init__(self, gather):
+        self.gather = gather
+
+    def unshard(self, unit):
+        if unit not in self.copies:
+            self.copies[unit] = self.gather(unit).clone()
+        return self.copies[unit].clone()
+
+    def updated(self):
+        self.copies.clear()
+
+    def written(self, unit):
+        self.copies.pop(unit, None)
+
 
 
 @wrong("20.5", "copy forgotten")

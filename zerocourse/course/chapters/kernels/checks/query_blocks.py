@@ -63,8 +63,9 @@ def whole_rows(load, T, block):
 
 
 @exercise(
-    "22.8", "Attention in blocks", minutes=50, difficulty=3, trials=[Trial([(16, 4, "ordinary"), (10, 4, "ordinary"), (6, 8, "ordinary"), (9, 2, "ordinary"),
-                                                                                  (9, 4, "very low")], attended_in_blocks, close=1e-4)],
+    "22.8", "Attention in blocks", minutes=50, difficulty=3,
+    trials=[Trial([(16, 4, "ordinary"), (10, 4, "ordinary"), (6, 8, "ordinary"), (9, 2, "ordinary"), (9, 4, "very low")],
+                  attended_in_blocks, close=1e-4)],
     mistakes={
         "no mask": {"seen": lambda queries, keys: queries[:, None] >= -1 + 0 * keys[None]},
         "not itself": {"seen": lambda queries, keys: (keys[None] < queries[:, None]) | (keys[None] == 0)},

@@ -87,7 +87,8 @@ def ring_attention(q, k, v, rank, ranks, pass_on, *, rounds=lambda ranks: ranks 
                 v = pass_on(v) if "v" in travels else v
             yield step, k, v
 
-    for step, k, v in list(coming(k, v)) if waits else coming(k, v):
+    blocks = coming(k, v)
+    for step, k, v in list(blocks) if waits else blocks:
         of = owner(rank, step, ranks)
         if not sees(rank, of) or (step == ranks and not last_counts):
             continue
