@@ -172,7 +172,8 @@ def needs_so_many(e):
 
 def one_layer() -> Evidence:
     shape = GPTS["megatron-530b"]
-    return {"claimed_bytes": {"weights": 10**12, "layer": 10**10}, "weights_bytes": HALF * shape.params, "layer_bytes": HALF * gpt2_block_params(shape.n_embd)}
+    return {"claimed_bytes": {"weights": 10**12, "layer": 10**10},
+            "weights_bytes": HALF * shape.params, "layer_bytes": HALF * gpt2_block_params(shape.n_embd)}
 
 
 @judges("1 TB becomes 10 GB", one_layer)
@@ -198,8 +199,8 @@ def streamed() -> Evidence:
     card, link, shape, tokens = find_cluster("8xA100").machine, Rates().link, OPT["OPT-30B"], 512
     layer = HALF * gpt2_block_params(shape.n_embd)
     fit = int(card.memory - 2 * layer) // kv_bytes(shape, tokens)  # one layer computes, and the next one comes
-    return {"model": "OPT-30B", "card_operations_a_second": card.flops, "link_bytes_a_second": link, "tokens_from_which_it_is_hidden": round(card.flops / link),
-            "tokens_of_a_request": tokens, "requests_that_fit": fit, "tokens_of_a_pass": {"prompts": fit * tokens, "generation": fit}}
+    return {"model": "OPT-30B", "card_operations_a_second": card.flops, "link_bytes_a_second": link,
+            "tokens_from_which_it_is_hidden": round(card.flops / link), "tokens_of_a_request": tokens, "requests_that_fit": fit, "tokens_of_a_pass": {"prompts": fit * tokens, "generation": fit}}
 
 
 @judges("prefetch hides the fetch", streamed)
