@@ -7,19 +7,24 @@ class SmallDevice:
     """A device with room for so many layers, and a link to the host, where all of them are. Notes what is done."""
 
     def __init__(self, room):
-        self.room, self.there, self.fetched, self.done = room, set(), 0, []
+        self.room, self._there, self.fetched, self.done = room, set(), 0, []
+
+    @property
+    def there(self):
+        """A copy: layers come and go over the link alone."""
+        return set(self._there)
 
     def fetch(self, layer):
         if layer in self.there:
             raise Wrong(f"layer {layer} is fetched, and it is on the device already")
         if len(self.there) == self.room:
             raise Wrong(f"layer {layer} is fetched, and the device is full: it has the layers {sorted(self.there)}", "no room")
-        self.there.add(layer)
+        self._there.add(layer)
         self.fetched += 1
 
     def drop(self, layer):
         self._needs(layer, "dropped")
-        self.there.remove(layer)
+        self._there.remove(layer)
 
     def forward(self, layer):
         self._needs(layer, "computed")
@@ -38,7 +43,7 @@ def one_pass(answer, layers, room):
     """What was computed, and what it took."""
     device = SmallDevice(room)
     answer(device, layers)
-    return {"computed": device.done, "left": len(device.there), "fetched": max(device.fetched, 2 * layers - min(room, layers))}
+    return {"computed": device.done, "left": len(device.there), "fetched": device.fetched}
 
 
 @exercise(

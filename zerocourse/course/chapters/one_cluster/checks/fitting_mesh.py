@@ -28,7 +28,9 @@ CASES = [
     # a byte decides: what is rounded up or down, and what fits exactly
     (model(6, 11, 6, 7), cluster(5, 2, 35732), 10), (model(6, 11, 6, 7), cluster(5, 2, 61010), 10),
     (model(4, 7, 5, 3), cluster(2, 5, 4331), 10), (model(4, 7, 5, 3), cluster(2, 5, 4347), 10),
-    (model(4, 10, 4, 16), cluster(3, 1, 60160), 3)]
+    (model(4, 10, 4, 16), cluster(3, 1, 60160), 3),
+    (model(2, 128, 6, 3), cluster(3, 6, 795136), 6), (model(32, 7, 4, 7), cluster(8, 8, 9211), 4),
+    (model(12, 7, 6, 7), cluster(1, 4, 69383), 512), (model(4, 8, 1, 1), cluster(1, 4, GB), 1)]
 
 
 def held(model, pp, dp, tp, micro_batches, *, zero=lambda dp: dp, states_cut=True, in_flight=min, acts_cut=True, of_layers=True,
