@@ -1,6 +1,6 @@
 """The check of 14.5: a forward and a backward on a device that has room for some of the layers only."""
 
-from ....checks import Trial, Wrong, exercise
+from ....checks import Trial, When, Wrong, exercise
 
 
 class SmallDevice:
@@ -46,6 +46,12 @@ def one_pass(answer, layers, room):
     return {"computed": device.done, "left": len(device.there), "fetched": device.fetched}
 
 
+def goes_up(computed, right):
+    """Do the backwards go through the layers in the order of the forwards?"""
+    backwards = [int(each.split()[1]) for each in computed if each.startswith("backward")]
+    return len(backwards) > 1 and backwards == sorted(backwards)
+
+
 @exercise(
     "14.5", "Two memories and a link", minutes=25, difficulty=2,
     trials=[Trial([(6, 1), (6, 3), (5, 5), (4, 8), (7, 2)], one_pass)],
@@ -54,7 +60,7 @@ def one_pass(answer, layers, room):
         "the last alone": {"kept": lambda room, layers: 1},
         "one idle": {"kept": lambda room, layers: max(room - 1, 1)},
         "left over": {"leaves": True},
-        "same order": {"order": lambda layers: range(layers)},
+        "same order": ({"order": lambda layers: range(layers)}, When("computed", goes_up, suffices=True)),
         "no backward": {"order": lambda layers: ()},
     })
 def one_step(device, layers, *, kept=lambda room, layers: room, order=lambda layers: reversed(range(layers)), leaves=False):

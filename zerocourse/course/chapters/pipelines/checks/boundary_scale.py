@@ -28,7 +28,8 @@ def stepped(answer, depth, rows, old=0.0):
 
 @exercise(
     "17.4", "Find the bug: a slow first stage", minutes=25, difficulty=2,
-    trials=[Trial([(3, [2, 2, 2, 2]), (1, [1, 1]), (2, [3]), (2, [2, 2, 1]), (3, [1, 4])], stepped, close=2e-3), Trial([(2, [1, 3], 1.0)], stepped, close=2e-3)],
+    trials=[Trial([(3, [2, 2, 2, 2]), (1, [1, 1]), (2, [3]), (2, [2, 2, 1]), (3, [1, 4])], stepped, close=2e-3),
+            Trial([(2, [1, 3], 1.0)], stepped, close=2e-3)],
     mistakes={
         "the bug": {"everywhere": True},
         "sums": {"weigh": lambda x, inputs: 1.0},
