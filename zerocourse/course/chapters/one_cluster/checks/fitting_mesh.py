@@ -76,7 +76,7 @@ def held_layer_by_layer(model, pp, dp, tp, micro_batches):
         "rounded otherwise": tuple({"bytes_of": functools.partial(held, up=up)} for up in
                                    ((False, True, False), (True, False, False), (True, True, True), (False, False, False))) + (
                                        {"bytes_of": held_with_weights_cut}, {"bytes_of": held_layer_by_layer}),
-        "bubble rounded": {"digits": 3},
+        "bubble rounded": {"digits": 2},
         "exactly full": {"fits": operator.lt},
         "tp between nodes": {"inside": False},
         "half a head": {"heads": False},
