@@ -201,7 +201,8 @@ def _what_is_wrong(lab: Lab, number: int, got: Trace, right: Trace) -> Wrong:
 
 
 def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Place, alike: Callable) -> tuple[str, bool]:
-    """The code of the mistake: that of the mutant whose trace is the answer's. And whether there is another mistake beside it.
+    """The code of the mistake: that of the mutant whose trace is the answer's. And whether there is another mistake beside it, which only
+    a pair proves.
 
     Where none is: of the first of two mistakes that together leave the answer's trace. Then of one mutant that is like the answer
     wherever that is wrong, that is recognised by what differs first, that is like the answer in all of it, at least where it is
@@ -234,8 +235,7 @@ def _mistake(lab: Lab, number: int, got: Trace, right: Trace, first: Place, alik
         return RAISED if isinstance(value, Raised) else DIFFERENCE, False
     if len({fit[2] for fit in exact}) > 1:
         fits = _told_apart(lab, number, exact, order)
-    level, _, place, _ = min(fits)
-    return order[place], level == 5
+    return order[min(fits)[2]], False  # one that is only mostly like the answer does not prove that there is another
 
 
 def _is_mostly_like(like: set, wrong: set, places: set, first: Place, got: Trace) -> bool:

@@ -18,6 +18,9 @@ RUNS = {  # what the ledger says of the device, what the process takes after eac
     "it saws": (0, [700 * MB, 900 * MB, 904 * MB, 902 * MB, 906 * MB, 904 * MB], {"read": 1.0, "step": 4.0, "write": 1.0, "whole": 4.3}),
     "in turn": (0, STEADY, {"read": 2.0, "step": 3.0, "write": 1.98, "whole": 7.0}),
     "the disk writes": (0, WARM, {"read": 3.0, "step": 1.0, "write": 4.0, "whole": 4.2}),
+    "more than the lanes": (0, STEADY, {"read": 2.0, "step": 3.0, "write": 1.0, "whole": 10.0}),
+    "the disk writes longest": (0, STEADY, {"read": 1.0, "step": 2.0, "write": 3.0, "whole": 4.0}),
+    "the disk reads longest": (0, STEADY, {"read": 3.0, "step": 2.0, "write": 1.0, "whole": 4.0}),
     "the host": (0, STEADY, {"read": 3.0, "step": 3.5, "write": 3.1, "whole": 3.9}),
     "the host, long": (0, STEADY, {"read": 0.5, "step": 6.0, "write": 0.5, "whole": 6.2})}
 

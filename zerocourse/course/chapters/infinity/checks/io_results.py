@@ -30,7 +30,7 @@ def read_and_seen(answer, most, size, offset, count):
         returned = bytes(found) if isinstance(found, (bytes, bytearray)) else type(found).__name__
     except OSError:
         returned = "an OSError"
-    return {"returned": returned, "asked": file.calls if isinstance(returned, bytes) else []}
+    return {"returned": returned, "asked": file.calls[:4] if isinstance(returned, bytes) else []}
 
 
 @exercise(

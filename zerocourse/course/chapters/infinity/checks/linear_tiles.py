@@ -27,7 +27,9 @@ def tiled(answer, inputs, outputs, bias, in_splits, out_splits, dtype):
         if shapes == wanted and dtypes == {dtype}:
             parts = x.chunk(in_splits, dim=1)
             seen["output"] = torch.cat([sum(tile(part) for tile, part in zip(row, parts)) for row in rows], dim=1)
+            own = {param.untyped_storage().data_ptr() for param in layer.parameters()}
             seen["memory"] = max(tile.weight.untyped_storage().nbytes() for row in rows for tile in row)
+            seen["shared"] = any(param.untyped_storage().data_ptr() in own for row in rows for tile in row for param in tile.parameters())
         return seen | {"changed": not torch.equal(layer(x), right)}
 
 
@@ -41,13 +43,14 @@ def tiled(answer, inputs, outputs, bias, in_splits, out_splits, dtype):
         "own values": {"copies": False},
         "fp32": {"dtype": torch.Tensor.float},
         "views": {"shares": True},
+        "bias view": {"own_bias": lambda bias: bias},
         "in and out": {"swaps": True},
         "same columns": {"column_of": lambda column: 0},
         "same rows": {"row_of": lambda row: 0},
     })
 def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns: column == columns - 1,
                 bias_of=lambda bias, row, size: bias[row * size:(row + 1) * size], copies=True, shares=False,
-                swaps=False, dtype=lambda block: block, column_of=lambda column: column, row_of=lambda row: row):
+                swaps=False, dtype=lambda block: block, column_of=lambda column: column, own_bias=torch.clone, row_of=lambda row: row):
     """Rows of tiles: over the outputs, and in each over the inputs."""
     if swaps:
         in_splits, out_splits = out_splits, in_splits
@@ -63,7 +66,7 @@ def tile_linear(layer, in_splits, out_splits, *, has_bias=lambda column, columns
             if copies:
                 tile.weight = nn.Parameter(block if shares else block.clone())
                 if bias:
-                    tile.bias = nn.Parameter(bias_of(layer.bias, row, out).detach().clone())
+                    tile.bias = nn.Parameter(own_bias(bias_of(layer.bias, row, out).detach()))
             tiles.append(tile)
         rows.append(tiles)
     return rows

@@ -29,6 +29,9 @@ BITS = [{"lane": lane, "start": start, "end": end} for lane, start, end in  # a 
 GAP = [{"lane": lane, "start": start, "end": end} for lane, start, end in
        ((COMPUTE, 0, 10), ("down", 8, 30), ("update", 30, 45), ("up", 45, 52), (COMPUTE, 52, 70), ("update", 55, 69))]
 
+PAUSES = [{"lane": lane, "start": start, "end": end} for lane, start, end in  # the longest pause is not the most of them; rows in any order
+          ((COMPUTE, 20, 30), (COMPUTE, 0, 10), ("up", 40, 47), ("up", 30, 37), ("update", 10, 20), (COMPUTE, 47, 50), (COMPUTE, 37, 40))]
+
 
 def overlap(row, spans):
     return sum(max(0, min(row["end"], end) - max(row["start"], begin)) for begin, end in spans)
@@ -49,7 +52,7 @@ def idle_in(pauses):
 
 @exercise(
     "14.7", "Read this timeline", minutes=25, difficulty=2,
-    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,), (LATE,), (BITS,)])],
+    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,), (LATE,), (BITS,), (PAUSES,)])],
     mistakes={
         "sum": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows)},
         "from zero": {"step": lambda rows: max(row["end"] for row in rows)},

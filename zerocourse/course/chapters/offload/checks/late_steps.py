@@ -7,7 +7,7 @@ RATES = [0.5, 0.25, 0.125, 0.5, 0.25]
 
 def gradient(x, k):
     """Of batch k at x: exact in binary."""
-    return 0.5 * x + (k + 1)
+    return 0.5 * x + (3 - 2 * k)  # the last one, which waits, is negative
 
 
 def steps(answer, after):

@@ -38,6 +38,7 @@ def one_axis(count, axes, sizes):
     cases=[case(2, 1, 1, 1), case(1, 5, 1, 1), case(1, 1, 3, 2), case(10, 1, 15, 30), case(0, 1, 1, 6), case(1, 1, 1, 1),
            case(5, 1, 1, 2), case(6, 1, replicated={"a": ("dp", "tp"), "b": ("dp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),
            case(6, 6, replicated={"a": ("dp", "pp"), "b": ("tp",)}, sizes={"dp": 2, "tp": 6, "pp": 3}),
+           case(1, 0, replicated={"a": ("dp",), "b": ("dp",)}, sizes={"dp": 2}),
            case(6, replicated={"a": ("tp", "dp")}, sizes={"dp": 3, "tp": 2}),
            case(*[1] * 15, 5, replicated={f"h.{number}": ("dp",) for number in range(16)})],  # above 2**53
     mistakes={

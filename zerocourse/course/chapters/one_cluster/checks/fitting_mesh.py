@@ -28,7 +28,9 @@ CASES = [
     # a byte decides: what is rounded up or down, and what fits exactly
     (model(6, 11, 6, 7), cluster(5, 2, 35732), 10), (model(6, 11, 6, 7), cluster(5, 2, 61010), 10),
     (model(4, 7, 5, 3), cluster(2, 5, 4331), 10), (model(4, 7, 5, 3), cluster(2, 5, 4347), 10),
-    (model(4, 10, 4, 16), cluster(3, 1, 60160), 3)]
+    (model(4, 10, 4, 16), cluster(3, 1, 60160), 3),
+    (model(2, 128, 6, 3), cluster(3, 6, 795136), 6), (model(32, 7, 4, 7), cluster(8, 8, 9211), 4),
+    (model(12, 7, 6, 7), cluster(1, 4, 69383), 512), (model(4, 8, 1, 1), cluster(1, 4, GB), 1)]
 
 
 def held(model, pp, dp, tp, micro_batches, *, zero=lambda dp: dp, states_cut=True, in_flight=min, acts_cut=True, of_layers=True,
@@ -49,6 +51,17 @@ def held_with_all_cut(model, pp, dp, tp, micro_batches):
     return -(-16 * weights // dp) + held(model, pp, dp, tp, micro_batches) - 4 * weights - -(-12 * weights // dp)
 
 
+def held_with_weights_cut(model, pp, dp, tp, micro_batches):
+    weights = rounded(12 * model["layers"] * model["width"] ** 2, pp * tp, True)
+    return held(model, pp, dp, tp, micro_batches) - rounded(12 * weights, dp, True) + 12 * rounded(weights, dp, True)
+
+
+def held_layer_by_layer(model, pp, dp, tp, micro_batches):
+    sample, layers = 34 * model["tokens"] * model["width"], model["layers"]
+    kept = min(pp, micro_batches)
+    return held(model, pp, dp, tp, micro_batches) - sample * layers * kept // (pp * tp) + sample // tp * (layers // pp) * kept
+
+
 @exercise(
     "18.5", "Choose the mesh", minutes=60, difficulty=3, cases=CASES,
     mistakes={
@@ -61,7 +74,9 @@ def held_with_all_cut(model, pp, dp, tp, micro_batches):
         "activations not divided": {"bytes_of": lambda *mesh: held(*mesh, acts_cut=False)},
         "activations of all layers": {"bytes_of": lambda *mesh: held(*mesh, of_layers=False)},
         "rounded otherwise": tuple({"bytes_of": functools.partial(held, up=up)} for up in
-                                   ((False, True, False), (True, False, False), (True, True, True), (False, False, False))),
+                                   ((False, True, False), (True, False, False), (True, True, True), (False, False, False))) + (
+                                       {"bytes_of": held_with_weights_cut}, {"bytes_of": held_layer_by_layer}),
+        "bubble rounded": {"digits": 2},
         "exactly full": {"fits": operator.lt},
         "tp between nodes": {"inside": False},
         "half a head": {"heads": False},
@@ -73,7 +88,7 @@ def held_with_all_cut(model, pp, dp, tp, micro_batches):
         "anything": {"or_else": True},
     })
 def best_mesh(model, cluster, batch, *, bytes_of=held, inside=True, heads=True, even=True, whole=True, sign=1, first_tp=False, talk=1,
-              or_else=False, fits=operator.le):
+              or_else=False, fits=operator.le, digits=None):
     """Of all that fits: the smallest bubble, then the smallest tp."""
     found, ranks = [], cluster["nodes"] * cluster["per_node"]
     for pp in range(1, ranks + 1):
@@ -87,6 +102,7 @@ def best_mesh(model, cluster, batch, *, bytes_of=held, inside=True, heads=True, 
             if not m or not (or_else or fits(bytes_of(model, pp, dp, tp, m), cluster["memory"])):
                 continue
             bubble = (pp - 1) / (m + pp - 1)
+            bubble = bubble if digits is None else round(bubble, digits)
             found.append((tp, bubble, pp, dp) if first_tp else (sign * bubble, talk * tp, pp, dp))
     if not found:
         return None

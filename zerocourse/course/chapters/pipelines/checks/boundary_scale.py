@@ -7,7 +7,7 @@ from torch import nn
 from ....checks import Trial, exercise
 
 
-def stepped(answer, depth, rows):
+def stepped(answer, depth, rows, old=0.0):
     """The gradients of a model of some stages, after a step over micro-batches of so many rows."""
     torch.manual_seed(1)
     stages = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(depth))
@@ -15,19 +15,21 @@ def stepped(answer, depth, rows):
     F.mse_loss(nn.Sequential(*stages)(inputs), targets).backward()
     wanted = [torch.cat([param.grad.flatten() for param in stage.parameters()]) for stage in stages]
     loss = F.mse_loss(nn.Sequential(*stages)(inputs), targets).item()
-    stages.zero_grad()
+    for param in stages.parameters():
+        param.grad = torch.full_like(param, old) if old else None
     returned = answer(list(stages), list(inputs.split(rows)), list(targets.split(rows)), F.mse_loss)
-    came = [torch.cat([torch.zeros(param.numel()) if param.grad is None else param.grad.flatten()
+    came = [torch.cat([torch.zeros(param.numel()) if param.grad is None else param.grad.flatten() - old
                        for param in stage.parameters()]) for stage in stages]
     factors = [round((got.norm() / want.norm()).item(), 3) for got, want in zip(came, wanted)]
     seen = {"last": factors[-1], "factors": factors} if len(set(rows)) == 1 else {}
     return seen | {"gradients": all(torch.allclose(got, want, atol=1e-5) for got, want in zip(came, wanted)),
-                   "loss": round(float(returned), 4), "_loss": loss}
+                   "loss": round(float(torch.as_tensor(returned).detach()), 4), "_loss": loss}
 
 
 @exercise(
     "17.4", "Find the bug: a slow first stage", minutes=25, difficulty=2,
-    trials=[Trial([(3, [2, 2, 2, 2]), (1, [1, 1]), (2, [3]), (2, [2, 2, 1]), (3, [1, 4])], stepped, close=2e-3)],
+    trials=[Trial([(3, [2, 2, 2, 2]), (1, [1, 1]), (2, [3]), (2, [2, 2, 1]), (3, [1, 4])], stepped, close=2e-3),
+            Trial([(2, [1, 3], 1.0)], stepped, close=2e-3)],
     mistakes={
         "the bug": {"everywhere": True},
         "sums": {"weigh": lambda x, inputs: 1.0},
@@ -35,13 +37,16 @@ def stepped(answer, depth, rows):
         "rows of the first": {"weigh": lambda x, inputs: len(x) / (len(inputs) * len(inputs[0]))},
         "first stage alone": {"at_first": True},
         "last micro-batch alone": {"forgets": True},
+        "old gradients": {"clears": True},
         "loss of the last": {"total": lambda losses: losses[-1]},
         "sum of losses": {"raw": True},
     })
 def pipeline_step(stages, inputs, targets, loss, *, weigh=lambda x, inputs: len(x) / sum(map(len, inputs)),
-                  everywhere=False, at_first=False, forgets=False, total=sum, raw=False):
+                  everywhere=False, at_first=False, forgets=False, total=sum, raw=False, clears=False):
     """The loss is scaled once, where it is computed."""
     losses = []
+    for stage in stages if clears else ():
+        stage.zero_grad()
     for x, target in zip(inputs, targets, strict=True):
         weight, values = weigh(x, inputs), []
         for stage in stages:

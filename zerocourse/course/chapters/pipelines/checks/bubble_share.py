@@ -9,7 +9,7 @@ from ....checks import exercise
 @exercise(
     "17.1", "How many micro-batches?", minutes=10, difficulty=1,
     cases=[(4, 10, 1), (8, 20, 1), (2, 50, 1), (4, 10, 2), (16, 25, 4), (8, 25, 1), (3, 30, 1), (4, 13, 1), (1, 5, 1), (4, 5, 3),
-           (12, 11, 1), (12, 22, 1)],
+           (12, 11, 1), (12, 22, 1), (2, 25, 2), (1, 5, 2), (3, 5, 2), (4, 20, 3), (1, 50, 4)],
     mistakes={
         "of the ideal time": {"rest": lambda percent: 100},
         "p": {"lost": lambda ranks: ranks},

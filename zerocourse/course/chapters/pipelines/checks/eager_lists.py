@@ -5,7 +5,7 @@ from ....checks import Trial, exercise
 from .written_lists import first_problem, planned
 
 CASES = [(2, 8, 1, 2, 3), (3, 9, 1, 2, 2), (4, 12, 1, 2, 1), (4, 12, 1, 1, 1), (3, 8, 2, 4, 1), (4, 8, 1, 2, 0), (2, 3, 1, 2, 4),
-         (2, 5, 1, 1, 3), (2, 6, 1, 3, 2), (3, 8, 1, 3, 1)]
+         (2, 5, 1, 1, 3), (2, 6, 1, 3, 2), (3, 8, 1, 3, 1), (2, 8, 3, 3, 3)]
 
 
 def hops_of(ranks, rank):

@@ -17,7 +17,7 @@ CASES = [lists("send 1 a, recv 1 b", "send 0 b, recv 0 a"), lists("recv 1 b, sen
          lists("recv 1 y", "", "send 0 y"), lists("recv 1 x", "send 2 x", "recv 1 x, send 0 x"), lists("", "", ""),
          lists("recv 1 a", "recv 2 b, send 0 a", "recv 3 c, send 1 b", "send 2 c"),
          lists("recv 1 a, send 1 q", "recv 0 q, send 0 a", "send 3 m, recv 3 n", "recv 2 m, send 2 n", "recv 0 t"),
-         lists("send 1 a, send 1 b", "recv 0 b, recv 0 a"),
+         lists("send 1 a, send 1 b", "recv 0 b, recv 0 a"), lists("send 1 a", "recv 0 a, recv 0 a"),
          lists("recv 1 a, send 1 b, recv 1 c, send 1 d, recv 1 e", "send 0 a, recv 0 b, send 0 c, recv 0 d, send 0 e")]
 
 

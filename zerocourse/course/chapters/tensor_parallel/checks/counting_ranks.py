@@ -57,9 +57,11 @@ def parts_counted(answer, ranks, kv_heads):
             times[part] = times.get(part, 0) + (name in counted)
     wrong = {part: number for part, number in times.items() if number != 1}
     first = next(iter(wrong), ("", 0))[0]
+    counting = sorted({rank for rank in range(ranks) for name in asked(answer, rank, ranks, kv_heads) if cut_of(name, ranks, kv_heads) is None})
     return {"parts": sorted([name, part, number] for (name, part), number in wrong.items()),
             "_names": ", ".join(dict.fromkeys(name for name, _ in wrong)),
-            "_times": f"({first}) {[number for (name, _), number in times.items() if name == first]} times"}
+            "_times": f"({first}) {[number for (name, _), number in times.items() if name == first]} times",
+            "whole": counting}
 
 
 def last_of(copies, rank, ranks):
@@ -75,6 +77,7 @@ def last_of(copies, rank, ranks):
         "all": {"whole": lambda rank, ranks: True, "kv": lambda copies, rank, ranks: True},
         "copies": {"whole": lambda rank, ranks: True},
         "nowhere": {"whole": lambda rank, ranks: False},
+        "the last rank": {"whole": lambda rank, ranks: rank == ranks - 1},
         "rank 0 alone": {"cut": lambda rank: rank == 0, "kv": lambda copies, rank, ranks: rank == 0},
         "kv on each": {"kv": lambda copies, rank, ranks: True},
         "kv on rank 0": {"kv": lambda copies, rank, ranks: rank == 0},

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from .....parallel.tensor.regions import copy_in, reduce_out
 from ....checks import MISUSED, Trial, Wrong, exercise
@@ -20,6 +21,17 @@ class CountedBorder:
         return self.border(values, self.comm, self.unit)
 
 
+class Activated(TorchFunctionMode):
+    """elements: that GELU is computed of."""
+
+    elements = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.gelu:
+            self.elements += (args[0] if args else kwargs["input"]).numel()
+        return func(*args, **(kwargs or {}))
+
+
 def mlp_on_a_rank(answer, hidden, width):
     """How far the output and the gradients on a rank are from those of one process, in fp64, and what has passed g."""
     comm = WatchedComm()
@@ -31,7 +43,8 @@ def mlp_on_a_rank(answer, hidden, width):
     (wanted * wanted.detach().cos()).sum().backward()
     f, g = CountedBorder(copy_in, comm, "f"), CountedBorder(reduce_out, comm, "g")
     given = mine[0] * 1  # no leaf, so that changing it in place is possible
-    output = answer(given, *mine[1:], comm.rank, comm.world_size, f, g)
+    with Activated() as activated:
+        output = answer(given, *mine[1:], comm.rank, comm.world_size, f, g)
     if not torch.is_tensor(output):
         raise Wrong(f"it returned {a(output)}: return the output, a tensor like `x`", MISUSED)
     if output.shape != wanted.shape:
@@ -44,7 +57,8 @@ def mlp_on_a_rank(answer, hidden, width):
     x, up, up_bias, down, down_bias = (got - value.grad for got, value in zip(came, whole, strict=True))
     part = slice(hidden // comm.world_size * comm.rank, hidden // comm.world_size * (comm.rank + 1))
     return seen | {"up": int(came[1].any(1).sum()), "down": int(came[3].any(0).sum()), "bias": down_bias, "input": x,
-                   "weights": [up[part], up_bias[part], down[:, part]]}
+                   "weights": [up[part], up_bias[part], down[:, part]],
+                   "features": max(activated.elements // len(given), hidden // comm.world_size)}
 
 
 def sums_of_inputs(x, up, up_bias, down, down_bias, rank, ranks, f, g, *, between):
@@ -69,6 +83,11 @@ def everything(x, up, up_bias, down, down_bias, rank, ranks, f, g):
     return F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias)
 
 
+def masked(x, up, up_bias, down, down_bias, rank, ranks, f, g):
+    mine = torch.arange(len(up)) // (len(up) // ranks) == rank
+    return g(F.linear(F.gelu(F.linear(f(x), up * mine[:, None], up_bias * mine)), down * mine)) + down_bias
+
+
 def overwritten(x, y):
     x.data.copy_(y)
     return y
@@ -85,6 +104,7 @@ def overwritten(x, y):
         "terms of a sum": terms_of_a_sum,
         "summed twice": summed_twice,
         "everything": everything,
+        "masked": masked,
         "no g": {"leave": lambda g, y: y},
         "no f": {"enter": lambda f, x: x},
         "f and g": {"enter": lambda f, x: x, "leave": lambda g, y: y},

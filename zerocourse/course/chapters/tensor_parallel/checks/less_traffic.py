@@ -11,7 +11,7 @@ EASY = [(1024, 768, 1, 2, 2), (8192, 768, 1, 4, 4)]
     "16.5", "Tensor parallelism or ZeRO-3?", minutes=20, difficulty=2, replaces=(
         "zerocourse.formulas.volumes:*",), cases=EASY,
     trials=[Trial([(8192, 768, 4, 2, 2), (3456, 768, 1, 4, 4), (4096, 1024, 1, 2, 8), (36864, 8192, 2, 8, 64),
-                   (2000, 240, 2, 6, 1), (512, 240, 1, 1, 4), (7000, 768, 1, 8, 2)])],
+                   (2000, 240, 2, 6, 1), (512, 240, 1, 1, 4), (7000, 768, 1, 8, 2), (1, 1, 1, 2, 2)])],
     mistakes={
         "six": {"times": 6},
         "an all-reduce once": {"times": 4},
