@@ -30,7 +30,8 @@ def read_and_seen(answer, most, size, offset, count):
         returned = bytes(found) if isinstance(found, (bytes, bytearray)) else type(found).__name__
     except OSError:
         returned = "an OSError"
-    return {"returned": returned, "asked": file.calls[:4] if isinstance(returned, bytes) else []}
+    calls = file.calls if isinstance(returned, bytes) else []
+    return {"returned": returned, "asked": calls[:4], "asked_later": sum(count for _, count in calls[4:])}
 
 
 @exercise(
