@@ -200,7 +200,8 @@ def streamed() -> Evidence:
     layer = HALF * gpt2_block_params(shape.n_embd)
     fit = int(card.memory - 2 * layer) // kv_bytes(shape, tokens)  # one layer computes, and the next one comes
     return {"model": "OPT-30B", "card_operations_a_second": card.flops, "link_bytes_a_second": link,
-            "tokens_from_which_it_is_hidden": round(card.flops / link), "tokens_of_a_request": tokens, "requests_that_fit": fit, "tokens_of_a_pass": {"prompts": fit * tokens, "generation": fit}}
+            "tokens_from_which_it_is_hidden": round(card.flops / link), "tokens_of_a_request": tokens,
+            "requests_that_fit": fit, "tokens_of_a_pass": {"prompts": fit * tokens, "generation": fit}}
 
 
 @judges("prefetch hides the fetch", streamed)
