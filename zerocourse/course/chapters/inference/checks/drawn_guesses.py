@@ -13,10 +13,11 @@ DRAFTS = {"too often": torch.tensor([0.2, 0.5, 0.3, 0.0]), "alike": P, "never ri
 def checked_guess(answer, kind):
     """For each token that the draft may propose: from which number on it is rejected, and what is drawn then; and the whole distribution."""
     q, taken, rest = DRAFTS[kind], [], []
+    p_given, q_given = P.clone(), q.clone()
     for guess in range(len(P)):
         if q[guess] == 0:
             continue
-        made = [answer(P.clone(), q.clone(), guess, number / 100 + 0.005) for number in range(100)]
+        made = [answer(p_given, q_given, guess, number / 100 + 0.005) for number in range(100)]
         if not all(isinstance(each, tuple) and len(each) == 2 for each in made):
             raise Wrong(f"it returned {a(made[0])}: return (is it accepted?, a distribution or None)", MISUSED)
         taken.append(sum(bool(each[0]) for each in made) / 100)
@@ -27,7 +28,8 @@ def checked_guess(answer, kind):
     for guess, share, accepted, other in zip((q > 0).nonzero().flatten().tolist(), proposed.tolist(), taken, rest, strict=True):
         result[guess] += share * accepted
         result += share * (1 - accepted) * other
-    return {"accepted": taken, "sums": [round(float(each.sum()), 3) for each in rest], "rest": torch.stack(rest), "result": result}
+    never = [bool(answer(p_given, q_given, guess, 0.0)[0]) for guess in range(len(P)) if q[guess] > 0 and not P[guess]]
+    return {"changed": not (torch.equal(p_given, P) and torch.equal(q_given, q)), "accepted": taken, "never": never, "sums": [round(float(each.sum()), 3) for each in rest], "rest": torch.stack(rest), "result": result}
 
 
 @exercise(

@@ -43,11 +43,12 @@ def served(answer, run):
             seen["slots"] |= set(slots)
         return [following([memory.get(slot, (0, 0))[1] for slot in slots]) for _, _, slots in pieces]
 
-    made = answer(step, [list(each) for each in prompts], new, blocks, size, budget)
+    given = [list(each) for each in prompts]
+    made = answer(step, given, new, blocks, size, budget)
     if not isinstance(made, list) or not all(isinstance(each, list) for each in made):
         raise Wrong("return a list of lists: each prompt with its new tokens", MISUSED)
     inside = all(isinstance(slot, int) and 0 <= slot < blocks * size for slot in seen["slots"])
-    return {"inside": inside, "budget": seen["rows"] <= budget, "tokens": made, "steps": seen["steps"], "_rows": seen["rows"], "_budget": budget}
+    return {"changed": given != prompts, "inside": inside, "budget": seen["rows"] <= budget, "tokens": made, "steps": seen["steps"], "_rows": seen["rows"], "_budget": budget}
 
 
 @exercise(

@@ -24,10 +24,11 @@ def learned_table(answer, run):
         asked.append((int(prompt), int(action)))
         return rewarded_action(int(prompt), int(action))
 
-    returned = answer(start.clone(), reward, samples, steps, epochs, rate, torch.Generator().manual_seed(1))
+    given = start.clone()
+    returned = answer(given, reward, samples, steps, epochs, rate, torch.Generator().manual_seed(1))
     if not torch.is_tensor(returned) or returned.shape != start.shape:
         raise Wrong(f"it returned {a(returned)}: return the table, of shape {tuple(start.shape)}", MISUSED)
-    return {"asked": len(asked), "table": returned.detach()}
+    return {"changed": not torch.equal(given, start), "asked": len(asked), "table": returned.detach()}
 
 
 @exercise(
