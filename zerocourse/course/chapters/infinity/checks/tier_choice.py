@@ -40,7 +40,10 @@ MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1,
             (10**9, 1, 2e9, 14e9 - 1, 12e9), (10**9, 1, 1.5e9, 16e9, 1e12), (10**9, 1, 1.5e9, 15e9, 14e9),
             (10**9, 1, 1.5e9, 15e9, 13e9), (10**9, 1, 2e9, 1e9, 1e12), (8 * 10**9, 8, 3e9, 14e9, 1e12),
             (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9), (10**9 + 1, 2, 8e9 + 8, 0, 0),
-            (3, 2, 16, 0, 0), (3, 2, 24, 0, 0)]
+            (3, 2, 16, 0, 0), (3, 2, 24, 0, 0),
+            (10**9, 1, 1.5e9, 17e9, 1e12), (10**9, 1, 1.5e9, 3e9, 17e9), (10**9, 1, 1.5e9, 15e9, 15e9)]
+
+BOUNDS = [(0, "device"), (2, "host"), (3, "device"), (3, "host"), (4, "disk")]  # rows and tiers that one may compare wrongly
 
 
 @exercise(
@@ -55,13 +58,14 @@ MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1,
         "never both on the host": {"order": (0, 1, 3, 4)},
         "never both on the disk": {"order": (0, 1, 2, 3)},
         "always offloads": {"order": (1, 2, 3, 4)},
-        "less than": ({"fits": lambda need, room: need < room}, {"fits": lambda need, room: need < room, "empty": False}),
+        "less than": ({"exact": lambda number, tier: False}, {"exact": lambda number, tier: False, "empty": False},
+                      *({"exact": lambda number, tier, one=one: (number, tier) != one} for one in BOUNDS)),
         "rounded up": {"of": lambda params, ranks: -(-params // ranks)},
         "device alone": {"tiers": 1},
         "disk is endless": {"tiers": 2},
     })
 def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params / ranks, states=12, gradients=2,
-           gradients_at="host", order=(0, 1, 2, 3, 4), fits=lambda need, room: need <= room, tiers=3, empty=True):
+           gradients_at="host", order=(0, 1, 2, 3, 4), exact=lambda number, tier: True, tiers=3, empty=True):
     """The first arrangement that fits."""
     each, room = of(params, ranks), {"device": device, "host": host, "disk": disk}
     rows = [("device", "device"), ("host", "device"), ("host", "host"), ("disk", "device"), ("disk", "disk")]
@@ -71,6 +75,7 @@ def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params
         need[optimizer] += states * each
         need[parameters] += 2 * each
         need["device" if optimizer == "device" else gradients_at] += gradients * each
-        if all(fits(need[tier], room[tier]) or empty and not need[tier] for tier in list(room)[:tiers]):
+        if all(need[tier] < room[tier] or need[tier] == room[tier] and exact(number, tier) or empty and not need[tier]
+               for tier in list(room)[:tiers]):
             return rows[number]
     return None
