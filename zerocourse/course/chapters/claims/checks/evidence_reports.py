@@ -44,14 +44,14 @@ def memory_report(params, stage, ranks, card_gib, *, unit=GB, card=GIB, saved=la
 # 26.2 ---------------------------------------------------------------------------------------------------------------
 
 PERCENTS = [(50, 1), (74, 1), (75, 1), (87, 2), (88, 2), (99, 3), (0, 1), (100, 3), (37, 1), (56, 1), (80, 2), (1, 0),
-            (0, 0)]
+            (0, 0), (70, 1), (70, 2), (80, 3), (90, 3), (95, 3)]
 
 
 def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda number: -(-number // 1), most=None,
-                of=16):
+                of=16, nothing=True):
     """The smallest N, by the closed form."""
     sharded = {0: 0, 1: 12, 2: 14, 3: 16}[stage] if shared is None else shared[stage]
-    if percent <= 0:
+    if percent <= 0 and nothing:
         return 1
     room = 100 * sharded - percent * of
     if room <= 0:
@@ -71,6 +71,7 @@ def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda n
         "one too many": {"rounding": lambda number: number // 1 + 1},
         "stage 2 without parameters": {"shared": {0: 0, 1: 12, 2: 16, 3: 16}},
         "averages alone": {"shared": {0: 0, 1: 8, 2: 10, 3: 16}},
+        "0 are never saved": {"nothing": False},
         "of what is left": lambda percent, stage: least_ranks(100 - percent, stage),
     })
 def fewest_ranks_for(percent, stage, **knobs):
@@ -85,7 +86,8 @@ NEEDS = [(7 * GB, 8, 24 * GIB, 1, 3), (7 * GB, 8, 80 * GB, 1, 3), (7 * GB, 8, 80
          (1_557_611_200, 2, 24 * GIB, 1, 3), (1_557_611_200, 2, 24 * GIB, 1, 2), (1_557_611_200, 2, 24 * GIB, 4, 2),
          (10**12, 64, 32 * GB, 1, 3), (7 * GB, 8, 30 * GB, 4, 2), (10**8, 4, 80 * GB, 16, 0), (10**8, 4, 80 * GB, 1, 0),
          (10**8, 4, 80 * GB, 4, 1), (4 * GB, 8, 22 * GB, 4, 1), (4 * GB, 8, 21 * GB, 4, 1),
-         (7 * GB, 8, 26_250_000_000, 4, 2), (7, 3, 40, 1, 3)]
+         (7 * GB, 8, 26_250_000_000, 4, 2), (7, 3, 40, 1, 3), (7, 3, 46, 1, 2),
+         (3 * GB, 6, 13 * GB, 2, 2)]
 
 
 def sent_passes(stage, micro_batches):

@@ -35,6 +35,7 @@ PAIRS = [  # off, on, claimed
     ("all_gather 0 3, forward 3 6, wait 6 7, backward 7 10, reduce_scatter 10 13",
      "all_gather 0 3, forward 3 6, backward 6 9, reduce_scatter 9 12", 0.05),
     ("all_gather 0 10, all_gather 2 3, all_gather 4 5, forward 10 20", "all_gather 0 10, all_gather 2 3, forward 8 18", 0.5),
+    ("all_gather 0 4, reduce_scatter 2 6, forward 6 16", "all_gather 0 4, reduce_scatter 2 6, forward 6 16", 0.7),
     ("all_gather 0 1, forward 30 40", "all_gather 0 1, forward 1 10", 2.0),  # more than prefetching could explain
 ]
 

@@ -24,7 +24,8 @@ def events_in(world, stage, ranks, micro_batches, rank):
     gathers = 1 if world == "kept until the step" else 2 * micro_batches
     gather = event("all_gather", 2 if world == "gathers in bf16" else 4)
     reductions = [event("reduce_scatter")] * (1 if world == "reduced once" else micro_batches)
-    return [gather, event("wait")] * gathers + reductions
+    more = [event("all_gather", numel=size // 38)] * (world == "a little more is gathered")
+    return [gather, event("wait")] * gathers + reductions + more
 
 
 def ruled_in(answer, world, settings):
@@ -33,8 +34,9 @@ def ruled_in(answer, world, settings):
 
 
 WORLDS = [(world, ((2, 1), (8, 1), (8, 2), (4, 4))) for world in (
-    "as in ours", "kept until the step", "gathers in bf16", "slices of different lengths", "reduced once", "rank 0 sends for others")]
-WORLDS += [("as in ours", ((4, 1),)), ("kept until the step", ((2, 2), (8, 2)))]
+    "as in ours", "kept until the step", "gathers in bf16", "slices of different lengths", "reduced once", "rank 0 sends for others",
+    "a little more is gathered")]
+WORLDS += [("as in ours", ((4, 1),)), ("as in ours", ((8, 1), (4, 2), (2, 1))), ("kept until the step", ((2, 2), (8, 2)))]
 
 
 @exercise(

@@ -7,7 +7,8 @@ from ....checks.words import a
 
 P = torch.tensor([0.5, 0.25, 0.25, 0.0])
 DRAFTS = {"too often": torch.tensor([0.2, 0.5, 0.3, 0.0]), "alike": P, "never right": torch.tensor([0.0, 0.0, 0.0, 1.0]),
-          "sure of one": torch.tensor([1.0, 0.0, 0.0, 0.0]), "flat": torch.full((4,), 0.25)}
+          "sure of one": torch.tensor([1.0, 0.0, 0.0, 0.0]), "flat": torch.full((4,), 0.25),
+          "too rarely right": torch.tensor([0.2, 0.2, 0.1, 0.5])}
 
 
 def checked_guess(answer, kind):
@@ -29,7 +30,8 @@ def checked_guess(answer, kind):
         result[guess] += share * accepted
         result += share * (1 - accepted) * other
     never = [bool(answer(p_given, q_given, guess, 0.0)[0]) for guess in range(len(P)) if q[guess] > 0 and not P[guess]]
-    return {"changed": not (torch.equal(p_given, P) and torch.equal(q_given, q)), "accepted": taken, "never": never, "sums": [round(float(each.sum()), 3) for each in rest], "rest": torch.stack(rest), "result": result}
+    return {"changed": not (torch.equal(p_given, P) and torch.equal(q_given, q)), "accepted": taken, "never": never,
+            "sums": [round(float(each.sum()), 3) for each in rest], "rest": torch.stack(rest), "result": result}
 
 
 @exercise(

@@ -5,7 +5,8 @@ from ....checks import MISUSED, Trial, Wrong, exercise
 RUNS = {"one": ([5], 3, 4, 2, 8), "two": ([3, 6], 4, 8, 2, 8), "one after the other": ([6, 6], 4, 5, 2, 8),
         "short and long": ([1, 9, 2, 4], 3, 9, 2, 4),
         "a budget of one": ([4, 3], 2, 8, 2, 1), "blocks of one": ([2, 3], 3, 12, 1, 6),
-        "in their order": ([8, 5, 4, 6], 3, 8, 2, 4), "those that decode first": ([9, 4, 6], 2, 16, 1, 4)}  # prompts, new, blocks, size, budget
+        "in their order": ([8, 5, 4, 6], 3, 8, 2, 4), "those that decode first": ([9, 4, 6], 2, 16, 1, 4),
+        "a prompt of one token": ([2, 5, 1], 3, 15, 1, 2)}  # prompts, new, blocks, size, budget
 
 
 def prompts_of(lengths):
@@ -48,7 +49,8 @@ def served(answer, run):
     if not isinstance(made, list) or not all(isinstance(each, list) for each in made):
         raise Wrong("return a list of lists: each prompt with its new tokens", MISUSED)
     inside = all(isinstance(slot, int) and 0 <= slot < blocks * size for slot in seen["slots"])
-    return {"changed": given != prompts, "inside": inside, "budget": seen["rows"] <= budget, "tokens": made, "steps": seen["steps"], "_rows": seen["rows"], "_budget": budget}
+    return {"changed": given != prompts, "inside": inside, "budget": seen["rows"] <= budget, "tokens": made,
+            "steps": seen["steps"], "_rows": seen["rows"], "_budget": budget}
 
 
 @exercise(

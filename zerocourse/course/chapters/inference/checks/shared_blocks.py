@@ -6,7 +6,8 @@ from ....checks.words import a
 # What sequences do: "a+" takes a block, "b=a" takes all blocks that a has, too, "a-" gives all of its blocks back.
 RUNS = {"alone": "a+ a+ a- b+ b+ b+", "shared": "a+ a+ b=a a- c+ b- d+ d+", "shared by three": "a+ b=a c=a a- d+ b- e+ c- f+",
         "full": "a+ a+ a+ a+ b+ a- b+", "both go on": "a+ b=a a+ b+ a- c+ c+ b-",
-        "again and again": "a+ a+ a- b+ b+ b- c+ c- d+ d+ d+ d+ e+", "given twice": "a+ a- a- b+ c+ c+"}
+        "again and again": "a+ a+ a- b+ b+ b- c+ c- d+ d+ d+ d+ e+", "given twice": "a+ a- a- b+ c+ c+",
+        "shared when it comes again": "a+ a+ a+ a+ a- b+ c=b b- d+ d+ d+ d+"}
 BLOCKS = 4
 
 

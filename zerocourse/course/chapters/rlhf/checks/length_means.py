@@ -1,12 +1,12 @@
 """The check of 24.3: three ways to average over answers of different lengths, and what a token counts in each."""
 
-from ....checks import exercise
+from ....checks import Trial, exercise
 
 CASES = [([4, 1], 4), ([10, 10, 10], 10), ([1, 2, 3, 6], 8), ([5], 20), ([2, 8], 16)]
 
 
 @exercise(
-    "24.3", "What does a token count?", minutes=20, difficulty=2, answer="token_weights", cases=CASES,
+    "24.3", "What does a token count?", minutes=20, difficulty=2, answer="token_weights", trials=[Trial(CASES, close=1e-6)],
     mistakes={
         "the same": {"by_sample": lambda length, lengths, most: 1 / sum(lengths)},
         "not of the samples": {"by_sample": lambda length, lengths, most: 1 / length},

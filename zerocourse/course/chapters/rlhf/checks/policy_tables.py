@@ -1,5 +1,7 @@
 """The check of 24.6: a whole GRPO, on a policy that is a table of logits."""
 
+from numbers import Integral
+
 import torch
 
 from ....checks import MISUSED, Trial, Wrong, exercise
@@ -21,6 +23,8 @@ def learned_table(answer, run):
     asked = []
 
     def reward(prompt, action):
+        if not (isinstance(prompt, Integral) and isinstance(action, Integral)):
+            raise Wrong(f"`reward` was asked for {a(prompt)} and {a(action)}: a prompt and an action are ints", MISUSED)
         asked.append((int(prompt), int(action)))
         return rewarded_action(int(prompt), int(action))
 

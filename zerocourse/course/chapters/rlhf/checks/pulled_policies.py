@@ -2,15 +2,16 @@
 
 import math
 
-from ....checks import exercise
+from ....checks import Trial, exercise
 
 CASES = [([0.7, 0.2, 0.1], [0.0, 0.0, 1.0], 0.5), ([0.75, 0.25], [0.0, 1.0], 0.5), ([0.75, 0.25], [0.0, 1.0], 0.05),
          ([0.5, 0.5, 0.0], [0.0, 1.0, 9.0], 1.0),
-         ([0.25] * 4, [1.0, 2.0, 3.0, 4.0], 2.0), ([0.25, 0.75], [1001.0, 1000.0], 1.0)]
+         ([0.25] * 4, [1.0, 2.0, 3.0, 4.0], 2.0), ([0.25, 0.75], [1001.0, 1000.0], 1.0),
+         ([0.5, 0.5], [1.0, 0.0], 1.0), ([0.25, 0.25, 0.5], [0.0, 1.0, 1.3], 0.01)]
 
 
 @exercise(
-    "24.5", "Pulled back", minutes=25, difficulty=2, answer="pulled_policy", cases=CASES,
+    "24.5", "Pulled back", minutes=25, difficulty=2, answer="pulled_policy", trials=[Trial(CASES, close=1e-4)],
     mistakes={
         "times the pull": {"scaled": lambda reward, pull: reward * pull},
         "reference forgotten": {"weigh": lambda chance: 1.0},

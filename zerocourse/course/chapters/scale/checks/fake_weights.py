@@ -18,7 +18,8 @@ class Layers(nn.Module):
 
     def __init__(self, width, layers, dtype, tied, idle):
         super().__init__()
-        if not isinstance(torch.empty(1), FakeTensor) and width * width * layers > MOST:
+        probe = torch.empty(1)
+        if not isinstance(probe, FakeTensor) and not probe.is_meta and width * width * layers > MOST:
             raise TooLarge(f"{width * width * layers:,} parameters are asked for in real memory")
         self.layers = nn.ModuleList(nn.Linear(width, width, bias=False, dtype=dtype) for _ in range(layers))
         if tied:
@@ -31,12 +32,25 @@ class Layers(nn.Module):
         return x.float().mean()
 
 
+class Words(nn.Module):
+    """It takes whole numbers, has a buffer, and one of its parameters is frozen."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, width), nn.Linear(width, width)
+        self.head.bias.requires_grad_(False)
+        self.register_buffer("counts", torch.zeros(100))
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens)).mean()
+
+
 def weighed(answer, width, layers, dtype, tied, idle):
     """What it says of a model."""
     kind = getattr(torch, dtype)
 
     def make():
-        return Layers(width, layers, kind, tied, idle)
+        return Words(width) if kind == torch.int64 else Layers(width, layers, kind, tied, idle)
 
     try:
         found = answer(make, (3, width), kind)
@@ -55,7 +69,7 @@ def every_parameter(model):
 @exercise(
     "25.4", "Weigh what fits nowhere", minutes=20, difficulty=2,
     trials=[Trial([(4, 2, "float32", False, False), (4, 3, "bfloat16", False, False), (4, 3, "float32", True, False),
-                   (4, 2, "float32", False, True),
+                   (4, 2, "float32", False, True), (4, 1, "int64", False, False),
                    (100_000, 100, "bfloat16", False, False)], weighed)],
     mistakes={
         "elements": {"size": lambda tensor: tensor.numel()},

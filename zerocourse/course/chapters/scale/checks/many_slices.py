@@ -68,7 +68,7 @@ def floored(numel, ranks, align):
 
 @exercise(
     "25.2", "Find the bug: fine with two ranks", minutes=20, difficulty=2,
-    cases=[(48, 4, 4), (36, 2, 8), (26, 8, 4), (46, 4, 4), (118, 8, 4), (0, 3, 8), (5, 1, 4), (3, 2, 8), (797, 64, 8), (90, 7, 1)],
+    cases=[(48, 4, 4), (36, 2, 8), (26, 8, 4), (46, 4, 4), (118, 8, 4), (0, 3, 8), (5, 1, 4), (3, 2, 8), (797, 64, 8), (90, 7, 1), (12, 3, 4)],
     mistakes={
         "the bug": floored,
         "on the first": {"sizes": all_to(first=True)},

@@ -39,7 +39,9 @@ def all_idle(events, work):
 @exercise(
     "25.3", "Read this timeline: what would help?", minutes=25, difficulty=2,
     cases=[(step_of(HIDDEN), 8, 0.25), (step_of(ENDS), 5, 0.25), (step_of(MANY), 17, 0.25), (step_of(MANY), 20, 0.25), (step_of(LATE), 9, 0.125),
-           (step_of(GAP), 3, 0.5), (step_of(ENDS), 13, 0.25), (step_of("all_gather 0 4, forward 4 6"), 3, 1.0)],
+           (step_of(GAP), 3, 0.5), (step_of(ENDS), 13, 0.25), (step_of("all_gather 0 4, forward 4 6"), 3, 1.0),
+           (step_of("all_gather 0 10, forward 0 5, backward 5 10"), 4, 0.25), (step_of("all_gather 0 4"), 2, 0.5),
+           (step_of("all_gather 0 4"), 1, 3.0)],
     mistakes={
         "all of it": {"stood": lambda events, sent, work: lasts(sent)},
         "idle": {"stood": lambda events, sent, work: all_idle(events, work)},
