@@ -36,6 +36,10 @@ PAIRS = [  # off, on, claimed
      "all_gather 0 3, forward 3 6, backward 6 9, reduce_scatter 9 12", 0.05),
     ("all_gather 0 10, all_gather 2 3, all_gather 4 5, forward 10 20", "all_gather 0 10, all_gather 2 3, forward 8 18", 0.5),
     ("all_gather 0 4, reduce_scatter 2 6, forward 6 16", "all_gather 0 4, reduce_scatter 2 6, forward 6 16", 0.7),
+    ("all_gather 0 4, forward 2 8", "all_gather 0 4, forward 1 7", 0.5),
+    ("all_gather 0 2, forward 2 8, reduce_scatter 8 12", "all_gather 0 2, reduce_scatter 4 10, forward 5 9", 0.3),
+    ("all_gather 0 3.5, forward 3.5 13.5", "all_gather 0 3.5, forward 1 11", 0.23),
+    ("all_gather 0 1, forward 1 4", "all_gather 0 1, forward 0 3", 0.333),
     ("all_gather 0 1, forward 30 40", "all_gather 0 1, forward 1 10", 2.0),  # more than prefetching could explain
 ]
 

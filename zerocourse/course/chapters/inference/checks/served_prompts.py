@@ -2,11 +2,13 @@
 
 from ....checks import MISUSED, Trial, Wrong, exercise
 
+# prompts, new, blocks, size, budget
 RUNS = {"one": ([5], 3, 4, 2, 8), "two": ([3, 6], 4, 8, 2, 8), "one after the other": ([6, 6], 4, 5, 2, 8),
         "short and long": ([1, 9, 2, 4], 3, 9, 2, 4),
         "a budget of one": ([4, 3], 2, 8, 2, 1), "blocks of one": ([2, 3], 3, 12, 1, 6),
         "in their order": ([8, 5, 4, 6], 3, 8, 2, 4), "those that decode first": ([9, 4, 6], 2, 16, 1, 4),
-        "a prompt of one token": ([2, 5, 1], 3, 15, 1, 2)}  # prompts, new, blocks, size, budget
+        "a prompt of one token": ([2, 5, 1], 3, 15, 1, 2),
+        "more that decode than rows": ([1, 2, 3], 4, 20, 4, 2), "whatever blocks are free": ([2, 4, 6, 13], 3, 6, 4, 8)}
 
 
 def prompts_of(lengths):

@@ -7,7 +7,8 @@ from ....checks.words import a
 RUNS = {"alone": "a+ a+ a- b+ b+ b+", "shared": "a+ a+ b=a a- c+ b- d+ d+", "shared by three": "a+ b=a c=a a- d+ b- e+ c- f+",
         "full": "a+ a+ a+ a+ b+ a- b+", "both go on": "a+ b=a a+ b+ a- c+ c+ b-",
         "again and again": "a+ a+ a- b+ b+ b- c+ c- d+ d+ d+ d+ e+", "given twice": "a+ a- a- b+ c+ c+",
-        "shared when it comes again": "a+ a+ a+ a+ a- b+ c=b b- d+ d+ d+ d+"}
+        "shared when it comes again": "a+ a+ a+ a+ a- b+ c=b b- d+ d+ d+ d+",
+        "the last one comes back": "a+ a+ a+ b+ b- c+"}
 BLOCKS = 4
 
 

@@ -33,16 +33,17 @@ class Layers(nn.Module):
 
 
 class Words(nn.Module):
-    """It takes whole numbers, has a buffer, and one of its parameters is frozen."""
+    """It takes whole numbers, has two dtypes and a buffer, and one of its parameters is frozen."""
 
     def __init__(self, width):
         super().__init__()
         self.embedding, self.head = nn.Embedding(10, width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, dtype=torch.bfloat16)
         self.head.bias.requires_grad_(False)
         self.register_buffer("counts", torch.zeros(100))
 
     def forward(self, tokens):
-        return self.head(self.embedding(tokens)).mean()
+        return self.norm(self.head(self.embedding(tokens)).bfloat16()).float().mean()
 
 
 def weighed(answer, width, layers, dtype, tied, idle):
