@@ -54,8 +54,8 @@ def watched_build(config: GPTConfig, stage: int = 3, build: Callable[[GPTConfig]
         moments = [Moment("deferred", "", ledger.alive)]
         make_full, build_flat, fill_unit = FlatBuffer.make_full, FlatBuffer.build, sharding.fill_unit
 
-        def begun(flat: FlatBuffer, device: torch.device) -> dict[str, torch.Tensor]:
-            places, unit = make_full(flat, device), flat.name.partition("[")[0]
+        def begun(flat: FlatBuffer, device: torch.device, is_trained: bool = True) -> dict[str, torch.Tensor]:
+            places, unit = make_full(flat, device, is_trained), flat.name.partition("[")[0]
             if moments[-1][:2] == ("empty", unit):  # its buffer before this one
                 moments.pop()
             moments.append(Moment("empty", unit, ledger.alive))

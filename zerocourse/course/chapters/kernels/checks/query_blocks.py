@@ -3,8 +3,8 @@
 from functools import cache
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from .....comm.torch_private import TorchDispatchMode
 from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.words import a
 

@@ -107,8 +107,7 @@ def watched(answer, what):
 
 def hooks_on(model):
     hooks = sum(len(module._forward_hooks) for module in model.modules())
-    of_params = [hooks for param in model.parameters() for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks)]
-    return hooks + sum(len(each or ()) for each in of_params)
+    return hooks + sum(len(param._backward_hooks or ()) for param in model.parameters())
 
 
 def after_an_error(answer):
