@@ -343,7 +343,7 @@ def test_whole_floats_are_fine():
 def test_formulas_do_not_import_torch():
     code = """
 import importlib, pkgutil, sys
-import zerocourse.formulas, zerocourse.commands.memory_command
+import zerocourse.formulas, zerocourse.commands.memory.memory_command
 for file in pkgutil.iter_modules(zerocourse.formulas.__path__):
     importlib.import_module(f"zerocourse.formulas.{file.name}")
 assert "torch" not in sys.modules

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerocourse.errors import BadInput
-from zerocourse.formulas.step_time import state_traffic, step_time
+from zerocourse.formulas.time.step_time import state_traffic, step_time
 from zerocourse.planning import Candidate, ask, candidates, computed, plan, search, simulated
 from zerocourse.planning.model_sizes import find_sizes
 from zerocourse.planning.question import samples_of

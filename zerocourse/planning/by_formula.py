@@ -10,7 +10,7 @@ from ..formulas.models.mixture_shape import TRIPS
 from ..formulas.peak import decoder_peaks
 from ..formulas.shares import share_of
 from ..formulas.states import ModelStates, model_states
-from ..formulas.step_time import ADAM_TRAFFIC, PUBLISHING_TRAFFIC, state_traffic, step_time
+from ..formulas.time.step_time import ADAM_TRAFFIC, PUBLISHING_TRAFFIC, state_traffic, step_time
 from ..formulas.transformer import block_flops
 from ..formulas.volumes import sent_bytes
 from ..formulas.what_fits import DEVICE, DISK, HOST, PLACES, Needs, needs, on_device

@@ -5,7 +5,7 @@ import pytest
 from zerocourse.course.chapters.overlap.plots_overlap import bound_figure
 from zerocourse.course.show.plots_stages import stages_figure
 from zerocourse.course.trials.overlap_trial import Round, recorded_trial, summary
-from zerocourse.formulas.step_time import speedup_bound
+from zerocourse.formulas.time.step_time import speedup_bound
 
 
 def test_the_bound():

@@ -8,7 +8,7 @@ import torch
 from zerocourse.course.chapters.checkpoints import elastic_trial, resumes
 from zerocourse.course.chapters.checkpoints.reshuffle import reshuffle
 from zerocourse.errors import BadInput
-from zerocourse.formulas.interruptions import best_interval, lost_share, mean_of_all
+from zerocourse.formulas.time.interruptions import best_interval, lost_share, mean_of_all
 from zerocourse.zero.whole.weights import publish
 
 

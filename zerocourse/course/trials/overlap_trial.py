@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from ...comm import Chain, Comm, Handle, add_in_order
 from ...comm.device_clock import finished
-from ...formulas.step_time import speedup_bound
+from ...formulas.time.step_time import speedup_bound
 from ...launch.link import limit_here, limited_link
 from ...launch.worker import progress
 from ...layout.rankmap import Layout

@@ -1,6 +1,6 @@
 """Claims about time: what overlap can bring, and what happens when the number of ranks changes."""
 
-from ....formulas.step_time import speedup_bound
+from ....formulas.time.step_time import speedup_bound
 from ...trials.overlap_trial import recorded_trial
 from ..checkpoints import elastic_trial
 from .claim import Evidence, judges

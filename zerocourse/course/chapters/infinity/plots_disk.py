@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from ....formulas.efficiency import efficiency
+from ....formulas.time.efficiency import efficiency
 from ...show import Shown
 from ...show.figures import panels
 from ...show.plots_curves import STYLES

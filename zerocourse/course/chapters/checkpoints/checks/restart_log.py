@@ -3,7 +3,7 @@
 import math
 from itertools import pairwise
 
-from .....formulas.interruptions import best_interval as own_interval
+from .....formulas.time.interruptions import best_interval as own_interval
 from ....checks import Trial, exercise
 
 # 12.1 ---------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def read_log(rows, *, twice=lambda rows: len(rows) - len({row["step"] for row in
 
 @exercise(
     "12.2", "How often to save", minutes=10, difficulty=1,
-    own=lambda save, mean, machines: own_interval(save, mean / machines), replaces=("zerocourse.formulas.interruptions:*",),
+    own=lambda save, mean, machines: own_interval(save, mean / machines), replaces=("zerocourse.formulas.time.interruptions:*",),
     sample=lambda random: (random.uniform(1, 100), random.uniform(1e5, 1e8), random.randint(1, 4000)),
     trials=[Trial([(50.0, 10000.0, 1), (8.0, 4e6, 1)], close=1e-6),  # a search for the minimum finds no more digits than that
             Trial([(8.0, 4e6, 16), (30.0, 1e8, 2048)], close=1e-6)],

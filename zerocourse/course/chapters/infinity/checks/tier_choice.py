@@ -1,6 +1,6 @@
 """The checks of 15.1 and 15.2: how fast a tier must be, and what belongs on which."""
 
-from .....formulas import efficiency as formulas
+from .....formulas.time import efficiency as formulas
 from ....checks import exercise
 
 # 15.1 ---------------------------------------------------------------------------------------------------------------
@@ -12,7 +12,7 @@ def own_bandwidth(kind, tokens, peak, share):
 
 @exercise(
     "15.1", "How fast must it be?", minutes=10, difficulty=1, own=own_bandwidth,
-    replaces=("zerocourse.formulas.efficiency:*",),
+    replaces=("zerocourse.formulas.time.efficiency:*",),
     sample=lambda random: (random.choice(("parameters", "states")), random.randint(1, 1 << 16),
                            random.uniform(1e12, 1e15), random.uniform(0.05, 0.95)),
     cases=[("parameters", 1024, 70e12, 0.5), ("states", 2048, 70e12, 0.9), ("parameters", 4096, 312e12, 0.8),

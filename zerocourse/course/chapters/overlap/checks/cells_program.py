@@ -71,7 +71,7 @@ def shortest_step(compute, communication, exposed):
 
 @exercise(
     "08.w2", "The shortest step", minutes=6, difficulty=1, answer="shortest_step", own=shortest_step,
-    replaces=("zerocourse.formulas.step_time:*",),
+    replaces=("zerocourse.formulas.time.step_time:*",),
     cases=[(4.0, 1.0, 0.0), (1.0, 4.0, 0.0)],
     trials=[Trial([(4.0, 1.0, 0.5), (1.0, 4.0, 0.5), (2.0, 2.0, 0.5), (3.0, 2.0, 2.0), (2.0, 2.25, 0.5)])],
     mistakes={

@@ -20,23 +20,23 @@ not estimated for it.
 from dataclasses import asdict
 from typing import cast
 
-from ..errors import BadInput
-from ..formulas.gpt2_config import GPTConfig, find_config
-from ..formulas.models.config_json import is_config, read_config
-from ..formulas.models.kv_cache import Decoding
-from ..formulas.models.llama_peak import llama_peak_bytes
-from ..formulas.models.llama_shape import LlamaShape
-from ..formulas.models.mixture_shape import MixtureShape, mixture_sent_bytes, mixture_states
-from ..formulas.peak import gpt2_peak_bytes
-from ..formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_states, paper_table1
-from ..formulas.units import both, gb
-from ..formulas.volumes import sent_bytes
-from ..formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, largest_unit, needs, on_device
-from . import Outcome
-from .arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
+from ...errors import BadInput
+from ...formulas.gpt2_config import GPTConfig, find_config
+from ...formulas.models.config_json import is_config, read_config
+from ...formulas.models.kv_cache import Decoding
+from ...formulas.models.llama_peak import llama_peak_bytes
+from ...formulas.models.llama_shape import LlamaShape
+from ...formulas.models.mixture_shape import MixtureShape, mixture_sent_bytes, mixture_states
+from ...formulas.peak import gpt2_peak_bytes
+from ...formulas.states import CONVENTIONS, fewest_ranks, largest_params, model_states, paper_table1
+from ...formulas.units import both, gb
+from ...formulas.volumes import sent_bytes
+from ...formulas.what_fits import ARRANGEMENTS, DEVICE, Arrangement, Needs, largest_unit, needs, on_device
+from .. import Outcome
+from ..arguments import MOST_RANKS, Checked, count, refuse_ignored, size, whole
+from ..terminal import table
 from .fits_table import what_fits
 from .kv_table import kv_table
-from .terminal import table
 
 HELP = "bytes that each rank holds and sends at each stage, by formula"
 STAGES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")

@@ -1,10 +1,10 @@
 """What `zerocourse memory --kv` says: keys and values of requests beside the weights, and how fast they can be read."""
 
-from ..errors import BadInput
-from ..formulas.models.kv_cache import Decoding, kv_bytes
-from ..formulas.units import both, gb
-from . import Outcome
-from .terminal import table
+from ...errors import BadInput
+from ...formulas.models.kv_cache import Decoding, kv_bytes
+from ...formulas.units import both, gb
+from .. import Outcome
+from ..terminal import table
 
 REQUESTS = (1, 8, 64)  # of a step, besides as many as fit
 

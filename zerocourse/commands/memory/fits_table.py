@@ -2,11 +2,11 @@
 
 from dataclasses import asdict
 
-from ..formulas.states import CONVENTIONS
-from ..formulas.units import both, gb
-from ..formulas.what_fits import ARRANGEMENTS, DEVICE, PLACES, Arrangement, Needs, cheapest, largest_that_fits
-from . import Outcome
-from .terminal import table
+from ...formulas.states import CONVENTIONS
+from ...formulas.units import both, gb
+from ...formulas.what_fits import ARRANGEMENTS, DEVICE, PLACES, Arrangement, Needs, cheapest, largest_that_fits
+from .. import Outcome
+from ..terminal import table
 
 
 def what_fits(args, needed: dict[Arrangement, Needs], params: int) -> Outcome:

@@ -6,7 +6,7 @@ where activations are checkpointed). For each parameter it moves 8 bytes of para
 gradient of 2 bytes) or 32 of optimizer states (16 read and 16 written, with the gradients).
 """
 
-from ..errors import BadInput
+from ...errors import BadInput
 
 
 def intensity_of_parameters(tokens: int) -> float:

@@ -7,8 +7,8 @@ reduction cannot.
 
 from dataclasses import dataclass
 
-from .shares import known_stage, positive
-from .volumes import passes
+from ..shares import known_stage, positive
+from ..volumes import passes
 
 # Bytes that copies, casts and the update move, by (bytes of an element, stage): per parameter in each micro-batch, per
 # parameter in the step, per parameter that the rank owns in the step, and the same in each micro-batch. Counted in the

@@ -6,7 +6,7 @@ Source: J. W. Young, A first order approximation to the optimum checkpoint inter
 
 import math
 
-from ..errors import BadInput
+from ...errors import BadInput
 
 
 def lost_share(interval: float, save_seconds: float, mean_seconds: float) -> float:
