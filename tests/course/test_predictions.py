@@ -35,7 +35,7 @@ def test_an_executed_chapter_says_whose_guess_it_is(number):
         if called(cell.source, "predict"):
             assert "What somebody guessed, which is not the answer: " in said
         if called(cell.source, "observe"):
-            table = re.search(r"somebody +measured +(?:ratio|right)\n[- ]+\n((?:.+(?:\n|$))+)", said)
+            table = re.search(r"somebody +found +(?:ratio|right)\n[- ]+\n((?:.+(?:\n|$))+)", said)
             wrong.append(any(row.split()[-1] not in ("yes", "1") for row in table[1].splitlines()))
     assert sum(wrong) > len(wrong) / 2
 

@@ -67,7 +67,7 @@ def test_what_was_refused_is_not_compared():
     assert "no prediction 01.x to compare with" in str(observe("01.x", 24e9))
 
 
-# you / measured / ratio
+# you / found / ratio
 
 @pytest.mark.parametrize("form, typed, noted, measured, row", [
     ("GB", 12, "12.0 GB", 24e9, "12.0 GB 24.0 GB 0.5"), ("GiB", 12, "12.0 GiB", 24 * 2**30, "12.0 GiB 24.0 GiB 0.5"),
@@ -82,7 +82,7 @@ def test_what_was_refused_is_not_compared():
 def test_the_guess_stands_beside_what_is_measured(form, typed, noted, measured, row):
     assert str(predict("01.x", typed, form)) == f"Noted: {noted}."
     head, _, body = str(observe("01.x", measured)).splitlines()
-    assert head.split()[:2] == ["you", "measured"] and body.split() == row.split()
+    assert head.split()[:2] == ["you", "found"] and body.split() == row.split()
 
 
 def test_several_answers_have_a_row_each_and_some_may_be_open():
@@ -90,12 +90,12 @@ def test_several_answers_have_a_row_each_and_some_may_be_open():
     assert str(said) == "Noted: parameters: 2 bytes per parameter; optimizer: 8 bytes per parameter. Still open: gradients."
     rows = [line.split("  ") for line in str(observe("01.x", {"parameters": 2, "gradients": 2, "optimizer": 12})).splitlines()[2:]]
     assert [[cell.strip() for cell in row if cell][::3] for row in rows] == [["parameters", "1"], ["gradients", "–"], ["optimizer", "0.667"]]
-    with pytest.raises(PredictionError, match="'optimizer' is not measured here: there is 'gradients', 'parameters'"):
+    with pytest.raises(PredictionError, match="'optimizer' is not found here: there is 'gradients', 'parameters'"):
         observe("01.x", {"gradients": 2, "parameters": 2})
 
 
-@pytest.mark.parametrize("form, measured, found", [("GB", 24e9, " Measured: 24.0 GB."), (OneOf("yes", "no"), "no", " Measured: no."),
-                                                   (THREE, "three, two, one", " Measured: three, two, one.")])
+@pytest.mark.parametrize("form, measured, found", [("GB", 24e9, " Found: 24.0 GB."), (OneOf("yes", "no"), "no", " Found: no."),
+                                                   (THREE, "three, two, one", " Found: three, two, one.")])
 def test_unanswered_is_allowed_and_said_in_one_sentence(form, measured, found):
     said = str(predict("01.x", ..., form))
     assert said.startswith("No prediction yet: in place of ... write ") and said.endswith(", or go on without one.")
@@ -117,7 +117,7 @@ def test_what_is_measured_must_be_an_answer():
 def test_somebody_s_guess_is_called_that():
     said = predict("01.x", somebody_guessed(12), "GB")
     assert str(said) == "What somebody guessed, which is not the answer: 12.0 GB." and said.html == f"<div>{said}</div>"
-    assert str(observe("01.x", 24e9)).split()[:3] == ["somebody", "measured", "ratio"]
+    assert str(observe("01.x", 24e9)).split()[:3] == ["somebody", "found", "ratio"]
 
 
 # a curve over the curve
@@ -156,7 +156,7 @@ def test_a_curve_is_shown_where_nothing_was_predicted(capsys):
     assert "stage 1 goes from 120" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("guess, at, sentence", [({"stage 7": [1, 2]}, (1, 16), "'stage 7' is not measured here: there is 'stage 1', 'stage 2'"),
+@pytest.mark.parametrize("guess, at, sentence", [({"stage 7": [1, 2]}, (1, 16), "'stage 7' is not found here: there is 'stage 1', 'stage 2'"),
                                                  ({"stage 1": [1, 2]}, (1, 3), r"predicted at \[3\] and not measured there")])
 def test_a_curve_that_is_not_in_the_figure_is_refused(guess, at, sentence):
     predict("01.c", guess, Curve("GB", at))
@@ -199,7 +199,7 @@ def test_the_last_guess_before_the_measurement_counts_and_a_later_one_does_not(f
     predict("01.x", 12, "GB")
     observe("01.x", 24e9)
     said = predict("01.x", 24, "GB")
-    assert str(said) == "Noted: 24.0 GB. You had seen what is measured, so this does not count."
+    assert str(said) == "Noted: 24.0 GB. You had seen what was found, so this does not count."
     assert str(observe("01.x", 24e9)).splitlines()[-1].split() == ["24.0", "GB", "24.0", "GB", "1"]
     assert [(event["guess"], event["late"]) for event in kept(folder) if event["kind"] == "prediction"] == [(6, False), (12, False), (24, True)]
     assert [event["ratio"] for event in kept(folder) if event["kind"] == "measured"] == [0.5, None]

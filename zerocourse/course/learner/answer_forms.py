@@ -55,7 +55,7 @@ class AnswerForm:
         """The columns of the comparison."""
         judged = self.judge(guess, value)
         verdict = {None: OPEN, True: "yes", False: "no"}[judged] if self.judged == "right" or judged is None else short(judged)
-        return {who: OPEN if guess is None else self.say(guess), "measured": self.say(value), self.judged: verdict}
+        return {who: OPEN if guess is None else self.say(guess), "found": self.say(value), self.judged: verdict}
 
 
 @dataclass(frozen=True)

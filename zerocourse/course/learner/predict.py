@@ -1,7 +1,7 @@
-"""A reader predicts before a cell measures, and then sees both.
+"""A reader predicts before a cell measures, simulates or computes, and then sees both.
 
-    predict("01.xl", 12, "GB")              # in a cell of its own, above the one that measures
-    observe("01.xl", 16 * params)           # the last line of that one: you 12.0 GB, measured 24.9 GB, ratio 0.482
+    predict("01.xl", 12, "GB")              # in a cell of its own, above the one that finds it
+    observe("01.xl", 16 * params)           # the last line of that one: you 12.0 GB, found 24.9 GB, ratio 0.482
 
 `...` is an answer that is still open. Several answers of one form are a dictionary, name → answer.
 """
@@ -59,7 +59,7 @@ class Prediction:
         still_open = ", ".join(name for name in self.answers if name not in self.given)
         return ("Noted" if self.who == "you" else "What somebody guessed, which is not the answer") + f": {said}." + (
             f" Still open: {still_open}." if still_open else "") + (
-            " You had seen what is measured, so this does not count." if self.late else "")
+            " You had seen what was found, so this does not count." if self.late else "")
 
 
 _made: dict[str, Prediction] = {}  # in this kernel
@@ -87,24 +87,24 @@ def predict(id: str, guess: object, form: str | AnswerForm = "") -> Shown:
     return sentence(_made[id].say())
 
 
-def observe(id: str, measured: object) -> Shown:
-    """Show *you / measured / ratio*, and record what was measured.
+def observe(id: str, found: object) -> Shown:
+    """Show *you / found / ratio*, and record what was found: measured, simulated or computed, as the cell says.
 
-    measured: so many bytes, seconds, shares of 1, factors or counts; an option; an order; of several answers, a dictionary; of
+    found: so many bytes, seconds, shares of 1, factors or counts; an option; an order; of several answers, a dictionary; of
         curves, the figure of `plots_curves.curves`, which is shown with the predicted curves over its own.
-    Raises PredictionError where something is predicted that is not measured here.
+    Raises PredictionError where something is predicted that is not found here.
     """
-    made, drawn = _made.get(id), isinstance(measured, Figure)
-    named = heights(measured) if drawn else measured if isinstance(measured, dict) else {ALONE: measured}
+    made, drawn = _made.get(id), isinstance(found, Figure)
+    named = heights(found) if drawn else found if isinstance(found, dict) else {ALONE: found}
     if made and (unknown := {*made.given} - {*named}):
-        raise PredictionError(f"prediction {id}: {', '.join(map(repr, unknown))} is not measured here: there is {', '.join(map(repr, named))}")
+        raise PredictionError(f"prediction {id}: {', '.join(map(repr, unknown))} is not found here: there is {', '.join(map(repr, named))}")
     values = {name: made.form.taken(value) for name, value in named.items() if name in made.answers} if made else {}
     for name, value in values.items():
         _note_measured(_full(id, name), made, name, value)
     if drawn:
         if made:
-            draw_over(measured, made.form, made.given, made.who)
-        put(figure(measured))
+            draw_over(found, made.form, made.given, made.who)
+        put(figure(found))
     return _said(id, made, values)
 
 
@@ -115,7 +115,7 @@ def _said(id: str, made: Prediction | None, values: Mapping[str, object]) -> Sho
     if made.given:
         return table([({"": name} if name else {}) | made.form.row(made.who, made.answers[name], value) for name, value in values.items()])
     found = "; ".join(f"{name}: {made.form.say(value)}".removeprefix(": ") for name, value in values.items())
-    return sentence("You have made no prediction." + f" Measured: {found}." * bool(found))
+    return sentence("You have made no prediction." + f" Found: {found}." * bool(found))
 
 
 def _note_guess(id: str, form: AnswerForm, guess: object) -> bool:

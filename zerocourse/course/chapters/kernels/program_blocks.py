@@ -16,7 +16,8 @@ def program_blocks(n: int, block: int) -> Figure:
         inside = element < n
         axes.add_patch(Rectangle((element, 0), 1, 1, facecolor="white" if inside else "#e4e4e4", edgecolor=INK, linewidth=0.8,
                                  hatch=None if inside else "////"))
-        axes.annotate(str(element), (element + 0.5, 0.5), ha="center", va="center", fontsize=9, color=INK)
+        axes.annotate(str(element), (element + 0.5, 0.5), ha="center", va="center", fontsize=9, color=INK,
+                      bbox=None if inside else {"facecolor": "#e4e4e4", "edgecolor": "none", "pad": 2})
     for program in range(programs):
         axes.hlines(1.25, program * block + 0.08, (program + 1) * block - 0.08, color=INK, linewidth=2)
         axes.annotate(f"program {program}", (program * block + block / 2, 1.4), ha="center", va="bottom", fontsize=9)

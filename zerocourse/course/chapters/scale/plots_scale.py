@@ -52,37 +52,40 @@ def parts_of_peak(result: Mapping) -> dict[str, int]:
 
 
 @thin_hatches
-def peaks_over_ranks(panels: Mapping[str, Mapping[int, Mapping]], divided: Mapping[int, int]) -> Figure:
-    """The peak of a step over the number of ranks, stacked by kind, both axes logarithmic; a panel for each name.
+def peaks_over_ranks(columns: Mapping[str, Mapping[int, Mapping]], divided: Mapping[int, int]) -> Figure:
+    """The peak of a step over the number of ranks, both axes logarithmic, and below it of what it consists, in shares of it.
 
-    What N does not divide lies at the bottom, so that the uppermost edge bends where it takes over.
-    panels: name → {ranks: what was simulated}.   divided: ranks → all model states over N, a dashed line.
+    What N does not divide lies at the bottom of the shares, so that its upper edge says how much of the peak stays.
+    columns: name → {ranks: what was simulated}.   divided: ranks → all model states over N, a dashed line.
     """
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    said, low = [], min(divided.values()) / GB
-    for axes, (name, results) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True):
+    figure = Figure(figsize=(9, 5.4), layout="constrained")
+    said, rows = [], figure.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False, height_ratios=(3, 2))
+    for peaks, shares, (name, results) in zip(*rows, columns.items(), strict=True):
         at, parts = list(results), [parts_of_peak(result) for result in results.values()]
-        below = [low / 2] * len(at)  # a logarithmic axis has no 0
-        total = [0.0] * len(at)
-        for kind, meaning in AT_THE_PEAK.items():
-            total = [whole + each[kind] / GB for whole, each in zip(total, parts, strict=True)]
-            axes.fill_between(at, below, total, **look(meaning), label=kind)
-            below = total
-        axes.plot(at, total, color=INK, linewidth=1.5, marker="o", markersize=3, label="the peak of a step")
-        axes.plot(list(divided), [nbytes / GB for nbytes in divided.values()], color=INK, linestyle="--", linewidth=1.2,
-                  label="all model states over N")
-        axes.set(xscale="log", yscale="log", xlim=(at[0], at[-1]), ylim=(low / 2, 2.2 * max(total)), title=name, xlabel="ranks, N")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xticks(at[::2], [f"{ranks:,}" for ranks in at[::2]], fontsize=8)
-        axes.minorticks_off()
-        for ranks, height in ((at[0], total[0]), (at[-1], total[-1])):
-            axes.annotate(gb(round(height * GB)), (ranks, height), (3 if ranks == at[0] else -3, 5), textcoords="offset points",
-                          ha="left" if ranks == at[0] else "right", fontsize=9, weight="bold")
+        total = [sum(each.values()) for each in parts]
+        peaks.plot(at, [nbytes / GB for nbytes in total], color=INK, linewidth=1.5, marker="o", markersize=3, label="the peak of a step")
+        peaks.plot(list(divided), [nbytes / GB for nbytes in divided.values()], color=INK, linestyle="--", linewidth=1.2,
+                   label="all model states over N")
+        peaks.set(xscale="log", yscale="log", xlim=(at[0], at[-1]), ylim=(min(divided.values()) / GB / 2, 2.2 * max(total) / GB), title=name)
+        peaks.yaxis.set_major_formatter("{x:g}")
+        for ranks, nbytes in ((at[0], total[0]), (at[-1], total[-1])):
+            peaks.annotate(gb(nbytes), (ranks, nbytes / GB), (3 if ranks == at[0] else -3, 5), textcoords="offset points",
+                           ha="left" if ranks == at[0] else "right", fontsize=9, weight="bold")
+        shares.stackplot(at, *([100 * each[kind] / whole for each, whole in zip(parts, total, strict=True)] for kind in AT_THE_PEAK),
+                         labels=list(AT_THE_PEAK))
+        for area, meaning in zip(shares.collections, AT_THE_PEAK.values(), strict=True):
+            area.set(**look(meaning))
+        shares.set(ylim=(0, 100), xlabel="ranks, N")
+        shares.set_xticks(at[::2], [f"{ranks:,}" for ranks in at[::2]], fontsize=8)
+        shares.minorticks_off()
+        peaks.minorticks_off()
         last = ", ".join(f"{kind} {gb(nbytes)}" for kind, nbytes in parts[-1].items())
-        said.append(f"{name}: {gb(round(total[0] * GB))} on {at[0]} rank, {gb(round(total[-1] * GB))} on {at[-1]:,} ({last})")
-    figure.axes[0].set_ylabel("GB per rank")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
-    figure.set_label(f"The peak of a step over the number of ranks. {'; '.join(said)}. "
+        said.append(f"{name}: {gb(total[0])} on {at[0]} rank, {gb(total[-1])} on {at[-1]:,} ({last})")
+    rows[0][0].set_ylabel("GB per rank")
+    rows[1][0].set_ylabel("% of the peak")
+    handles, labels = (above + below for above, below in zip(*(row[0].get_legend_handles_labels() for row in rows), strict=True))
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+    figure.set_label(f"The peak of a step over the number of ranks, and its parts. {'; '.join(said)}. "
                      f"All model states over N go on falling, to {gb(divided[max(divided)])}.")
     return figure
 
