@@ -331,7 +331,7 @@ def test_values_travel_as_data(value):
 @pytest.mark.parametrize("tensor", [
     torch.arange(6.0).reshape(2, 3).t(), torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(3, 0), torch.ones(2) > 0,
     torch.tensor([math.nan, -0.0, math.inf]), torch.tensor([1 + 2j]).conj(), torch.nn.Parameter(torch.ones(1)),
-    torch.tensor(7), torch.empty(3, 2, device="meta"),
+    torch.tensor(7), torch.empty(3, 2, device="meta"), torch.ones(1, 2)[:, 1], torch.ones(1, 2).sort(dim=1).values[:, -1],
 ])
 def test_tensors_travel_as_data(tensor):
     found = decode(json.loads(json.dumps(encode({"it": tensor}))))["it"]

@@ -92,7 +92,7 @@ def _content(tensor: torch.Tensor) -> str | None:
     """A tensor's bytes in base64; None on the meta device."""
     if tensor.device.type == "meta":
         return None
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).clone(memory_format=torch.contiguous_format)
     return base64.b64encode(flat.view(torch.uint8).numpy().tobytes()).decode()
 
 

@@ -9,6 +9,7 @@ DIFFERENCE, STUCK, RAISED, MISUSED, OF_TYPE = "difference", "stuck", "raised", "
 ALMOST = "right, but not of the asked type"  # what a verdict with the last of them says in place of its status
 MARKS = {PASSED: "✓", FAILED: "✗", NOT_DONE: "○", ALMOST: "≈"}
 COLOURS = {PASSED: "#1a7f37", FAILED: "#b42318", NOT_DONE: "#57606a", ALMOST: "#9a6700"}
+ORDINALS = "first", "second", "third", "fourth"  # hints
 
 
 class Wrong(Exception):
@@ -60,7 +61,7 @@ class Verdict:
 
     def __str__(self) -> str:
         text = f"{MARKS[self.heading]} {self.id} {self.heading}: {self.message}"
-        offer = f"\n  There is a hint for you: open “Hint {len(self.hints)}” above." if self.hints else ""
+        offer = f"\n  The {ORDINALS[len(self.hints) - 1]} hint above may help: open it." if self.hints else ""
         return text + "".join(f"\n  | {line}" for line in self.printed.splitlines()) + offer
 
     __repr__ = __str__
