@@ -216,24 +216,21 @@ class RightFp16SGD:
 
 
 @wrong("10.8", "first alone")
-class LooksAtTheFirst:
-    class Fp16SGD(RightFp16SGD):
-        def overflow(self, gradients):
-            return not gradients[0].isfinite().all()
+class LooksAtTheFirst(RightFp16SGD):
+    def overflow(self, gradients):
+        return not gradients[0].isfinite().all()
 
 
 @wrong("10.8", "NaN")
-class LooksForInfinities:
-    class Fp16SGD(RightFp16SGD):
-        def overflow(self, gradients):
-            return any(each.isinf().any() for each in gradients)
+class LooksForInfinities(RightFp16SGD):
+    def overflow(self, gradients):
+        return any(each.isinf().any() for each in gradients)
 
 
 @wrong("10.8", "averaged in fp16")
-class DividesInFp16:
-    class Fp16SGD(RightFp16SGD):
-        def averaged(self, gradient):
-            return self.comm.all_reduce((gradient / self.comm.world_size).float())
+class DividesInFp16(RightFp16SGD):
+    def averaged(self, gradient):
+        return self.comm.all_reduce((gradient / self.comm.world_size).float())
 
 
 # 10.4 to 10.8: mistakes that were told another reason, or none ---------------------------------------------------------
