@@ -178,6 +178,61 @@ class Fp16SGD:
         return True
 
 
+class RightFp16SGD:
+    """A right one, whose parts the wrong ones below replace."""
+
+    def __init__(self, params, lr, max_norm, scale, window, comm):
+        self.params, self.lr, self.max_norm = params, lr, max_norm
+        self.scale, self.window, self.good, self.comm = scale, window, 0, comm
+        self.masters = [param.data.clone() for param in params]
+        for param in params:
+            param.data = param.data.half()
+
+    def scaled(self, loss):
+        return loss.float() * self.scale
+
+    def averaged(self, gradient):
+        return self.comm.all_reduce(gradient.float()) / self.comm.world_size
+
+    def overflow(self, gradients):
+        return not all(each.isfinite().all() for each in gradients)
+
+    def step(self):
+        gradients = [self.averaged(param.grad) for param in self.params]
+        for param in self.params:
+            param.grad = None
+        if self.overflow(gradients):
+            self.scale, self.good = self.scale / 2, 0
+            return False
+        norm = torch.cat([each.flatten() for each in gradients]).norm() / self.scale
+        factor = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0) / self.scale
+        for master, each, param in zip(self.masters, gradients, self.params):
+            master -= self.lr * factor * each
+            param.data.copy_(master)
+        self.good += 1
+        if self.good == self.window:
+            self.scale, self.good = 2 * self.scale, 0
+        return True
+
+
+@wrong("10.8", "first alone")
+class LooksAtTheFirst(RightFp16SGD):
+    def overflow(self, gradients):
+        return not gradients[0].isfinite().all()
+
+
+@wrong("10.8", "NaN")
+class LooksForInfinities(RightFp16SGD):
+    def overflow(self, gradients):
+        return any(each.isinf().any() for each in gradients)
+
+
+@wrong("10.8", "averaged in fp16")
+class DividesInFp16(RightFp16SGD):
+    def averaged(self, gradient):
+        return self.comm.all_reduce((gradient / self.comm.world_size).float())
+
+
 # 10.4 to 10.8: mistakes that were told another reason, or none ---------------------------------------------------------
 
 @wrong("10.4", "stuck")

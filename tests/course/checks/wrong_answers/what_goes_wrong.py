@@ -40,6 +40,17 @@ def by_their_mean(ranks, ratios):
     return "late_micro_batch" if sum(ratios.values()) / len(ratios) < 1 else "nothing_reduced"
 
 
+@wrong("9.1", "five percent")
+def roughly(ranks, ratios):
+    return _bug(ranks, ratios, lambda one, other: math.isclose(one, other, rel_tol=0.04))
+
+
+@wrong("9.1", "mean of summed")
+def mean_is_n(ranks, ratios):
+    name = _bug(ranks, ratios, lambda one, other: math.isclose(one, other, rel_tol=0.01))
+    return "summed" if name != "no bug" and math.isclose(sum(ratios.values()), ranks * len(ratios), rel_tol=0.01) else name
+
+
 # 9.2 ----------------------------------------------------------------------------------------------------------------
 
 @wrong("9.2", "cut off")
@@ -93,6 +104,13 @@ def without_nan(summed, count, comm):
 def one_message(summed, count, comm):
     both = comm.all_reduce(torch.cat([summed, torch.tensor([float(count)])]))
     return both[:-1] / both[-1]
+
+
+@wrong("9.4", "largest count")
+def by_the_largest(summed, count, comm):
+    total = comm.all_reduce(summed.clone())
+    most = comm.all_reduce(torch.tensor(float(count)), "max")
+    return total / max(most.item(), 1)
 
 
 # 9.5 ----------------------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from ....checks import Trial, exercise
 INF, LR = float("inf"), 0.5
 GRADIENTS = [  # of each step, unscaled, for two parameters
     ([3.0, 4.0], [0.0]), ([0.3, -0.1], [0.2]), ([INF, 1.0], [1.0]), ([30.0, 0.0], [-40.0]),
-    ([1.0, 1.0], [float("nan")]),
+    ([float("nan"), 1.0], [1.0]), ([1.0, 1.0], [INF]),
     ([0.1, 0.2], [0.2])]
 
 
 def steps_in_fp16(answer, initial):
-    """A training of two parameters, with two overflows."""
+    """A training of two parameters, with three overflows."""
     params = [torch.nn.Parameter(torch.tensor([1.0, -2.0])), torch.nn.Parameter(torch.tensor([0.5]))]
     optimizer = torch.optim.SGD(params, lr=LR)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 0.75**update)
@@ -59,6 +59,7 @@ def norm_of(params):
         "unscaled around": {"order": "around"},
         "never skips": {"skips": lambda norm: False},
         "NaN": {"skips": lambda norm: bool(norm.isinf())},
+        "first alone": {"among": 1},
         "new scale": {"update": "first"},
         "scaler not told": {"update": "good alone"},
         "always good": {"update": "always good"},
@@ -66,10 +67,10 @@ def norm_of(params):
         "gradients left": {"clears": lambda skipped: not skipped},
     })
 def step_repaired(params, optimizer, schedule, scaler, max_norm, *, order="unscale first", schedule_waits=True,
-                  schedules=True,
+                  schedules=True, among=None,
                   skips=lambda norm: not norm.isfinite(), update="last", clears=lambda skipped: True):
     """One step, or none."""
-    skipped = bool(skips(norm_of(params)))
+    skipped = bool(skips(norm_of(params[:among])))
     if update == "first":
         scaler.update(skipped)
     if not skipped:

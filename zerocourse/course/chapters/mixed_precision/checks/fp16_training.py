@@ -9,12 +9,15 @@ from ....checks import Trial, exercise
 from ....checks.observers.stage_runs import WatchedComm
 
 FREE = 1e9  # a norm that no gradient has here
-# What it shows; learning rate, largest norm, first loss scale, window; size of the gradients in each step; overflows.
+# What it shows; learning rate, largest norm, first loss scale, window; size of the gradients in each step; overflows, each of them
+# by its step, rank, parameter, and what is added to the gradient.
 CASES = [("gradients of usual size", 0.5, FREE, 256.0, 100, [1.0] * 2, ()),
          ("gradients that are clipped", 0.5, 0.25, 256.0, 100, [1.0] * 2, ()),
-         ("an overflow on the last rank in step 1", 0.5, FREE, 256.0, 3, [1.0] * 5, (1,)),
-         ("two overflows on the last rank", 0.5, 0.5, 256.0, 2, [1.0] * 6, (3, 4)),
-         ("gradients near 1e-8", 1e8, FREE, 65536.0, 100, [1e-8], ()),
+         ("an overflow on the last rank in step 1", 0.5, FREE, 256.0, 3, [1.0] * 6, ((1, -1, 0, 1e9),)),
+         ("an overflow of two parameters in step 4, and one of the second alone in step 5", 0.5, 0.5, 256.0, 2, [1.0] * 7,
+          ((4, -1, 0, 1e9), (4, -1, 1, 1e9), (5, -1, 1, 1e9))),
+         ("inf on one rank and -inf on another, whose sum is NaN", 0.5, FREE, 256.0, 100, [1.0] * 2, ((0, -1, 0, 1e9), (0, 0, 0, -1e9))),
+         ("gradients near 3e-11", 3e10, FREE, 65536.0, 100, [3e-11], ()),
          ("gradients of 32,768 times 1 on every rank, whose sum fp16 cannot hold", 0.1, FREE, 32768.0, 100, [0.0] * 2, ()),
          ("updates of less than half a gap", 4e-4, FREE, 256.0, 100, [0.0] * 8, ())]  # 0: all gradients are 1
 
@@ -26,12 +29,13 @@ def trained_on_a_rank(answer, _, lr, max_norm, scale, window, sizes, overflows):
     params = [nn.Parameter(start[:4].clone()), nn.Parameter(start[4:].view(2, 2).clone())]
     trainer = answer(params, lr, max_norm, scale, window, comm)
     seen = {"scaled": float(trainer.scaled(torch.tensor(300.0, dtype=torch.float16))),
-            "dtypes": [str(param.dtype).removeprefix("torch.") for param in params]}
+            "dtypes": dtypes(params), "dtypes afterwards": None}
     made, scales, left, weights = [], [], False, {}
     for step, size in enumerate(sizes):
         loss = sum((param.float() * x).sum() for param, x in zip(params, gradients(step, comm.rank, size), strict=True))
-        if step in overflows and comm.rank == comm.world_size - 1:
-            loss = loss + 1e9 * params[0][0].float()
+        for when, rank, which, factor in overflows:
+            if when == step and rank % comm.world_size == comm.rank:
+                loss = loss + factor * params[which].flatten()[0].float()
         scales.append(float(trainer.scale))
         trainer.scaled(loss).backward()
         made.append(trainer.step())
@@ -39,7 +43,11 @@ def trained_on_a_rank(answer, _, lr, max_norm, scale, window, sizes, overflows):
         for param in params:
             param.grad = None
         weights[f"weights step {step}"] = [param.detach().double() for param in params]
-    return {**seen, "made": made, "scales": scales, **weights, "left": left}
+    return {**seen, "dtypes afterwards": dtypes(params), "made": made, "scales": scales, **weights, "left": left}
+
+
+def dtypes(params):
+    return [str(param.dtype).removeprefix("torch.") for param in params]
 
 
 def digits_kept(answer, weight, gradient):
@@ -58,9 +66,17 @@ def gradients(step, rank, size):
     return values[:4], values[4:].view(2, 2)
 
 
-def clip(grads, most):
-    norm = torch.stack([grad.norm() for grad in grads]).norm()
-    return [grad * torch.clamp(most / (norm + 1e-6), max=1.0) for grad in grads]
+def clip(grads, most, norm=lambda norms: norms.norm()):
+    factor = most / (norm(torch.stack([grad.norm() for grad in grads])) + 1e-6)
+    return [grad * torch.clamp(factor, max=1.0) for grad in grads]
+
+
+def each_alone(grads, most):
+    return [clip([grad], most)[0] for grad in grads]
+
+
+def not_finite(grad):
+    return not grad.isfinite().all()
 
 
 def publish(param, master):
@@ -74,17 +90,18 @@ def rounded_back(param, master):
 
 KNOBS = {
     "master": lambda given, rounded: given,
-    "wide": lambda grad: grad.float(),
+    "wide": lambda grad, ranks: grad.float(),
     "scaled": lambda loss, scale: loss.float() * scale,
     "reduce": lambda grad, comm: comm.all_reduce(grad),
     "average": lambda ranks: ranks,
-    "own_overflow": False,
-    "overflows": lambda grads: not all(grad.isfinite().all() for grad in grads),
+    "own_overflow": None,
+    "overflows": lambda grads: sum(map(not_finite, grads)),
     "unscale": lambda grad, scale: grad / scale,
     "clips": "after",
+    "clip": clip,
     "rate": lambda lr: lr,
     "publish": publish,
-    "falls": 2.0,
+    "falls": lambda overflows: 2.0,
     "interrupts": True,
     "begins_again": True,
     "rises": lambda good, window: good == window,
@@ -104,6 +121,7 @@ KNOBS = {
         "summed": {"average": lambda ranks: 1},
         "summed in fp16": {"reduce": lambda grad, comm: comm.all_reduce(grad.half()).float()},
         "divided twice": {"average": lambda ranks: ranks**2},
+        "averaged in fp16": {"wide": lambda grad, ranks: (grad / ranks).float() * ranks},
         "fp32 too late": {"scaled": lambda loss, scale: (loss * scale).float()},
         "loss in fp16": {"scaled": lambda loss, scale: loss.half() * scale},
         "not scaled": {"scaled": lambda loss, scale: loss.float()},
@@ -111,18 +129,27 @@ KNOBS = {
         "unscaled in fp16": {"unscale": lambda grad, scale: (grad / scale).half().float()},
         "clipped first": {"clips": "before"},
         "no clipping": {"clips": "never"},
-        "never skips": {"overflows": lambda grads: False},
-        "scale stays": {"falls": 1.0},
+        "each alone": {"clip": each_alone},
+        "norms added up": {"clip": lambda grads, most: clip(grads, most, torch.sum)},
+        "never skips": {"overflows": lambda grads: 0},
+        "own overflow": {"own_overflow": "decides"},
+        "first alone": {"overflows": lambda grads: not_finite(grads[0])},
+        "NaN": {"overflows": lambda grads: sum(bool(grad.isinf().any()) for grad in grads)},
+        "scale stays": {"falls": lambda overflows: 1.0},
+        "halved for each": {"falls": lambda overflows: 2.0**overflows},
         "window goes on": {"interrupts": False},
         "rises on": {"begins_again": False, "rises": lambda good, window: good >= window},
+        "rises once": {"begins_again": False},
+        "late": {"rises": lambda good, window: good > window},
         "never rises": {"rises": lambda good, window: False},
         "no masters": {"publish": rounded_back},
         "from rounded": {"master": lambda given, rounded: rounded.float()},
         "not shown": {"publish": lambda param, master: None},
+        "shown in fp32": {"publish": lambda param, master: setattr(param, "data", master.clone())},
         "uphill": {"rate": lambda lr: -lr},
         "not told": ({"told": lambda made: None}, {"told": lambda made: not made}),
         "gradients left": ({"frees": lambda made: False}, {"frees": lambda made: made}),
-        "stuck": {"own_overflow": True},
+        "stuck": {"own_overflow": "leaves"},
     })
 class Fp16SGD:
     """The right class; each knob takes the place of one of KNOBS."""
@@ -138,32 +165,34 @@ class Fp16SGD:
         return self.knob.scaled(loss, self.scale)
 
     def step(self):
-        made = self.update([self.knob.wide(param.grad) for param in self.params])
+        made = self.update([self.knob.wide(param.grad, self.comm.world_size) for param in self.params])
         for param in self.params:
             if self.knob.frees(made):
                 param.grad = None
         return self.knob.told(made)
 
     def update(self, grads):
-        if self.knob.own_overflow and self.knob.overflows(grads):
-            return self.rescale(False)
+        own = self.knob.overflows(grads)
+        if own and self.knob.own_overflow == "leaves":
+            return self.rescale(own)
         grads = [self.knob.reduce(grad, self.comm) / self.knob.average(self.comm.world_size) for grad in grads]
-        if self.knob.overflows(grads):
-            return self.rescale(False)
+        if overflows := own if self.knob.own_overflow else self.knob.overflows(grads):
+            return self.rescale(overflows)
         if self.knob.clips == "before":
-            grads = clip(grads, self.max_norm)
+            grads = self.knob.clip(grads, self.max_norm)
         grads = [self.knob.unscale(grad, self.scale) for grad in grads]
         if self.knob.clips == "after":
-            grads = clip(grads, self.max_norm)
+            grads = self.knob.clip(grads, self.max_norm)
         for param, master, grad in zip(self.params, self.masters, grads, strict=True):
             master -= self.knob.rate(self.lr) * grad
             self.knob.publish(param, master)
-        return self.rescale(True)
+        return self.rescale(0)
 
-    def rescale(self, made):
+    def rescale(self, overflows):
+        made = not overflows
         self.good = self.good + made if made or not self.knob.interrupts else 0
         if not made:
-            self.scale /= self.knob.falls
+            self.scale /= self.knob.falls(overflows)
         elif self.knob.rises(self.good, self.window):
             self.scale, self.good = 2 * self.scale, 0 if self.knob.begins_again else self.good
         return made

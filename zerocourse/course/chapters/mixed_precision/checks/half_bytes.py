@@ -24,15 +24,19 @@ BYTES_CASES = [(1000, stage, ranks, half, wide) for ranks in (1, 2, 4) for stage
               "a stage late": {"first": 4},
               "a stage early": {"first": 2},
               "nothing sharded": {"first": 9},
+              "one kind": {"sharded": lambda kind, stage, first: kind + stage == first},
+              "gradients first": {"sharded": lambda kind, stage, first: stage >= (3, 1, 2)[kind]},
+              "all at once": {"sharded": lambda kind, stage, first: stage > 0},
               "float": lambda params, stage, ranks, half, wide: tuple(
                   each / 1 for each in held_bytes(params, stage, ranks, half, wide))})
 def held_bytes(params, stage, ranks, half, wide, *, master=lambda half: 4 * half, first=3,
-               gradient=lambda half, wide: 2 if half and not wide else 4, shares=lambda stage, ranks, whole: 0):
+               gradient=lambda half, wide: 2 if half and not wide else 4, shares=lambda stage, ranks, whole: 0,
+               sharded=lambda kind, stage, first: kind + stage >= first):
     """Bytes of parameters, gradients and optimizer states."""
     whole = 4 * half * params
     sizes = (2 if half else 4) * params, gradient(half, wide) * params, (8 + master(half)) * params
     extra = shares(stage, ranks, whole)
-    return tuple((size if kind + stage < first else size // ranks) + (extra - extra // ranks) * (kind == 2)
+    return tuple((size // ranks if sharded(kind, stage, first) else size) + (extra - extra // ranks) * (kind == 2)
                  for kind, size in zip(KINDS, sizes, strict=True))
 
 
@@ -66,18 +70,22 @@ MACHINES = [((7, 5), 15 * GIB, 500_000_000, 2), ((7, 5), 15 * GIB, 1_500_000_000
               "fp32 states": {"parameter": 4, "gradient": 4, "optimizer": 8},
               "rounded down": {"shared": operator.floordiv},
               "all memory": {"share": 1.0},
+              "all cards": {"cards": lambda ranks: ranks},
               "gradients early": {"sharded": (0, 2, 3, 3)},
+              "parameters early": {"sharded": (0, 1, 3, 3)},
+              "all at once": {"sharded": (0, 3, 3, 3)},
               "always 3": {"stages": (3,)},
+              "from 1 on": {"stages": (1, 2, 3)},
               "always one": {"no_room": 3}})
 def choose_precision(capability, memory, params, ranks, *, least=(8, 0), scale={"loss_scale": 0}, of_bf16={},
                      parameter=2, gradient=2, optimizer=12, share=0.8, stages=(0, 1, 2, 3), no_room=None, sharded=(0, 1, 2, 3),
                      newer=lambda capability, least: capability >= least, fits=lambda held, room: held <= room,
-                     shared=operator.truediv):
+                     shared=operator.truediv, cards=lambda ranks: 1):
     """The part of a ds_config, or None."""
     section = {"bf16": {"enabled": True, **of_bf16}} if newer(capability, least) else {"fp16": {"enabled": True, **scale}}
     for stage in stages:
         held = [each if kind + sharded[stage] < 3 else shared(each, ranks) for kind, each in
                 zip(KINDS, (parameter, gradient, optimizer), strict=True)]
-        if fits(params * sum(held), share * memory):
+        if fits(params * sum(held), share * memory * cards(ranks)):
             return {**section, "zero_optimization": {"stage": stage}}
     return None if no_room is None else {**section, "zero_optimization": {"stage": no_room}}

@@ -15,7 +15,7 @@ def masters_on_a_rank(make, step):
     if not isinstance(made, tuple) or len(made) != 2 or not all(map(torch.is_tensor, [*made[0], *made[1]])):
         raise Wrong("`make_masters` must return two lists of tensors: the weights in bf16, and the masters")
     half, masters = made
-    kept, kept_masters = list(half), list(masters)
+    kept = list(half)
     seen = {"half": [each.double() for each in half],
             "dtypes": [str(each.dtype).removeprefix("torch.") for each in (*half, *masters)],
             "masters": [each.double() for each in masters], "shared": _shared(make, given)}
@@ -27,7 +27,7 @@ def masters_on_a_rank(make, step):
         spoiled += not all(map(torch.equal, gradients, before))
         if number in (1, STEPS):
             name = f"step {number}"
-            seen[f"after {name}"] = torch.cat([each.double().flatten() for each in kept_masters])
+            seen[f"after {name}"] = torch.cat([each.double().flatten() for each in masters])
             seen["replaced"] = any(each is not old for each, old in zip(half, kept, strict=True))
             seen[f"shown {name}"] = torch.cat([each.double().flatten() for each in kept])
     return {**seen, "spoiled": spoiled}
@@ -62,6 +62,22 @@ def on_halves(half, masters, gradients, lr):
         each -= lr * gradient
 
 
+def on_both(half, masters, gradients, lr):
+    on_halves(half, masters, gradients, lr)
+    on_halves(masters, half, [gradient.float() for gradient in gradients], lr)
+
+
+def from_halves(half, masters, gradients, lr):
+    for each, master, gradient in zip(half, masters, gradients, strict=True):
+        master.copy_(each.float() - lr * gradient.float())
+        each.copy_(master)
+
+
+def to_a_name(half, masters, gradients, lr):
+    for each, master, gradient in zip(half, masters, gradients, strict=True):
+        each.copy_(master - lr * gradient.float())
+
+
 @exercise(
     "10.5", "Master weights", minutes=20, difficulty=2, answer=("make_masters", "masters_step"), timeout=10,
     trials=[Trial(observe=masters_on_a_rank, close=1e-6)],
@@ -71,6 +87,9 @@ def on_halves(half, masters, gradients, lr):
         "masters in bf16": {"master_of": lambda param, half: half.clone()},
         "fp16": {"dtype": torch.float16},
         "halves stepped": {"whole_step": on_halves},
+        "both apart": {"whole_step": on_both},
+        "from the weight": {"whole_step": from_halves},
+        "new name": {"whole_step": to_a_name},
         "product in bf16": {"update": lambda master, gradient, lr: master.sub_(lr * gradient)},
         "not shown": {"publish": lambda half, number, master: None},
         "new tensors": {"publish": replaced},

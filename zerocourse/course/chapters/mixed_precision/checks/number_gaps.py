@@ -36,6 +36,9 @@ def unsigned(value, fraction, least):
               "smallest normal": lambda value, fraction, least: (
                   2.0 ** (exponent_of(value) - fraction) if abs(value) >= 2.0**least else 2.0**least),
               "zero below": {"floor": lambda exponent, least: exponent if exponent >= least else -math.inf},
+              "zero at zero": {"floor": lambda exponent, least: max(exponent, least) if exponent > -math.inf else -math.inf},
+              "subnormals halved": {"floor": lambda exponent, least: exponent if exponent >= least else least - 1},
+              "negative is zero": {"exponent": lambda value: exponent_of(max(value, 0))},
               "leading one": ({"less": 1}, {"less": -1}),
               "frexp": {"exponent": lambda value: math.frexp(value)[1] if value else -math.inf},
           })

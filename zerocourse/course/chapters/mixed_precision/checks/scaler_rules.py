@@ -27,6 +27,8 @@ def scale_by_step(answer, steps, scale, window, hysteresis, minimum):
               "tolerated is good": {"interrupted": lambda good, halved: 0 if halved else good + 1},
               "tolerated is nothing": {"interrupted": lambda good, halved: 0 if halved else good},
               "rises on": {"after_rise": lambda good: good},
+              "counts to multiples": {"after_rise": lambda good: good, "rises": lambda good, window: good % window == 0},
+              "from 1": {"after_rise": lambda good: 1},
               "late": {"rises": lambda good, window: good > window},
               "every good step": {"rises": lambda good, window: True},
               "below the minimum": {"least": lambda scale, minimum: scale},

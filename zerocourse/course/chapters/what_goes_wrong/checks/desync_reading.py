@@ -1,6 +1,7 @@
 """The check of 9.3: where ranks that hang have gone separate ways."""
 
 from collections import Counter
+from functools import partial
 from itertools import zip_longest
 
 from ....checks import Trial, exercise
@@ -16,9 +17,9 @@ def with_call(calls, place, call):
     return [*calls[:place], call, *calls[place + 1 :]]
 
 
-def minority(of_ranks):
+def minority(of_ranks, silence=True):
     """The ranks that do not what most do; all of them where no call has more ranks than any other."""
-    (call, most), *others = Counter(of_ranks).most_common()
+    (call, most), *others = Counter(call for call in of_ranks if silence or call).most_common()
     tied = any(number == most for _, number in others)
     return [rank for rank, other in enumerate(of_ranks) if tied or other != call]
 
@@ -49,6 +50,7 @@ def differs(of_ranks):
                                               if call != Counter(of_ranks).most_common(1)[0][0]]},
         "in a tie of three": {"odd": lambda of_ranks: minority(of_ranks) if len(set(of_ranks)) == 2 else
                               [rank for rank, call in enumerate(of_ranks) if call != Counter(of_ranks).most_common(1)[0][0]]},
+        "silence left out": {"odd": partial(minority, silence=False)},
         "ends alone": {"shortest_first": True},
         "verbs alone": {"seen": lambda call: call and call.split()[0]},
         "units alone": {"seen": lambda call: call and call.split()[1]},

@@ -52,12 +52,15 @@ def own_count(summed, count, comm):
         "own count": own_count,
         "divided twice": {"divisor": lambda total, comm: total.clamp(min=1) * comm.world_size},
         "count averaged": {"divisor": lambda total, comm: (total / comm.world_size).clamp(min=1)},
+        "largest count": {"of_counts": "max"},
         "nobody": {"divisor": lambda total, comm: total},
         "stuck": {"takes_part": lambda count: count > 0},
     })
-def mean_gradient(summed, count, comm: Comm, *, divisor=lambda total, comm: total.clamp(min=1), takes_part=lambda count: True):
-    """divisor: by which the sum of all ranks is divided.   takes_part: does a rank call the collectives?"""
+def mean_gradient(summed, count, comm: Comm, *, divisor=lambda total, comm: total.clamp(min=1), takes_part=lambda count: True,
+                  of_counts="sum"):
+    """divisor: by which the sum of all ranks is divided.   takes_part: does a rank call the collectives?   of_counts: what becomes
+    of the ranks' counts."""
     if not takes_part(count):
         return torch.zeros_like(summed)
     gradient = comm.all_reduce(summed.clone())
-    return gradient / divisor(comm.all_reduce(torch.tensor([float(count)])), comm)
+    return gradient / divisor(comm.all_reduce(torch.tensor([float(count)]), of_counts), comm)

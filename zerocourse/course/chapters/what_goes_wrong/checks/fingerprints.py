@@ -1,10 +1,12 @@
 """The check of 9.1: what bug the norm's ratios at several numbers of micro-batches speak of."""
 
+from functools import partial
+
 from ....checks import Trial, exercise
 
 
-def near(ratio, value):
-    return abs(ratio - value) <= 0.01 * value
+def near(ratio, value, share=0.01):
+    return abs(ratio - value) <= share * value
 
 
 def below_one(ratios):
@@ -31,18 +33,23 @@ def at(place):
                    (2, {1: 1.002, 2: 0.997, 4: 1.004}), (4, {1: 3.99, 3: 4.02, 8: 3.98}), (8, {1: 1.003, 3: 2.99, 8: 8.03}),
                    (2, {1: 0.998, 2: 0.52, 8: 0.13}), (3, {1: 0.61, 3: 0.85, 9: 0.96}), (3, {1: 1.7, 4: 1.68, 16: 1.72}),
                    (2, {1: 1.31, 4: 1.06, 16: 1.02}), (2, {1: 1.64, 64: 1.004}),
-                   (2, {1: 2.0, 2: 1.5, 4: 1.2}), (2, {1: 0.95, 2: 1.12})])],
+                   (2, {1: 2.0, 2: 1.5, 4: 1.2}), (2, {1: 0.95, 2: 1.12}), (2, {1: 1.03, 4: 1.02}), (2, {1: 1.0, 4: 0.4}),
+                   (2, {1: 1.0, 3: 3.0})])],
     mistakes={
         "two ranks": {"N": lambda ranks: 2},
         "exact": {"same": lambda ratio, value: ratio == value},
+        "five percent": {"same": partial(near, share=0.05)},
+        "absolute": {"same": lambda ratio, value: abs(ratio - value) <= 0.01},
         "first column": at(min),
         "last column": at(max),
         "all that is larger": {"nothing_reduced": "summed"},
         "all that is smaller": {"late": "last_micro_batch"},
         "smaller is late": {"last": "late_micro_batch"},
         "nearer is late": {"is_late": comes_nearer},
+        "turned round": {"is_late": lambda ratios: not below_one(ratios)},
         "mean": {"is_late": lambda ratios: sum(ratios.values()) < len(ratios)},
         "summed at one": {"of_summed": lambda ratios: {min(ratios): ratios[min(ratios)]}},
+        "mean of summed": {"of_summed": lambda ratios: {0: sum(ratios.values()) / len(ratios)}},
         "G for N": {"unscaled": "summed"},
     })
 def name_the_bug(ranks, ratios, *, N=lambda ranks: ranks, same=near, columns=dict, nothing_reduced="nothing_reduced",

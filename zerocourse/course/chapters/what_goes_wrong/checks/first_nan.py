@@ -72,6 +72,7 @@ MODELS = {  # by what it is, each of them run forward and, where that is possibl
     "an infinite gradient of a finite output": lambda: Spoiled(infinitely_steep),
     "two layers with infinite gradients": lambda: nn.Sequential(nn.Linear(2, 2), Spoiled(infinitely_steep)),
     "a layer that returns a dictionary with a tuple in it": Both,
+    "a layer that returns a tensor and None": lambda: Spoiled(lambda x: (x, None)),
     "a tuple in a tuple": lambda: Spoiled(lambda x: (x, (x / 0,))),
     "a dictionary in a list": lambda: Spoiled(lambda x: [x, {"more": x / 0}]),
     "a layer that returns a tensor of no elements": lambda: Spoiled(lambda x: x[:0]),
@@ -102,7 +103,10 @@ def watched(answer, what):
     for param in model.parameters():
         param.data[:] = torch.nan
     step(model)
-    return {"first": first, "early": early, "hooks": hooks, "afterwards": instrument.first == first} | after_an_error(answer)
+    afterwards = instrument.first == first
+    with instrument:
+        again = instrument.first == first
+    return {"first": first, "early": early, "hooks": hooks, "afterwards": afterwards, "again": again} | after_an_error(answer)
 
 
 def hooks_on(model):
@@ -130,6 +134,8 @@ class Instrument:
             self.watch()
 
     def __enter__(self):
+        if self.knobs["forgets"]:
+            self.first = None
         if self.knobs["begins"] == "entered":
             self.watch()
         return self
@@ -180,13 +186,16 @@ class Instrument:
         "tensors alone": {"tensors": lambda value: [value] if torch.is_tensor(value) else []},
         "hooks stay after an error": {"on_error": "stays"},
         "silent": {"on_error": "silent"},
+        "forgets": {"forgets": True},
         "hooks from the beginning": {"begins": "early"},
         "no name": {"root": ""},
         "children alone": {"modules": lambda model: [("", model), *model.named_children()]},
         "parts alone": {"modules": lambda model: [each for each in model.named_modules() if each[0]]},
     })
 def first_not_finite(model, *, modules=lambda model: model.named_modules(), root="the model", gradients="as they come",
-                     removes=True, overwrites=False, fine=torch.isfinite, tensors=tensors_in, on_error="removes", begins="entered"):
+                     removes=True, overwrites=False, fine=torch.isfinite, tensors=tensors_in, on_error="removes", begins="entered",
+                     forgets=False):
     """The instrument, ready to be entered."""
     return Instrument(model, {"modules": modules, "root": root, "gradients": gradients, "removes": removes,
-                              "overwrites": overwrites, "fine": fine, "tensors": tensors, "at an error": on_error, "begins": begins})
+                              "overwrites": overwrites, "fine": fine, "tensors": tensors, "at an error": on_error, "begins": begins,
+                              "forgets": forgets})
