@@ -22,6 +22,8 @@ LIMITS = (0, 3, 4, 5, 6, 20)
         "down only": {"crosses": lambda start, end: end and not start},
         "up only": {"crosses": lambda start, end: start and not end},
         "once": {"listed": lambda edges: sorted(set(edges))},
+        "the busier way": lambda edges, on_host: max(moved_bytes(edges, on_host, crosses=way) for way in (
+            lambda start, end: end and not start, lambda start, end: start and not end)),
         "one each way": {"listed": lambda edges: list({frozenset(edge[:2]): edge for edge in edges}.values())},
     })
 def moved_bytes(edges, on_host, *, crosses=lambda start, end: start != end, listed=list):
@@ -36,10 +38,16 @@ LONE = ([("in", "x", 3), ("x", "in", 3), ("in", "y", 1)], {"x": 8, "y": 5, "apar
 HEAVY = ([("in", "x", 3), ("in", "y", 1), ("in", "z", 2)], {"x": 8, "y": 1, "z": 1})
 
 
-def ways(edges, held):
+def ways(edges, held, **knobs):
     for choice in product((False, True), repeat=len(held)):
         host = {name for name, there in zip(held, choice, strict=True) if there}
-        yield moved_bytes(edges, host), sum(size for name, size in held.items() if name not in host), len(host)
+        yield moved_bytes(edges, host, **knobs), sum(size for name, size in held.items() if name not in host), len(host)
+
+
+def among(allowed, **knobs):
+    """Over the placements with so many boxes on the host alone."""
+    return lambda edges, held, limit: min((size for moved, size, count in ways(edges, held, **knobs)
+                                           if moved <= limit and allowed(count)), default=0)
 
 
 def one_by_one(edges, held, limit):
@@ -67,7 +75,9 @@ def on_device(seen):
     "14.6", "The fewest bytes on the device", minutes=45, difficulty=3, trials=[Trial(PLACED)],
     board=(Board("bytes on the device in all cases", on_device, 90, 90, "all placements were tried", ("returned", "exactly")),),
     mistakes={
-        "greedy": one_by_one,
+        "greedy": (one_by_one, among(lambda count: count <= 2)),
+        "inside too": among(lambda count: True, crosses=lambda start, end: start or end),
+        "none on the host": among(bool),
         "once": {"listed": lambda edges: sorted(set(edges))},
         "boxes of 0 bytes": {"movable": lambda held: {name: size for name, size in held.items() if size}},
         "no limit": ({"within": lambda moved, limit: True}, lambda edges, held, limit: least_on_device(
