@@ -71,7 +71,7 @@ def loss_and_gradients(answer, tiles, factor):
     at_once = tiles > 2 and alive < N <= logits.most  # a loop may hold a tile until the next one is there
     return seen | {"logits": "all" if elements >= N * V and tiles > 1 or at_once else "in tiles",
                    "kept": "all" if alive >= N and tiles > 1 else "none",
-                   "later": "all" if logits.elements >= N * V and tiles > 1 else "in tiles", "again": "equal" if same else "others"}
+                   "later": "all" if logits.elements >= N * V and tiles > 1 and alive < N else "in tiles", "again": "equal" if same else "others"}
 
 
 @exercise(

@@ -32,6 +32,9 @@ GAP = [{"lane": lane, "start": start, "end": end} for lane, start, end in
 PAUSES = [{"lane": lane, "start": start, "end": end} for lane, start, end in  # the longest pause is not the most of them; rows in any order
           ((COMPUTE, 20, 30), (COMPUTE, 0, 10), ("up", 40, 47), ("up", 30, 37), ("update", 10, 20), (COMPUTE, 47, 50), (COMPUTE, 37, 40))]
 
+UNSORTED = [{"lane": lane, "start": start, "end": end} for lane, start, end in
+            ((COMPUTE, 50, 60), (COMPUTE, 0, 10), ("down", 10, 30), ("up", 60, 90), ("update", 90, 102))]
+
 
 def overlap(row, spans):
     return sum(max(0, min(row["end"], end) - max(row["start"], begin)) for begin, end in spans)
@@ -52,7 +55,7 @@ def idle_in(pauses):
 
 @exercise(
     "14.7", "Read this timeline", minutes=25, difficulty=2,
-    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP[::-1],), (LATE,), (BITS,), (PAUSES,)])],
+    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,), (LATE,), (BITS,), (PAUSES,), (UNSORTED,)])],
     mistakes={
         "sum": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows)},
         "from zero": {"step": lambda rows: max(row["end"] for row in rows)},

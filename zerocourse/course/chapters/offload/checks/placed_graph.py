@@ -1,6 +1,7 @@
 """The checks of 14.1 and 14.6: what a placement moves, and the fewest bytes on the device within a limit on the link."""
 
 from itertools import product
+from math import inf
 
 from .....formulas.placements import EDGES, HELD
 from ....checks import Board, Trial, exercise
@@ -59,7 +60,16 @@ def one_by_one(edges, held, limit):
     return sum(size for name, size in held.items() if name not in host)
 
 
-PLACED = [(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 11)] \
+def cut_short(edges, held, limit, host=frozenset(), number=0):
+    """Goes no further from a set that passes the limit, though a larger one may not."""
+    if moved_bytes(edges, host) > limit:
+        return inf
+    if number == len(held):
+        return sum(size for name, size in held.items() if name not in host)
+    return min(cut_short(edges, held, limit, more, number + 1) for more in (host, host | {[*held][number]}))
+
+
+PLACED = [(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 13)] \
     + [(*LONE, limit) for limit in (0, 1, 6, 7)] + [(*HEAVY, 3)]
 
 
@@ -75,7 +85,7 @@ def on_device(seen):
     "14.6", "The fewest bytes on the device", minutes=45, difficulty=3, trials=[Trial(PLACED)],
     board=(Board("bytes on the device in all cases", on_device, 90, 90, "all placements were tried", ("returned", "exactly")),),
     mistakes={
-        "greedy": (one_by_one, among(lambda count: count <= 2)),
+        "greedy": (one_by_one, cut_short, among(lambda count: count <= 2)),
         "inside too": among(lambda count: True, crosses=lambda start, end: start or end),
         "none on the host": among(bool),
         "once": {"listed": lambda edges: sorted(set(edges))},
