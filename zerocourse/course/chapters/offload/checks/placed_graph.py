@@ -23,8 +23,6 @@ LIMITS = (0, 3, 4, 5, 6, 20)
         "down only": {"crosses": lambda start, end: end and not start},
         "up only": {"crosses": lambda start, end: start and not end},
         "once": {"listed": lambda edges: sorted(set(edges))},
-        "the busier way": lambda edges, on_host: max(moved_bytes(edges, on_host, crosses=way) for way in (
-            lambda start, end: end and not start, lambda start, end: start and not end)),
         "one each way": {"listed": lambda edges: list({frozenset(edge[:2]): edge for edge in edges}.values())},
     })
 def moved_bytes(edges, on_host, *, crosses=lambda start, end: start != end, listed=list):
