@@ -151,6 +151,41 @@ def plain_autograd(x, weight, targets, tiles):
     return torch.stack([nn.functional.cross_entropy(a @ weight.T, t, reduction="sum") for a, t in parts]).sum() / len(x)
 
 
+@wrong("13.2", "no divisor")
+def segments_of_any_length(inputs, kept, layers):
+    return min(range(1, layers + 1), key=lambda number: number * inputs + -(-layers // number) * kept)
+
+
+@wrong("13.3", "frozen ones")
+def trained_ones_alone(model):
+    own = {param.untyped_storage().data_ptr() for param in model.parameters() if param.requires_grad}
+
+    def pack(tensor):
+        stays = tensor.untyped_storage().data_ptr() in own or not tensor.is_floating_point() or tensor.numel() < 64
+        return (None, tensor.detach()) if stays else (tensor.dtype, tensor.bfloat16())
+
+    return pack, lambda kept: kept[1] if kept[0] is None else kept[1].to(kept[0])
+
+
+@wrong("13.4", "difference")
+def counts_free_bytes(events, size):
+    there, found = {}, []
+    for name, nbytes in events:
+        if not nbytes:
+            del there[name]
+            continue
+        if sum(each for _, each in there.values()) + nbytes > size:
+            return [*found, None]
+        at = 0
+        for start, each in sorted(there.values()):
+            if start - at >= nbytes:
+                break
+            at = start + each
+        there[name] = at, nbytes
+        found.append(at)
+    return found
+
+
 # 13.w1 --------------------------------------------------------------------------------------------------------------
 
 def kept_by(random):

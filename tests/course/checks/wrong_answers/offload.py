@@ -109,6 +109,38 @@ def among_placed_boxes(edges, held, limit):
     return best
 
 
+@wrong("14.6", "inside too")
+def counts_all_edges_at_the_host(edges, held, limit):
+    hosts = [set(host) for count in range(len(held) + 1) for host in combinations(held, count)]
+    return min(sum(size for name, size in held.items() if name not in host) for host in hosts
+               if sum(n for a, b, n in edges if a in host or b in host) <= limit)
+
+
+@wrong("14.7", "as listed")
+def pauses_as_listed(rows):
+    first, last = min(row["start"] for row in rows), max(row["end"] for row in rows)
+    compute = [row for row in rows if row["lane"] == "compute"]
+    spans = list(zip([first, *(row["end"] for row in compute)], [*(row["start"] for row in compute), last], strict=True))
+    lanes = dict.fromkeys(("down", "update", "up"), 0)
+    for row in rows:
+        if row["lane"] in lanes:
+            lanes[row["lane"]] += sum(max(0, min(end, row["end"]) - max(begin, row["start"])) for begin, end in spans)
+    return {"step": last - first, "idle": sum(end - begin for begin, end in spans), "waits_for": max(lanes, key=lanes.get)}
+
+
+@wrong("14.3", "first at once")
+def both_in_one_step(x, gradient, rates, after):
+    values, waiting = [], None
+    for k, rate in enumerate(rates):
+        new = rate * gradient(x, k)
+        if k <= after:
+            x = x - new
+        if k >= after:
+            x, waiting = x - (waiting or 0), new
+        values.append(x)
+    return [*values, x - (waiting or 0)]
+
+
 # 14.w1 --------------------------------------------------------------------------------------------------------------
 
 @wrong("14.w1", "fp32 down")

@@ -2,13 +2,17 @@
 
 from ....checks import Trial, exercise
 
-ROUND = [("a", 1), ("b", 1), ("c", 1), ("d", 1), ("a", 0), ("c", 0), ("e", 1)]
+ROUND = [("a", 3), ("b", 1), ("c", 1), ("d", 1), ("a", 0), ("c", 0), ("e", 3), ("f", 1)]
 SIMPLE = [("a", 4), ("b", 3), ("c", 2)]
 REUSED = [("a", 4), ("b", 3), ("a", 0), ("c", 2), ("d", 2), ("e", 1)]
 TWO_HOLES = [("a", 4), ("b", 1), ("c", 2), ("d", 1), ("a", 0), ("c", 0), ("e", 2), ("f", 2)]
 MERGED = [("a", 2), ("b", 2), ("c", 2), ("d", 2), ("a", 0), ("b", 0), ("e", 4), ("c", 0), ("e", 0), ("f", 6)]
-FULL = [("a", 4), ("b", 2), ("c", 4), ("b", 0), ("d", 3), ("e", 2)]
+FULL = [("a", 2), ("b", 2), ("c", 2), ("a", 0), ("c", 0), ("d", 3), ("e", 2)]  # enough is free, but not in one piece
 LOW_LATER = [("a", 2), ("b", 2), ("c", 2), ("a", 0), ("d", 1), ("c", 0), ("e", 1), ("f", 1)]
+
+
+def large_enough(hole, nbytes, blocks=()):
+    return hole[1] - hole[0] >= nbytes
 
 
 def lowest(fitting, last):
@@ -23,8 +27,8 @@ def goes_round(fitting, last):
 @exercise(
     "13.4", "Where does the block go?", minutes=30, difficulty=2,
     replaces=("zerocourse.activations.arena:*",),
-    trials=[Trial([(SIMPLE, 12), (SIMPLE, 9), (REUSED, 12), (ROUND, 4)]), Trial([(TWO_HOLES, 12), (LOW_LATER, 12), (MERGED, 8)]),
-            Trial([(FULL, 10), (SIMPLE, 8)])],
+    trials=[Trial([(SIMPLE, 12), (SIMPLE, 9), (REUSED, 12), (ROUND, 8)]), Trial([(TWO_HOLES, 12), (LOW_LATER, 12), (MERGED, 8)]),
+            Trial([(FULL, 6), (SIMPLE, 8)])],
     mistakes={
         "best fit": {"pick": lambda fitting, last: min(fitting, key=lambda hole: hole[1] - hole[0])},
         "worst fit": {"pick": lambda fitting, last: max(fitting, key=lambda hole: hole[1] - hole[0])},
@@ -32,21 +36,23 @@ def goes_round(fitting, last):
         "from the top": {"pick": lambda fitting, last: fitting[-1]},
         "never reused": {"reuse": False},
         "not merged": {"merge": False},
-        "one too many": {"fits": lambda hole, nbytes: hole[1] - hole[0] > nbytes},
-        "no end": {"end": 1 << 40},
-        "bytes free": {"fits": lambda hole, nbytes: True},
+        "one too many": {"fits": lambda hole, nbytes, blocks: hole[1] - hole[0] > nbytes},
+        "last byte": {"end": lambda size: size - 1},
+        "before the lowest": {"fits": lambda hole, nbytes, blocks: large_enough(hole, nbytes) and (hole[0] or not blocks)},
+        "no end": {"end": lambda size: 1 << 40},
+        "bytes free": {"fits": lambda hole, nbytes, blocks: True},
         "goes on": {"stops": False},
     })
-def first_fit(events, size, *, pick=lowest, reuse=True, merge=True, fits=lambda hole, nbytes: hole[1] - hole[0] >= nbytes,
-              end=0, stops=True):
+def first_fit(events, size, *, pick=lowest, reuse=True, merge=True, fits=large_enough,
+              end=lambda size: size, stops=True):
     """The addresses of the blocks in order, None for one that does not fit."""
-    free, blocks, places, last = [(0, max(size, end))], {}, [], 0
+    free, blocks, places, last = [(0, end(size))], {}, [], 0
     for name, nbytes in events:
         if not nbytes:
             if reuse:
                 free = joined(free + [blocks.pop(name)], merge)
             continue
-        fitting = [hole for hole in free if fits(hole, nbytes)]
+        fitting = [hole for hole in free if fits(hole, nbytes, blocks)]
         if not fitting:
             places.append(None)
             if stops:

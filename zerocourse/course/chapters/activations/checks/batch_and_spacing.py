@@ -13,7 +13,7 @@ GB = 10**9
     cases=[(16 * 10 * 1024 * 768 * 2 * 3, 10, 1024, 768, 16, 0, 2)],
     trials=[Trial([(8 * GB, 12, 1024, 768, 16, 0, 2), (8 * GB, 12, 1024, 768, 16, 0, 4)]),
             Trial([(8 * GB, 12, 1024, 768, 1, 15, 2), (8 * GB, 48, 32, 1600, 10, 8, 2)]),
-            Trial([(10**6, 12, 1024, 768, 1, 15, 2), (190, 1, 1, 1, 100, 0, 1)])],
+            Trial([(10**6, 12, 1024, 768, 1, 15, 2), (190, 1, 1, 1, 40, 60, 1)])],
     mistakes={
         "one block": {"blocks": lambda layers, kept, again: kept + again},
         "not again": {"blocks": lambda layers, kept, again: layers * kept},
@@ -47,12 +47,14 @@ def nearest(layers, wish):
     "13.2", "How many checkpoints?", minutes=15, difficulty=1,
     replaces=("zerocourse.activations.spacing:*",),
     cases=[(100, 100, 36), (100, 1512, 12), (100, 631, 12)],
-    trials=[Trial([(100, 1512, 48), (100, 400, 24)]), Trial([(100, 300, 12), (7, 1, 30), (1, 1000, 7), (1000, 1, 6)])],
+    trials=[Trial([(100, 1512, 48), (100, 400, 24)]), Trial([(100, 300, 12), (7, 1, 30), (1, 1000, 7), (1000, 1, 6), (150, 100, 7)])],
     mistakes={
         "root of the layers": {"best": lambda inputs, kept, layers: nearest(layers, math.sqrt(layers))},
         "one a block": {"best": lambda inputs, kept, layers: layers},
         "root of all": {"best": lambda inputs, kept, layers: math.sqrt(layers * kept / inputs)},
-        "no divisor": {"best": lambda inputs, kept, layers: min(layers, max(1, round(math.sqrt(layers * kept / inputs))))},
+        "no divisor": ({"best": lambda inputs, kept, layers: min(layers, max(1, round(math.sqrt(layers * kept / inputs))))},
+                       {"best": lambda inputs, kept, layers:
+                        min(range(1, layers + 1), key=lambda each: each * inputs - -layers // each * kept)}),
         "nearest to the root of all": {"best": lambda inputs, kept, layers: nearest(layers, math.sqrt(layers * kept / inputs))},
         "turned over": {"best": lambda inputs, kept, layers: layers // best_number(inputs, kept, layers)},
         "the peak": {"best": lambda inputs, kept, layers: min(peaks(inputs, kept, layers).values())},

@@ -47,16 +47,20 @@ def highest(table):
         "what stays": {"top": lambda table: max(table, key=lambda row: row["after"])},
         "backward alone": {"top": lambda table: highest([row for row in table if row["phase"] == "backward"])},
         "what is added": ({"top": lambda table: max(table, key=lambda row: row["highest"] - row["before"])},
-                          {"top": lambda table: max(reversed(table), key=lambda row: row["highest"] - row["before"])}),
+                          {"top": lambda table: max(reversed(table), key=lambda row: row["highest"] - row["before"])},
+                          {"top": lambda table: max(table, key=lambda row: (row["highest"] - row["before"], row["highest"]))}),
+        "last of equals": {"top": lambda table: highest(table[::-1])},
+        "peak's own block": {"until": lambda at: at + 1},
         "end of the forward": {"top": lambda table: [row for row in table if row["phase"] == "forward"][-1]},
         "from the first": {"order": lambda blocks: sorted(blocks)},
     })
 def read_step(table, *, kept=lambda row: row["after"] - row["before"],
-              gradients=lambda row, kept: row["after"] - row["before"] + kept, top=highest, order=list):
+              gradients=lambda row, kept: row["after"] - row["before"] + kept, top=highest, order=list,
+              until=lambda at: at):
     """"kept" and "gradients" by block, "peak" as (phase, block), and "done", the blocks whose gradients are there by then."""
     of_forward = {row["block"]: kept(row) for row in table if row["phase"] == "forward"}
     of_backward = {row["block"]: gradients(row, of_forward[row["block"]]) for row in table if row["phase"] == "backward"}
     at = top(table)
-    before = table[:table.index(at)]
+    before = table[:until(table.index(at))]
     return {"kept": of_forward, "gradients": of_backward, "peak": (at["phase"], at["block"]),
             "done": order([row["block"] for row in before if row["phase"] == "backward"])}

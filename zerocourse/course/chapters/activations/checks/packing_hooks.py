@@ -11,24 +11,25 @@ WIDE = 96
 
 
 class Small(nn.Module):
-    """Tokens, a LayerNorm, two linear layers and a tanh, and a small tanh at the end. The second layer's weight is a slice."""
+    """Tokens, a LayerNorm that is frozen, two linear layers and a tanh, and two of 8 and 64 numbers at the end. The first layer's weight is
+    detached, and the second's is a slice."""
 
     def __init__(self, dtype):
         super().__init__()
         self.embed = nn.Embedding(600, WIDE, dtype=dtype)
-        self.norm = nn.LayerNorm(WIDE, dtype=dtype)
+        self.norm = nn.LayerNorm(WIDE, dtype=dtype).requires_grad_(False)
         self.up, self.both = nn.Linear(WIDE, WIDE, dtype=dtype), nn.Linear(WIDE, 2 * WIDE, dtype=dtype)
 
     def forward(self, tokens):
-        x = torch.tanh(self.up(self.norm(self.embed(tokens))))
+        x = torch.tanh(nn.functional.linear(self.norm(self.embed(tokens)), self.up.weight.detach(), self.up.bias))
         x = nn.functional.linear(x, self.both.weight[WIDE:], self.both.bias[WIDE:])
-        return torch.tanh(x.mean((0, 1))[:8]).square().sum()
+        return sum(torch.tanh(part).square().sum() for part in x.mean((0, 1)).split([8, 64, 24])[:2])
 
 
 def kept_and_back(answer, dtype):
     """A forward under the hooks, and its backward."""
     torch.manual_seed(0)
-    model, tokens = Small(getattr(torch, dtype)), torch.arange(500, 564).view(4, 16)
+    model, tokens = Small(getattr(torch, dtype)), torch.arange(500, 500 + WIDE).view(6, 16)  # so many that activations are like weights in shape
     before = [param.detach().clone() for param in model.parameters()]
     made = answer(model)
     if not isinstance(made, tuple) or len(made) != 2 or not all(map(callable, made)):
@@ -44,7 +45,7 @@ def kept_and_back(answer, dtype):
             loss.backward()
         except RuntimeError as error:
             return seen | {"backward": "raises " + type(error).__name__}
-        seen["gradients"] = torch.cat([param.grad.flatten() for param in model.parameters()])
+        seen["gradients"] = torch.cat([param.grad.flatten() for param in model.parameters() if param.grad is not None])
         model.zero_grad()
         with torch.autograd.graph.saved_tensors_hooks(*made):
             loss = model(tokens)
@@ -63,13 +64,18 @@ def shares_memory(tensor, model):
     trials=[Trial([("float32",), ("float64",), ("bfloat16",)], kept_and_back, close={"gradients": 1e-9})],
     mistakes={
         "weights": {"is_weight": lambda tensor, model: False},
-        "views of weights": {"is_weight": lambda tensor, model: any(tensor is param for param in model.parameters())},
+        "views of weights": ({"is_weight": lambda tensor, model: any(tensor is param for param in model.parameters())},
+                             {"is_weight": lambda tensor, model: any(each is param for param in model.parameters()
+                                                                     for each in (tensor, tensor._base))}),
+        "frozen ones": {"is_weight": lambda tensor, model: storage_of(tensor) in {
+            storage_of(param) for param in model.parameters() if param.requires_grad}},
         "slices of weights": {"is_weight": lambda tensor, model: tensor.data_ptr() in {param.data_ptr() for param in model.parameters()}},
-        "not inverse": {"back": lambda packed, dtype: packed},
+        "not inverse": ({"back": lambda packed, dtype: packed}, {"back": lambda packed, dtype: packed.flatten().to(dtype)}),
         "always fp32": {"back": lambda packed, dtype: packed.float()},
         "own input": ({"as_it_is": lambda tensor: tensor}, {"apart": lambda tensor: tensor}),
         "copies": {"as_it_is": lambda tensor: tensor.clone()},
         "small ones too": {"least": 0},
+        "64 as well": {"least": 65},
         "integers": {"kind": lambda tensor: True},
         "fp32 alone": {"kind": lambda tensor: tensor.dtype == torch.float32},
         "nothing": {"least": 1 << 40},

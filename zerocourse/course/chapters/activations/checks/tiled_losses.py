@@ -59,16 +59,19 @@ def loss_and_gradients(answer, tiles, factor):
             loss = answer(x, weight, targets, tiles)
         kept = {storage_of(each): each.numel() for each in (ref() for ref in packed)
                 if each is not None and each.shape[-1:] == (V,) and storage_of(each) != storage_of(weight)}
-        alive = max(logits.rows(), sum(kept.values()) // V)
+        alive, elements = max(logits.rows(), sum(kept.values()) // V), logits.elements
         (factor * loss).backward(retain_graph=True)
     first = x.grad, weight.grad
+    seen = {"loss": loss.detach(), "x gradient": x.grad, "weight gradient": weight.grad}
+    if x.grad is None or weight.grad is None:
+        return seen
     x.grad = weight.grad = None
     (factor * loss).backward()
     same = all(torch.equal(*pair) for pair in zip(first, (x.grad, weight.grad), strict=True))
     at_once = tiles > 2 and alive < N <= logits.most  # a loop may hold a tile until the next one is there
-    return {"loss": loss.detach(), "x gradient": first[0], "weight gradient": first[1],
-            "logits": "all" if logits.elements >= N * V and tiles > 1 or at_once else "in tiles",
-            "kept": "all" if alive >= N and tiles > 1 else "none", "again": "equal" if same else "others"}
+    return seen | {"logits": "all" if elements >= N * V and tiles > 1 or at_once else "in tiles",
+                   "kept": "all" if alive >= N and tiles > 1 else "none",
+                   "later": "all" if logits.elements >= N * V and tiles > 1 and alive < N else "in tiles", "again": "equal" if same else "others"}
 
 
 @exercise(

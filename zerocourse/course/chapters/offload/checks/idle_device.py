@@ -32,15 +32,18 @@ GAP = [{"lane": lane, "start": start, "end": end} for lane, start, end in
 PAUSES = [{"lane": lane, "start": start, "end": end} for lane, start, end in  # the longest pause is not the most of them; rows in any order
           ((COMPUTE, 20, 30), (COMPUTE, 0, 10), ("up", 40, 47), ("up", 30, 37), ("update", 10, 20), (COMPUTE, 47, 50), (COMPUTE, 37, 40))]
 
+UNSORTED = [{"lane": lane, "start": start, "end": end} for lane, start, end in
+            ((COMPUTE, 50, 60), (COMPUTE, 0, 10), ("down", 10, 30), ("up", 60, 90), ("update", 90, 102))]
+
 
 def overlap(row, spans):
     return sum(max(0, min(row["end"], end) - max(row["start"], begin)) for begin, end in spans)
 
 
-def pauses(rows):
+def pauses(rows, key=lambda row: row["start"]):
     """(begin, end) of the times in which the device computes nothing."""
     at, found = min(row["start"] for row in rows), []
-    for row in sorted((row for row in rows if row["lane"] == COMPUTE), key=lambda row: row["start"]):
+    for row in sorted((row for row in rows if row["lane"] == COMPUTE), key=key):
         found.append((at, row["start"]))
         at = row["end"]
     return [*found, (at, max(at, *(row["end"] for row in rows)))]
@@ -52,15 +55,17 @@ def idle_in(pauses):
 
 @exercise(
     "14.7", "Read this timeline", minutes=25, difficulty=2,
-    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,), (LATE,), (BITS,), (PAUSES,)])],
+    trials=[Trial([(SLOW_HOST,), (SLOW_UP,)]), Trial([(EARLY_DOWN,), (LATER,), (GAP,), (LATE,), (BITS,), (PAUSES,), (UNSORTED,)])],
     mistakes={
         "sum": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows)},
         "from zero": {"step": lambda rows: max(row["end"] for row in rows)},
         "device alone": {"step": lambda rows: sum(row["end"] - row["start"] for row in rows if row["lane"] == COMPUTE)},
         "others' work": {"idle": lambda rows, spans: sum(row["end"] - row["start"] for row in rows if row["lane"] != COMPUTE)},
-        "after the last": {"idle": lambda rows, spans: max(row["end"] for row in rows) - max(row["end"] for row in rows
-                                                                                            if row["lane"] == COMPUTE)},
+        "after the last": ({"idle": lambda rows, spans: sum(end - begin for begin, end in pauses(rows)[-1:])},
+                           {"pauses": lambda rows: pauses(rows)[-1:]}),
         "before the first": ({"pauses": lambda rows: pauses(rows)[1:]}, {"pauses": lambda rows: pauses(rows)[1:], "idle": idle_in(pauses)}),
+        "longest pause": {"pauses": lambda rows: [max(pauses(rows), key=lambda span: span[1] - span[0])], "idle": idle_in(pauses)},
+        "as listed": {"pauses": lambda rows: pauses(rows, lambda row: 0)},
         "touches": {"counts": lambda row, spans: (row["end"] - row["start"]) * (overlap(row, spans) > 0)},
         "busiest": {"counts": lambda row, spans: row["end"] - row["start"]},
         "pieces": {"counts": lambda row, spans: int(overlap(row, spans) > 0)},

@@ -31,6 +31,7 @@ def steps(answer, after):
         "no flush": {"flush": False},
         "no warm-up": {"warm": lambda after: 0},
         "warm-up twice": {"again": True},
+        "first at once": {"warm": lambda after: after + 1 if after < 5 else after, "again": True},
         "one step more": {"warm": lambda after: after + 1 if after < 5 else after},
         "today's rate": {"rate": lambda made, now: now},
         "at the new x": {"fresh": True},

@@ -12,6 +12,7 @@ CASES = [(1000, 1, 1, False, False), (1000, 2, 1, False, False), (1000, 2, 4, Fa
     "14.2", "Bytes down, bytes up", minutes=10, difficulty=1,
     trials=[Trial(list(CASES))],
     mistakes={
+        "turned over": lambda *case: link_bytes(*case)[::-1],
         "whole": {"share": lambda params, ranks: params},
         "each micro-batch": {"sent": lambda micro: micro},
         "fp32 up": {"up": lambda wide: 4 if wide else 2},

@@ -1,6 +1,7 @@
 """The checks of 14.1 and 14.6: what a placement moves, and the fewest bytes on the device within a limit on the link."""
 
 from itertools import product
+from math import inf
 
 from .....formulas.placements import EDGES, HELD
 from ....checks import Board, Trial, exercise
@@ -36,10 +37,16 @@ LONE = ([("in", "x", 3), ("x", "in", 3), ("in", "y", 1)], {"x": 8, "y": 5, "apar
 HEAVY = ([("in", "x", 3), ("in", "y", 1), ("in", "z", 2)], {"x": 8, "y": 1, "z": 1})
 
 
-def ways(edges, held):
+def ways(edges, held, **knobs):
     for choice in product((False, True), repeat=len(held)):
         host = {name for name, there in zip(held, choice, strict=True) if there}
-        yield moved_bytes(edges, host), sum(size for name, size in held.items() if name not in host), len(host)
+        yield moved_bytes(edges, host, **knobs), sum(size for name, size in held.items() if name not in host), len(host)
+
+
+def among(allowed, **knobs):
+    """Over the placements with so many boxes on the host alone."""
+    return lambda edges, held, limit: min((size for moved, size, count in ways(edges, held, **knobs)
+                                           if moved <= limit and allowed(count)), default=0)
 
 
 def one_by_one(edges, held, limit):
@@ -51,7 +58,16 @@ def one_by_one(edges, held, limit):
     return sum(size for name, size in held.items() if name not in host)
 
 
-PLACED = [(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 11)] \
+def cut_short(edges, held, limit, host=frozenset(), number=0):
+    """Goes no further from a set that passes the limit, though a larger one may not."""
+    if moved_bytes(edges, host) > limit:
+        return inf
+    if number == len(held):
+        return sum(size for name, size in held.items() if name not in host)
+    return min(cut_short(edges, held, limit, more, number + 1) for more in (host, host | {[*held][number]}))
+
+
+PLACED = [(ADAM, HELD, limit) for limit in LIMITS] + [(*DIAMOND, limit) for limit in (0, 1, 4, 13)] \
     + [(*LONE, limit) for limit in (0, 1, 6, 7)] + [(*HEAVY, 3)]
 
 
@@ -67,7 +83,9 @@ def on_device(seen):
     "14.6", "The fewest bytes on the device", minutes=45, difficulty=3, trials=[Trial(PLACED)],
     board=(Board("bytes on the device in all cases", on_device, 90, 90, "all placements were tried", ("returned", "exactly")),),
     mistakes={
-        "greedy": one_by_one,
+        "greedy": (one_by_one, cut_short, among(lambda count: count <= 2)),
+        "inside too": among(lambda count: True, crosses=lambda start, end: start or end),
+        "none on the host": among(bool),
         "once": {"listed": lambda edges: sorted(set(edges))},
         "boxes of 0 bytes": {"movable": lambda held: {name: size for name, size in held.items() if size}},
         "no limit": ({"within": lambda moved, limit: True}, lambda edges, held, limit: least_on_device(
