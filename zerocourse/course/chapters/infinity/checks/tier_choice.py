@@ -39,8 +39,8 @@ def bandwidth_for(kind, tokens, peak, share, *, odds=lambda share: share / (1 - 
 MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1, 2e9, 14e9, 0), (10**9, 1, 3e9, 15e9, 0),
             (10**9, 1, 2e9, 14e9 - 1, 12e9), (10**9, 1, 1.5e9, 16e9, 1e12), (10**9, 1, 1.5e9, 15e9, 14e9),
             (10**9, 1, 1.5e9, 15e9, 13e9), (10**9, 1, 2e9, 1e9, 1e12), (8 * 10**9, 8, 3e9, 14e9, 1e12),
-            (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9), (10**9, 1, 3e9, 3e9, 13e9), (10**9 + 1, 2, 8e9 + 8, 0, 0),
-            (3, 2, 16, 0, 0), (3, 2, 24, 0, 0),
+            (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9), (10**9, 1, 3e9, 3e9, 13e9),
+            (10**9 + 1, 2, 8e9 + 8, 0, 0), (3, 2, 16, 0, 0), (3, 2, 24, 0, 0),
             (10**9, 1, 1.5e9, 17e9, 1e12), (10**9, 1, 1.5e9, 3e9, 17e9), (10**9, 1, 1.5e9, 15e9, 15e9)]
 
 BOUNDS = [(0, "device"), (2, "host"), (3, "device"), (3, "host"), (4, "disk")]  # rows and tiers that one may compare wrongly
@@ -50,7 +50,8 @@ BOUNDS = [(0, "device"), (2, "host"), (3, "device"), (3, "host"), (4, "disk")]  
     "15.2", "Which tier for what?", minutes=20, difficulty=2, cases=MACHINES,
     mistakes={
         "all ranks": {"of": lambda params, ranks: params},
-        "gradients forgotten": ({"gradients": (0,) * 5}, {"gradients": (2, 0, 0, 2, 2)}, {"gradients": (2, 2, 2, 0, 0)}, {"gradients": (2, 2, 2, 2, 0)}),
+        "gradients forgotten": tuple({"gradients": of_rows} for of_rows in (
+            (0,) * 5, (2, 0, 0, 2, 2), (2, 2, 2, 0, 0), (2, 2, 2, 2, 0))),
         "averages alone": {"states": 8},
         "gradients on the device": tuple({"gradients_at": lambda number, rows=rows: "device" if number in rows else "host"}
                                          for rows in (range(5), [1], [3], [1, 3])),
