@@ -143,6 +143,44 @@ def remembers_one(queue, blocks):
         raise OSError(f"block {bad} is not written")
 
 
+@wrong("15.3", "short is an error")
+def ends_with_a_shorter_read(file, offset, count):
+    data, last = b"", 0
+    while len(data) < count:
+        more = file.read_at(offset + len(data), count - len(data))
+        if not more or len(more) < last and len(data) + len(more) < count:
+            raise OSError("the end")
+        last = len(more)
+        data += more
+    return data
+
+
+@wrong("15.5", "in turn")
+def waits_after_each(queue, blocks):
+    bad = []
+    for name, data in blocks.items():
+        queue.submit(name, data)
+        name, moved, error = queue.wait()
+        if error or moved != len(data):
+            bad.append(f"block {name}")
+    if bad:
+        raise OSError(", ".join(bad))
+
+
+@wrong("15.7", "too wide")
+def ten_percent(run):
+    if run.ledger()["optimizer"]:
+        return "states on the device"
+    process = run.process()
+    if all(b > a for a, b in zip(process[1:], process[2:], strict=False)):
+        return "leak"
+    lanes = run.lanes()
+    busy = lanes["read"] + lanes["step"] + lanes["write"]
+    if abs(busy - lanes["whole"]) <= 0.1 * lanes["whole"]:
+        return "in turn"
+    return "slow host" if lanes["step"] > max(lanes["read"], lanes["write"]) else "slow disk"
+
+
 # 15.w1 --------------------------------------------------------------------------------------------------------------
 
 def scheduled(buffers, reads, steps, writes, waits):

@@ -107,6 +107,28 @@ def a_latency_each(tokens, width, t, flops, rate, latency):
     return found | {"faster": min(("zero3", "tensor"), key=found.get)}
 
 
+@wrong("16.1", "bias on one rank")
+def the_last_one_adds_it(x, up, up_bias, down, down_bias, rank, ranks, f, g):
+    n = up.shape[0] // ranks
+    own = slice(rank * n, (rank + 1) * n)
+    return g(F.linear(F.gelu(F.linear(f(x), up[own], up_bias[own])), down[:, own], down_bias if rank == ranks - 1 else None))
+
+
+@wrong("16.2", "keys too near")
+def as_if_the_part_were_all(n_embd, n_head, rank, ranks):
+    if n_head % ranks:
+        raise ValueError("half a head")
+    n = n_embd // ranks
+    return [part * n + rank * n + i for part in range(3) for i in range(n)]
+
+
+@wrong("16.5", "reduced once")
+def reduces_at_the_end(tokens, width, accumulation, t, n):
+    tensor = 8 * tokens * width * (t - 1) // t
+    zero3 = 12 * width**2 * (2 * accumulation + 1) * (n - 1) // n
+    return {"tensor": tensor, "zero3": zero3, "less": "tensor" if tensor < zero3 else "zero3"}
+
+
 # 16.w1 --------------------------------------------------------------------------------------------------------------
 
 def hooked(values, comm):

@@ -21,6 +21,10 @@ RUNS = {  # what the ledger says of the device, what the process takes after eac
     "more than the lanes": (0, STEADY, {"read": 2.0, "step": 3.0, "write": 1.0, "whole": 10.0}),
     "the disk writes longest": (0, STEADY, {"read": 1.0, "step": 2.0, "write": 3.0, "whole": 4.0}),
     "the disk reads longest": (0, STEADY, {"read": 3.0, "step": 2.0, "write": 1.0, "whole": 4.0}),
+    "the lanes are short": (0, STEADY, {"read": 2.0, "step": 3.0, "write": 4.51, "whole": 10.0}),
+    "the lanes are long": (0, STEADY, {"read": 2.0, "step": 5.0, "write": 3.4, "whole": 10.0}),
+    "the lanes are shorter": (0, STEADY, {"read": 2.0, "step": 3.0, "write": 4.4, "whole": 10.0}),
+    "the lanes are longer": (0, STEADY, {"read": 2.0, "step": 5.0, "write": 3.6, "whole": 10.0}),
     "the host": (0, STEADY, {"read": 3.0, "step": 3.5, "write": 3.1, "whole": 3.9}),
     "the host, long": (0, STEADY, {"read": 0.5, "step": 6.0, "write": 0.5, "whole": 6.2})}
 
@@ -75,8 +79,8 @@ def in_turn(lanes):
     return sum(lanes[lane] for lane in ("read", "step", "write")) >= 0.95 * lanes["whole"]
 
 
-def overlaps_nothing(lanes):
-    return abs(sum(lanes[lane] for lane in ("read", "step", "write")) / lanes["whole"] - 1) <= 0.05
+def overlaps_nothing(lanes, within=0.05):
+    return abs(sum(lanes[lane] for lane in ("read", "step", "write")) / lanes["whole"] - 1) <= within
 
 
 @exercise(
@@ -87,10 +91,11 @@ def overlaps_nothing(lanes):
         "any growth": {"grows": lambda process: process[-1] > process[0]},
         "warm-up too": {"grows": lambda process: all(later >= earlier for earlier, later in pairwise(process))
                         and process[-1] > process[0]},
+        "third step too": {"grows": lambda process: grows(process[1:])},
         "from the second on": {"grows": lambda process: all(later > earlier for earlier, later in pairwise(process))},
         "in turn is a sum": {"in_turn": in_turn},
-        "never in turn": ({"in_turn": lambda lanes: lanes["read"] + lanes["step"] + lanes["write"] == lanes["whole"]},
-                          {"in_turn": lambda lanes: False}),
+        "never in turn": ({"in_turn": lambda lanes: overlaps_nothing(lanes, 0.01)}, {"in_turn": lambda lanes: False}),
+        "too wide": {"in_turn": lambda lanes: overlaps_nothing(lanes, 0.1)},
         "reads alone": {"disk": ("read",)},
     })
 def what_is_wrong(run, *, order=("ledger", "process", "lanes"), looks_at_all=False, grows=grows, in_turn=overlaps_nothing, disk=("read", "write")):

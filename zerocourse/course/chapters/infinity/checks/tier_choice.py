@@ -36,11 +36,11 @@ def bandwidth_for(kind, tokens, peak, share, *, odds=lambda share: share / (1 - 
 
 # 15.2 ---------------------------------------------------------------------------------------------------------------
 
-MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1, 2e9, 14e9, 0),
+MACHINES = [(10**9, 1, 16e9, 0, 0), (10**9, 1, 16e9 - 1, 64e9, 1e12), (10**9, 1, 2e9, 14e9, 0), (10**9, 1, 3e9, 15e9, 0),
             (10**9, 1, 2e9, 14e9 - 1, 12e9), (10**9, 1, 1.5e9, 16e9, 1e12), (10**9, 1, 1.5e9, 15e9, 14e9),
             (10**9, 1, 1.5e9, 15e9, 13e9), (10**9, 1, 2e9, 1e9, 1e12), (8 * 10**9, 8, 3e9, 14e9, 1e12),
-            (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9), (10**9 + 1, 2, 8e9 + 8, 0, 0),
-            (3, 2, 16, 0, 0), (3, 2, 24, 0, 0),
+            (8 * 10**9, 8, 3e9, 13e9, 12e9), (8 * 10**9, 8, 17e9, 0, 0), (10**9, 1, 3e9, 2e9, 13e9), (10**9, 1, 3e9, 3e9, 13e9),
+            (10**9 + 1, 2, 8e9 + 8, 0, 0), (3, 2, 16, 0, 0), (3, 2, 24, 0, 0),
             (10**9, 1, 1.5e9, 17e9, 1e12), (10**9, 1, 1.5e9, 3e9, 17e9), (10**9, 1, 1.5e9, 15e9, 15e9)]
 
 BOUNDS = [(0, "device"), (2, "host"), (3, "device"), (3, "host"), (4, "disk")]  # rows and tiers that one may compare wrongly
@@ -50,10 +50,13 @@ BOUNDS = [(0, "device"), (2, "host"), (3, "device"), (3, "host"), (4, "disk")]  
     "15.2", "Which tier for what?", minutes=20, difficulty=2, cases=MACHINES,
     mistakes={
         "all ranks": {"of": lambda params, ranks: params},
-        "gradients forgotten": {"gradients": 0},
+        "gradients forgotten": tuple({"gradients": of_rows} for of_rows in (
+            (0,) * 5, (2, 0, 0, 2, 2), (2, 2, 2, 0, 0), (2, 2, 2, 2, 0))),
         "averages alone": {"states": 8},
-        "gradients on the device": {"gradients_at": "device"},
-        "gradients on the disk": {"gradients_at": "disk"},
+        "gradients on the device": tuple({"gradients_at": lambda number, rows=rows: "device" if number in rows else "host"}
+                                         for rows in (range(5), [1], [3], [1, 3])),
+        "gradients on the disk": {"gradients_at": lambda number: "disk"},
+        "turned round": {"told": lambda optimizer, parameters: (parameters, optimizer)},
         "disk first": {"order": (0, 3, 4, 1, 2)},
         "never both on the host": {"order": (0, 1, 3, 4)},
         "never both on the disk": {"order": (0, 1, 2, 3)},
@@ -64,8 +67,9 @@ BOUNDS = [(0, "device"), (2, "host"), (3, "device"), (3, "host"), (4, "disk")]  
         "device alone": {"tiers": 1},
         "disk is endless": {"tiers": 2},
     })
-def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params / ranks, states=12, gradients=2,
-           gradients_at="host", order=(0, 1, 2, 3, 4), exact=lambda number, tier: True, tiers=3, empty=True):
+def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params / ranks, states=12, gradients=(2,) * 5,
+           gradients_at=lambda number: "host", order=(0, 1, 2, 3, 4), exact=lambda number, tier: True, tiers=3, empty=True,
+           told=lambda optimizer, parameters: (optimizer, parameters)):
     """The first arrangement that fits."""
     each, room = of(params, ranks), {"device": device, "host": host, "disk": disk}
     rows = [("device", "device"), ("host", "device"), ("host", "host"), ("disk", "device"), ("disk", "disk")]
@@ -74,8 +78,8 @@ def places(params, ranks, device, host, disk, *, of=lambda params, ranks: params
         need = dict.fromkeys(room, 0)
         need[optimizer] += states * each
         need[parameters] += 2 * each
-        need["device" if optimizer == "device" else gradients_at] += gradients * each
+        need["device" if optimizer == "device" else gradients_at(number)] += gradients[number] * each
         if all(need[tier] < room[tier] or need[tier] == room[tier] and exact(number, tier) or empty and not need[tier]
                for tier in list(room)[:tiers]):
-            return rows[number]
+            return told(*rows[number])
     return None

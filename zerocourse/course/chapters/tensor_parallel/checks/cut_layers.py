@@ -93,13 +93,19 @@ def overwritten(x, y):
     return y
 
 
+def piece(size, rank, ranks):
+    return slice(size * rank, size * (rank + 1))
+
+
 @exercise(
     "16.1", "Two layers, one sum", minutes=25, difficulty=2, timeout=15,
     replaces=("zerocourse.parallel.tensor.row:RowLinear.forward",),
     trials=[Trial([(12, 6), (6, 18)], mlp_on_a_rank, worlds=(2, 3), close=1e-9)],
     mistakes={
-        "bias t times": {"term": lambda y, bias, rank: y + bias, "after": None},
-        "bias on rank 0": {"term": lambda y, bias, rank: y + bias * (rank == 0), "after": None},
+        "bias t times": {"term": lambda y, bias, rank, ranks: y + bias, "after": None},
+        "bias on one rank": ({"term": lambda y, bias, rank, ranks: y + bias * (rank == 0), "after": None},
+                             {"term": lambda y, bias, rank, ranks: y + bias * (rank == ranks - 1), "after": None}),
+        "bias in shares": {"term": lambda y, bias, rank, ranks: y + bias / ranks, "after": None},
         "no bias": {"after": None},
         "terms of a sum": terms_of_a_sum,
         "summed twice": summed_twice,
@@ -109,18 +115,20 @@ def overwritten(x, y):
         "no f": {"enter": lambda f, x: x},
         "f and g": {"enter": lambda f, x: x, "leave": lambda g, y: y},
         "g at the entrance": {"both": True},
-        "part of rank 0": {"own": lambda rank: 0},
-        "bias of rank 0": {"own_bias": lambda rank: 0},
+        "part of rank 0": {"own": lambda size, rank, ranks: slice(size)},
+        "another part": ({"own": lambda size, rank, ranks: slice(rank, None, ranks)},
+                         {"own": lambda size, rank, ranks: piece(size, ranks - 1 - rank, ranks)}),
+        "bias of rank 0": {"own_bias": lambda size, rank, ranks: slice(size)},
         "no gelu": {"act": lambda y: y},
         "gelu at the end": {"act": lambda y: y, "last": F.gelu},
         "in place": {"result": overwritten},
     })
 def mlp_part(x, up, up_bias, down, down_bias, rank, ranks, f, g, *, enter=lambda f, x: f(x), leave=lambda g, y: g(y),
-             both=False, own=lambda rank: rank, own_bias=lambda rank: rank, act=F.gelu, term=lambda y, bias, rank: y,
+             both=False, own=piece, own_bias=None, act=F.gelu, term=lambda y, bias, rank, ranks: y,
              after=lambda y, bias: y + bias, last=lambda y: y, result=lambda x, y: y):
     """Columns, GELU, rows, and the bias after the sum."""
     size = len(up) // ranks
-    part, bias_part = (slice(size * number, size * (number + 1)) for number in (own(rank), own_bias(own(rank))))
+    part, bias_part = own(size, rank, ranks), (own_bias or own)(size, rank, ranks)
     y = F.linear(act(F.linear(g(x) if both else enter(f, x), up[part], up_bias[bias_part])), down[:, part])
-    y = leave(g, term(y, down_bias, rank))
+    y = leave(g, term(y, down_bias, rank, ranks))
     return result(x, last(y if after is None else after(y, down_bias)))

@@ -97,6 +97,7 @@ def without_start(rows_N, here_N, width, start):
         "gradient of the sum": {"share": lambda number: 1},
         "gradient of a target elsewhere": {"own": lambda here_N: torch.ones_like(here_N)},
         "gradient of a share of 1": {"taken": lambda smoothing: 1.0},
+        "gradient without the others": {"spread": lambda smoothing: 0},
         "gathered": (gathered, When("too much")),
         "changed": {"shift": lambda logits_NV, most_N: logits_NV.sub_(most_N[:, None])},
     })
@@ -106,7 +107,8 @@ def cut_loss(logits_NV, targets_N, start, vocabulary, smoothing, comm, *,
              look=lambda rows_N, here_N, width, start: (rows_N.where(here_N, 0), here_N), smooth=lambda smoothing: smoothing,
              rest=lambda rest_N, comm: comm.all_reduce(rest_N), keep=lambda smoothing: 1 - smoothing,
              number=lambda counts_N: counts_N.sum(), counts=lambda targets_N: targets_N != -100, taken=None,
-             ignored=lambda counts_N: counts_N, share=lambda number: number, own=lambda here_N: here_N):
+             ignored=lambda counts_N: counts_N, share=lambda number: number, own=lambda here_N: here_N,
+             spread=lambda smoothing: smoothing):
     """The mean loss, the same on every rank, and the gradient of this rank's logits."""
     counts_N, width = counts(targets_N), logits_NV.shape[1]
     shifted_NV = shift(logits_NV, most(logits_NV.amax(1), comm))
@@ -120,7 +122,7 @@ def cut_loss(logits_NV, targets_N, start, vocabulary, smoothing, comm, *,
         loss_N = loss_N - smoothing * rest(shifted_NV.sum(1), comm) / words(vocabulary, width)
     elif smoothing:
         loss_N = sums_N.log() - target_N
-    gradient_NV = exp_NV / sums_N[:, None] - smoothing / words(vocabulary, width)
+    gradient_NV = exp_NV / sums_N[:, None] - spread(smoothing) / words(vocabulary, width)
     gradient_NV.scatter_add_(1, rows_N[:, None], -(taken or keep)(smoothing) * own(here_N)[:, None].float())
     gradient_NV = gradient_NV * ignored(counts_N)[:, None] / share(number(counts_N))
     return loss_N.where(counts_N, 0).sum() / number(counts_N), gradient_NV

@@ -19,20 +19,21 @@ EASY = [(1024, 768, 1, 2, 2), (8192, 768, 1, 4, 4)]
         "24": ({"passes": 2}, {"matrices": 8}),
         "four passes": {"passes": 4},
         "square": {"matrices": 1},
-        "micro-batches forgotten": {"zero_g": 0},
+        "micro-batches forgotten": {"zero_passes": lambda passes, g: passes},
+        "reduced once": {"zero_passes": lambda passes, g: (passes - 1) * g + 1},
         "micro-batches multiply both": {"tensor_g": 1},
-        "micro-batches multiply the other": {"tensor_g": 1, "zero_g": 0},
+        "micro-batches multiply the other": {"tensor_g": 1, "zero_passes": lambda passes, g: passes},
         "whole buffers": {"ring": lambda n: Fraction(1)},
         "sizes swapped": {"swapped": True},
         "t for both": {"of_zero": lambda t, n: t},
         "the one that sends more": {"less": lambda tensor, zero: "tensor" if tensor > zero else "zero3"},
         "a tie": {"less": lambda tensor, zero: "tensor" if tensor <= zero else "zero3"},
     })
-def who_sends_less(tokens, width, accumulation, t, n, *, times=8, passes=3, matrices=12, tensor_g=0, zero_g=1,
+def who_sends_less(tokens, width, accumulation, t, n, *, times=8, passes=3, matrices=12, tensor_g=0, zero_passes=lambda passes, g: passes * g,
                    ring=lambda n: Fraction(n - 1, n), swapped=False, of_zero=lambda t, n: n,
                    less=lambda tensor, zero: "tensor" if tensor < zero else "zero3"):
     """8 T C (t − 1)/t against 36 C² G (N − 1)/N."""
     t, n = (n, t) if swapped else (t, n)
     tensor = times * tokens * width * ring(t) * accumulation**tensor_g
-    zero = passes * matrices * width**2 * ring(of_zero(t, n)) * accumulation**zero_g
+    zero = zero_passes(passes, accumulation) * matrices * width**2 * ring(of_zero(t, n))
     return {"tensor": int(tensor), "zero3": int(zero), "less": less(tensor, zero)}

@@ -34,17 +34,19 @@ def without_heads(n_embd, n_head, rank, ranks):
         "in turn": {"heads": lambda n_head, rank, ranks: range(rank, n_head, ranks)},
         "head by head": {"by_head": True},
         "as if head by head": {"place": lambda part, row, n_embd, width: row // width * 3 * width + part * width + row % width},
+        "keys too near": {"apart": lambda n_embd, ranks: n_embd // ranks},
         "whole q": {"alone": True},
         "through a head": (without_heads, {"refuses": False}),
         "heads are lost": {"refuses": False, "heads": lambda n_head, rank, ranks:
                            range(n_head // ranks * rank, n_head // ranks * (rank + 1))},
     })
 def qkv_rows(n_embd, n_head, rank, ranks, *, parts=3, heads=None, rows=lambda head, width: range(head * width, (head + 1) * width),
-             place=lambda part, row, n_embd, width: part * n_embd + row, by_head=False, alone=False, refuses=True):
+             place=lambda part, row, n_embd, width: part * n_embd + row, by_head=False, alone=False, refuses=True,
+             apart=lambda n_embd, ranks: n_embd):
     """Rank r's heads of q, then of k, then of v."""
     if n_head % ranks and refuses:
         raise ValueError("the ranks must divide the heads")
-    width = n_embd // n_head
+    width, between = n_embd // n_head, apart(n_embd, ranks)
     if heads is None:
         own = range(n_embd * rank // ranks, n_embd * (rank + 1) // ranks) if n_head % ranks else \
             [row for head in range(n_head // ranks * rank, n_head // ranks * (rank + 1)) for row in rows(head, width)]
@@ -53,6 +55,6 @@ def qkv_rows(n_embd, n_head, rank, ranks, *, parts=3, heads=None, rows=lambda he
     if alone:
         return [*own, *range(n_embd, 3 * n_embd)]
     if by_head:
-        return [place(part, row, n_embd, width) for start in range(0, len(own), width) for part in range(parts)
+        return [place(part, row, between, width) for start in range(0, len(own), width) for part in range(parts)
                 for row in own[start:start + width]]
-    return [place(part, row, n_embd, width) for part in range(parts) for row in own]
+    return [place(part, row, between, width) for part in range(parts) for row in own]
