@@ -46,6 +46,7 @@ def clocked(answer, ranks, micro_batches, forward, backward, transfer):
         "one way": {"more": lambda way, work: -(-way // work)},
         "rounded down": {"more": lambda way, work: 2 * way // work},
         "four messages": {"more": lambda way, work: -(-4 * way // work)},
+        "one more": {"more": lambda way, work: 2 * way // work + 1},
         "at least one": {"more": lambda way, work: max(1, -(-2 * way // work))},
         "forward alone": {"work": lambda forward, backward: forward},
         "backward alone": {"work": lambda forward, backward: backward},
