@@ -20,13 +20,14 @@ def case(rank, rows, **sizes):
     "18.3", "Find the bug: a batch for each rank", minutes=20, difficulty=2,
     cases=[case(1, 8, dp=2), case(1, 8, dp=2, tp=2), case(2, 8, dp=2, tp=2), case(5, 8, pp=2, dp=2, tp=2), case(3, 4, pp=4),
            case(7, 12, pp=2, dp=3, tp=2), (list(range(8)), 5, ("dp", "pp", "tp"), {"pp": 2, "dp": 2, "tp": 2}),
-           (list(range(6)), 4, ("tp", "dp"), {"dp": 3, "tp": 2})],
+           (list(range(6)), 4, ("tp", "dp"), {"tp": 2, "dp": 3})],
     trials=[Trial([case(2, 7, dp=3), case(0, 7, dp=3), case(5, 7, dp=4, tp=2), case(3, 2, dp=4), case(1, 2, dp=4)])],  # do not divide: last
     mistakes={
         "the bug": {"mine": lambda rank, order, sizes: rank, "replicas": lambda sizes: math.prod(sizes.values())},
         "a rank's share": {"replicas": lambda sizes: math.prod(sizes.values()), "mine": coordinate},
         "the rank": {"mine": lambda rank, order, sizes: rank % sizes["dp"]},
         "divided by tp": {"mine": lambda rank, order, sizes: rank // sizes.get("tp", 1) % sizes["dp"]},
+        "order of sizes": {"mine": lambda rank, order, sizes: coordinate(rank, tuple(sizes), sizes)},
         "reversed": {"mine": lambda rank, order, sizes: coordinate(rank, order[::-1], sizes)},
         "interleaved": {"interleaved": True},
         "dropped": {"more_for": lambda more, parts: [0] * parts},
